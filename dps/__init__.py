@@ -1,0 +1,78 @@
+"""dps: the parameter server that lives inside a Dask cluster.
+
+The map of the package; imports run downwards only:
+
+==================== ===================================================================================
+errors, config       every error; settings from ``dps.yaml``
+state/               what a server holds: tables, shards, key index, optimizers. Pure numpy and numba
+coordination/        who holds what, who may go on: placement, clocks. Pure
+wire/                how bytes travel: frames, the endpoint that listens, the channel that connects
+server               the Dask actor that holds shards                      ] the roles: they never
+controller, runs     the scheduler plugin: servers, routes, clocks         ] import each other
+client               pull, push, add, assign, push_pull                    ]
+parameter_server     the user's handle: start, tables, run, status, close
+training/            ps.run: the trainers, their batches, ``localize``
+deploy/              LocalCluster
+models/              scikit-learn estimators, on the public API only
+==================== ===================================================================================
+
+``docs/design.md`` walks a pull, a push and a tick through these files.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from dps.client import Client, Pending, Ticket
+from dps.deploy.local import LocalCluster
+from dps.errors import DPSError
+from dps.hashing import hash_columns, hash_strings
+from dps.parameter_server import ParameterServer
+from dps.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
+from dps.state.ops import TableSpec
+from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, RMSprop
+from dps.state.schedules import Cosine, Exponential, InverseTime, Step, Warmup
+from dps.training.localize import localize
+from dps.training.trainer import Trainer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Add",
+    "Assign",
+    "Client",
+    "Constant",
+    "Cosine",
+    "DPSError",
+    "Exponential",
+    "InverseTime",
+    "LocalCluster",
+    "Momentum",
+    "Normal",
+    "ParameterServer",
+    "Pending",
+    "RMSprop",
+    "Step",
+    "TableSpec",
+    "Ticket",
+    "Trainer",
+    "Uniform",
+    "Warmup",
+    "Xavier",
+    "Zeros",
+    "hash_columns",
+    "hash_strings",
+    "localize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "models":  # needs scikit-learn and scipy, which `import dps` does not
+        return importlib.import_module("dps.models")
+    raise AttributeError(f"module 'dps' has no attribute {name!r}")

@@ -1,0 +1,261 @@
+"""Who may go on: the clock of a run. Pure: no threads, no sockets, and time is an argument.
+
+Theory of operation
+-------------------
+A run has a fixed number of trainers. Each counts the iterations it has completed: that number is its **clock**. It
+starts at 0 and only grows. The run has one number, its **staleness** s (0, 1, 2, ... or infinity), and one promise:
+
+    A pull by a trainer at clock c sees every push that any trainer made before its clock c - s.
+
+A trainer sends TICK(c) after the pushes of its first c iterations were acknowledged, that is, are on the servers. So
+the promise holds if nobody pulls at clock c before all the others have ticked c - s:
+
+    A trainer at clock c may go on if and only if  c - min(clocks of all trainers that count) <= s.
+
+s = 0 is bulk-synchronous (BSP), a finite s stale-synchronous (SSP), infinity asynchronous (ASP). The slowest trainer is
+the minimum itself and never waits, so somebody can always go on. What published systems get wrong, and this file does
+not: the rule says *minimum over trainers*, not a number of ticks divided by trainers (a fast trainer's ticks must not
+stand in for a slow one's); it says ``<=``, not ``==`` (a minimum may rise by more than one at once when somebody
+leaves); and whenever the minimum rises, *all* who may go on are released, not one.
+
+Who counts:
+
+============ ====== ==================================================================================
+a trainer    counts
+============ ====== ==================================================================================
+expected     yes    not joined yet: at clock 0, else the early ones would run ahead of the late
+joined       yes    at its clock
+lost         yes    its connection broke; it may be back, and what it has not pushed is missing
+left         no     it is done. Should it join again, it counts again, at the clock it had
+============ ====== ==================================================================================
+
+The minimum therefore never falls, except when one that had left joins again. A lost trainer that is given up ends the
+run; the shell does that, this file only knows that it holds the others back.
+
+The shell calls, and gets back the trainers to be answered: :meth:`Clock.tick` makes a trainer wait and at once releases
+all whose wait is over, maybe itself. Everything may be repeated. An **incarnation** is one attempt to be a trainer; a
+later one fences off the earlier (:meth:`Clock.check`). It is told the clock to go on at, and asks with a tick of just
+that clock whether it may: its predecessor may have been waiting there.
+
+Cost: a tick that releases nobody is O(log n), a release O(log n) a waiter. Both heaps are lazy: entries that have
+become untrue stay until they come to the top.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import math
+import numbers
+
+from dps.coordination.gather import Gather
+from dps.errors import InputError, StoppedError
+
+__all__ = ["Clock", "Gather"]
+
+
+class _Is(enum.Enum):
+    EXPECTED, JOINED, LOST, LEFT = "never joined", "joined", "lost its connection", "left"
+
+
+class Clock:
+    """The rule of one run: see the module's docstring.
+
+    Parameters
+    ----------
+    staleness : int or math.inf
+        How many iterations the fastest may be ahead of the slowest.
+    trainers : int
+        How many trainers the run has; they are numbered from 0.
+
+    Examples
+    --------
+    >>> clock = Clock(staleness=0, trainers=2)
+    >>> clock.join(0, incarnation=1, now=0.0), clock.join(1, incarnation=1, now=0.0)
+    (0, 0)
+    >>> clock.tick(0, 1, now=1.0)  # trainer 0 has to wait ...
+    []
+    >>> clock.tick(1, 1, now=2.0)  # ... until trainer 1 is there: now both go on
+    [0, 1]
+    """
+
+    def __init__(self, staleness: float, trainers: int):
+        if trainers < 1:
+            raise InputError(f"a run needs at least one trainer, not {trainers}")
+        self.staleness = _staleness(staleness)
+        self.trainers = trainers
+        self._clocks = [0] * trainers
+        self._states = [_Is.EXPECTED] * trainers
+        self._incarnations: list[int | None] = [None] * trainers
+        self._signs: list[float | None] = [None] * trainers  # when each was last heard of
+        self._began: float | None = None  # when the first one joined
+        self._counts = {0: trainers}  # clock -> how many of those that count are there; never 0
+        self._values = [0]  # heap: the keys of _counts, and some that no longer are
+        self._minimum = 0
+        self._waiting: dict[int, float] = {}  # trainer -> since when
+        self._queue: list[tuple[int, int]] = []  # heap of (clock, trainer): those waiting, and some that no longer do
+
+    # -- what happens
+
+    def join(self, trainer: int, incarnation: int, now: float) -> int:
+        """`trainer` is here, for the first time or again. Returns the clock to go on at; older incarnations are out."""
+        self._known(trainer)
+        current = self._incarnations[trainer]
+        if current is not None and incarnation < current:
+            self.check(trainer, incarnation)
+        if self._states[trainer] is _Is.LEFT:
+            self._count(self._clocks[trainer])
+            self._settle()  # the minimum may fall, and then nobody is released
+        if incarnation != current:
+            self._waiting.pop(trainer, None)  # whoever waited was the predecessor
+        self._incarnations[trainer] = incarnation
+        self._states[trainer] = _Is.JOINED
+        self._signs[trainer] = now
+        self._began = now if self._began is None else self._began
+        return self._clocks[trainer]
+
+    def check(self, trainer: int, incarnation: int) -> None:
+        """Raise StoppedError when another incarnation of `trainer` has joined since."""
+        self._known(trainer)
+        if self._incarnations[trainer] != incarnation:
+            raise StoppedError(
+                f"attempt {incarnation} of trainer {trainer} was replaced by attempt {self._incarnations[trainer]} "
+                "(its task was run again); nothing that it does counts any more"
+            )
+
+    def tick(self, trainer: int, clock: int, now: float) -> list[int]:
+        """`trainer` has completed `clock` iterations. Returns all whose waiting is over.
+
+        If `trainer` is not among them it waits from now on. Repeats, and late ticks of an earlier clock, move nothing.
+        """
+        self._known(trainer)
+        if self._states[trainer] is not _Is.JOINED:
+            raise InputError(f"a tick of trainer {trainer}, which {self._states[trainer].value}: it has to join first")
+        self._signs[trainer] = now
+        if clock > self._clocks[trainer]:
+            self._uncount(self._clocks[trainer])
+            self._count(clock)
+            self._clocks[trainer] = clock
+            self._waiting.pop(trainer, None)
+        if trainer not in self._waiting:
+            self._waiting[trainer] = now
+            heapq.heappush(self._queue, (self._clocks[trainer], trainer))
+        return self._settle()
+
+    def leave(self, trainer: int, now: float) -> list[int]:
+        """`trainer` is done and no longer counts. Returns all whose waiting is over."""
+        self._known(trainer)
+        if self._states[trainer] is not _Is.LEFT:
+            self._uncount(self._clocks[trainer])
+            self._states[trainer] = _Is.LEFT
+            self._signs[trainer] = now
+            self._waiting.pop(trainer, None)
+        return self._settle()
+
+    def lost(self, trainer: int, now: float) -> None:
+        """The connection of `trainer` broke: nobody is there to be answered, but it counts until it leaves."""
+        self._known(trainer)
+        if self._states[trainer] is _Is.JOINED:
+            self._states[trainer] = _Is.LOST
+            self._waiting.pop(trainer, None)
+
+    def set_staleness(self, staleness: float) -> list[int]:
+        """Another bound from now on. Returns all whose waiting is over; others wait, if they must, at their next tick."""
+        self.staleness = _staleness(staleness)
+        return self._settle()
+
+    # -- what is known
+
+    @property
+    def minimum(self) -> int:
+        """The lowest clock of all that count; when nobody does any more, the last one."""
+        return self._minimum
+
+    def clock_of(self, trainer: int) -> int:
+        """The iterations that `trainer` has completed."""
+        self._known(trainer)
+        return self._clocks[trainer]
+
+    def waiting(self) -> dict[int, float]:
+        """Who waits, and since when."""
+        return dict(self._waiting)
+
+    def overdue(self, now: float, timeout: float) -> list[int]:
+        """Those that have waited for `timeout` seconds or more."""
+        return [trainer for trainer, since in self._waiting.items() if now - since >= timeout]
+
+    def slowest(self, now: float, most: int = 3) -> list[tuple[int, int, float]]:
+        """Up to `most` of the slowest that count: (trainer, clock, seconds since its last sign).
+
+        For one that never joined, the seconds since the first one did.
+        """
+        count = (n for n in range(self.trainers) if self._states[n] is not _Is.LEFT)
+        return [(n, self._clocks[n], self._age(n, now)) for n in heapq.nsmallest(most, count, key=self._slowness)]
+
+    def explain(self, trainer: int, now: float) -> str:
+        """The text of a ClockTimeoutError: who waits where, for whom, and what to do."""
+        since = self._waiting.get(trainer, now)
+        behind = [self._describe(n, clock, age) for n, clock, age in self.slowest(now) if n != trainer]
+        return (
+            f"trainer {trainer} has waited {now - since:.0f} s at clock {self.clock_of(trainer)}: with staleness "
+            f"{self.staleness} it may be at most {self.staleness} ahead of the slowest, which is at {self.minimum}. "
+            f"Slowest: {'; '.join(behind) or 'none'}. See what these do (dashboard, logs of their workers); if they "
+            "are merely slow, allow a larger staleness or a longer dps.timeouts.clock"
+        )
+
+    # -- inside
+
+    def _settle(self) -> list[int]:
+        """Bring the minimum up to date; take off the queue, and return, all who may go on."""
+        while self._values and self._values[0] not in self._counts:
+            heapq.heappop(self._values)
+        if self._values:
+            self._minimum = self._values[0]
+        released = []
+        while self._queue and self._may_pass(self._queue[0][0]):
+            clock, trainer = heapq.heappop(self._queue)
+            if trainer in self._waiting and clock == self._clocks[trainer]:
+                del self._waiting[trainer]
+                released.append(trainer)
+        return released
+
+    def _may_pass(self, clock: int) -> bool:
+        return clock - self.minimum <= self.staleness
+
+    def _count(self, clock: int) -> None:
+        if clock not in self._counts:
+            self._counts[clock] = 0
+            heapq.heappush(self._values, clock)
+        self._counts[clock] += 1
+
+    def _uncount(self, clock: int) -> None:
+        self._counts[clock] -= 1
+        if not self._counts[clock]:
+            del self._counts[clock]
+
+    def _known(self, trainer: int) -> None:
+        if not 0 <= trainer < self.trainers:
+            raise InputError(f"there is no trainer {trainer}: the run has {self.trainers}, numbered from 0")
+
+    def _slowness(self, trainer: int) -> tuple[int, bool, float, int]:
+        sign = self._signs[trainer]
+        return self._clocks[trainer], sign is not None, sign or 0.0, trainer  # of equals, the longest silent one
+
+    def _age(self, trainer: int, now: float) -> float:
+        sign = self._signs[trainer] if self._signs[trainer] is not None else self._began
+        return 0.0 if sign is None else now - sign
+
+    def _describe(self, trainer: int, clock: int, age: float) -> str:
+        state = self._states[trainer]
+        if state is _Is.EXPECTED:
+            return f"trainer {trainer} never joined ({age:.0f} s after the first one did)"
+        lost = f" and {state.value}" if state is _Is.LOST else ""
+        return f"trainer {trainer} is at clock {clock}, last heard of {age:.0f} s ago{lost}"
+
+
+def _staleness(value: float) -> float:
+    if value == math.inf:
+        return math.inf
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value >= 0 or value != int(value):
+        raise InputError(f"staleness is 0, 1, 2, ... or math.inf, not {value!r}")
+    return int(value)

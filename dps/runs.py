@@ -1,0 +1,275 @@
+"""Runs: the controller's data plane. Trainers join, tick, meet and leave; here the rules of `coordination/clock.py`
+meet sockets and wall time.
+
+Everything in this file happens in the controller's endpoint thread. A tick that may not pass yet is remembered and
+answered when a slower trainer's tick (or leaving) lets it go; other frames of the same connection go on meanwhile.
+
+======== ===================================== ========================================================
+frame    from the trainer                      answer
+======== ===================================== ========================================================
+JOIN     JSON run, trainer, incarnation, where JSON clock (to go on at), staleness, trainers, aggregate
+TICK     clock: iterations completed;          when it may go on: clock; parties: trainers that count
+         count: iterations planned (0 unknown)
+COLLECT  JSON about (op, dtype, shape, root)   the reduced array, raw
+         then the array, raw; number: round
+LEAVE    JSON failed (a text, or null),        nothing, when it is noted
+         seconds (compute, pull, push, wait)
+======== ===================================== ========================================================
+
+A trainer whose connection breaks without LEAVE is *lost*. If it is not back within `dps.timeouts.vanish`, the run is
+stopped: every waiting trainer gets the reason at once, every other one at its next tick.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from dps import config
+from dps.coordination.clock import Clock
+from dps.coordination.gather import Gather
+from dps.errors import (
+    ClockTimeoutError,
+    DPSError,
+    InputError,
+    LimitError,
+    ProtocolError,
+    StoppedError,
+    TrainerLostError,
+)
+from dps.wire import frames
+from dps.wire.endpoint import Connection
+from dps.wire.frames import Header
+
+__all__ = ["Run", "Runs"]
+
+COLLECT_LIMIT = 1 << 24  # bytes of one trainer's part of a collective: they are for small things
+REDUCTIONS = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
+
+
+class Run:
+    """One `ps.run`: its clock, who waits, and how it ended."""
+
+    def __init__(self, number: int, trainers: int, staleness: float):
+        self.number, self.trainers, self.staleness = number, trainers, staleness
+        self.clock = Clock(staleness, trainers)
+        self.gather = Gather(trainers)
+        self.connections: dict[int, Connection] = {}
+        self.incarnations: dict[int, int] = {}
+        self.where: dict[int, str] = {}
+        self.planned: dict[int, int] = {}
+        self.seconds: dict[int, dict[str, float]] = {}
+        self.ticking: dict[int, Header] = {}  # trainers whose tick waits
+        self.meeting: dict[int, Header] = {}  # trainers whose collective waits
+        self.lost: dict[int, float] = {}  # trainer -> when its connection broke
+        self.left: set[int] = set()
+        self.stopped: DPSError | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """For the driver: clocks, plans, who waits."""
+        return {
+            "run": self.number,
+            "staleness": None if math.isinf(self.staleness) else self.staleness,
+            "clocks": [self.clock.clock_of(n) for n in range(self.trainers)],
+            "planned": [self.planned.get(n, 0) for n in range(self.trainers)],
+            "waiting": sorted(self.ticking),
+            "left": sorted(self.left),
+            "joined": len(self.where),
+            "seconds": {str(n): split for n, split in self.seconds.items()},
+            "stopped": None if self.stopped is None else str(self.stopped),
+        }
+
+
+class Runs:
+    """All runs of one parameter server."""
+
+    def __init__(self, session: str):
+        self.session = session
+        self.runs: dict[int, Run] = {}
+        self._last = 0
+
+    # -- the driver's side
+
+    def start(self, trainers: int, staleness: float | None) -> int:
+        """A new run of that many trainers; its number."""
+        self._last += 1
+        self.runs[self._last] = Run(self._last, trainers, math.inf if staleness is None else staleness)
+        for number in [n for n, run in self.runs.items() if run.stopped or len(run.left) == run.trainers][:-16]:
+            del self.runs[number]  # the last few are kept to be asked about
+        return self._last
+
+    def describe(self, number: int) -> dict[str, Any]:
+        return self._run(number).describe()
+
+    def stop(self, number: int, error: DPSError) -> None:
+        """End a run: all who wait are told now, the others at their next tick."""
+        run = self._run(number)
+        if run.stopped is None:
+            run.stopped = error
+        for trainer, header in [*run.ticking.items(), *run.meeting.items()]:
+            if trainer in run.connections:
+                run.connections[trainer].reply_error(header, run.stopped)
+        run.ticking.clear()
+        run.meeting.clear()
+
+    def close(self, error: DPSError) -> None:
+        for number in self.runs:
+            self.stop(number, error)
+
+    # -- frames
+
+    def join(self, connection: Connection, header: Header, body: memoryview) -> None:
+        wish = frames.decode_json(body)
+        try:
+            number, trainer, incarnation = int(wish["run"]), int(wish["trainer"]), int(wish["incarnation"])
+        except (TypeError, KeyError, ValueError):
+            raise ProtocolError(f"a trainer's JOIN lacks its run, trainer or incarnation: {wish!r}") from None
+        run = self._run(number)
+        if run.stopped is not None:
+            raise run.stopped
+        clock = run.clock.join(trainer, incarnation, time.monotonic())
+        run.incarnations[trainer] = incarnation
+        run.connections[trainer] = connection
+        run.where[trainer] = str(wish.get("where", ""))[:200]
+        run.lost.pop(trainer, None)
+        run.left.discard(trainer)
+        run.gather.join(trainer)
+        connection.party = (run, trainer, incarnation)
+        staleness = None if math.isinf(run.staleness) else run.staleness
+        answer = {"clock": clock, "staleness": staleness, "trainers": run.trainers}
+        connection.reply_json(Header(frames.OK, request=header.request), answer)
+
+    def tick(self, connection: Connection, header: Header, body: memoryview) -> None:
+        run, trainer = self._party(connection)
+        if header.count:
+            run.planned[trainer] = header.count
+        run.ticking[trainer] = header
+        self._release(run, run.clock.tick(trainer, header.clock, time.monotonic()))
+
+    def collect(self, connection: Connection, header: Header, body: memoryview) -> None:
+        run, trainer = self._party(connection)
+        if len(body) > COLLECT_LIMIT:
+            raise LimitError(f"a collective takes up to {COLLECT_LIMIT} bytes a trainer, not {len(body)}: use a table")
+        about = bytes(body[: header.count]).decode(errors="replace").strip()
+        arrived = run.gather.arrive(f"{header.number} {about}", trainer, bytes(body[header.count :]))
+        run.meeting[trainer] = header
+        self._met(run, about, arrived)
+
+    def leave(self, connection: Connection, header: Header, body: memoryview) -> None:
+        run, trainer = self._party(connection, stopped_too=True)
+        report = frames.decode_json(body)
+        run.left.add(trainer)
+        run.seconds[trainer] = {str(k): float(v) for k, v in dict(report.get("seconds") or {}).items()}
+        connection.party = None
+        connection.reply(Header(frames.OK, request=header.request))
+        if report.get("failed"):
+            self.stop(run.number, StoppedError(f"trainer {trainer} failed: {report['failed']}"))
+        else:
+            self._gone(run, trainer)
+
+    def disconnected(self, connection: Connection) -> None:
+        """A trainer's connection broke without LEAVE."""
+        if connection.party is not None:
+            run, trainer, incarnation = connection.party
+            if run.incarnations.get(trainer) == incarnation and run.stopped is None:
+                run.connections.pop(trainer, None)
+                run.ticking.pop(trainer, None)
+                run.meeting.pop(trainer, None)
+                run.lost[trainer] = time.monotonic()
+                run.clock.lost(trainer, run.lost[trainer])
+
+    def look(self) -> None:
+        """Now and then: give up the lost, answer those who have waited too long."""
+        now, patience, vanish = time.monotonic(), config.seconds("clock"), config.seconds("vanish")
+        for run in list(self.runs.values()):
+            if run.stopped is not None:
+                continue
+            for trainer in [t for t, since in run.lost.items() if now - since > vanish]:
+                place = run.where.get(trainer, "?")
+                clock = run.clock.clock_of(trainer)
+                self.stop(
+                    run.number,
+                    TrainerLostError(
+                        f"trainer {trainer} of run {run.number} (on {place}) vanished at clock {clock} and was not "
+                        f"back within {vanish:g} s (dps.timeouts.vanish); did its worker die, or run out of memory?"
+                    ),
+                )
+            for trainer in run.clock.overdue(now, patience):
+                header = run.ticking.pop(trainer, None)
+                if header is not None and trainer in run.connections:
+                    text = run.clock.explain(trainer, now)
+                    run.connections[trainer].reply_error(header, ClockTimeoutError(text))
+
+    # -- inside
+
+    def _run(self, number: int) -> Run:
+        run = self.runs.get(number)
+        if run is None:
+            raise InputError(f"parameter server {self.session!r} has no run number {number}")
+        return run
+
+    def _party(self, connection: Connection, stopped_too: bool = False) -> tuple[Run, int]:
+        if connection.party is None:
+            raise ProtocolError("a tick, collective or leave by somebody who has not joined")
+        run, trainer, incarnation = connection.party
+        run.clock.check(trainer, incarnation)
+        if run.stopped is not None and not stopped_too:
+            raise run.stopped
+        return run, trainer
+
+    def _release(self, run: Run, trainers: list[int]) -> None:
+        """Answer the ticks of trainers that may go on."""
+        parties = run.trainers - len(run.left)
+        for trainer in trainers:
+            header = run.ticking.pop(trainer, None)
+            if header is not None and trainer in run.connections:
+                answer = Header(frames.OK, request=header.request, clock=header.clock, parties=parties)
+                run.connections[trainer].reply(answer)
+
+    def _gone(self, run: Run, trainer: int) -> None:
+        """A trainer left in order: the others no longer wait for it."""
+        run.connections.pop(trainer, None)
+        self._release(run, run.clock.leave(trainer, time.monotonic()))
+        tag, arrived = run.gather.leave(trainer)
+        if tag is not None:
+            self._met(run, tag.partition(" ")[2], arrived)
+
+    def _met(self, run: Run, about: str, arrived: dict[int, bytes] | None) -> None:
+        """Everybody is there: reduce, and answer all."""
+        if arrived is None:
+            return
+        try:
+            result, error = reduce(about, arrived), None
+        except DPSError as failure:
+            result, error = b"", failure
+        for trainer, header in run.meeting.items():
+            if trainer in run.connections:
+                if error is not None:
+                    run.connections[trainer].reply_error(header, error)
+                else:
+                    run.connections[trainer].reply(Header(frames.OK, request=header.request), result)
+        run.meeting.clear()
+
+
+def reduce(about: str, parts: dict[int, bytes]) -> bytes:
+    """What a collective answers: in trainer order, so that the same parts give the same bits."""
+    try:
+        wish = frames.decode_json(about.encode())
+        op, shape, dtype = wish["op"], tuple(wish["shape"]), np.dtype(wish["dtype"])
+        arrays = [np.frombuffer(parts[n], dtype, math.prod(shape)).reshape(shape) for n in sorted(parts) if parts[n]]
+        if op == "barrier":
+            return b""
+        if op == "broadcast":
+            root = int(wish["root"])
+            if root not in parts:
+                raise InputError(f"broadcast from trainer {root}, which is not in the run (any more)")
+            return parts[root]
+        result = np.ascontiguousarray(REDUCTIONS[op](np.stack(arrays), axis=0), dtype).tobytes()
+    except (TypeError, KeyError, ValueError, IndexError) as error:
+        raise (
+            error if isinstance(error, DPSError) else InputError(f"a collective that cannot be done: {about}: {error}")
+        ) from None
+    return result.ljust(frames.padded(len(result)), b"\0")

@@ -1,0 +1,273 @@
+"""Initial values of rows: functions of (seed, key, column), and of nothing else.
+
+So a row that nobody has pushed to needs no memory, any cut into shards gives the same model, and a server that comes
+back, or another process, gives the same numbers again. The function must never change: stored models that hold only
+the rows that were born rely on it for all others (``tests/test_initializers.py`` pins values bit for bit).
+
+Every initializer is a seed and three numbers (kind, a, b), so that one set of kernels serves all:
+
+    stream = mix(mix(seed + G) ^ key)                  where mix and G are those of splitmix64 (Steele et al., 2014)
+    hash n = mix(stream + (n + 1) G)                   column j owns the hashes 2 j and 2 j + 1
+    u, v   = their top 53 bits as numbers in [0, 1)
+
+uniform: ``a + (b - a) u``. Normal: ``a + b sqrt(-2 log(u')) sin(pi (v' - 1/2))`` with u' in (0, 1] and v' in (0, 1),
+the transform of Box and Muller (1958) with the angle taken from half the circle, which suffices for one number of
+the pair. Values are computed in float64 and rounded once to the table's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+
+from dps.errors import InputError
+from dps.state.portable import logarithm, sine
+from dps.state.recipes import Recipe, from_dict, number
+
+__all__ = [
+    "Constant",
+    "Initializer",
+    "Normal",
+    "Uniform",
+    "Xavier",
+    "Zeros",
+    "fill_born",
+    "fill_missing",
+    "fill_range",
+    "initializer_from_dict",
+]
+
+ZEROS, CONSTANT, UNIFORM, NORMAL = 0.0, 1.0, 2.0, 3.0
+FLOATS = ("float32", "float64")
+LAST_SEED = 2**64 - 1
+
+
+class Initializer(Recipe):
+    """Base of the initializers.
+
+    Two tables with the same initializer and seed begin with the same numbers: give each its own seed, above all
+    when their rows are multiplied with each other (matrix factorisation).
+
+    Attributes
+    ----------
+    seed : int
+        0 .. 2**64 - 1; 0 where nothing is random.
+    dtypes : tuple of str
+        The dtypes of tables that the initial values suit.
+    """
+
+    seed: int = 0
+
+    def numbers(self) -> np.ndarray:
+        """float64[3]: kind (0 zeros, 1 constant, 2 uniform, 3 normal), a, b."""
+        return np.array(self._numbers(), dtype=np.float64)
+
+    def _numbers(self) -> tuple[float, float, float]:
+        raise NotImplementedError(f"{type(self).__name__} must define _numbers()")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return FLOATS
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether all initial values are 0, so that fresh memory will do."""
+        return self._numbers()[0] == ZEROS
+
+
+def initializer_from_dict(description: Mapping[str, Any]) -> Initializer:
+    """The initializer that ``initializer.to_dict()`` described.
+
+    Examples
+    --------
+    >>> initializer_from_dict({"name": "Normal", "scale": 0.01, "seed": 7})
+    Normal(scale=0.01, mean=0.0, seed=7)
+    """
+    return from_dict(Initializer, description)
+
+
+@dataclass(frozen=True)
+class Zeros(Initializer):
+    """All zero.
+
+    Examples
+    --------
+    >>> Zeros().is_zero
+    True
+    """
+
+    def _numbers(self) -> tuple[float, float, float]:
+        return ZEROS, 0.0, 0.0
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return (*FLOATS, "int64")
+
+
+@dataclass(frozen=True)
+class Constant(Initializer):
+    """All `value`; on int64 tables a whole number up to 2**53.
+
+    Examples
+    --------
+    >>> Constant(0.5).numbers()
+    array([1. , 0.5, 0. ])
+    """
+
+    value: float = number()
+
+    def _numbers(self) -> tuple[float, float, float]:
+        return (CONSTANT if self.value else ZEROS), self.value, 0.0
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        exact = self.value.is_integer() and abs(self.value) <= 2**53
+        return (*FLOATS, "int64") if exact else FLOATS
+
+
+@dataclass(frozen=True)
+class Uniform(Initializer):
+    """Evenly spread over [low, high).
+
+    Examples
+    --------
+    >>> rows = np.empty((2, 3), np.float32)
+    >>> init = Uniform(-1, 1, seed=7)
+    >>> fill_range(rows, 3, 0, np.uint64(init.seed), init.numbers(), 0.0)
+    >>> bool(np.all((rows >= -1) & (rows <= 1)))
+    True
+    """
+
+    low: float = number()
+    high: float = number()
+    seed: int = number(0, least=0, most=LAST_SEED, whole=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.low < self.high and math.isfinite(self.high - self.low)):
+            raise InputError(f"Uniform: low is {self.low} but must be below high, which is {self.high}")
+
+    def _numbers(self) -> tuple[float, float, float]:
+        return UNIFORM, self.low, self.high
+
+
+@dataclass(frozen=True)
+class Normal(Initializer):
+    """Normally distributed around `mean` with standard deviation `scale`.
+
+    Examples
+    --------
+    >>> Normal(0.01, seed=7)
+    Normal(scale=0.01, mean=0.0, seed=7)
+    """
+
+    scale: float = number(above=0)
+    mean: float = number(0.0)
+    seed: int = number(0, least=0, most=LAST_SEED, whole=True)
+
+    def _numbers(self) -> tuple[float, float, float]:
+        return NORMAL, self.mean, self.scale
+
+
+@dataclass(frozen=True)
+class Xavier(Initializer):
+    """Uniform within ``gain * sqrt(6 / (fan_in + fan_out))`` of 0 (Glorot and Bengio, 2010).
+
+    Examples
+    --------
+    >>> Xavier(fan_in=2, fan_out=4).numbers()
+    array([ 2., -1.,  1.])
+    """
+
+    fan_in: int = number(least=1, whole=True)
+    fan_out: int = number(least=1, whole=True)
+    seed: int = number(0, least=0, most=LAST_SEED, whole=True)
+    gain: float = number(1.0, above=0)
+
+    def _numbers(self) -> tuple[float, float, float]:
+        limit = self.gain * math.sqrt(6 / (self.fan_in + self.fan_out))
+        return UNIFORM, -limit, limit
+
+
+# ---- kernels: uint64 throughout (numba makes a float of int64 + uint64), no branch inside a loop over columns ----
+
+Array = np.ndarray
+_jit = numba.njit(nogil=True, cache=True, error_model="numpy")
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_2GAMMA = np.uint64(2 * 0x9E3779B97F4A7C15 % 2**64)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_BY_2_53 = 2.0**-53
+
+
+@_jit
+def _mix(h: np.uint64) -> np.uint64:
+    h = (h ^ (h >> np.uint64(30))) * _MIX1
+    h = (h ^ (h >> np.uint64(27))) * _MIX2
+    return h ^ (h >> np.uint64(31))
+
+
+@_jit
+def _top53(h: np.uint64) -> np.float64:
+    return np.float64(np.int64(h >> np.uint64(11)))  # through int64: machines convert that faster
+
+
+@_jit
+def _fill(row: Array, dim: int, key: int, seed: np.uint64, numbers: Array) -> None:
+    """row[:dim] = the initial values of `key`."""
+    kind, a, b = numbers[0], numbers[1], numbers[2]
+    columns = np.uint64(dim)
+    first = _mix(_mix(np.uint64(seed) + _GAMMA) ^ np.uint64(key)) + _GAMMA
+    if kind == UNIFORM:
+        for j in range(columns):
+            row[j] = a + (b - a) * (_top53(_mix(first + j * _2GAMMA)) * _BY_2_53)
+    elif kind == NORMAL:
+        for j in range(columns):
+            u = (_top53(_mix(first + j * _2GAMMA)) + 1.0) * _BY_2_53
+            v = (_top53(_mix(first + j * _2GAMMA + _GAMMA)) + 0.5) * _BY_2_53
+            row[j] = a + b * (np.sqrt(-2.0 * logarithm(u)) * sine(math.pi * (v - 0.5)))
+    else:
+        for j in range(columns):
+            row[j] = a
+
+
+@_jit
+def fill_missing(out: Array, keys: Array, index: Array, seed: np.uint64, numbers: Array) -> None:
+    """Initial values of the rows that do not exist: out[i] for every i with index[i] < 0.
+
+    out : [m, dim]; keys, index : int64[m]; seed : uint64; numbers : float64[3].
+    """
+    for i in range(len(index)):
+        if index[i] < 0:
+            _fill(out[i], out.shape[1], keys[i], seed, numbers)
+
+
+@_jit
+def fill_born(
+    rows: Array, dim: int, keys: Array, index: Array, first: int, seed: np.uint64, numbers: Array, slot_start: float
+) -> None:
+    """Rows just born: values and optimizer state of rows[index[i]] for every i with index[i] >= first.
+
+    rows : [capacity, dim + slots]; keys, index : int64[m]. A row named twice is written twice with the same numbers.
+    """
+    for i in range(len(index)):
+        if index[i] >= first:
+            row = rows[index[i]]
+            _fill(row, dim, keys[i], seed, numbers)
+            row[dim:] = slot_start
+
+
+@_jit
+def fill_range(rows: Array, dim: int, start_key: int, seed: np.uint64, numbers: Array, slot_start: float) -> None:
+    """All rows of a dense shard: rows[i] is the row of key start_key + i.
+
+    rows : [n, dim + slots].
+    """
+    for i in range(len(rows)):
+        _fill(rows[i], dim, start_key + i, seed, numbers)
+        rows[i, dim:] = slot_start

@@ -1,0 +1,147 @@
+"""The values that travel: what a table is (`TableSpec`) and one change to a shard (`Op`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dps.errors import InputError, InputTypeError
+from dps.state.initializers import Initializer, Zeros, initializer_from_dict
+from dps.state.optimizers import Add, Optimizer, optimizer_from_dict
+
+__all__ = ["ADD", "ASSIGN", "NO_CLOCK", "PUSH", "Op", "TableSpec"]
+
+PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op: the table's optimizer, or plain addition, or replacement
+NO_CLOCK = -1  # the clock of a client that has none
+
+DTYPES = ("float32", "float64", "int64")
+LARGEST_DIM = 1 << 16
+MOST_ROWS = 1 << 40
+
+
+class Op(NamedTuple):
+    """One change to the rows of one shard, as client, server and (once there are copies) backup see it."""
+
+    rule: int  # PUSH, ADD or ASSIGN
+    keys: np.ndarray | None  # int64[m]; None: the rows start..start+m-1 of a dense shard
+    start: int  # global row number, where keys is None
+    values: np.ndarray  # table dtype [m, dim]
+    clock: int  # of the trainer, or NO_CLOCK
+    parties: int  # trainers in the run: what aggregate="mean" divides by
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """What a table is. Made by :meth:`dps.ParameterServer.table`; the same value on every party.
+
+    Parameters
+    ----------
+    name : str
+        Unique in its parameter server.
+    rows : int or None
+        Number of rows of a dense table; None for a keyed one (any int64 key).
+    dim : int
+        Values in a row.
+    dtype : str
+        ``"float32"``, ``"float64"`` or ``"int64"``.
+    optimizer : Optimizer
+        What a push does to the rows.
+    init : Initializer
+        The value of a row before its first push.
+    aggregate : {None, "sum", "mean"}
+        None applies each push as it comes; "sum" and "mean" (staleness 0 only) collect the pushes of a clock and step
+        the optimizer once.
+    finite : bool
+        Refuse NaN and infinity.
+    shards : int
+        Slices of the table; a power of two for keyed tables.
+    id : int
+        Number in its parameter server, given by the controller.
+
+    Examples
+    --------
+    >>> spec = TableSpec("w", dim=4)
+    >>> spec.keyed, TableSpec.from_dict(spec.to_dict()) == spec
+    (True, True)
+    """
+
+    name: str
+    rows: int | None = None
+    dim: int = 1
+    dtype: str = "float32"
+    optimizer: Optimizer = Add()
+    init: Initializer = Zeros()
+    aggregate: str | None = None
+    finite: bool = False
+    shards: int = 4
+    id: int = 0
+
+    def __post_init__(self):
+        where = f"table {self.name!r}"
+        if not isinstance(self.name, str) or not self.name or len(self.name) > 200:
+            raise InputError(f"a table's name is a text of 1 to 200 characters, not {self.name!r}")
+        if not isinstance(self.optimizer, Optimizer):
+            raise InputTypeError(
+                f"{where}: optimizer must be one of dps's, such as dps.Adagrad(0.1), not {self.optimizer!r}"
+            )
+        if not isinstance(self.init, Initializer):
+            raise InputTypeError(f"{where}: init must be one of dps's, such as dps.Normal(0.01), not {self.init!r}")
+        object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
+        _whole(self, "dim", 1, LARGEST_DIM, where)
+        if self.rows is not None:
+            _whole(self, "rows", 1, MOST_ROWS, where)
+        _whole(self, "shards", 1, 1 << 12, where)
+        if self.keyed and self.shards & (self.shards - 1):
+            raise InputError(f"{where}: a keyed table has a power of two of shards, not {self.shards}")
+        if self.rows is not None and self.shards > self.rows:
+            raise InputError(f"{where}: {self.shards} shards for {self.rows} rows; ask for at most {self.rows}")
+        if self.aggregate not in (None, "sum", "mean"):
+            raise InputError(f"{where}: aggregate is None, 'sum' or 'mean', not {self.aggregate!r}")
+        if self.dtype not in self.optimizer.dtypes:
+            known = ", ".join(self.optimizer.dtypes)
+            raise InputError(f"{where}: {type(self.optimizer).__name__} works on {known}, not {self.dtype}")
+        if self.dtype == "int64" and not self.init.is_zero and type(self.init).__name__ != "Constant":
+            raise InputError(f"{where}: an int64 table starts from Zeros or Constant, not {self.init!r}")
+        if self.dtype == "int64" and self.aggregate == "mean":
+            raise InputError(f"{where}: a mean of int64 pushes would be cut to whole numbers; use float64")
+
+    @property
+    def keyed(self) -> bool:
+        return self.rows is None
+
+    @property
+    def slots(self) -> int:
+        """Columns of optimizer state beside the `dim` values of a row."""
+        return self.optimizer.slots(self.dim)
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**fields, "optimizer": self.optimizer.to_dict(), "init": self.init.to_dict()}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> TableSpec:
+        optimizer, init = optimizer_from_dict(fields["optimizer"]), initializer_from_dict(fields["init"])
+        return cls(**{**fields, "optimizer": optimizer, "init": init})
+
+
+def _dtype_name(dtype: Any, where: str) -> str:
+    try:
+        name = np.dtype(dtype).name
+    except TypeError as error:
+        raise InputTypeError(f"{where}: {dtype!r} is no dtype") from error
+    if name not in DTYPES:
+        raise InputError(f"{where}: dtype {name}; a table holds float32, float64 or int64")
+    return name
+
+
+def _whole(spec: TableSpec, field: str, least: int, most: int, where: str) -> None:
+    value = getattr(spec, field)
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        raise InputError(f"{where}: {field} is a whole number from {least} to {most}, not {value!r}")
+    object.__setattr__(spec, field, int(value))

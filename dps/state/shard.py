@@ -1,0 +1,254 @@
+"""Shards: the rows that one server holds of one table, and the only code that changes them.
+
+A shard does what it is told in the order it is told: `apply(op)` for changes, `pull` for copies. It knows no sockets,
+threads or time, so the same ops give the same bits anywhere.
+
+Aggregation (`aggregate="sum"` or `"mean"`). The pushes of clock c are summed aside. With staleness 0 no trainer
+reaches c + 1 before all pushes of c were acknowledged, so the first request stamped with a later clock may close c:
+one step of the optimizer on the sums. `settle` closes (or throws away) what the last clock of a run left.
+"""
+
+from __future__ import annotations
+
+import abc
+
+import numpy as np
+
+from dps.errors import KeyRangeError
+from dps.state.index import KeyIndex
+from dps.state.initializers import fill_born, fill_missing, fill_range
+from dps.state.kernels import accumulate, gather, gather_range, mark
+from dps.state.ops import ADD, NO_CLOCK, PUSH, Op, TableSpec
+from dps.state.optimizers import Add, Assign
+from dps.state.partition import bound, shard_bits
+
+__all__ = ["DenseShard", "KeyedShard", "Shard", "make_shard"]
+
+GROW_LEAST, GROW_MOST = 1 << 18, 1 << 25  # bytes by which the rows grow at a time: small steps, no long stall
+NO_INDEX = np.zeros(0, np.int64)
+ADD_KERNEL, ASSIGN_KERNEL = Add().kernel, Assign().kernel
+
+
+class Shard(abc.ABC):
+    """What dense and keyed shards share: the optimizer's step and the sums of an open clock."""
+
+    def __init__(self, spec: TableSpec, number: int):
+        self.spec = spec
+        self.number = number
+        self.width = spec.dim + spec.slots
+        self.rows = np.zeros((0, self.width), spec.dtype)
+        self.clock = 0  # the latest clock stamped on an op: what learning-rate schedules follow
+        self._numbers_clock = -1
+        self._numbers = np.zeros(0)
+        self._init_numbers = spec.init.numbers()
+        self._seed = np.uint64(spec.init.seed)
+        self._open: Sums | None = None
+
+    def apply(self, op: Op) -> None:
+        """Carry out one change. The server has checked it; it cannot fail half-way."""
+        self.close_before(op.clock)
+        if op.clock > self.clock:
+            self.clock = op.clock
+        if op.rule == PUSH and self.spec.aggregate is not None and op.clock != NO_CLOCK:
+            if self._open is None:
+                self._open = self._new_sums(op.clock)
+            self._open.add(op)
+        else:
+            self._change(op)
+
+    def close_before(self, clock: int) -> None:
+        """Step the optimizer with the sums of an open clock earlier than `clock`."""
+        if self._open is not None and clock > self._open.clock:
+            self.settle(keep=True)
+
+    def settle(self, keep: bool) -> None:
+        """Close the open clock: step the optimizer with its sums, or (a failed run) drop them."""
+        sums, self._open = self._open, None
+        if sums is not None and keep:
+            self._change(sums.as_op(mean=self.spec.aggregate == "mean"))
+
+    def _step(self, rule: int, index: np.ndarray, start: int, values: np.ndarray) -> None:
+        """Run the kernel of `rule` on local rows."""
+        if rule == PUSH:
+            if self._numbers_clock != self.clock:
+                self._numbers, self._numbers_clock = self.spec.optimizer.numbers(self.clock), self.clock
+            self.spec.optimizer.kernel(self.rows, index, start, values, self._numbers)
+        else:
+            (ADD_KERNEL if rule == ADD else ASSIGN_KERNEL)(self.rows, index, start, values, self._numbers)
+
+    @abc.abstractmethod
+    def _change(self, op: Op) -> None:
+        """Find the rows of the op and step them."""
+
+    @abc.abstractmethod
+    def _new_sums(self, clock: int) -> Sums:
+        """An empty side buffer for the pushes of `clock`."""
+
+
+class DenseShard(Shard):
+    """Rows `low` to `high - 1` of a dense table."""
+
+    def __init__(self, spec: TableSpec, number: int):
+        super().__init__(spec, number)
+        assert spec.rows is not None
+        self.low, self.high = (bound(n, spec.rows, spec.shards) for n in (number, number + 1))
+        self.rows = np.zeros((self.high - self.low, self.width), spec.dtype)
+        start = spec.optimizer.slot_start
+        if not spec.init.is_zero or start != 0:
+            fill_range(self.rows, spec.dim, self.low, self._seed, self._init_numbers, start)
+
+    def __len__(self) -> int:
+        return self.high - self.low
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + (self._open.nbytes if self._open else 0)
+
+    def check(self, keys: np.ndarray | None, start: int, count: int) -> None:
+        """Raise KeyRangeError unless all rows are here."""
+        first, last = (start, start + count - 1) if keys is None else (keys.min(), keys.max())
+        if count and not self.low <= first <= last < self.high:
+            rows = f"shard {self.number} of table {self.spec.name!r} has rows {self.low} to {self.high - 1}"
+            raise KeyRangeError(f"{rows}; rows {first} to {last} were asked of it")
+
+    def pull(self, keys: np.ndarray, out: np.ndarray) -> None:
+        """Copy the values of `keys` (global row numbers) into `out` [m, dim]."""
+        gather(self.rows, keys - self.low, out)
+
+    def pull_range(self, start: int, out: np.ndarray) -> None:
+        """Copy the values of rows start, start + 1, ... into `out`."""
+        if self.width == self.spec.dim:
+            out[:] = self.rows[start - self.low : start - self.low + len(out)]
+        else:
+            gather_range(self.rows, start - self.low, out)
+
+    def _change(self, op: Op) -> None:
+        if op.keys is None:
+            self._step(op.rule, NO_INDEX, op.start - self.low, op.values)
+        elif len(op.keys):
+            self._step(op.rule, op.keys - self.low, 0, op.values)
+
+    def _new_sums(self, clock: int) -> Sums:
+        return DenseSums(self, clock)
+
+
+class KeyedShard(Shard):
+    """The rows of a keyed table whose hash begins with this shard's number; born at their first push."""
+
+    def __init__(self, spec: TableSpec, number: int):
+        super().__init__(spec, number)
+        self.index = KeyIndex(shard_bits(spec.shards))
+        self._scratch = np.empty(1024, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.index.nbytes + (self._open.nbytes if self._open else 0)
+
+    def check(self, keys: np.ndarray | None, start: int, count: int) -> None:
+        """Every key is welcome (a foreign one would only waste its row)."""
+
+    def pull(self, keys: np.ndarray, out: np.ndarray) -> None:
+        """Copy the values of `keys` into `out` [m, dim]; unborn rows read as their initial value, and stay unborn."""
+        index = self._rows_of(len(keys))
+        missing = self.index.find(keys, index)
+        gather(self.rows, index, out)
+        if missing and not self.spec.init.is_zero:
+            fill_missing(out, keys, index, self._seed, self._init_numbers)
+
+    def reserve(self, new: int) -> None:
+        """Make room for `new` more rows, so that a push cannot run out of memory half-way."""
+        have, need = len(self.rows), len(self.index) + new
+        if need > have:
+            step = min(max(self.rows.nbytes // 16, GROW_LEAST), GROW_MOST) // (self.width * self.rows.itemsize)
+            # realloc: the system re-maps large blocks without copying, and nobody holds a view between requests
+            self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
+
+    def _change(self, op: Op) -> None:
+        assert op.keys is not None
+        index, before = self._rows_of(len(op.keys)), len(self.index)
+        self.reserve(len(op.keys))
+        self.index.insert(op.keys, index)
+        start = self.spec.optimizer.slot_start
+        if len(self.index) > before and not (self.spec.init.is_zero and start == 0):
+            fill_born(self.rows, self.spec.dim, op.keys, index, before, self._seed, self._init_numbers, start)
+        self._step(op.rule, index, 0, op.values)
+
+    def _rows_of(self, count: int) -> np.ndarray:
+        if len(self._scratch) < count:
+            self._scratch = np.empty(count, np.int64)
+        return self._scratch[:count]
+
+    def _new_sums(self, clock: int) -> Sums:
+        return KeyedSums(self.spec, self.number, clock)
+
+
+class Sums(abc.ABC):
+    """The pushes of one open clock, summed row by row."""
+
+    clock: int
+    nbytes: int
+
+    @abc.abstractmethod
+    def add(self, op: Op) -> None:
+        """Sum one more push."""
+
+    @abc.abstractmethod
+    def as_op(self, mean: bool) -> Op:
+        """All of them as one push; with `mean`, divided by the number of trainers."""
+
+
+class DenseSums(Sums):
+    def __init__(self, shard: DenseShard, clock: int):
+        self.clock, self.parties, self.low = clock, 1, shard.low
+        self.sums = np.zeros((len(shard), shard.spec.dim), shard.spec.dtype)
+        self.touched = np.zeros(len(shard), np.bool_)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self.sums.nbytes + self.touched.nbytes
+
+    def add(self, op: Op) -> None:
+        self.parties = max(self.parties, op.parties)
+        index, start = (NO_INDEX, op.start - self.low) if op.keys is None else (op.keys - self.low, 0)
+        if len(op.values):
+            accumulate(self.sums, index, start, op.values)
+            mark(self.touched, index, start, len(op.values))
+
+    def as_op(self, mean: bool) -> Op:
+        if mean:
+            self.sums /= self.parties
+        if self.touched.all():
+            return Op(PUSH, None, self.low, self.sums, self.clock, self.parties)
+        keys = np.flatnonzero(self.touched)
+        return Op(PUSH, keys + self.low, 0, self.sums[keys], self.clock, self.parties)
+
+
+class KeyedSums(Sums):
+    """A small keyed shard of its own, with addition for its optimizer."""
+
+    def __init__(self, spec: TableSpec, number: int, clock: int):
+        self.clock, self.parties = clock, 1
+        plain = TableSpec(spec.name, dim=spec.dim, dtype=spec.dtype, shards=spec.shards)
+        self.shard = KeyedShard(plain, number)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self.shard.nbytes
+
+    def add(self, op: Op) -> None:
+        self.parties = max(self.parties, op.parties)
+        self.shard.apply(op)
+
+    def as_op(self, mean: bool) -> Op:
+        sums = self.shard.rows[: len(self.shard)]
+        if mean:
+            sums /= self.parties
+        return Op(PUSH, self.shard.index.keys(), 0, sums, self.clock, self.parties)
+
+
+def make_shard(spec: TableSpec, number: int) -> DenseShard | KeyedShard:
+    """Shard `number` of the table, with its initial rows."""
+    return KeyedShard(spec, number) if spec.keyed else DenseShard(spec, number)

@@ -1,0 +1,104 @@
+"""From what a user calls data to partitions, each where it lies, shared out among the trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dask import delayed
+from dask.base import is_dask_collection
+from distributed import Client, Future, futures_of, wait
+
+from dps.errors import InputError, InputTypeError
+
+__all__ = ["partitions", "share"]
+
+Delayed = type(delayed(0))
+
+
+def partitions(client: Client, data: Any) -> list[tuple[Future, ...]]:
+    """The partitions of `data` as futures, computed where Dask puts them (data already persisted stays).
+
+    Parameters
+    ----------
+    data : dask collection, sequence of Future or Delayed, or tuple of collections
+        A bag, array (in row blocks) or dataframe; a list of futures or delayed values, one for each partition. A tuple
+        of collections of equal partitioning, such as ``(X, y)``, gives partitions that are tuples.
+
+    Returns
+    -------
+    list of tuple of Future
+        One tuple for each partition; of length 1 unless `data` is a tuple.
+    """
+    if isinstance(data, tuple):
+        columns = [_futures(client, part, f"part {n} of the data") for n, part in enumerate(data)]
+        if len({len(column) for column in columns}) != 1:
+            counts = ", ".join(str(len(column)) for column in columns)
+            raise InputError(f"the parts of the data have {counts} partitions: rechunk or repartition them alike")
+        rows = list(zip(*columns, strict=True))
+    else:
+        rows = [(future,) for future in _futures(client, data, "the data")]
+    if not rows:
+        raise InputError("the data has no partitions")
+    wait([future for row in rows for future in row])
+    for row in rows:
+        for future in row:
+            if future.status == "error":
+                future.result()  # raises what went wrong in the user's own graph
+    return rows
+
+
+def _futures(client: Client, data: Any, what: str) -> list[Future]:
+    if isinstance(data, Future):
+        return [data]
+    if is_dask_collection(data) and not isinstance(data, Delayed):
+        blocks = getattr(data, "numblocks", (1,))
+        if any(n != 1 for n in blocks[1:]):
+            raise InputError(f"{what} is an array of {blocks} blocks: trainers take whole rows, so rechunk((rows, -1))")
+        return futures_of(client.persist(data))
+    if isinstance(data, Delayed):
+        return [client.compute(data)]
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and len(data):
+        if all(isinstance(part, Future) for part in data):
+            return list(data)
+        if all(isinstance(part, Delayed) for part in data):
+            return client.compute(list(data))
+    raise InputTypeError(
+        f"{what} is a {type(data).__name__}; ps.run takes a Dask bag, array or dataframe, or a list of futures or "
+        f"delayed values (dask.array.from_array and client.scatter make them of what is in memory)"
+    )
+
+
+def share(holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[int]]:
+    """Which partitions each trainer takes: its own worker's where possible, and none more than one ahead of another.
+
+    Parameters
+    ----------
+    holders : sequence of sequences of str
+        For each partition the workers that hold it.
+    slots : sequence of str
+        For each trainer its worker.
+
+    Returns
+    -------
+    list of list of int
+        For each trainer its partitions, ascending.
+
+    Examples
+    --------
+    >>> share([["a"], ["a"], ["b"], ["a"]], ["a", "b"])
+    [[0, 1], [2, 3]]
+    """
+    shares: list[list[int]] = [[] for _ in slots]
+    homeless = []
+    for part, workers in enumerate(holders):
+        local = [n for n, worker in enumerate(slots) if worker in workers]
+        if local:
+            shares[min(local, key=lambda n: len(shares[n]))].append(part)
+        else:
+            homeless.append(part)
+    for part in homeless:
+        min(shares, key=len).append(part)
+    while max(map(len, shares)) > min(map(len, shares)) + 1:
+        min(shares, key=len).append(max(shares, key=len).pop())
+    return [sorted(parts) for parts in shares]

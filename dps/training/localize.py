@@ -1,0 +1,202 @@
+"""`localize`: the unique feature ids of a batch, and the batch re-indexed to them.
+
+Results are remembered for as long as the batch lives: later epochs over the same batches cost a fingerprint of the
+ids (a fiftieth of the work), which notices a batch that was changed in place.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask import is_dask_collection
+
+from dps.errors import InputError, InputTypeError
+from dps.training.unique import fingerprint, unique_ids
+
+__all__ = ["forget", "localize"]
+
+
+class _Memory(NamedTuple):
+    source: weakref.ref  # the batch; its death removes the entry
+    shape: tuple[int, ...]
+    values: np.ndarray | None  # the array of values that the result shares with the batch
+    prints: tuple[int, ...]  # of the arrays that the result was worked out from
+    result: tuple[np.ndarray, Any]
+
+
+_remembered: dict[int, _Memory] = {}  # id(batch) -> ...; single dict operations only, so threads need no lock
+
+
+def forget(X: Any = None) -> None:
+    """Drop what `localize` remembers of the batch X, or of all batches (None).
+
+    Examples
+    --------
+    >>> forget()
+    """
+    if X is None:
+        _remembered.clear()
+    else:
+        _remembered.pop(id(X), None)
+
+
+def _remember(X: Any, memory: _Memory) -> None:
+    name = id(X)
+
+    def dead(reference: weakref.ref) -> None:
+        found = _remembered.get(name)
+        if found is not None and found.source is reference:
+            _remembered.pop(name, None)
+
+    _remembered[name] = memory._replace(source=weakref.ref(X, dead))
+
+
+def _check_ids(dtype: Any, what: str) -> None:
+    kind = getattr(dtype, "kind", "O")
+    if kind in "iu":
+        return
+    remedy = (
+        "text and categories: dps.hash_strings or dps.hash_columns first"
+        if kind in "OSUT"
+        else "dense numbers: make it sparse first, scipy.sparse.csr_matrix(X), or use a dense table"
+    )
+    raise InputTypeError(f"localize needs integer ids, and this {what} is of dtype {dtype}; {remedy}")
+
+
+def _find(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`unique_ids` of any integers of any shape; uint64 beyond 2**63 wraps round, as all 2**64 keys are allowed."""
+    flat = ids.reshape(-1)
+    if ids.dtype not in (np.int32, np.int64) or not ids.dtype.isnative:
+        flat = flat.astype(np.int64 if ids.dtype.itemsize > 2 else np.int32)
+    keys, codes = unique_ids(flat)
+    return keys, codes.reshape(ids.shape)
+
+
+def _localize_csr(csr: Any) -> tuple[np.ndarray, Any]:
+    if csr.indptr[0] or int(csr.indptr[-1]) != len(csr.indices):  # room to spare, or a view of a larger matrix
+        start, stop = int(csr.indptr[0]), int(csr.indptr[-1])
+        parts = csr.data[start:stop], csr.indices[start:stop], csr.indptr - start
+    else:
+        parts = csr.data, csr.indices, csr.indptr
+    data, indices, indptr = parts
+    keys, codes = _find(indices)
+    local = type(csr)((csr.shape[0], len(keys)), dtype=data.dtype)  # the constructor from arrays would check them all
+    local.data, local.indices, local.indptr = data, codes, indptr.astype(np.int32, copy=False)
+    return keys, local
+
+
+def _as_csr(X: Any) -> Any:
+    try:
+        return (X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X).tocsr()
+    except ValueError as error:  # sparse: a fill value other than 0
+        raise InputError(f"localize cannot take this {type(X).__name__}: {error}") from error
+
+
+def _pandas_ids(X: Any) -> np.ndarray:
+    if X.hasnans:
+        raise InputError(f"{int(X.isna().sum())} of {len(X)} ids are missing: fill or drop them before localize")
+    _check_ids(X.dtype, type(X).__name__)
+    if isinstance(X.dtype, np.dtype):
+        return X.to_numpy()
+    return X.to_numpy(np.int64 if X.dtype.kind == "i" else np.uint64)
+
+
+class _Batch(NamedTuple):
+    """What `localize` knows of a batch before it starts."""
+
+    work: Callable[[], tuple[np.ndarray, Any]]
+    sources: tuple[np.ndarray, ...]  # the arrays that decide the result; none: do not remember it
+    values: np.ndarray | None = None  # the array that the result will share
+
+
+def _read(X: Any) -> _Batch:
+    if is_dask_collection(X):
+        raise InputTypeError(
+            f"localize works on one batch in memory, not on a {type(X).__name__}: call it inside the training function"
+            " (`for X, y in trainer.iterate(batches)`), or on X.compute()"
+        )
+    if isinstance(X, np.ndarray):
+        _check_ids(X.dtype, type(X).__name__)
+        return _Batch(lambda: _find(X), (X,))
+    scipy_sparse, sparse, pandas = (sys.modules.get(name) for name in ("scipy.sparse", "sparse", "pandas"))
+    if scipy_sparse is not None and scipy_sparse.issparse(X):
+        if X.format == "csr":
+            return _Batch(lambda: _localize_csr(X), (X.indices, X.indptr), X.data)
+        names = {"csc": ("data", "indices", "indptr"), "coo": ("data", "row", "col")}.get(X.format, ())
+    elif sparse is not None and isinstance(X, (sparse.COO, sparse.GCXS)):
+        names = ("data", "coords") if isinstance(X, sparse.COO) else ("data", "indices", "indptr")
+    elif pandas is not None and isinstance(X, (pandas.Series, pandas.Index)):
+        array = _pandas_ids(X)
+        return _Batch(lambda: _find(array), (array,))
+    else:
+        raise InputTypeError(
+            f"localize takes a sparse matrix (scipy, sparse) or integer ids (numpy, pandas), not {type(X).__name__}:"
+            " make it scipy.sparse.csr_matrix(X) or numpy.asarray(ids)"
+        )
+    if X.ndim != 2:
+        raise InputError(f"localize takes a two-dimensional batch, and this {type(X).__name__} has shape {X.shape}")
+    return _Batch(lambda: _localize_csr(_as_csr(X)), tuple(getattr(X, name) for name in names))
+
+
+def localize(X: Any, remember: bool = True) -> tuple[np.ndarray, Any]:
+    """The unique feature ids of a batch in hash order, and the batch re-indexed to them.
+
+    Parameters
+    ----------
+    X
+        A sparse batch, rows x features: any scipy.sparse matrix or array, :class:`sparse.COO` or :class:`sparse.GCXS`.
+        Or ids: an integer numpy array of any shape, a pandas Series or Index.
+    remember
+        Keep the result for as long as X itself lives, and return it again for the same X, which makes later epochs
+        over the same batches nearly free. The ids are compared by fingerprint, so a batch changed in place is worked
+        out anew; nobody may change the *result* in place. The values of a CSR batch are shared with the result.
+
+    Returns
+    -------
+    keys : int64 array
+        Every id of the batch once, sorted by hash: the order in which servers hold them, so pulls and pushes are cut
+        into views and walk the servers' memory from front to back. Explicit zeros count as present.
+    local
+        ``csr_matrix`` (``csr_array`` if X was an array) of shape ``(rows, len(keys))`` with int32 indices and, if X
+        was CSR, the very same `data`; column j stands for feature ``keys[j]``. For ids: int32 codes of the same
+        shape, ``keys[local] == X``.
+
+    Raises
+    ------
+    InputTypeError
+        Dask collections (localize works on one batch), dense floats, text.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> X = scipy.sparse.csr_matrix(([1.0, 2.0, 3.0], [900, 7, 900], [0, 2, 3]), shape=(2, 1000))
+    >>> keys, local = localize(X)
+    >>> sorted(keys.tolist())
+    [7, 900]
+    >>> local.shape, local.indices.dtype, bool((keys[local.indices] == X.indices).all())
+    ((2, 2), dtype('int32'), True)
+    >>> keys, codes = localize(np.array([[5, 5], [-2, 5]]))
+    >>> keys[codes]
+    array([[ 5,  5],
+           [-2,  5]])
+    """
+    batch = _read(X)
+    if not remember or not batch.sources:
+        return batch.work()
+    prints = tuple(map(fingerprint, batch.sources))
+    memory = _remembered.get(id(X))
+    if (
+        memory is not None
+        and memory.source() is X
+        and memory.prints == prints
+        and memory.values is batch.values
+        and memory.shape == X.shape
+    ):
+        return memory.result
+    result = batch.work()
+    _remember(X, _Memory(weakref.ref(X), X.shape, batch.values, prints, result))
+    return result

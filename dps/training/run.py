@@ -1,0 +1,191 @@
+"""`ps.run`: one trainer for each free thread, all at once, each with its share of the partitions, where they lie.
+
+All trainers of a run must be running at the same time, or those that wait for the others would wait for ever. So a
+trainer is a task that lasts the whole run and takes several partitions, and there are never more of them than threads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from distributed import Client, Future, get_worker
+
+from dps import config
+from dps.client import Ticket
+from dps.errors import InputError, StoppedError, TooFewWorkersError, TrainerLostError
+from dps.training.data import partitions, share
+from dps.training.progress import ProgressBar
+from dps.training.trainer import Trainer
+
+__all__ = ["launch"]
+
+POLL = 0.05  # seconds between two looks at the trainers' tasks
+SHOW = 0.25  # seconds between two looks at their clocks
+
+
+def train(ticket: Ticket, run: int, number: int, function: Callable, args: tuple, kwargs: dict, parts: list) -> Any:
+    """The task of one trainer: join, call the user's function, leave."""
+    worker = get_worker()
+    key = worker.get_current_task()
+    state = worker.state.tasks[key]
+
+    def cancelled() -> bool:  # the scheduler took the task back: the thread must end by itself
+        return state.state != "executing" and state.state != "long-running"
+
+    trainer = Trainer(ticket, run, number, state.run_id, worker.address, cancelled)
+    try:
+        result = function(trainer, parts, *args, **kwargs)
+        trainer.leave()
+        return result
+    except BaseException as error:
+        try:
+            trainer.leave(failed=f"{type(error).__name__}: {error}"[:1000])
+        except Exception:
+            pass  # the run is over, or the controller is: what counts is the user's own error
+        raise
+    finally:
+        trainer.close()
+
+
+def launch(
+    client: Client,
+    ticket: Ticket,
+    call: Callable[..., Any],
+    serving: set[str],
+    function: Callable,
+    data: Any,
+    *,
+    staleness: float,
+    trainers: int | None,
+    args: tuple,
+    kwargs: dict,
+    progress: bool | None,
+) -> list[Any]:
+    """Run `function` on trainers over `data`; what :meth:`dps.ParameterServer.run` does.
+
+    `call` reaches the controller, `serving` are the workers that trainers must keep off.
+    """
+    if not (staleness == math.inf or (staleness >= 0 and staleness == int(staleness))):
+        raise InputError(f"staleness is 0, 1, 2, ... or math.inf, not {staleness!r}")
+    rows = partitions(client, data)
+    slots = free_slots(client, serving, ticket.session)
+    if trainers is not None and not 1 <= trainers <= len(slots):
+        raise TooFewWorkersError(
+            f"{trainers} trainers asked for and {len(slots)} threads are free for them: all trainers of a run must "
+            f"run at once; add workers or threads, or ask for fewer"
+        )
+    holding = client.who_has([future for row in rows for future in row])
+    holders = [[w for future in row for w in holding.get(future.key, ())] for row in rows]
+    slots = spread(slots, holders, min(trainers or len(slots), len(rows)))
+    shares = share(holders, slots)
+    run = call("start_run", trainers=len(slots), staleness=None if math.isinf(staleness) else int(staleness))
+    futures = []
+    for number, (worker, mine) in enumerate(zip(slots, shares, strict=True)):
+        parts = [rows[n][0] if not isinstance(data, tuple) else rows[n] for n in mine]
+        key = f"dps-train-{ticket.session}-{run}-{number}-{ticket.secret[:6]}"
+        task = (ticket, run, number, function, args, kwargs, parts)
+        futures.append(client.submit(train, *task, workers=[worker], key=key, pure=False, retries=0, priority=100))
+    try:
+        with ProgressBar(progress) as bar:
+            watch(futures, lambda: json.loads(call("progress", run=run)), bar, slots)
+        return client.gather(futures)
+    except BaseException as error:
+        text = f"the run was stopped: {error!r}"[:500]
+        end(client, futures, lambda: call("stop_run", run=run, reason=text))
+        raise
+
+
+def free_slots(client: Client, serving: set[str], session: str) -> list[str]:
+    """For each thread that can take a trainer, its worker: the first threads of all workers before the second ones."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    busy = client.processing()
+    free = {
+        address: info["nthreads"] - len(busy.get(address, ()))
+        for address, info in workers.items()
+        if address not in serving and not info.get("resources", {}).get("dps")
+    }
+    slots = [address for turn in range(max(free.values(), default=0)) for address in free if free[address] > turn]
+    if not slots:
+        raise TooFewWorkersError(
+            f"no thread is free for trainers of parameter server {session!r}: {len(workers)} workers, {len(serving)} of "
+            f"them servers, {sum(map(len, busy.values()))} tasks running; add workers, or wait for the tasks to end"
+        )
+    return slots
+
+
+def spread(slots: list[str], holders: list[list[str]], count: int) -> list[str]:
+    """The `count` slots to use, those on workers that hold data first."""
+    held = {worker for workers in holders for worker in workers}
+    return sorted(slots, key=lambda worker: worker not in held)[:count]
+
+
+def watch(futures: list[Future], progress: Callable[[], dict], bar: ProgressBar, slots: list[str]) -> None:
+    """Wait for all trainers; raise the first one's own error."""
+    began, shown = time.monotonic(), 0.0
+    while True:
+        states = [future.status for future in futures]
+        if any(state in ("error", "cancelled", "lost") for state in states):
+            raise_first(futures)
+        if all(state == "finished" for state in states):
+            bar.show(progress())
+            return
+        now = time.monotonic()
+        if now - shown > SHOW:
+            shown, seen = now, progress()
+            bar.show(seen)
+            if seen["joined"] < len(futures) and now - began > config.seconds("join"):
+                missing = ", ".join(sorted({slots[n] for n, state in enumerate(states) if state == "pending"}))
+                raise TooFewWorkersError(
+                    f"{seen['joined']} of {len(futures)} trainers have joined within {config.seconds('join'):g} s "
+                    f"(dps.timeouts.join); their workers may be busy with other tasks, or gone: {missing}"
+                )
+            if seen["stopped"]:
+                time.sleep(0.2)  # the failing trainer's own error is on its way
+                if not any(future.status == "error" for future in futures):
+                    give_reason(futures, seen["stopped"])
+        time.sleep(POLL)
+
+
+def give_reason(futures: list[Future], reason: str) -> None:
+    """The controller stopped the run: wait for a trainer to say why itself, else say it in the controller's words."""
+    until = time.monotonic() + config.seconds("stop")
+    while time.monotonic() < until:
+        if any(future.status in ("error", "cancelled", "lost") for future in futures):
+            return
+        time.sleep(POLL)
+    raise TrainerLostError(reason)
+
+
+def raise_first(futures: list[Future]) -> None:
+    """Raise the error that began it: not one that only says another trainer failed."""
+    until = time.monotonic() + config.seconds("stop")
+    while True:
+        failed = [future for future in futures if future.status == "error"]
+        causes = [f for f in failed if not isinstance(f.exception(), StoppedError)]
+        pending = [future for future in futures if future.status == "pending"]
+        if causes or not pending or time.monotonic() > until:
+            break
+        time.sleep(POLL)
+    for future in causes or failed:
+        future.result()
+    raise StoppedError("the run's tasks were cancelled, or lost with their workers; is the cluster still up?")
+
+
+def end(client: Client, futures: list[Future], stop: Callable[[], Any]) -> None:
+    """Stop what still runs, and wait (not for ever) until it has stopped."""
+    try:
+        stop()
+        until = time.monotonic() + config.seconds("stop")
+        while any(future.status == "pending" for future in futures) and time.monotonic() < until:
+            waiting = [future for future in futures if future.status == "pending"]
+            busy = {key for keys in client.processing().values() for key in keys}
+            client.cancel(waiting)
+            if not busy & {future.key for future in waiting}:
+                break
+            time.sleep(POLL)
+    except Exception:
+        pass  # the first error is the one to raise

@@ -1,0 +1,34 @@
+"""The session secret: who may connect. Pure.
+
+A listener greets with a nonce. The connecting side answers with the session's name, a nonce of its own and a proof
+that it knows the session's secret; the listener proves the same back. The secret itself never crosses the data plane;
+it is handed out over Dask's control plane, which its users already trust with running code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+__all__ = ["new_nonce", "new_secret", "proof", "proves"]
+
+
+def new_secret() -> str:
+    """A fresh session secret, hexadecimal."""
+    return secrets.token_hex(32)
+
+
+def new_nonce() -> str:
+    """A number used once, hexadecimal."""
+    return secrets.token_hex(16)
+
+
+def proof(secret: str, side: str, *nonces: str) -> str:
+    """What only a holder of `secret` can say of these nonces; `side` keeps a proof from being echoed back."""
+    return hmac.new(bytes.fromhex(secret), "|".join((side, *nonces)).encode(), hashlib.sha256).hexdigest()
+
+
+def proves(claim: object, secret: str, side: str, *nonces: str) -> bool:
+    """Whether `claim` is that proof (compared in constant time)."""
+    return isinstance(claim, str) and hmac.compare_digest(claim.encode(), proof(secret, side, *nonces).encode())

@@ -1,0 +1,52 @@
+"""For every test: Hypothesis profiles, and nothing may be left behind (see leaks.py)."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import leaks
+import pytest
+
+hypothesis.settings.register_profile("quick", deadline=None)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2_000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+os.environ[leaks.MARK] = str(os.getpid())
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed:  # its traceback keeps what it used alive, so neither it nor its module is judged
+        item.stash[FAILED] = item.parent.getparent(pytest.Module).stash[FAILED] = True
+    return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_leaks_of_module(request):
+    """After the fixtures of a module are gone, so is everything they and the tests started."""
+    before = leaks.snapshot()
+    yield
+    if not request.node.stash.get(FAILED, False):
+        _judge("this module", leaks.wait_for_leaks(before, orphans=True))
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request, no_leaks_of_module):
+    """A test ends with the threads, processes, sockets and files it began with."""
+    allowed = request.node.get_closest_marker("leaks_ok")
+    if allowed:
+        assert allowed.args, "leaks_ok needs a reason"
+        yield
+        return
+    before = leaks.snapshot()
+    yield
+    if not request.node.stash.get(FAILED, False):
+        _judge("this test", leaks.wait_for_leaks(before))
+
+
+def _judge(who: str, found: list[str]) -> None:
+    if found:
+        pytest.fail(f"{who} left behind:\n  " + "\n  ".join(found), pytrace=False)

@@ -1,0 +1,242 @@
+"""Every example in the documentation runs: the blocks of the pages, and those of the docstrings."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.util
+import os
+import pkgutil
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dps
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+LANGUAGES = {"python", "bash", "console", "", "text", "yaml", "toml", "json"}  # exactly so: no "python no-run"
+SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    line: int  # of its first line of code in the page
+    code: str
+
+
+def blocks(text: str) -> list[Block]:
+    found, opened = [], None
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = re.fullmatch(r"(\s*)```(.*)", line)
+        if fence and opened is None:
+            indent, opened, lines = len(fence[1]), (fence[2].strip(), number + 1), []
+        elif fence:
+            found.append(Block(*opened, "\n".join(lines) + "\n"))
+            opened = None
+        elif opened:
+            lines.append(line[indent:])
+    assert opened is None, f"the block of line {opened[1]} has no end"
+    return found
+
+
+def story(page: Path) -> str:
+    """A program that runs the python blocks of `page` in order, in its ``__main__``, with the line numbers of the page.
+
+    Workers that are spawned import the program again; for them it does nothing.
+    """
+    parts = [(b.line, b.code) for b in blocks(page.read_text()) if b.language == "python"]
+    return f"""
+if __name__ == "__main__":
+    for _line, _code in {parts!r}:
+        exec(compile("\\n" * (_line - 1) + _code, {str(page)!r}, "exec"), globals())
+"""
+
+
+def run(program: Path, seconds: float) -> tuple[int | None, str]:
+    """Exit status (None: out of time) and output of a program run in its own folder. Its processes end with it."""
+    with subprocess.Popen(
+        [sys.executable, program],
+        cwd=program.parent,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=seconds)
+            return process.returncode, output
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None, process.communicate()[0]
+
+
+def check_command(command: str) -> str | None:
+    """What is wrong with a line for the shell, as far as one can tell without running it."""
+    words = [w for w in command.split() if not re.fullmatch(r"[A-Z_]+=\S*", w)]  # PYTHON=... make test
+    if not words:
+        return None
+    program = words.pop(0)
+    if program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+        unknown = [w for w in words if not w.startswith("-") and w not in targets]
+        return f"no such target: {unknown}" if unknown else None
+    if program.endswith("python"):
+        if words[:1] == ["-m"]:
+            return None if importlib.util.find_spec(words[1]) else f"no module {words[1]}"
+        if words and not words[0].startswith("-"):
+            return None if (ROOT / words[0]).exists() else f"no file {words[0]}"
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_have_a_known_language(page):
+    for block in blocks((ROOT / page).read_text()):
+        assert block.language in LANGUAGES, f"{page}:{block.line - 1}"
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("page", PAGES)
+def test_page_runs_as_a_story(page, tmp_path):
+    if not any(b.language == "python" for b in blocks((ROOT / page).read_text())):
+        return
+    program = tmp_path / "story.py"
+    program.write_text(story(ROOT / page))
+    status, output = run(program, SECONDS)
+    assert status is not None, f"{page} took more than {SECONDS} s\n{output[-4000:]}"
+    assert status == 0, f"{page}\n{output[-4000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_exist(page):
+    for block in blocks((ROOT / page).read_text()):
+        if block.language in {"bash", "console"}:
+            for i, line in enumerate(block.code.splitlines()):
+                if block.language == "bash" or line.startswith("$ "):
+                    wrong = check_command(line.removeprefix("$ ").split("#")[0])
+                    assert not wrong, f"{page}:{block.line + i}: {wrong}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_inside_the_project_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
+    targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
+    assert not [t for t in targets if t and not ((ROOT / page).parent / t).exists()]
+
+
+# Docstrings
+
+
+def modules() -> list[str]:
+    return ["dps", *sorted(m.name for m in pkgutil.walk_packages(dps.__path__, "dps.", onerror=lambda name: None))]
+
+
+@pytest.mark.parametrize("name", [m for m in modules() if not m.endswith("__main__")])
+def test_docstrings(name):
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if (e.name or "").split(".")[0] == "dps":
+            raise
+        pytest.skip(f"needs {e.name}")
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    failed = []
+    runner = doctest.DocTestRunner(optionflags=flags)
+    for example in doctest.DocTestFinder().find(module, name, extraglobs={"dps": dps, "np": np}):
+        runner.run(example, out=failed.append)
+    assert not failed, "".join(failed)
+
+
+# The tools of this file
+
+
+def write(tmp_path, *lines):
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(lines) + "\n")
+    return page
+
+
+def test_a_story_goes_on_from_block_to_block(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("""# A
+```python
+def f():
+    return '''a
+b'''
+```
+- x
+  ```python
+  print(f())
+  ```
+""")
+    program = tmp_path / "story.py"
+    program.write_text(story(page))
+    assert run(program, 30) == (0, "a\nb\n")
+
+
+def test_a_failure_names_the_line_of_the_page(tmp_path):
+    page = write(tmp_path, "# A", "", "```python", "x = 1", "1 / 0", "```")
+    program = tmp_path / "story.py"
+    program.write_text(story(page))
+    status, output = run(program, 30)
+    assert status == 1
+    assert 'page.md", line 5' in output
+    assert "ZeroDivisionError" in output
+
+
+def test_a_story_without_end_is_ended(tmp_path):
+    program = tmp_path / "story.py"
+    program.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)")
+    assert run(program, 1) == (None, "begun\n")
+
+
+@pytest.mark.processes
+def test_a_story_may_start_worker_processes(tmp_path):
+    page = write(
+        tmp_path,
+        "```python",
+        "from distributed import Client, LocalCluster",
+        "cluster = LocalCluster(n_workers=1, dashboard_address=None)",
+        "client = Client(cluster)",
+        "def double(x): return 2 * x",
+        "```",
+        "```python",
+        "assert client.submit(double, 4).result() == 8",
+        "client.close(); cluster.close()",
+        "```",
+    )
+    program = tmp_path / "story.py"
+    program.write_text(story(page))
+    assert run(program, 60) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [
+        ("make test", None),
+        ("PYTHON=python3.13 make install test", None),
+        ("make coffee", "coffee"),
+        ("python -m dps.nothing", "dps.nothing"),
+        (".venv/bin/python -m pytest", None),
+        ("python nowhere.py", "nowhere.py"),
+        ("git clone x", None),
+    ],
+)
+def test_check_command(command, wrong):
+    found = check_command(command)
+    assert (found is None) if wrong is None else wrong in found
+
+
+def test_no_escape():
+    (block,) = blocks("```python no-run\nx\n```\n")
+    assert block == Block("python no-run", 2, "x\n")
+    assert block.language not in LANGUAGES

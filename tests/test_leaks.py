@@ -1,0 +1,166 @@
+"""The leak fixtures find what is left behind, and wait for what is on its way out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import leaks
+import pytest
+from distributed import Client, LocalCluster
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture
+def before():
+    return leaks.snapshot()
+
+
+def found(before, **options):
+    return leaks.wait_for_leaks(before, patience=0.05, **options)
+
+
+def test_nothing(before):
+    assert found(before) == []
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_thread(before, daemon):
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="dps-forgotten", daemon=daemon)
+    thread.start()
+    assert found(before) == ["thread 'dps-forgotten'" + " (daemon)" * daemon]
+    stop.set()
+    thread.join()
+    assert found(before) == []
+
+
+def test_sockets(before):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (line,) = found(before)
+        assert str(server.getsockname()[1]) in line
+        assert "LISTEN" in line
+        with socket.create_connection(server.getsockname()):
+            assert sum("ESTABLISHED" in line for line in found(before)) == 1
+    assert found(before) == []
+
+
+def test_file_and_event_loop(before):
+    with open(__file__):
+        assert found(before) == [f"descriptor {__file__}"]
+    loop = asyncio.new_event_loop()
+    assert any("eventpoll" in line for line in found(before))
+    loop.close()
+    assert found(before) == []
+
+
+def test_process(before):
+    process = subprocess.Popen(SLEEP)
+    (line,) = found(before)
+    assert line.startswith(f"process {process.pid}: ")
+    process.kill()
+    process.wait()
+    assert found(before) == []
+
+
+def test_process_whose_parent_died(before):
+    starts_one = f"import subprocess; print(subprocess.Popen({SLEEP}, stdout=subprocess.DEVNULL).pid)"
+    pid = int(subprocess.check_output([sys.executable, "-c", starts_one]))
+    assert found(before) == []
+    (line,) = found(before, orphans=True)
+    assert line.startswith(f"process {pid}: ")
+    os.kill(pid, 9)
+    assert leaks.wait_for_leaks(before, patience=5, orphans=True) == []
+
+
+def test_patience(before):
+    thread = threading.Thread(target=time.sleep, args=(0.3,))
+    thread.start()
+    assert leaks.wait_for_leaks(before) == []
+
+
+def test_is_cheap():
+    def once():
+        start = time.perf_counter()
+        assert leaks.wait_for_leaks(leaks.snapshot()) == []
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(20)) < 0.002 + 0.010 * bool(leaks._children())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_closed_cluster_leaves_nothing(before, processes):
+    with LocalCluster(n_workers=1, processes=processes, dashboard_address=None) as cluster, Client(cluster) as client:
+        assert client.submit(sum, [1, 2]).result() == 3
+    assert leaks.wait_for_leaks(before) == []
+
+
+@pytest.mark.processes
+def test_a_running_cluster_comes_and_goes_but_ours_does_not_hide_behind_it():
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+        before = leaks.snapshot()
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=30)
+        client.run(os.getpid)
+        assert client.submit(sum, [1, 2], pure=False).result() == 3
+        assert found(before) == []
+
+        stop = threading.Event()
+        threads = [threading.Thread(target=stop.wait, name=name, daemon=True) for name in ("dps-x", "mine")]
+        for thread in threads:
+            thread.start()
+        process = subprocess.Popen(SLEEP)
+        with socket.create_server(("127.0.0.1", 0)):
+            assert [line.split()[0] for line in found(before)] == ["thread", "thread", "process", "socket"]
+        stop.set()
+        for thread in threads:
+            thread.join()
+        process.kill()
+        process.wait()
+
+
+def test_the_fixtures_fail_a_leaking_test_and_its_module(pytester, monkeypatch):
+    """Run the real conftest on deliberate leaks: the test is named, its module not again, and leaks_ok lets pass."""
+    here = pathlib.Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    pytester.makeconftest(here.joinpath("conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers = leaks_ok(reason): x")
+    pytester.makepyfile(
+        test_one="""
+        import socket, pytest, leaks
+        leaks.wait_for_leaks.__kwdefaults__["patience"] = 0.05
+        kept = []
+        def test_leak(): kept.append(socket.create_server(("127.0.0.1", 0)))
+        def test_clean(): pass
+        @pytest.mark.leaks_ok("on purpose")
+        def test_allowed(): kept.append(socket.create_server(("127.0.0.1", 0)))
+        """,
+        test_two="""
+        import socket, pytest
+        @pytest.fixture(scope="module")
+        def wide():
+            with socket.create_server(("127.0.0.1", 0)) as s: yield s
+        def test_uses_it(wide): pass
+        """,
+        test_three="""
+        import socket, pytest, leaks
+        leaks.wait_for_leaks.__kwdefaults__["patience"] = 0.05
+        kept = []
+        @pytest.fixture(scope="module")
+        def wide():
+            kept.append(socket.create_server(("127.0.0.1", 0)))
+        def test_uses_it(wide): pass
+        """,
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=5, errors=2)
+    result.stdout.fnmatch_lines(["*this test left behind:*", "*this module left behind:*"])

@@ -1,0 +1,186 @@
+"""Sparse logistic regression kernels against scipy's products, plain formulas and scikit-learn's loss."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import scipy.special
+import sklearn.metrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dps.errors import InputError
+from dps.models import sparse_kernels
+from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
+
+
+def batch(rows=300, k=70, dtype=np.float32, seed=0, density=0.1):
+    X = scipy.sparse.random(rows, k, density=density, format="csr", random_state=seed, dtype=np.float64).astype(dtype)
+    rng = np.random.default_rng(seed)
+    return X, rng.normal(size=k).astype(np.float32), rng.integers(0, 2, rows), rng.random(rows)
+
+
+def parts(X, ones=False):
+    return X.indptr, X.indices, None if ones else X.data
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("ones", [False, True])
+@pytest.mark.parametrize("m", [None, 1, 2, 5])
+def test_products(dtype, ones, m):
+    X, _, _, _ = batch(dtype=dtype)
+    dense = (X.toarray() != 0) if ones else X.toarray()
+    rng = np.random.default_rng(1)
+    shape = () if m is None else (m,)
+    w, b = rng.normal(size=(70, *shape)).astype(np.float32), rng.normal(size=shape)
+    z = margins(*parts(X, ones), w, b)
+    assert z.dtype == np.float32
+    np.testing.assert_allclose(z, dense @ w.astype(float) + b, rtol=1e-4, atol=1e-5)
+    residual = rng.normal(size=(300, *shape)).astype(np.float32)
+    out = gradient(*parts(X, ones), residual, 70)
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out, dense.T.astype(float) @ residual, rtol=1e-4, atol=1e-5)
+    twice = gradient(*parts(X, ones), residual, 70, out=out)
+    assert twice is out
+    np.testing.assert_allclose(out, 2 * (dense.T.astype(float) @ residual), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 256, 1000])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ones", [False, True])
+def test_fused_two_classes(rows, weighted, ones):
+    X, w, y, sample = batch(rows=rows)
+    sample = sample if weighted else None
+    loss, slope, intercept = logistic(*parts(X, ones), w, 0.3, y, sample)
+    z = margins(*parts(X, ones), w, 0.3)
+    residual, expected = binary_residuals(z, y, sample)
+    np.testing.assert_allclose(loss, expected, rtol=1e-9)
+    np.testing.assert_allclose(slope, gradient(*parts(X, ones), residual, 70), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(intercept, residual.sum(dtype=float), rtol=1e-4, atol=1e-6)
+    if rows:
+        p = scipy.special.expit(z.astype(float))
+        np.testing.assert_allclose(residual, (p - y) * (1 if sample is None else sample), rtol=1e-5, atol=1e-7)
+        skl = sklearn.metrics.log_loss(y, p, sample_weight=sample, labels=[0, 1])
+        np.testing.assert_allclose(loss, skl, rtol=1e-6)
+    column = logistic(*parts(X, ones), w[:, None], 0.3, y, sample, scale=0.5, out=np.ones((70, 1), np.float32))
+    np.testing.assert_allclose(column[1][:, 0], 1 + 0.5 * slope, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(column[2], 0.5 * intercept, rtol=1e-4, atol=1e-6)
+    assert column[0] == loss
+
+
+def test_gradient_is_the_slope_of_the_loss():
+    X, w, y, _ = batch(rows=100, k=10, dtype=np.float64)
+    _, slope, intercept = logistic(*parts(X), w, 0.1, y, scale=1 / 100)
+
+    def loss(v, b):
+        z = X @ v + b
+        return float(np.mean(np.logaddexp(0, z) - y * z))
+
+    for j in range(10):
+        step = np.zeros(10)
+        step[j] = 1e-5
+        slope_j = (loss(w + step, 0.1) - loss(w - step, 0.1)) / 2e-5
+        np.testing.assert_allclose(slope[j], slope_j, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(intercept, (loss(w, 0.1 + 1e-5) - loss(w, 0.1 - 1e-5)) / 2e-5, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_many_classes(weighted):
+    rng = np.random.default_rng(2)
+    z = rng.normal(size=(200, 7)).astype(np.float32) * 4
+    y = rng.integers(0, 7, 200)
+    sample = rng.random(200) if weighted else None
+    residual, loss = multinomial_residuals(z, y, sample)
+    p = scipy.special.softmax(z.astype(float), axis=1)
+    expected = (p - np.eye(7)[y]) * (1 if sample is None else sample[:, None])
+    np.testing.assert_allclose(residual, expected, rtol=1e-4, atol=1e-6)
+    assert residual.dtype == np.float32
+    np.testing.assert_allclose(loss, sklearn.metrics.log_loss(y, p, sample_weight=sample, labels=range(7)), rtol=1e-5)
+
+
+def test_two_classes_both_ways():
+    z = np.linspace(-30, 30, 301).astype(np.float32)
+    y = np.arange(301) % 2
+    one, loss_one = binary_residuals(z, y)
+    two, loss_two = multinomial_residuals(np.stack([np.zeros_like(z), z], axis=1), y)
+    np.testing.assert_allclose(one, two[:, 1], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(loss_one, loss_two, rtol=1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.floats(-(2.0**120), 2.0**120, width=32), st.floats(0, 1, width=32)), min_size=1, max_size=600)
+)
+def test_nothing_overflows(pairs):
+    z, y = (np.array(part) for part in zip(*pairs, strict=True))
+    residual, loss = binary_residuals(z, y)
+    assert np.isfinite(residual).all()
+    assert (abs(residual) <= 1).all()
+    assert loss >= -1e-9 * abs(z).max() - 1e-9
+    expected = np.mean(np.logaddexp(0, z) - y * z)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6, atol=1e-9 * (1 + abs(z).max()))
+    wide = np.stack([z, -z, np.zeros_like(z)], axis=1)
+    residual, loss = multinomial_residuals(wide, np.zeros(len(z), int))
+    assert np.isfinite(residual).all()
+    assert np.isfinite(loss)
+
+
+def test_a_column_of_margins():
+    residual, loss = binary_residuals(np.zeros((5, 1)), np.ones(5, bool))
+    assert residual.shape == (5, 1)
+    np.testing.assert_allclose(loss, np.log(2))
+
+
+def test_no_rows_and_no_columns():
+    X = scipy.sparse.csr_matrix((3, 0), dtype=np.float32)
+    np.testing.assert_array_equal(margins(*parts(X), np.empty(0, np.float32), 2.0), [2, 2, 2])
+    assert gradient(*parts(X), np.ones(3), 0).shape == (0,)
+    assert margins([0], [], None, np.empty((4, 3))).shape == (0, 3)
+    assert multinomial_residuals(np.empty((0, 3)), [])[1] == 0.0
+    assert binary_residuals([], [])[1] == 0.0
+
+
+def test_views_of_a_larger_batch():
+    X, w, y, _ = batch()
+    indptr = X.indptr[100:201]
+    np.testing.assert_allclose(margins(indptr, X.indices, X.data, w), X[100:200] @ w, rtol=1e-4, atol=1e-5)
+    loss, _, _ = logistic(indptr, X.indices, X.data, w, 0.0, y[100:200])
+    np.testing.assert_allclose(loss, logistic(*parts(X[100:200]), w, 0.0, y[100:200])[0])
+
+
+def test_read_only_and_wide_integers_compile_nothing_new():
+    X, w, y, _ = batch()
+    logistic(*parts(X), w, 0.0, y)
+    compiled = len(sparse_kernels._logistic.signatures)
+    indptr, indices, data = X.indptr.astype(np.int64), X.indices.astype(np.int64), X.data.copy()
+    for part in (indptr, indices, data, w, y):
+        part.flags.writeable = False
+    logistic(indptr, indices, data, w, 0.0, y.astype(np.int8))
+    logistic(indptr, indices, data.astype(np.float16), w.astype(np.float64), 0.0, list(y))
+    assert len(sparse_kernels._logistic.signatures) == compiled
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: margins([0, 1], np.array([5], np.int32), [1.0], np.zeros(5)), "index 5 .* 5 weights"),
+        (lambda: margins([0, 1], np.array([-1], np.int32), [1.0], np.zeros(5)), "index -1"),
+        (lambda: margins([0, 1], np.array([2**40]), [1.0], np.zeros(5)), "1099511627776"),
+        (lambda: margins([0, 2], [0], [1.0], np.zeros(5)), "indptr"),
+        (lambda: margins([1, 0, 1], [0], [1.0], np.zeros(5)), "indptr"),
+        (lambda: margins([0, 1], [0], [1.0, 2.0], np.zeros(5)), "2 values for 1 indices"),
+        (lambda: gradient([0, 1], [0], [1.0], [1.0, 2.0], 5), "2 residuals for 1 rows"),
+        (lambda: gradient([0, 1], [0], [1.0], [1.0], 5, out=np.zeros(4, np.float32)), r"shape \(5,\)"),
+        (lambda: gradient([0, 1], [0], [1.0], [1.0], 5, out=np.zeros(5)), "float32"),
+        (lambda: binary_residuals([0.0], [-1]), "between 0 and 1"),
+        (lambda: binary_residuals([0.0], [np.nan]), "between 0 and 1"),
+        (lambda: binary_residuals([0.0], [1, 0]), "targets of shape"),
+        (lambda: binary_residuals([0.0], [1], [1.0, 2.0]), "weights of shape"),
+        (lambda: multinomial_residuals([[0.0, 1.0]], [2]), "0 to 1"),
+        (lambda: multinomial_residuals([[0.0, 1.0]], [0.5]), "class numbers"),
+        (lambda: multinomial_residuals([0.0, 1.0], [0, 0]), "rows x classes"),
+        (lambda: logistic([0, 1], [0], None, np.zeros((1, 2)), 0.0, [1]), "two classes"),
+    ],
+)
+def test_wrong_input_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
