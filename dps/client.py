@@ -22,7 +22,7 @@ import numpy as np
 
 from dps import config
 from dps.dask_side import connecting_tls
-from dps.errors import ClosedError, ControllerGoneError, InputError, UnknownTableError
+from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, ServerGoneError, UnknownTableError
 from dps.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 from dps.state.partition import Grouping, coalesce, group, sum_repeats
@@ -412,10 +412,10 @@ class Client:
             channel = self._channels[server] = self._connect((host, port), what)
         return channel
 
-    def _connect(self, address: tuple[str, int], what: str, *gone: Any) -> Channel:
+    def _connect(self, address: tuple[str, int], what: str, gone: type[DPSError] = ServerGoneError) -> Channel:
         if self._tls is None:
             self._tls = connecting_tls(self.ticket.security)
-        channel = Channel(address, self.ticket.session, self.ticket.secret, what, *gone, tls=self._tls)
+        channel = Channel(address, self.ticket.session, self.ticket.secret, what, gone, self._tls)
         channel.idle = self._idle
         return channel
 

@@ -48,6 +48,10 @@ __all__ = ["Controller"]
 logger = logging.getLogger(__name__)
 
 LOOK = 0.25  # seconds between two looks for lost and overdue trainers
+VERBS = (
+    *("open", "admit", "serve", "describe", "close_session", "add_table", "drop_table", "status"),
+    *("start_run", "progress", "stop_run"),
+)
 PREFER_DEDICATED = 2.0  # seconds to wait for a worker with the dps resource before taking ordinary ones
 
 
@@ -89,10 +93,8 @@ class Controller(SchedulerPlugin):
         self.cordon.attach(scheduler)
         if problem := self.cordon.problem():
             logger.warning("servers cannot be cordoned off, ordinary tasks may land on them: %s", problem)
-        for function in (self.open, self.serve, self.admit, self.describe, self.close_session, self.add_table):
-            scheduler.handlers[f"dps_{function.__name__}"] = function
-        for function in (self.drop_table, self.status, self.start_run, self.progress, self.stop_run):
-            scheduler.handlers[f"dps_{function.__name__}"] = function
+        for verb in VERBS:
+            scheduler.handlers[f"dps_{verb}"] = getattr(self, verb)
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         self.cordon.add_worker(worker)

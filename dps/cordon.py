@@ -52,7 +52,7 @@ class Cordon:
     def __init__(self) -> None:
         self._scheduler: Any = None
         self._problem: str | None = None
-        self._handler: Callable[..., None] | None = None  # what we put into scheduler.stream_handlers
+        self._handler: partial[None] | None = None  # what we put into scheduler.stream_handlers
         self._said: dict[Any, Status] = {}  # WorkerState behind the cordon -> what the worker itself said last
 
     # -- hooks of the plugin
@@ -95,7 +95,7 @@ class Cordon:
             return
         # Somebody may have wrapped our handler meanwhile. Then it stays inside theirs, and passes everything on.
         if scheduler.stream_handlers.get(EVENT) is handler:
-            scheduler.stream_handlers[EVENT] = handler.args[0]  # type: ignore[attr-defined]
+            scheduler.stream_handlers[EVENT] = handler.args[0]
         for ws, status in said.items():
             if scheduler.workers.get(ws.address) is ws and ws.status is Status.paused:
                 scheduler.handle_worker_status_change(status, ws, _stimulus("detach"))

@@ -142,7 +142,7 @@ class ParameterServer:
 
     def _attach(self, about: dict[str, Any]) -> None:
         host, port = about["controller"]
-        security = self.dask_client.security if self.dask_client.scheduler.address.startswith("tls://") else None
+        security = self.dask_client.security if self._scheduler_address().startswith("tls://") else None
         self.ticket = Ticket(self.name, (host, port), about["secret"], security)
         self.servers = len(about["servers"])
 
@@ -348,8 +348,10 @@ class ParameterServer:
         if self.closed:
             return f"<dps.ParameterServer {self.name!r} (closed)>"
         plural = "s" if self.servers > 1 else ""
-        where = self.dask_client.scheduler.address
-        return f"<dps.ParameterServer {self.name!r}: {self.servers} server{plural} in {where}>"
+        return f"<dps.ParameterServer {self.name!r}: {self.servers} server{plural} in {self._scheduler_address()}>"
+
+    def _scheduler_address(self) -> str:
+        return str(self.dask_client.scheduler_info(n_workers=0).get("address", ""))
 
 
 def _check_name(name: str) -> None:

@@ -47,7 +47,7 @@ from dps.wire.frames import Header
 __all__ = ["Run", "Runs"]
 
 COLLECT_LIMIT = 1 << 24  # bytes of one trainer's part of a collective: they are for small things
-REDUCTIONS = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
+REDUCTIONS: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 
 
 class Run:
@@ -88,6 +88,7 @@ class Runs:
 
     def __init__(self, session: str):
         self.session = session
+        self.patience, self.vanish = config.seconds("clock"), config.seconds("vanish")
         self.runs: dict[int, Run] = {}
         self._last = 0
 
@@ -183,7 +184,7 @@ class Runs:
 
     def look(self) -> None:
         """Now and then: give up the lost, answer those who have waited too long."""
-        now, patience, vanish = time.monotonic(), config.seconds("clock"), config.seconds("vanish")
+        now, vanish = time.monotonic(), self.vanish
         for run in list(self.runs.values()):
             if run.stopped is not None:
                 continue
@@ -197,7 +198,7 @@ class Runs:
                         f"back within {vanish:g} s (dps.timeouts.vanish); did its worker die, or run out of memory?"
                     ),
                 )
-            for trainer in run.clock.overdue(now, patience):
+            for trainer in run.clock.overdue(now, self.patience):
                 header = run.ticking.pop(trainer, None)
                 if header is not None and trainer in run.connections:
                     text = run.clock.explain(trainer, now)

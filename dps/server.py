@@ -21,7 +21,7 @@ from dps.state.partition import bound
 from dps.state.shard import DenseShard, KeyedShard, make_shard
 from dps.state.warm import warm
 from dps.wire import frames
-from dps.wire.endpoint import Connection, Endpoint
+from dps.wire.endpoint import Connection, Endpoint, Handler
 from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded
 
 __all__ = ["Server"]
@@ -59,7 +59,7 @@ class Server:
         worker = get_worker()
         for spec in (TableSpec("warm"), TableSpec("warm", rows=4)):
             warm(spec)
-        handlers = {
+        handlers: dict[int, Handler] = {
             frames.PULL: self._pull,
             frames.PUSH: self._push,
             frames.SETTLE: self._settle,
@@ -150,7 +150,8 @@ class Server:
 
     def _parts(self, table: Table, header: Header, body: memoryview) -> tuple[list[tuple], int]:
         """The request cut by shard: (shard, keys or None, first row, from, to); and the bytes of body used for it."""
-        spec, parts = table.spec, []
+        spec = table.spec
+        parts: list[tuple] = []
         if header.count * table.row_bytes > self._endpoint.frame_limit:
             raise LimitError(f"{header.count} rows of table {spec.name!r} do not fit a frame of dps.limits.frame bytes")
         if header.flags & frames.RANGE:

@@ -160,7 +160,7 @@ class Clock:
             self._waiting.pop(trainer, None)
 
     def set_staleness(self, staleness: float) -> list[int]:
-        """Another bound from now on. Returns all whose waiting is over; others wait, if they must, at their next tick."""
+        """Another bound from now on. Returns all whose waiting is over; those too far ahead wait at their next tick."""
         self.staleness = _staleness(staleness)
         return self._settle()
 

@@ -159,6 +159,7 @@ class LocalCluster(SpecCluster):
             del self.worker_spec[name]
         for _ in range(n - len(trainers)):
             self.worker_spec.update(self.new_worker_spec())
+        assert self.loop is not None
         self.loop.add_callback(self._correct_state)
         return NoOpAwaitable() if self.asynchronous else None
 
@@ -219,7 +220,7 @@ class _WithoutServers:
     are three workers.
     """
 
-    def __init__(self, scheduler: Scheduler, servers: Any):
+    def __init__(self, scheduler: Any, servers: Any):
         self._scheduler = scheduler
         self.workers = {address: ws for address, ws in scheduler.workers.items() if ws.name not in servers}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from dps.errors import InputError
 
@@ -20,12 +21,50 @@ if TYPE_CHECKING:
 
 __all__ = ["census_income", "click_weights", "flights", "zipf_clicks"]
 
-CENSUS_COLUMNS = """age class_of_worker industry_code occupation_code education wage_per_hour enrolled_in_education
-marital_status major_industry major_occupation race hispanic_origin sex labor_union unemployment_reason
-employment_status capital_gains capital_losses dividends tax_filer_status previous_region previous_state
-household_status household_summary instance_weight migration_msa migration_region migration_within_region
-same_house_1_year_ago migration_from_sunbelt employer_size family_members_under_18 father_country mother_country
-self_country citizenship own_business veterans_questionnaire veterans_benefits weeks_worked year income""".split()
+CENSUS_COLUMNS = [
+    "age",
+    "class_of_worker",
+    "industry_code",
+    "occupation_code",
+    "education",
+    "wage_per_hour",
+    "enrolled_in_education",
+    "marital_status",
+    "major_industry",
+    "major_occupation",
+    "race",
+    "hispanic_origin",
+    "sex",
+    "labor_union",
+    "unemployment_reason",
+    "employment_status",
+    "capital_gains",
+    "capital_losses",
+    "dividends",
+    "tax_filer_status",
+    "previous_region",
+    "previous_state",
+    "household_status",
+    "household_summary",
+    "instance_weight",
+    "migration_msa",
+    "migration_region",
+    "migration_within_region",
+    "same_house_1_year_ago",
+    "migration_from_sunbelt",
+    "employer_size",
+    "family_members_under_18",
+    "father_country",
+    "mother_country",
+    "self_country",
+    "citizenship",
+    "own_business",
+    "veterans_questionnaire",
+    "veterans_benefits",
+    "weeks_worked",
+    "year",
+    "income",
+]
 CENSUS_NUMBERS = [
     "age",
     "wage_per_hour",
@@ -107,12 +146,12 @@ def flights() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame, np.ndarray]:
     Returns
     -------
     X_train : DataFrame
-        262,046 rows, 10 columns: the distance, and 9 of categories (``category``; numbers are text): month, day,
+        262,242 rows, 10 columns: the distance, and 9 of categories (``category``; numbers are text): month, day,
         weekday, hour, carrier, flight, tailnum, origin, dest.
     y_train : int8 array
         1: late (23.7 %).
     X_test : DataFrame
-        65,300 rows with the same categories.
+        65,104 rows with the same categories.
     y_test : int8 array
 
     Examples
@@ -128,10 +167,10 @@ def flights() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame, np.ndarray]:
     table = pd.read_csv(path, usecols=wanted).dropna(subset="arr_delay").reset_index(drop=True)
     date = pd.to_datetime(table[["year", "month", "day"]])
     y = (table["arr_delay"] > LATE_MINUTES).to_numpy(np.int8)
-    X = table.assign(weekday=date.dt.dayofweek)[FLIGHT_NUMBERS + FLIGHT_CATEGORIES]
+    X = table.assign(weekday=date.dt.day_of_week)[FLIGHT_NUMBERS + FLIGHT_CATEGORIES]
     X = X.astype(dict.fromkeys(FLIGHT_NUMBERS, "int32") | dict.fromkeys(FLIGHT_CATEGORIES, "str"))
     X = X.astype(dict.fromkeys(FLIGHT_CATEGORIES, "category"))
-    test = (date.dt.dayofyear % 5 == 0).to_numpy()
+    test = (date.dt.day_of_year % 5 == 0).to_numpy()
     return X[~test].reset_index(drop=True), y[~test], X[test].reset_index(drop=True), y[test]
 
 
@@ -139,30 +178,30 @@ def flights() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame, np.ndarray]:
 
 
 @njit(inline="always")
-def _mix(h):  # type: ignore[no-untyped-def]
+def _mix(h: Any) -> Any:
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return h ^ (h >> np.uint64(31))
 
 
 @njit(inline="always")
-def _uniform(h):  # type: ignore[no-untyped-def]
+def _uniform(h: Any) -> Any:
     """In (0, 1), from 53 bits."""
     return (np.float64(h >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
-@njit
+@register_jitable
 def _integral(x: float, exponent: float) -> float:
     """The integral of x ** -exponent, up to a constant."""
     return math.log(x) if exponent == 1.0 else x ** (1.0 - exponent) / (1.0 - exponent)
 
 
-@njit
+@register_jitable
 def _inverse(area: float, exponent: float) -> float:
     return math.exp(area) if exponent == 1.0 else (area * (1.0 - exponent)) ** (1.0 / (1.0 - exponent))
 
 
-@njit
+@register_jitable
 def _weight(feature: Any, seed: Any, share: float) -> float:
     """True weight of a feature: 0 for most, else about normal with deviation 1 (a sum of four uniform numbers)."""
     h = _mix(feature * np.uint64(0x9E3779B97F4A7C15) + seed)
@@ -181,13 +220,13 @@ def _weights(features: Any, seed: Any, share: float, out: Any) -> None:
         out[i] = _weight(np.uint64(features[i]), seed, share)
 
 
-@njit
-def _sorted_in(row: Any, count: int, feature: int) -> bool:
-    """Put a feature into its place of a sorted row; False if it is there already."""
+@register_jitable
+def _sorted_in(row: Any, count: int, feature: Any, distinct: bool) -> bool:
+    """Put a feature into its place of a sorted row; False if it is there already and must not be."""
     place = count
     while place > 0 and row[place - 1] > feature:
         place -= 1
-    if place > 0 and row[place - 1] == feature:
+    if distinct and place > 0 and row[place - 1] == feature:
         return False
     for i in range(count, place, -1):
         row[i] = row[i - 1]
@@ -209,8 +248,8 @@ def _clicks(
     out: Any,
     y: Any,
 ) -> None:
-    """Rows from `start` on. Zipf ranks by rejection-inversion (Hoermann and Derflinger 1996), features by rank * step."""
-    share, slope, intercept = model
+    """Rows from `start` on. Zipf ranks by rejection-inversion (Hoermann and Derflinger 1996); feature = rank * step."""
+    share, slope, intercept, distinct = model
     golden = np.uint64(0x9E3779B97F4A7C15)
     first, last = _integral(1.5, exponent) - 1.0, _integral(n + 0.5, exponent)
     shortcut = 2.0 - _inverse(_integral(2.5, exponent) - 2.0**-exponent, exponent)
@@ -231,7 +270,7 @@ def _clicks(
             if tries > 50 * wanted:  # too few likely ones left: any
                 rank = 1 + int(_uniform(_mix(h + np.uint64(1))) * n)
             feature = np.int64(np.uint64(rank - 1) * np.uint64(step) % np.uint64(n))
-            if _sorted_in(row, count, feature):
+            if _sorted_in(row, count, feature, distinct):
                 count += 1
                 margin += slope * _weight(np.uint64(feature), seed, share)
         indptr[i + 1] = indptr[i] + wanted
@@ -246,12 +285,12 @@ def _step(features: int) -> int:
     return step
 
 
-def _check_clicks(rows: int, features: int, nonzeros: tuple[int, int], exponent: float) -> None:
+def _check_clicks(rows: int, features: int, nonzeros: tuple[int, int], exponent: float, distinct: bool) -> None:
     low, high = nonzeros
     if rows < 0 or not 1 <= features <= 2**32:
         raise InputError(f"{rows} rows of {features} features; 0 or more of 1 to 2**32 are possible")
-    if not 0 <= low <= high <= features:
-        raise InputError(f"nonzeros from {low} to {high} a row, of {features} features: they are distinct in each row")
+    if not 0 <= low <= high or (distinct and high > features):
+        raise InputError(f"nonzeros from {low} to {high} in a row, of {features} features (distinct={distinct})")
     if not exponent >= 0:
         raise InputError(f"exponent {exponent} of Zipf's law; 0 (all alike) or more wanted")
 
@@ -270,6 +309,7 @@ def zipf_clicks(
     exponent: float = 1.3,
     seed: int = 0,
     start: int = 0,
+    distinct: bool = True,
 ) -> tuple[Any, np.ndarray]:
     """A seeded click log: sparse rows of ones at Zipf-distributed features, clicks by a true sparse logistic model.
 
@@ -281,21 +321,25 @@ def zipf_clicks(
     rows, features
         Shape of the result; up to 2**32 features.
     nonzeros
-        Least and greatest number of (distinct) features in a row; uniform between.
+        Least and greatest number of features in a row; uniform between.
     exponent
         The feature of rank r is drawn with probability proportional to ``r ** -exponent``. Ranks are scattered over
-        the features. 1.3 over 5 million has the skew of a published production trace.
+        the features. 1.3 over 5 million, not distinct, has the skew of a published production trace.
     seed
         Of rows and of the true model.
     start
         Number of the first row.
+    distinct
+        Whether the features of a row are distinct, as in real data; they are drawn again until they are, which takes
+        from the most frequent ones (none can be in more than every row). ``False``: as they come; a feature may stand
+        several times in a row and counts so often, and accesses have the pure skew of Zipf's law.
 
     Returns
     -------
     X : scipy.sparse.csr_matrix
         float32 ones; features ascending in each row.
     y : int8 array
-        1: a click. The probability is ``1 / (1 + exp(-z))`` with ``z = -1.5 + X @ click_weights(range(features), seed)``.
+        1: a click. Its probability is ``1 / (1 + exp(-z))``, ``z = -1.5 + X @ click_weights(range(features), seed)``.
 
     Examples
     --------
@@ -308,16 +352,18 @@ def zipf_clicks(
     """
     import scipy.sparse
 
-    _check_clicks(rows, features, nonzeros, exponent)
+    _check_clicks(rows, features, nonzeros, exponent, distinct)
     low, high = nonzeros
     index = np.int32 if features <= 2**31 and rows * high < 2**31 else np.int64
     indptr, y = np.zeros(rows + 1, index), np.empty(rows, np.int8)
     indices = np.empty(rows * high, index)
-    model = (SHARE, SLOPE, INTERCEPT)
+    model = (SHARE, SLOPE, INTERCEPT, bool(distinct))
     _clicks(start, low, high, features, _step(features), float(exponent), _start_of(seed), model, indptr, indices, y)
     indices = indices[: indptr[-1]].copy()
     X = scipy.sparse.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(rows, features))
-    X.has_canonical_format = True
+    X.has_sorted_indices = True
+    if distinct:
+        X.has_canonical_format = True
     return X, y
 
 

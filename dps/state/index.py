@@ -78,7 +78,7 @@ def find_rows(slots, old, start, moved, bits, keys, rows):
         else:
             row = np.int64(slots[_probe(slots, key, bits), 2]) - 1
         rows[i] = row
-        missing += row < 0
+        missing += int(row < 0)
     return missing
 
 

@@ -10,7 +10,7 @@ one pass, and nothing is copied. Any other batch is grouped by a counting sort.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -66,17 +66,14 @@ def survey(keys, rows, shards, bits, starts):
     """
     starts[:] = 0
     shape = ASCENDING
-    last_shard, last = np.int64(-1), np.uint64(0)
+    last_shard: Any = np.int64(-1)
+    last: Any = np.uint64(0)
     for i in range(keys.shape[0]):
         key = keys[i]
-        if rows > 0:
-            if key < 0 or key >= rows:
-                return -1 - i
-            order = np.uint64(key)
-            shard = np.int64(((key + 1) * shards - 1) // rows)
-        else:
-            order = mix(key)
-            shard = np.int64(0) if bits == 0 else np.int64(order >> np.uint64(64 - bits))
+        if rows > 0 and (key < 0 or key >= rows):
+            return -1 - i
+        order = np.uint64(key) if rows > 0 else mix(key)
+        shard = _place(key, rows, shards, bits)
         if shape > UNGROUPED and i > 0:
             if shard < last_shard:
                 shape = UNGROUPED

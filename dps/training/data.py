@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dask import delayed
 from dask.base import is_dask_collection
+from dask.delayed import Delayed
 from distributed import Client, Future, futures_of, wait
 
 from dps.errors import InputError, InputTypeError
 
 __all__ = ["partitions", "share"]
-
-Delayed = type(delayed(0))
 
 
 def partitions(client: Client, data: Any) -> list[tuple[Future, ...]]:
@@ -32,7 +30,7 @@ def partitions(client: Client, data: Any) -> list[tuple[Future, ...]]:
     """
     if isinstance(data, tuple):
         columns = [_futures(client, part, f"part {n} of the data") for n, part in enumerate(data)]
-        if len({len(column) for column in columns}) != 1:
+        if len({len(column) for column in columns}) > 1:
             counts = ", ".join(str(len(column)) for column in columns)
             raise InputError(f"the parts of the data have {counts} partitions: rechunk or repartition them alike")
         rows = list(zip(*columns, strict=True))

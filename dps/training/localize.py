@@ -126,7 +126,7 @@ def _read(X: Any) -> _Batch:
     if scipy_sparse is not None and scipy_sparse.issparse(X):
         if X.format == "csr":
             return _Batch(lambda: _localize_csr(X), (X.indices, X.indptr), X.data)
-        names = {"csc": ("data", "indices", "indptr"), "coo": ("data", "row", "col")}.get(X.format, ())
+        names: tuple[str, ...] = {"csc": ("data", "indices", "indptr"), "coo": ("data", "row", "col")}.get(X.format, ())
     elif sparse is not None and isinstance(X, (sparse.COO, sparse.GCXS)):
         names = ("data", "coords") if isinstance(X, sparse.COO) else ("data", "indices", "indptr")
     elif pandas is not None and isinstance(X, (pandas.Series, pandas.Index)):
@@ -191,10 +191,10 @@ def localize(X: Any, remember: bool = True) -> tuple[np.ndarray, Any]:
     memory = _remembered.get(id(X))
     if (
         memory is not None
-        and memory.source() is X
-        and memory.prints == prints
-        and memory.values is batch.values
         and memory.shape == X.shape
+        and memory.values is batch.values
+        and memory.prints == prints
+        and memory.source() is X
     ):
         return memory.result
     result = batch.work()

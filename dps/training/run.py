@@ -111,8 +111,8 @@ def free_slots(client: Client, serving: set[str], session: str) -> list[str]:
     slots = [address for turn in range(max(free.values(), default=0)) for address in free if free[address] > turn]
     if not slots:
         raise TooFewWorkersError(
-            f"no thread is free for trainers of parameter server {session!r}: {len(workers)} workers, {len(serving)} of "
-            f"them servers, {sum(map(len, busy.values()))} tasks running; add workers, or wait for the tasks to end"
+            f"no thread is free for trainers of parameter server {session!r}: {len(workers)} workers, {len(serving)} "
+            f"of them servers, {sum(map(len, busy.values()))} tasks running; add workers, or wait for the tasks to end"
         )
     return slots
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from dps import config
-from dps.client import Client, Pending, TableRoute, Ticket
+from dps.client import Client, Pending, Ticket
 from dps.errors import InputError, StoppedError
 from dps.training.batches import Batches
+from dps.transfers import TableRoute
 from dps.wire import frames
 from dps.wire.channel import Request
 from dps.wire.frames import Header
@@ -138,7 +139,7 @@ class Trainer(Client):
         """
         batches = Batches(partitions, epochs, batch_size, shuffle)
         self._planned = len(batches)
-        for _, _, batch in batches.start_at(self.clock):
+        for _, _, batch in batches.iterate(self.clock):
             yield batch
             self.tick()
 
@@ -195,10 +196,13 @@ class Trainer(Client):
         """Leave the run: the others no longer wait for this trainer; with `failed`, they are stopped."""
         if self._ticked is not None and failed is None:
             self._ticked.result(time.monotonic() + config.seconds("request"))
-        total = time.perf_counter() - self._began
-        split = {**self.seconds, "compute": max(0.0, total - sum(self.seconds.values()))}
-        self._ask_controller(Header(frames.LEAVE), {"failed": failed, "seconds": split})
+        self._ask_controller(Header(frames.LEAVE), {"failed": failed, "seconds": self.split()})
         self.close()
+
+    def split(self) -> dict[str, float]:
+        """Where the time since joining went, in seconds: "compute", "pull", "push", "wait"."""
+        total = time.perf_counter() - self._began
+        return {**self.seconds, "compute": max(0.0, total - sum(self.seconds.values()))}
 
     # -- inside
 
@@ -212,11 +216,11 @@ class Trainer(Client):
         self._check()
         return super()._route(table)
 
-    def _push(self, table: str, keys: Any, values: Any, rule: int, **more: Any) -> Pending:
+    def _push(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Pending:
         spec = self._route(table).spec
         if spec.aggregate is not None and self.staleness != 0:
             raise InputError(
                 f"table {table!r} collects a clock's pushes (aggregate={spec.aggregate!r}), which needs staleness 0; "
                 f"this run has {json.dumps(self.staleness)}"
             )
-        return super()._push(table, keys, values, rule, **more)
+        return super()._push(table, keys, values, rule, answer, out)

@@ -23,35 +23,52 @@ __all__ = ["fingerprint", "frozen", "unique_ids"]
 
 PROBES = 64  # longest probe; so many slots lie behind the last home
 TABLE_BITS = 6, 16  # of the first table: 64 slots to 65,536 (1 MB: stays in the second-level cache)
-DISTINCT = 4  # a full table that saw fewer than this many ids a key is given up for the radix sort
+DISTINCT = 3  # a full table that saw fewer than this many ids a key is given up for the radix sort
+BLOCK = 64  # ids whose homes are worked out ahead
 DIGIT = 11  # bits of one pass of the radix sort
+
+
+# A table is a flat int64 array of 2**bits homes and PROBES slots behind them, two numbers a slot: key, number + 1.
+# Unsigned places: signed ones would be tested for negative values at every access.
+
+
+def _table(bits: int) -> np.ndarray:
+    return np.zeros(2 * ((1 << bits) + PROBES), np.int64)
 
 
 @njit(nogil=True, cache=True)
 def _number(ids: Any, start: int, slots: Any, bits: int, count: int, codes: Any) -> Any:
     """codes[i] = number of ids[i] in order of first appearance, from i = `start` on, until the table is half full.
 
-    Slots are (key, number + 1). Returns where it stopped and the count; a count of -1: a probe got too long.
+    Returns where it stopped and the count; a count of -1: a probe got too long. Homes are worked out a block ahead,
+    so that the processor can look at several slots at once.
     """
-    limit = 1 << bits - 1
+    limit = 1 << (bits - 1)
     shift = np.uint64(64 - bits)
-    for i in range(start, ids.shape[0]):
-        key = np.int64(ids[i])
-        p = mix(key) >> shift
-        end = p + np.uint64(PROBES - 1)
-        while slots[p, 1] != 0 and slots[p, 0] != key:
-            if p == end:
-                return i, -1
-            p += np.uint64(1)
-        number = slots[p, 1]
-        if number == 0:
-            if count == limit:
-                return i, count
-            count += 1
-            number = count
-            slots[p, 0] = key
-            slots[p, 1] = count
-        codes[i] = number - 1
+    one, two, probes = np.uint64(1), np.uint64(2), np.uint64(2 * (PROBES - 1))
+    homes = np.empty(BLOCK, np.uint64)
+    for block in range(start, ids.shape[0], BLOCK):
+        first, size = np.uint64(block), np.uint64(min(BLOCK, ids.shape[0] - block))
+        for j in range(size):
+            homes[j] = (mix(np.int64(ids[first + j])) >> shift) << one
+        for j in range(size):
+            key = np.int64(ids[first + j])
+            p = homes[j]
+            end = p + probes
+            number = slots[p | one]
+            while number != 0 and slots[p] != key:
+                if p == end:
+                    return np.int64(first + j), -1
+                p += two
+                number = slots[p | one]
+            if number == 0:
+                if count == limit:
+                    return np.int64(first + j), count
+                count += 1
+                number = count
+                slots[p] = key
+                slots[p | one] = count
+            codes[first + j] = number - 1
     return ids.shape[0], count
 
 
@@ -59,16 +76,17 @@ def _number(ids: Any, start: int, slots: Any, bits: int, count: int, codes: Any)
 def _move(slots: Any, larger: Any, bits: int) -> bool:
     """Copy the entries to an empty table of 2**bits homes; False if a probe got too long."""
     shift = np.uint64(64 - bits)
-    for s in range(slots.shape[0]):
-        if slots[s, 1]:
-            p = mix(slots[s, 0]) >> shift
-            end = p + np.uint64(PROBES - 1)
-            while larger[p, 1]:
+    one, two, probes = np.uint64(1), np.uint64(2), np.uint64(2 * (PROBES - 1))
+    for s in range(0, slots.shape[0], 2):
+        if slots[s + 1]:
+            p = (mix(slots[s]) >> shift) << one
+            end = p + probes
+            while larger[p | one]:
                 if p == end:
                     return False
-                p += np.uint64(1)
-            larger[p, 0] = slots[s, 0]
-            larger[p, 1] = slots[s, 1]
+                p += two
+            larger[p] = slots[s]
+            larger[p | one] = slots[s + 1]
     return True
 
 
@@ -79,10 +97,10 @@ def _rank(slots: Any, count: int, codes: Any) -> Any:
     hashes = np.empty(count, np.uint64)
     order = np.empty(count, np.int32)
     j = 0
-    for s in range(slots.shape[0]):
-        number = slots[s, 1]
+    for s in range(0, slots.shape[0], 2):
+        number = slots[s + 1]
         if number:
-            key = slots[s, 0]
+            key = slots[s]
             h = mix(key)
             q = j
             while q > 0 and hashes[q - 1] > h:
@@ -200,14 +218,14 @@ def unique_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ids = frozen(ids)
     codes = np.empty(len(ids), np.int32)
     bits = min(max((len(ids) // 4).bit_length(), TABLE_BITS[0]), TABLE_BITS[1])
-    slots = np.zeros(((1 << bits) + PROBES, 2), np.int64)
+    slots = _table(bits)
     done, count = _number(ids, 0, slots, bits, 0, codes)
     while 0 <= count and done < len(ids):
         if count * DISTINCT > done:
             count = -1
             break
         bits += 2
-        larger = np.zeros(((1 << bits) + PROBES, 2), np.int64)
+        larger = _table(bits)
         if not _move(slots, larger, bits):
             count = -1
             break

@@ -58,7 +58,7 @@ class Header(NamedTuple):
     shard: int = 0  # first shard
     shards: int = 0  # how many, from there on
     start: int = 0  # first row, with RANGE
-    count: int = 0  # keys or rows
+    count: int = 0  # type: ignore[assignment]  # keys or rows
     parties: int = 0  # trainers in the run
     body: int = 0  # bytes that follow, a multiple of 8
 

@@ -1,0 +1,1 @@
+"""Programs that measure dps, each beside what it is fairly compared with. See README.md."""

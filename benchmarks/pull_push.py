@@ -1,0 +1,111 @@
+"""Pull and push, from a trainer's process to the servers' processes, beside the floor under them.
+
+Every figure is taken inside a training task (`ps.run`) on a `dps.LocalCluster`. See exchange.py for what the floor is.
+Ray and torch.distributed.rpc do the same with the same shard class, where they are installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from distributed import Client
+
+import dps
+from benchmarks import rivals
+from benchmarks.common import Report, parser
+from benchmarks.exchange import Plan, Wanted, measure
+from benchmarks.peers import Peers
+
+BORN, KEYS = 1_000_000, 100_000
+DENSE = {"4 KB": 16, "1 MB": 4096, "64 MB": 262_144}  # rows of 64 float32
+ROUNDS, TURN = 7, 0.06
+
+
+def optimizers() -> dict[str, Any]:
+    return {"Add": dps.Add(), "Adagrad": dps.Adagrad(0.1)}
+
+
+def keyed_cases(dim: int, optimizer: str, quick: bool) -> Iterator[Wanted]:
+    """What is measured of a keyed table."""
+    verbs = ["pull", "push"] if optimizer == "Add" else ["push"]
+    for verb in verbs:
+        what = verb if verb == "pull" else f"push {optimizer}"
+        if dim == 1:
+            yield Wanted(f"1 key x 1, {what}", verb, 1)
+        if dim == 16:
+            yield Wanted(f"keyed 1,000 x 16, {what}", verb, 1000)
+        keys = KEYS // 10 if quick else KEYS
+        yield Wanted(f"keyed {keys:,} x {dim}, random order, {what}", verb, keys)
+        yield Wanted(f"keyed {keys:,} x {dim}, localize's order, {what}", verb, keys, "localize")
+
+
+def plans(ps: Any, quick: bool) -> Iterator[Plan]:
+    """Tables one after another: made, measured by whoever iterates, dropped."""
+    rounds, turn = (5, 0.01) if quick else (ROUNDS, TURN)
+    born = BORN // 10 if quick else BORN
+    for name, optimizer in optimizers().items():
+        for dim in (1, 16, 64):
+            spec = ps.table("keyed", dim=dim, optimizer=optimizer)
+            wanted = tuple(w for w in keyed_cases(dim, name, quick) if w.keys > 1 or ps.servers == 1)
+            yield Plan(spec, born, wanted, ps.servers, rounds, turn)
+            ps.drop("keyed")
+        for size, rows in list(DENSE.items())[: 2 if quick else None]:
+            spec = ps.table("dense", dim=64, rows=rows, optimizer=optimizer)
+            verbs = ["pull", "push"] if name == "Add" else ["push"]
+            wanted = tuple(Wanted(f"dense {size}, {v if v == 'pull' else f'push {name}'}", v) for v in verbs)
+            yield Plan(spec, 0, wanted, ps.servers, rounds, turn)
+            ps.drop("dense")
+
+
+def floors(report: Report, servers: int, quick: bool) -> None:
+    """Every row beside its floor; with one server, one key beside an echo and an actor call too."""
+    # the second trainer's worker holds the idle actor, and nothing else
+    with (
+        dps.LocalCluster(servers=servers, trainers=2 if servers == 1 else 1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client, servers=servers) as ps,
+        Peers(servers) as peers,
+    ):
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        trainers = [address for address, about in workers.items() if str(about["name"]).startswith("trainer")]
+        data = [client.submit(int, n, workers=[trainers[0]], key=f"bench-{n}") for n in range(1)]
+        for plan in plans(ps, quick):
+            (results,) = ps.run(
+                measure, data, args=(plan, peers.addresses, trainers[1] if servers == 1 else None), progress=False
+            )
+            for wanted, seconds in zip(plan.wanted, results):
+                rows_of(report, wanted, seconds, servers)
+
+
+def rows_of(report: Report, wanted: Wanted, seconds: dict[str, float], servers: int) -> None:
+    """One measurement as rows."""
+    case = f"{wanted.case}, {servers} server{'s' * (servers > 1)}"
+    if wanted.keys == 1:
+        report.duration(case, seconds["dps"], "bare echo", seconds["sockets"], "<= 1.2 x")
+        report.duration(case, seconds["dps"], "bare echo, client spinning", seconds["spinning"])
+        if "actor" in seconds:
+            report.duration(case, seconds["dps"], "Dask actor call", seconds["actor"], "<= 0.1 x")
+        return
+    kernels = seconds["kernels"] / servers
+    factor = 1e3 if seconds["dps"] >= 1e-3 else 1e6
+    floor = f"floor {factor * seconds['sockets']:.3g} + {factor * kernels:.3g} ="
+    report.duration(case, seconds["dps"], floor, seconds["sockets"] + kernels, "<= 1.5 x")
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--servers", type=int, choices=(1, 2), help="only with so many servers")
+    options.add_argument("--no-rivals", action="store_true", help="only dps and its floor")
+    args = options.parse_args(argv)
+    with Report("pull and push; floor = bare sockets + kernels in process", args.json) as report:
+        for servers in (args.servers,) if args.servers else (1, 2):
+            floors(report, servers, args.quick)
+        if not args.no_rivals:
+            rivals.compare(report, args.quick)
+
+
+if __name__ == "__main__":
+    from benchmarks.pull_push import main as run  # so that workers find our functions by name
+
+    run()

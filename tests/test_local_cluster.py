@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import numba
+import psutil
+import pytest
+from distributed import Client, Security, get_worker
+from test_cordon import Plugin, actor, cordoned, until
+
+from dps.deploy.local import LocalCluster
+from dps.errors import InputError, InputTypeError
+
+
+def names(cluster):
+    return sorted(ws.name for ws in cluster.scheduler.workers.values())
+
+
+def settled(cluster, *expected):
+    until(lambda: names(cluster) == sorted(expected) and sorted(cluster.workers) == sorted(expected))
+
+
+def quick(**options):
+    return LocalCluster(processes=False, dashboard_address=None, **options)
+
+
+def slow_task(seconds):
+    time.sleep(seconds)
+    return get_worker().name
+
+
+def test_shape():
+    with quick(servers=2, trainers=3, threads_per_trainer=2) as cluster:
+        settled(cluster, "server-0", "server-1", "trainer-0", "trainer-1", "trainer-2")
+        workers = {ws.name: ws for ws in cluster.scheduler.workers.values()}
+        assert [workers[f"server-{n}"].resources for n in range(2)] == [{"dps": 1}] * 2
+        assert [workers[f"server-{n}"].nthreads for n in range(2)] == [1, 1]
+        assert [workers[f"trainer-{n}"].resources for n in range(3)] == [{}] * 3
+        assert [workers[f"trainer-{n}"].nthreads for n in range(3)] == [2, 2, 2]
+        assert workers["server-0"].memory_limit == 0
+        assert cluster.scheduler.address.startswith("inproc://")
+        assert repr(cluster) == (
+            f"LocalCluster({cluster.scheduler.address!r}, servers=2, trainers=3, status='running')"
+        )
+        assert "LocalCluster" in cluster._repr_html_()
+    assert cluster.status.name == "closed"
+    assert "closed" in repr(cluster)
+
+
+@pytest.mark.parametrize(("servers", "trainers"), [(0, 1), (1, 0), (0, 0)])
+def test_none_of_a_kind(servers, trainers):
+    with quick(servers=servers, trainers=trainers) as cluster:
+        assert len(cluster.workers) == servers + trainers
+        cluster.scale(1)
+        settled(cluster, *[f"server-{n}" for n in range(servers)], "trainer-0")
+
+
+def test_scale_means_trainers():
+    with quick(servers=2, trainers=2) as cluster:
+        cluster.scale(4)
+        settled(cluster, "server-0", "server-1", *(f"trainer-{n}" for n in range(4)))
+        cluster.scale(1)
+        settled(cluster, "server-0", "server-1", "trainer-0")
+        cluster.scale(5)
+        cluster.scale(2)  # three of them were never there
+        settled(cluster, "server-0", "server-1", "trainer-0", "trainer-1")
+        cluster.scale(0)
+        settled(cluster, "server-0", "server-1")
+        cluster.scale(cores=3)
+        settled(cluster, "server-0", "server-1", "trainer-0", "trainer-1", "trainer-2")
+        cluster.sync(cluster.scale_down, ["server-1", "trainer-2"])
+        settled(cluster, "server-0", "server-1", "trainer-0", "trainer-1")
+
+
+def test_scale_by_memory():
+    with quick(servers=1, trainers=1, memory_limit="100 MB") as cluster:
+        cluster.scale(memory="250 MB")
+        settled(cluster, "server-0", "trainer-0", "trainer-1", "trainer-2")
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+def test_adapt_means_trainers(plugin):
+    with quick(servers=3, trainers=1) as cluster, Client(cluster) as client:
+        if plugin:
+            client.register_plugin(Plugin())
+            address = client.run_on_scheduler(cordoned)[0]
+            shard = actor(client, address, 4).result()
+        servers = ("server-0", "server-1", "server-2")
+        cluster.adapt(minimum=0, maximum=3, interval="20 ms", wait_count=2, target_duration="100 ms")
+        if plugin:  # else the idle servers take what little there is to do
+            settled(cluster, *servers)
+            assert client.submit(slow_task, 0.01, pure=False).result(timeout=30).startswith("trainer")
+        futures = client.map(slow_task, [0.05] * 100, pure=False)
+        until(lambda: len(cluster.workers) == 6)  # three are needed, and there are more than three workers already
+        ran = set(client.gather(futures))
+        del futures  # Adaptive keeps workers for the sake of what they hold
+        settled(cluster, *servers)
+        cluster.adapt(minimum=2, maximum=2)
+        settled(cluster, *servers, "trainer-0", "trainer-1")
+        if plugin:
+            assert all(name.startswith("trainer") for name in ran)
+            assert shard.where().result(timeout=10) == ("server-0", 4)
+
+
+def test_an_asynchronous_cluster():
+    async def story():
+        async with LocalCluster(1, 1, processes=False, dashboard_address=None, asynchronous=True) as cluster:
+            async with Client(cluster, asynchronous=True) as client:
+                assert await client.submit(sum, [1, 2]) == 3
+            await cluster.scale(2)
+            while len(cluster.scheduler.workers) < 3:
+                await asyncio.sleep(0.01)
+        return cluster.status.name
+
+    assert asyncio.run(story()) == "closed"
+
+
+def test_tcp_without_processes():
+    with quick(trainers=1, protocol="tcp") as cluster, Client(cluster.scheduler.address) as client:
+        assert cluster.scheduler.address.startswith("tcp://127.0.0.1:")
+        assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_dashboard_is_on_a_free_port():
+    pytest.importorskip("bokeh")
+    with LocalCluster(1, 1, processes=False) as one, LocalCluster(1, 1, processes=False) as two:
+        assert one.dashboard_link != two.dashboard_link
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"servers": -1}, InputError),
+        ({"trainers": -1}, InputError),
+        ({"threads_per_trainer": 0}, InputError),
+        ({"servers": 1.5}, InputTypeError),
+        ({"trainers": True}, InputTypeError),
+        ({"security": "yes"}, InputTypeError),
+    ],
+)
+def test_wrong_options(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        quick(**options)
+
+
+@pytest.mark.tls
+def test_security():
+    pytest.importorskip("cryptography")
+    with quick(servers=1, trainers=1, security=True) as cluster:
+        assert cluster.scheduler.address.startswith("tls://")
+        assert isinstance(cluster.security, Security)
+        with Client(cluster) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+            assert {ws.address[:6] for ws in cluster.scheduler.workers.values()} == {"tls://"}
+
+
+def threads_of_libraries():
+    return numba.get_num_threads(), [os.environ.get(f"{name}_NUM_THREADS") for name in ("OMP", "OPENBLAS", "MKL")]
+
+
+@pytest.mark.processes
+def test_processes(monkeypatch, capfd):
+    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
+    with LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster, Client(cluster) as client:
+        pids = {name: worker.pid for name, worker in cluster.workers.items()}
+        assert len(set(pids.values()) | {os.getpid()}) == 4
+        assert set(client.run(os.getpid).values()) == set(pids.values())
+        assert list(client.run(threads_of_libraries).values()) == [(1, ["1", "1", "1"])] * 3
+        assert "NUMBA_NUM_THREADS" not in os.environ, "numba would refuse to compile here"
+        limits = {ws.name: ws.memory_limit for ws in cluster.scheduler.workers.values()}
+        assert limits["server-0"] == 0
+        assert limits["trainer-0"] == limits["trainer-1"] > 0
+        cluster.scale(1)
+        settled(cluster, "server-0", "trainer-0")
+        assert psutil.pid_exists(pids["server-0"])
+        assert cluster.workers["server-0"].pid == pids["server-0"]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids.values()))
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", ""), "starting and stopping is quiet"
+
+
+@pytest.mark.processes
+def test_several_clusters_one_after_the_other():
+    for _ in range(2):
+        with LocalCluster(servers=1, trainers=1, dashboard_address=None) as cluster, Client(cluster) as client:
+            client.register_plugin(Plugin())
+            assert client.submit(slow_task, 0).result() == "trainer-0"
+            shard = actor(client, client.run_on_scheduler(cordoned)[0], 1).result()
+            assert shard.where().result(timeout=10) == ("server-0", 1)
