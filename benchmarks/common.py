@@ -16,7 +16,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ __all__ = ["ROOT", "Report", "Row", "installed", "interleave", "parser", "reache
 ROOT = Path(__file__).resolve().parent.parent
 COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 PACKAGES = "numpy numba uvloop dask distributed scikit-learn scipy ray torch pyspark dask-glm".split()
-WIDTHS = (54, 12, 40, 8, 22, 3)  # case, value, against, ratio, reach, ok
+WIDTHS = (58, 12, 42, 7, 14, 3)  # case, value, against, ratio, reach, ok
 MOST_CALLS = 1000  # in one turn
 
 
@@ -109,7 +109,7 @@ class Report:
         row = Row(case, significant(value), unit, against, ratio and significant(ratio), reach)
         row = dataclasses.replace(row, ok=reached(reach, value, ratio))
         self.rows.append(row)
-        beside = "" if against is None else against if baseline is None else f"{against} {baseline:,.4g}"
+        beside = "" if against is None else against if baseline is None else f"{against} = {baseline:,.4g}"
         verdict = {True: "yes", False: "NO", None: ""}[row.ok]
         shown = "" if ratio is None else f"{ratio:.3g}"
         self._print(case, f"{value:,.4g} {unit}", beside, shown, reach or "", verdict)
@@ -138,8 +138,8 @@ class Report:
         print(f"\n{sum(bool(row.ok) for row in judged)} of {len(judged)} figures reached")
         for row in judged:
             if not row.ok:
-                shown = f"{row.value:,.4g} {row.unit}" if row.ratio is None else f"{row.ratio:.3g} x {row.against}"
-                print(f"   not: {row.case}: {shown}, asked {row.reach}")
+                ratio = "" if row.ratio is None else f", {row.ratio:.3g} x {row.against}"
+                print(f"   not: {row.case}: {row.value:,.4g} {row.unit}{ratio}; asked: {row.reach}")
         if self._path:
             Path(self._path).write_text(json.dumps([dataclasses.asdict(row) for row in self.rows], indent=1) + "\n")
             print(f"written: {self._path}")
@@ -221,8 +221,3 @@ def _timed(function: Callable[[], Any]) -> float:
     began = time.perf_counter()
     function()
     return time.perf_counter() - began
-
-
-def mean_of(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
-    return sum(values) / len(values)

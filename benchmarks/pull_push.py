@@ -6,6 +6,7 @@ Ray and torch.distributed.rpc do the same with the same shard class, where they 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,29 +41,38 @@ def keyed_cases(dim: int, optimizer: str, quick: bool) -> Iterator[Wanted]:
         yield Wanted(f"keyed {keys:,} x {dim}, localize's order, {what}", verb, keys, "localize")
 
 
-def plans(ps: Any, quick: bool) -> Iterator[Plan]:
-    """Tables one after another: made, measured by whoever iterates, dropped."""
+def plans(ps: Any, quick: bool, drop: bool = True) -> Iterator[Plan]:
+    """Tables, made one after another; with `drop`, each goes when the next one is asked for."""
     rounds, turn = (5, 0.01) if quick else (ROUNDS, TURN)
     born = BORN // 10 if quick else BORN
     for name, optimizer in optimizers().items():
         for dim in (1, 16, 64):
-            spec = ps.table("keyed", dim=dim, optimizer=optimizer)
+            spec = ps.table(f"keyed-{dim}-{name}", dim=dim, optimizer=optimizer)
             wanted = tuple(w for w in keyed_cases(dim, name, quick) if w.keys > 1 or ps.servers == 1)
             yield Plan(spec, born, wanted, ps.servers, rounds, turn)
-            ps.drop("keyed")
+            if drop:
+                ps.drop(spec.name)
         for size, rows in list(DENSE.items())[: 2 if quick else None]:
-            spec = ps.table("dense", dim=64, rows=rows, optimizer=optimizer)
+            spec = ps.table(f"dense-{rows}-{name}", dim=64, rows=rows, optimizer=optimizer)
             verbs = ["pull", "push"] if name == "Add" else ["push"]
             wanted = tuple(Wanted(f"dense {size}, {v if v == 'pull' else f'push {name}'}", v) for v in verbs)
             yield Plan(spec, 0, wanted, ps.servers, rounds, turn)
-            ps.drop("dense")
+            if drop:
+                ps.drop(spec.name)
+
+
+def rival_plans(ps: Any, quick: bool) -> Iterator[Plan]:
+    """The same, shorter: fewer rows, one order of keys."""
+    for plan in plans(ps, quick, drop=False):
+        wanted = tuple(w for w in plan.wanted if w.order == "random")
+        yield dataclasses.replace(plan, born=min(plan.born, 2 * KEYS), wanted=wanted, rounds=5)
 
 
 def floors(report: Report, servers: int, quick: bool) -> None:
     """Every row beside its floor; with one server, one key beside an echo and an actor call too."""
     # the second trainer's worker holds the idle actor, and nothing else
     with (
-        dps.LocalCluster(servers=servers, trainers=2 if servers == 1 else 1, dashboard_address=None) as cluster,
+        dps.LocalCluster(servers=servers, trainers=2 if servers == 1 else 1) as cluster,
         Client(cluster) as client,
         dps.ParameterServer(client, servers=servers) as ps,
         Peers(servers) as peers,
@@ -89,7 +99,7 @@ def rows_of(report: Report, wanted: Wanted, seconds: dict[str, float], servers: 
         return
     kernels = seconds["kernels"] / servers
     factor = 1e3 if seconds["dps"] >= 1e-3 else 1e6
-    floor = f"floor {factor * seconds['sockets']:.3g} + {factor * kernels:.3g} ="
+    floor = f"floor: sockets {factor * seconds['sockets']:.3g} + kernels {factor * kernels:.3g}"
     report.duration(case, seconds["dps"], floor, seconds["sockets"] + kernels, "<= 1.5 x")
 
 
@@ -97,12 +107,13 @@ def main(argv: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--servers", type=int, choices=(1, 2), help="only with so many servers")
     options.add_argument("--no-rivals", action="store_true", help="only dps and its floor")
+    options.add_argument("--rivals", action="store_true", help="only dps and its rivals")
     args = options.parse_args(argv)
     with Report("pull and push; floor = bare sockets + kernels in process", args.json) as report:
-        for servers in (args.servers,) if args.servers else (1, 2):
+        for servers in () if args.rivals else (args.servers,) if args.servers else (1, 2):
             floors(report, servers, args.quick)
         if not args.no_rivals:
-            rivals.compare(report, args.quick)
+            rivals.compare(report, args.quick, rival_plans)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ class Pending:
 
     def __init__(self, client: Client, verb: str, requests: list[Request], value: Any = None):
         self._client, self._verb, self._requests, self._value = client, verb, requests, value
+        self._seen = False  # somebody has asked for the result, and was told of an error
 
     @property
     def done(self) -> bool:
@@ -78,6 +79,7 @@ class Pending:
         """
         began = time.perf_counter()
         deadline = time.monotonic() + (self._client._patience if timeout is None else timeout)
+        self._seen = True
         with self._client._lock:
             for request in self._requests:
                 request.result(deadline)
@@ -118,7 +120,8 @@ class Client:
         self._channels: dict[int, Channel] = {}
         self._servers: list[tuple[str, int]] = []
         self._tables: dict[str, TableRoute] = {}
-        self._open: collections.deque[Pending] = collections.deque()
+        self._open: collections.deque[Pending] = collections.deque()  # asynchronous calls on their way
+        self._failed: list[Pending] = []  # a push among them that failed
         self._most_open = config.count("limits.in-flight")
         self._chunk = config.nbytes("chunk")
         self._patience = config.seconds("request")
@@ -251,6 +254,20 @@ class Client:
         """As :meth:`push_pull`, but return once the request is written; ``.result()`` waits for the values."""
         return self._push(table, keys, values, PUSH, answer=True, out=out)
 
+    def wait(self) -> None:
+        """Wait for all asynchronous calls; raise the error of a push whose result nobody has asked for."""
+        if not self._open and not self._failed:
+            return
+        began = time.perf_counter()
+        with self._lock:
+            while self._open:
+                self._finish(self._open.popleft())
+            failed, self._failed = self._failed, []
+        self.seconds["push"] += time.perf_counter() - began
+        for pending in failed:
+            if not pending._seen:
+                pending.result()
+
     # -- inside
 
     def _push(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Pending:
@@ -313,17 +330,21 @@ class Client:
         return Pending(self, "push", self._by_keys(route, frames.PUSH, flags, distinct, sums, results), spread)
 
     def _opened(self, pending: Pending, began: float) -> Pending:
+        """Account for a call that is on its way; make room if there are too many."""
         self.seconds[pending._verb] += time.perf_counter() - began
         self._open.append(pending)
-        while self._open and self._open[0].done:
-            self._open.popleft()
-        if len(self._open) > self._most_open:
-            oldest = self._open.popleft()
-            deadline = time.monotonic() + self._patience
-            for request in oldest._requests:
-                if not request.done:
-                    request.channel.read_until(request, deadline)
+        while self._open and (self._open[0].done or len(self._open) > self._most_open):
+            self._finish(self._open.popleft())
         return pending
+
+    def _finish(self, pending: Pending) -> None:
+        """Wait until all servers have answered; keep an error of a push that nobody may ever ask for."""
+        deadline = time.monotonic() + self._patience
+        for request in pending._requests:
+            if not request.done:
+                request.channel.read_until(request, deadline)
+            if request.error is not None and pending._verb == "push" and len(self._failed) < self._most_open:
+                self._failed.append(pending)
 
     def _rows(self, route: TableRoute, keys: Any) -> tuple[int, int] | None:
         """(first, end) where `keys` names a range of rows of a dense table."""

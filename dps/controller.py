@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 LOOK = 0.25  # seconds between two looks for lost and overdue trainers
 VERBS = (
     *("open", "admit", "serve", "describe", "close_session", "add_table", "drop_table", "status"),
-    *("start_run", "progress", "stop_run"),
+    *("start_run", "progress", "stop_run", "settle"),
 )
 PREFER_DEDICATED = 2.0  # seconds to wait for a worker with the dps resource before taking ordinary ones
 
@@ -67,6 +67,10 @@ class Session:
         self.runs = Runs(name)
         self.route: bytes = frames.encode_json({"servers": [], "tables": []})
         self.changing = asyncio.Lock()
+
+    def collecting(self) -> list[str]:
+        """The tables that collect the pushes of a clock."""
+        return [name for name, table in self.tables.items() if table["spec"]["aggregate"] is not None]
 
     def publish(self) -> None:
         """Renew the route that clients are told."""
@@ -211,12 +215,7 @@ class Controller(SchedulerPlugin):
         session = self.sessions.pop(name, None)
         if session is None:
             return
-        for server in session.servers:
-            if server["alive"] and server["port"]:
-                try:
-                    await self._call(server, "close")
-                except DPSError as error:
-                    logger.warning("closing parameter server %r: %s", name, error)
+        await self._call_all(session, "close")
         self.scheduler.client_releases_keys([s["key"] for s in session.servers], f"dps-{name}", f"dps-close-{name}")
         self.scheduler.remove_client(
             f"dps-{name}", f"dps-close-{name}"
@@ -247,10 +246,8 @@ class Controller(SchedulerPlugin):
                 await asyncio.gather(
                     *(self._call(s, "create_table", fields, shares[s["number"]]) for s in session.servers)
                 )
-            except DPSError:
-                for server in session.servers:
-                    if server["alive"]:
-                        await self._call(server, "drop_table", fields["id"])
+            except BaseException:
+                await self._call_all(session, "drop_table", fields["id"])
                 raise
             session.tables[fields["name"]] = {"spec": fields, "owners": owners}
             session.publish()
@@ -264,31 +261,37 @@ class Controller(SchedulerPlugin):
                 known = ", ".join(map(repr, sorted(session.tables))) or "none"
                 raise UnknownTableError(f"parameter server {name!r} has no table {table!r}; it has {known}")
             session.publish()
-            await asyncio.gather(
-                *(self._call(s, "drop_table", entry["spec"]["id"]) for s in session.servers if s["alive"])
-            )
+            await self._call_all(session, "drop_table", entry["spec"]["id"])
 
     async def status(self, comm: Any = None, name: str = "") -> str:
         """Servers, tables and runs, as JSON."""
         session = self._session(name)
-        alive = [s for s in session.servers if s["alive"]]
-        parts = await asyncio.gather(*(self._call(s, "status") for s in alive))
+        parts = await self._call_all(session, "status")
+        servers = [{**s, **json.loads(parts.get(s["number"], "{}"))} for s in session.servers]
         runs = await self._in_endpoint(lambda: [run.describe() for run in session.runs.runs.values()])
-        servers = [{**s, **json.loads(part)} for s, part in zip(alive, parts, strict=True)] + [
-            s for s in session.servers if not s["alive"]
-        ]
         return json.dumps({"name": name, "servers": servers, "tables": session.tables, "runs": runs})
 
     # -- RPC: runs
 
     async def start_run(self, comm: Any = None, name: str = "", trainers: int = 1, staleness: float | None = 0) -> int:
-        return await self._in_endpoint(self._session(name).runs.start, trainers, staleness)
+        session = self._session(name)
+        collecting = session.collecting()
+        run = await self._in_endpoint(session.runs.start, trainers, staleness, collecting)
+        if collecting:  # a run whose driver died has left its last clock open
+            await self._call_each(session, "settle", False)
+        return run
 
     async def progress(self, comm: Any = None, name: str = "", run: int = 0) -> str:
         return json.dumps(await self._in_endpoint(self._session(name).runs.describe, run))
 
     async def stop_run(self, comm: Any = None, name: str = "", run: int = 0, reason: str = "") -> None:
         await self._in_endpoint(self._session(name).runs.stop, run, StoppedError(reason))
+
+    async def settle(self, comm: Any = None, name: str = "", keep: bool = False) -> None:
+        """A run has ended: close the clock that aggregating tables still hold open; after a failure, drop it."""
+        session = self._session(name)
+        if session.collecting():
+            await (self._call_each if keep else self._call_all)(session, "settle", keep)
 
     # -- inside: the scheduler's loop
 
@@ -298,6 +301,19 @@ class Controller(SchedulerPlugin):
             known = ", ".join(map(repr, sorted(self.sessions))) or "none"
             raise ClosedError(f"there is no parameter server named {name!r} in this cluster; there are: {known}")
         return session
+
+    async def _call_each(self, session: Session, method: str, *args: Any) -> None:
+        """Call all servers at once; raise if one fails."""
+        await asyncio.gather(*(self._call(server, method, *args) for server in session.servers))
+
+    async def _call_all(self, session: Session, method: str, *args: Any) -> dict[int, Any]:
+        """Call all servers that can answer; what they said, by number. Those that fail are logged."""
+        there = [s for s in session.servers if s["alive"] and s["key"] in self.scheduler.tasks]
+        answers = await asyncio.gather(*(self._call(s, method, *args) for s in there), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                logger.warning("parameter server %r: %r failed: %s", session.name, method, answer)
+        return {s["number"]: a for s, a in zip(there, answers, strict=True) if not isinstance(a, BaseException)}
 
     async def _call(self, server: dict[str, Any], method: str, *args: Any) -> Any:
         """Call a server's actor, through its worker."""
@@ -314,7 +330,7 @@ class Controller(SchedulerPlugin):
         except (TimeoutError, OSError) as error:
             raise ServerGoneError(f"{where} did not answer {method!r}: {error!r}") from error
         if answer["status"] != "OK":
-            raise _unpack(answer["exception"])
+            raise _unpack(answer["exception"], where)
         return _plain(answer["result"])
 
     async def _in_endpoint(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -371,8 +387,8 @@ def _plain(value: Any) -> Any:
     return deserialize(value.header, value.frames) if isinstance(value, Serialized) else getattr(value, "data", value)
 
 
-def _unpack(error: Any) -> BaseException:
+def _unpack(error: Any, where: str) -> BaseException:
     found = _plain(error)
     if isinstance(found, bytes):
         found = loads(found)
-    return found if isinstance(found, DPSError) else DPSError(f"a server failed: {found!r}")
+    return found if isinstance(found, DPSError) else DPSError(f"{where} failed: {found!r}")

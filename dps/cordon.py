@@ -17,6 +17,8 @@ there. Everything happens on the scheduler's event loop, and no method awaits.
 A trap: when Dask gives up retiring a worker (it refuses to while the worker holds an actor), it tells the worker to go
 back to the status that the *scheduler* had for it, and then the worker really pauses. It is told to run again.
 
+A hole: `client.rebalance()` looks at no status, and may put data (no tasks) on servers.
+
 The private interfaces are the stream handler ``worker-status-change``, `Scheduler.running` and `Scheduler.transitions`.
 :meth:`Cordon.problem` says why they do not look as they should; then nothing is cordoned off, servers start all the
 same (their actors are pinned to addresses), and ordinary tasks may land beside them.

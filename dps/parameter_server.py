@@ -15,14 +15,12 @@ from distributed import Future
 from dps import config
 from dps.client import Client, Ticket
 from dps.controller import Controller
-from dps.errors import ClosedError, DPSError, InputError, InputTypeError, RequestTimeoutError
+from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, InputTypeError, RequestTimeoutError
 from dps.server import Server
 from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import Add, Optimizer
 from dps.training.run import launch
-from dps.wire import frames
-from dps.wire.frames import Header
 
 __all__ = ["ParameterServer"]
 
@@ -109,7 +107,11 @@ class ParameterServer:
             raise InputTypeError("ParameterServer takes a synchronous Dask client: make it with asynchronous=False")
         self._client: Client | None = None
         self._futures: list[Future] = []
-        self.dask_client.register_plugin(Controller())
+        try:
+            self.dask_client.register_plugin(Controller())
+        except BaseException:
+            self._let_go()
+            raise
 
     def _start(self, servers: int, timeout: float) -> None:
         about = self._call("open", servers=servers, timeout=timeout)
@@ -150,6 +152,11 @@ class ParameterServer:
         """Ask the controller, over Dask's control plane."""
         if self.closed:
             raise ClosedError(f"parameter server {self.name!r} was closed")
+        if self.dask_client.scheduler is None:
+            raise ClosedError(
+                f"the Dask client that parameter server {self.name!r} was started with is closed; with another one, "
+                f"dps.ParameterServer.attach(client, {self.name!r}) takes it up"
+            )
         if named:
             fields["name"] = self.name
         try:
@@ -157,7 +164,7 @@ class ParameterServer:
         except (DPSError, KeyboardInterrupt):
             raise
         except OSError as error:
-            raise DPSError(f"the scheduler did not answer dps_{verb}: {error}") from error
+            raise ControllerGoneError(f"the scheduler did not answer dps_{verb}: {error}") from error
 
     # -- tables
 
@@ -218,6 +225,8 @@ class ParameterServer:
     def drop(self, table: str) -> None:
         """Forget a table and its rows."""
         self._call("drop_table", table=table)
+        if self._client is not None:
+            self._client._tables.pop(table, None)  # another of that name may follow
 
     @property
     def tables(self) -> dict[str, TableSpec]:
@@ -280,7 +289,6 @@ class ParameterServer:
             A trainer vanished.
         """
         serving = {server["worker"] for server in self._call("describe")["servers"]}
-        done = False
         try:
             results = launch(
                 self.dask_client,
@@ -295,21 +303,12 @@ class ParameterServer:
                 kwargs=kwargs or {},
                 progress=progress,
             )
-            done = True
-            return results
-        finally:
-            self._settle(keep=done)
-
-    def _settle(self, keep: bool) -> None:
-        """Close the clock that aggregating tables still hold open; after a failure, drop it."""
-        if any(spec.aggregate is not None for spec in self.tables.values()):
-            client = self.client()
-            client._refresh()
-            flags = frames.ANSWER if keep else 0
-            with contextlib.nullcontext() if keep else contextlib.suppress(DPSError):
-                requests = [client._channel(n).ask(Header(frames.SETTLE, flags)) for n in range(self.servers)]
-                for request in requests:
-                    request.result(time.monotonic() + config.seconds("request"))
+        except BaseException:
+            with contextlib.suppress(DPSError):  # the run's own error counts
+                self._call("settle", keep=False)
+            raise
+        self._call("settle", keep=True)
+        return results
 
     def status(self) -> dict[str, Any]:
         """Servers (address, rows, bytes, requests), tables and runs (clocks, who waits), as plain values."""

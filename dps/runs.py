@@ -68,6 +68,16 @@ class Run:
         self.left: set[int] = set()
         self.stopped: DPSError | None = None
 
+    @property
+    def active(self) -> bool:
+        """Whether trainers are at work, or may be back."""
+        return self.stopped is None and bool(self.connections or self.lost)
+
+    def parties(self, clock: int) -> int:
+        """How many trainers have an iteration to do at `clock`; those that have not said how many they have, do."""
+        done = {n for n, planned in self.planned.items() if planned <= clock}
+        return max(1, self.trainers - len(done | self.left))
+
     def describe(self) -> dict[str, Any]:
         """For the driver: clocks, plans, who waits."""
         return {
@@ -78,6 +88,7 @@ class Run:
             "waiting": sorted(self.ticking),
             "left": sorted(self.left),
             "joined": len(self.where),
+            "connected": sorted(self.connections),
             "seconds": {str(n): split for n, split in self.seconds.items()},
             "stopped": None if self.stopped is None else str(self.stopped),
         }
@@ -94,8 +105,14 @@ class Runs:
 
     # -- the driver's side
 
-    def start(self, trainers: int, staleness: float | None) -> int:
-        """A new run of that many trainers; its number."""
+    def start(self, trainers: int, staleness: float | None, collecting: list[str]) -> int:
+        """A new run of that many trainers; its number. `collecting` are the tables that collect a clock's pushes."""
+        active = [n for n, run in self.runs.items() if run.active]
+        if active and collecting:
+            raise InputError(
+                f"run {active[0]} of parameter server {self.session!r} is going on, and table {collecting[0]!r} collects "
+                f"the pushes of a clock (aggregate=...), of one run at a time; wait for its end"
+            )
         self._last += 1
         self.runs[self._last] = Run(self._last, trainers, math.inf if staleness is None else staleness)
         for number in [n for n, run in self.runs.items() if run.stopped or len(run.left) == run.trainers][:-16]:
@@ -163,6 +180,7 @@ class Runs:
         run, trainer = self._party(connection, stopped_too=True)
         report = frames.decode_json(body)
         run.left.add(trainer)
+        run.connections.pop(trainer, None)
         run.seconds[trainer] = {str(k): float(v) for k, v in dict(report.get("seconds") or {}).items()}
         connection.party = None
         connection.reply(Header(frames.OK, request=header.request))
@@ -175,8 +193,8 @@ class Runs:
         """A trainer's connection broke without LEAVE."""
         if connection.party is not None:
             run, trainer, incarnation = connection.party
-            if run.incarnations.get(trainer) == incarnation and run.stopped is None:
-                run.connections.pop(trainer, None)
+            if run.connections.get(trainer) is connection:
+                run.connections.pop(trainer)
                 run.ticking.pop(trainer, None)
                 run.meeting.pop(trainer, None)
                 run.lost[trainer] = time.monotonic()
@@ -223,16 +241,15 @@ class Runs:
 
     def _release(self, run: Run, trainers: list[int]) -> None:
         """Answer the ticks of trainers that may go on."""
-        parties = run.trainers - len(run.left)
         for trainer in trainers:
             header = run.ticking.pop(trainer, None)
             if header is not None and trainer in run.connections:
+                parties = run.parties(header.clock) if run.staleness == 0 else 0
                 answer = Header(frames.OK, request=header.request, clock=header.clock, parties=parties)
                 run.connections[trainer].reply(answer)
 
     def _gone(self, run: Run, trainer: int) -> None:
         """A trainer left in order: the others no longer wait for it."""
-        run.connections.pop(trainer, None)
         self._release(run, run.clock.leave(trainer, time.monotonic()))
         tag, arrived = run.gather.leave(trainer)
         if tag is not None:

@@ -62,7 +62,6 @@ class Server:
         handlers: dict[int, Handler] = {
             frames.PULL: self._pull,
             frames.PUSH: self._push,
-            frames.SETTLE: self._settle,
             frames.STATUS: self._status,
         }
         tls = listening_tls(worker)
@@ -85,6 +84,10 @@ class Server:
     def drop_table(self, table: int) -> None:
         """Forget a table and its rows."""
         self._endpoint.call(self.tables.pop, table, None)
+
+    def settle(self, keep: bool) -> None:
+        """A run has ended: step the optimizers with the sums of clocks still open; without `keep`, drop them."""
+        self._endpoint.call(self._settle, keep)
 
     def status(self) -> str:
         """Tables, rows and bytes, as JSON."""
@@ -215,9 +218,7 @@ class Server:
         if passed < len(view):
             connection.write(view[passed:])
 
-    def _settle(self, connection: Connection, header: Header, body: memoryview) -> None:
-        """A run has ended: close the open clocks, or (flags ANSWER not set) drop them."""
+    def _settle(self, keep: bool) -> None:
         for table in self.tables.values():
             for shard in table.shards.values():
-                shard.settle(keep=bool(header.flags & frames.ANSWER))
-        connection.reply(Header(frames.OK, request=header.request))
+                shard.settle(keep)

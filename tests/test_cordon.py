@@ -178,9 +178,10 @@ def test_several_actors_of_one_worker_and_data_of_trainers(cluster, client):
     shards = [actor(client, address, n).result() for n in range(3)]
     assert [s.where().result(timeout=10)[1] for s in shards] == [0, 1, 2]
     data = client.scatter(list(range(20)), broadcast=True)
-    client.rebalance(data)
+    client.replicate(client.map(abs, range(5)))
     held = scheduler_side(cluster, lambda s: [len(ws.has_what) for ws in s.workers.values() if "dps" in ws.resources])
     assert sorted(held) == [0, 3], "the actors alone"
+    assert len(data) == 20
 
 
 def test_no_actor_for_a_worker_that_is_out_of_memory(cluster, client):

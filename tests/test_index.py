@@ -11,8 +11,15 @@ from oracles import crafted, mutant
 
 from dps.state import index as module
 from dps.state.index import FULL_AT, GROW_AT, GROWTH, MOVE_AT_LEAST, MOVE_PER_KEY, KeyIndex
+from dps.state.partition import hash_keys
 
 LAST = 2**32 - 1
+
+
+def _hashes(keys: np.ndarray) -> np.ndarray:
+    out = np.empty(len(keys), np.uint64)
+    hash_keys(keys, out)
+    return out
 
 
 def insert(index: KeyIndex, keys) -> np.ndarray:
@@ -111,25 +118,142 @@ def test_any_sequence(slow_growth) -> None:
 
 # ---- wrong variants -------------------------------------------------------------------------------------------------
 
+ROUND = "        moved += 1\n"
+STOP = "        if moved >= capacity:\n            return moved\n"
 MUTANTS = {
-    "the frontier stops anywhere": (module, "_move", "if old[i, 2] == 0:", "if old[i, 2] == 0 or moved >= end:"),
-    "no second round": (module, "_move", "        moved += 1\n", "        if moved >= capacity:\n            return moved\n        moved += 1\n"),
-    "the frontier is one too far": (module, "_is_old", ">= moved", "> moved"),
-    "the old table fills up": (KeyIndex, "_make_room", "self._rows_in_old + new > FULL_AT", "new > 99 + FULL_AT"),
-    "the new table is too small": (KeyIndex, "_begin", "int((self.count + new) / (GROW_AT * 0.9)) + 1", "0"),
-    "what is in the old table only is left out": (KeyIndex, "keys", "len(self.old)", "False"),
+    "the frontier stops anywhere": ("_move", "if old[i, 2] == 0:", "if old[i, 2] == 0 or moved >= end:"),
+    "no second round": ("_move", ROUND, STOP + ROUND),
+    "the frontier is one too far": ("_is_old", ">= moved", "> moved"),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_wrong_variant_is_caught(name: str, slow_growth, monkeypatch) -> None:
-    owner, function, old, new = MUTANTS[name]
-    if owner is module:  # what calls it is compiled together with it
-        for caller in ("_is_old", "find_rows", "find_or_insert"):
+    function, old, new = MUTANTS[name]
+    original = getattr(module, function)
+    if function == "_is_old":  # its callers were compiled together with it
+        for caller in ("find_rows", "find_or_insert"):
             monkeypatch.setattr(module, caller, mutant(getattr(module, caller), "key", "key"))
-    original = getattr(owner, function)
-    monkeypatch.setattr(owner, function, mutant(original, old, old))
+    monkeypatch.setattr(module, function, mutant(original, old, old))
     run_state_machine_as_test(Machine, settings=settings(HUNT, max_examples=5))
-    monkeypatch.setattr(owner, function, mutant(original, old, new))
+    monkeypatch.setattr(module, function, mutant(original, old, new))
     with pytest.raises(AssertionError):
         run_state_machine_as_test(Machine, settings=HUNT)
+
+
+# ---- scripts --------------------------------------------------------------------------------------------------------
+
+
+def test_the_empty_slot_where_moving_began_may_be_filled_meanwhile(slow_growth) -> None:
+    """Keys that then run on past it lie before the frontier, and must be moved at the end of the circle."""
+    oracle = Oracle()
+    oracle.insert(crafted(np.full(5, 0)))  # slots 0 to 4; slot 5 will be the empty one
+    oracle.insert(crafted(np.linspace(2**30, LAST, 46).astype(np.int64)))
+    oracle.insert(crafted([2**29]))
+    assert len(oracle.index.old) == 64
+    assert oracle.index.start == 6
+    assert not oracle.index.old[5, 2]
+    oracle.insert(crafted(np.full(9, 0))[5:])  # fills slot 5 and those behind it
+    assert len(oracle.index.old) == 64
+    assert oracle.index.old[5, 2]
+    assert oracle.index.old[6, 2]
+    while len(oracle.index.old):
+        oracle.check()
+        oracle.index._advance(1)
+    oracle.check()
+
+
+@pytest.mark.parametrize("bits", [0, 1, 12])
+def test_one_home_for_all(bits: int) -> None:
+    """The worst keys there are: slow, but right. Their hashes differ in the last bits only."""
+    for home in (0, LAST):
+        oracle = Oracle(bits)
+        keys = crafted(np.full(3000, home), bits, prefix=2**bits - 1)
+        for a in range(0, 3000, 500):
+            oracle.insert(keys[a : a + 500])
+        oracle.check()
+
+
+@pytest.mark.parametrize("order", ["random", "of hash", "against hash"])
+def test_large_random_run(order: str) -> None:
+    rng = np.random.default_rng(1)
+    pool = rng.integers(-(2**63), 2**63 - 1, 400_000)
+    pool[:3] = 0, -1, -(2**63)
+    index, batches = KeyIndex(), []
+    for size in [1, 3, 50, 1000, 7, 90_000, 20_000, *[12_000] * 40, 300_000, 0, 1]:
+        batch = rng.choice(pool, size)
+        if order != "random":
+            batch = batch[np.argsort(_hashes(batch))[:: 1 if order == "of hash" else -1]]
+        batches.append((batch, insert(index, batch)))
+        assert index.slots[:, 2].max() <= len(index)
+    every = np.concatenate([batch for batch, _ in batches])
+    distinct, first, inverse = np.unique(every, return_index=True, return_inverse=True)
+    rank = np.empty(len(distinct), np.int64)
+    rank[np.argsort(first)] = np.arange(len(distinct))
+    np.testing.assert_array_equal(np.concatenate([rows for _, rows in batches]), rank[inverse])
+    np.testing.assert_array_equal(index.keys(), every[np.sort(first)])
+    strangers = np.setdiff1d(rng.integers(-(2**63), 2**63 - 1, 10_000), distinct)
+    assert (find(index, strangers) == -1).all()
+
+
+# ---- bounds: counted, never timed -----------------------------------------------------------------------------------
+
+
+class Counting(KeyIndex):
+    """Notes how many slots each request moved, and how often growing had to be finished at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.begun, self.forced = [], 0, 0
+
+    def _begin(self, new: int) -> None:
+        assert not len(self.old)
+        self.begun += 1
+        super()._begin(new)
+
+    def _advance(self, quota: int) -> None:
+        before, left = self.moved, len(self.old)
+        self.forced += quota == len(self.old)
+        super()._advance(quota)
+        self.steps.append(((self.moved or left) - before, quota))
+
+
+@pytest.mark.parametrize("batch", [1, 100, 1024, 5000, 30_000])
+def test_a_request_moves_a_bounded_number_of_slots(batch: int) -> None:
+    """No request pays for the whole table: growing is over before the old table is full."""
+    assert MOVE_PER_KEY > 1 / (FULL_AT - GROW_AT)
+    index, rng = Counting(), np.random.default_rng(batch)
+    many = 1_000_000 if batch > 1 else 30_000
+    keys = rng.permutation(many)
+    for a in range(0, many, batch):
+        insert(index, keys[a : a + batch])
+    assert len(index) == many
+    assert index.begun > 5
+    assert index.forced == 0
+    longest_run = 2000  # slots in a row without an empty one; about 300 in truth
+    for moved, quota in index.steps:
+        assert quota <= max(MOVE_PER_KEY * batch, MOVE_AT_LEAST)
+        assert moved <= quota + longest_run
+
+
+def test_memory_per_key() -> None:
+    """12 bytes a slot; 15 to 22.5 bytes a key, up to 37.5 while growing, with room for one batch."""
+    index, rng = KeyIndex(), np.random.default_rng(0)
+    keys = rng.permutation(600_000)
+    growing = 12 * (1 + GROWTH) / GROW_AT
+    for a in range(0, len(keys), 1000):
+        insert(index, keys[a : a + 1000])
+        limit = growing if len(index.old) else 12 * GROWTH / GROW_AT
+        assert index.nbytes <= limit * (len(index) + 1000) / 0.9 + 12 * 64
+        assert len(index) <= FULL_AT * len(index.slots)
+    assert growing == pytest.approx(37.5)
+
+
+def test_known_keys_cost_no_memory() -> None:
+    index, keys = KeyIndex(), np.arange(50_000)
+    insert(index, keys)
+    insert(index, keys)
+    before = index.nbytes
+    for _ in range(20):
+        insert(index, keys)
+    assert index.nbytes <= before

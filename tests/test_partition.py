@@ -171,6 +171,11 @@ def check(keys, rows: int, shards: int, dim: int = 2, dtype: str = "float32") ->
     check_coalesce(check_group(keys, rows, shards), updates)
 
 
+def check_all(samples) -> None:
+    for sample in samples:
+        check(*sample)
+
+
 @st.composite
 def batches(draw: st.DrawFn):
     """(keys, rows, shards): keyed or dense, sorted or not, with repeats or without."""
@@ -219,8 +224,13 @@ MUTANTS = [
     ("survey", "order <= last", "order < last"),
     ("survey", "shard < last_shard", "shard <= last_shard"),
     ("survey", "shape > UNGROUPED and i > 0", "i > 0"),
-    ("survey", "((key + 1) * shards - 1) // rows", "key * shards // rows"),
-    ("survey", "np.uint64(64 - bits)", "np.uint64(63 - bits) & np.uint64(shards - 1)"),
+    ("survey", "_place(key, rows, shards, bits)", "_place(key, rows, shards, bits) * (key != 3)"),
+    (
+        "_scatter",
+        "_place(keys[i], rows, shards, bits)",
+        "keys[i] * shards // rows if rows else _place(keys[i], rows, shards, bits)",
+    ),
+    ("_scatter", "_place(keys[i], rows, shards, bits)", "_place(-keys[i], rows, shards, bits)"),
     ("survey", "starts[:] = 0", "pass"),
     ("_scatter", "grouped[j] = keys[i]", "grouped[j] = keys[j]"),
     ("_scatter", "range(keys.shape[0])", "range(keys.shape[0] - 1, -1, -1)"),
@@ -238,10 +248,8 @@ def test_a_broken_variant_is_caught(monkeypatch, name: str, old: str, new: str) 
     function = getattr(partition, name)
     monkeypatch.setattr(partition, name, mutant(function, old, old))
     monkeypatch.setitem(globals(), "sum_repeats", partition.sum_repeats)
-    for sample in SAMPLES:
-        check(*sample)
+    check_all(SAMPLES)
     monkeypatch.setattr(partition, name, mutant(function, old, new))
     monkeypatch.setitem(globals(), "sum_repeats", partition.sum_repeats)
     with pytest.raises((AssertionError, IndexError)):
-        for sample in SAMPLES:
-            check(*sample)
+        check_all(SAMPLES)

@@ -30,7 +30,7 @@ GROW_AT = 0.80  # load at which a larger table is begun
 FULL_AT = 0.92  # load at which the old table may not take more: growing is then finished at once
 GROWTH = 1.5
 SMALLEST = 64
-MOVE_PER_KEY = 8  # slots moved over for each key of a request while growing,
+MOVE_PER_KEY = 10  # slots moved over for each key of a request while growing (above 1 / (FULL_AT - GROW_AT)),
 MOVE_AT_LEAST = 8192  # and for each request: about 20 us
 
 

@@ -106,8 +106,10 @@ class DenseShard(Shard):
 
     def check(self, keys: np.ndarray | None, start: int, count: int) -> None:
         """Raise KeyRangeError unless all rows are here."""
+        if not count:
+            return
         first, last = (start, start + count - 1) if keys is None else (keys.min(), keys.max())
-        if count and not self.low <= first <= last < self.high:
+        if not self.low <= first <= last < self.high:
             rows = f"shard {self.number} of table {self.spec.name!r} has rows {self.low} to {self.high - 1}"
             raise KeyRangeError(f"{rows}; rows {first} to {last} were asked of it")
 

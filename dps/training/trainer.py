@@ -97,6 +97,7 @@ class Trainer(Client):
             The run has ended early.
         """
         self._check()
+        self.wait()  # a tick says that all pushes of the iteration are on the servers
         began = time.perf_counter()
         header = Header(frames.TICK, clock=self.clock + 1, count=self._planned)
         with self._lock:
@@ -178,6 +179,7 @@ class Trainer(Client):
         if array.dtype.kind not in "biufc":
             raise InputError(f"{op} takes arrays of numbers, not {array.dtype}")
         self._check()
+        self.wait()
         began = time.perf_counter()
         about = {"op": op, "dtype": array.dtype.str, "shape": list(array.shape), **about}
         text = frames.encode_json(about)
@@ -194,6 +196,8 @@ class Trainer(Client):
 
     def leave(self, failed: str | None = None) -> None:
         """Leave the run: the others no longer wait for this trainer; with `failed`, they are stopped."""
+        if failed is None:
+            self.wait()
         if self._ticked is not None and failed is None:
             self._ticked.result(time.monotonic() + config.seconds("request"))
         self._ask_controller(Header(frames.LEAVE), {"failed": failed, "seconds": self.split()})

@@ -8,11 +8,12 @@ reading requests, and both would wait for ever. And a channel that stopped in th
 Ctrl-C) is closed, for nobody could tell where the next frame begins.
 
 Waiting. For the first moments `receive` polls without sleeping: waking a sleeping core costs more (40 to 80 us on
-virtual machines) than a server needs to answer.
+virtual machines) than a server needs to answer. It gives way to whoever else wants the core, which may be the server.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
@@ -30,6 +31,9 @@ __all__ = ["Channel", "Request", "Sink", "ViewSink"]
 INBOX = 1 << 16
 SPIN = 50e-6  # seconds of polling before going to sleep
 SLICE = 0.25  # seconds of sleep between two looks at the deadline and at `idle`
+
+
+give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class Sink(Protocol):
@@ -357,6 +361,7 @@ class _Plain:
                 return None
             until = time.perf_counter() + SPIN
             while time.perf_counter() < until:
+                give_way()
                 try:
                     return receive(view)
                 except BlockingIOError:

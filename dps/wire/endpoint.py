@@ -215,7 +215,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def reply(self, header: Header, body: bytes = b"") -> None:
         """A whole frame with a small body, which is a multiple of 8 bytes."""
-        self.transport.write(encode_header(header._replace(body=len(body))) + body)
+        if body:
+            header = header._replace(body=len(body))
+        self.transport.write(encode_header(header) + body)
 
     def reply_json(self, header: Header, value: Any) -> None:
         self.reply(header, frames.encode_json(value))

@@ -1,0 +1,339 @@
+"""Shards against a dumb model: a dict of rows, each stepped by itself with the optimizer's public `step`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from oracles import mutant
+
+import dps
+from dps.errors import KeyRangeError
+from dps.state import shard as module
+from dps.state.initializers import fill_missing
+from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, Op, TableSpec
+from dps.state.partition import bound, group
+from dps.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, make_shard
+
+FLOAT_OPTIMIZERS = [
+    dps.Add(),
+    dps.Assign(),
+    dps.SGD(0.5),
+    dps.SGD(dps.Step(0.5, every=2, factor=0.5), l1=0.1, l2=0.1),
+    dps.Momentum(0.1, nesterov=True),
+    dps.Adagrad(dps.Exponential(0.5, factor=0.5), initial_accumulator=0.25),
+    dps.RMSprop(0.1),
+    dps.Adam(0.1),
+    dps.AdamW(dps.InverseTime(0.1, decay=1.0)),
+    dps.FTRL(l1=0.1),
+]
+FLOAT_INITS = [dps.Zeros(), dps.Constant(0.5), dps.Uniform(-1, 1, seed=3), dps.Normal(1.0, seed=4)]
+KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(10, 30)]
+
+
+class Model:
+    """What a shard should hold."""
+
+    def __init__(self, spec: TableSpec):
+        self.spec, self.rows, self.clock = spec, {}, 0
+        self.sums: dict[int, np.ndarray] | None = None
+        self.sums_clock, self.parties = 0, 1
+
+    def fresh(self, key: int) -> np.ndarray:
+        spec = self.spec
+        row = np.zeros((1, spec.dim + spec.slots), spec.dtype)
+        values, number = np.zeros((1, spec.dim), spec.dtype), np.uint64(spec.init.seed)
+        fill_missing(values, np.array([key]), np.array([-1]), number, spec.init.numbers())
+        row[:, : spec.dim], row[:, spec.dim :] = values, spec.optimizer.slot_start
+        return row
+
+    def value(self, key: int) -> np.ndarray:
+        return self.rows.get(key, self.fresh(key))[0, : self.spec.dim]
+
+    def change(self, rule: int, key: int, update: np.ndarray) -> None:
+        row = self.rows.setdefault(key, self.fresh(key))
+        rules = {PUSH: self.spec.optimizer, ADD: dps.Add(), ASSIGN: dps.Assign()}
+        rules[rule].step(row, update[None], clock=self.clock)
+
+    def apply(self, rule: int, keys: list[int], values: np.ndarray, clock: int, parties: int) -> None:
+        self.close_before(clock)
+        self.clock = max(self.clock, clock)
+        aside = rule == PUSH and self.spec.aggregate is not None and clock != NO_CLOCK
+        if aside and self.sums is None:
+            self.sums, self.sums_clock, self.parties = {}, clock, 1
+        if aside:
+            self.parties = max(self.parties, parties)
+        for key, update in zip(keys, values, strict=True):
+            if aside:
+                self.sums[key] = self.sums.get(key, np.zeros_like(update)) + update
+            else:
+                self.change(rule, key, update)
+
+    def close_before(self, clock: int) -> None:
+        if self.sums is not None and clock > self.sums_clock:
+            self.settle(True)
+
+    def settle(self, keep: bool) -> None:
+        sums, self.sums = self.sums, None
+        for key, update in (sums or {}).items() if keep else ():
+            self.change(PUSH, key, update / self.parties if self.spec.aggregate == "mean" else update)
+
+
+def check(shard: DenseShard | KeyedShard, model: Model) -> None:
+    """The same rows, state columns included; and a pull creates nothing and hands out copies."""
+    spec, born = model.spec, len(shard)
+    keys = np.array(KEYS if spec.keyed else range(shard.low, shard.high), np.int64)
+    out = np.full((len(keys), spec.dim), 99, spec.dtype)
+    shard.pull(keys, out)
+    np.testing.assert_array_equal(out, [model.value(key) for key in keys.tolist()])
+    assert len(shard) == born
+    assert not np.may_share_memory(out, shard.rows)
+    if spec.keyed:
+        assert len(shard) == len(model.rows)
+        order = shard.index.keys().tolist()
+        assert order == list(model.rows)
+        held = shard.rows[:born]
+        expected = [model.rows[key][0] for key in order]
+    else:
+        middle = np.full((2, spec.dim), 99, spec.dtype)
+        shard.pull_range(shard.low + 1, middle)
+        np.testing.assert_array_equal(middle, out[1:3])
+        held, expected = shard.rows, [model.rows.get(k, model.fresh(k))[0] for k in keys.tolist()]
+    np.testing.assert_array_equal(held, np.reshape(expected, held.shape))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> TableSpec:
+    dtype = draw(st.sampled_from(["float32", "float64", "int64"]))
+    whole = dtype == "int64"
+    return TableSpec(
+        "t",
+        rows=draw(st.sampled_from([None, 13])),
+        dim=draw(st.sampled_from([1, 2, 5])),
+        dtype=dtype,
+        optimizer=draw(st.sampled_from([dps.Add(), dps.Assign()] if whole else FLOAT_OPTIMIZERS)),
+        init=draw(st.sampled_from([dps.Zeros(), dps.Constant(3)] if whole else FLOAT_INITS)),
+        aggregate=draw(st.sampled_from([None, "sum"] if whole else [None, "sum", "mean"])),
+        shards=2,
+    )
+
+
+numbers = st.integers(-16, 16)
+
+
+def one_action(draw: st.DrawFn, spec: TableSpec, shard: Shard, model: Model) -> None:
+    clock = draw(st.integers(-1, 4))
+    kind = draw(st.sampled_from(["change", "change", "change", "range", "pull", "settle"]))
+    if kind == "settle":
+        keep = draw(st.booleans())
+        shard.settle(keep)
+        model.settle(keep)
+    elif kind == "pull":  # what the server does before it answers one
+        shard.close_before(clock)
+        model.close_before(clock)
+    else:
+        ranged = kind == "range" and not spec.keyed
+        if ranged:
+            start = draw(st.integers(shard.low, shard.high))
+            keys = list(range(start, draw(st.integers(start, shard.high))))
+        else:
+            start, pool = 0, KEYS if spec.keyed else range(shard.low, shard.high)
+            keys = draw(st.lists(st.sampled_from(pool), max_size=8))
+        rule, parties = draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN])), draw(st.integers(1, 3))
+        seed = np.random.default_rng(draw(st.integers(0, 99)))
+        values = seed.integers(-16, 16, (len(keys), spec.dim)).astype(spec.dtype)
+        if spec.dtype != "int64":
+            values /= 8
+        named = None if ranged else np.array(keys, np.int64)
+        shard.check(named, start, len(keys))
+        shard.apply(Op(rule, named, start, values, clock, parties))
+        kept = values.copy()
+        values[:] = 77  # the shard keeps nothing of what it was handed
+        model.apply(rule, keys, kept, clock, parties)
+
+
+def play(draw: st.DrawFn, spec: TableSpec) -> None:
+    shard, model = make_shard(spec, 1), Model(spec)
+    check(shard, model)
+    for _ in range(draw(st.integers(1, 12))):
+        one_action(draw, spec, shard, model)
+        check(shard, model)
+    assert shard.nbytes >= shard.rows.nbytes
+
+
+@settings(max_examples=300)
+@given(spec=tables(), data=st.data())
+def test_any_sequence_of_ops(spec: TableSpec, data) -> None:
+    play(data.draw, spec)
+
+
+@pytest.mark.parametrize("rows", [None, 13])
+@pytest.mark.parametrize("optimizer", FLOAT_OPTIMIZERS, ids=repr)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_every_optimizer(optimizer, rows: int | None, data) -> None:
+    play(data.draw, TableSpec("t", rows=rows, dim=3, optimizer=optimizer, init=dps.Normal(1.0, seed=1), shards=2))
+
+
+# ---- any cut into shards holds the same numbers ---------------------------------------------------------------------
+
+
+def pushed(spec: TableSpec, pushes, settle: bool = True) -> tuple[np.ndarray, int]:
+    """Values of all keys after pushes (rule, keys, values, clock, parties), cut by shard as a client does it."""
+    shards = [make_shard(spec, n) for n in range(spec.shards)]
+    for rule, keys, values, clock, parties in pushes:
+        batch = group(keys, spec.rows or 0, spec.shards)
+        order = np.arange(len(keys)) if batch.order is None else batch.order
+        for n in np.flatnonzero(np.diff(batch.starts)):
+            a, b = batch.starts[n : n + 2]
+            shards[n].apply(Op(rule, batch.keys[a:b], 0, values[order[a:b]], clock, parties))
+    every = np.array(KEYS if spec.keyed else range(spec.rows), np.int64)
+    out = np.empty((len(every), spec.dim), spec.dtype)
+    batch = group(every, spec.rows or 0, spec.shards)
+    for n, shard in enumerate(shards):
+        shard.settle(keep=settle)
+        a, b = batch.starts[n : n + 2]
+        part = np.empty((b - a, spec.dim), spec.dtype)
+        shard.pull(batch.keys[a:b], part)
+        out[slice(a, b) if batch.order is None else batch.order[a:b]] = part
+    return out, sum(map(len, shards))
+
+
+def random_pushes(spec: TableSpec, seed: int, clocks: int = 6, trainers: int = 3):
+    """Of clock after clock, in any order of trainers; multiples of 1/8, so that sums are exact in any order."""
+    rng = np.random.default_rng(seed)
+    pool = np.array(KEYS if spec.keyed else range(spec.rows), np.int64)
+    for clock in range(clocks):
+        for _ in rng.permutation(trainers):
+            keys = rng.permutation(pool)[: rng.integers(0, len(pool))]
+            values = rng.integers(-16, 16, (len(keys), spec.dim)).astype(spec.dtype)
+            rule = PUSH if spec.aggregate else rng.choice([PUSH, PUSH, ADD, ASSIGN])
+            yield int(rule), keys, values if spec.dtype == "int64" else values / 8, clock, trainers
+
+
+@pytest.mark.parametrize("optimizer", FLOAT_OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("rows", [None, 21])
+@pytest.mark.parametrize("aggregate", [None, "sum", "mean"])
+def test_one_two_and_eight_shards_hold_the_same(optimizer, rows: int | None, aggregate: str | None) -> None:
+    spec = TableSpec("t", rows=rows, dim=2, optimizer=optimizer, init=dps.Uniform(-1, 1, seed=2), aggregate=aggregate)
+    one, two, eight = (
+        pushed(dataclasses.replace(spec, shards=shards), random_pushes(spec, seed=5)) for shards in (1, 2, 8)
+    )
+    np.testing.assert_array_equal(one[0], two[0])
+    np.testing.assert_array_equal(one[0], eight[0])
+    assert one[1] == two[1] == eight[1]
+
+
+@pytest.mark.parametrize("optimizer", FLOAT_OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("rows", [None, 21])
+@pytest.mark.parametrize("aggregate", ["sum", "mean"])
+def test_aggregated_pushes_equal_one_process(optimizer, rows: int | None, aggregate: str) -> None:
+    """Three trainers in lock step, four shards: as one process that adds up the gradients of a clock and steps."""
+    spec = TableSpec("t", rows=rows, dim=2, optimizer=optimizer, aggregate=aggregate, dtype="float64")
+    alone = Model(dataclasses.replace(spec, aggregate=None))
+    for clock in range(6):
+        sums: dict[int, np.ndarray] = {}
+        for _, keys, values, at, _ in random_pushes(spec, seed=6):
+            for key, value in zip(keys.tolist(), values, strict=True):
+                if at == clock:
+                    sums[key] = sums.get(key, 0) + value
+        alone.clock = clock
+        for key, total in sums.items():
+            alone.change(PUSH, key, total / 3 if aggregate == "mean" else total)
+    together, born = pushed(spec, random_pushes(spec, seed=6))
+    every = KEYS if spec.keyed else range(spec.rows)
+    np.testing.assert_array_equal(together, [alone.value(key) for key in every])
+    assert born == (len(alone.rows) if spec.keyed else spec.rows)
+
+
+def test_a_failed_run_leaves_its_last_clock_out() -> None:
+    spec = TableSpec("t", aggregate="sum")
+    first = [(PUSH, np.array([1, 2]), np.ones((2, 1), np.float32), 0, 2)]
+    second = [(PUSH, np.array([2, 3]), np.ones((2, 1), np.float32), 1, 2)]
+    values, _ = pushed(spec, first + second, settle=False)
+    expected, _ = pushed(spec, first, settle=True)
+    np.testing.assert_array_equal(values, expected)
+
+
+# ---- growth, limits, errors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 7])
+@pytest.mark.parametrize("least", [1, 1 << 18])
+def test_growth_moves_no_number(monkeypatch, width: int, least: int) -> None:
+    monkeypatch.setattr(module, "GROW_LEAST", least)
+    spec = TableSpec("t", dim=width, optimizer=dps.Adagrad(0.5), init=dps.Normal(1.0, seed=1), shards=1)
+    shard, rng = KeyedShard(spec, 0), np.random.default_rng(0)
+    keys = rng.integers(-(2**63), 2**63 - 1, 30_000)
+    marks = rng.normal(size=(len(keys), width)).astype(np.float32)
+    sizes, a = set(), 0
+    for count in [0, 1, 2, 3, 500, 20_000, 1, *[200] * 20]:
+        shard.apply(Op(ASSIGN, keys[a : a + count], 0, marks[a : a + count], NO_CLOCK, 1))
+        a += count
+        sizes.add(len(shard.rows))
+        assert len(shard) == a <= len(shard.rows)
+        out = np.empty((a, width), np.float32)
+        shard.pull(keys[:a], out)
+        np.testing.assert_array_equal(out, marks[:a])
+        assert not shard.rows[:a, width:].any(), "optimizer state of rows that were never pushed"
+        assert len(shard.rows) <= 1.0625 * a + max(least, 1 << 18) // (8 * width) + 2
+    assert len(sizes) > (5 if least == 1 else 1)
+
+
+def test_checks_name_shard_and_rows() -> None:
+    spec = TableSpec("w", rows=10, shards=3)
+    shard = DenseShard(spec, 1)
+    assert (shard.low, shard.high) == (bound(1, 10, 3), bound(2, 10, 3)) == (3, 6)
+    for keys, start, count in [([3, 5], 0, 2), ([], 0, 0), (None, 3, 3), (None, 6, 0), (None, 0, 0)]:
+        shard.check(None if keys is None else np.array(keys, np.int64), start, count)
+    for keys, start, count, words in [
+        ([3, 6], 0, 2, "rows 3 to 6 were asked"),
+        ([2], 0, 1, "rows 2 to 2 were asked"),
+        ([4, -1], 0, 2, "rows -1 to 4 were asked"),
+        (None, 2, 2, "rows 2 to 3 were asked"),
+        (None, 5, 2, "rows 5 to 6 were asked"),
+        (None, -(2**63), 4, "were asked"),
+        (None, 2**62, 4, "were asked"),
+    ]:
+        with pytest.raises(KeyRangeError, match=rf"shard 1 of table 'w' has rows 3 to 5; .*{words}"):
+            shard.check(None if keys is None else np.array(keys, np.int64), start, count)
+    KeyedShard(TableSpec("k"), 0).check(np.array([5]), 0, 1)
+
+
+# ---- broken variants must not pass ----------------------------------------------------------------------------------
+
+HUNT = settings(
+    max_examples=400, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+MUTANTS = [
+    (Shard, "apply", "op.clock > self.clock", "op.clock >= 0"),
+    (Shard, "apply", "self.close_before(op.clock)", "pass"),
+    (Shard, "apply", "op.clock != NO_CLOCK", "True"),
+    (Shard, "close_before", ">", ">="),
+    (Shard, "settle", "and keep", ""),
+    (Shard, "settle", '== "mean"', '== "sum"'),
+    (Shard, "_step", "self._numbers_clock != self.clock", "self._numbers_clock < 0"),
+    (Shard, "_step", "rule == ADD", "rule == ASSIGN"),
+    (DenseShard, "_change", "op.start - self.low", "0"),
+    (DenseShard, "pull_range", "start - self.low", "start - self.low - 1"),
+    (KeyedShard, "pull", "if missing and", "if missing > 99 and"),
+    (KeyedShard, "_change", "> before", "> before + 1"),
+    (KeyedShard, "_change", "op.keys, index, before", "op.keys, index, 0"),
+    (KeyedShard, "_change", "self.spec.init.is_zero and start == 0", "self.spec.init.is_zero"),
+    (DenseSums, "add", "max(self.parties, op.parties)", "op.parties"),
+    (DenseSums, "as_op", "self.touched.all()", "True"),
+    (DenseSums, "as_op", "self.sums[keys]", "self.sums[: len(keys)]"),
+    (KeyedSums, "as_op", "self.parties\n", "2\n"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("owner", "name", "old", "new"), MUTANTS)
+def test_a_broken_variant_is_caught(monkeypatch, owner: type, name: str, old: str, new: str) -> None:
+    hunt = HUNT(given(spec=tables(), data=st.data())(lambda spec, data: play(data.draw, spec)))
+    monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
+    with pytest.raises((AssertionError, IndexError)):
+        hunt()
