@@ -246,7 +246,7 @@ class Controller(SchedulerPlugin):
                 await asyncio.gather(
                     *(self._call(s, "create_table", fields, shares[s["number"]]) for s in session.servers)
                 )
-            except BaseException:
+            except Exception:
                 await self._call_all(session, "drop_table", fields["id"])
                 raise
             session.tables[fields["name"]] = {"spec": fields, "owners": owners}
@@ -326,7 +326,8 @@ class Controller(SchedulerPlugin):
             call = self.scheduler.rpc(server["worker"]).actor_execute(
                 actor=server["key"], function=method, args=list(args), kwargs={}
             )
-            answer = await asyncio.wait_for(call, config.seconds("start"))
+            patience = config.seconds({"create_table": "start", "close": "stop"}.get(method, "request"))
+            answer = await asyncio.wait_for(call, patience)
         except (TimeoutError, OSError) as error:
             raise ServerGoneError(f"{where} did not answer {method!r}: {error!r}") from error
         if answer["status"] != "OK":

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,8 @@ class Run:
         self.planned: dict[int, int] = {}
         self.seconds: dict[int, dict[str, float]] = {}
         self.ticking: dict[int, Header] = {}  # trainers whose tick waits
-        self.meeting: dict[int, Header] = {}  # trainers whose collective waits
+        self.meeting: dict[int, Header] = {}  # trainers whose collective waits,
+        self.met: dict[int, float] = {}  # and since when
         self.lost: dict[int, float] = {}  # trainer -> when its connection broke
         self.left: set[int] = set()
         self.stopped: DPSError | None = None
@@ -72,11 +74,6 @@ class Run:
     def active(self) -> bool:
         """Whether trainers are at work, or may be back."""
         return self.stopped is None and bool(self.connections or self.lost)
-
-    def parties(self, clock: int) -> int:
-        """How many trainers have an iteration to do at `clock`; those that have not said how many they have, do."""
-        done = {n for n, planned in self.planned.items() if planned <= clock}
-        return max(1, self.trainers - len(done | self.left))
 
     def describe(self) -> dict[str, Any]:
         """For the driver: clocks, plans, who waits."""
@@ -105,7 +102,7 @@ class Runs:
 
     # -- the driver's side
 
-    def start(self, trainers: int, staleness: float | None, collecting: list[str]) -> int:
+    def start(self, trainers: int, staleness: float | None, collecting: Sequence[str] = ()) -> int:
         """A new run of that many trainers; its number. `collecting` are the tables that collect a clock's pushes."""
         active = [n for n, run in self.runs.items() if run.active]
         if active and collecting:
@@ -173,7 +170,10 @@ class Runs:
             raise LimitError(f"a collective takes up to {COLLECT_LIMIT} bytes a trainer, not {len(body)}: use a table")
         about = bytes(body[: header.count]).decode(errors="replace").strip()
         arrived = run.gather.arrive(f"{header.number} {about}", trainer, bytes(body[header.count :]))
-        run.meeting[trainer] = header
+        now = time.monotonic()
+        run.meeting[trainer], run.met[trainer] = header, now
+        # Who waits here pushes nothing before the others are here too: it does not hold back their ticks.
+        self._release(run, run.clock.leave(trainer, now))
         self._met(run, about, arrived)
 
     def leave(self, connection: Connection, header: Header, body: memoryview) -> None:
@@ -221,6 +221,15 @@ class Runs:
                 if header is not None and trainer in run.connections:
                     text = run.clock.explain(trainer, now)
                     run.connections[trainer].reply_error(header, ClockTimeoutError(text))
+            for trainer in [t for t in run.meeting if now - run.met[t] > self.patience]:
+                header = run.meeting.pop(trainer)
+                absent = sorted(set(range(run.trainers)) - run.meeting.keys() - run.left - {trainer})
+                text = (
+                    f"trainer {trainer} has waited {now - run.met[trainer]:.0f} s in a barrier or another collective; "
+                    f"not there: trainers {', '.join(map(str, absent))}. All must make the same collective calls; "
+                    f"dps.timeouts.clock is the limit"
+                )
+                run.connections[trainer].reply_error(header, ClockTimeoutError(text))
 
     # -- inside
 
@@ -241,10 +250,10 @@ class Runs:
 
     def _release(self, run: Run, trainers: list[int]) -> None:
         """Answer the ticks of trainers that may go on."""
+        parties = run.trainers - len(run.left)
         for trainer in trainers:
             header = run.ticking.pop(trainer, None)
             if header is not None and trainer in run.connections:
-                parties = run.parties(header.clock) if run.staleness == 0 else 0
                 answer = Header(frames.OK, request=header.request, clock=header.clock, parties=parties)
                 run.connections[trainer].reply(answer)
 
@@ -264,6 +273,7 @@ class Runs:
         except DPSError as failure:
             result, error = b"", failure
         for trainer, header in run.meeting.items():
+            run.clock.join(trainer, run.incarnations[trainer], time.monotonic())
             if trainer in run.connections:
                 if error is not None:
                     run.connections[trainer].reply_error(header, error)

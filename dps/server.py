@@ -26,6 +26,7 @@ from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded
 
 __all__ = ["Server"]
 
+LOOK = 1.0  # seconds between two looks whether the worker is still there
 PIECE = 1 << 19  # bytes of an answer gathered before they are passed on: the peer reads while we gather more
 
 
@@ -67,6 +68,7 @@ class Server:
         tls = listening_tls(worker)
         self._endpoint = Endpoint(f"server-{session}-{number}", host_of(worker.address), handlers, tls=tls)
         self._endpoint.secrets[session] = secret
+        self._endpoint.call(self._end_with, worker)
 
     # -- control plane: the worker's actor thread
 
@@ -99,6 +101,13 @@ class Server:
         self.tables.clear()
 
     # -- data plane: the endpoint's thread
+
+    def _end_with(self, worker: Any) -> None:
+        """Stop when the worker has closed: where it is no process of its own, our thread would go on without it."""
+        if worker.status.name in ("closed", "failed"):
+            self._endpoint.loop.stop()
+        else:
+            self._endpoint.loop.call_later(LOOK, self._end_with, worker)
 
     def _describe(self) -> dict[str, Any]:
         tables = {

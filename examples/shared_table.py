@@ -37,16 +37,15 @@ if __name__ == "__main__" and sys.argv[1:] == ["plain"]:
     plain_process()
 
 elif __name__ == "__main__":
-    with dps.LocalCluster(servers=1, trainers=2) as cluster, Client(cluster) as dask_client:
-        with dps.ParameterServer(dask_client) as ps:
-            ps.table("counts", dtype="int64")  # keyed, zero at first; a push adds
-            other = subprocess.Popen([sys.executable, __file__, "plain"], stdin=subprocess.PIPE)
-            other.stdin.write(pickle.dumps(ps.client()))
-            other.stdin.close()
-            tasks = dask_client.map(count, [ps.client()] * 10, [range(n, n + 10) for n in range(0, 100, 10)])
-            assert sum(dask_client.gather(tasks)) == 100
-            assert other.wait(60) == 0
-            counts = ps.client().pull("counts", dps.hash_strings(WORDS))
+    with dps.LocalCluster(servers=1, trainers=2) as cluster, Client(cluster) as dask, dps.ParameterServer(dask) as ps:
+        ps.table("counts", dtype="int64")  # keyed, zero at first; a push adds
+        other = subprocess.Popen([sys.executable, __file__, "plain"], stdin=subprocess.PIPE)
+        other.stdin.write(pickle.dumps(ps.client()))
+        other.stdin.close()
+        tasks = dask.map(count, [ps.client()] * 10, [range(n, n + 10) for n in range(0, 100, 10)])
+        assert sum(dask.gather(tasks)) == 100
+        assert other.wait(60) == 0
+        counts = ps.client().pull("counts", dps.hash_strings(WORDS))
 
     expected = Counter(np.concatenate([text(number) for number in range(150)]).tolist())
     for word, number in zip(WORDS, counts, strict=True):

@@ -12,7 +12,7 @@ from dask.distributed import Client
 
 import dps
 
-FEATURES, ROWS, BATCH, EPOCHS, RATE = 2_000, 8_000, 500, 5, 2.0
+FEATURES, ROWS, BATCH, EPOCHS, RATE = 2_000, 8_000, 500, 10, 20.0
 
 
 def make_data(seed=0):
@@ -48,12 +48,11 @@ def loss(X, y, w):
 
 if __name__ == "__main__":
     X, y = make_data()
-    halves = [np.flatnonzero(np.arange(ROWS) % BATCH // (BATCH // 2) == n) for n in range(2)]  # of every batch
-    with dps.LocalCluster(servers=1, trainers=2) as cluster, Client(cluster) as client:
-        with dps.ParameterServer(client) as ps:
-            ps.table("w", optimizer=dps.SGD(RATE), aggregate="mean")
-            ps.run(train, [delayed((X[half], y[half])) for half in halves], staleness=0)
-            w = ps.client().pull("w", np.arange(FEATURES))
     alone = serial(X, y)
-    print(f"loss of the serial loop: {loss(X, y, alone):.6f}; of two trainers: {loss(X, y, w):.6f}")
+    parts = [delayed((X[n::2], y[n::2])) for n in range(2)]  # every other row: half of each batch of the serial loop
+    with dps.LocalCluster(servers=1, trainers=2) as cluster, Client(cluster) as dask, dps.ParameterServer(dask) as ps:
+        ps.table("w", optimizer=dps.SGD(RATE), aggregate="mean")
+        ps.run(train, parts, staleness=0)
+        w = ps.client().pull("w", np.arange(FEATURES))
+    print(f"loss of the serial loop {loss(X, y, alone):.6f}, of two trainers {loss(X, y, w):.6f}")
     assert np.allclose(w, alone, atol=1e-4), np.abs(w - alone).max()

@@ -175,7 +175,7 @@ TestClock.settings = settings(max_examples=400, stateful_step_count=40, deadline
 
 @pytest.mark.slow
 def test_many_lives():
-    run_state_machine_as_test(Machine, settings=settings(max_examples=20_000, stateful_step_count=60, deadline=None))
+    run_state_machine_as_test(Machine, settings=settings(max_examples=4_000, stateful_step_count=60, deadline=None))
 
 
 # Wrong rules. Each has been shipped by somebody, or would be easy to write; each must be caught.

@@ -136,6 +136,14 @@ def test_dashboard_is_on_a_free_port():
         assert one.dashboard_link != two.dashboard_link
 
 
+@pytest.mark.filterwarnings("error")
+def test_without_a_dashboard_its_usual_port_is_left_alone():
+    with quick() as one, quick() as two:
+        ports = {cluster.scheduler.http_server.port for cluster in (one, two)}
+        assert len(ports) == 2
+        assert 8787 not in ports
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -48,10 +48,9 @@ import heapq
 import math
 import numbers
 
-from dps.coordination.gather import Gather
 from dps.errors import InputError, StoppedError
 
-__all__ = ["Clock", "Gather"]
+__all__ = ["Clock"]
 
 
 class _Is(enum.Enum):

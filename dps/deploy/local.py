@@ -103,7 +103,8 @@ class LocalCluster(SpecCluster):
         if host is None and protocol != "inproc://":
             host = "127.0.0.1"
         common = {"host": host, "protocol": protocol, "security": security}
-        dashboard = {"dashboard": dashboard_address is not None, "dashboard_address": dashboard_address}
+        # Without a dashboard Dask still serves HTTP, and takes (or warns that it cannot take) port 8787 unless told.
+        dashboard = {"dashboard": dashboard_address is not None, "dashboard_address": dashboard_address or ":0"}
         scheduler = {"cls": Scheduler, "options": {**common, **dashboard, "port": scheduler_port}}
         options = {**common, "silence_logs": silence_logs, "dashboard": False, **worker_kwargs}
         if processes:

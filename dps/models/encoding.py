@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
 from collections.abc import Sequence
@@ -10,11 +11,12 @@ from typing import Any
 import dask
 import numpy as np
 import scipy.sparse
+from sklearn.datasets import load_svmlight_file
 
 import dps
 from dps.errors import InputError
 
-__all__ = ["as_csr", "encode_frame", "read_libsvm"]
+__all__ = ["Layout", "encode_frame", "read_libsvm"]
 
 
 def encode_frame(frame: Any, bits: int = 20) -> scipy.sparse.csr_matrix:
@@ -44,6 +46,8 @@ def encode_frame(frame: Any, bits: int = 20) -> scipy.sparse.csr_matrix:
     """
     if not 1 <= bits <= 31:
         raise InputError(f"bits is 1 to 31, not {bits}: features of a sparse matrix are numbered by int32")
+    if not frame.columns.is_unique:
+        raise InputError(f"columns of one name: {sorted(set(frame.columns[frame.columns.duplicated()].map(str)))}")
     numeric = [c for c in frame.columns if frame[c].dtype.kind in "iufb"]
     words = [c for c in frame.columns if c not in numeric]
     rows, places, values = len(frame), [], []
@@ -67,19 +71,58 @@ def encode_frame(frame: Any, bits: int = 20) -> scipy.sparse.csr_matrix:
     return scipy.sparse.csr_matrix((value[there], indices, indptr), shape=(rows, 1 << bits))
 
 
-def as_csr(X: Any, bits: int) -> Any:
-    """A partition's X as the training loop wants it: CSR, or a dense float array."""
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What a model takes for X: how wide it is, and the columns if it is a frame."""
+
+    features: int
+    bits: int
+    columns: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, X: Any, bits: int) -> Layout:
+        """That of a block."""
+        if hasattr(X, "columns"):
+            return cls(1 << bits, bits, tuple(map(str, X.columns)))
+        return cls(int(X.shape[1]), bits)
+
+    def block(self, X: Any) -> Any:
+        """A block in memory, checked, as the kernels want it: CSR, or a dense array; float32."""
+        if self.columns is not None and hasattr(X, "columns"):
+            different = sorted(set(self.columns) ^ set(map(str, X.columns)))
+            if different:
+                raise InputError(f"X has other columns than the model was fitted with; they differ in {different[:10]}")
+        block = _matrix(X, self.bits)
+        if block.shape[1] != self.features:
+            raise InputError(
+                f"X has {block.shape[1]} features, but LogisticRegression is expecting {self.features} features as input"
+            )
+        return block
+
+
+def _matrix(X: Any, bits: int) -> Any:
+    """CSR or dense, float32, finite."""
     if hasattr(X, "columns"):
-        return encode_frame(X, bits)
-    if hasattr(X, "tocsr"):  # scipy's formats, sparse.COO and GCXS
-        return X.tocsr()
-    X = np.asarray(X)
-    if X.ndim != 2 or X.dtype.kind not in "biuf":
-        raise InputError(f"X is a matrix of numbers, sparse or dense, or a DataFrame; not {X.dtype}{X.shape}")
-    return np.ascontiguousarray(X, np.float32)
+        block = encode_frame(X, bits)
+    elif hasattr(X, "nnz"):  # scipy's formats, sparse.COO and GCXS
+        block = (X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X).tocsr()
+    else:
+        block = np.asarray(X)
+    if block.dtype.kind == "c":
+        raise InputError("Complex data not supported: X is a matrix of real numbers")
+    if block.ndim != 2:
+        raise InputError(f"X is a matrix, [rows, features]; Reshape your data, which has shape {block.shape}")
+    if isinstance(block, np.ndarray):
+        block = np.ascontiguousarray(block, np.float32)
+    elif block.dtype != np.float32:
+        block = block.astype(np.float32)
+    wrong = np.count_nonzero(~np.isfinite(block if isinstance(block, np.ndarray) else block.data))
+    if wrong:
+        raise InputError(f"X has {wrong} values that are NaN, infinity or too large for float32; fill or drop them")
+    return block
 
 
-def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool | str = "auto") -> list[Any]:
+def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool = False) -> list[Any]:
     """libsvm (svmlight) files, one partition each, read where they are trained on.
 
     Parameters
@@ -88,8 +131,8 @@ def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool | 
         Files, or a pattern such as ``"clicks/part-*.svm"``; the workers must see them.
     n_features : int
         Width of all the files together.
-    zero_based : bool or "auto"
-        Whether features are numbered from 0.
+    zero_based : bool
+        Whether features are numbered from 0, as scikit-learn's ``dump_svmlight_file`` does unless told otherwise.
 
     Returns
     -------
@@ -101,7 +144,7 @@ def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool | 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.svm").write_text("1 0:1.5 3:2\\n0 1:1\\n")
-    >>> (part,) = read_libsvm(str(folder / "*.svm"), n_features=4)
+    >>> (part,) = read_libsvm(str(folder / "*.svm"), n_features=4, zero_based=True)
     >>> X, y = part.compute(scheduler="sync")
     >>> X.shape, y
     ((2, 4), array([1., 0.]))
@@ -112,8 +155,8 @@ def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool | 
     return [dask.delayed(_read)(file, n_features, zero_based) for file in files]
 
 
-def _read(file: str, n_features: int, zero_based: bool | str) -> tuple[Any, np.ndarray]:
-    from sklearn.datasets import load_svmlight_file
-
-    X, y = load_svmlight_file(file, n_features=n_features, dtype=np.float32, zero_based=zero_based)
-    return X, y.astype(np.float64)
+def _read(file: str, n_features: int, zero_based: bool) -> tuple[Any, np.ndarray]:
+    try:
+        return load_svmlight_file(file, n_features=n_features, dtype=np.float32, zero_based=zero_based)
+    except ValueError as error:
+        raise InputError(f"{file}: {error} (read with n_features={n_features}, zero_based={zero_based})") from error

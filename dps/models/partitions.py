@@ -2,63 +2,137 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import dask
 import numpy as np
 from dask.base import is_dask_collection
+from dask.delayed import Delayed
 from dask.distributed import Client as DaskClient
+from dask.distributed import Future
+from sklearn.utils.multiclass import check_classification_targets
 
-from dps.errors import InputError
-from dps.models.encoding import as_csr
+from dps.errors import InputError, InputTypeError
+from dps.models.encoding import Layout
 
-__all__ = ["as_partitions", "labels", "width"]
+__all__ = ["Survey", "prepare", "survey", "trainers_threads"]
 
 
-def as_partitions(client: DaskClient, X: Any, y: Any) -> Any:
-    """What `ps.run` takes, of anything that `fit` takes."""
+PARTS, LARGE = 4, 10_000  # data in memory: one part for each trainer, or 4 if they have so many rows each
+
+
+class Survey(NamedTuple):
+    """What has to be known of the data before training."""
+
+    labels: np.ndarray
+    layout: Layout
+    dense: bool
+    rows: int
+
+
+def prepare(client: DaskClient, X: Any, y: Any, layout: Layout | None, bits: int, seed: int | None) -> list[Future]:
+    """All that `fit` takes, as futures of (block, labels), encoded, checked and shuffled where they lie.
+
+    With a `layout` they have to follow it.
+    """
+    pairs = _pairs(client, X, y)
+    pieces = [dask.delayed(_piece, pure=False)(n, pair, layout, bits, seed) for n, pair in enumerate(pairs)]
+    return client.compute(pieces)
+
+
+def survey(client: DaskClient, pieces: list[Future]) -> Survey:
+    """Labels, width and kind of prepared partitions."""
+    found = client.gather(client.map(_survey, pieces, pure=False))
+    wide = {each.layout for each in found}
+    if len(wide) > 1:
+        raise InputError(f"partitions differ: {' and '.join(map(str, sorted(wide, key=str)[:2]))}")
+    found = [each for each in found if each.rows] or found[:1]
+    labels = _distinct(np.concatenate([each.labels for each in found]))
+    if len(labels):
+        check_classification_targets(labels)
+    return Survey(labels, found[0].layout, all(each.dense for each in found), sum(each.rows for each in found))
+
+
+def _pairs(client: DaskClient, X: Any, y: Any) -> Sequence[Any]:
+    """A list of (X, y): futures, delayed values or pairs of them."""
     if y is None:
-        return X
+        parts = [X] if isinstance(X, (Delayed, Future)) else X
+        if isinstance(parts, (list, tuple)) and parts and all(isinstance(part, (Delayed, Future)) for part in parts):
+            return parts
+        raise InputTypeError(
+            "y is missing: pass X and y (requires y to be passed, but the target y is None), or a list of futures or "
+            "delayed values, each an (X, y)"
+        )
     if is_dask_collection(X) != is_dask_collection(y):
         raise InputError("X and y are both Dask collections, or both in memory")
-    if is_dask_collection(X):
-        return (X, y)
-    rows = X.shape[0] if hasattr(X, "shape") else len(X)
+    if not is_dask_collection(X):
+        return _scattered(client, X, y)
+    if getattr(X, "numblocks", (1, 1))[1:] not in ((1,), ()):
+        X = X.rechunk({1: -1})
+    ends = getattr(X, "chunks", None), getattr(y, "chunks", None)
+    if None not in ends and ends[0][0] != ends[1][0] and not np.isnan([*ends[0][0], *ends[1][0]]).any():
+        if X.shape[0] != y.shape[0]:
+            raise InputError(f"X has {X.shape[0]} rows and y {y.shape[0]}")
+        y = y.rechunk({0: ends[0][0]})
+    rows, targets = (np.ravel(each.to_delayed()).tolist() for each in (X, y))
+    if len(rows) != len(targets):
+        raise InputError(f"X has {len(rows)} partitions and y {len(targets)}: repartition them alike")
+    return list(zip(rows, targets, strict=True))
+
+
+def _scattered(client: DaskClient, X: Any, y: Any) -> list[Future]:
+    """Data in memory, sent to the workers in equal parts. Every n-th row goes into a part: sorted labels do no harm."""
+    X = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "iloc") or hasattr(X, "nnz") else np.asarray(X)
     y = np.asarray(y)
+    rows = X.shape[0] if X.ndim else 0
     if rows != len(y):
-        raise InputError(f"X has {rows} rows and y {len(y)}")
-    X = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "iloc") else np.asarray(X)
-    parts = max(1, min(len(client.nthreads()), rows))
-    cuts = [rows * n // parts for n in range(parts + 1)]
+        raise InputError(
+            f"Found input variables with inconsistent numbers of samples: X has {rows} rows and y {len(y)}"
+        )
+    if rows == 0:
+        raise InputError("X has 0 rows: there is nothing to learn from")
+    threads = trainers_threads(client)
+    parts = min(max(1, sum(threads.values())) * (PARTS if rows >= PARTS * LARGE else 1), rows)
     cut = X.iloc if hasattr(X, "iloc") else X
-    return client.scatter([(cut[a:b], y[a:b]) for a, b in itertools.pairwise(cuts)], hash=False)
+    pairs = [(cut[n::parts], y[n::parts]) for n in range(parts)]
+    return client.scatter(pairs, workers=list(threads) or None, hash=False)
 
 
-def labels(client: DaskClient, data: Any, y: Any) -> np.ndarray:
-    """All labels that occur."""
-    if y is not None and not is_dask_collection(y):
-        return np.unique(np.asarray(y))
-    if y is not None:
-        blocks = np.ravel(y.to_delayed()).tolist()
-        return np.unique(np.concatenate(dask.compute(*[dask.delayed(_unique)(b) for b in blocks])))
-    parts = client.gather(client.compute([dask.delayed(_unique)(part, 1) for part in data]))
-    return np.unique(np.concatenate(parts))
+def trainers_threads(client: DaskClient) -> dict[str, int]:
+    """Threads of each worker that is no server's."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return {name: info["nthreads"] for name, info in workers.items() if not info.get("resources", {}).get("dps")}
 
 
-def _unique(part: Any, column: int | None = None) -> np.ndarray:
-    return np.unique(np.asarray(part if column is None else part[column]))
+# -- on the workers
 
 
-def width(client: DaskClient, X: Any, data: Any, bits: int) -> int:
-    """How many features there are."""
-    if hasattr(X, "columns"):
-        return 1 << bits
-    if hasattr(X, "shape"):
-        return int(X.shape[1])
-    first = client.compute(dask.delayed(_features)(data[0], bits)).result()
-    return int(first)
+def _piece(
+    number: int, pair: Any, layout: Layout | None, bits: int, seed: int | None
+) -> tuple[Any, np.ndarray, Layout]:
+    X, y = pair
+    layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits)
+    block, y = layout.block(X), np.asarray(y)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or len(y) != block.shape[0]:
+        raise InputError(f"partition {number}: X has {block.shape[0]} rows, and y is of shape {y.shape}")
+    if seed is not None:
+        order = np.random.default_rng((seed, number)).permutation(len(y))
+        block, y = block[order], y[order]
+    return block, y, layout
 
 
-def _features(part: Any, bits: int) -> int:
-    return as_csr(part[0], bits).shape[1]
+def _survey(piece: tuple[Any, np.ndarray, Layout]) -> Survey:
+    X, y, layout = piece
+    return Survey(_distinct(y), layout, isinstance(X, np.ndarray), len(y))
+
+
+def _distinct(y: np.ndarray) -> np.ndarray:
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        raise InputError("Input y contains NaN or infinity")
+    try:
+        return np.unique(y)
+    except TypeError as error:
+        raise InputError(f"y has labels that cannot be sorted; some missing, or of several types? ({error})") from error

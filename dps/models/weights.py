@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask
 import numpy as np
+from dask.distributed import Client as DaskClient
 
 import dps
 from dps.errors import InputError
-from dps.models.encoding import as_csr
+from dps.models.encoding import Layout
+from dps.models.partitions import trainers_threads
 from dps.models.sparse_kernels import margins
 
-__all__ = ["HomeWeights", "LiveWeights", "lazily", "margins_of", "probabilities_of", "take"]
+__all__ = ["LARGEST", "HomeWeights", "LiveWeights", "lazily", "margins_of", "probabilities_of", "take"]
 
-LARGEST_COEF = 1 << 27  # coefficients that `coef_` brings into one process
-PIECE = 1 << 20  # of them in one pull
+LARGEST = 1 << 28  # features of a model that is taken home, and coefficients in a `coef_`
+PIECE = 1 << 20  # features in one pull
+SMALL = 1 << 20  # bytes that may travel inside a task
 
 
 class LiveWeights:
     """Weights on the servers; travels into tasks."""
 
-    def __init__(self, client: dps.Client, coef: str, intercept: str, features: int):
-        self.client, self.coef, self.intercept_table, self.features = client, coef, intercept, features
+    nbytes = 0
+
+    def __init__(self, client: dps.Client, coef: str, intercept: str, layout: Layout):
+        self.client, self.coef, self.intercept_table, self.layout = client, coef, intercept, layout
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         return self.client.pull(self.coef, keys)
@@ -31,24 +37,32 @@ class LiveWeights:
 
     def coefficients(self) -> np.ndarray:
         """[outputs, features], dense."""
-        if self.features > LARGEST_COEF:
-            raise InputError(
-                f"coef_ would have {self.features:,} columns; pull the rows you need from table {self.coef!r} instead"
-            )
-        pieces = [self.of(np.arange(a, min(a + PIECE, self.features))) for a in range(0, self.features, PIECE)]
-        return np.atleast_2d(np.concatenate(pieces).T)
+        return self.home().coefficients()
 
     def home(self) -> HomeWeights:
-        dense = self.coefficients()
-        keys = np.flatnonzero(dense.any(axis=0))
-        return HomeWeights(keys, np.ascontiguousarray(dense[:, keys].T), self.intercept(), self.features)
+        """A copy in this process."""
+        features = self.layout.features
+        if features > LARGEST:
+            raise InputError(f"{features:,} features: pull the rows you need from table {self.coef!r} instead")
+        keys, values = [], []
+        for start in range(0, features, PIECE):
+            piece = np.arange(start, min(start + PIECE, features))
+            rows = self.of(piece).reshape(len(piece), -1)
+            there = rows.any(axis=1)
+            keys.append(piece[there])
+            values.append(rows[there])
+        return HomeWeights(np.concatenate(keys), np.concatenate(values), self.intercept(), self.layout)
 
 
 class HomeWeights:
     """Weights in this process: those that are not zero, by feature."""
 
-    def __init__(self, keys: np.ndarray, values: np.ndarray, intercept: np.ndarray, features: int):
-        self.keys, self.values, self.features, self._intercept = keys, values, features, intercept
+    def __init__(self, keys: np.ndarray, values: np.ndarray, intercept: np.ndarray, layout: Layout):
+        self.keys, self.values, self.layout, self._intercept = keys, values, layout, intercept
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         outputs = self.values.shape[1]
@@ -60,10 +74,14 @@ class HomeWeights:
         return found[:, 0] if outputs == 1 else found
 
     def intercept(self) -> np.ndarray:
-        return self._intercept
+        return self._intercept.copy()
 
     def coefficients(self) -> np.ndarray:
-        dense = np.zeros((self.values.shape[1], self.features), np.float32)
+        """[outputs, features], dense."""
+        shape = (self.values.shape[1], self.layout.features)
+        if shape[0] * shape[1] > LARGEST:
+            raise InputError(f"coef_ would have {shape[0]:,} x {shape[1]:,} numbers; predict does without it")
+        dense = np.zeros(shape, np.float32)
         dense[:, self.keys] = self.values.T
         return dense
 
@@ -71,41 +89,53 @@ class HomeWeights:
         return self
 
 
-def margins_of(X: Any, weights: Any, bits: int) -> np.ndarray:
+def margins_of(X: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
     """Margins of one in-memory block."""
-    X = as_csr(X, bits)
-    if X.shape[1] != weights.features:
-        raise InputError(f"X has {X.shape[1]} features; the model was fitted with {weights.features}")
+    X = weights.layout.block(X)
     b = weights.intercept()
     if isinstance(X, np.ndarray):
         w = weights.of(np.arange(X.shape[1]))
         return X @ w + (b[0] if w.ndim == 1 else b)
-    keys, local = dps.localize(X)
+    keys, local = dps.localize(X, remember=False)
     w = weights.of(keys)
     return margins(local.indptr, local.indices, local.data, w, b[0] if w.ndim == 1 else b)
 
 
-def probabilities_of(X: Any, weights: Any, bits: int) -> np.ndarray:
+def probabilities_of(X: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
     """Probabilities of one in-memory block, [n, classes]."""
-    z = np.asarray(margins_of(X, weights, bits), np.float64)
+    z = np.asarray(margins_of(X, weights), np.float64)
     if z.ndim == 1:
         z = np.stack([np.zeros_like(z), z], axis=1)
-    z -= z.max(axis=1, keepdims=True)
+    z -= z.max(axis=1, keepdims=True, initial=-np.inf)
     odds = np.exp(z)
     return odds / odds.sum(axis=1, keepdims=True)
 
 
-def lazily(function: Any, X: Any, weights: Any, bits: int, columns: int, wide: bool = False) -> Any:
-    """`function` over the blocks of a Dask collection, as a Dask array."""
-    many = wide or columns > 2
+def lazily(function: Any, X: Any, weights: LiveWeights | HomeWeights, columns: int, dtype: Any) -> Any:
+    """`function` over the row blocks of a Dask collection, as a Dask array [n] or [n, columns]."""
+    shared = _shared(weights)
+    meta = np.empty((0,) * (1 if columns == 1 else 2), dtype)
     if hasattr(X, "to_dask_array"):
-        frames = X.map_partitions(function, weights, bits, meta=np.empty((0, columns) if many else 0))
-        return frames.to_dask_array() if hasattr(frames, "to_dask_array") else frames
-    if many:
-        return X.map_blocks(
-            function, weights, bits, dtype=np.float64, chunks=(X.chunks[0], (columns,)), meta=np.empty((0, 0))
-        )
-    return X.map_blocks(function, weights, bits, dtype=np.float32, drop_axis=1, meta=np.empty(0, np.float32))
+        out = X.map_partitions(function, shared, meta=meta)
+        return out.to_dask_array() if hasattr(out, "to_dask_array") else out
+    if X.ndim == 2 and X.numblocks[1] != 1:
+        X = X.rechunk({1: -1})
+    if columns == 1:
+        return X.map_blocks(function, shared, dtype=dtype, drop_axis=1, meta=meta)
+    return X.map_blocks(function, shared, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
+
+
+def _shared(weights: LiveWeights | HomeWeights) -> Any:
+    """As an argument of many tasks: large weights go to the workers once, and not in the graph."""
+    if weights.nbytes <= SMALL:
+        return weights
+    try:
+        client = DaskClient.current()
+    except ValueError:  # Dask without a cluster
+        return dask.delayed(weights)
+    if client.asynchronous:
+        return dask.delayed(weights)
+    return dask.delayed(client.scatter(weights, workers=list(trainers_threads(client)) or None, hash=False))
 
 
 def take(chosen: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -102,8 +102,8 @@ class TableSpec:
         if self.dtype not in self.optimizer.dtypes:
             known = ", ".join(self.optimizer.dtypes)
             raise InputError(f"{where}: {type(self.optimizer).__name__} works on {known}, not {self.dtype}")
-        if self.dtype == "int64" and not self.init.is_zero and type(self.init).__name__ != "Constant":
-            raise InputError(f"{where}: an int64 table starts from Zeros or Constant, not {self.init!r}")
+        if self.dtype not in self.init.dtypes:
+            raise InputError(f"{where}: an int64 table starts from Zeros or a whole Constant, not {self.init!r}")
         if self.dtype == "int64" and self.aggregate == "mean":
             raise InputError(f"{where}: a mean of int64 pushes would be cut to whole numbers; use float64")
 

@@ -83,19 +83,23 @@ def launch(
     slots = spread(slots, holders, min(trainers or len(slots), len(rows)))
     shares = share(holders, slots)
     run = call("start_run", trainers=len(slots), staleness=None if math.isinf(staleness) else int(staleness))
-    futures = []
-    for number, (worker, mine) in enumerate(zip(slots, shares, strict=True)):
-        parts = [rows[n][0] if not isinstance(data, tuple) else rows[n] for n in mine]
-        key = f"dps-train-{ticket.session}-{run}-{number}-{ticket.secret[:6]}"
-        task = (ticket, run, number, function, args, kwargs, parts)
-        futures.append(client.submit(train, *task, workers=[worker], key=key, pure=False, retries=0, priority=100))
+    futures: list[Future] = []
+
+    def seen() -> dict[str, Any]:
+        return json.loads(call("progress", run=run))
+
     try:
+        for number, (worker, mine) in enumerate(zip(slots, shares, strict=True)):
+            parts = [rows[n][0] if not isinstance(data, tuple) else rows[n] for n in mine]
+            key = f"dps-train-{ticket.session}-{run}-{number}-{ticket.secret[:6]}"
+            task = (ticket, run, number, function, args, kwargs, parts)
+            futures.append(client.submit(train, *task, workers=[worker], key=key, pure=False, retries=0, priority=100))
         with ProgressBar(progress) as bar:
-            watch(futures, lambda: json.loads(call("progress", run=run)), bar, slots)
+            watch(futures, seen, bar, slots)
         return client.gather(futures)
     except BaseException as error:
         text = f"the run was stopped: {error!r}"[:500]
-        end(client, futures, lambda: call("stop_run", run=run, reason=text))
+        end(client, futures, lambda: call("stop_run", run=run, reason=text), seen)
         raise
 
 
@@ -175,17 +179,13 @@ def raise_first(futures: list[Future]) -> None:
     raise StoppedError("the run's tasks were cancelled, or lost with their workers; is the cluster still up?")
 
 
-def end(client: Client, futures: list[Future], stop: Callable[[], Any]) -> None:
-    """Stop what still runs, and wait (not for ever) until it has stopped."""
+def end(client: Client, futures: list[Future], stop: Callable[[], Any], progress: Callable[[], dict]) -> None:
+    """Stop what still runs, and wait (not for ever) until no trainer is connected: then nobody pushes any more."""
     try:
         stop()
+        client.cancel([future for future in futures if future.status == "pending"])
         until = time.monotonic() + config.seconds("stop")
-        while any(future.status == "pending" for future in futures) and time.monotonic() < until:
-            waiting = [future for future in futures if future.status == "pending"]
-            busy = {key for keys in client.processing().values() for key in keys}
-            client.cancel(waiting)
-            if not busy & {future.key for future in waiting}:
-                break
+        while progress()["connected"] and time.monotonic() < until:
             time.sleep(POLL)
     except Exception:
         pass  # the first error is the one to raise

@@ -68,11 +68,12 @@ class Trainer(Client):
         self._cancelled = cancelled
         self._ticked: Request | None = None
         self._round = 0
+        self._gone = 0  # iterations that this attempt has been through, those skipped after a restart included
         self._planned = 0
         self._began = time.perf_counter()
         wish = {"run": run, "trainer": trainer, "incarnation": incarnation, "where": where}
         answer = self._ask_controller(Header(frames.JOIN), wish)
-        self.clock = int(answer["clock"])
+        self.clock = self._joined = int(answer["clock"])
         self.staleness = math.inf if answer["staleness"] is None else float(answer["staleness"])
         self.trainers = self.parties = int(answer["trainers"])
 
@@ -109,6 +110,7 @@ class Trainer(Client):
                 assert answer.header is not None
                 self.parties = max(1, answer.header.parties)
         self.clock += 1
+        self._gone += 1
         self.seconds["wait"] += time.perf_counter() - began
         return self.clock
 
@@ -139,8 +141,10 @@ class Trainer(Client):
             :func:`dps.localize` does its work once.
         """
         batches = Batches(partitions, epochs, batch_size, shuffle)
-        self._planned = len(batches)
-        for _, _, batch in batches.iterate(self.clock):
+        self._planned = self._gone + len(batches)
+        skipped = min(max(0, self._joined - self._gone), len(batches))
+        self._gone += skipped
+        for _, _, batch in batches.iterate(skipped):
             yield batch
             self.tick()
 

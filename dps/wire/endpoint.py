@@ -93,7 +93,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         self.peer = str(transport.get_extra_info("peername"))
-        transport.set_write_buffer_limits(high=0)
+        encrypted = transport.get_extra_info("ssl_object") is not None
+        transport.set_write_buffer_limits(high=int(encrypted))  # TLS transports pause at that size, others above it
         loop = self.endpoint.loop
         self._deadline = loop.call_later(config.seconds("connect"), self._too_slow)
         if not self.endpoint.admit(self):

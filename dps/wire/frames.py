@@ -8,8 +8,8 @@ kind     header                                       body
 ======== ============================================ ==================================================
 PULL     table, epoch, clock, shard, shards, count    counts int64[shards], keys int64[count]
 PUSH     the same and trainer, number, parties;       the same, then values [count, dim]
-         flags: ADD or ASSIGN, and PULL for an answer
-         with the new values
+         flags: RULE_ADD or RULE_ASSIGN; ANSWER
+         asks for the new values
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
 JOIN...  see `controller.py`                          JSON
 OK       request; count                               the values, or JSON, or nothing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 
 __all__ = ["new_nonce", "new_secret", "proof", "proves"]
@@ -26,9 +27,10 @@ def new_nonce() -> str:
 
 def proof(secret: str, side: str, *nonces: str) -> str:
     """What only a holder of `secret` can say of these nonces; `side` keeps a proof from being echoed back."""
-    return hmac.new(bytes.fromhex(secret), "|".join((side, *nonces)).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(bytes.fromhex(secret), json.dumps((side, *nonces)).encode(), hashlib.sha256).hexdigest()
 
 
 def proves(claim: object, secret: str, side: str, *nonces: str) -> bool:
     """Whether `claim` is that proof (compared in constant time)."""
-    return isinstance(claim, str) and hmac.compare_digest(claim.encode(), proof(secret, side, *nonces).encode())
+    expected = proof(secret, side, *nonces).encode()
+    return isinstance(claim, str) and hmac.compare_digest(claim.encode(errors="surrogatepass"), expected)
