@@ -12,7 +12,6 @@ place.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dps import config
+from dps.calls import Pending, Ticket
 from dps.dask_side import connecting_tls
 from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, ServerGoneError, UnknownTableError
 from dps.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
@@ -35,58 +35,6 @@ __all__ = ["Client", "Pending", "Ticket"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_ORDER = np.zeros(0, np.int32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ticket:
-    """What lets a process use a parameter server: where its controller listens, and the session secret."""
-
-    session: str
-    controller: tuple[str, int]
-    secret: str = dataclasses.field(repr=False)
-    security: Any = dataclasses.field(default=None, repr=False)  # distributed.security.Security of a TLS cluster
-
-
-class Pending:
-    """An asynchronous call on its way.
-
-    Attributes
-    ----------
-    done : bool
-        Whether all servers have answered, as far as it has been read.
-    """
-
-    def __init__(self, client: Client, verb: str, requests: list[Request], value: Any = None):
-        self._client, self._verb, self._requests, self._value = client, verb, requests, value
-        self._seen = False  # somebody has asked for the result, and was told of an error
-
-    @property
-    def done(self) -> bool:
-        return all(request.done for request in self._requests)
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answer; for a pull, the values.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; `dps.timeouts.request` by default.
-
-        Raises
-        ------
-        DPSError
-            What a server answered, or that it is gone or did not answer in time.
-        """
-        began = time.perf_counter()
-        deadline = time.monotonic() + (self._client._patience if timeout is None else timeout)
-        self._seen = True
-        with self._client._lock:
-            for request in self._requests:
-                request.result(deadline)
-        self._client.seconds[self._verb] += time.perf_counter() - began
-        if callable(self._value):
-            self._value = self._value()
-        return self._value
 
 
 class Client:
@@ -104,6 +52,18 @@ class Client:
     ----------
     seconds : dict
         Time spent so far: "pull", "push", and "wait" (for slower trainers).
+
+    Examples
+    --------
+    >>> import pickle
+    >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+    >>> with dps.ParameterServer(cluster) as ps:
+    ...     _ = ps.table("w", dtype="int64")
+    ...     ps.client().push("w", [5, 7, 5], 1)
+    ...     with pickle.loads(pickle.dumps(ps.client())) as elsewhere:
+    ...         elsewhere.pull("w", [5, 6, 7])
+    array([2, 0, 1])
+    >>> cluster.close()
     """
 
     clock = NO_CLOCK

@@ -80,6 +80,11 @@ class ParameterServer:
         client : distributed.Client or cluster
         name : str
 
+        Returns
+        -------
+        ParameterServer
+            At the end of a ``with`` block it only lets go (:meth:`detach`); :meth:`close` stops the servers.
+
         Raises
         ------
         ClosedError
@@ -90,6 +95,7 @@ class ParameterServer:
         self._prepare(client, name)
         try:
             self._attach(self._call("describe"))
+            self._attached = True
         except BaseException:
             self._let_go()
             raise
@@ -98,6 +104,7 @@ class ParameterServer:
     def _prepare(self, client: Any, name: str) -> None:
         self.name = name
         self.closed = False
+        self._attached = False  # taken up, not started, by this handle: `with` then leaves the servers running
         self._own_client = client is not None and not isinstance(client, DaskClient)
         if client is None:
             self.dask_client: DaskClient = DaskClient.current()
@@ -316,8 +323,13 @@ class ParameterServer:
 
     # -- the end
 
+    def detach(self) -> None:
+        """Let go of the servers without stopping them: :meth:`attach` takes them up again, here or elsewhere."""
+        if not self.closed:
+            self._let_go()
+
     def close(self) -> None:
-        """Stop the servers; their rows are gone."""
+        """Stop the servers, whoever started them; their rows are gone."""
         if self.closed:
             return
         try:
@@ -341,7 +353,7 @@ class ParameterServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        (self.detach if self._attached else self.close)()
 
     def __repr__(self) -> str:
         if self.closed:

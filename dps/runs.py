@@ -86,8 +86,10 @@ class Run:
             "left": sorted(self.left),
             "joined": len(self.where),
             "connected": sorted(self.connections),
+            "lost": sorted(self.lost),
             "seconds": {str(n): split for n, split in self.seconds.items()},
             "stopped": None if self.stopped is None else str(self.stopped),
+            "error": None if self.stopped is None else type(self.stopped).__name__,
         }
 
 
@@ -287,7 +289,7 @@ def reduce(about: str, parts: dict[int, bytes]) -> bytes:
     try:
         wish = frames.decode_json(about.encode())
         op, shape, dtype = wish["op"], tuple(wish["shape"]), np.dtype(wish["dtype"])
-        arrays = [np.frombuffer(parts[n], dtype, math.prod(shape)).reshape(shape) for n in sorted(parts) if parts[n]]
+        arrays = [np.frombuffer(parts[n], dtype, math.prod(shape)).reshape(shape) for n in sorted(parts)]
         if op == "barrier":
             return b""
         if op == "broadcast":

@@ -6,18 +6,21 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 
 import numpy as np
 
 from dps.errors import InputError, ProtocolError
 from dps.wire import frames, session
-from dps.wire.channel import Channel
-from dps.wire.endpoint import Connection, Endpoint
+from dps.wire.channel import Channel, Request, ViewSink
+from dps.wire.endpoint import Connection, Endpoint, new_loop
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header, encode_json
 
 NAME, SECRET = "s", "ab" * 32
 EAT, FILL, PARK, RELEASE, FAIL, BREAK, CRASH, HALF, JSON = range(100, 109)
 PIECE = 1 << 19
+
+new_loop().close()  # the first loop of a process makes a pipe that libuv keeps for ever: that is no leak
 
 
 def pattern(stop: int, seed: int, start: int = 0) -> np.ndarray:
@@ -63,6 +66,8 @@ class Kit:
     def fill(self, connection: Connection, header: Header, body: memoryview) -> None:
         """Answers pattern(header.count, header.number), piece by piece, from the outgoing buffer."""
         nbytes = 8 * header.count
+        if nbytes > self.endpoint.frame_limit:
+            raise InputError(f"{nbytes} bytes are too many")
         buffer = connection.outgoing(HEADER_SIZE + nbytes)
         view = memoryview(buffer)
         view[:HEADER_SIZE] = encode_header(Header(frames.OK, request=header.request, body=nbytes))
@@ -171,8 +176,30 @@ class Raw:
         return self
 
 
-def framed(kind: int, body: bytes = b"", **fields: int) -> bytes:
-    return encode_header(Header(kind, **{"body": len(body), **fields})) + body
+def framed(kind: int, body: bytes = b"", says: int | None = None, **fields: int) -> bytes:
+    """A frame; `says` is the length that it announces, where that is not its body's."""
+    return encode_header(Header(kind, body=len(body) if says is None else says, **fields)) + body
+
+
+def soon(seconds: float = 30) -> float:
+    return time.monotonic() + seconds
+
+
+def feed(channel: Channel, words: np.ndarray) -> dict:
+    answer = channel.send(Header(EAT, body=words.nbytes), (memoryview(words).cast("B"),) if len(words) else ())
+    return frames.decode_json(answer.result(soon()).body)
+
+
+def wish(channel: Channel, words: int, seed: int) -> tuple[Request, np.ndarray]:
+    out = np.zeros(words, np.int64)
+    sink = ViewSink(memoryview(out).cast("B")) if words else ViewSink(memoryview(b""))
+    return channel.send(Header(FILL, count=words, number=seed), (), sink, out.nbytes), out
+
+
+def fulfilled(wishes) -> None:
+    for seed, (request, out) in wishes:
+        request.result(soon())
+        np.testing.assert_array_equal(out, pattern(len(out), seed))
 
 
 @contextlib.contextmanager

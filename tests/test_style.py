@@ -21,7 +21,7 @@ MODULES = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__
 LAYERS = [
     {"dps.errors", "dps.config"},
     {"dps.state", "dps.coordination", "dps.wire"},
-    {"dps.hashing", "dps.transfers", "dps.inputs", "dps.runs", "dps.cordon", "dps.dask_side"},
+    {"dps.calls", "dps.hashing", "dps.transfers", "dps.inputs", "dps.runs", "dps.cordon", "dps.dask_side"},
     {"dps.server", "dps.replication", "dps.controller", "dps.client", "dps.checkpoint"},
     {"dps.parameter_server", "dps.training", "dps.deploy", "dps.arrays", "dps.dashboard"},
     {"dps"},  # the public names

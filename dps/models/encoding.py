@@ -95,7 +95,8 @@ class Layout:
         block = _matrix(X, self.bits)
         if block.shape[1] != self.features:
             raise InputError(
-                f"X has {block.shape[1]} features, but LogisticRegression is expecting {self.features} features as input"
+                f"X has {block.shape[1]} features, but LogisticRegression is expecting {self.features} features as "
+                f"input"
             )
         return block
 

@@ -70,11 +70,11 @@ def _pairs(client: DaskClient, X: Any, y: Any) -> Sequence[Any]:
         return _scattered(client, X, y)
     if getattr(X, "numblocks", (1, 1))[1:] not in ((1,), ()):
         X = X.rechunk({1: -1})
-    ends = getattr(X, "chunks", None), getattr(y, "chunks", None)
-    if None not in ends and ends[0][0] != ends[1][0] and not np.isnan([*ends[0][0], *ends[1][0]]).any():
-        if X.shape[0] != y.shape[0]:
-            raise InputError(f"X has {X.shape[0]} rows and y {y.shape[0]}")
-        y = y.rechunk({0: ends[0][0]})
+    known = all(hasattr(each, "chunks") and not np.isnan(each.shape[0]) for each in (X, y))
+    if known and X.shape[0] != y.shape[0]:
+        raise InputError(f"X has {X.shape[0]} rows and y {y.shape[0]}")
+    if known and X.chunks[0] != y.chunks[0]:
+        y = y.rechunk({0: X.chunks[0]})
     rows, targets = (np.ravel(each.to_delayed()).tolist() for each in (X, y))
     if len(rows) != len(targets):
         raise InputError(f"X has {len(rows)} partitions and y {len(targets)}: repartition them alike")
@@ -83,7 +83,8 @@ def _pairs(client: DaskClient, X: Any, y: Any) -> Sequence[Any]:
 
 def _scattered(client: DaskClient, X: Any, y: Any) -> list[Future]:
     """Data in memory, sent to the workers in equal parts. Every n-th row goes into a part: sorted labels do no harm."""
-    X = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "iloc") or hasattr(X, "nnz") else np.asarray(X)
+    X = X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X
+    X = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "iloc") else np.asarray(X)
     y = np.asarray(y)
     rows = X.shape[0] if X.ndim else 0
     if rows != len(y):
@@ -116,6 +117,9 @@ def _piece(
     block, y = layout.block(X), np.asarray(y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
+    if y.dtype.kind == "O":  # a column of objects, or of a nullable dtype, may hold numbers
+        plain = np.array(y.tolist())
+        y = plain if plain.dtype.kind in "biuf" else y
     if y.ndim != 1 or len(y) != block.shape[0]:
         raise InputError(f"partition {number}: X has {block.shape[0]} rows, and y is of shape {y.shape}")
     if seed is not None:

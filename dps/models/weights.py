@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import dask
@@ -111,18 +112,26 @@ def probabilities_of(X: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
     return odds / odds.sum(axis=1, keepdims=True)
 
 
+def _block(X: Any, function: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
+    """`function` of one block, in a task: with connections of its own, closed at the end."""
+    if isinstance(weights, HomeWeights):
+        return function(X, weights)
+    with copy.copy(weights.client) as client:
+        return function(X, LiveWeights(client, weights.coef, weights.intercept_table, weights.layout))
+
+
 def lazily(function: Any, X: Any, weights: LiveWeights | HomeWeights, columns: int, dtype: Any) -> Any:
     """`function` over the row blocks of a Dask collection, as a Dask array [n] or [n, columns]."""
     shared = _shared(weights)
     meta = np.empty((0,) * (1 if columns == 1 else 2), dtype)
     if hasattr(X, "to_dask_array"):
-        out = X.map_partitions(function, shared, meta=meta)
+        out = X.map_partitions(_block, function, shared, meta=meta)
         return out.to_dask_array() if hasattr(out, "to_dask_array") else out
     if X.ndim == 2 and X.numblocks[1] != 1:
         X = X.rechunk({1: -1})
     if columns == 1:
-        return X.map_blocks(function, shared, dtype=dtype, drop_axis=1, meta=meta)
-    return X.map_blocks(function, shared, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
+        return X.map_blocks(_block, function, shared, dtype=dtype, drop_axis=1, meta=meta)
+    return X.map_blocks(_block, function, shared, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
 
 
 def _shared(weights: LiveWeights | HomeWeights) -> Any:

@@ -72,6 +72,7 @@ class Initializer(Recipe):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of tables that the initial values suit."""
         return FLOATS
 
     @property
@@ -106,12 +107,18 @@ class Zeros(Initializer):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of tables that the initial values suit."""
         return (*FLOATS, "int64")
 
 
 @dataclass(frozen=True)
 class Constant(Initializer):
     """All `value`; on int64 tables a whole number up to 2**53.
+
+    Parameters
+    ----------
+    value : float
+        The value.
 
     Examples
     --------
@@ -126,6 +133,7 @@ class Constant(Initializer):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of tables that the initial values suit."""
         exact = self.value.is_integer() and abs(self.value) <= 2**53
         return (*FLOATS, "int64") if exact else FLOATS
 
@@ -133,6 +141,13 @@ class Constant(Initializer):
 @dataclass(frozen=True)
 class Uniform(Initializer):
     """Evenly spread over [low, high).
+
+    Parameters
+    ----------
+    low, high : float
+        The range.
+    seed : int
+        0 .. 2**64 - 1.
 
     Examples
     --------
@@ -160,6 +175,15 @@ class Uniform(Initializer):
 class Normal(Initializer):
     """Normally distributed around `mean` with standard deviation `scale`.
 
+    Parameters
+    ----------
+    scale : float
+        Standard deviation.
+    mean : float
+        The middle.
+    seed : int
+        0 .. 2**64 - 1.
+
     Examples
     --------
     >>> Normal(0.01, seed=7)
@@ -177,6 +201,15 @@ class Normal(Initializer):
 @dataclass(frozen=True)
 class Xavier(Initializer):
     """Uniform within ``gain * sqrt(6 / (fan_in + fan_out))`` of 0 (Glorot and Bengio, 2010).
+
+    Parameters
+    ----------
+    fan_in, fan_out : int
+        Numbers of inputs and outputs of the layer.
+    seed : int
+        0 .. 2**64 - 1.
+    gain : float
+        A factor.
 
     Examples
     --------

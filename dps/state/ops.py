@@ -109,6 +109,7 @@ class TableSpec:
 
     @property
     def keyed(self) -> bool:
+        """Whether any int64 is a key."""
         return self.rows is None
 
     @property
@@ -118,14 +119,17 @@ class TableSpec:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of one value."""
         return np.dtype(self.dtype).itemsize
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it in plain values, for JSON."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {**fields, "optimizer": self.optimizer.to_dict(), "init": self.init.to_dict()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> TableSpec:
+        """The table that :meth:`to_dict` described."""
         optimizer, init = optimizer_from_dict(fields["optimizer"]), initializer_from_dict(fields["init"])
         return cls(**{**fields, "optimizer": optimizer, "init": init})
 

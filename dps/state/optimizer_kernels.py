@@ -43,6 +43,7 @@ def _proximal(w: float, rate: float, l1: float, l2: float, one: float) -> float:
 
 @_jit
 def add(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -> None:
+    """w <- w + g."""
     dim = np.uint64(updates.shape[1])
     for i in range(len(updates)):
         row, update = rows[_row(index, start, i)], updates[i]
@@ -52,6 +53,7 @@ def add(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -
 
 @_jit
 def assign(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -> None:
+    """w <- g."""
     dim = np.uint64(updates.shape[1])
     for i in range(len(updates)):
         row, update = rows[_row(index, start, i)], updates[i]
@@ -61,6 +63,7 @@ def assign(rows: Array, index: Array, start: int, updates: Array, numbers: Array
 
 @_jit
 def sgd(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -> None:
+    """:class:`dps.SGD`."""
     cast = rows.dtype.type
     lr, l1, l2, one = cast(numbers[0]), cast(numbers[1]), cast(numbers[2]), cast(1)
     dim = np.uint64(updates.shape[1])
@@ -75,6 +78,7 @@ def sgd(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -
 
 @_jit
 def momentum(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -> None:
+    """:class:`dps.Momentum`."""
     cast = rows.dtype.type
     lr, keep, nesterov = cast(numbers[0]), cast(numbers[1]), numbers[2] > 0
     from_gradient = cast(1) if nesterov else cast(0)
@@ -91,6 +95,7 @@ def momentum(rows: Array, index: Array, start: int, updates: Array, numbers: Arr
 
 @_jit
 def adagrad(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -> None:
+    """:class:`dps.Adagrad`."""
     cast = rows.dtype.type
     lr, eps, l1, l2, one = cast(numbers[0]), cast(numbers[1]), cast(numbers[3]), cast(numbers[4]), cast(1)
     dim = np.uint64(updates.shape[1])
@@ -109,6 +114,7 @@ def adagrad(rows: Array, index: Array, start: int, updates: Array, numbers: Arra
 
 @_jit
 def rmsprop(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -> None:
+    """:class:`dps.RMSprop`."""
     cast = rows.dtype.type
     lr, rho, rest, eps = cast(numbers[0]), cast(numbers[1]), cast(1.0 - numbers[1]), cast(numbers[2])
     dim = np.uint64(updates.shape[1])
@@ -123,6 +129,7 @@ def rmsprop(rows: Array, index: Array, start: int, updates: Array, numbers: Arra
 
 @_jit
 def adam(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -> None:
+    """:class:`dps.Adam`, :class:`dps.AdamW`."""
     cast = rows.dtype.type
     lr, beta1, beta2, eps = numbers[0], cast(numbers[1]), cast(numbers[2]), cast(numbers[3])
     rest1, rest2 = cast(1.0 - numbers[1]), cast(1.0 - numbers[2])
@@ -149,6 +156,7 @@ def adam(rows: Array, index: Array, start: int, updates: Array, numbers: Array) 
 
 @_jit
 def ftrl(rows: Array, index: Array, start: int, updates: Array, numbers: Array) -> None:
+    """:class:`dps.FTRL`."""
     cast = rows.dtype.type
     per_alpha, beta, l1, l2 = cast(1.0 / numbers[0]), cast(numbers[1]), cast(numbers[2]), cast(numbers[3])
     dim = np.uint64(updates.shape[1])

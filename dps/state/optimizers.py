@@ -70,6 +70,7 @@ class Optimizer(Recipe):
 
     @property
     def repeats(self) -> str:
+        """What becomes of the repeated keys of one push: see above."""
         return "sum"
 
     @property
@@ -124,6 +125,7 @@ class Add(Optimizer):
 
     @property
     def repeats(self) -> str:
+        """What becomes of the repeated keys of one push: see :class:`Optimizer`."""
         return "any"
 
 
@@ -144,12 +146,20 @@ class Assign(Optimizer):
 
     @property
     def repeats(self) -> str:
+        """What becomes of the repeated keys of one push: see :class:`Optimizer`."""
         return "last"
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent (Robbins and Monro, 1951): w <- w - eta g, then l1 and l2 with r = eta.
+
+    Parameters
+    ----------
+    lr : float or schedule
+        The learning rate eta.
+    l1, l2 : float
+        Strength of the proximal penalties.
 
     Examples
     --------
@@ -166,6 +176,7 @@ class SGD(Optimizer):
 
     @property
     def repeats(self) -> str:
+        """What becomes of the repeated keys of one push: see :class:`Optimizer`."""
         return "sum" if self.l1 or self.l2 else "any"
 
 
@@ -174,6 +185,15 @@ class Momentum(Optimizer):
     """Gradient descent with a velocity v (Polyak, 1964; Nesterov's form after Sutskever et al., 2013).
 
     v <- momentum v + g; w <- w - eta v, or with `nesterov` w <- w - eta (g + momentum v).
+
+    Parameters
+    ----------
+    lr : float or schedule
+        The learning rate eta.
+    momentum : float
+        Share of the velocity that is kept, below 1.
+    nesterov : bool
+        Look ahead along the velocity.
 
     Examples
     --------
@@ -198,6 +218,17 @@ class Adagrad(Optimizer):
     n <- n + g^2; w <- w - eta g / (sqrt(n) + eps); then l1 and l2 with r = eta / (sqrt(n) + eps). n begins at
     `initial_accumulator`: above 0 it tames the first steps of a rare row.
 
+    Parameters
+    ----------
+    lr : float or schedule
+        The learning rate eta.
+    eps : float
+        Added to the root, against division by 0.
+    initial_accumulator : float
+        Where n begins.
+    l1, l2 : float
+        Strength of the proximal penalties.
+
     Examples
     --------
     >>> rows = np.zeros((1, 2))  # one row: its value, its n
@@ -216,6 +247,7 @@ class Adagrad(Optimizer):
 
     @property
     def slot_start(self) -> float:
+        """`initial_accumulator`."""
         return self.initial_accumulator
 
 
@@ -224,6 +256,15 @@ class RMSprop(Optimizer):
     """A rate for each column from its recent gradients (Tieleman and Hinton, 2012).
 
     n <- rho n + (1 - rho) g^2; w <- w - eta g / (sqrt(n) + eps).
+
+    Parameters
+    ----------
+    lr : float or schedule
+        The learning rate eta.
+    rho : float
+        Share of n that is kept, below 1.
+    eps : float
+        Added to the root.
 
     Examples
     --------
@@ -251,6 +292,15 @@ class Adam(Optimizer):
     and a v as young as those of any row in the first step, and needs the same correction. A row without a push keeps
     its m and v as they are.
 
+    Parameters
+    ----------
+    lr : float or schedule
+        The learning rate eta.
+    beta1, beta2 : float
+        Shares of m and v that are kept, below 1.
+    eps : float
+        Added to the root.
+
     Examples
     --------
     >>> rows = np.zeros((1, 4))  # one row: its value, m, v, t
@@ -267,6 +317,7 @@ class Adam(Optimizer):
     states = 2
 
     def slots(self, dim: int) -> int:
+        """m, v, and one count of steps."""
         return 2 * dim + 1
 
 
@@ -275,6 +326,13 @@ class AdamW(Adam):
     """:class:`Adam` with decoupled weight decay (Loshchilov and Hutter, 2019).
 
     First w <- (1 - eta weight_decay) w, then the step of Adam. Only rows that are pushed to decay.
+
+    Parameters
+    ----------
+    lr, beta1, beta2, eps
+        As for :class:`Adam`.
+    weight_decay : float
+        Share of the value that is taken off at each step, times eta.
 
     Examples
     --------
@@ -297,6 +355,15 @@ class FTRL(Optimizer):
     The paper computes w when it is needed; here it is kept as the row's value, so that a pull is a plain read and
     a row may begin elsewhere than at zero: a column keeps its initial value until its first gradient other than 0.
 
+    Parameters
+    ----------
+    alpha : float
+        The learning rate.
+    beta : float
+        Added to the root of n: tames first steps.
+    l1, l2 : float
+        Strength of the penalties beside the summed losses.
+
     Examples
     --------
     >>> rows = np.zeros((1, 3))  # one row: its value, z, n
@@ -314,4 +381,5 @@ class FTRL(Optimizer):
 
     @property
     def derived(self) -> bool:
+        """True: z and n decide the values."""
         return True

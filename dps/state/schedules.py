@@ -92,6 +92,13 @@ class Fixed(Schedule):
 class InverseTime(Schedule):
     """``lr / (1 + decay * clock)``, the classic decay of stochastic approximation (Robbins and Monro, 1951).
 
+    Parameters
+    ----------
+    lr : float
+        The rate at clock 0.
+    decay : float
+        0 or more.
+
     Examples
     --------
     >>> InverseTime(1.0, decay=0.5)(2)
@@ -108,6 +115,13 @@ class InverseTime(Schedule):
 @dataclass(frozen=True)
 class InverseSqrt(Schedule):
     """``lr / sqrt(1 + decay * clock)``, the decay in the proof that bounded staleness converges (Ho et al., 2013).
+
+    Parameters
+    ----------
+    lr : float
+        The rate at clock 0.
+    decay : float
+        0 or more.
 
     Examples
     --------
@@ -126,6 +140,13 @@ class InverseSqrt(Schedule):
 class Exponential(Schedule):
     """``lr * factor ** clock``.
 
+    Parameters
+    ----------
+    lr : float
+        The rate at clock 0.
+    factor : float
+        Above 0, at most 1.
+
     Examples
     --------
     >>> Exponential(1.0, factor=0.5)(3)
@@ -142,6 +163,15 @@ class Exponential(Schedule):
 @dataclass(frozen=True)
 class Step(Schedule):
     """``lr * factor ** (clock // every)``: the rate is cut by `factor` every so many clocks.
+
+    Parameters
+    ----------
+    lr : float
+        The rate at clock 0.
+    every : int
+        Clocks between two cuts.
+    factor : float
+        Above 0, at most 1.
 
     Examples
     --------
@@ -160,6 +190,15 @@ class Step(Schedule):
 @dataclass(frozen=True)
 class Cosine(Schedule):
     """From `lr` down to `floor` over `clocks` along half a cosine, then `floor` (Loshchilov and Hutter, 2017).
+
+    Parameters
+    ----------
+    lr : float
+        The rate at clock 0.
+    clocks : int
+        How long the way down takes.
+    floor : float
+        Where it ends.
 
     Examples
     --------
@@ -187,6 +226,13 @@ class Cosine(Schedule):
 @dataclass(frozen=True)
 class Warmup(Schedule):
     """A straight climb over `clocks` to where `schedule` begins, then `schedule` from its own clock 0.
+
+    Parameters
+    ----------
+    schedule : schedule or float
+        What follows.
+    clocks : int
+        How long the climb takes.
 
     Examples
     --------

@@ -24,7 +24,7 @@ from dps.state.partition import bound, shard_bits
 
 __all__ = ["DenseShard", "KeyedShard", "Shard", "make_shard"]
 
-GROW_LEAST, GROW_MOST = 1 << 18, 1 << 25  # bytes by which the rows grow at a time: small steps, no long stall
+GROW_LEAST, GROW_MOST = 1 << 14, 1 << 25  # bytes by which the rows grow at a time: small steps, no long stall
 NO_INDEX = np.zeros(0, np.int64)
 ADD_KERNEL, ASSIGN_KERNEL = Add().kernel, Assign().kernel
 

@@ -38,7 +38,8 @@ def partitions(client: Client, data: Any) -> list[tuple[Future, ...]]:
         rows = [(future,) for future in _futures(client, data, "the data")]
     if not rows:
         raise InputError("the data has no partitions")
-    wait([future for row in rows for future in row])
+    with client.as_current():  # `wait` asks for the current client
+        wait([future for row in rows for future in row])
     for row in rows:
         for future in row:
             if future.status == "error":

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,7 @@ from distributed import Client, Future, get_worker
 
 from dps import config
 from dps.client import Ticket
-from dps.errors import InputError, StoppedError, TooFewWorkersError, TrainerLostError
+from dps.errors import InputError, StoppedError, TooFewWorkersError, by_name
 from dps.training.data import partitions, share
 from dps.training.progress import ProgressBar
 from dps.training.trainer import Trainer
@@ -25,6 +27,7 @@ __all__ = ["launch"]
 
 POLL = 0.05  # seconds between two looks at the trainers' tasks
 SHOW = 0.25  # seconds between two looks at their clocks
+LATE = 1.0  # seconds that a trainer's own error may arrive after it has left
 
 
 def train(ticket: Ticket, run: int, number: int, function: Callable, args: tuple, kwargs: dict, parts: list) -> Any:
@@ -69,11 +72,14 @@ def launch(
 
     `call` reaches the controller, `serving` are the workers that trainers must keep off.
     """
-    if not (staleness == math.inf or (staleness >= 0 and staleness == int(staleness))):
+    whole = isinstance(staleness, numbers.Real) and staleness >= 0 and staleness in (math.inf, staleness // 1)
+    if not whole or isinstance(staleness, bool):
         raise InputError(f"staleness is 0, 1, 2, ... or math.inf, not {staleness!r}")
+    if trainers is not None and (not isinstance(trainers, int) or isinstance(trainers, bool) or trainers < 1):
+        raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {trainers!r}")
     rows = partitions(client, data)
     slots = free_slots(client, serving, ticket.session)
-    if trainers is not None and not 1 <= trainers <= len(slots):
+    if trainers is not None and trainers > len(slots):
         raise TooFewWorkersError(
             f"{trainers} trainers asked for and {len(slots)} threads are free for them: all trainers of a run must "
             f"run at once; add workers or threads, or ask for fewer"
@@ -84,6 +90,7 @@ def launch(
     shares = share(holders, slots)
     run = call("start_run", trainers=len(slots), staleness=None if math.isinf(staleness) else int(staleness))
     futures: list[Future] = []
+    tag = uuid.uuid4().hex[:8]  # no task of an earlier session of that name may be taken for ours
 
     def seen() -> dict[str, Any]:
         return json.loads(call("progress", run=run))
@@ -91,7 +98,7 @@ def launch(
     try:
         for number, (worker, mine) in enumerate(zip(slots, shares, strict=True)):
             parts = [rows[n][0] if not isinstance(data, tuple) else rows[n] for n in mine]
-            key = f"dps-train-{ticket.session}-{run}-{number}-{ticket.secret[:6]}"
+            key = f"dps-train-{ticket.session}-{run}-{number}-{tag}"
             task = (ticket, run, number, function, args, kwargs, parts)
             futures.append(client.submit(train, *task, workers=[worker], key=key, pure=False, retries=0, priority=100))
         with ProgressBar(progress) as bar:
@@ -132,11 +139,11 @@ def watch(futures: list[Future], progress: Callable[[], dict], bar: ProgressBar,
     began, shown = time.monotonic(), 0.0
     while True:
         states = [future.status for future in futures]
-        if any(state in ("error", "cancelled", "lost") for state in states):
-            raise_first(futures)
         if all(state == "finished" for state in states):
             bar.show(progress())
             return
+        if any(state in ("error", "cancelled", "lost") for state in states):
+            raise_first(futures, progress)
         now = time.monotonic()
         if now - shown > SHOW:
             shown, seen = now, progress()
@@ -147,35 +154,29 @@ def watch(futures: list[Future], progress: Callable[[], dict], bar: ProgressBar,
                     f"{seen['joined']} of {len(futures)} trainers have joined within {config.seconds('join'):g} s "
                     f"(dps.timeouts.join); their workers may be busy with other tasks, or gone: {missing}"
                 )
-            if seen["stopped"]:
-                time.sleep(0.2)  # the failing trainer's own error is on its way
-                if not any(future.status == "error" for future in futures):
-                    give_reason(futures, seen["stopped"])
+            if seen["stopped"] is not None:
+                raise_first(futures, progress)
         time.sleep(POLL)
 
 
-def give_reason(futures: list[Future], reason: str) -> None:
-    """The controller stopped the run: wait for a trainer to say why itself, else say it in the controller's words."""
-    until = time.monotonic() + config.seconds("stop")
-    while time.monotonic() < until:
-        if any(future.status in ("error", "cancelled", "lost") for future in futures):
-            return
-        time.sleep(POLL)
-    raise TrainerLostError(reason)
-
-
-def raise_first(futures: list[Future]) -> None:
+def raise_first(futures: list[Future], progress: Callable[[], dict]) -> None:
     """Raise the error that began it: not one that only says another trainer failed."""
-    until = time.monotonic() + config.seconds("stop")
+    until = time.monotonic() + config.seconds("vanish") + config.seconds("stop")
     while True:
         failed = [future for future in futures if future.status == "error"]
-        causes = [f for f in failed if not isinstance(f.exception(), StoppedError)]
-        pending = [future for future in futures if future.status == "pending"]
-        if causes or not pending or time.monotonic() > until:
+        for future in failed:
+            if not isinstance(future.exception(), StoppedError):
+                future.result()
+        seen = progress()
+        if not seen["connected"] and not (seen["lost"] and seen["stopped"] is None):
+            until = min(until, time.monotonic() + LATE)  # nobody is left who could say more
+        if time.monotonic() > until:
             break
         time.sleep(POLL)
-    for future in causes or failed:
+    for future in failed:
         future.result()
+    if seen["stopped"] is not None:
+        raise by_name(seen["error"])(seen["stopped"])
     raise StoppedError("the run's tasks were cancelled, or lost with their workers; is the cluster still up?")
 
 

@@ -52,6 +52,23 @@ class Trainer(Client):
         How far the fastest trainer may lead the slowest; ``math.inf`` for no bound.
     trainers : int
         How many the run began with.
+
+    Examples
+    --------
+    >>> def train(trainer, partitions):
+    ...     for X in trainer.iterate(partitions, batch_size=5):
+    ...         trainer.push("sum", [0], X.sum())
+    ...     return trainer.clock
+    >>> import dask.array as da
+    >>> from distributed import Client
+    >>> cluster = dps.LocalCluster(servers=1, trainers=2, processes=False)
+    >>> with Client(cluster) as client, dps.ParameterServer(client) as ps:
+    ...     _ = ps.table("sum", rows=1)
+    ...     ps.run(train, da.ones(20, chunks=10), staleness=1)
+    ...     ps.client().pull("sum")
+    [2, 2]
+    array([20.], dtype=float32)
+    >>> cluster.close()
     """
 
     def __init__(

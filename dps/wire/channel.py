@@ -69,7 +69,7 @@ class Request:
         self.sink = sink
         self.size = size  # bytes that the sink takes; a body may be padded beyond
         self.header: Header | None = None
-        self.body = b""  # of an answer without a sink
+        self.body: bytes | bytearray = b""  # of an answer without a sink
         self.error: DPSError | None = None
         self.done = False
 
@@ -144,6 +144,8 @@ class Channel:
         nonce = session.new_nonce()
         try:
             offer = frames.decode_json(greeting.result(deadline).body)
+            if not isinstance(offer, dict) or not {"version", "nonce"} <= offer.keys():
+                raise ProtocolError(f"{self.what} does not greet as an endpoint of dps does")
             theirs = str(offer["nonce"])
             if offer["version"] != frames.VERSION:
                 raise ProtocolError(
@@ -151,8 +153,9 @@ class Channel:
                 )
             proof = session.proof(secret, "client", theirs, nonce)
             hello = {"session": session_name, "nonce": nonce, "proof": proof}
-            answer = self.ask(Header(frames.HELLO), frames.encode_json(hello)).result(deadline)
-            if not session.proves(frames.decode_json(answer.body).get("proof"), secret, "server", nonce, theirs):
+            answer = frames.decode_json(self.ask(Header(frames.HELLO), frames.encode_json(hello)).result(deadline).body)
+            claim = answer.get("proof") if isinstance(answer, dict) else None
+            if not session.proves(claim, secret, "server", nonce, theirs):
                 raise ProtocolError(f"{self.what} does not know the session secret")
         except BaseException:
             self.close()
@@ -289,15 +292,18 @@ class Channel:
         header = decode_header(self._inbox, self._start, self._limit)
         request = self._requests.get(header.request)
         if header.kind == frames.ERROR or request is None or request.sink is None:
-            if header.body > INBOX // 2 - HEADER_SIZE:
+            if header.body <= INBOX // 2 - HEADER_SIZE:
+                after = self._start + HEADER_SIZE + header.body
+                if after > self._end:
+                    return False
+                body = bytes(self._inbox[self._start + HEADER_SIZE : after])
+                self._start = after
+                self._finish_small(header, request, body)
+                return True
+            if header.kind == frames.ERROR or request is None:
                 raise ProtocolError(f"{self.what} sent {header.body} bytes that nobody asked for")
-            after = self._start + HEADER_SIZE + header.body
-            if after > self._end:
-                return False
-            body = bytes(self._inbox[self._start + HEADER_SIZE : after])
-            self._start = after
-            self._finish_small(header, request, body)
-            return True
+            request.body, request.size = bytearray(header.body), header.body  # a long text
+            request.sink = ViewSink(memoryview(request.body))
         if header.body != frames.padded(request.size):
             raise ProtocolError(f"{self.what} answered {header.body} bytes where {request.size} were asked for")
         del self._requests[header.request]
@@ -322,9 +328,11 @@ class Channel:
         """Close, and tell all who wait for an answer."""
         self.close()
         told = error if isinstance(error, DPSError) else self._gone(f"the connection to {self.what} broke: {error!r}")
-        for request in self._requests.values():
+        half = [] if self._reading is None else [self._reading]
+        for request in [*self._requests.values(), *half]:
             request.error, request.done = told, True
         self._requests.clear()
+        self._reading = None
 
     def close(self) -> None:
         """Close the connection. Requests without an answer stay without."""
@@ -370,7 +378,7 @@ class _Plain:
             return receive(view)
         except BlockingIOError:
             return None
-        except ConnectionError:
+        except OSError:
             return 0
 
     def wait(self, seconds: float, also_write: bool = False) -> bool:
@@ -400,6 +408,6 @@ class _Tls(_Plain):
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 if patience > 0 and not attempt:
                     self.wait(patience)
-            except (ConnectionError, ssl.SSLError):
+            except OSError:
                 return 0
         return None

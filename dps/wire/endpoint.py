@@ -86,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head = Header(0)  # its header
         self._filled = 0  # and how much of it is there
         self._paused = False  # the last answer has not left yet
+        self._begun = False  # a handler has written a part of its answer
         self._deadline: asyncio.TimerHandle | None = None
 
     # -- transport callbacks
@@ -184,12 +185,13 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"no handler for frames of kind {header.kind}")
         try:
             handler(self, header, body)
-        except ProtocolError:
-            raise
-        except DPSError as error:
-            self.reply_error(header, error)
-        except MemoryError as error:
-            self.reply_error(header, DPSError(f"out of memory: {error}"))
+        except (DPSError, MemoryError) as error:
+            if self._begun:  # whatever is said now would be taken for the rest of the answer
+                raise RuntimeError("an answer broke off in the middle") from error
+            if isinstance(error, ProtocolError):
+                raise
+            self.reply_error(header, error if isinstance(error, DPSError) else DPSError(f"out of memory: {error}"))
+        self._begun = False
 
     def _prove(self, header: Header, body: memoryview) -> None:
         """The first frame: HELLO with the session's name and a proof of its secret."""
@@ -212,6 +214,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, data: Any) -> None:
         """Pass bytes on. A view must be of the outgoing buffer, or of memory that nobody changes."""
+        self._begun = True
         self.transport.write(data)
 
     def reply(self, header: Header, body: bytes = b"") -> None:
@@ -280,7 +283,8 @@ class Endpoint:
     def _run(self, host: str, tls: ssl.SSLContext | None) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            listening = self.loop.create_server(lambda: Connection(self), host, 0, ssl=tls, backlog=1024)
+            more = {} if tls is None else {"ssl_handshake_timeout": config.seconds("connect")}
+            listening = self.loop.create_server(lambda: Connection(self), host, 0, ssl=tls, backlog=1024, **more)
             server = self.loop.run_until_complete(listening)
             self._ready.set_result(server.sockets[0].getsockname()[1])
         except BaseException as error:
@@ -292,6 +296,8 @@ class Endpoint:
             server.close()
             for connection in list(self.connections):
                 connection.transport.abort()
+            for shaking_hands in asyncio.all_tasks(self.loop):
+                shaking_hands.cancel()
             self.loop.run_until_complete(asyncio.wait_for(server.wait_closed(), 5))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:

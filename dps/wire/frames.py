@@ -123,7 +123,7 @@ def encode_error(error: BaseException) -> bytes:
     """An exception as the body of an ERROR frame."""
     name = type(error).__name__ if isinstance(error, DPSError) else "DPSError"
     message = str(error) if isinstance(error, DPSError) else f"{type(error).__name__}: {error}"
-    return encode_json({"type": name, "message": message[:4000]})
+    return encode_json({"type": name, "message": message[:2000]})
 
 
 def decode_error(body: Any) -> DPSError:

@@ -1,0 +1,164 @@
+"""Channel: the blocking side, alone in the caller's thread: time-outs, interruptions, odd answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+from peers import (
+    EAT,
+    FILL,
+    JSON,
+    PARK,
+    RELEASE,
+    SECRET,
+    Kit,
+    Raw,
+    feed,
+    framed,
+    fulfilled,
+    impostor,
+    pattern,
+    soon,
+    wish,
+)
+
+from dps.errors import ClosedError, ControllerGoneError, DPSError, RequestTimeoutError, ServerGoneError
+from dps.wire import channel as channel_module
+from dps.wire import frames
+from dps.wire.channel import Channel, ViewSink
+from dps.wire.endpoint import Endpoint
+from dps.wire.frames import Header, padded
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def kit():
+    with Kit() as kit:
+        yield kit
+
+
+def test_an_answer_may_be_padded_beyond_its_sink(kit) -> None:
+    with kit.channels() as (channel,):
+        for size in range(1, 41):
+            out = np.zeros(48, np.uint8)
+            header = Header(FILL, count=padded(size) // 8, number=3)
+            requests = [channel.send(header, (), ViewSink(memoryview(out)[:size]), size), *[channel.ask(Header(PARK))]]
+            requests[0].result(soon())
+            assert out[:size].tobytes() == pattern(6, 3).tobytes()[:size]
+            assert not out[size:].any()
+        channel.ask(Header(RELEASE)).result(soon())
+
+
+@pytest.mark.parametrize("length", [30_000, 40_000, 70_000, 5 * MB])
+def test_a_long_text_is_an_answer_too(kit, length: int) -> None:
+    """The route of a parameter server with many tables, the result of a collective."""
+    with kit.channels() as (channel,):
+        before, request, after = (channel.ask(Header(JSON, count=n)) for n in (3, length, 4))
+        assert frames.decode_json(after.result(soon()).body) == "xxxx"
+        assert frames.decode_json(request.result(soon()).body) == "x" * length
+        assert frames.decode_json(before.result(soon()).body) == "xxx"
+
+
+def test_request_numbers_wrap_around(kit) -> None:
+    with kit.channels() as (channel,):
+        channel._next = 0xFFFFFFFE
+        parked = channel.ask(Header(PARK, number=7))
+        assert [feed(channel, pattern(i, 0))["bytes"] for i in range(4)] == [0, 8, 16, 24]
+        channel.ask(Header(RELEASE)).result(soon())
+        assert parked.result(soon()).header.count == 7
+
+
+def test_a_time_out_closes_the_channel_and_names_the_peer(kit) -> None:
+    with kit.channels(2) as (channel, other):
+        parked, second = channel.ask(Header(PARK)), channel.ask(Header(PARK))
+        began = time.monotonic()
+        with pytest.raises(RequestTimeoutError, match="the peer has not answered in time"):
+            parked.result(soon(0.2))
+        assert 0.15 < time.monotonic() - began < 2
+        assert channel.closed
+        with pytest.raises(DPSError, match="the peer"):
+            second.result(soon())
+        assert feed(other, pattern(1, 1))["bytes"] == 8
+
+
+def test_idle_is_called_while_waiting_and_may_interrupt(kit, monkeypatch) -> None:
+    monkeypatch.setattr(channel_module, "SLICE", 0.01)
+    with kit.channels() as (channel,):
+        calls = []
+
+        def idle() -> None:
+            calls.append(1)
+            if len(calls) > 3:
+                raise ClosedError("told to stop")
+
+        channel.idle = idle
+        with pytest.raises(ClosedError, match="told to stop"):
+            channel.ask(Header(PARK)).result(soon())
+        assert len(calls) == 4
+        assert channel.closed
+
+
+def test_a_peer_that_takes_nothing_is_given_up(monkeypatch) -> None:
+    """The other side neither reads nor answers."""
+    done = threading.Event()
+
+    def sit(raw: Raw) -> None:
+        raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        greet(raw)
+        done.wait(20)
+
+    with dask.config.set({"dps.timeouts.request": "300 ms"}), impostor(sit) as address:
+        channel = Channel(address, "s", SECRET, "the peer")
+        with pytest.raises(RequestTimeoutError, match=r"the peer has taken no bytes for 0\.3 s"):
+            channel.send(Header(EAT, body=20 * MB), (bytes(20 * MB),))
+        assert channel.closed
+        done.set()
+
+
+def greet(raw: Raw) -> None:
+    """What an endpoint does when somebody connects."""
+    nonce = "00" * 16
+    raw.send(framed(frames.GREETING, frames.encode_json({"version": frames.VERSION, "nonce": nonce})))
+    header, body = raw.frame()
+    theirs = frames.decode_json(body)["nonce"]
+    proof = channel_module.session.proof(SECRET, "server", theirs, nonce)
+    raw.send(framed(frames.WELCOME, frames.encode_json({"proof": proof}), request=header.request))
+
+
+def test_an_address_in_use_by_nobody(kit) -> None:
+    with pytest.raises(OSError, match=r"."):
+        Endpoint("x", "203.0.113.1", {})  # not an address of this machine
+    kit.endpoint.stop()
+    for gone in (ServerGoneError, ControllerGoneError):
+        with pytest.raises(gone, match=rf"the peer cannot be reached at 127.0.0.1:{kit.address[1]}: .*refused"):
+            Channel(kit.address, "s", SECRET, "the peer", gone)
+
+
+def flood(channel: Channel) -> None:
+    """Requests and answers of 8 MB each, all written before one is read."""
+    words = pattern(MB, 1)
+    wishes = []
+    for i in range(8):
+        wishes.append((i, wish(channel, MB, i)))
+        channel.send(Header(EAT, body=words.nbytes), (words,))
+    fulfilled(wishes)
+
+
+def test_a_channel_that_cannot_write_reads(kit) -> None:
+    with kit.channels() as (channel,):
+        flood(channel)
+
+
+def test_a_channel_that_would_not_read_locks_up(kit, monkeypatch) -> None:
+    """The endpoint stops reading as long as its answers are not taken: the reason for the rule."""
+    wait = channel_module._Plain.wait
+    monkeypatch.setattr(channel_module._Plain, "wait", lambda self, *how, **more: wait(self, *how, **more) and False)
+    limit = dask.config.set({"dps.timeouts.request": "300 ms"})
+    with limit, kit.channels() as (channel,), pytest.raises(RequestTimeoutError, match="no bytes"):
+        flood(channel)

@@ -1,0 +1,396 @@
+"""Peers that do not follow the protocol, by accident or on purpose: they are put off, and others do not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import time
+
+import dask
+import numpy as np
+import pytest
+from distributed.security import Security
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peers import BREAK, CRASH, EAT, FAIL, FILL, NAME, SECRET, Kit, Raw, framed, impostor
+
+from dps.errors import (
+    AccessDeniedError,
+    ClockTimeoutError,
+    DPSError,
+    ProtocolError,
+    RequestTimeoutError,
+    ServerGoneError,
+)
+from dps.wire import frames, session
+from dps.wire.channel import Channel, ViewSink
+from dps.wire.endpoint import HANDSHAKE_LIMIT, INBOX
+from dps.wire.frames import HEADER_SIZE, Header, encode_json
+
+GB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def kit():
+    with dask.config.set({"dps.limits.frame": "64 MiB"}), Kit() as kit:
+        yield kit
+
+
+@pytest.fixture
+def witness(kit, caplog):
+    """Somebody who behaves, and must not notice anything."""
+    caplog.set_level(logging.CRITICAL)  # that warnings are logged is wanted, to see them here is not
+    with kit.channels() as (channel,):
+        yield channel
+        assert healthy(channel)
+
+
+def healthy(channel: Channel) -> bool:
+    body = np.arange(100)
+    answer = channel.send(Header(EAT, body=800), (body,)).result(time.monotonic() + 10)
+    return frames.decode_json(answer.body)["sum"] == 4950
+
+
+def refusal(raw: Raw) -> str:
+    """The error that the other side sends before it closes, as text; "" if it just closes."""
+    said = ""
+    while (frame := raw.frame()) is not None:
+        header, body = frame
+        if header.kind == frames.ERROR:
+            error = frames.decode_error(body)
+            said = f"{type(error).__name__}: {error}"
+    return said
+
+
+# ---- before the proof -----------------------------------------------------------------------------------------------
+
+
+def hello(**changes) -> bytes:
+    fields = {"session": NAME, "nonce": "00" * 16, "proof": "00" * 32, **changes}
+    return framed(frames.HELLO, encode_json(fields))
+
+
+DENIED, BAD = "AccessDeniedError: no proof of the secret of parameter server", "ProtocolError: "
+STRANGERS = {
+    "a proof of nothing": (hello(), DENIED + " 's'"),
+    "no such session": (hello(session="other"), DENIED + " 'other'"),
+    "no session": (hello(session=None), DENIED + " 'None'"),
+    "no proof": (hello(proof=None), DENIED),
+    "a proof that is a number": (hello(proof=7), DENIED),
+    "a proof in no alphabet": (hello(proof="\ud800"), DENIED),
+    "a nonce in no alphabet": (hello(nonce="\ud800"), DENIED),
+    "a list": (framed(frames.HELLO, encode_json([NAME])), DENIED + " ''"),
+    "no JSON": (framed(frames.HELLO, b"{" * 8), BAD + "a frame's text is no JSON"),
+    "deep JSON": (framed(frames.HELLO, b"[" * HANDSHAKE_LIMIT), BAD + "a frame's text is no JSON"),
+    "nothing in it": (framed(frames.HELLO), BAD + "a frame's text is no JSON"),
+    "another kind first": (framed(EAT, bytes(8)), BAD + "the first frame must prove the session secret"),
+    "a greeting back": (framed(frames.GREETING), BAD + "the first frame must prove"),
+    "more than a stranger may say": (framed(frames.HELLO, says=HANDSHAKE_LIMIT + 8), BAD + "a frame announces a body"),
+    "a gigabyte": (framed(EAT, says=GB), BAD + f"a frame announces a body of {GB} bytes; at most 4096"),
+    "half a word": (framed(frames.HELLO, says=12), BAD + "a frame announces a body of 12 bytes"),
+    "garbage": (b"\x16\x03\x01" + bytes(200), BAD + "not a frame of dps: it begins with 0x0316"),
+    "a browser": (b"GET / HTTP/1.1\r\nHost: somewhere\r\nAccept: */*\r\n\r\n" + bytes(64), BAD + "not a frame of dps"),
+    "garbage without end": (b"\xff" * (4 * INBOX), BAD + "not a frame"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_stranger_is_refused(kit, witness, name: str) -> None:
+    data, words = STRANGERS[name]
+    with Raw(kit.address) as raw:
+        header, _ = raw.frame()
+        assert header.kind == frames.GREETING
+        with contextlib.suppress(ConnectionError):
+            raw.send(data)
+        said = refusal(raw)
+    assert said.startswith(words) or (said == "" and len(data) > INBOX)  # what was not read resets the connection
+    assert SECRET not in said
+
+
+def test_a_wrong_secret_and_a_wrong_name(kit, witness) -> None:
+    with pytest.raises(AccessDeniedError, match="no proof of the secret of parameter server 's'"):
+        kit.channel(secret="cd" * 32)
+    with pytest.raises(AccessDeniedError, match="no proof of the secret of parameter server 'q'"):
+        kit.channel(name="q")
+
+
+def test_a_proof_may_not_be_used_twice(kit, witness) -> None:
+    with Raw(kit.address) as first, Raw(kit.address) as second:
+        proof = first.hello()
+        first.send(proof)
+        assert first.frame()[0].kind == frames.WELCOME
+        second.frame()
+        second.send(proof)
+        assert refusal(second).startswith(DENIED)
+
+
+def test_strangers_get_no_memory(kit, witness) -> None:
+    """A connection takes its inbox until it has proved itself; a length that is only announced takes nothing."""
+
+    def held() -> list[int]:
+        return [len(c._incoming._bytes) + len(c._outgoing._bytes) for c in kit.endpoint.connections if not c.session]
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            raw = stack.enter_context(Raw(kit.address))
+            raw.frame()
+            raw.send(framed(frames.HELLO, bytes(100), says=4096))
+        assert healthy(witness)
+        assert kit.endpoint.call(held) == [0] * 20
+
+
+# ---- after the proof ------------------------------------------------------------------------------------------------
+
+LONG = BAD + "a frame announces a body of"
+MEMBERS = {
+    "a kind that nobody handles": (framed(99), BAD + "no handler for frames of kind 99"),
+    "hello again": (hello(), BAD + "no handler for frames of kind 2"),
+    "an answer": (framed(frames.OK), BAD + "no handler for frames of kind 64"),
+    "too large": (framed(EAT, says=(64 << 20) + 8), LONG + " 67108872 bytes; at most 67108864"),
+    "half a word": (framed(EAT, bytes(9)), LONG + " 9 bytes; at most 67108864, in whole words"),
+    "wrong magic": (framed(EAT) + bytes(64), BAD + "not a frame of dps: it begins with 0x0000"),
+    "what a handler calls wrong": (framed(BREAK), BAD + "the counts do not add up"),
+    "a handler's bug": (framed(CRASH), ""),
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_member_that_breaks_the_protocol_is_put_off(kit, witness, name: str) -> None:
+    data, words = MEMBERS[name]
+    with Raw(kit.address) as raw:
+        raw.introduce().send(data + framed(FAIL) * 3)
+        said = refusal(raw)
+    assert said.startswith(words)
+    assert words or not said
+
+
+def test_frames_before_a_wrong_one_are_answered(kit, witness) -> None:
+    with Raw(kit.address) as raw:
+        raw.introduce().send(framed(EAT, bytes(8), request=5) + framed(EAT, says=4) + framed(EAT, request=6))
+        assert raw.frame()[0].request == 5
+        assert raw.frame()[0].kind == frames.ERROR
+        assert raw.frame() is None
+
+
+def test_a_frame_may_come_byte_by_byte(kit, witness) -> None:
+    with Raw(kit.address) as raw:
+        for part in [raw.hello(), framed(EAT, bytes(16), request=3), framed(EAT, bytes(INBOX), request=4)]:
+            raw.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for a in range(min(len(part), 200)):
+                raw.send(part[a : a + 1])
+            raw.send(part[200:])
+        assert [raw.frame()[0].request for _ in range(3)] == [0, 3, 4]
+
+
+def test_a_peer_that_goes_in_the_middle_of_a_frame(kit, witness) -> None:
+    for data in (b"", b"D", framed(EAT)[:63], framed(EAT, bytes(100), says=GB // 32), framed(FILL, count=1 << 20) * 3):
+        with Raw(kit.address) as raw:
+            raw.introduce().send(data)
+        assert healthy(witness)
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_number_of_connections_is_limited(caplog) -> None:
+    with dask.config.set({"dps.limits.connections": 3}), Kit() as kit:
+        with kit.channels(2) as (one, two), Raw(kit.address) as stranger:
+            stranger.frame()
+            for _ in range(5):
+                with pytest.raises(ServerGoneError, match="the peer closed the connection"):
+                    kit.channel()
+            assert healthy(one)
+            assert healthy(two)
+            assert "3 connections are open already" in caplog.text
+        deadline = time.monotonic() + 5
+        while len(kit.endpoint.connections) == 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        with kit.channels() as (again,):
+            assert healthy(again)
+
+
+@pytest.mark.parametrize("said", [b"", b"D", framed(frames.HELLO, bytes(8), says=4000)])
+def test_who_does_not_prove_himself_in_time_is_put_off(said: bytes) -> None:
+    limit = dask.config.set({"dps.timeouts.connect": "300 ms"})
+    with limit, Kit() as kit, kit.channels() as (channel,), Raw(kit.address) as raw:
+        raw.frame()
+        raw.send(said)
+        began = time.monotonic()
+        assert raw.frame() is None
+        assert time.monotonic() - began < 3
+        time.sleep(0.1)
+        assert healthy(channel), "a member stays"
+
+
+# ---- any mutation of a conversation ---------------------------------------------------------------------------------
+
+flips = st.tuples(st.just("flip"), st.integers(0, 2000), st.integers(0, 7))
+cuts = st.tuples(st.just("cut"), st.integers(0, 2000), st.integers(1, 100))
+puts = st.tuples(st.just("put"), st.integers(0, 2000), st.binary(min_size=1, max_size=80))
+extremes = st.sampled_from([b"\xff" * 8, bytes(8), b"DP", b"\xff\xff\xff\x7f"])
+sets = st.tuples(st.just("set"), st.integers(0, 2000), extremes)
+
+
+def mutated(data: bytes, changes) -> bytes:
+    for what, place, how in changes:
+        place %= len(data) or 1
+        if what == "flip":
+            data = data[:place] + bytes([data[place] ^ 1 << how]) + data[place + 1 :] if data else data
+        elif what == "cut":
+            data = data[:place] + data[place + how :]
+        else:
+            data = data[:place] + how + data[place + len(how) * (what == "set") :]
+    return data
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.lists(st.one_of(flips, cuts, puts, sets), max_size=6),
+    proved=st.booleans(),
+    kinds=st.lists(st.sampled_from([EAT, FILL, FAIL]), min_size=1, max_size=5),
+    seed=st.integers(0, 9),
+)
+def test_any_mutation_leaves_the_endpoint_standing(kit, witness, changes, proved: bool, kinds, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    talk = b"".join(framed(kind, rng.bytes(8 * int(rng.integers(0, 20))), count=3) for kind in kinds)
+    with Raw(kit.address, timeout=10) as raw:
+        greeted = raw.hello()
+        if proved:
+            raw.send(greeted)
+            raw.send(mutated(talk, changes))
+        else:
+            raw.send(mutated(greeted + talk, changes))
+        with contextlib.suppress(OSError):
+            raw.sock.shutdown(socket.SHUT_WR)
+        while raw.take(1 << 20):
+            pass
+    assert healthy(witness)
+
+
+# ---- a server that is none ------------------------------------------------------------------------------------------
+
+
+def greeting(**changes) -> bytes:
+    return framed(frames.GREETING, encode_json({"version": frames.VERSION, "nonce": "00" * 16, **changes}))
+
+
+def welcome(raw: Raw, secret: str, side: str = "server") -> None:
+    raw.send(greeting())
+    header, body = raw.frame()
+    proof = session.proof(secret, side, frames.decode_json(body)["nonce"], "00" * 16)
+    raw.send(framed(frames.WELCOME, encode_json({"proof": proof}), request=header.request))
+    raw.take(1)
+
+
+def nod(raw: Raw) -> None:
+    raw.send(greeting())
+    raw.send(framed(frames.WELCOME, encode_json([]), request=raw.frame()[0].request))
+    raw.take(1)
+
+
+def echo(raw: Raw) -> None:
+    """Sends the client's own proof back."""
+    raw.send(greeting())
+    header, body = raw.frame()
+    raw.send(framed(frames.WELCOME, encode_json({"proof": frames.decode_json(body)["proof"]}), request=header.request))
+    raw.take(1)
+
+
+UNKNOWN = "the peer does not know the session secret"
+ODD = "does not greet as an endpoint of dps does"
+SLOW = framed(frames.ERROR, frames.encode_error(ClockTimeoutError("slow")))
+IMPOSTORS = {
+    "another secret": (lambda raw: welcome(raw, "cd" * 32), ProtocolError, UNKNOWN),
+    "the client's side of a proof": (lambda raw: welcome(raw, SECRET, "client"), ProtocolError, UNKNOWN),
+    "an echo": (echo, ProtocolError, UNKNOWN),
+    "no proof": (nod, ProtocolError, UNKNOWN),
+    "another version": (lambda raw: raw.send(greeting(version=9)), ProtocolError, "version 9 of the protocol, we 1"),
+    "no JSON": (lambda raw: raw.send(framed(frames.GREETING, b"nonsense")), ProtocolError, "no JSON"),
+    "no nonce": (lambda raw: raw.send(framed(frames.GREETING, encode_json({"version": 1}))), ProtocolError, ODD),
+    "no object": (lambda raw: raw.send(framed(frames.GREETING, encode_json([1]))), ProtocolError, ODD),
+    "a web server": (lambda raw: raw.send(b"HTTP/1.1 400 Bad Request\r\n" * 3), ProtocolError, "not a frame of dps"),
+    "an error": (lambda raw: raw.send(SLOW), ClockTimeoutError, "slow"),
+    "nothing": (lambda raw: None, ServerGoneError, "the peer closed the connection"),
+    "silence": (lambda raw: raw.take(1), RequestTimeoutError, "the peer has not answered in time"),
+    "too much": (lambda raw: raw.send(framed(frames.GREETING, says=2 * GB)), ProtocolError, "announces a body"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_an_impostor_is_refused(name: str) -> None:
+    behave, error, words = IMPOSTORS[name]
+    limit = dask.config.set({"dps.timeouts.connect": "500 ms"})
+    with limit, impostor(behave) as address, pytest.raises(error, match=words):
+        Channel(address, NAME, SECRET, "the peer")
+
+
+def test_answers_that_nobody_asked_for() -> None:
+    """They end the connection; none of it reaches memory of the caller that it was not meant for."""
+    for said, words in [
+        (framed(frames.OK, request=77), "answered request 77, which nobody made"),
+        (framed(frames.OK, bytes(1 << 20), request=77), "sent 1048576 bytes that nobody asked for"),
+        (framed(frames.OK, bytes(24), request=2), "answered 24 bytes where 16 were asked for"),
+        (framed(frames.OK, bytes(8), request=2), "answered 8 bytes where 16 were asked for"),
+        (framed(frames.ERROR, encode_json([]), request=2), "an error frame without an error"),
+        (framed(frames.ERROR, bytes(1 << 20), request=2), "sent 1048576 bytes that nobody asked for"),
+        (bytes(64), "not a frame of dps"),
+    ]:
+
+        def answer(raw: Raw, said: bytes = said) -> None:
+            welcome_only(raw)
+            raw.frame()
+            raw.send(said)
+            raw.take(1)
+
+        with impostor(answer) as address, contextlib.closing(Channel(address, NAME, SECRET, "the peer")) as channel:
+            out = bytearray(32)
+            request = channel.send(Header(FILL, count=2), (), ViewSink(memoryview(out)[:16]), 16)
+            with pytest.raises(ProtocolError, match=words):
+                request.result(time.monotonic() + 10)
+            assert channel.closed
+            assert not any(out)
+
+
+def welcome_only(raw: Raw) -> None:
+    raw.send(greeting())
+    header, body = raw.frame()
+    proof = session.proof(SECRET, "server", frames.decode_json(body)["nonce"], "00" * 16)
+    raw.send(framed(frames.WELCOME, encode_json({"proof": proof}), request=header.request))
+
+
+# ---- TLS and none ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.tls
+def test_tls_and_none_do_not_mix(caplog) -> None:
+    caplog.set_level(logging.CRITICAL)
+    security = Security.temporary()
+    listen = security.get_listen_args("worker")["ssl_context"]
+    connect = security.get_connection_args("client")["ssl_context"]
+    stranger = Security.temporary().get_connection_args("client")["ssl_context"]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dask.config.set({"dps.timeouts.connect": "1 s"}))
+        secure, plain = stack.enter_context(Kit(listen)), stack.enter_context(Kit())
+        (one,), (two,) = stack.enter_context(secure.channels(1, connect)), stack.enter_context(plain.channels())
+        with pytest.raises(DPSError, match="the peer"):
+            secure.channel()
+        with pytest.raises(ServerGoneError, match="the peer cannot be reached"):
+            plain.channel(connect)
+        with pytest.raises(ServerGoneError, match="the peer"):  # another authority's certificate
+            secure.channel(stranger)
+        with pytest.raises(AccessDeniedError):
+            secure.channel(connect, secret="cd" * 32)
+        assert healthy(one)
+        assert healthy(two)
+
+
+@pytest.mark.tls
+def test_a_tls_handshake_has_a_time_limit() -> None:
+    listen = Security.temporary().get_listen_args("worker")["ssl_context"]
+    with dask.config.set({"dps.timeouts.connect": "300 ms"}), Kit(listen) as kit, Raw(kit.address) as raw:
+        began = time.monotonic()
+        assert raw.take(HEADER_SIZE) == b""
+        assert time.monotonic() - began < 3
+        assert isinstance(listen, ssl.SSLContext)
