@@ -1,5 +1,146 @@
 """Spark MLlib and dask-glm: how long until a loss, beside dps.
 
-Each rival's solver runs on data it can manage; what it has reached then, dps has to reach from nothing.
+Each rival's solver goes over data of a size that it can manage, already in memory, for a number of iterations. The
+held-out loss that it has then is what dps has to reach, from empty tables and in one `ps.run`, starting included.
 """
-def compare(report, ps, client, quick): report.note("no")
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import Report, installed
+
+__all__ = ["compare"]
+
+REGULARIZED = 1e-4
+EPOCHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # tried by dps, in turn, until the loss is reached
+
+
+def spark(data: Any, iterations: tuple[int, ...]) -> list[tuple[int, float, float]]:
+    """Spark's LogisticRegression (L-BFGS) on local[2]; the data is read and cached before the clock starts."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from pyspark.ml.classification import LogisticRegression
+    from pyspark.sql import SparkSession
+    from sklearn.datasets import dump_svmlight_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "clicks.libsvm"))
+        dump_svmlight_file(data.X, data.y, file, zero_based=False)
+        options = {
+            "spark.ui.enabled": "false",
+            "spark.driver.memory": "3g",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.log.level": "ERROR",
+        }
+        builder = SparkSession.builder.master("local[2]").appName("dps-bench")
+        for key, value in options.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+        try:
+            frame = session.read.format("libsvm").option("numFeatures", str(data.features)).load(file)
+            frame = frame.repartition(2).cache()
+            frame.count()
+            LogisticRegression(maxIter=1, regParam=REGULARIZED).fit(frame)  # the JVM's compiler warms up
+            done = []
+            for most in iterations:
+                began = time.perf_counter()
+                model = LogisticRegression(maxIter=most, regParam=REGULARIZED).fit(frame)
+                seconds = time.perf_counter() - began
+                done.append((most, seconds, data.loss(model.coefficients.toArray(), model.intercept)))
+            return done
+        finally:
+            session.stop()
+
+
+def dask_glm(data: Any, iterations: tuple[int, ...], client: Any) -> list[tuple[int, float, float]]:
+    """dask-glm's L-BFGS on the same workers as dps, on blocks of `sparse`; a last column of ones is the intercept."""
+    import dask.array as da
+    import scipy.sparse
+    import sparse
+    from dask_glm.estimators import LogisticRegression
+
+    X = scipy.sparse.hstack([data.X, np.ones((data.rows, 1))], format="csr", dtype=np.float64)
+    half = data.rows // 2
+    logging.getLogger("distributed.worker").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), client.as_current():
+        warnings.simplefilter("ignore")  # about data in a graph
+        columns = [sparse.COO.from_scipy_sparse(X[a : a + half]) for a in (0, half)]
+        blocks = [da.from_array(block, chunks=block.shape, asarray=False) for block in columns]
+        rows, labels = client.persist(
+            [da.concatenate(blocks), da.from_array(data.y[: 2 * half].astype(float), chunks=half)]
+        )
+        done = []
+        for most in (1, *iterations):  # the first one warms up
+            model = LogisticRegression(
+                solver="lbfgs", regularizer="l2", lamduh=1e-3, fit_intercept=False, max_iter=most
+            )
+            began = time.perf_counter()
+            model.fit(rows, labels)
+            seconds = time.perf_counter() - began
+            coef = np.asarray(model.coef_).ravel()
+            done.append((most, seconds, data.loss(coef[:-1], coef[-1])))
+        return done[1:]
+
+
+def time_to(loss: float, train: Callable[[int], float]) -> tuple[float, int] | None:
+    """(seconds, epochs) that `train(epochs)`, which returns the loss, needs to come down to `loss`."""
+    for epochs in EPOCHS:
+        began = time.perf_counter()
+        reached = train(epochs)
+        seconds = time.perf_counter() - began
+        if reached <= loss:
+            return seconds, epochs
+    return None
+
+
+def compare(
+    report: Report, client: Any, make: Callable[[int, int], Any], trainer: Callable[[Any], Any], quick: bool
+) -> None:
+    """Rows for each rival that is installed.
+
+    `make(rows, features)` gives data, `trainer(data)` a function from epochs to the held-out loss of dps.
+    """
+    plans = {
+        "pyspark": (
+            "Spark MLlib",
+            spark,
+            (20_000, 1 << 16) if quick else (100_000, 1 << 20),
+            (3,) if quick else (5, 20),
+        ),
+        "dask-glm": (
+            "dask-glm",
+            lambda data, iterations: dask_glm(data, iterations, client),
+            (20_000, 1 << 10) if quick else (100_000, 1 << 14),
+            (2,) if quick else (5, 15),
+        ),
+    }
+    for package, (name, rival, (rows, features), iterations) in plans.items():
+        version = installed(package)
+        if version is None:
+            report.note(f"{name}: {package} is not installed (`make rivals`), left out")
+            continue
+        data = make(rows, features)
+        done = rival(data, iterations)
+        train = trainer(data)
+        train(1)
+        for most, seconds, loss in done:
+            case = f"{rows:,} x 2^{features.bit_length() - 1}, to held-out loss {loss:.4f}"
+            found = time_to(loss, train)
+            if found is None:
+                report.note(f"{case} ({name}, {most} iterations, {seconds:.1f} s): not reached in {EPOCHS[-1]} epochs")
+                continue
+            ours, epochs = found
+            what = f"{name} {version}, {most} iterations"
+            report.add(f"{case}, {epochs} epoch{'s' * (epochs > 1)}", ours, "s", what, seconds, "<= 0.1 x")

@@ -1,9 +1,9 @@
 """Examples a second of a training epoch: sparse logistic regression by 2 trainers and 1 server, beside scikit-learn.
 
-Clicks are generated (`zipf_clicks`): 20 to 40 non-zeros a row, Zipf 1.3 over 2^20 and 2^24 features. Each system makes a
-few epochs over the same rows in the same order, turn by turn; then the held-out log-loss is taken. Rates of later epochs
-and of the first one are told apart: the first finds the unique features of each batch (`dps.localize`), later ones
-remember them. scikit-learn runs twice: as it comes (it shuffles the rows, which scatters its reads), and without.
+Clicks are generated (`zipf_clicks`): 20 to 40 non-zeros a row, Zipf 1.3 over 2^20 and 2^24 features. Each system makes
+a few epochs over the same rows in the same order, turn by turn; then the held-out log-loss is taken. Rates of later
+epochs and of the first one are told apart: the first finds the unique features of each batch (`dps.localize`), later
+ones remember them. scikit-learn runs twice: as it comes (it shuffles the rows, which scatters its reads), and without.
 
 Learning rates were tuned for each, once, on 500,000 rows of 2^20 features.
 """
@@ -11,6 +11,7 @@ Learning rates were tuned for each, once, on 500,000 rows of 2^20 features.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 import time
@@ -29,7 +30,7 @@ from dps.models.sparse_kernels import logistic
 
 ADAGRAD = {"lr": 0.2, "initial_accumulator": 1e-6}
 SKLEARN = {"loss": "log_loss", "alpha": 1e-6, "learning_rate": "invscaling", "eta0": 0.2, "power_t": 0.3}
-BATCH, TRAINERS = 10_000, 2
+BATCH, SMALL_BATCH, TRAINERS = 10_000, 1_000, 2
 EPOCHS, ROUNDS = 4, 5
 STALENESS = {"staleness 0": 0, "staleness 2": 2, "staleness inf": math.inf}
 BIAS = np.zeros(1, np.int64)
@@ -76,9 +77,11 @@ def part(rows: int, features: int, start: int) -> tuple[Any, np.ndarray]:
     return X, y.astype(np.float32)
 
 
-def train(trainer: dps.Trainer, partitions: list, epochs: int) -> tuple[list[float], list[dict[str, float]]]:
+def train(
+    trainer: dps.Trainer, partitions: list, epochs: int, batch: int
+) -> tuple[list[float], list[dict[str, float]]]:
     """The training function. Returns when each epoch began and the last ended, and the seconds spent until then."""
-    each = sum(math.ceil(len(y) / BATCH) for _, y in partitions)
+    each = sum(math.ceil(len(y) / batch) for _, y in partitions)
     times, spent = [], []
     trainer.pull("b")
     trainer.barrier()
@@ -87,7 +90,7 @@ def train(trainer: dps.Trainer, partitions: list, epochs: int) -> tuple[list[flo
         times.append(time.monotonic())
         spent.append(dict(trainer.seconds))
 
-    for n, (X, y) in enumerate(trainer.iterate(partitions, epochs=epochs, batch_size=BATCH)):
+    for n, (X, y) in enumerate(trainer.iterate(partitions, epochs=epochs, batch_size=batch)):
         if n % each == 0:
             mark()
         keys, local = dps.localize(X)
@@ -99,14 +102,14 @@ def train(trainer: dps.Trainer, partitions: list, epochs: int) -> tuple[list[flo
     return times, spent
 
 
-def run_dps(ps: Any, parts: list, data: Data, staleness: float, epochs: int) -> Outcome:
+def run_dps(ps: Any, parts: list, data: Data, staleness: float, epochs: int, batch: int) -> Outcome:
     """Train fresh tables."""
     optimizer = dps.Adagrad(**ADAGRAD)
     ps.table("w", optimizer=optimizer)
     ps.table("b", rows=1, optimizer=optimizer)
     try:
-        results = ps.run(train, parts, staleness=staleness, args=(epochs,), progress=False)
-        ends = [max(times) for times in zip(*(times for times, _ in results))]
+        results = ps.run(train, parts, staleness=staleness, args=(epochs, batch), progress=False)
+        ends = [max(times) for times in zip(*(times for times, _ in results), strict=True)]
         loss = data.loss(*pull_model(ps, data.features))
     finally:
         ps.drop("w")
@@ -117,7 +120,7 @@ def run_dps(ps: Any, parts: list, data: Data, staleness: float, epochs: int) -> 
         for verb, seconds in busy.items():
             split[verb] += seconds
         split["compute"] += times[-1] - times[1] - sum(busy.values())
-    return Outcome([b - a for a, b in zip(ends, ends[1:])], loss, split)
+    return Outcome([b - a for a, b in itertools.pairwise(ends)], loss, split)
 
 
 def pull_model(ps: Any, features: int) -> tuple[np.ndarray, float]:
@@ -179,28 +182,33 @@ def run_plain(data: Data, epochs: int) -> Outcome:
 # -- side by side
 
 
-def compare(report: Report, ps: Any, client: Client, data: Data, rounds: int, epochs: int) -> None:
-    """dps at three stalenesses, scikit-learn and a plain loop, in turns."""
+def share_out(client: Client, data: Data) -> list:
+    """The rows, half of them with each trainer, made there."""
     workers = [w for w, about in client.scheduler_info(n_workers=-1)["workers"].items() if "trainer" in about["name"]]
-    share = data.rows // TRAINERS
-    parts = [
-        client.submit(part, share, data.features, n * share, workers=[worker], pure=False)
+    rows = data.rows // TRAINERS
+    return [
+        client.submit(part, rows, data.features, n * rows, workers=[worker], pure=False)
         for n, worker in enumerate(workers)
     ]
+
+
+def compare(report: Report, ps: Any, client: Client, data: Data, rounds: int, epochs: int, batch: int) -> None:
+    """dps at three stalenesses, scikit-learn and a plain loop, in turns."""
+    parts = share_out(client, data)
     systems: dict[str, Callable[[], Outcome]] = {
         "scikit-learn": lambda: run_sklearn(data, epochs, shuffle=True),
         "scikit-learn, unshuffled": lambda: run_sklearn(data, epochs, shuffle=False),
         "plain loop": lambda: run_plain(data, epochs),
     }
     for name, staleness in STALENESS.items():
-        systems[name] = lambda staleness=staleness: run_dps(ps, parts, data, staleness, epochs)
-    for warm in (lambda: run_dps(ps, parts, data, 0, 2), lambda: run_plain(data, 1)):
+        systems[name] = lambda staleness=staleness: run_dps(ps, parts, data, staleness, epochs, batch)
+    for warm in (lambda: run_dps(ps, parts, data, 0, 2, batch), lambda: run_plain(data, 1)):
         warm()
     outcomes: dict[str, list[Outcome]] = {name: [] for name in systems}
     for _ in range(rounds):
         for name, run in systems.items():
             outcomes[name].append(run())
-    judge(report, data, outcomes)
+    judge(report, data, outcomes, losses=batch == BATCH)
 
 
 def rates(data: Data, outcomes: list[Outcome]) -> tuple[float, float]:
@@ -210,8 +218,8 @@ def rates(data: Data, outcomes: list[Outcome]) -> tuple[float, float]:
     return data.rows / first / 1e6, data.rows / later / 1e6
 
 
-def judge(report: Report, data: Data, outcomes: dict[str, list[Outcome]]) -> None:
-    """The rows."""
+def judge(report: Report, data: Data, outcomes: dict[str, list[Outcome]], losses: bool) -> None:
+    """The rows. Without `losses`, the runs were too short for these to be judged."""
     size = f"2^{round(math.log2(data.features))}"
     rate = {name: rates(data, runs) for name, runs in outcomes.items()}
     loss = {name: statistics.median(run.loss for run in runs) for name, runs in outcomes.items()}
@@ -227,7 +235,7 @@ def judge(report: Report, data: Data, outcomes: dict[str, list[Outcome]]) -> Non
     best = min(("scikit-learn", "scikit-learn, unshuffled"), key=loss.__getitem__)
     for name in STALENESS:
         case = f"{size}, {name}, held-out loss after {len(outcomes[name][0].epochs)} epochs"
-        report.add(case, loss[name], "", best, loss[best], "<= 1.01 x")
+        report.add(case, loss[name], "", best, loss[best], "<= 1.01 x" if losses else None)
     report.add(f"{size}, plain loop, held-out loss", loss["plain loop"], "", best, loss[best])
     for name in STALENESS:
         split = {verb: statistics.median(run.split[verb] for run in outcomes[name]) for verb in outcomes[name][0].split}
@@ -239,11 +247,12 @@ def judge(report: Report, data: Data, outcomes: dict[str, list[Outcome]]) -> Non
 def main(argv: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--no-rivals", action="store_true", help="leave out Spark and dask-glm")
+    options.add_argument("--rivals", action="store_true", help="only Spark and dask-glm")
     options.add_argument("--features", type=int, choices=(20, 24), help="only 2^this many features")
     args = options.parse_args(argv)
-    rounds, epochs = (1, 2) if args.quick else (ROUNDS, EPOCHS)
+    rounds, epochs, batch = (1, 2, SMALL_BATCH) if args.quick else (ROUNDS, EPOCHS, BATCH)
     rows, test = (60_000, 10_000) if args.quick else (500_000, 50_000)
-    sizes = (args.features,) if args.features else (20,) if args.quick else (20, 24)
+    sizes = () if args.rivals else (args.features,) if args.features else (20,) if args.quick else (20, 24)
     with (
         Report(f"click model, {rows:,} rows, {TRAINERS} trainers and 1 server", args.json) as report,
         dps.LocalCluster(servers=1, trainers=TRAINERS) as cluster,
@@ -251,9 +260,25 @@ def main(argv: list[str] | None = None) -> None:
         dps.ParameterServer(client) as ps,
     ):
         for power in sizes:
-            compare(report, ps, client, Data.make(rows, 1 << power, test), rounds, epochs)
+            compare(report, ps, client, Data.make(rows, 1 << power, test), rounds, epochs, batch)
         if not args.no_rivals:
-            batch_rivals.compare(report, ps, client, args.quick)
+            batch_rivals.compare(
+                report,
+                client,
+                lambda *size: Data.make(*size, test),
+                lambda data: loss_after(ps, client, data),
+                args.quick,
+            )
+
+
+def loss_after(ps: Any, client: Client, data: Data) -> Callable[[int], float]:
+    """A function from epochs to the held-out loss of dps: fresh tables, small batches, as small data calls for."""
+    parts = share_out(client, data)
+
+    def train_again(epochs: int) -> float:
+        return run_dps(ps, parts, data, 0, epochs, SMALL_BATCH).loss
+
+    return train_again
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ __all__ = ["ROOT", "Report", "Row", "installed", "interleave", "parser", "reache
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
-PACKAGES = "numpy numba uvloop dask distributed scikit-learn scipy ray torch pyspark dask-glm".split()
+PACKAGES = ["numpy", "numba", "uvloop", "dask", "distributed", "scikit-learn", "scipy"]
+PACKAGES += ["ray", "torch", "pyspark", "dask-glm"]
 WIDTHS = (58, 12, 42, 7, 14, 3)  # case, value, against, ratio, reach, ok
 MOST_CALLS = 1000  # in one turn
 
@@ -156,7 +157,7 @@ class Report:
 
     @staticmethod
     def _print(*cells: str) -> None:
-        case, value, *rest = (cell.ljust(width) for cell, width in zip(cells, WIDTHS))
+        case, value, *rest = (cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True))
         print(" ".join([case, value.strip().rjust(WIDTHS[1] + 6), *rest]).rstrip(), flush=True)
 
 

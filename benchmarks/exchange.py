@@ -9,6 +9,7 @@ of the kernels' time counts, as if they ran side by side without a loss.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +80,7 @@ class Local:
     def cut(self, keys: np.ndarray) -> list[tuple[Any, int, int]]:
         """(shard, from, to) of keys that are grouped already."""
         starts = group(keys, self.spec.rows or 0, self.spec.shards).starts.tolist()
-        return [(self.shards[n], a, b) for n, (a, b) in enumerate(zip(starts, starts[1:])) if b > a]
+        return [(self.shards[n], a, b) for n, (a, b) in enumerate(itertools.pairwise(starts)) if b > a]
 
     def pull(self, keys: np.ndarray, out: np.ndarray) -> Callable[[], None]:
         """A function that pulls these keys."""
@@ -95,7 +96,7 @@ class Local:
         """(shard, first row, end) of a dense table."""
         assert self.spec.rows is not None
         edges = [bound(n, self.spec.rows, self.spec.shards) for n in range(self.spec.shards + 1)]
-        return list(zip(self.shards, edges, edges[1:]))
+        return [(shard, a, b) for shard, (a, b) in zip(self.shards, itertools.pairwise(edges), strict=True)]
 
     def pull_all(self, out: np.ndarray) -> Callable[[], None]:
         """A function that pulls all rows of a dense table."""

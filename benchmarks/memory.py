@@ -1,15 +1,17 @@
 """Bytes a key and the slowest push, while a table grows to millions of keys.
 
-In fresh processes: four shards, driven as a server drives them, and then through a real server. Memory is counted twice:
-by the arrays' own sizes, and by what the process really grew by (resident set).
+In fresh processes: four shards, driven as a server drives them, and then through a real server. Memory is counted
+twice: by the arrays' own sizes, and by what the process really grew by (resident set).
 
 Pushes are the same in every run and so is what growing costs them, while a machine's other work hits another push each
-time. So everything is run a few times, each push counts with its fastest run, and the slowest of these is what growth did.
+time. So everything is run a few times, each push counts with its fastest run, and the slowest of these is what growth
+did.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -65,11 +67,11 @@ def grow(keys: int, dim: int) -> Growth:
     for start in range(0, keys, BATCH):
         grouped, starts, _, _ = group(distinct_keys(start, start + BATCH), 0, SHARDS)
         edges = starts.tolist()
-        ops = [Op(PUSH, grouped[a:b], 0, values[a:b], NO_CLOCK, 1) for a, b in zip(edges, edges[1:])]
+        ops = [Op(PUSH, grouped[a:b], 0, values[a:b], NO_CLOCK, 1) for a, b in itertools.pairwise(edges)]
         began = time.perf_counter()
-        for shard, op in zip(shards, ops):
+        for shard, op in zip(shards, ops, strict=True):
             shard.reserve(len(op.values))
-        for shard, op in zip(shards, ops):
+        for shard, op in zip(shards, ops, strict=True):
             shard.apply(op)
         found.pushes.append(time.perf_counter() - began)
         found.array_bytes = sum(shard.nbytes for shard in shards)
@@ -119,7 +121,9 @@ def through_a_server(keys: int, dim: int) -> tuple[list[list[float]], float]:
             ps.table(name, dim=dim, optimizer=dps.Adagrad(0.1), shards=SHARDS)
             before = server.memory_info().rss
             runs += ps.run(push_all, data, args=(name, keys, dim), progress=False)
-            grown = grown or (server.memory_info().rss - before) / keys  # a second table finds memory freed by the first
+            grown = (
+                grown or (server.memory_info().rss - before) / keys
+            )  # a second table finds memory freed by the first
             ps.drop(name)
         return runs, grown
 

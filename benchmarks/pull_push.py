@@ -84,7 +84,7 @@ def floors(report: Report, servers: int, quick: bool) -> None:
             (results,) = ps.run(
                 measure, data, args=(plan, peers.addresses, trainers[1] if servers == 1 else None), progress=False
             )
-            for wanted, seconds in zip(plan.wanted, results):
+            for wanted, seconds in zip(plan.wanted, results, strict=True):
                 rows_of(report, wanted, seconds, servers)
 
 

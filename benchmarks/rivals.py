@@ -98,7 +98,9 @@ class Torch:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         code = f"from benchmarks.rivals import torch_serve; torch_serve({port})"
-        self._process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
         return port
 
     def stop(self) -> None:
@@ -221,6 +223,6 @@ def one(report: Report, quick: bool, plans: Any, rival: Any, against: str, addre
         wanted = list(plans(ps, quick))
         fresh = type(rival)()  # the one here may hold a process
         (results,) = ps.run(measure, client.scatter([0]), args=(fresh, address, wanted), progress=False)
-        for plan, table in zip(wanted, results):
-            for each, seconds in zip(plan.wanted, table):
+        for plan, table in zip(wanted, results, strict=True):
+            for each, seconds in zip(plan.wanted, table, strict=True):
                 report.duration(each.case, seconds["dps"], against, seconds["rival"], "< 1 x")

@@ -104,7 +104,7 @@ def tick_all(trainers: list[dps.Trainer], clocks: int) -> list[float]:
     for _ in range(clocks):
         began = time.perf_counter()
         sent = [t._controller().ask(Header(frames.TICK, clock=t.clock + 1)) for t in trainers]
-        for trainer, request in zip(trainers, sent):
+        for trainer, request in zip(trainers, sent, strict=True):
             request.result(time.monotonic() + 60)
             trainer.clock += 1
         seconds.append(time.perf_counter() - began)
@@ -205,7 +205,11 @@ def main(argv: list[str] | None = None) -> None:
         try:
             counts = COUNTS[:2] if args.quick else COUNTS
             found = measure(
-                processes, lambda **how: ps._call("start_run", **how), counts, ROUNDS, TICKS // (20 if args.quick else 1)
+                processes,
+                lambda **how: ps._call("start_run", **how),
+                counts,
+                ROUNDS,
+                TICKS // (20 if args.quick else 1),
             )
             calls = handler_rate(client)
         finally:

@@ -74,8 +74,11 @@ def as_rows(values: Any, shape: tuple[int, ...], count: int, spec: TableSpec) ->
     elif hasattr(values, "todense"):
         values = np.asarray(values.todense())
     array = np.asarray(values)
+    if count == 0 and array.size == 0:
+        return np.empty((0, spec.dim), spec.dtype)
     if array.dtype != spec.dtype:
-        if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        loses = array.dtype == np.uint64 and spec.dtype == "int64"  # numpy would wrap the large ones around
+        if loses or array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
             raise InputError(
                 f"table {spec.name!r} holds {spec.dtype}; values of {array.dtype} would lose numbers: convert them"
             )

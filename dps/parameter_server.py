@@ -15,7 +15,15 @@ from distributed import Future
 from dps import config
 from dps.client import Client, Ticket
 from dps.controller import Controller
-from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, InputTypeError, RequestTimeoutError
+from dps.errors import (
+    ClosedError,
+    ControllerGoneError,
+    DPSError,
+    InputError,
+    InputTypeError,
+    RequestTimeoutError,
+    ServerGoneError,
+)
 from dps.server import Server
 from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec
@@ -116,6 +124,9 @@ class ParameterServer:
         self._futures: list[Future] = []
         try:
             self.dask_client.register_plugin(Controller())
+        except ImportError as error:
+            self._let_go()
+            raise DPSError(f"the scheduler cannot import dps ({error}): install it there, in this version") from error
         except BaseException:
             self._let_go()
             raise
@@ -145,6 +156,12 @@ class ParameterServer:
         until = time.monotonic() + patience
         while not all(future.done() for future in self._futures):
             self._call("admit", named=False, keys=keys)
+            for server in self._call("describe")["servers"]:
+                if not server["alive"]:
+                    raise ServerGoneError(
+                        f"worker {server['worker']} was lost while server {server['number']} started on it; see its "
+                        f"log. Is dps installed there, in this version?"
+                    )
             if time.monotonic() > until:
                 raise RequestTimeoutError(f"the servers of {self.name!r} were not up within {patience:g} s")
             time.sleep(0.02)
@@ -170,7 +187,7 @@ class ParameterServer:
             return self.dask_client.sync(getattr(self.dask_client.scheduler, f"dps_{verb}"), **fields)
         except (DPSError, KeyboardInterrupt):
             raise
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: the Dask client has given up, or was closed
             raise ControllerGoneError(f"the scheduler did not answer dps_{verb}: {error}") from error
 
     # -- tables

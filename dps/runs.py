@@ -109,8 +109,8 @@ class Runs:
         active = [n for n, run in self.runs.items() if run.active]
         if active and collecting:
             raise InputError(
-                f"run {active[0]} of parameter server {self.session!r} is going on, and table {collecting[0]!r} collects "
-                f"the pushes of a clock (aggregate=...), of one run at a time; wait for its end"
+                f"run {active[0]} of parameter server {self.session!r} is going on, and table {collecting[0]!r} "
+                f"collects the pushes of a clock (aggregate=...), of one run at a time; wait for its end"
             )
         self._last += 1
         self.runs[self._last] = Run(self._last, trainers, math.inf if staleness is None else staleness)
@@ -194,7 +194,7 @@ class Runs:
     def disconnected(self, connection: Connection) -> None:
         """A trainer's connection broke without LEAVE."""
         if connection.party is not None:
-            run, trainer, incarnation = connection.party
+            run, trainer, _ = connection.party
             if run.connections.get(trainer) is connection:
                 run.connections.pop(trainer)
                 run.ticking.pop(trainer, None)

@@ -1,4 +1,4 @@
-"""For tests of the state: the hash in plain Python, its inverse, and deliberately wrong variants of functions."""
+"""For tests of the state: the hash in plain Python, its inverse, deliberately wrong variants, a dumb table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import sys
 import textwrap
 
 import numpy as np
+
+import dps
+from dps.state.initializers import fill_missing
+from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 
 GOLDEN, M1, M2, ALL = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 2**64 - 1
 
@@ -53,3 +57,51 @@ def mutant(function, old: str, new: str):
     made: dict = {}
     exec(f"{head}\n{body.replace(old, new)}", vars(sys.modules[function.__module__]), made)
     return made[function.__name__]
+
+
+class Model:
+    """What a shard, or a whole table, should hold: a dict of rows, each stepped by itself."""
+
+    def __init__(self, spec: TableSpec):
+        self.spec, self.rows, self.clock = spec, {}, 0
+        self.sums: dict[int, np.ndarray] | None = None
+        self.sums_clock, self.parties = 0, 1
+
+    def fresh(self, key: int) -> np.ndarray:
+        spec = self.spec
+        row = np.zeros((1, spec.dim + spec.slots), spec.dtype)
+        values, number = np.zeros((1, spec.dim), spec.dtype), np.uint64(spec.init.seed)
+        fill_missing(values, np.array([key]), np.array([-1]), number, spec.init.numbers())
+        row[:, : spec.dim], row[:, spec.dim :] = values, spec.optimizer.slot_start
+        return row
+
+    def value(self, key: int) -> np.ndarray:
+        return self.rows.get(key, self.fresh(key))[0, : self.spec.dim]
+
+    def change(self, rule: int, key: int, update: np.ndarray) -> None:
+        row = self.rows.setdefault(key, self.fresh(key))
+        rules = {PUSH: self.spec.optimizer, ADD: dps.Add(), ASSIGN: dps.Assign()}
+        rules[rule].step(row, update[None], clock=self.clock)
+
+    def apply(self, rule: int, keys: list[int], values: np.ndarray, clock: int, parties: int) -> None:
+        self.close_before(clock)
+        self.clock = max(self.clock, clock)
+        aside = rule == PUSH and self.spec.aggregate is not None and clock != NO_CLOCK
+        if aside and self.sums is None:
+            self.sums, self.sums_clock, self.parties = {}, clock, 1
+        if aside:
+            self.parties = max(self.parties, parties)
+        for key, update in zip(keys, values, strict=True):
+            if aside:
+                self.sums[key] = self.sums.get(key, np.zeros_like(update)) + update
+            else:
+                self.change(rule, key, update)
+
+    def close_before(self, clock: int) -> None:
+        if self.sums is not None and clock > self.sums_clock:
+            self.settle(True)
+
+    def settle(self, keep: bool) -> None:
+        sums, self.sums = self.sums, None
+        for key, update in (sums or {}).items() if keep else ():
+            self.change(PUSH, key, update / self.parties if self.spec.aggregate == "mean" else update)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -35,6 +32,9 @@ from dps.errors import (
     TooFewWorkersError,
     UnknownTableError,
 )
+from dps.wire.endpoint import new_loop
+
+new_loop().close()  # libuv makes a pipe for the process, once and for ever: before anybody counts them
 
 
 @pytest.fixture
@@ -157,8 +157,10 @@ def test_the_handle_survives_its_dask_client(cluster):
     with pytest.raises(ClosedError, match="Dask client"):
         ps.table("w")
     ps.close()
-    with Client(cluster) as other, dps.ParameterServer.attach(other) as again:
+    with Client(cluster) as other:
+        again = dps.ParameterServer.attach(other)
         again.table("w")
+        again.close()
 
 
 CLOSING = """
@@ -203,9 +205,9 @@ def test_those_of_different_names_do_not_see_each_other(client):
             b.client().pull("only-a", [1])
         with pytest.raises(UnknownTableError, match="'b' has no table 'only-a'"):
             b.drop("only-a")
-        with dps.Client(dps.Ticket("b", b.ticket.controller, a.ticket.secret)) as thief:
-            with pytest.raises(AccessDeniedError, match="'b'"):
-                thief.pull("w", [1])
+        stolen = dps.Ticket("b", b.ticket.controller, a.ticket.secret)
+        with dps.Client(stolen) as thief, pytest.raises(AccessDeniedError, match="'b'"):
+            thief.pull("w", [1])
         assert a.run(push_ones, client.scatter([1])) == b.run(push_ones, client.scatter([1])) == [0]
         a.close()
         assert b.client().pull("w", [1]).tolist() == [5]
@@ -260,18 +262,37 @@ def test_attach(cluster, client):
             np.testing.assert_array_equal(other.client().pull("w", [1, 2]), ps.client().pull("w", [1, 2]))
             other.table("v")
             assert sorted(ps.tables) == ["v", "w"]
+        assert other.closed  # it has let go; the servers go on
+        ps.table("u")
+        dps.ParameterServer.attach(client, "mine").close()
         with pytest.raises(ClosedError, match="'mine'"):
             ps.table("x")
         with pytest.raises(DPSError, match="'mine'"):
             ps.client().pull("w", [1])
 
 
+def test_whoever_starts_it_may_let_go(cluster, client):
+    ps = dps.ParameterServer(client, servers=2)
+    ps.table("w")
+    ps.client().push("w", [1], 5.0)
+    ps.detach()
+    assert ps.closed
+    ps.close()  # no longer its own to stop
+    client.close()
+    with Client(cluster) as other:
+        again = dps.ParameterServer.attach(other)
+        assert again.client().pull("w", [1]) == 5
+        again.close()
+        with pytest.raises(ClosedError, match="there are: none"):
+            dps.ParameterServer.attach(other)
+
+
 def test_attach_to_nothing(client):
     with pytest.raises(ClosedError, match=r"no parameter server named 'x' in this cluster; there are: none"):
         dps.ParameterServer.attach(client, "x")
-    with dps.ParameterServer(client, name="b"), dps.ParameterServer(client, name="a"):
-        with pytest.raises(ClosedError, match=r"named 'x' in this cluster; there are: 'a', 'b'"):
-            dps.ParameterServer.attach(client, "x")
+    b, a = dps.ParameterServer(client, name="b"), dps.ParameterServer(client, name="a")
+    with a, b, pytest.raises(ClosedError, match=r"named 'x' in this cluster; there are: 'a', 'b'"):
+        dps.ParameterServer.attach(client, "x")
 
 
 DRIVER = """
@@ -333,7 +354,7 @@ def test_too_few_workers(client):
         dps.ParameterServer(client, servers=3, name="big", timeout=0.1)
     with dps.ParameterServer(client, servers=2, name="big") as ps:
         ps.table("w")
-    with dask.config.set({"dps.timeouts.start": "0.05 s"}), pytest.raises(TooFewWorkersError, match="after 0.05 s"):
+    with dask.config.set({"dps.timeouts.start": "0.05 s"}), pytest.raises(TooFewWorkersError, match=r"after 0.05 s"):
         dps.ParameterServer(client, servers=3)
 
 
@@ -346,7 +367,7 @@ def test_a_worker_that_comes_in_time(cluster, client):
 @pytest.fixture
 def plain(monkeypatch):
     monkeypatch.setattr(dps.controller, "PREFER_DEDICATED", 0.05)
-    options = dict(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0")
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
     with distributed.LocalCluster(**options) as cluster, Client(cluster) as client:
         yield client
 
@@ -365,9 +386,9 @@ def test_no_worker_carries_the_resource(plain):
 def test_no_worker_is_left_for_trainers(plain):
     with dps.ParameterServer(plain, servers=2) as ps:
         ps.table("w")
-        with pytest.raises(TooFewWorkersError, match="no thread is free.*2 workers, 2 of them servers"):
+        with pytest.raises(TooFewWorkersError, match=r"no thread is free.*2 workers, 2 of them servers"):
             ps.run(where, plain.scatter([1]))
-    with pytest.raises(TooFewWorkersError, match="needs 3 workers.*0 of 2 workers carry the resource dps"):
+    with pytest.raises(TooFewWorkersError, match=r"needs 3 workers.*0 of 2 workers carry the resource dps"):
         dps.ParameterServer(plain, servers=3, timeout=0.2)
 
 
@@ -449,7 +470,7 @@ def test_a_table_that_one_server_cannot_make_is_made_nowhere(client, monkeypatch
     with dps.ParameterServer(client, servers=2) as ps:
         ps.table("v")
         monkeypatch.setattr(dps.server.Server, "create_table", fail_on_one)
-        with pytest.raises(DPSError, match="server 1.*MemoryError.*no room"):
+        with pytest.raises(DPSError, match=r"server 1.*MemoryError.*no room"):
             ps.table("w")
         assert [*ps.tables] == ["v"]
         assert [[*server["tables"]] for server in ps.status()["servers"]] == [["v"], ["v"]]
@@ -515,7 +536,7 @@ def test_a_restart_of_the_cluster_takes_the_servers_and_says_so(processes):
         ps.client().push("w", range(10), 1.0)
         processes.restart()
         for use in (lambda: ps.client().pull("w", range(10)), lambda: ps.table("v")):
-            with pytest.raises(ServerGoneError, match="server [01]"):
+            with pytest.raises(ServerGoneError, match=r"server [01]"):
                 use()
         with pytest.raises(ServerGoneError):
             ps.run(push_ones, processes.scatter([1, 2]))
@@ -531,7 +552,7 @@ def test_a_restart_of_the_cluster_takes_the_servers_and_says_so(processes):
 @pytest.mark.tls
 def test_a_cluster_with_tls():
     pytest.importorskip("cryptography")
-    options = dict(processes=False, security=True, dashboard_address=None)
+    options = {"processes": False, "security": True, "dashboard_address": None}
     with dps.LocalCluster(servers=2, trainers=2, **options) as cluster, Client(cluster) as client:
         assert client.scheduler.address.startswith("tls://")
         with dps.ParameterServer(client, servers=2) as ps:
@@ -543,10 +564,10 @@ def test_a_cluster_with_tls():
             assert ps.run(add_up, client.scatter([1, 2, 3])) == [3.0, 3.0]
 
             (server, _) = ps.status()["servers"]
-            with dask.config.set({"dps.timeouts.connect": "0.5 s"}):
-                with dps.Client(dps.Ticket(ps.name, ps.ticket.controller, ps.ticket.secret)) as unencrypted:
-                    with pytest.raises((RequestTimeoutError, ConnectionError)):
-                        unencrypted.pull("w", [1])
+            plain_ticket = dps.Ticket(ps.name, ps.ticket.controller, ps.ticket.secret)
+            refused = pytest.raises((RequestTimeoutError, ConnectionError))
+            with dask.config.set({"dps.timeouts.connect": "0.5 s"}), dps.Client(plain_ticket) as unencrypted, refused:
+                unencrypted.pull("w", [1])
             for address in (ps.ticket.controller, (server["host"], server["port"])):
                 with socket.create_connection(address, timeout=10) as plain:
                     plain.sendall(b"DP" * 100)

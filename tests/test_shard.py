@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from oracles import mutant
+from oracles import Model, mutant
 
 import dps
 from dps.errors import KeyRangeError
 from dps.state import shard as module
-from dps.state.initializers import fill_missing
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, Op, TableSpec
 from dps.state.partition import bound, group
 from dps.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, make_shard
@@ -32,54 +34,6 @@ FLOAT_OPTIMIZERS = [
 ]
 FLOAT_INITS = [dps.Zeros(), dps.Constant(0.5), dps.Uniform(-1, 1, seed=3), dps.Normal(1.0, seed=4)]
 KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(10, 30)]
-
-
-class Model:
-    """What a shard should hold."""
-
-    def __init__(self, spec: TableSpec):
-        self.spec, self.rows, self.clock = spec, {}, 0
-        self.sums: dict[int, np.ndarray] | None = None
-        self.sums_clock, self.parties = 0, 1
-
-    def fresh(self, key: int) -> np.ndarray:
-        spec = self.spec
-        row = np.zeros((1, spec.dim + spec.slots), spec.dtype)
-        values, number = np.zeros((1, spec.dim), spec.dtype), np.uint64(spec.init.seed)
-        fill_missing(values, np.array([key]), np.array([-1]), number, spec.init.numbers())
-        row[:, : spec.dim], row[:, spec.dim :] = values, spec.optimizer.slot_start
-        return row
-
-    def value(self, key: int) -> np.ndarray:
-        return self.rows.get(key, self.fresh(key))[0, : self.spec.dim]
-
-    def change(self, rule: int, key: int, update: np.ndarray) -> None:
-        row = self.rows.setdefault(key, self.fresh(key))
-        rules = {PUSH: self.spec.optimizer, ADD: dps.Add(), ASSIGN: dps.Assign()}
-        rules[rule].step(row, update[None], clock=self.clock)
-
-    def apply(self, rule: int, keys: list[int], values: np.ndarray, clock: int, parties: int) -> None:
-        self.close_before(clock)
-        self.clock = max(self.clock, clock)
-        aside = rule == PUSH and self.spec.aggregate is not None and clock != NO_CLOCK
-        if aside and self.sums is None:
-            self.sums, self.sums_clock, self.parties = {}, clock, 1
-        if aside:
-            self.parties = max(self.parties, parties)
-        for key, update in zip(keys, values, strict=True):
-            if aside:
-                self.sums[key] = self.sums.get(key, np.zeros_like(update)) + update
-            else:
-                self.change(rule, key, update)
-
-    def close_before(self, clock: int) -> None:
-        if self.sums is not None and clock > self.sums_clock:
-            self.settle(True)
-
-    def settle(self, keep: bool) -> None:
-        sums, self.sums = self.sums, None
-        for key, update in (sums or {}).items() if keep else ():
-            self.change(PUSH, key, update / self.parties if self.spec.aggregate == "mean" else update)
 
 
 def check(shard: DenseShard | KeyedShard, model: Model) -> None:
@@ -348,3 +302,51 @@ def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, n
     monkeypatch.setattr(owner, name, mutant(original, old, new))
     with pytest.raises(AssertionError):
         hunt()
+
+
+# ---- warm -----------------------------------------------------------------------------------------------------------
+
+ALL_TRIED = """
+import numpy as np
+from servers import Servers
+import dps
+from dps.state import index, initializers, kernels, optimizer_kernels
+from dps.state.ops import TableSpec
+
+def loaded():
+    found = {}
+    for module in (index, initializers, kernels, optimizer_kernels):
+        for name, value in vars(module).items():
+            if hasattr(value, "signatures") and name not in ("take", "scatter"):  # the client's
+                found[name] = len(value.signatures)
+    return found
+
+with Servers(1) as servers, servers.client() as client:
+    for rows in (None, 3000):
+        for init in (dps.Zeros(), dps.Normal(1.0)):
+            for aggregate in (None, "mean"):
+                for optimizer in (dps.Adagrad(0.1, initial_accumulator=1.0), dps.FTRL(), dps.Add()):
+                    client._tables.clear()
+                    options = dict(dim=2, optimizer=optimizer, init=init, finite=True, dtype="float64")
+                    servers.table(TableSpec("t", rows, shards=2, aggregate=aggregate, **options))
+                    before = loaded()
+                    for client.clock in (-1, 0, 1):
+                        keys = np.arange(2000)
+                        client.push("t", keys, 1.0)
+                        client.push_pull("t", keys[::-1], 1.0)
+                        if rows:
+                            client.push("t", None, 1.0)
+                            client.pull("t")
+                        if optimizer == dps.Add():
+                            client.assign("t", keys, 1.0)
+                            client.add("t", keys, 1.0)
+                        client.pull("t", keys + 999)
+                    servers.settle()
+                    late = {name for name, count in loaded().items() if count != before[name]}
+                    assert not late, (rows, init, aggregate, optimizer, late)
+"""
+
+
+def test_a_warm_table_needs_no_compiler() -> None:
+    """In a fresh process: once a table is made, no request loads or compiles anything."""
+    subprocess.run([sys.executable, "-c", ALL_TRIED], cwd=pathlib.Path(__file__).parent, check=True)

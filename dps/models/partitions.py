@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
 
-__all__ = ["Survey", "prepare", "survey", "trainers_threads"]
+__all__ = ["Survey", "prepare", "release", "survey", "trainers_threads"]
 
 
 PARTS, LARGE = 4, 10_000  # data in memory: one part for each trainer, or 4 if they have so many rows each
@@ -43,7 +43,11 @@ def prepare(client: DaskClient, X: Any, y: Any, layout: Layout | None, bits: int
 
 def survey(client: DaskClient, pieces: list[Future]) -> Survey:
     """Labels, width and kind of prepared partitions."""
-    found = client.gather(client.map(_survey, pieces, pure=False))
+    notes = client.map(_survey, pieces, pure=False)
+    try:
+        found = client.gather(notes)
+    finally:
+        release(notes)
     wide = {each.layout for each in found}
     if len(wide) > 1:
         raise InputError(f"partitions differ: {' and '.join(map(str, sorted(wide, key=str)[:2]))}")
@@ -104,6 +108,12 @@ def trainers_threads(client: DaskClient) -> dict[str, int]:
     """Threads of each worker that is no server's."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     return {name: info["nthreads"] for name, info in workers.items() if not info.get("resources", {}).get("dps")}
+
+
+def release(futures: list[Future]) -> None:
+    """Let go of data on the workers now; the traceback of an error may keep the futures themselves alive."""
+    for future in futures:
+        future.release()
 
 
 # -- on the workers

@@ -106,7 +106,7 @@ class DenseShard(Shard):
 
     def check(self, keys: np.ndarray | None, start: int, count: int) -> None:
         """Raise KeyRangeError unless all rows are here."""
-        if not count:
+        if not (count if keys is None else len(keys)):
             return
         first, last = (start, start + count - 1) if keys is None else (keys.min(), keys.max())
         if not self.low <= first <= last < self.high:

@@ -30,6 +30,7 @@ def warm(spec: TableSpec) -> None:
     for rule in (PUSH, ADD, ASSIGN):
         shard.apply(Op(rule, keys, 0, values, NO_CLOCK, 1))
     shard.pull(keys, values)
+    shard.pull(keys + 2, values)  # not born yet, in a keyed table
     if not spec.keyed:
         shard.apply(Op(PUSH, None, 0, values, NO_CLOCK, 1))
         shard.pull_range(0, values)  # type: ignore[union-attr]

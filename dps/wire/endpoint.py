@@ -11,7 +11,8 @@ into a buffer of its own, kept for the next one; after a giant message both shri
 Writing. An answer is a view of the connection's outgoing buffer, handed to the transport without a copy. The buffer may
 be used again only when the transport has passed everything on; the high-water mark is 0, so the transport tells at once
 when it has not (`pause_writing`). From then on this connection is not read, and frames already in its inbox wait, until
-the peer has taken its answer: a slow reader holds up nobody but itself, and costs one answer of memory.
+the peer has taken its answer: a slow reader holds up nobody but itself, and costs one answer of memory (TLS: that and
+two more, encrypted).
 
 Trust. Until a connection has proved the session's secret it may send one small frame, within the connect time-out.
 Anything else, and later any frame that breaks the protocol, closes it; others do not notice.
@@ -283,8 +284,10 @@ class Endpoint:
     def _run(self, host: str, tls: ssl.SSLContext | None) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            more = {} if tls is None else {"ssl_handshake_timeout": config.seconds("connect")}
-            listening = self.loop.create_server(lambda: Connection(self), host, 0, ssl=tls, backlog=1024, **more)
+            patience = None if tls is None else config.seconds("connect")
+            listening = self.loop.create_server(
+                lambda: Connection(self), host, 0, ssl=tls, backlog=1024, ssl_handshake_timeout=patience
+            )
             server = self.loop.run_until_complete(listening)
             self._ready.set_result(server.sockets[0].getsockname()[1])
         except BaseException as error:
