@@ -195,6 +195,7 @@ def by_shell(folder, scheduler=("-m", "dask"), server=("-m", "dask")):
         with Client(scheduler_file=file) as client:
             wait_until(lambda: len(client.scheduler_info()["workers"]) == 2)
             yield client, *processes
+        client._loop_runner.stop()  # Dask leaves its thread running when a client has given up by itself
     finally:
         for process in reversed(processes):
             process.kill()
