@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -140,6 +141,7 @@ def torch_join(port: int, rank: int) -> tuple[Any, Any]:
     import torch
     from torch.distributed import rpc
 
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=4, init_method=f"tcp://127.0.0.1:{port}")
     rpc.init_rpc(("trainer", "server")[rank], rank=rank, world_size=2, rpc_backend_options=options)
     return torch, rpc

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
+from dps.errors import UnknownTableError
 from dps.wire.channel import Request
 
 if TYPE_CHECKING:
@@ -86,8 +87,12 @@ class Pending:
         deadline = time.monotonic() + (self._client._patience if timeout is None else timeout)
         self._seen = True
         with self._client._lock:
-            for request in self._requests:
-                request.result(deadline)
+            try:
+                for request in self._requests:
+                    request.result(deadline)
+            except UnknownTableError:
+                self._client.forget_routes()  # dropped, and perhaps made anew, since we asked
+                raise
         self._client.seconds[self._verb] += time.perf_counter() - began
         if callable(self._value):
             self._value = self._value()

@@ -15,7 +15,7 @@ import collections
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,16 @@ __all__ = ["Client", "Pending", "Ticket"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_ORDER = np.zeros(0, np.int32)
+
+
+class Change(NamedTuple):
+    """A push that has been checked and grouped, ready to be sent."""
+
+    route: TableRoute
+    rule: int
+    target: Grouping | tuple[int, int]  # keys by shard, or (first row, end) of a dense table
+    values: np.ndarray
+    answered: np.ndarray | None  # where the new values go, if they were asked for
 
 
 class Client:
@@ -162,7 +172,11 @@ class Client:
             ``keys.shape + (dim,)`` (or without the last axis where dim is 1), or one number for all.
         """
         if isinstance(table, Mapping):
-            for pending in [self.push_async(name, *pair) for name, pair in table.items()]:
+            with self._lock:
+                began = time.perf_counter()
+                changes = [self._prepare(name, keys, values, PUSH) for name, (keys, values) in table.items()]
+                waiting = [self._opened(self._send(change), began) for change in changes]
+            for pending in waiting:
                 pending.result()
         else:
             self.push_async(table, keys, values).result()
@@ -233,35 +247,52 @@ class Client:
     def _push(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Pending:
         began = time.perf_counter()
         with self._lock:
-            route = self._route(table)
-            spec = route.spec
-            if rule != PUSH and spec.optimizer.derived:
-                name = type(spec.optimizer).__name__
-                raise InputError(f"table {table!r}: {name} derives the values from its state; only push changes them")
-            sparse = split_sparse(table, spec, keys) if values is None else None
-            if sparse is not None:
-                keys, values = sparse
-            if values is None:
-                raise InputError(f"table {table!r}: a push takes keys and values; values are missing")
-            flags = FLAGS[rule] | (frames.ANSWER if answer else 0)
-            self._number += 1
-            rows = self._rows(route, keys)
-            if rows is not None:
-                shape: tuple[int, ...] = (rows[1] - rows[0],)
-                array = as_rows(values, shape, shape[0], spec)
-                answered = self._make_out(out, shape, spec) if answer else None
-                requests = self._by_range(route, frames.PUSH, flags, rows, array, answered)
-                return self._opened(Pending(self, "push", requests, answered), began)
+            return self._opened(self._send(self._prepare(table, keys, values, rule, answer, out)), began)
+
+    def _prepare(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Change:
+        """Everything that can be wrong with a push is found here, before anything of it, or of its fellows, is sent."""
+        route = self._route(table)
+        spec = route.spec
+        if rule != PUSH and spec.optimizer.derived:
+            name = type(spec.optimizer).__name__
+            raise InputError(f"table {table!r}: {name} derives the values from its state; only push changes them")
+        sparse = split_sparse(table, spec, keys)
+        if sparse is not None:
+            keys, values = sparse[0], sparse[1] if values is None else values
+        if values is None:
+            raise InputError(f"table {table!r}: a push takes keys and values; values are missing")
+        rows = self._rows(route, keys)
+        target: Grouping | tuple[int, int]
+        if rows is not None:
+            shape: tuple[int, ...] = (rows[1] - rows[0],)
+            target, array = rows, as_rows(values, shape, shape[0], spec)
+        else:
             flat, shape = as_keys(keys, table)
             array = as_rows(values, shape, len(flat), spec)
-            answered = self._make_out(out, shape, spec) if answer else None
-            grouping = group(flat, spec.rows or 0, spec.shards, table)
-            if rule == PUSH and spec.aggregate is None and spec.optimizer.repeats == "sum":
-                merged = coalesce(grouping)
-                if merged is not None:
-                    return self._opened(self._push_merged(route, flags, grouping, merged, array, answered), began)
-            requests = self._by_keys(route, frames.PUSH, flags, grouping, array, answered)
-            return self._opened(Pending(self, "push", requests, answered), began)
+            target = group(flat, spec.rows or 0, spec.shards, table)
+        return Change(route, rule, target, array, self._make_out(out, shape, spec) if answer else None)
+
+    def _send(self, change: Change) -> Pending:
+        """Write the requests of a prepared push."""
+        route, rule, target, values, answered = change
+        spec = route.spec
+        flags = FLAGS[rule] | (0 if answered is None else frames.ANSWER)
+        self._number += 1
+        if not isinstance(target, Grouping):
+            requests = self._by_range(route, frames.PUSH, flags, target, values, answered)
+            return Pending(self, "push", requests, answered)
+        at_once = spec.aggregate is None or self.clock == NO_CLOCK  # else the servers sum, also repeats
+        if rule == PUSH and at_once and spec.optimizer.repeats == "sum":
+            merged = coalesce(target)
+            if merged is not None:
+                return self._push_merged(route, flags, target, merged, values, answered)
+        if answered is not None and len(target.keys) * (8 + route.row_bytes) > self._chunk:
+            # cut into several requests, a key may be repeated in a later one: ask when all have been applied
+            requests = self._by_keys(route, frames.PUSH, FLAGS[rule], target, values)
+            requests += self._by_keys(route, frames.PULL, 0, target, out=answered)
+        else:
+            requests = self._by_keys(route, frames.PUSH, flags, target, values, answered)
+        return Pending(self, "push", requests, answered)
 
     def _push_merged(
         self,
@@ -358,6 +389,10 @@ class Client:
                     f"parameter server {self.ticket.session!r} has no table {table!r}; it has {known}"
                 )
         return route
+
+    def forget_routes(self) -> None:
+        """Ask the controller again, at the next call, what tables there are."""
+        self._tables.clear()
 
     def _refresh(self) -> None:
         """Ask the controller who the servers are and what tables there are."""

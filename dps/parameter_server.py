@@ -250,7 +250,7 @@ class ParameterServer:
         """Forget a table and its rows."""
         self._call("drop_table", table=table)
         if self._client is not None:
-            self._client._tables.pop(table, None)  # another of that name may follow
+            self._client.forget_routes()  # another of that name may follow
 
     @property
     def tables(self) -> dict[str, TableSpec]:

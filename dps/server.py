@@ -170,7 +170,7 @@ class Server:
             if spec.rows is None:
                 raise InputError(f"table {spec.name!r} is keyed: it has no ranges of rows, name the keys")
             row, end = header.start, header.start + header.count
-            for number in range(header.shard, header.shard + header.shards):
+            for number in range(header.shard, min(header.shard + header.shards, spec.shards)):
                 stop = min(end, bound(number + 1, spec.rows, spec.shards))
                 if row < stop:
                     shard = self._shard(table, number)

@@ -78,10 +78,10 @@ class Model:
     def value(self, key: int) -> np.ndarray:
         return self.rows.get(key, self.fresh(key))[0, : self.spec.dim]
 
-    def change(self, rule: int, key: int, update: np.ndarray) -> None:
+    def change(self, rule: int, key: int, update: np.ndarray, clock: int) -> None:
         row = self.rows.setdefault(key, self.fresh(key))
         rules = {PUSH: self.spec.optimizer, ADD: dps.Add(), ASSIGN: dps.Assign()}
-        rules[rule].step(row, update[None], clock=self.clock)
+        rules[rule].step(row, update[None], clock=clock)
 
     def apply(self, rule: int, keys: list[int], values: np.ndarray, clock: int, parties: int) -> None:
         self.close_before(clock)
@@ -95,7 +95,7 @@ class Model:
             if aside:
                 self.sums[key] = self.sums.get(key, np.zeros_like(update)) + update
             else:
-                self.change(rule, key, update)
+                self.change(rule, key, update, self.clock if clock == NO_CLOCK else clock)
 
     def close_before(self, clock: int) -> None:
         if self.sums is not None and clock > self.sums_clock:
@@ -104,4 +104,4 @@ class Model:
     def settle(self, keep: bool) -> None:
         sums, self.sums = self.sums, None
         for key, update in (sums or {}).items() if keep else ():
-            self.change(PUSH, key, update / self.parties if self.spec.aggregate == "mean" else update)
+            self.change(PUSH, key, update / self.parties if self.spec.aggregate == "mean" else update, self.sums_clock)

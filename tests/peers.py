@@ -13,14 +13,12 @@ import numpy as np
 from dps.errors import InputError, ProtocolError
 from dps.wire import frames, session
 from dps.wire.channel import Channel, Request, ViewSink
-from dps.wire.endpoint import Connection, Endpoint, new_loop
+from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header, encode_json
 
 NAME, SECRET = "s", "ab" * 32
 EAT, FILL, PARK, RELEASE, FAIL, BREAK, CRASH, HALF, JSON = range(100, 109)
 PIECE = 1 << 19
-
-new_loop().close()  # the first loop of a process makes a pipe that libuv keeps for ever: that is no leak
 
 
 def pattern(stop: int, seed: int, start: int = 0) -> np.ndarray:

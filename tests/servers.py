@@ -13,12 +13,9 @@ from dps.client import Client, Ticket
 from dps.server import Server
 from dps.state.ops import TableSpec
 from dps.transfers import TableRoute
-from dps.wire.endpoint import new_loop
 
 SECRET = "ab" * 32
 WORKER = SimpleNamespace(address="tcp://127.0.0.1:1", security=None, status=SimpleNamespace(name="running"))
-
-new_loop().close()  # the first loop of a process makes a pipe that libuv keeps for ever: that is no leak
 
 
 class Servers:

@@ -321,7 +321,6 @@ def test_time_is_accounted_for(servers) -> None:
 # ---- known to be wrong ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="repeats are summed on the client only where the table does not aggregate")
 def test_repeats_in_a_push_past_the_clock_to_an_aggregating_table(servers) -> None:
     """From a client without a clock such a push is applied at once: one step on the sum, as everywhere."""
     servers.table(TableSpec("t", aggregate="sum", optimizer=dps.Adagrad(1.0)))
@@ -332,7 +331,6 @@ def test_repeats_in_a_push_past_the_clock_to_an_aggregating_table(servers) -> No
         assert client.pull("t", [1]) == client.pull("u", [1])
 
 
-@pytest.mark.xfail(strict=True, reason="the answer to the first chunk is given before the second chunk is applied")
 @pytest.mark.parametrize("optimizer", [dps.Add(), dps.Assign()], ids=repr)
 def test_push_pull_of_repeats_in_several_chunks(servers, optimizer) -> None:
     servers.table(TableSpec("t", optimizer=optimizer))
@@ -341,7 +339,6 @@ def test_push_pull_of_repeats_in_several_chunks(servers, optimizer) -> None:
         np.testing.assert_array_equal(new, client.pull("t", [1] * 10))
 
 
-@pytest.mark.xfail(strict=True, reason="a sparse vector stands for its coordinates in pull, and in push without values")
 def test_push_to_the_coordinates_of_a_sparse_vector(servers) -> None:
     servers.table(TableSpec("t"))
     with servers.client() as client:

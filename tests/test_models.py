@@ -25,9 +25,6 @@ import dps
 from dps.errors import InputError
 from dps.models import LogisticRegression, encode_frame, read_libsvm
 from dps.models.datasets import zipf_clicks
-from dps.wire.endpoint import new_loop
-
-new_loop().close()  # libuv makes a pipe for the process, once and for ever: before anybody counts them
 
 
 @pytest.fixture(scope="module")

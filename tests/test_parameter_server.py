@@ -32,9 +32,6 @@ from dps.errors import (
     TooFewWorkersError,
     UnknownTableError,
 )
-from dps.wire.endpoint import new_loop
-
-new_loop().close()  # libuv makes a pipe for the process, once and for ever: before anybody counts them
 
 
 @pytest.fixture

@@ -28,9 +28,6 @@ from dps.errors import (
     TrainerLostError,
     UnknownTableError,
 )
-from dps.wire.endpoint import new_loop
-
-new_loop().close()  # libuv makes a pipe for the process, once and for ever: before anybody counts them
 
 GO = threading.Event()  # for tasks in this process: they find this very module
 

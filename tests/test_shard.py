@@ -194,9 +194,8 @@ def test_aggregated_pushes_equal_one_process(optimizer, rows: int | None, aggreg
             for key, value in zip(keys.tolist(), values, strict=True):
                 if at == clock:
                     sums[key] = sums.get(key, 0) + value
-        alone.clock = clock
         for key, total in sums.items():
-            alone.change(PUSH, key, total / 3 if aggregate == "mean" else total)
+            alone.change(PUSH, key, total / 3 if aggregate == "mean" else total, clock)
     together, born = pushed(spec, random_pushes(spec, seed=6))
     every = KEYS if spec.keyed else range(spec.rows)
     np.testing.assert_array_equal(together, [alone.value(key) for key in every])
@@ -267,7 +266,8 @@ BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
 MUTANTS = [
     (RATE, Shard, "apply", "op.clock > self.clock", "op.clock >= 0"),
-    (RATE, Shard, "_step", "self._numbers_clock != self.clock", "self._numbers_clock < 0"),
+    (RATE, Shard, "apply", "op._replace(clock=self.clock)", "op._replace(clock=0)"),
+    (RATE, Shard, "_step", "self._numbers.get(op.clock)", "self._numbers.get(min(self._numbers, default=-1))"),
     (KEYED, Shard, "_step", "rule == ADD", "rule != ADD"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "apply", "self.close_before(op.clock)", "pass"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "close_before", ">", ">="),

@@ -14,7 +14,7 @@ import abc
 
 import numpy as np
 
-from dps.errors import KeyRangeError
+from dps.errors import KeyRangeError, LimitError
 from dps.state.index import KeyIndex
 from dps.state.initializers import fill_born, fill_missing, fill_range
 from dps.state.kernels import accumulate, gather, gather_range, mark
@@ -26,6 +26,9 @@ __all__ = ["DenseShard", "KeyedShard", "Shard", "make_shard"]
 
 GROW_LEAST, GROW_MOST = 1 << 14, 1 << 25  # bytes by which the rows grow at a time: small steps, no long stall
 NO_INDEX = np.zeros(0, np.int64)
+NO_NUMBERS = np.zeros(0)
+CLOCKS = 64  # whose numbers a shard remembers: trainers are seldom further apart
+MOST_ROWS = 2**31 - 2  # of one shard: the index counts them in int32
 ADD_KERNEL, ASSIGN_KERNEL = Add().kernel, Assign().kernel
 
 
@@ -37,9 +40,8 @@ class Shard(abc.ABC):
         self.number = number
         self.width = spec.dim + spec.slots
         self.rows = np.zeros((0, self.width), spec.dtype)
-        self.clock = 0  # the latest clock stamped on an op: what learning-rate schedules follow
-        self._numbers_clock = -1
-        self._numbers = np.zeros(0)
+        self.clock = 0  # the latest clock stamped on an op: what a push without a clock is taken for
+        self._numbers: dict[int, np.ndarray] = {}  # clock -> the optimizer's numbers then
         self._init_numbers = spec.init.numbers()
         self._seed = np.uint64(spec.init.seed)
         self._open: Sums | None = None
@@ -54,7 +56,7 @@ class Shard(abc.ABC):
                 self._open = self._new_sums(op.clock)
             self._open.add(op)
         else:
-            self._change(op)
+            self._change(op if op.clock != NO_CLOCK else op._replace(clock=self.clock))
 
     def close_before(self, clock: int) -> None:
         """Step the optimizer with the sums of an open clock earlier than `clock`."""
@@ -67,14 +69,17 @@ class Shard(abc.ABC):
         if sums is not None and keep:
             self._change(sums.as_op(mean=self.spec.aggregate == "mean"))
 
-    def _step(self, rule: int, index: np.ndarray, start: int, values: np.ndarray) -> None:
-        """Run the kernel of `rule` on local rows."""
-        if rule == PUSH:
-            if self._numbers_clock != self.clock:
-                self._numbers, self._numbers_clock = self.spec.optimizer.numbers(self.clock), self.clock
-            self.spec.optimizer.kernel(self.rows, index, start, values, self._numbers)
+    def _step(self, op: Op, index: np.ndarray, start: int) -> None:
+        """Run the kernel of the op's rule on local rows."""
+        if op.rule == PUSH:
+            numbers = self._numbers.get(op.clock)
+            if numbers is None:
+                if len(self._numbers) >= CLOCKS:
+                    self._numbers.clear()
+                numbers = self._numbers[op.clock] = self.spec.optimizer.numbers(op.clock)
+            self.spec.optimizer.kernel(self.rows, index, start, op.values, numbers)
         else:
-            (ADD_KERNEL if rule == ADD else ASSIGN_KERNEL)(self.rows, index, start, values, self._numbers)
+            (ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL)(self.rows, index, start, op.values, NO_NUMBERS)
 
     @abc.abstractmethod
     def _change(self, op: Op) -> None:
@@ -126,9 +131,9 @@ class DenseShard(Shard):
 
     def _change(self, op: Op) -> None:
         if op.keys is None:
-            self._step(op.rule, NO_INDEX, op.start - self.low, op.values)
+            self._step(op, NO_INDEX, op.start - self.low)
         elif len(op.keys):
-            self._step(op.rule, op.keys - self.low, 0, op.values)
+            self._step(op, op.keys - self.low, 0)
 
     def _new_sums(self, clock: int) -> Sums:
         return DenseSums(self, clock)
@@ -163,6 +168,11 @@ class KeyedShard(Shard):
     def reserve(self, new: int) -> None:
         """Make room for `new` more rows, so that a push cannot run out of memory half-way."""
         have, need = len(self.rows), len(self.index) + new
+        if need > MOST_ROWS:
+            where = f"shard {self.number} of table {self.spec.name!r}"
+            raise LimitError(
+                f"{where} would hold {need} rows, and {MOST_ROWS} at most: make the table with more shards"
+            )
         if need > have:
             step = min(max(self.rows.nbytes // 16, GROW_LEAST), GROW_MOST) // (self.width * self.rows.itemsize)
             # realloc: the system re-maps large blocks without copying, and nobody holds a view between requests
@@ -176,7 +186,7 @@ class KeyedShard(Shard):
         start = self.spec.optimizer.slot_start
         if len(self.index) > before and not (self.spec.init.is_zero and start == 0):
             fill_born(self.rows, self.spec.dim, op.keys, index, before, self._seed, self._init_numbers, start)
-        self._step(op.rule, index, 0, op.values)
+        self._step(op, index, 0)
 
     def _rows_of(self, count: int) -> np.ndarray:
         if len(self._scratch) < count:

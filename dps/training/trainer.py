@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dps import config
-from dps.client import Client, Pending, Ticket
+from dps.client import Change, Client, Ticket
 from dps.errors import InputError, StoppedError
 from dps.training.batches import Batches
 from dps.transfers import TableRoute
@@ -241,11 +241,11 @@ class Trainer(Client):
         self._check()
         return super()._route(table)
 
-    def _push(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Pending:
+    def _prepare(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Change:
         spec = self._route(table).spec
         if spec.aggregate is not None and self.staleness != 0:
             raise InputError(
                 f"table {table!r} collects a clock's pushes (aggregate={spec.aggregate!r}), which needs staleness 0; "
                 f"this run has {json.dumps(self.staleness)}"
             )
-        return super()._push(table, keys, values, rule, answer, out)
+        return super()._prepare(table, keys, values, rule, answer, out)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Callable
@@ -88,7 +89,8 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = 0  # and how much of it is there
         self._paused = False  # the last answer has not left yet
         self._begun = False  # a handler has written a part of its answer
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None  # of the proof,
+        self._stuck: asyncio.TimerHandle | None = None  # and of an answer that the peer does not take
 
     # -- transport callbacks
 
@@ -97,6 +99,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = str(transport.get_extra_info("peername"))
         encrypted = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=int(encrypted))  # TLS transports pause at that size, others above it
+        if (sock := transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a peer whose machine is gone
         loop = self.endpoint.loop
         self._deadline = loop.call_later(config.seconds("connect"), self._too_slow)
         if not self.endpoint.admit(self):
@@ -117,16 +121,34 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._paused = True
         self.transport.pause_reading()
+        self._watch(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._paused = False
+        if self._stuck is not None:
+            self._stuck.cancel()
         self._handle_frames()
         if not self._paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
+    def _watch(self, unsent: int) -> None:
+        """Give up a peer that takes nothing of its answer for the length of the request time-out."""
+
+        def look() -> None:
+            if self._paused and not self.transport.is_closing():
+                still = self.transport.get_write_buffer_size()
+                if still == unsent:
+                    logger.warning("%s does not take its answer: closing the connection", self.peer)
+                    self.transport.abort()
+                else:
+                    self._watch(still)
+
+        self._stuck = self.endpoint.loop.call_later(self.endpoint.patience, look)
+
     def connection_lost(self, error: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        for timer in (self._deadline, self._stuck):
+            if timer is not None:
+                timer.cancel()
         self.endpoint.forget(self)
         self._incoming = self._outgoing = Buffer(0)
 
@@ -272,6 +294,7 @@ class Endpoint:
         self.secrets: dict[str, str] = {}  # session name -> secret; only the endpoint's thread changes it
         self.frame_limit = config.nbytes("frame")
         self.keep = config.nbytes("buffer")
+        self.patience = config.seconds("request")
         self.connections: set[Connection] = set()
         self._most = config.count("limits.connections")
         self._on_close = on_close
