@@ -78,6 +78,7 @@ class Peers:
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) for _ in range(count)
         ]
+        self.pids = [process.pid for process in self._processes]
         self.addresses: list[Address] = []
 
     def __enter__(self) -> Peers:

@@ -7,14 +7,16 @@ Ray and torch.distributed.rpc do the same with the same shard class, where they 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
 import dps
 from benchmarks import rivals
-from benchmarks.common import Report, parser
+from benchmarks.common import Report, cores, parser
 from benchmarks.exchange import Plan, Wanted, measure
 from benchmarks.peers import Peers
 
@@ -68,6 +70,15 @@ def rival_plans(ps: Any, quick: bool) -> Iterator[Plan]:
         yield dataclasses.replace(plan, born=min(plan.born, 2 * KEYS), wanted=wanted, rounds=5)
 
 
+def one_key_plans(ps: Any, quick: bool) -> Iterator[Plan]:
+    """One key of small tables."""
+    for name, optimizer in optimizers().items():
+        spec = ps.table(f"one-{name}", optimizer=optimizer)
+        wanted = tuple(w for w in keyed_cases(1, name, quick) if w.keys == 1)
+        yield Plan(spec, 10_000, wanted, ps.servers, ROUNDS, TURN)
+        ps.drop(spec.name)
+
+
 def floors(report: Report, servers: int, quick: bool) -> None:
     """Every row beside its floor; with one server, one key beside an echo and an actor call too."""
     # the second trainer's worker holds the idle actor, and nothing else
@@ -77,20 +88,45 @@ def floors(report: Report, servers: int, quick: bool) -> None:
         dps.ParameterServer(client, servers=servers) as ps,
         Peers(servers) as peers,
     ):
-        workers = client.scheduler_info(n_workers=-1)["workers"]
-        trainers = [address for address, about in workers.items() if str(about["name"]).startswith("trainer")]
-        data = [client.submit(int, n, workers=[trainers[0]], key=f"bench-{n}") for n in range(1)]
-        for plan in plans(ps, quick):
-            (results,) = ps.run(
-                measure, data, args=(plan, peers.addresses, trainers[1] if servers == 1 else None), progress=False
-            )
-            for wanted, seconds in zip(plan.wanted, results, strict=True):
-                rows_of(report, wanted, seconds, servers)
+        serving = [server["worker"] for server in ps.status()["servers"]]
+        trainers = [worker for worker in client.scheduler_info(n_workers=-1)["workers"] if worker not in serving]
+        data = [client.submit(int, workers=[trainers[0]])]
+        spare = trainers[1] if servers == 1 else None
+
+        def run(plans: Iterator[Plan], where: str) -> None:
+            for plan in plans:
+                (results,) = ps.run(measure, data, args=(plan, peers.addresses, spare), progress=False)
+                for wanted, seconds in zip(plan.wanted, results, strict=True):
+                    rows_of(report, wanted, seconds, servers, where)
+
+        if servers == 1:
+            run(one_key_plans(ps, quick), ", cores as they come")
+        pids = client.run(os.getpid, workers=[trainers[0], *serving])
+        if pin([[pids[trainers[0]]], *([pids[w], peer] for w, peer in zip(serving, peers.pids, strict=True))]):
+            report.note("from here on the trainer has a core of its own; a server and its bare peer share another")
+        else:
+            report.note(f"{servers} servers and a trainer on {cores()} cores: all run where the system puts them")
+        run(plans(ps, quick), "")
 
 
-def rows_of(report: Report, wanted: Wanted, seconds: dict[str, float], servers: int) -> None:
+def pin(groups: list[list[int]]) -> bool:
+    """Keep each group of processes on a core of its own; False, and nothing done, where there are not enough.
+
+    Two processes that share a core pass the word in a few microseconds; on two cores, as on two machines, one must
+    wake the other. Which of it happens is otherwise the system's choice, and changes from second to second.
+    """
+    if not hasattr(os, "sched_setaffinity") or cores() < len(groups):
+        return False
+    for core, pids in zip(sorted(os.sched_getaffinity(0)), groups, strict=False):
+        for pid in pids:
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {core})
+    return True
+
+
+def rows_of(report: Report, wanted: Wanted, seconds: dict[str, float], servers: int, where: str) -> None:
     """One measurement as rows."""
-    case = f"{wanted.case}, {servers} server{'s' * (servers > 1)}"
+    case = f"{wanted.case}, {servers} server{'s' * (servers > 1)}{where}"
     if wanted.keys == 1:
         report.duration(case, seconds["dps"], "bare echo", seconds["sockets"], "<= 1.2 x")
         report.duration(case, seconds["dps"], "bare echo, client spinning", seconds["spinning"])

@@ -44,7 +44,7 @@ class ProgressBar:
             self._bar.total = sum(planned)
         self._bar.n = sum(clocks)
         behind = [n for n in range(len(clocks)) if n not in seen["left"]]
-        if len(behind) > 1:
-            slowest = min(behind, key=lambda n: clocks[n])
-            self._bar.set_postfix_str(f"slowest: trainer {slowest} at {clocks[slowest]}", refresh=False)
+        slowest = min(behind, key=lambda n: clocks[n], default=None)
+        text = "" if slowest is None or len(clocks) == 1 else f"slowest: trainer {slowest} at {clocks[slowest]}"
+        self._bar.set_postfix_str(text, refresh=False)
         self._bar.refresh()

@@ -87,6 +87,7 @@ class Trainer(Client):
         self._round = 0
         self._gone = 0  # iterations that this attempt has been through, those skipped after a restart included
         self._planned = 0
+        self._clock_patience = config.seconds("clock") + GRACE
         self._began = time.perf_counter()
         wish = {"run": run, "trainer": trainer, "incarnation": incarnation, "where": where}
         answer = self._ask_controller(Header(frames.JOIN), wish)
@@ -123,7 +124,7 @@ class Trainer(Client):
             # with no bound nobody is ever held back: the answer is read at the next tick
             waited, self._ticked = (self._ticked, request) if math.isinf(self.staleness) else (request, None)
             if waited is not None:
-                answer = waited.result(time.monotonic() + config.seconds("clock") + GRACE)
+                answer = waited.result(time.monotonic() + self._clock_patience)
                 assert answer.header is not None
                 self.parties = max(1, answer.header.parties)
         self.clock += 1
@@ -209,7 +210,7 @@ class Trainer(Client):
         header = Header(frames.COLLECT, number=self._round, count=len(text))
         with self._lock:
             request = self._controller().ask(header, text + raw.ljust(frames.padded(len(raw)), b"\0"))
-            body = request.result(time.monotonic() + config.seconds("clock") + GRACE).body
+            body = request.result(time.monotonic() + self._clock_patience).body
         self.seconds["wait"] += time.perf_counter() - began
         return np.frombuffer(bytearray(body), array.dtype, array.size).reshape(array.shape)
 

@@ -165,7 +165,7 @@ class Channel:
 
     def ask(self, header: Header, body: bytes = b"") -> Request:
         """Send a request with a small body, whose answer is a small body as well."""
-        return self.send(header._replace(body=len(body)), (body,) if body else ())
+        return self.send(header._replace(body=len(body)), (body,)) if body else self.send(header, ())
 
     def send(self, header: Header, pieces: Iterable[Any], sink: Sink | None = None, size: int = 0) -> Request:
         """Write a request now; its answer goes to `sink`.
@@ -179,7 +179,7 @@ class Channel:
         self._next = number % 0xFFFFFFFF + 1
         request = self._requests[number] = Request(self, sink, size)
         try:
-            head = encode_header(header._replace(request=number))
+            head = encode_header(header, number)
             if isinstance(pieces, (tuple, list)):
                 self._write([head, *pieces])
             else:

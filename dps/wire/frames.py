@@ -32,7 +32,7 @@ VERSION = 1
 
 # kinds
 GREETING, HELLO, WELCOME = 1, 2, 3
-PULL, PUSH, SETTLE, STATUS = 16, 17, 18, 19
+PULL, PUSH, STATUS = 16, 17, 18
 ROUTE, JOIN, TICK, LEAVE, COLLECT = 32, 33, 34, 35, 36
 OK, ERROR = 64, 65
 
@@ -72,10 +72,12 @@ def padded(nbytes: int) -> int:
     return (nbytes + 7) & ~7
 
 
-def encode_header(header: Header) -> bytes:
-    """The 64 bytes of a header."""
+def encode_header(header: Header, request: int | None = None) -> bytes:
+    """The 64 bytes of a header; with another request number, if given."""
     try:
-        return _HEADER.pack(MAGIC, *header)
+        if request is None:
+            return _HEADER.pack(MAGIC, *header)
+        return _HEADER.pack(MAGIC, *header[:2], request, *header[3:])
     except struct.error as error:
         raise LimitError(f"a number does not fit its place in a frame: {header} ({error})") from None
 
