@@ -440,7 +440,7 @@ def test_a_dropped_table(cluster, client):
         assert [*ps.tables] == ["v"]
         assert all([*server["tables"]] == ["v"] for server in ps.status()["servers"])
         for use in (lambda: old.pull("w", range(10)), lambda: old.push("w", range(10), 1.0)):
-            with pytest.raises(UnknownTableError, match="dropped|has no table .w.; it has .v."):
+            with pytest.raises(UnknownTableError, match=r"dropped|has no table .w.; it has .v."):
                 use()
         with pytest.raises(UnknownTableError, match="it has 'v'"):
             ps.client().pull("w", [1])
