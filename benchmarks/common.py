@@ -104,11 +104,14 @@ class Report:
         against: str | None = None,
         baseline: float | None = None,
         reach: str | None = None,
+        failed: bool = False,
     ) -> Row:
-        """One row; `baseline` is the value of `against`, in the same unit."""
+        """One row; `baseline` is the value of `against`, in the same unit. With `failed` it is not ok in any case."""
+        value, baseline = float(value), None if baseline is None else float(baseline)
         ratio = value / baseline if baseline else None
         row = Row(case, significant(value), unit, against, ratio and significant(ratio), reach)
-        row = dataclasses.replace(row, ok=reached(reach, value, ratio))
+        verdict = False if failed else reached(reach, value, ratio)
+        row = dataclasses.replace(row, ok=None if verdict is None else bool(verdict))
         self.rows.append(row)
         beside = "" if against is None else against if baseline is None else f"{against} = {baseline:,.4g}"
         verdict = {True: "yes", False: "NO", None: ""}[row.ok]

@@ -8,7 +8,7 @@ answered when a slower trainer's tick (or leaving) lets it go; other frames of t
 frame    from the trainer                      answer
 ======== ===================================== ========================================================
 JOIN     JSON run, trainer, incarnation, where JSON clock (to go on at), staleness, trainers, aggregate
-TICK     clock: iterations completed;          when it may go on: clock; parties: trainers that count
+TICK     clock: iterations completed;          when it may go on: parties: trainers that count
          count: iterations planned (0 unknown)
 COLLECT  JSON about (op, dtype, shape, root)   the reduced array, raw
          then the array, raw; number: round
@@ -43,7 +43,7 @@ from dps.errors import (
 )
 from dps.wire import frames
 from dps.wire.endpoint import Connection
-from dps.wire.frames import Header
+from dps.wire.frames import Header, encode_header
 
 __all__ = ["Run", "Runs"]
 
@@ -252,12 +252,11 @@ class Runs:
 
     def _release(self, run: Run, trainers: list[int]) -> None:
         """Answer the ticks of trainers that may go on."""
-        parties = run.trainers - len(run.left)
+        answer = Header(frames.OK, parties=run.trainers - len(run.left))
         for trainer in trainers:
             header = run.ticking.pop(trainer, None)
             if header is not None and trainer in run.connections:
-                answer = Header(frames.OK, request=header.request, clock=header.clock, parties=parties)
-                run.connections[trainer].reply(answer)
+                run.connections[trainer].transport.write(encode_header(answer, header.request))
 
     def _gone(self, run: Run, trainer: int) -> None:
         """A trainer left in order: the others no longer wait for it."""

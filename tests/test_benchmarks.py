@@ -74,18 +74,36 @@ def test_table_and_file_hold_the_same_rows(tmp_path, capsys):
         report.duration("pull", 30e-6, "floor", 25e-6, "<= 1.5 x")
         report.duration("push", 40e-6, "floor", 25e-6, "<= 1.5 x")
         report.add("bytes", 44.71234, "bytes/key")
+        report.add("loss not reached", 1.0, "s", "Spark", 20.0, "<= 0.1 x", failed=True)
         report.note("Ray is not installed")
     rows = json.loads(file.read_text())
-    assert [list(row) for row in rows] == [KEYS] * 5
-    assert [row["case"][:12] for row in rows] == ["machine: loa", "pull", "push", "bytes", "machine: loa"]
+    assert [list(row) for row in rows] == [KEYS] * 6
+    assert [row["case"][:12] for row in rows] == [
+        "machine: loa",
+        "pull",
+        "push",
+        "bytes",
+        "loss not rea",
+        "machine: loa",
+    ]
     assert rows[1] == dict(zip(KEYS, ("pull", 30.0, "us", "floor", 1.2, "<= 1.5 x", True), strict=True))
     assert rows[2]["ok"] is False
     assert rows[3] == dict(zip(KEYS, ("bytes", 44.71, "bytes/key", None, None, None, None), strict=True))
+    assert rows[4]["ok"] is False
     shown = capsys.readouterr().out
-    for text in ("a title", "cores, load average", "Python 3.", "numpy", "floor = 25", "1 of 2 figures reached"):
+    for text in ("a title", "cores, load average", "Python 3.", "numpy", "floor = 25", "1 of 3 figures reached"):
         assert text in shown
     assert "not: push" in shown
     assert "-- Ray is not installed" in shown
+
+
+def test_numbers_of_numpy_become_json(tmp_path):
+    file = tmp_path / "rows.json"
+    with common.Report("a title", str(file)) as report:
+        report.add("slowest", np.float32(2.0), "ms", "other", np.float64(4.0), "<= 50 ms")
+        report.add("count", np.int64(3), "keys")
+    rows = json.loads(file.read_text())
+    assert (rows[1]["value"], rows[1]["ratio"], rows[1]["ok"], rows[2]["value"]) == (2.0, 0.5, True, 3.0)
 
 
 def test_a_program_that_breaks_writes_no_file(tmp_path):
