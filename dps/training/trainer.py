@@ -119,14 +119,15 @@ class Trainer(Client):
         self.wait()  # a tick says that all pushes of the iteration are on the servers
         began = time.perf_counter()
         header = Header(frames.TICK, clock=self.clock + 1, count=self._planned)
+        deadline = time.monotonic() + self._clock_patience
         with self._lock:
-            request = self._controller().ask(header)
-            # with no bound nobody is ever held back: the answer is read at the next tick
-            waited, self._ticked = (self._ticked, request) if math.isinf(self.staleness) else (request, None)
-            if waited is not None:
-                answer = waited.result(time.monotonic() + self._clock_patience)
-                assert answer.header is not None
-                self.parties = max(1, answer.header.parties)
+            if math.isinf(self.staleness):  # nobody is ever held back: the answer is read at the next tick
+                waited, self._ticked = self._ticked, self._controller().ask(header)
+                answer = None if waited is None else waited.result(deadline).header
+            else:
+                answer = self._controller().exchange(header, deadline)
+            if answer is not None:
+                self.parties = max(1, answer.parties)
         self.clock += 1
         self._gone += 1
         self.seconds["wait"] += time.perf_counter() - began
