@@ -62,7 +62,7 @@ rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), pyspark
 	if (( $${#failed[@]} )); then echo "not installed: $${failed[*]} (benchmarks leave them out)" >&2; exit 1; fi
 
 .PHONY: demo
-demo: $(READY)  ## a click model trained by two trainers on two servers, on this machine
+demo: $(READY)  ## a click model trained by two trainers and one server, on this machine
 	@$(PY) -m dps.demo
 
 .PHONY: test
