@@ -7,7 +7,7 @@ answered when a slower trainer's tick (or leaving) lets it go; other frames of t
 ======== ===================================== ========================================================
 frame    from the trainer                      answer
 ======== ===================================== ========================================================
-JOIN     JSON run, trainer, incarnation, where JSON clock (to go on at), staleness, trainers, aggregate
+JOIN     JSON run, trainer, incarnation, where JSON clock (to go on at), staleness, trainers
 TICK     clock: iterations completed;          when it may go on: parties: trainers that count
          count: iterations planned (0 unknown)
 COLLECT  JSON about (op, dtype, shape, root)   the reduced array, raw
