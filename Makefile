@@ -14,7 +14,7 @@ PYTEST := $(PY) -m pytest
 
 .PHONY: help
 help:  ## this list
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 25
 
 .PHONY: install
 install: $(READY)  ## .venv with dps and all that its tests and benchmarks need
@@ -70,8 +70,28 @@ test: $(READY)  ## the tests, without the slow ones
 	$(PYTEST) $(ARGS)
 
 .PHONY: chaos
-chaos: $(READY)  ## the slow tests: long random faults, many examples
+chaos: $(READY) simulate  ## the slow tests: long random faults, many examples; and many simulated schedules
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m slow $(ARGS)
+
+# Each failure comes with its seed, and with how to see all that happened.
+COUNT ?= 10000
+.PHONY: simulate
+simulate: $(READY)  ## random faults on virtual time, every op accounted for, on all cores: SEED=... COUNT=...
+	$(PY) -m dps.testing --seed $(SEED) --count $(COUNT)
+
+# Ten minutes for each of its programs of faults; a failure names its seed.
+SECONDS ?= 600
+SEED ?= $(shell date +%s)
+.PHONY: chaos-processes
+chaos-processes: $(READY)  ## real processes killed and stopped at random, each test for SECONDS=... with SEED=...
+	CHAOS_SECONDS=$(SECONDS) CHAOS_SEED=$(SEED) $(PYTEST) tests/test_chaos.py -s -m slow $(ARGS)
+
+# A million by default; a failure names its seed.
+FRAMES ?= 1000000
+.PHONY: fuzz
+fuzz: $(READY)  ## random and mutated frames at a live server, the controller and a client: FRAMES=... SEED=...
+	@echo "seed $(SEED)"
+	FUZZ_FRAMES=$(FRAMES) FUZZ_SEED=$(SEED) $(PYTEST) tests/test_fuzz.py -s -k random $(ARGS)
 
 .PHONY: test-all
 test-all: test chaos  ## both

@@ -4,16 +4,20 @@ The map of the package; imports run downwards only:
 
 ==================== ===================================================================================
 errors, config       every error; settings from ``dps.yaml``
-state/               what a server holds: tables, shards, key index, optimizers. Pure numpy and numba
+state/               what a server holds: tables, shards, key index, optimizers, ledgers. Pure numpy and numba
 coordination/        who holds what, who may go on: placement, clocks. Pure
-wire/                how bytes travel: frames, the endpoint that listens, the channel that connects
-server               the Dask actor that holds shards                      ] the roles: they never
-controller, runs     the scheduler plugin: servers, routes, clocks         ] import each other
-client               pull, push, add, assign, push_pull                    ]
-parameter_server     the user's handle: start, tables, run, status, close
+wire/                how bytes travel: frames, the endpoint that listens, channels and links that connect
+serving, replication what a server does with frames; passing ops on along a chain of copies
+server, saving       the Dask actor around that; its part in checkpoints       ] the roles: they
+controller, crew     the scheduler plugin; servers as Dask workers and actors  ] never import
+fleet, runs          who serves what, failover, moves; clocks and joins        ] each other
+client, delivery     pull, push, add, assign, push_pull; again after failures  ]
+checkpoint, restore  files: shards, manifests, which checkpoint is whole; export
+parameter_server     the user's handle: start, tables, run, status, checkpoint, close
 training/            ps.run: the trainers, their batches, ``localize``
 deploy/              LocalCluster
 models/              scikit-learn estimators, on the public API only
+testing/             the same roles in one thread, on virtual time, with faults
 ==================== ===================================================================================
 
 ``docs/design.md`` walks a pull, a push and a tick through these files.
@@ -24,9 +28,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from dps.calls import Certificate
 from dps.client import Client, Pending, Ticket
 from dps.deploy.local import LocalCluster
 from dps.errors import DPSError
+from dps.export import export_checkpoint
 from dps.hashing import hash_columns, hash_strings
 from dps.parameter_server import ParameterServer
 from dps.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
@@ -36,7 +42,7 @@ from dps.state.schedules import Cosine, Exponential, InverseTime, Step, Warmup
 from dps.training.localize import localize
 from dps.training.trainer import Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "FTRL",
@@ -46,6 +52,7 @@ __all__ = [
     "AdamW",
     "Add",
     "Assign",
+    "Certificate",
     "Client",
     "Constant",
     "Cosine",
@@ -66,6 +73,7 @@ __all__ = [
     "Warmup",
     "Xavier",
     "Zeros",
+    "export_checkpoint",
     "hash_columns",
     "hash_strings",
     "localize",

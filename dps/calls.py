@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any
 
-from dps.errors import UnknownTableError
+import numpy as np
+
+from dps.errors import DataLostError, UnknownTableError
+from dps.state.ops import TableSpec
 from dps.wire.channel import Request
+from dps.wire.frames import decode_json, padded
 
 if TYPE_CHECKING:
     from dps.client import Client
 
-__all__ = ["Pending", "Ticket"]
+__all__ = ["Certificate", "Pending", "Ticket"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,48 @@ class Ticket:
     controller: tuple[str, int]
     secret: str = dataclasses.field(repr=False)
     security: Any = dataclasses.field(default=None, repr=False)  # distributed.security.Security of a TLS cluster
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """What the values of a pull contain: for each shard, the last op of every origin.
+
+    An op is (clock, number within the clock). An origin is who made ops: a trainer of a run (``trainer.trainer``), or a
+    client without a clock, whose ops have the clock -1. Values that contain an op contain all earlier ones of that
+    origin.
+
+    Parameters
+    ----------
+    shards : dict
+        Shard -> origin -> (clock, number).
+
+    Examples
+    --------
+    >>> certificate = Certificate({0: {7: (3, 1)}, 1: {7: (4, 0), 8: (4, 0)}})
+    >>> certificate.contains(7, 3, 1), certificate.contains(8, 4, 0, shard=1), certificate.contains(8, 5, 0, shard=1)
+    (True, True, False)
+    """
+
+    shards: dict[int, dict[int, tuple[int, int]]]
+
+    def contains(self, origin: int, clock: int, number: int = 0, shard: int | None = None) -> bool:
+        """Whether the values contain that op: in one shard, or in all that the pull touched."""
+        parts = self.shards.values() if shard is None else [self.shards.get(shard, {})]
+        return all(origin in part and part[origin] >= (clock, number) for part in parts)
+
+    @classmethod
+    def read(cls, requests: list[Request], spec: TableSpec) -> Certificate:
+        """From the answers to a certified pull, whose values are put where they belong."""
+        shards: dict[int, dict[int, tuple[int, int]]] = {}
+        for request in requests:
+            leg, body = request.leg, request.body
+            count = (leg.b - leg.a) * spec.dim
+            rows = np.frombuffer(body, spec.dtype, count).reshape(-1, spec.dim)
+            order = None if leg.call.grouping is None else leg.call.grouping.order
+            leg.call.out[slice(leg.a, leg.b) if order is None else order[leg.a : leg.b]] = rows
+            for shard, ops in decode_json(bytes(body[padded(rows.nbytes) :])).items():
+                shards[int(shard)] = {origin: (clock, number) for origin, clock, number in ops}
+        return cls(shards)
 
 
 class Pending:
@@ -83,17 +128,16 @@ class Pending:
         DPSError
             What a server answered, or that it is gone or did not answer in time.
         """
-        began = time.perf_counter()
-        deadline = time.monotonic() + (self._client._patience if timeout is None else timeout)
+        began = self._client._now()
+        client = self._client
         self._seen = True
-        with self._client._lock:
+        with client._lock:
             try:
-                for request in self._requests:
-                    request.result(deadline)
-            except UnknownTableError:
-                self._client.forget_routes()  # dropped, and perhaps made anew, since we asked
+                client._complete(self, client._now() + (client._patience if timeout is None else timeout))
+            except (UnknownTableError, DataLostError):
+                client.forget_routes()  # dropped or lost, and perhaps made anew, since we asked
                 raise
-        self._client.seconds[self._verb] += time.perf_counter() - began
+        client.seconds[self._verb] += client._now() - began
         if callable(self._value):
             self._value = self._value()
         return self._value

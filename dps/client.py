@@ -4,37 +4,36 @@ It writes to all servers, then reads all answers, in the caller's thread. All it
 address and the session secret. It pickles as its ticket, so it travels into tasks without dragging them anywhere.
 
 The walk of a call: `inputs.py` makes keys and rows of what came in and refuses what is wrong, before anything is sent;
-`state/partition.py` groups the keys by shard; `transfers.py` makes one frame for each server and run of neighbouring
-shards (large ones are cut to `dps.limits.chunk`); `wire/channel.py` writes them. A `Pending` reads the answers into
-place.
+`state/partition.py` groups the keys by shard; `transfers.py` cuts the call into one request for each server and run of
+neighbouring shards (large ones to `dps.limits.chunk`); `delivery.py` writes them, and again where a server has failed.
+A `Pending` reads the answers into place.
 """
 
 from __future__ import annotations
 
-import collections
-import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dps import config
-from dps.calls import Pending, Ticket
-from dps.dask_side import connecting_tls
-from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, ServerGoneError, UnknownTableError
+from dps.calls import Certificate, Pending, Ticket
+from dps.delivery import Courier
+from dps.errors import (
+    InputError,
+)
 from dps.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 from dps.state.partition import Grouping, coalesce, group, sum_repeats
-from dps.transfers import TableRoute, key_requests, range_requests
+from dps.transfers import Call, TableRoute
 from dps.wire import frames
-from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
 
 __all__ = ["Client", "Pending", "Ticket"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_ORDER = np.zeros(0, np.int32)
+NO_ROWS = (0, 0)
+SCAN = 1 << 20  # keys asked for at a time
 
 
 class Change(NamedTuple):
@@ -47,7 +46,7 @@ class Change(NamedTuple):
     answered: np.ndarray | None  # where the new values go, if they were asked for
 
 
-class Client:
+class Client(Courier):
     """Pull from and push to the tables of one parameter server.
 
     Made by :meth:`dps.ParameterServer.client`, or by unpickling one. It has no clock: it waits for nobody and holds
@@ -76,42 +75,8 @@ class Client:
     >>> cluster.close()
     """
 
-    clock = NO_CLOCK
-    trainer = 0
-    parties = 1
-
-    def __init__(self, ticket: Ticket):
-        self.ticket = ticket
-        self.seconds = {"pull": 0.0, "push": 0.0, "wait": 0.0}
-        self._lock = threading.RLock()
-        self._closed = False
-        self._tls: Any = None
-        self._controller_channel: Channel | None = None
-        self._channels: dict[int, Channel] = {}
-        self._servers: list[tuple[str, int]] = []
-        self._tables: dict[str, TableRoute] = {}
-        self._open: collections.deque[Pending] = collections.deque()  # asynchronous calls on their way
-        self._failed: list[Pending] = []  # a push among them that failed
-        self._most_open = config.count("limits.in-flight")
-        self._chunk = config.nbytes("chunk")
-        self._patience = config.seconds("request")
-        self._number = 0
-
     def __reduce__(self) -> tuple[type, tuple[Ticket]]:
         return Client, (self.ticket,)
-
-    def __repr__(self) -> str:
-        return f"<dps.Client of {self.ticket.session!r}{' (closed)' if self._closed else ''}>"
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_channels"):
-            self.close()
 
     # -- verbs
 
@@ -154,7 +119,33 @@ class Client:
             outs = out or {}
             waiting = {name: self.pull_async(name, wanted, outs.get(name)) for name, wanted in table.items()}
             return {name: pending.result() for name, pending in waiting.items()}
-        return self.pull_async(table, keys, out).result()
+        return self._pull(table, keys, out).result()
+
+    def pull_certified(self, table: str, keys: Any = None) -> tuple[np.ndarray, Certificate]:
+        """As :meth:`pull` of one table, with the certificate of what the values contain.
+
+        Parameters
+        ----------
+        table, keys
+            As in :meth:`pull`.
+
+        Returns
+        -------
+        ndarray, Certificate
+            The values; and for each shard that they came from, the last op of every trainer that they contain.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         _ = ps.table("w", dtype="int64", shards=1)
+        ...         client = ps.client()
+        ...         client.push("w", [7], 1)
+        ...         values, certificate = client.pull_certified("w", [7])
+        >>> certificate.shards[0] == {client.trainer: (-1, 0)}
+        True
+        """
+        return self._pull(table, keys, None, certified=True).result()
 
     def push(self, table: str | Mapping[str, Any], keys: Any = None, values: Any = None) -> None:
         """Hand values (gradients) to the table's optimizer on the servers.
@@ -173,7 +164,8 @@ class Client:
         """
         if isinstance(table, Mapping):
             with self._lock:
-                began = time.perf_counter()
+                began = self._now()
+                self._steady()
                 changes = [self._prepare(name, keys, values, PUSH) for name, (keys, values) in table.items()]
                 waiting = [self._opened(self._send(change), began) for change in changes]
             for pending in waiting:
@@ -191,63 +183,94 @@ class Client:
 
     def push_pull(self, table: str, keys: Any = None, values: Any = None, out: Any = None) -> np.ndarray:
         """Push, and return the new values of the same rows, in one round trip. Parameters as in :meth:`push`."""
-        return self.push_pull_async(table, keys, values, out).result()
+        return self._push(table, keys, values, PUSH, answer=True, out=out).result()
 
     def pull_async(self, table: str, keys: Any = None, out: Any = None) -> Pending:
         """As :meth:`pull`, of one table, but return at once: ``.result()`` waits for the values.
 
         At most `dps.limits.in-flight` calls are open; one more waits for the oldest.
         """
-        began = time.perf_counter()
-        with self._lock:
-            route = self._route(table)
-            spec = route.spec
-            sparse = split_sparse(table, spec, keys)
-            rows = self._rows(route, keys) if sparse is None else None
-            shape: tuple[int, ...]
-            if rows is not None:
-                shape = (rows[1] - rows[0],)
-            else:
-                flat, shape = as_keys(keys if sparse is None else sparse[0], table)
-            answer = self._make_out(out, shape, spec)
-            if rows is not None:
-                requests = self._by_range(route, frames.PULL, 0, rows, out=answer)
-            else:
-                grouping = group(flat, spec.rows or 0, spec.shards, table)
-                requests = self._by_keys(route, frames.PULL, 0, grouping, out=answer)
-            return self._opened(Pending(self, "pull", requests, answer), began)
+        return self._pull(table, keys, out, keep=True)
 
     def push_async(self, table: str, keys: Any = None, values: Any = None) -> Pending:
         """As :meth:`push`, of one table, but return once the request is written; ``.result()`` waits.
 
         The arrays may be reused as soon as this returns.
         """
-        return self._push(table, keys, values, PUSH)
+        return self._push(table, keys, values, PUSH, keep=True)
 
     def push_pull_async(self, table: str, keys: Any = None, values: Any = None, out: Any = None) -> Pending:
         """As :meth:`push_pull`, but return once the request is written; ``.result()`` waits for the values."""
-        return self._push(table, keys, values, PUSH, answer=True, out=out)
+        return self._push(table, keys, values, PUSH, answer=True, out=out, keep=True)
 
-    def wait(self) -> None:
-        """Wait for all asynchronous calls; raise the error of a push whose result nobody has asked for."""
-        if not self._open and not self._failed:
-            return
-        began = time.perf_counter()
+    def keys(self, table: str, shard: int | None = None) -> Iterator[np.ndarray]:
+        """The keys of a keyed table that have rows, some at a time; each once, those born meanwhile perhaps.
+
+        Parameters
+        ----------
+        table : str
+        shard : int, optional
+            Of this shard only.
+
+        Yields
+        ------
+        ndarray of int64
+            Shard after shard, in the order of their birth.
+
+        Raises
+        ------
+        UnknownTableError
+            There is none, or it was restored or dropped meanwhile.
+        """
         with self._lock:
-            while self._open:
-                self._finish(self._open.popleft())
-            failed, self._failed = self._failed, []
-        self.seconds["push"] += time.perf_counter() - began
-        for pending in failed:
-            if not pending._seen:
-                pending.result()
+            spec = self._route(table).spec
+        if not spec.keyed:
+            raise InputError(f"table {table!r} is dense: its keys are the rows 0 to {(spec.rows or 0) - 1}")
+        for number in range(spec.shards) if shard is None else [shard]:
+            start, found = 0, SCAN
+            while found == SCAN:
+                with self._lock:
+                    keys = self._scan(spec, number, start, SCAN)
+                start, found = start + len(keys), len(keys)
+                if found:
+                    yield keys
 
     # -- inside
 
-    def _push(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Pending:
-        began = time.perf_counter()
+    def _pull(self, table: str, keys: Any, out: Any, certified: bool = False, keep: bool = False) -> Pending:
+        began = self._now()
         with self._lock:
-            return self._opened(self._send(self._prepare(table, keys, values, rule, answer, out)), began)
+            self._steady()
+            route = self._route(table)
+            spec = route.spec
+            sparse = split_sparse(table, spec, keys)
+            rows = self._rows(route, keys) if sparse is None else None
+            grouping, flags = None, frames.CERTIFICATE if certified else 0
+            shape: tuple[int, ...]
+            if rows is not None:
+                shape, flags = (rows[1] - rows[0],), flags | frames.RANGE
+            else:
+                flat, shape = as_keys(keys if sparse is None else sparse[0], table)
+                grouping = group(flat, spec.rows or 0, spec.shards, table)
+            answer = self._make_out(out, shape, spec)
+            values = answer.reshape(-1, spec.dim)
+            call = Call(self._header(frames.PULL, flags, spec), grouping, rows or NO_ROWS, None, values)
+            requests = self._start(route, call, keep)
+            if not certified:
+                return self._opened(Pending(self, "pull", requests, answer), began)
+            pending = Pending(self, "pull", requests)
+            pending._value = lambda: (answer, Certificate.read(pending._requests, spec))
+            return self._opened(pending, began)
+
+    def _push(
+        self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None, keep: bool = False
+    ) -> Pending:
+        """With `keep`, the caller may change the arrays before the push is acknowledged."""
+        began = self._now()
+        with self._lock:
+            self._steady()
+            change = self._prepare(table, keys, values, rule, answer, out)
+            return self._opened(self._send(change, keep), began)
 
     def _prepare(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Change:
         """Everything that can be wrong with a push is found here, before anything of it, or of its fellows, is sent."""
@@ -272,27 +295,28 @@ class Client:
             target = group(flat, spec.rows or 0, spec.shards, table)
         return Change(route, rule, target, array, self._make_out(out, shape, spec) if answer else None)
 
-    def _send(self, change: Change) -> Pending:
+    def _send(self, change: Change, keep: bool = False) -> Pending:
         """Write the requests of a prepared push."""
         route, rule, target, values, answered = change
         spec = route.spec
         flags = FLAGS[rule] | (0 if answered is None else frames.ANSWER)
-        self._number += 1
+        rows = None if answered is None else answered.reshape(-1, spec.dim)
         if not isinstance(target, Grouping):
-            requests = self._by_range(route, frames.PUSH, flags, target, values, answered)
-            return Pending(self, "push", requests, answered)
+            header = self._header(frames.PUSH, flags | frames.RANGE, spec)
+            return Pending(self, "push", self._start(route, Call(header, None, target, values, rows), keep), answered)
         at_once = spec.aggregate is None or self.clock == NO_CLOCK  # else the servers sum, also repeats
         if rule == PUSH and at_once and spec.optimizer.repeats == "sum":
             merged = coalesce(target)
             if merged is not None:
                 return self._push_merged(route, flags, target, merged, values, answered)
+        call = Call(self._header(frames.PUSH, flags, spec), target, NO_ROWS, values, rows)
         if answered is not None and len(target.keys) * (8 + route.row_bytes) > self._chunk:
             # cut into several requests, a key may be repeated in a later one: ask when all have been applied
-            requests = self._by_keys(route, frames.PUSH, FLAGS[rule], target, values)
-            requests += self._by_keys(route, frames.PULL, 0, target, out=answered)
-        else:
-            requests = self._by_keys(route, frames.PUSH, flags, target, values, answered)
-        return Pending(self, "push", requests, answered)
+            header = self._header(frames.PUSH, FLAGS[rule], spec)
+            requests = self._start(route, call._replace(header=header, out=None), keep)
+            pull = call._replace(header=self._header(frames.PULL, 0, spec), values=None)
+            return Pending(self, "push", requests + self._start(route, pull, keep), answered)
+        return Pending(self, "push", self._start(route, call, keep), answered)
 
     def _push_merged(
         self,
@@ -308,34 +332,20 @@ class Client:
         dim = route.spec.dim
         sums = np.empty((len(distinct.keys), dim), route.spec.dtype)
         sum_repeats(values, NO_ORDER if grouping.order is None else grouping.order, target, sums)
+        results = None if answered is None else np.empty_like(sums)
+        call = Call(self._header(frames.PUSH, flags, route.spec), distinct, NO_ROWS, sums, results)
+        requests = self._start(route, call)
         if answered is None:
-            return Pending(self, "push", self._by_keys(route, frames.PUSH, flags, distinct, sums))
-        results = np.empty_like(sums)
+            return Pending(self, "push", requests)
         place = np.empty(len(target), np.int64)
         place[slice(None) if grouping.order is None else grouping.order] = target
 
         def spread() -> np.ndarray:
+            assert results is not None
             answered.reshape(-1, dim)[:] = results[place]
             return answered
 
-        return Pending(self, "push", self._by_keys(route, frames.PUSH, flags, distinct, sums, results), spread)
-
-    def _opened(self, pending: Pending, began: float) -> Pending:
-        """Account for a call that is on its way; make room if there are too many."""
-        self.seconds[pending._verb] += time.perf_counter() - began
-        self._open.append(pending)
-        while self._open and (self._open[0].done or len(self._open) > self._most_open):
-            self._finish(self._open.popleft())
-        return pending
-
-    def _finish(self, pending: Pending) -> None:
-        """Wait until all servers have answered; keep an error of a push that nobody may ever ask for."""
-        deadline = time.monotonic() + self._patience
-        for request in pending._requests:
-            if not request.done:
-                request.channel.read_until(request, deadline)
-            if request.error is not None and pending._verb == "push" and len(self._failed) < self._most_open:
-                self._failed.append(pending)
+        return Pending(self, "push", requests, spread)
 
     def _rows(self, route: TableRoute, keys: Any) -> tuple[int, int] | None:
         """(first, end) where `keys` names a range of rows of a dense table."""
@@ -357,92 +367,5 @@ class Client:
         return out
 
     def _header(self, kind: int, flags: int, spec: TableSpec) -> Header:
-        number = self._number & 0xFFFFFFFF
-        return Header(kind, flags, 0, spec.id, 0, self.trainer, number, self.clock, parties=self.parties)
-
-    def _by_keys(
-        self, route: TableRoute, kind: int, flags: int, grouping: Grouping, values: Any = None, out: Any = None
-    ) -> list[Request]:
-        """Write the requests for these keys; `values` and `out` of any shape, or None."""
-        rows = None if out is None else out.reshape(-1, route.spec.dim)
-        header = self._header(kind, flags, route.spec)
-        return key_requests(route, header, grouping, values, rows, self._chunk, self._channel)
-
-    def _by_range(
-        self, route: TableRoute, kind: int, flags: int, rows: tuple[int, int], values: Any = None, out: Any = None
-    ) -> list[Request]:
-        """The same for a range of rows of a dense table."""
-        answer = None if out is None else out.reshape(-1, route.spec.dim)
-        header = self._header(kind, flags | frames.RANGE, route.spec)
-        return range_requests(route, header, rows, values, answer, self._chunk, self._channel)
-
-    # -- connections
-
-    def _route(self, table: str) -> TableRoute:
-        route = self._tables.get(table)
-        if route is None or self._closed:
-            self._refresh()
-            route = self._tables.get(table)
-            if route is None:
-                known = ", ".join(map(repr, sorted(self._tables))) or "none"
-                raise UnknownTableError(
-                    f"parameter server {self.ticket.session!r} has no table {table!r}; it has {known}"
-                )
-        return route
-
-    def forget_routes(self) -> None:
-        """Ask the controller again, at the next call, what tables there are."""
-        self._tables.clear()
-
-    def _refresh(self) -> None:
-        """Ask the controller who the servers are and what tables there are."""
-        answer = self._ask_controller(Header(frames.ROUTE))
-        self._servers = [(host, port) for host, port in answer["servers"]]
-        self._tables = {
-            t["spec"]["name"]: TableRoute(TableSpec.from_dict(t["spec"]), t["owners"]) for t in answer["tables"]
-        }
-
-    def _ask_controller(self, header: Header, value: Any = None, timeout: float | None = None) -> Any:
-        """A request to the controller with a JSON body, answered by one."""
-        deadline = time.monotonic() + (self._patience if timeout is None else timeout)
-        body = b"" if value is None else frames.encode_json(value)
-        with self._lock:
-            answer = self._controller().ask(header, body).result(deadline)
-        return frames.decode_json(answer.body) if answer.body else None
-
-    def _controller(self) -> Channel:
-        if self._closed:
-            raise ClosedError(f"this client of parameter server {self.ticket.session!r} was closed; make a new one")
-        if self._controller_channel is None or self._controller_channel.closed:
-            what = f"the controller of parameter server {self.ticket.session!r}"
-            self._controller_channel = self._connect(self.ticket.controller, what, ControllerGoneError)
-        return self._controller_channel
-
-    def _channel(self, server: int) -> Channel:
-        channel = self._channels.get(server)
-        if channel is None or channel.closed:
-            if self._closed:
-                raise ClosedError(f"this client of parameter server {self.ticket.session!r} was closed; make a new one")
-            host, port = self._servers[server]
-            what = f"server {server} of parameter server {self.ticket.session!r} at {host}:{port}"
-            channel = self._channels[server] = self._connect((host, port), what)
-        return channel
-
-    def _connect(self, address: tuple[str, int], what: str, gone: type[DPSError] = ServerGoneError) -> Channel:
-        if self._tls is None:
-            self._tls = connecting_tls(self.ticket.security)
-        channel = Channel(address, self.ticket.session, self.ticket.secret, what, gone, self._tls)
-        channel.idle = self._idle
-        return channel
-
-    def _idle(self) -> None:
-        """Called now and then while waiting for an answer."""
-
-    def close(self) -> None:
-        """Close all connections. Anything not waited for is lost."""
-        self._closed = True
-        for channel in (self._controller_channel, *self._channels.values()):
-            if channel is not None:
-                channel.close()
-        self._channels.clear()
-        self._open.clear()
+        who = (self.trainer, 0, self.clock)
+        return Header(kind, flags, 0, spec.id, self._epoch, *who, parties=self.parties, attempt=self.attempt)

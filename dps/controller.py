@@ -20,62 +20,62 @@ from collections.abc import Callable
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.protocol import Serialized, deserialize
-from distributed.protocol.pickle import loads
 
 from dps import config
-from dps.coordination.placement import place
+from dps.checkpointing import Checkpointer, Wish
 from dps.cordon import Cordon
+from dps.crew import Crew
 from dps.dask_side import host_of, listening_tls
 from dps.errors import (
     ClosedError,
-    DPSError,
     NameInUseError,
+    ProtocolError,
     ServerGoneError,
     StoppedError,
-    TooFewWorkersError,
     UnknownTableError,
 )
+from dps.fleet import LOOK, Fleet, Recruit
 from dps.runs import Runs
 from dps.state.ops import TableSpec
 from dps.wire import frames
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import Header
-from dps.wire.session import new_nonce, new_secret
+from dps.wire.session import new_secret, of_servers
 
 __all__ = ["Controller"]
 
 logger = logging.getLogger(__name__)
 
-LOOK = 0.25  # seconds between two looks for lost and overdue trainers
 VERBS = (
-    *("open", "admit", "serve", "describe", "close_session", "add_table", "drop_table", "status"),
+    *("open", "describe", "close_session", "add_table", "drop_table", "status", "scale", "retire"),
+    *("checkpoint", "restore"),
     *("start_run", "progress", "stop_run", "settle"),
 )
-PREFER_DEDICATED = 2.0  # seconds to wait for a worker with the dps resource before taking ordinary ones
+RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
+FLEET_FRAMES = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT)
 
 
 class Session:
     """One parameter server."""
 
-    def __init__(self, name: str):
+    crew: Crew
+    checkpointer: Checkpointer
+
+    def __init__(self, name: str, endpoint: Endpoint):
         self.name = name
-        self.secret = new_secret()
-        self.servers: list[dict[str, Any]] = []  # number, key, worker, host, port, alive
-        self.tables: dict[str, dict[str, Any]] = {}  # name -> spec, owners
-        self.last_table = 0
+        self.secret, self.servers_secret = new_secret(), new_secret()
         self.runs = Runs(name)
-        self.route: bytes = frames.encode_json({"servers": [], "tables": []})
-        self.changing = asyncio.Lock()
+        self.fleet = Fleet(endpoint, name)
+        self.last_table = 0
+
+    def new_table(self) -> int:
+        """A table's number, never used again."""
+        self.last_table += 1
+        return self.last_table
 
     def collecting(self) -> list[str]:
         """The tables that collect the pushes of a clock."""
-        return [name for name, table in self.tables.items() if table["spec"]["aggregate"] is not None]
-
-    def publish(self) -> None:
-        """Renew the route that clients are told."""
-        servers = [(s["host"], s["port"]) for s in self.servers]
-        self.route = frames.encode_json({"servers": servers, "tables": list(self.tables.values())})
+        return [name for name, spec in self.fleet.specs.items() if spec["aggregate"] is not None]
 
 
 class Controller(SchedulerPlugin):
@@ -84,7 +84,8 @@ class Controller(SchedulerPlugin):
     name = "dps-controller"
     idempotent = True
 
-    def __init__(self) -> None:
+    def __init__(self, server: type) -> None:
+        self.server = server  # the actors' class
         self.sessions: dict[str, Session] = {}
         self.cordon = Cordon()
         self.endpoint: Endpoint | None = None
@@ -104,16 +105,12 @@ class Controller(SchedulerPlugin):
         self.cordon.add_worker(worker)
 
     def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
-        for session in self.sessions.values():
-            for server in session.servers:
-                if server["worker"] == worker and server["alive"]:
-                    server["alive"] = False
-                    logger.warning(
-                        "server %d of parameter server %r was lost with %s", server["number"], session.name, worker
-                    )
+        if self.endpoint is not None:
+            for session in self.sessions.values():
+                self.endpoint.loop.call_soon_threadsafe(session.fleet.worker_gone, worker)
 
     def valid_workers_downscaling(self, scheduler: Any, workers: list) -> list:
-        serving = {server["worker"] for session in self.sessions.values() for server in session.servers}
+        serving = set(self._serving())
         return [w for w in self.cordon.valid_workers_downscaling(workers) if w.address not in serving]
 
     async def close(self) -> None:
@@ -125,75 +122,42 @@ class Controller(SchedulerPlugin):
     # -- RPC: opening and closing
 
     async def open(self, comm: Any = None, name: str = "", servers: int = 1, timeout: float = 60) -> dict[str, Any]:
-        """Find workers for the servers of a new session; the driver then submits their actors."""
+        """Start a parameter server: find workers, start a server on each."""
         if name in self.sessions:
             raise NameInUseError(
                 f"a parameter server named {name!r} exists in this cluster; dps.ParameterServer.attach(client, "
                 f"{name!r}) uses it, another name starts another"
             )
-        session = self.sessions[name] = Session(name)
+        endpoint = self._listen()
+        session = self.sessions[name] = Session(name, endpoint)
+        args = (name, (session.secret, session.servers_secret), (endpoint.host, endpoint.port))
+        session.crew = Crew(
+            self.scheduler, self.cordon, session.fleet, self.server, args, self._in_endpoint, self._serving
+        )
+        session.checkpointer = Checkpointer(session.runs, session.fleet, session.crew, self._in_endpoint)
         try:
-            workers = await self._recruit(name, servers, timeout)
-            self._listen()
+            await self._in_endpoint(self._admit_session, session)
+            await session.crew.start(servers, timeout)
         except BaseException:
-            del self.sessions[name]
+            await self.close_session(name=name)
             raise
-        await self._in_endpoint(self._admit_session, session)
-        nonce = new_nonce()[:8]
-        session.servers = [
-            {"number": n, "key": f"dps-server-{name}-{n}-{nonce}", "worker": w, "alive": True, "host": "", "port": 0}
-            for n, w in enumerate(workers)
-        ]
         return self._describe(session)
 
-    async def _recruit(self, name: str, servers: int, timeout: float) -> list[str]:
-        """Addresses of the workers that will hold the servers, the least used first."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while True:
-            dedicated = self.cordon.workers()
-            ordinary = [] if dedicated else list(self.scheduler.workers)
-            waited = loop.time() - began
-            if len(dedicated) >= servers or (len(ordinary) >= servers and waited > min(PREFER_DEDICATED, timeout)):
-                break
-            if waited > timeout:
-                have = f"{len(dedicated)} of {len(self.scheduler.workers)} workers carry the resource dps"
-                raise TooFewWorkersError(
-                    f"parameter server {name!r} needs {servers} workers for its servers, and {have} after {timeout:g} s"
-                    f"; start more with `dask worker {self.scheduler.address} --resources dps=1`, or ask for fewer"
-                )
-            await asyncio.sleep(0.05)
-        if ordinary:
-            logger.warning(
-                "no worker carries the resource dps: the servers of %r share workers with ordinary tasks", name
-            )
-        uses = [s["worker"] for session in self.sessions.values() for s in session.servers if s["alive"]]
-        return sorted(dedicated or ordinary, key=uses.count)[:servers]
+    def _serving(self) -> list[str]:
+        """The workers of all servers, once for each server."""
+        return [server.worker for session in self.sessions.values() for server in session.crew.servers()]
 
-    def _listen(self) -> None:
+    def _listen(self) -> Endpoint:
         if self.endpoint is None:
-            handlers: dict[int, Callable] = {
-                frames.ROUTE: self._frame_route,
-                frames.JOIN: self._to_runs("join"),
-                frames.TICK: self._to_runs("tick"),
-                frames.COLLECT: self._to_runs("collect"),
-                frames.LEAVE: self._to_runs("leave"),
-            }
+            handlers: dict[int, Callable] = {frames.ROUTE: self._frame_route}
+            for kind, verb in RUN_FRAMES.items():
+                handlers[kind] = self._to_runs(verb)
+            for kind in FLEET_FRAMES:
+                handlers[kind] = self._to_fleet
             host, tls = host_of(self.scheduler.address), listening_tls(self.scheduler)
             self.endpoint = Endpoint("controller", host, handlers, self._frame_end, tls)
             self.endpoint.call(self._look)
-
-    async def admit(self, comm: Any = None, keys: tuple = ()) -> dict[str, str]:
-        """Let the actors of these keys, and nothing else, onto the cordoned workers."""
-        return self.cordon.admit(list(keys))
-
-    async def serve(self, comm: Any = None, name: str = "", addresses: tuple = ()) -> None:
-        """The servers are up, at these addresses: publish them and hold their actors."""
-        session = self._session(name)
-        for server, (host, port) in zip(session.servers, addresses, strict=True):
-            server["host"], server["port"] = host, port
-        session.publish()
-        self.scheduler.client_desires_keys([s["key"] for s in session.servers], f"dps-{name}")
+        return self.endpoint
 
     async def describe(self, comm: Any = None, name: str = "") -> dict[str, Any]:
         """What a driver needs to attach."""
@@ -201,13 +165,14 @@ class Controller(SchedulerPlugin):
 
     def _describe(self, session: Session) -> dict[str, Any]:
         assert self.endpoint is not None
+        about = session.fleet.describe()
         return {
             "name": session.name,
             "secret": session.secret,
             "controller": [self.endpoint.host, self.endpoint.port],
-            "servers": session.servers,
-            "tables": json.dumps(session.tables),
-            "dedicated": all(s["worker"] in self.cordon.workers() for s in session.servers),
+            "servers": about["servers"],
+            "tables": json.dumps(about["tables"]),
+            "restored": json.dumps(session.checkpointer.restored),
         }
 
     async def close_session(self, comm: Any = None, name: str = "") -> None:
@@ -215,70 +180,107 @@ class Controller(SchedulerPlugin):
         session = self.sessions.pop(name, None)
         if session is None:
             return
-        await self._call_all(session, "close")
-        self.scheduler.client_releases_keys([s["key"] for s in session.servers], f"dps-{name}", f"dps-close-{name}")
-        self.scheduler.remove_client(
-            f"dps-{name}", f"dps-close-{name}"
-        ) if f"dps-{name}" in self.scheduler.clients else None
+        session.checkpointer.stop()
+        await session.crew.close()
         await self._in_endpoint(self._dismiss_session, session)
         if not self.sessions and self.endpoint is not None:
             endpoint, self.endpoint = self.endpoint, None
             await asyncio.get_running_loop().run_in_executor(None, endpoint.stop)
+
+    async def scale(self, comm: Any = None, name: str = "", servers: int = 1) -> None:
+        """Have that many servers; shards move while training goes on."""
+        session = self._session(name)
+        staying = sorted(s.number for s in session.crew.servers() if not s.leaving)
+        if len(staying) > servers:
+            await self._in_endpoint(session.fleet.retire, staying[servers:])
+        session.crew.wanted = servers
+
+    async def retire(self, comm: Any = None, name: str = "", server: int = 0) -> None:
+        """Empty one server, then close it; a spare worker takes its place, if there is one."""
+        session = self._session(name)
+        await session.crew.add_spare()
+        await self._in_endpoint(session.fleet.retire, [server])
 
     # -- RPC: tables
 
     async def add_table(self, comm: Any = None, name: str = "", spec: str = "") -> dict[str, Any]:
         """Make a table on all servers, then publish it: nobody sees half of one."""
         session = self._session(name)
-        async with session.changing:
+        async with session.crew.changing:
             fields = json.loads(spec)
-            if fields["name"] in session.tables:
+            if fields["name"] in session.fleet.specs:
                 raise NameInUseError(
                     f"parameter server {name!r} has a table {fields['name']!r} already; drop it, or take another name"
                 )
-            session.last_table += 1
-            fields["id"] = session.last_table
+            fields["id"] = session.new_table()
             TableSpec.from_dict(fields)  # refuse here what the servers would refuse
-            numbers = [s["number"] for s in session.servers]
-            owners = list(place(fields["shards"], numbers))
-            shares = {n: [shard for shard, owner in enumerate(owners) if owner == n] for n in numbers}
+            places = await self._in_endpoint(session.fleet.add_table, fields)
             try:
-                await asyncio.gather(
-                    *(self._call(s, "create_table", fields, shares[s["number"]]) for s in session.servers)
-                )
+                holders = {s: [n for n, p in enumerate(places) if s.number in p.chain] for s in session.crew.up()}
+                calls = (session.crew.call(s, "create_table", fields, mine) for s, mine in holders.items())
+                await asyncio.gather(*calls)
             except Exception:
-                await self._call_all(session, "drop_table", fields["id"])
+                await session.crew.call_all("drop_table", fields["id"])
                 raise
-            session.tables[fields["name"]] = {"spec": fields, "owners": owners}
-            session.publish()
-            return {"spec": spec, "id": fields["id"], "owners": owners}
+            await self._in_endpoint(session.fleet.publish_table, fields, places)
+            return {"spec": spec, "id": fields["id"]}
 
     async def drop_table(self, comm: Any = None, name: str = "", table: str = "") -> None:
         session = self._session(name)
-        async with session.changing:
-            entry = session.tables.pop(table, None)
-            if entry is None:
-                known = ", ".join(map(repr, sorted(session.tables))) or "none"
+        async with session.crew.changing:
+            if table not in session.fleet.specs:
+                known = ", ".join(map(repr, sorted(session.fleet.specs))) or "none"
                 raise UnknownTableError(f"parameter server {name!r} has no table {table!r}; it has {known}")
-            session.publish()
-            await self._call_all(session, "drop_table", entry["spec"]["id"])
+            entry = await self._in_endpoint(session.fleet.drop_table, table)
+            await session.crew.call_all("drop_table", entry["id"])
 
     async def status(self, comm: Any = None, name: str = "") -> str:
-        """Servers, tables and runs, as JSON."""
+        """Servers, tables, runs and recent events, as JSON."""
         session = self._session(name)
-        parts = await self._call_all(session, "status")
-        servers = [{**s, **json.loads(parts.get(s["number"], "{}"))} for s in session.servers]
+        parts = await session.crew.call_all("status")
+        about = await self._in_endpoint(session.fleet.describe)
+        servers = [{**s, **json.loads(parts.get(s["number"], "{}"))} for s in about["servers"]]
         runs = await self._in_endpoint(lambda: [run.describe() for run in session.runs.runs.values()])
-        return json.dumps({"name": name, "servers": servers, "tables": session.tables, "runs": runs})
+        checkpoints = {"last": session.checkpointer.last, "error": session.checkpointer.error}
+        about |= {"checkpoints": checkpoints}
+        return json.dumps({**about, "name": name, "servers": servers, "wanted": session.crew.wanted, "runs": runs})
+
+    # -- RPC: checkpoints
+
+    async def checkpoint(self, comm: Any = None, name: str = "", wish: str = "") -> str:
+        """Take one now, and return what it is; or begin to take them regularly (null: stop)."""
+        fields = json.loads(wish)
+        checkpointer = self._session(name).checkpointer
+        once = fields is not None and fields.get("seconds") is None and fields.get("clocks") is None
+        if once:
+            return json.dumps(await checkpointer.take(Wish(**fields)))
+        checkpointer.regularly(None if fields is None else Wish(**fields))
+        return json.dumps(None)
+
+    async def restore(self, comm: Any = None, name: str = "", wish: str = "") -> str:
+        """Tables as they were in a checkpoint."""
+        session, fields = self._session(name), json.loads(wish)
+        args = (fields["url"], fields["checkpoint"], fields["tables"], session.new_table, fields["storage_options"])
+        return json.dumps(await session.checkpointer.restore(*args))
 
     # -- RPC: runs
 
-    async def start_run(self, comm: Any = None, name: str = "", trainers: int = 1, staleness: float | None = 0) -> int:
+    async def start_run(
+        self,
+        comm: Any = None,
+        name: str = "",
+        trainers: int = 1,
+        staleness: float | None = 0,
+        partitions: list[list[int]] | None = None,
+        resume: bool = False,
+    ) -> int:
         session = self._session(name)
         collecting = session.collecting()
-        run = await self._in_endpoint(session.runs.start, trainers, staleness, collecting)
+        restored = session.checkpointer.resumable(trainers) if resume else None
+        run = await self._in_endpoint(session.runs.start, trainers, staleness, collecting, restored, partitions or [])
+        session.checkpointer.restored = None
         if collecting:  # a run whose driver died has left its last clock open
-            await self._call_each(session, "settle", False)
+            await self._settle(session, keep=False)
         return run
 
     async def progress(self, comm: Any = None, name: str = "", run: int = 0) -> str:
@@ -288,10 +290,26 @@ class Controller(SchedulerPlugin):
         await self._in_endpoint(self._session(name).runs.stop, run, StoppedError(reason))
 
     async def settle(self, comm: Any = None, name: str = "", keep: bool = False) -> None:
-        """A run has ended: close the clock that aggregating tables still hold open; after a failure, drop it."""
-        session = self._session(name)
-        if session.collecting():
-            await (self._call_each if keep else self._call_all)(session, "settle", keep)
+        """A run has ended: close the clock that aggregating tables still hold open (after a failure, drop it); its
+        trainers are refused from now on."""
+        await self._settle(self._session(name), keep)
+
+    async def _settle(self, session: Session, keep: bool) -> None:
+        """On every primary; once more where another server took over meanwhile (twice does no harm)."""
+        over = await self._in_endpoint(session.runs.retire)
+        if not over and not session.collecting():
+            return
+        left = {(spec["id"], n) for spec in session.fleet.specs.values() for n in range(spec["shards"])}
+        until = asyncio.get_running_loop().time() + config.seconds("stop")
+        while left and asyncio.get_running_loop().time() < until:
+            answers = await session.crew.call_all("settle", keep, over)
+            left -= {(table, shard) for text in answers.values() for table, shard in json.loads(text)}
+            left -= await self._in_endpoint(session.fleet.lost)
+            await asyncio.sleep(0.05 if left else 0)
+        if left:
+            raise ServerGoneError(
+                f"{len(left)} shards could not be settled within dps.timeouts.stop: no server has them"
+            )
 
     # -- inside: the scheduler's loop
 
@@ -301,38 +319,6 @@ class Controller(SchedulerPlugin):
             known = ", ".join(map(repr, sorted(self.sessions))) or "none"
             raise ClosedError(f"there is no parameter server named {name!r} in this cluster; there are: {known}")
         return session
-
-    async def _call_each(self, session: Session, method: str, *args: Any) -> None:
-        """Call all servers at once; raise if one fails."""
-        await asyncio.gather(*(self._call(server, method, *args) for server in session.servers))
-
-    async def _call_all(self, session: Session, method: str, *args: Any) -> dict[int, Any]:
-        """Call all servers that can answer; what they said, by number. Those that fail are logged."""
-        there = [s for s in session.servers if s["alive"] and s["key"] in self.scheduler.tasks]
-        answers = await asyncio.gather(*(self._call(s, method, *args) for s in there), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                logger.warning("parameter server %r: %r failed: %s", session.name, method, answer)
-        return {s["number"]: a for s, a in zip(there, answers, strict=True) if not isinstance(a, BaseException)}
-
-    async def _call(self, server: dict[str, Any], method: str, *args: Any) -> Any:
-        """Call a server's actor, through its worker."""
-        where = f"server {server['number']} on {server['worker']}"
-        if not server["alive"]:
-            raise ServerGoneError(
-                f"{where} is gone, and the rows it held with it; close this parameter server and start anew"
-            )
-        try:
-            call = self.scheduler.rpc(server["worker"]).actor_execute(
-                actor=server["key"], function=method, args=list(args), kwargs={}
-            )
-            patience = config.seconds({"create_table": "start", "close": "stop"}.get(method, "request"))
-            answer = await asyncio.wait_for(call, patience)
-        except (TimeoutError, OSError) as error:
-            raise ServerGoneError(f"{where} did not answer {method!r}: {error!r}") from error
-        if answer["status"] != "OK":
-            raise _unpack(answer["exception"], where)
-        return _plain(answer["result"])
 
     async def _in_endpoint(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a function in the endpoint's thread, without holding up the scheduler."""
@@ -345,24 +331,36 @@ class Controller(SchedulerPlugin):
     def _admit_session(self, session: Session) -> None:
         assert self.endpoint is not None
         self.endpoint.secrets[session.name] = session.secret
+        self.endpoint.secrets[of_servers(session.name)] = session.servers_secret
 
     def _dismiss_session(self, session: Session) -> None:
         assert self.endpoint is not None
         session.runs.close(ClosedError(f"parameter server {session.name!r} was closed"))
-        self.endpoint.secrets.pop(session.name, None)
+        names = (session.name, of_servers(session.name))
+        for name in names:
+            self.endpoint.secrets.pop(name, None)
         for connection in list(self.endpoint.connections):
-            if connection.session == session.name:
+            if connection.session in names:
                 connection.party = None
                 connection.transport.close()
 
     def _of(self, connection: Connection) -> Session:
-        session = self.sessions.get(connection.session or "")
+        name = (connection.session or "").partition("/")[0]
+        session = self.sessions.get(name)
         if session is None:
-            raise ClosedError(f"parameter server {connection.session!r} was closed")
+            raise ClosedError(f"parameter server {name!r} was closed")
         return session
 
     def _frame_route(self, connection: Connection, header: Header, body: memoryview) -> None:
-        connection.reply(Header(frames.OK, request=header.request), self._of(connection).route)
+        session = self._of(connection)
+        origin = header.trainer or session.runs.allot(1)
+        connection.reply(Header(frames.OK, request=header.request, trainer=origin), session.fleet.route)
+
+    def _to_fleet(self, connection: Connection, header: Header, body: memoryview) -> None:
+        session = self._of(connection)
+        if connection.session != of_servers(session.name):
+            raise ProtocolError(f"a frame of kind {header.kind} from somebody who is no server")
+        session.fleet.handlers[header.kind](connection, header, body)
 
     def _to_runs(self, verb: str) -> Callable[[Connection, Header, memoryview], None]:
         method = getattr(Runs, verb)
@@ -373,23 +371,16 @@ class Controller(SchedulerPlugin):
         return handle
 
     def _frame_end(self, connection: Connection) -> None:
-        if connection.session in self.sessions:
-            self.sessions[connection.session].runs.disconnected(connection)
+        session = self.sessions.get((connection.session or "").partition("/")[0])
+        if session is not None:
+            if isinstance(connection.party, Recruit):
+                session.fleet.disconnected(connection)
+            else:
+                session.runs.disconnected(connection)
 
     def _look(self) -> None:
+        if self.endpoint is not None:
+            self.endpoint.later(LOOK, self._look)
         for session in list(self.sessions.values()):
             session.runs.look()
-        if self.endpoint is not None:
-            self.endpoint.loop.call_later(LOOK, self._look)
-
-
-def _plain(value: Any) -> Any:
-    """A value as the scheduler got it: it leaves what it only passes on serialized."""
-    return deserialize(value.header, value.frames) if isinstance(value, Serialized) else getattr(value, "data", value)
-
-
-def _unpack(error: Any, where: str) -> BaseException:
-    found = _plain(error)
-    if isinstance(found, bytes):
-        found = loads(found)
-    return found if isinstance(found, DPSError) else DPSError(f"{where} failed: {found!r}")
+            session.fleet.look()

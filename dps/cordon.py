@@ -26,17 +26,19 @@ same (their actors are pinned to addresses), and ordinary tasks may land beside 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import time
 from typing import Any
 
+from distributed import Client
 from distributed.core import Status
 
-__all__ = ["RESOURCE", "Cordon"]
+__all__ = ["RESOURCE", "Cordon", "client_of"]
 
 logger = logging.getLogger("distributed.dps.cordon")
 
@@ -182,6 +184,22 @@ class Cordon:
                 self._scheduler.stream_comms[worker].send(message)
         self._said[ws] = Status[status]
         return True
+
+
+@contextlib.asynccontextmanager
+async def client_of(scheduler: Any, security: Any) -> AsyncIterator[Client]:
+    """An asynchronous Dask client in the scheduler's own process and loop.
+
+    It counts itself among the users of the loop, and its asynchronous end forgets to count back: where the loop is a
+    cluster's of this process, its thread would never end.
+    """
+    try:
+        async with Client(scheduler.address, asynchronous=True, security=security, set_as_default=False) as client:
+            yield client
+    finally:
+        runner = getattr(client, "_loop_runner", None)
+        if runner is not None:
+            runner.stop()
 
 
 def is_dps(ws: Any) -> bool:

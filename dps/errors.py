@@ -7,16 +7,24 @@ cross the data plane as their class name and message.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 __all__ = [
     "AccessDeniedError",
+    "CheckpointError",
     "ClockTimeoutError",
     "ClosedError",
     "ControllerGoneError",
     "DPSError",
+    "DataLostError",
+    "FencedError",
     "InputError",
     "InputTypeError",
     "KeyRangeError",
     "LimitError",
+    "MissingPackageError",
+    "MovedError",
     "NameInUseError",
     "NotFiniteError",
     "ProtocolError",
@@ -73,8 +81,28 @@ class ServerGoneError(DPSError, ConnectionError):
     """A server's process ended or its connection broke."""
 
 
+class MovedError(DPSError, ConnectionError):
+    """A server is not (or not now) the one to ask for a shard. Clients look for the right one by themselves."""
+
+
+class FencedError(DPSError, ConnectionError):
+    """A server that was replaced spoke as if it had not been. It gives up what it held."""
+
+
 class ControllerGoneError(DPSError, ConnectionError):
     """The controller (the scheduler process) ended or its connection broke."""
+
+
+class DataLostError(ServerGoneError, LookupError):
+    """The last copy of some rows is gone: the message names the table, the keys and what to restore from."""
+
+
+class CheckpointError(DPSError, ValueError):
+    """A checkpoint that is damaged, was never finished, is not there, or cannot be written. Others may serve."""
+
+
+class MissingPackageError(DPSError, ImportError):
+    """Something that dps can do needs a package that is not installed; the message says how to install it."""
 
 
 class RequestTimeoutError(DPSError, TimeoutError):
@@ -103,6 +131,15 @@ class ProtocolError(DPSError, ConnectionError):
 
 class AccessDeniedError(DPSError, PermissionError):
     """A connection that could not prove knowledge of the session secret."""
+
+
+@contextlib.contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Turn an ImportError into a MissingPackageError that names the extra of dps which has the package."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(f"{error}: pip install 'dps[{extra}]'") from error
 
 
 def by_name(name: str) -> type[DPSError]:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import re
-import time
 from collections.abc import Callable
 from typing import Any
 
-from distributed import Client as DaskClient
-from distributed import Future
-
 from dps import config
-from dps.client import Client, Ticket
-from dps.controller import Controller
+from dps.archive import Archive
 from dps.errors import (
     ClosedError,
-    ControllerGoneError,
     DPSError,
     InputError,
-    InputTypeError,
-    RequestTimeoutError,
-    ServerGoneError,
 )
-from dps.server import Server
+from dps.handle import check_name
 from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import Add, Optimizer
@@ -33,7 +24,7 @@ from dps.training.run import launch
 __all__ = ["ParameterServer"]
 
 
-class ParameterServer:
+class ParameterServer(Archive):
     """Parameter shards on dedicated workers of a Dask cluster.
 
     Parameters
@@ -42,7 +33,9 @@ class ParameterServer:
         The Dask cluster to live in. Servers go to workers that were started with ``--resources dps=1``; ordinary tasks
         are kept off these. Where no worker carries the resource, servers share ordinary workers.
     servers : int
-        How many.
+        How many. A server that is lost is replaced as soon as there is a worker for it.
+    copies : int
+        How many servers hold each row of a table, unless the table says otherwise.
     name : str
         Parameter servers of different names in one cluster do not see each other.
     timeout : float, optional
@@ -68,11 +61,22 @@ class ParameterServer:
     >>> cluster.close()
     """
 
-    def __init__(self, client: Any = None, servers: int = 1, *, name: str = "dps", timeout: float | None = None):
-        _check_name(name)
+    def __init__(
+        self,
+        client: Any = None,
+        servers: int = 1,
+        *,
+        copies: int = 1,
+        name: str = "dps",
+        timeout: float | None = None,
+    ):
+        check_name(name)
         if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= 1024:
             raise InputError(f"servers is a whole number from 1 to 1024, not {servers!r}")
+        if isinstance(copies, bool) or not isinstance(copies, int) or not 1 <= copies <= servers:
+            raise InputError(f"copies is a whole number from 1 to the number of servers, {servers}, not {copies!r}")
         self._prepare(client, name)
+        self.copies = copies
         try:
             self._start(servers, config.seconds("start") if timeout is None else timeout)
         except BaseException:
@@ -98,7 +102,7 @@ class ParameterServer:
         ClosedError
             There is none of that name.
         """
-        _check_name(name)
+        check_name(name)
         self = cls.__new__(cls)
         self._prepare(client, name)
         try:
@@ -108,87 +112,6 @@ class ParameterServer:
             self._let_go()
             raise
         return self
-
-    def _prepare(self, client: Any, name: str) -> None:
-        self.name = name
-        self.closed = False
-        self._attached = False  # taken up, not started, by this handle: `with` then leaves the servers running
-        self._own_client = client is not None and not isinstance(client, DaskClient)
-        if client is None:
-            self.dask_client: DaskClient = DaskClient.current()
-        else:
-            self.dask_client = DaskClient(client, set_as_default=False) if self._own_client else client
-        if self.dask_client.asynchronous:
-            raise InputTypeError("ParameterServer takes a synchronous Dask client: make it with asynchronous=False")
-        self._client: Client | None = None
-        self._futures: list[Future] = []
-        try:
-            self.dask_client.register_plugin(Controller())
-        except ImportError as error:
-            self._let_go()
-            raise DPSError(f"the scheduler cannot import dps ({error}): install it there, in this version") from error
-        except BaseException:
-            self._let_go()
-            raise
-
-    def _start(self, servers: int, timeout: float) -> None:
-        about = self._call("open", servers=servers, timeout=timeout)
-        try:
-            dedicated = {"resources": {"dps": 1}} if about["dedicated"] else {}
-            for s in about["servers"]:
-                args = (self.name, s["number"], about["secret"])
-                pinned = {"workers": [s["worker"]], "key": s["key"], **dedicated}
-                self._futures.append(self.dask_client.submit(Server, *args, actor=True, **pinned))
-            self._admit(timeout)
-            actors = [future.result(timeout) for future in self._futures]
-            addresses = [json.loads(actor.address().result(timeout)) for actor in actors]
-            self._call("serve", addresses=addresses)
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self._call("close_session")
-            raise
-        self._attach(about)
-
-    def _admit(self, timeout: float) -> None:
-        """Let the servers' actors, and only them, onto the cordoned workers."""
-        keys = [future.key for future in self._futures]
-        patience = config.seconds("start") + timeout
-        until = time.monotonic() + patience
-        while not all(future.done() for future in self._futures):
-            self._call("admit", named=False, keys=keys)
-            for server in self._call("describe")["servers"]:
-                if not server["alive"]:
-                    raise ServerGoneError(
-                        f"worker {server['worker']} was lost while server {server['number']} started on it; see its "
-                        f"log. Is dps installed there, in this version?"
-                    )
-            if time.monotonic() > until:
-                raise RequestTimeoutError(f"the servers of {self.name!r} were not up within {patience:g} s")
-            time.sleep(0.02)
-
-    def _attach(self, about: dict[str, Any]) -> None:
-        host, port = about["controller"]
-        security = self.dask_client.security if self._scheduler_address().startswith("tls://") else None
-        self.ticket = Ticket(self.name, (host, port), about["secret"], security)
-        self.servers = len(about["servers"])
-
-    def _call(self, verb: str, named: bool = True, **fields: Any) -> Any:
-        """Ask the controller, over Dask's control plane."""
-        if self.closed:
-            raise ClosedError(f"parameter server {self.name!r} was closed")
-        if self.dask_client.scheduler is None:
-            raise ClosedError(
-                f"the Dask client that parameter server {self.name!r} was started with is closed; with another one, "
-                f"dps.ParameterServer.attach(client, {self.name!r}) takes it up"
-            )
-        if named:
-            fields["name"] = self.name
-        try:
-            return self.dask_client.sync(getattr(self.dask_client.scheduler, f"dps_{verb}"), **fields)
-        except (DPSError, KeyboardInterrupt):
-            raise
-        except (OSError, RuntimeError) as error:  # RuntimeError: the Dask client has given up, or was closed
-            raise ControllerGoneError(f"the scheduler did not answer dps_{verb}: {error}") from error
 
     # -- tables
 
@@ -204,6 +127,8 @@ class ParameterServer:
         aggregate: str | None = None,
         finite: bool = False,
         shards: int | None = None,
+        copies: int | None = None,
+        ack: str = "copies",
     ) -> TableSpec:
         """Make a table.
 
@@ -229,6 +154,12 @@ class ParameterServer:
             Refuse NaN and infinity.
         shards : int, optional
             Slices; a power of two for keyed tables. By default ``dps.shards-per-server`` for each server.
+        copies : int, optional
+            How many servers hold each row: with R copies, R - 1 servers may die and nothing acknowledged is lost. By
+            default what the parameter server was started with.
+        ack : {"copies", "memory"}
+            When a push is acknowledged: when all copies have it; or when one has, which is faster, and loses what the
+            others had not yet got (milliseconds' worth) should that one die.
 
         Returns
         -------
@@ -243,6 +174,7 @@ class ParameterServer:
             wanted = self.servers * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
         spec = TableSpec(name, rows, dim, dtype, optimizer or Add(), init or Zeros(), aggregate, finite, shards)
+        spec = dataclasses.replace(spec, copies=self.copies if copies is None else copies, ack=ack)
         made = self._call("add_table", spec=json.dumps(spec.to_dict()))
         return TableSpec.from_dict({**spec.to_dict(), "id": made["id"]})
 
@@ -258,15 +190,28 @@ class ParameterServer:
         tables = json.loads(self._call("describe")["tables"])
         return {name: TableSpec.from_dict(table["spec"]) for name, table in tables.items()}
 
-    # -- work
+    # -- servers
 
-    def client(self) -> Client:
-        """A client without a clock: for the driver, a notebook, or to be shipped into Dask tasks (it pickles)."""
-        if self.closed:
-            raise ClosedError(f"parameter server {self.name!r} was closed")
-        if self._client is None or self._client._closed:
-            self._client = Client(self.ticket)
-        return self._client
+    @property
+    def servers(self) -> int:
+        """How many servers are up; :meth:`status` tells which."""
+        return sum(server["alive"] for server in self._call("describe")["servers"])
+
+    def scale(self, servers: int) -> None:
+        """Have that many servers. Shards move while training goes on; :meth:`status` shows how far they are.
+
+        More servers come up as soon as there are workers for them. Of fewer, those with the highest numbers are emptied
+        first and closed then.
+        """
+        if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= 1024:
+            raise InputError(f"servers is a whole number from 1 to 1024, not {servers!r}")
+        self._call("scale", servers=servers)
+
+    def retire(self, server: int) -> None:
+        """Empty one server and close it, while training goes on; another takes its place, if there is a worker."""
+        self._call("retire", server=server)
+
+    # -- work
 
     def run(
         self,
@@ -275,9 +220,11 @@ class ParameterServer:
         *,
         staleness: float = 0,
         trainers: int | None = None,
+        retries: int = 0,
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
         progress: bool | None = None,
+        resume: bool = False,
     ) -> list[Any]:
         """Train: call ``function(trainer, partitions)`` on as many trainers as there are free threads, all at once.
 
@@ -293,10 +240,17 @@ class ParameterServer:
             stale-synchronous (SSP), ``math.inf`` is asynchronous.
         trainers : int, optional
             Fewer than there are free threads.
+        retries : int
+            How often the function of a trainer may raise and be run again, as it is anyway when its worker dies. It is
+            called from its beginning; :meth:`dps.Trainer.iterate` goes on where the clock stands.
         args, kwargs
             More arguments for `function`.
         progress : bool, optional
             Show a progress bar; by default in terminals and notebooks.
+        resume : bool
+            Go on with the run that :meth:`restore` has brought back, where the checkpoint has it: with as many
+            trainers, each at its clock and with its partitions. `function` and `data` are to be what they were. As in a
+            trainer that is run again, :meth:`dps.Trainer.iterate` passes over what is done.
 
         Returns
         -------
@@ -310,9 +264,11 @@ class ParameterServer:
         TooFewWorkersError
             No free threads, or not all trainers could start.
         TrainerLostError
-            A trainer vanished.
+            A trainer was lost with its worker, and could not be run again within ``dps.timeouts.rejoin``, or not with
+            its data.
         """
-        serving = {server["worker"] for server in self._call("describe")["servers"]}
+        about = self._call("describe")
+        serving = {server["worker"] for server in about["servers"]}
         try:
             results = launch(
                 self.dask_client,
@@ -323,9 +279,12 @@ class ParameterServer:
                 data,
                 staleness=staleness,
                 trainers=trainers,
+                retries=retries,
                 args=args,
                 kwargs=kwargs or {},
                 progress=progress,
+                resume=resume,
+                restored=json.loads(about["restored"]),
             )
         except BaseException:
             with contextlib.suppress(DPSError):  # the run's own error counts
@@ -355,17 +314,6 @@ class ParameterServer:
         finally:
             self._let_go()
 
-    def _let_go(self) -> None:
-        self.closed = True
-        if self._client is not None:
-            self._client.close()
-        for future in self._futures:
-            with contextlib.suppress(Exception):
-                future.release()
-        self._futures.clear()
-        if self._own_client:
-            self.dask_client.close()
-
     def __enter__(self) -> ParameterServer:
         return self
 
@@ -375,15 +323,9 @@ class ParameterServer:
     def __repr__(self) -> str:
         if self.closed:
             return f"<dps.ParameterServer {self.name!r} (closed)>"
-        plural = "s" if self.servers > 1 else ""
-        return f"<dps.ParameterServer {self.name!r}: {self.servers} server{plural} in {self._scheduler_address()}>"
-
-    def _scheduler_address(self) -> str:
-        return str(self.dask_client.scheduler_info(n_workers=0).get("address", ""))
-
-
-def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-        raise InputError(
-            f"a parameter server's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r}"
-        )
+        try:
+            count = self.servers
+        except DPSError as error:
+            return f"<dps.ParameterServer {self.name!r} ({type(error).__name__})>"
+        plural = "" if count == 1 else "s"
+        return f"<dps.ParameterServer {self.name!r}: {count} server{plural} in {self._scheduler_address()}>"

@@ -1,10 +1,14 @@
-"""How a client's rows travel: cut into requests, in the order of the shards, to and from the places that it named."""
+"""How a client's rows travel: cut into requests, in the order of the shards, to and from the places that it named.
+
+A call (one pull or push) becomes legs, one for each server and run of neighbouring shards. Where a server does not
+answer because shards have moved, its leg is cut again by the new route and sent again.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +16,9 @@ from dps.state.kernels import scatter, take
 from dps.state.ops import TableSpec
 from dps.state.partition import Grouping, bound
 from dps.wire.channel import Channel, Request, Sink, ViewSink
-from dps.wire.frames import Header, padded
+from dps.wire.frames import CERTIFICATE, Header, padded
 
-__all__ = ["TableRoute", "key_requests", "range_requests"]
+__all__ = ["Call", "Leg", "TableRoute", "again", "chunks", "legs", "send"]
 
 SCRATCH = 1 << 18  # bytes moved at a time: a piece is still in the cache when it is used
 PADDING = bytes(8)
@@ -54,69 +58,106 @@ class ScatterSink:
             self._wanted = min(self._wanted, self._left * self._row)
 
 
-def key_requests(
-    route: TableRoute,
-    header: Header,
-    grouping: Grouping,
-    values: np.ndarray | None,
-    out: np.ndarray | None,
-    chunk: int,
-    channel: Callable[[int], Channel],
-) -> list[Request]:
-    """Write one request for each server and run of shards that the keys touch; more where it would exceed `chunk`."""
-    keys, starts, order, _ = grouping
-    most = max(1, chunk // (8 + route.row_bytes))
-    requests = []
+class Call(NamedTuple):
+    """One pull or push, as it may have to be sent again."""
+
+    header: Header
+    grouping: Grouping | None  # the keys by shard; or
+    rows: tuple[int, int]  # first row and end, of a dense table
+    values: np.ndarray | None
+    out: np.ndarray | None
+
+    def copied(self) -> Call:
+        """With arrays that nobody else can change."""
+        grouping = self.grouping
+        if grouping is not None:
+            grouping = grouping._replace(keys=grouping.keys.copy())
+        return self._replace(grouping=grouping, values=None if self.values is None else self.values.copy())
+
+
+class Leg(NamedTuple):
+    """The part of a call that one request carries: shards `first` to `end` - 1, rows a to b - 1 of the call."""
+
+    call: Call
+    first: int
+    end: int
+    a: int
+    b: int
+
+
+def legs(call: Call, route: TableRoute, chunk: int) -> Iterator[tuple[int, Leg]]:
+    """(server, leg) for each server and run of shards that the call touches; more where one would exceed `chunk` bytes.
+
+    Where a call is cut into chunks depends on its rows alone, not on who serves them: each chunk has a number of its
+    own, and has the same one when it is sent again.
+    """
+    shards, rows, most = route.spec.shards, count_of(call), rows_of(chunk, call, route)
+    for number, a in enumerate(range(0, rows, most), call.header.number):
+        whole = call if a == 0 else call._replace(header=call.header._replace(number=number))
+        yield from again(Leg(whole, 0, shards, a, min(a + most, rows)), route)
+
+
+def chunks(call: Call, route: TableRoute, chunk: int) -> int:
+    """How many chunks a call is cut into: so many numbers it takes."""
+    return -(-count_of(call) // rows_of(chunk, call, route))
+
+
+def rows_of(chunk: int, call: Call, route: TableRoute) -> int:
+    """How many rows of the call make a chunk."""
+    return max(1, chunk // (route.row_bytes + (8 if call.grouping is not None else 0)))
+
+
+def again(leg: Leg, route: TableRoute) -> Iterator[tuple[int, Leg]]:
+    """(server, leg) for each server that serves a part of `leg` by this route."""
+    call = leg.call
     for server, first, end in route.runs:
-        edges = starts[first : end + 1]
-        low, high = int(edges[0]), int(edges[-1])
-        for a in range(low, high, most):
-            b = min(a + most, high)
-            inside = edges if b - a == high - low else np.clip(edges, a, b)
-            counts = inside[1:] - inside[:-1]
-            nbytes = (b - a) * route.row_bytes
-            body = 8 * (end - first + b - a)
-            pieces: Any = [counts, keys[a:b]]
-            if values is not None:
-                padding = padded(nbytes) - nbytes
-                body += nbytes + padding
-                if order is None:
-                    pieces += [values[a:b], PADDING[:padding]] if padding else [values[a:b]]
-                else:
-                    pieces = gathered(pieces, values, order, a, b, padding)
-            sink = None if out is None else sink_for(out, order, a, b)
-            ask = header._replace(shard=first, shards=end - first, count=b - a, body=body)
-            requests.append(channel(server).send(ask, pieces, sink, 0 if out is None else nbytes))
-    return requests
+        first, end = max(first, leg.first), min(end, leg.end)
+        if first < end:
+            low, high = limits(call, route.spec, first, end)
+            a, b = max(low, leg.a), min(high, leg.b)
+            if a < b:
+                yield server, Leg(call, first, end, a, b)
 
 
-def range_requests(
-    route: TableRoute,
-    header: Header,
-    rows: tuple[int, int],
-    values: np.ndarray | None,
-    out: np.ndarray | None,
-    chunk: int,
-    channel: Callable[[int], Channel],
-) -> list[Request]:
-    """The same for rows `rows[0]` to `rows[1] - 1` of a dense table; no keys travel."""
-    spec, (start, stop), requests = route.spec, rows, []
+def count_of(call: Call) -> int:
+    """Rows of a call."""
+    return call.rows[1] - call.rows[0] if call.grouping is None else len(call.grouping.keys)
+
+
+def limits(call: Call, spec: TableSpec, first: int, end: int) -> tuple[int, int]:
+    """Which rows of the call lie in the shards `first` to `end` - 1."""
+    if call.grouping is not None:
+        return int(call.grouping.starts[first]), int(call.grouping.starts[end])
     assert spec.rows is not None
-    most = max(1, chunk // route.row_bytes)
-    for server, first, end in route.runs:
-        low = max(start, bound(first, spec.rows, spec.shards))
-        high = min(stop, bound(end, spec.rows, spec.shards))
-        for a in range(low, high, most):
-            b = min(a + most, high)
-            nbytes = (b - a) * route.row_bytes
-            pieces: list[Any] = []
-            if values is not None:
-                pieces = [values[a - start : b - start], PADDING[: padded(nbytes) - nbytes]]
-            sink = None if out is None else sink_for(out, None, a - start, b - start)
-            body = padded(nbytes) if pieces else 0
-            ask = header._replace(shard=first, shards=end - first, start=a, count=b - a, body=body)
-            requests.append(channel(server).send(ask, pieces, sink, 0 if out is None else nbytes))
-    return requests
+    start = call.rows[0]
+    return tuple(bound(n, spec.rows, spec.shards) - start for n in (first, end))  # type: ignore[return-value]
+
+
+def send(leg: Leg, row_bytes: int, channel: Channel) -> Request:
+    """Write the request of one leg."""
+    (header, grouping, rows, values, out), first, end, a, b = leg
+    nbytes = (b - a) * row_bytes
+    padding = padded(nbytes) - nbytes
+    order = None if grouping is None else grouping.order
+    sink = None if out is None or header.flags & CERTIFICATE else sink_for(out, order, a, b)
+    header = header._replace(shard=first, shards=end - first, count=b - a)
+    pieces: Any = []
+    if grouping is None:
+        header = header._replace(start=rows[0] + a)
+    else:
+        edges = grouping.starts[first : end + 1]
+        inside = edges if edges[0] >= a and edges[-1] <= b else np.clip(edges, a, b)
+        pieces = [inside[1:] - inside[:-1], grouping.keys[a:b]]
+    body = 8 * (end - first + b - a) if grouping is not None else 0
+    if values is not None:
+        body += nbytes + padding
+        if order is None:
+            pieces += [values[a:b], PADDING[:padding]] if padding else [values[a:b]]
+        else:
+            pieces = gathered(pieces, values, order, a, b, padding)
+    request = channel.send(header._replace(body=body), pieces, sink, 0 if sink is None else nbytes)
+    request.leg = leg
+    return request
 
 
 def sink_for(out: np.ndarray, order: np.ndarray | None, a: int, b: int) -> Sink:

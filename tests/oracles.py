@@ -1,4 +1,4 @@
-"""For tests of the state: the hash in plain Python, its inverse, deliberately wrong variants, a dumb table."""
+"""For tests of the state: the hash in plain Python, its inverse, wrong variants, a dumb table, random tables, ops."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import sys
 import textwrap
 
 import numpy as np
+from hypothesis import strategies as st
 
 import dps
 from dps.state.initializers import fill_missing
-from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
+from dps.state.ops import ADD, ASSIGN, CLOSE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
+from dps.state.shard import DenseShard, KeyedShard
 
 GOLDEN, M1, M2, ALL = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 2**64 - 1
 
@@ -105,3 +107,86 @@ class Model:
         sums, self.sums = self.sums, None
         for key, update in (sums or {}).items() if keep else ():
             self.change(PUSH, key, update / self.parties if self.spec.aggregate == "mean" else update, self.sums_clock)
+
+
+# ---- random tables and ops ------------------------------------------------------------------------------------------
+
+FLOAT_OPTIMIZERS = [
+    dps.Add(),
+    dps.Assign(),
+    dps.SGD(0.5),
+    dps.SGD(dps.Step(0.5, every=2, factor=0.5), l1=0.1, l2=0.1),
+    dps.Momentum(0.1, nesterov=True),
+    dps.Adagrad(dps.Exponential(0.5, factor=0.5), initial_accumulator=0.25),
+    dps.RMSprop(0.1),
+    dps.Adam(0.1),
+    dps.AdamW(dps.InverseTime(0.1, decay=1.0)),
+    dps.FTRL(l1=0.1),
+]
+FLOAT_INITS = [dps.Zeros(), dps.Constant(0.5), dps.Uniform(-1, 1, seed=3), dps.Normal(1.0, seed=4)]
+KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(10, 30)]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> TableSpec:
+    dtype = draw(st.sampled_from(["float32", "float64", "int64"]))
+    whole = dtype == "int64"
+    return TableSpec(
+        "t",
+        rows=draw(st.sampled_from([None, 13])),
+        dim=draw(st.sampled_from([1, 2, 5])),
+        dtype=dtype,
+        optimizer=draw(st.sampled_from([dps.Add(), dps.Assign()] if whole else FLOAT_OPTIMIZERS)),
+        init=draw(st.sampled_from([dps.Zeros(), dps.Constant(3)] if whole else FLOAT_INITS)),
+        aggregate=draw(st.sampled_from([None, "sum"] if whole else [None, "sum", "mean"])),
+        shards=2,
+    )
+
+
+def govern(spec: TableSpec, rule: int, start: int, clock: int = NO_CLOCK, count: int = 0) -> Op:
+    """An op without rows."""
+    return Op(rule, None, start, np.zeros((0, spec.dim), spec.dtype), clock, count)
+
+
+class Origins:
+    """Makes the ops of a few origins, each in the order of its seqs; and ops that close sums or end an origin."""
+
+    def __init__(self, shard: DenseShard | KeyedShard, count: int = 4):
+        self.spec = shard.spec
+        self.pool = KEYS if shard.spec.keyed else range(shard.low, shard.high)
+        self.seqs = dict.fromkeys(range(1, count + 1), (NO_CLOCK, 0))  # of the next op of each
+        self.newest = count
+
+    def op(self, draw: st.DrawFn) -> Op:
+        kind = draw(st.sampled_from(["rows"] * 8 + ["range"] * 2 + ["close", "retire"]))
+        if kind == "close":
+            return govern(self.spec, CLOSE, draw(st.sampled_from([OLDER, KEEP, DROP])), draw(st.integers(0, 5)))
+        if kind == "retire":  # one ends, another begins
+            gone = draw(st.sampled_from(sorted(self.seqs)))
+            del self.seqs[gone]
+            self.newest += 1
+            self.seqs[self.newest] = NO_CLOCK, 0
+            return govern(self.spec, RETIRE, gone, count=1)
+        origin = draw(st.sampled_from([0, *self.seqs]))
+        clock, number = self.seqs.get(origin, (draw(st.integers(-1, 3)), 0))
+        if draw(st.integers(0, 2)) == 0:
+            clock, number = clock + 1, 0
+        if origin:
+            self.seqs[origin] = clock, number + 1
+        return self.change(draw, clock, kind == "range")._replace(
+            origin=origin, number=number, answer=draw(st.booleans())
+        )
+
+    def change(self, draw: st.DrawFn, clock: int, ranged: bool = False) -> Op:
+        """An op on random rows."""
+        spec, keys = self.spec, None
+        if ranged and not spec.keyed:
+            start = draw(st.sampled_from(self.pool))
+            count = draw(st.integers(0, self.pool[-1] + 1 - start))
+        else:
+            chosen = draw(st.lists(st.sampled_from(self.pool), max_size=6))
+            start, count, keys = 0, len(chosen), np.array(chosen, np.int64)
+        values = np.random.default_rng(draw(st.integers(0, 99))).integers(-16, 16, (count, spec.dim)).astype(spec.dtype)
+        if spec.dtype != "int64":
+            values /= 8
+        return Op(draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN])), keys, start, values, clock, draw(st.integers(1, 3)))

@@ -3,77 +3,229 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from types import SimpleNamespace
+import time
+from collections.abc import Callable
 
-import pytest
-
-import dps.server
 from dps.client import Client, Ticket
-from dps.server import Server
+from dps.coordination.placement import Place, appended, joined, rechained, without
+from dps.copies import Copy
+from dps.serving import Serving
 from dps.state.ops import TableSpec
+from dps.state.transfer import same
+from dps.state.warm import warm
 from dps.transfers import TableRoute
+from dps.wire import frames
+from dps.wire.endpoint import Endpoint
+from dps.wire.session import of_servers
 
 SECRET = "ab" * 32
-WORKER = SimpleNamespace(address="tcp://127.0.0.1:1", security=None, status=SimpleNamespace(name="running"))
+FOREVER = 1e12
+PATIENCE = 30.0  # a limit for a broken product, not a measurement
+
+
+def wait_until(condition: Callable[[], bool], seconds: float | None = None) -> None:
+    until = time.monotonic() + (seconds or PATIENCE)
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.002)
 
 
 class Servers:
-    """Servers that share tables; use as a context manager."""
+    """Servers that share tables; use as a context manager. Nobody else says what they hold: this does."""
 
     def __init__(self, count: int):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dps.server, "get_worker", lambda: WORKER)
-            self.servers = [Server("s", number, SECRET) for number in range(count)]
-        self.addresses = [tuple(json.loads(server.address())) for server in self.servers]
-        self.tables: dict[str, tuple[TableSpec, list[int]]] = {}
-        self._last = 0
+        self.endpoints: list[Endpoint] = []
+        self.servers: list[Serving] = []
+        self.reports: list[tuple[int, int, dict]] = []  # what servers tell their controller: who, kind, about
+        self.deaf: set[int] = set()  # servers that are told of no more placements
+        self.addresses: dict[int, tuple[str, int]] = {}
+        self.tables: dict[str, tuple[TableSpec, list[Place]]] = {}
+        self.epoch = self._last = self._origins = 0
+        for _ in range(count):
+            self.start()
+
+    def start(self) -> int:
+        """One more server, which holds nothing yet; its number."""
+        number = len(self.servers)
+        endpoint = Endpoint(f"server-{number}", "127.0.0.1", {})
+        serving = Serving(endpoint, "s", number, SECRET, ("127.0.0.1", 1))
+        endpoint.call(endpoint.handlers.update, serving.handlers)
+        endpoint.call(endpoint.secrets.update, {"s": SECRET, of_servers("s"): SECRET})
+        serving.member.lease_until = FOREVER
+        serving.relay._report = lambda kind, about: self.reports.append((number, kind, about))
+        for spec, _ in self.tables.values():
+            endpoint.call(serving.create, spec, [])
+        self.endpoints.append(endpoint)
+        self.servers.append(serving)
+        self.addresses[number] = (endpoint.host, endpoint.port)
+        return number
 
     def __enter__(self) -> Servers:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for server in self.servers:
-            server.close()
+        for endpoint, serving in self.alive():
+            endpoint.call(serving.stop)
+        for endpoint in self.endpoints:
+            endpoint.stop()
+
+    def alive(self) -> list[tuple[Endpoint, Serving]]:
+        pairs = zip(self.endpoints, self.servers, strict=True)
+        return [(endpoint, serving) for endpoint, serving in pairs if not serving.stopped]
 
     def table(self, spec: TableSpec, owners: list[int] | None = None) -> TableSpec:
-        """Make a table, in the place of an older one of that name; `owners` of the shards: evenly by default."""
+        """Make a table, in the place of an older one of that name; `owners` of the shards: evenly by default.
+
+        Where the table has copies, those of a shard are on its owner and the servers after it.
+        """
         if spec.name in self.tables:
             self.drop(spec.name)
         self._last += 1
         spec = dataclasses.replace(spec, id=self._last)
-        owners = owners or [shard * len(self.servers) // spec.shards for shard in range(spec.shards)]
-        for number, server in enumerate(self.servers):
-            server.create_table(spec.to_dict(), [shard for shard, owner in enumerate(owners) if owner == number])
-        self.tables[spec.name] = spec, owners
+        count = len(self.servers)
+        owners = owners or [shard * count // spec.shards for shard in range(spec.shards)]
+        chains = [tuple((owner + n) % count for n in range(spec.copies)) for owner in owners]
+        warm(spec)
+        for endpoint, serving in self.alive():
+            mine = [shard for shard, chain in enumerate(chains) if serving.number in chain]
+            endpoint.call(serving.create, spec, mine)
+        self.tables[spec.name] = spec, [Place(chain, None, (self.epoch + 1,) * len(chain)) for chain in chains]
+        self.place()
         return spec
+
+    def place(self) -> None:
+        """Tell all servers what is where."""
+        self.epoch += 1
+        tables = {
+            str(spec.id): [[list(p.chain), p.joiner, list(p.fences), p.stepping_down] for p in places]
+            for spec, places in self.tables.values()
+        }
+        placement = {"epoch": self.epoch, "servers": self.addresses, "tables": tables}
+        for endpoint, serving in self.alive():
+            if serving.number not in self.deaf:
+                endpoint.call(serving.adopt, placement)
+
+    def kill(self, number: int, told: bool = True) -> None:
+        """A server ends without a word; the next in each chain takes over, once this is `told`."""
+        self.endpoints[number].call(self.servers[number].stop)
+        self.endpoints[number].stop()
+        if told:
+            self.without(number)
+
+    def without(self, number: int) -> None:
+        """A server is taken out of all chains, whatever it thinks of that."""
+        for _, places in self.tables.values():
+            places[:] = [without(p, {number}, (), self.epoch + 1) for p in places]
+        self.place()
+
+    def put(self, name: str, shard: int, place: Place) -> None:
+        """Change one shard's place."""
+        self.tables[name][1][shard] = place
+        self.place()
+
+    def join(self, name: str, shard: int, server: int) -> None:
+        """Bring a server up to date; it becomes the last of the chain."""
+        places = self.tables[name][1]
+        self.put(name, shard, joined(places[shard], server, self.epoch + 1))
+        feeder, epoch = places[shard].chain[-1], self.epoch
+        self.heard(feeder, frames.CAUGHT_UP, epoch, server=server, table=name, shard=shard)
+        self.put(name, shard, appended(places[shard], self.epoch + 1))
+
+    def hand_over(self, name: str, shard: int, chain: tuple[int, ...]) -> None:
+        """The primary steps down; then there is another chain."""
+        places = self.tables[name][1]
+        self.put(name, shard, places[shard]._replace(stepping_down=True))
+        self.heard(places[shard].chain[0], frames.STEPPED_DOWN, self.epoch, table=name, shard=shard)
+        self.put(name, shard, rechained(places[shard], chain, None, self.epoch + 1))
+
+    def heard(self, by: int, kind: int, epoch: int, **about: object) -> None:
+        """Wait until a server has said that, of this placement or a later one."""
+
+        def said() -> bool:
+            return any(
+                who == by and what == kind and told["epoch"] >= epoch and about.items() <= told.items()
+                for who, what, told in list(self.reports)
+            )
+
+        wait_until(said)
+
+    def quiet(self) -> None:
+        """Wait until every op is confirmed."""
+        wait_until(lambda: not any(e.call(s.relay.describe)["unconfirmed"] for e, s in self.alive()))
+
+    def copy(self, name: str, shard: int, server: int) -> Copy | None:
+        """A server's copy of a shard."""
+        return self.servers[server].tables[self.tables[name][0].id].copies.get(shard)
+
+    def differences(self) -> list[str]:
+        """What differs between the copies of each shard, and copies where none should be."""
+        self.quiet()
+        found = []
+        for name, (_, places) in self.tables.items():
+            for shard, p in enumerate(places):
+                copies = {
+                    s.number: self.copy(name, shard, s.number) for _, s in self.alive() if s.number not in self.deaf
+                }
+                there = {number for number, copy in copies.items() if copy is not None}
+                if there != set(p.line):
+                    found.append(f"shard {shard} of {name!r} is on {sorted(there)}, not on {p.line}")
+                    continue
+                for number in p.chain[1:]:
+                    difference = same(copies[p.chain[0]].shard, copies[number].shard)
+                    if difference is not None:
+                        found.append(f"shard {shard} of {name!r} on {p.chain[0]} and {number}: {difference}")
+        return found
+
+    def cut(self, choose: Callable[[int], bool] = lambda n: True) -> int:
+        """Break connections of all servers, those whose number in the list is chosen; how many."""
+        count = 0
+        for endpoint, _ in self.alive():
+            for connection in list(endpoint.connections):
+                count += 1
+                if choose(count):
+                    endpoint.loop.call_soon_threadsafe(connection.transport.abort)
+        return count
+
+    def forget(self, number: int, table: int) -> None:
+        """One server loses its copies of a table, and nobody knows."""
+        self.endpoints[number].call(self.servers[number].drop, table)
 
     def drop(self, name: str) -> None:
         spec, _ = self.tables.pop(name)
-        for server in self.servers:
-            server.drop_table(spec.id)
+        for endpoint, serving in self.alive():
+            endpoint.call(serving.drop, spec.id)
 
     def client(self) -> LocalClient:
-        return LocalClient(self)
+        self._origins += 1
+        return LocalClient(self, self._origins)
 
     def rows(self, name: str) -> int:
         """How many rows there are on all servers."""
-        return sum(json.loads(server.status())["tables"][name]["rows"] for server in self.servers)
+        return sum(endpoint.call(serving.describe)["tables"][name]["rows"] for endpoint, serving in self.alive())
 
     def settle(self, keep: bool = True) -> None:
-        for server in self.servers:
-            server.settle(keep)
+        for endpoint, serving in self.alive():
+            endpoint.call(serving.settle, keep, [])
 
 
 class LocalClient(Client):
     """A client that is told where everything is. It may have a clock, as a trainer has."""
 
-    def __init__(self, servers: Servers):
+    def __init__(self, servers: Servers, origin: int):
         super().__init__(Ticket("s", ("203.0.113.1", 1), SECRET))
-        self.known = servers
+        self.known, self.trainer = servers, origin
 
-    def _refresh(self) -> None:
+    def _fetch_route(self) -> None:
         if self._closed:
             self._controller()  # raises what a closed client raises
-        self._servers = self.known.addresses
-        self._tables = {name: TableRoute(spec, owners) for name, (spec, owners) in self.known.tables.items()}
+        self._remedy = "start anew"
+        self._epoch, self._servers = self.known.epoch, dict(self.known.addresses)
+        routes = [
+            TableRoute(spec, [p.chain[0] if p.chain else -1 for p in places])
+            for spec, places in self.known.tables.values()
+        ]
+        self._tables = {route.spec.name: route for route in routes}
+        self._by_id = {route.spec.id: route for route in routes}
+
+    def _look_after(self, server: int, since: list[float]) -> None:
+        """A server that keeps us waiting is slow: there is no controller to ask what else it may be."""

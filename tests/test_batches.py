@@ -167,3 +167,9 @@ def test_positions():
 def test_bad_settings(wrong):
     with pytest.raises(InputError):
         Batches([], **wrong)
+
+
+def test_steps_without_data():
+    """What `trainer.iterate(range(n))` goes through: a loop of one's own that can go on in the middle."""
+    batches = Batches(range(5), epochs=2)
+    assert [batch for _, _, batch in batches.iterate(3)] == [3, 4, 0, 1, 2, 3, 4]

@@ -24,7 +24,7 @@ KEYS = ["case", "value", "unit", "against", "ratio", "reach", "ok"]
 
 
 def test_the_programs_are_those_of_the_issue():
-    assert {"pull_push", "tick", "memory", "click_model"} <= set(PROGRAMS)
+    assert {"pull_push", "tick", "memory", "click_model", "failover", "replication"} <= set(PROGRAMS)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

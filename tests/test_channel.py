@@ -33,6 +33,7 @@ from dps.wire import frames
 from dps.wire.channel import Channel, ViewSink
 from dps.wire.endpoint import Endpoint
 from dps.wire.frames import Header, padded
+from dps.wire.sockets import Plain
 
 MB = 1 << 20
 
@@ -157,8 +158,8 @@ def test_a_channel_that_cannot_write_reads(kit) -> None:
 
 def test_a_channel_that_would_not_read_locks_up(kit, monkeypatch) -> None:
     """The endpoint stops reading as long as its answers are not taken: the reason for the rule."""
-    wait = channel_module._Plain.wait
-    monkeypatch.setattr(channel_module._Plain, "wait", lambda self, *how, **more: wait(self, *how, **more) and False)
+    wait = Plain.wait
+    monkeypatch.setattr(Plain, "wait", lambda self, *how, **more: wait(self, *how, **more) and False)
     limit = dask.config.set({"dps.timeouts.request": "300 ms"})
     with limit, kit.channels() as (channel,), pytest.raises(RequestTimeoutError, match="no bytes"):
         flood(channel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import threading
 
 import dask
 import numpy as np
@@ -17,11 +17,13 @@ import dps
 from dps.errors import (
     ClosedError,
     ControllerGoneError,
+    DataLostError,
     DPSError,
     InputError,
     InputTypeError,
     KeyRangeError,
     LimitError,
+    MovedError,
     NotFiniteError,
     ProtocolError,
     RequestTimeoutError,
@@ -127,22 +129,21 @@ def test_no_controller() -> None:
 # ---- a server goes --------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_goes_is_named() -> None:
+def test_rows_whose_server_goes_are_named() -> None:
     with Servers(2) as servers:
         servers.table(TableSpec("t", shards=8))
         with servers.client() as client:
             client.push("t", KEYS, 1.0)
             waiting = [client.pull_async("t", KEYS) for _ in range(3)]
-            servers.servers[1].close()
-            host, port = servers.addresses[1]
-            words = rf"server 1 of parameter server 's' at {host}:{port}"
+            servers.kill(1)
+            words = r"table 't': the last copy of shards 4 to 7 is gone, and with it \d+ keys \(.*\); start anew"
             for _ in range(3):  # and again, and again
-                with pytest.raises(ServerGoneError, match=words):
+                with pytest.raises(DataLostError, match=words):
                     client.pull("t", KEYS)
-                with pytest.raises(ServerGoneError, match=words):
+                with pytest.raises(DataLostError, match=words):
                     client.push("t", KEYS, 1.0)
             for pending in waiting:
-                with contextlib.suppress(ServerGoneError):
+                with contextlib.suppress(DataLostError):
                     assert (pending.result() == 1).all()
             there = set(client.pull("t", keys_of_server(0)).tolist())
             assert there <= {1.0, 2.0, 3.0, 4.0}, "the other one serves on"
@@ -161,13 +162,13 @@ def test_a_server_that_goes_while_a_large_call_is_on_its_way() -> None:
         with servers.client() as client:
             out = np.empty((1 << 20, 16), np.float32)
             waiting = [client.pull_async("d", out=out) for _ in range(3)]
-            servers.servers[1].close()
+            servers.kill(1)
             lost = 0
             for pending in waiting:
                 try:
                     pending.result()
-                except ServerGoneError as error:
-                    lost += "server 1 of" in str(error)
+                except DataLostError as error:
+                    lost += "rows 524288 to 1048575" in str(error)
             assert lost >= 1
             assert client.pull("d", slice(0, 10)).shape == (10, 16)
 
@@ -175,7 +176,7 @@ def test_a_server_that_goes_while_a_large_call_is_on_its_way() -> None:
 def test_a_push_that_nobody_asks_for_does_not_fail_in_silence(servers, client) -> None:
     spec = servers.table(TableSpec("lost", shards=8))
     client.push("lost", KEYS, 1.0)
-    servers.servers[1].drop_table(spec.id)
+    servers.forget(1, spec.id)
     client.push_async("lost", KEYS, 1.0)
     asked_for = client.push_async("lost", KEYS, 1.0)
     with pytest.raises(UnknownTableError, match="server 1 has no table"):
@@ -190,8 +191,8 @@ def test_a_dropped_table_is_missed(servers, client) -> None:
     servers.table(TableSpec("gone"))
     client.push("gone", [1], 1.0)
     spec, _ = servers.tables["gone"]
-    for server in servers.servers:
-        server.drop_table(spec.id)
+    for number in range(2):
+        servers.forget(number, spec.id)
     with pytest.raises(UnknownTableError, match=f"has no table number {spec.id}; was it dropped"):
         client.pull("gone", [1])
     assert client.pull("t", [1]).shape == (1,)
@@ -200,12 +201,15 @@ def test_a_dropped_table_is_missed(servers, client) -> None:
 
 def test_a_time_out_names_the_server(servers, client) -> None:
     client.pull("t", KEYS)
-    for server in servers.servers:
-        server._endpoint.loop.call_soon_threadsafe(time.sleep, 0.6)
+    stopped, go_on = threading.Barrier(3, timeout=20), threading.Event()
+    for endpoint in servers.endpoints:
+        endpoint.loop.call_soon_threadsafe(lambda: (stopped.wait(), go_on.wait(20)))
+    stopped.wait()
     with pytest.raises(
         RequestTimeoutError, match=r"server [01] of parameter server 's' at .* has not answered in time"
     ):
         client.pull_async("t", KEYS).result(timeout=0.2)
+    go_on.set()
     assert client.pull("t", [1]).shape == (1,), "on a new connection"
 
 
@@ -261,7 +265,8 @@ BODY = np.concatenate([[1, 2, 0, 1, 0, 0, 0, 0], np.arange(40)]).astype(np.int64
     kind=st.sampled_from([frames.PULL, frames.PUSH, frames.STATUS]),
     table=st.sampled_from(["t", "d", "i", "f"]),
     fields=st.fixed_dictionaries(
-        {"shard": words, "shards": words, "count": words}, optional={"table": words, "parties": words, "clock": starts}
+        {"shard": words, "shards": words, "count": words},
+        optional={"table": words, "parties": st.integers(0, 65535), "clock": starts},
     ),
     start=starts,
     flags=st.integers(0, 15),
@@ -293,7 +298,7 @@ def test_rules_for_parts_of_a_request(servers, client) -> None:
         ({"flags": frames.RANGE, "shards": 2, "start": 0, "count": 6}, b"", frames.OK, ""),
         ({"flags": frames.RANGE, "shards": 3, "start": 0, "count": 6}, b"", frames.OK, ""),
         ({"flags": frames.RANGE, "shards": 2, "start": 4, "count": 0}, b"", frames.OK, ""),
-        ({"flags": frames.RANGE, "shards": 3, "start": 0, "count": 7}, b"", InputError, "does not hold shard 2"),
+        ({"flags": frames.RANGE, "shards": 3, "start": 0, "count": 7}, b"", MovedError, "does not serve shard 2"),
         (
             {"flags": frames.RANGE, "shards": 1, "start": 2, "count": 2},
             b"",
@@ -304,7 +309,8 @@ def test_rules_for_parts_of_a_request(servers, client) -> None:
         ({"flags": frames.RANGE, "shards": 2, "start": 9, "count": 2}, b"", InputError, "do not lie"),
         ({"shards": 1, "count": 1}, words_of(1, 2), frames.OK, ""),
         ({"shards": 1, "count": 1}, words_of(1, 3), KeyRangeError, "shard 0 of table 'd' has rows 0 to 2"),
-        ({"shards": 1, "shard": 2, "count": 1}, words_of(1, 6), InputError, "does not hold shard 2"),
+        ({"shards": 1, "shard": 2, "count": 1}, words_of(1, 6), MovedError, "does not serve shard 2"),
+        ({"shards": 1, "shard": 3, "count": 1}, words_of(1, 6), InputError, "has 3 shards; there is no 3"),
         ({"shards": 2, "count": 2}, words_of(1, 1, 0, 3), frames.OK, ""),
         ({"shards": 2, "count": 2}, words_of(2, 1, 0, 1), ProtocolError, "the counts of a request for 2 keys"),
         ({"shards": 2, "count": 2}, words_of(3, -1, 0, 1), ProtocolError, "counts"),

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+import dps.coordination.gather
 from dps.coordination.clock import Clock
 from dps.coordination.gather import Gather
 from dps.errors import ClockTimeoutError, InputError, StoppedError
@@ -404,6 +405,30 @@ STORIES = {
         join 0
         tick 0 1 -> 0
         """,
+    "one run again asks with the clock that was reached": """
+        run staleness 1 trainers 3
+        join 0 1 2
+        tick 0 1 -> 0
+        tick 0 2 ->
+        join 0
+        tick 0 2 ->
+        tick 1 1 -> 1
+        tick 2 1 -> 0 2
+        join 0
+        tick 0 2 -> 0
+        """,
+    "one lost in a meeting counts again when that is over": """
+        run staleness 0 trainers 2
+        join 0 1
+        leave 0 ->
+        tick 1 1 -> 1
+        join 0
+        lost 0
+        tick 1 2 ->
+        join 0
+        tick 0 0 -> 0
+        tick 0 2 -> 0 1
+        """,
     "repeats move nothing": """
         run staleness 0 trainers 2
         join 0 1
@@ -537,44 +562,96 @@ def test_heaps_do_not_grow_with_the_age_of_a_run():
 
 def test_gather_in_trainer_order():
     gather = Gather(3)
-    assert gather.arrive("1 sum", 2, "c") is None
-    assert gather.arrive("1 sum", 0, "a") is None
-    assert gather.arrive("1 sum", 0, "A") is None, "twice is once"
-    met = gather.arrive("1 sum", 1, "b")
-    assert list(met.items()) == [(0, "A"), (1, "b"), (2, "c")]
-    assert gather.last == ("1 sum", met)
-    assert gather.arrive("2 sum", 1, "x") is None, "the next meeting begins empty"
+    assert gather.arrive("sum", 2, (0, 0), "c") is None
+    assert gather.arrive("sum", 0, (0, 0), "a") is None
+    assert gather.arrive("sum", 0, (0, 0), "A") is None, "twice is once"
+    met = gather.arrive("sum", 1, (0, 0), "b")
+    assert list(met.answer.items()) == [(0, "A"), (1, "b"), (2, "c")]
+    assert gather.arrive("sum", 1, (0, 1), "x") is None, "the next meeting begins empty"
 
 
 def test_gather_different_calls():
     gather = Gather(8)
-    gather.arrive("0 barrier a", 0, None)
-    with pytest.raises(InputError, match=r"trainer 1 is at '0 allreduce b' while trainer 0 is at '0 barrier a'"):
-        gather.arrive("0 allreduce b", 1, None)
+    gather.arrive("barrier", 0, (0, 0), None)
+    with pytest.raises(InputError, match=r"trainer 1 is at 'allreduce' while trainer 0 is at 'barrier'"):
+        gather.arrive("allreduce", 1, (0, 0), None)
     for n in range(2, 8):
-        gather.arrive("0 barrier a", n, None)
+        gather.arrive("barrier", n, (0, 0), None)
     with pytest.raises(InputError, match=r"while trainers 0, 2, 3, 4, 5, \.\.\. are at"):
-        gather.arrive("0 allreduce b", 1, None)
-    assert gather.arrive("0 barrier a", 1, None) is not None, "the others' meeting is still on"
+        gather.arrive("allreduce", 1, (0, 0), None)
+    assert gather.arrive("barrier", 1, (0, 0), None) is not None, "the others' meeting is still on"
 
 
 def test_gather_does_not_wait_for_those_who_left():
     gather = Gather(3)
-    assert gather.leave(2) == (None, None)
-    assert gather.arrive("a", 0, 1) is None
-    assert gather.arrive("a", 1, 2) == {0: 1, 1: 2}
+    assert gather.leave(2) is None
+    assert gather.arrive("a", 0, (0, 0), 1) is None
+    assert gather.arrive("a", 1, (0, 0), 2).answer == {0: 1, 1: 2}
     gather.join(2)
-    assert gather.arrive("b", 0, 3) is None
-    assert gather.arrive("b", 1, 4) is None
-    assert gather.leave(2) == ("b", {0: 3, 1: 4}), "leaving completes"
-    assert gather.arrive("c", 0, 5) is None
-    assert gather.leave(0) == (None, None), "what it brought is forgotten"
-    assert gather.arrive("d", 1, 6) == {1: 6}
-    assert gather.leave(1) == (None, None)
+    assert gather.arrive("b", 0, (0, 1), 3) is None
+    assert gather.arrive("b", 1, (0, 1), 4) is None
+    met = gather.leave(2)
+    assert (met.tag, met.answer) == ("b", {0: 3, 1: 4}), "leaving completes"
+    assert gather.arrive("c", 0, (0, 2), 5) is None
+    assert gather.leave(0) is None, "what it brought is forgotten"
+    assert gather.arrive("d", 1, (0, 2), 6).answer == {1: 6}
+    assert gather.leave(1) is None
 
 
 def test_gather_of_nobody():
     with pytest.raises(InputError, match="party"):
         Gather(0)
     with pytest.raises(InputError, match="no trainer 2"):
-        Gather(2).arrive("a", 2, None)
+        Gather(2).arrive("a", 2, (0, 0), None)
+    with pytest.raises(InputError, match="no trainer -1"):
+        Gather(2).recall("a", -1, (0, 0))
+
+
+def test_gather_repeats_what_has_been_met():
+    """Trainers meet at different clocks of theirs; one that is run again hears the same as before, place by place."""
+    gather = Gather(2, lambda tag, brought: f"{tag} {brought}")
+    for n, (mine, other) in enumerate([((0, 0), (0, 0)), ((0, 1), (0, 1)), ((3, 0), (5, 0))]):
+        assert gather.recall("sum", 0, mine) is None
+        assert gather.recall("sum", 1, other) is None
+        gather.arrive("sum", 0, mine, n)
+        gather.arrive("sum", 1, other, -n)
+    for trainer, places in enumerate([[(0, 0), (0, 1), (3, 0)], [(0, 0), (0, 1), (5, 0)]]):
+        for n, place in enumerate(places):
+            assert gather.recall("sum", trainer, place).answer == f"sum { ({0: n, 1: -n}) }"
+    assert gather.recall("sum", 0, (3, 1)) is None, "still to come"
+    with pytest.raises(InputError, match=r"trainer 0, run again, is at 'sum' \(clock 2, call 0\), where it made none"):
+        gather.recall("sum", 0, (2, 0))
+    with pytest.raises(InputError, match=r"is at 'barrier' \(clock 3, call 0\), where it made 'sum' before"):
+        gather.recall("barrier", 0, (3, 0))
+
+
+def test_gather_one_that_waited_is_replaced():
+    gather = Gather(2)
+    gather.arrive("sum", 0, (7, 0), "old")
+    assert gather.recall("sum", 0, (7, 0)) is None, "not met yet"
+    gather.arrive("sum", 0, (7, 0), "new")
+    assert gather.arrive("sum", 1, (7, 0), "b").answer == {0: "new", 1: "b"}
+
+
+@pytest.mark.parametrize(("size", "kept"), [(10, 40), (1 << 22, 15)])
+def test_gather_keeps_a_bounded_past(monkeypatch, size, kept):
+    """Forty meetings of two, or 64 MiB of answers (of a bit more than 4 MiB each)."""
+    monkeypatch.setattr(dps.coordination.gather, "KEPT_PLACES", 80)
+    gather = Gather(2, lambda tag, brought: bytes(size))
+    for clock in range(100):
+        for n in range(2):
+            gather.arrive("sum", n, (clock, 0), None)
+    for n in range(2):
+        with pytest.raises(InputError, match="only the last are remembered"):
+            gather.recall("sum", n, (99 - kept, 0))
+        assert [gather.recall("sum", n, (clock, 0)) is None for clock in range(100 - kept, 100)] == [False] * kept
+    assert sum(map(len, gather._met)) == 2 * kept
+
+
+def test_gather_keeps_the_last_answer_however_large(monkeypatch):
+    monkeypatch.setattr(dps.coordination.gather, "KEPT_BYTES", 10)
+    gather = Gather(1, lambda tag, brought: bytes(1000))
+    for clock in range(3):
+        gather.arrive("sum", 0, (clock, 0), None)
+        assert gather.recall("sum", 0, (clock, 0)) is not None
+    assert len(gather._kept) == 1

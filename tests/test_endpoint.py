@@ -16,8 +16,9 @@ from dps.errors import InputError, ServerGoneError
 from dps.wire import endpoint as endpoint_module
 from dps.wire import frames
 from dps.wire.channel import ViewSink
-from dps.wire.endpoint import Buffer
+from dps.wire.connection import INBOX
 from dps.wire.frames import Header
+from dps.wire.memory import Buffer
 
 MB = 1 << 20
 BEST_LOOP = endpoint_module.new_loop
@@ -63,7 +64,6 @@ def kit():
 
 # ---- bodies ---------------------------------------------------------------------------------------------------------
 
-INBOX = endpoint_module.INBOX
 SIZES = [0, 8, 16, INBOX // 2, *(INBOX + d for d in (-128, -72, -64, -56, -8, 0, 8)), 4 * INBOX + 8, MB, 64 * MB]
 
 

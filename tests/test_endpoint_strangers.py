@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import functools
 import logging
 import socket
 import ssl
+import threading
 import time
 
 import dask
@@ -14,7 +17,7 @@ import pytest
 from distributed.security import Security
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from peers import BREAK, CRASH, EAT, FAIL, FILL, NAME, SECRET, Kit, Raw, framed, impostor
+from peers import BREAK, CRASH, EAT, FAIL, FILL, NAME, SECRET, Kit, Raw, feed, framed, impostor
 
 from dps.errors import (
     AccessDeniedError,
@@ -26,7 +29,7 @@ from dps.errors import (
 )
 from dps.wire import frames, session
 from dps.wire.channel import Channel, ViewSink
-from dps.wire.endpoint import HANDSHAKE_LIMIT, INBOX
+from dps.wire.connection import HANDSHAKE_LIMIT, INBOX
 from dps.wire.frames import HEADER_SIZE, Header, encode_json
 
 GB = 1 << 30
@@ -76,7 +79,8 @@ DENIED, BAD = "AccessDeniedError: no proof of the secret of parameter server", "
 STRANGERS = {
     "a proof of nothing": (hello(), DENIED + " 's'"),
     "no such session": (hello(session="other"), DENIED + " 'other'"),
-    "no session": (hello(session=None), DENIED + " 'None'"),
+    "no session": (hello(session=None), DENIED + " ''"),
+    "a session that is no text": (hello(session=[[NAME]]), DENIED + " ''"),
     "no proof": (hello(proof=None), DENIED),
     "a proof that is a number": (hello(proof=7), DENIED),
     "a proof in no alphabet": (hello(proof="\ud800"), DENIED),
@@ -127,10 +131,12 @@ def test_a_proof_may_not_be_used_twice(kit, witness) -> None:
 
 
 def test_strangers_get_no_memory(kit, witness) -> None:
-    """A connection takes its inbox until it has proved itself; a length that is only announced takes nothing."""
+    """A connection takes a small inbox until it has proved itself; a length that is only announced takes nothing."""
 
     def held() -> list[int]:
-        return [len(c._incoming._bytes) + len(c._outgoing._bytes) for c in kit.endpoint.connections if not c.session]
+        strangers = [c for c in kit.endpoint.connections if c.session is None]
+        assert set(strangers) == kit.endpoint.strangers.keys()
+        return [len(c._incoming) + len(c._outgoing) + len(c._inbox) for c in strangers]
 
     with contextlib.ExitStack() as stack:
         for _ in range(20):
@@ -138,7 +144,7 @@ def test_strangers_get_no_memory(kit, witness) -> None:
             raw.frame()
             raw.send(framed(frames.HELLO, bytes(100), says=4096))
         assert healthy(witness)
-        assert kit.endpoint.call(held) == [0] * 20
+        assert kit.endpoint.call(held) == [HEADER_SIZE + HANDSHAKE_LIMIT] * 20
 
 
 # ---- after the proof ------------------------------------------------------------------------------------------------
@@ -198,17 +204,39 @@ def test_the_number_of_connections_is_limited(caplog) -> None:
     with dask.config.set({"dps.limits.connections": 3}), Kit() as kit:
         with kit.channels(2) as (one, two), Raw(kit.address) as stranger:
             stranger.frame()
-            for _ in range(5):
-                with pytest.raises(ServerGoneError, match="the peer closed the connection"):
-                    kit.channel()
-            assert healthy(one)
-            assert healthy(two)
+            with kit.channels() as (three,):  # a stranger makes room
+                assert stranger.frame() is None
+                for _ in range(5):
+                    with pytest.raises(ServerGoneError, match="the peer closed the connection"):
+                        kit.channel()
+                assert healthy(one)
+                assert healthy(two)
+                assert healthy(three)
             assert "3 connections are open already" in caplog.text
         deadline = time.monotonic() + 5
         while len(kit.endpoint.connections) == 3 and time.monotonic() < deadline:
             time.sleep(0.005)
         with kit.channels() as (again,):
             assert healthy(again)
+
+
+def test_a_flood_of_strangers_keeps_no_member_out(caplog) -> None:
+    """Each that is one too many puts off the one that has been silent for the longest."""
+    caplog.set_level(logging.CRITICAL)
+    with dask.config.set({"dps.limits.connections": 20}), Kit() as kit, contextlib.ExitStack() as stack:
+        (early,) = stack.enter_context(kit.channels())
+        flood = [stack.enter_context(Raw(kit.address)) for _ in range(100)]
+        for raw in flood[-5:]:
+            raw.frame()
+        assert len(kit.endpoint.connections) == 20
+        (late,) = stack.enter_context(kit.channels())
+        assert healthy(early)
+        assert healthy(late)
+        for raw in flood[:80]:
+            raw.take(1 << 12)
+            assert raw.frame() is None
+        assert len(kit.endpoint.connections) == 20
+        assert len(kit.endpoint.strangers) == 18
 
 
 @pytest.mark.parametrize("said", [b"", b"D", framed(frames.HELLO, bytes(8), says=4000)])
@@ -225,6 +253,119 @@ def test_who_does_not_prove_himself_in_time_is_put_off(said: bytes) -> None:
         assert time.monotonic() - began < 3
         time.sleep(0.1)
         assert healthy(channel), "a member stays"
+
+
+# ---- memory for large bodies ----------------------------------------------------------------------------------------
+
+MB = 1 << 20
+SMALL = {"dps.limits.frame": "8 MiB", "dps.limits.incoming": "16 MiB", "dps.limits.buffer": "64 KiB"}
+
+
+def held(kit: Kit) -> int:
+    return kit.endpoint.call(lambda: sum(c.spare + c.lent for c in kit.endpoint.connections))
+
+
+def until(condition, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def in_threads(functions) -> None:
+    """Call all at once; raise what one of them raised."""
+    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
+        for future in [pool.submit(function) for function in functions]:
+            future.result(60)
+
+
+def test_large_bodies_share_a_bound() -> None:
+    """Twelve that announce 6 MB each: two are read, the others wait, small requests pass; in the end all are done."""
+    body = bytes(6 * MB)
+    with dask.config.set(SMALL), Kit() as kit, contextlib.ExitStack() as stack:
+        (witness,) = stack.enter_context(kit.channels())
+        raws = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(12)]
+        for raw in raws:
+            raw.send(framed(EAT, body, request=7)[: HEADER_SIZE + INBOX])
+        until(lambda: sum(c._waiting for c in kit.endpoint.connections) == 10)
+        assert 12 * MB <= held(kit) <= 16 * MB
+        assert healthy(witness)
+
+        def finish(raw: Raw) -> None:
+            raw.send(body[INBOX:])
+            header, answer = raw.frame()
+            assert (header.kind, header.request) == (frames.OK, 7)
+            assert frames.decode_json(answer)["bytes"] == 6 * MB
+            assert held(kit) <= 16 * MB
+
+        in_threads([functools.partial(finish, raw) for raw in raws])
+        assert not kit.endpoint.incoming.contended
+
+
+def test_a_giant_among_many_gets_its_turn() -> None:
+    """Others that send without a pause do not keep a body out that needs all the memory there is."""
+    over = threading.Event()
+    with dask.config.set({**SMALL, "dps.limits.incoming": "8 MiB"}), Kit() as kit, kit.channels(5) as channels:
+
+        def busy(channel: Channel) -> None:
+            while not over.is_set():
+                feed(channel, np.ones(3 * MB // 8, np.int64))
+
+        def giant() -> None:
+            try:
+                for _ in range(3):
+                    assert feed(channels[0], np.ones(MB, np.int64))["sum"] == MB
+            finally:
+                over.set()
+
+        in_threads([giant, *(functools.partial(busy, channel) for channel in channels[1:])])
+
+
+def test_who_holds_memory_and_sends_nothing_is_put_off() -> None:
+    with dask.config.set({**SMALL, "dps.timeouts.request": "500 ms"}), Kit() as kit, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(2)]
+        for raw in idle:
+            raw.send(framed(EAT, bytes(INBOX), says=8 * MB))
+        until(lambda: held(kit) == 16 * MB)
+        with dask.config.set({"dps.timeouts.request": "20 s"}), kit.channels() as (waiting,):
+            began = time.monotonic()
+            assert feed(waiting, np.ones(MB // 2, np.int64))["sum"] == MB // 2
+            assert time.monotonic() - began < 5
+        for raw in idle:
+            assert raw.frame() is None
+
+
+def test_one_that_waits_and_goes_makes_room() -> None:
+    with dask.config.set(SMALL), Kit() as kit, contextlib.ExitStack() as stack:
+        raws = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(3)]
+        for raw in raws:
+            raw.send(framed(EAT, bytes(INBOX), says=8 * MB))
+        until(lambda: sum(c._waiting for c in kit.endpoint.connections) == 1)
+        with kit.channels() as (channel,):
+            request = channel.send(Header(EAT, body=MB), (bytes(MB),))
+            for raw in reversed(raws):  # the one in line before it, and then those that it waits for
+                raw.sock.close()
+            assert frames.decode_json(request.result(time.monotonic() + 10).body)["bytes"] == MB
+
+
+def test_servers_do_not_wait_for_each_other() -> None:
+    """What one server forwards to another is taken at once: memory that waits for it is freed by nothing else."""
+    with dask.config.set(SMALL), Kit() as kit, contextlib.ExitStack() as stack:
+        kit.endpoint.handlers[frames.REPLICATE] = kit.eat
+        for _ in range(2):
+            stack.enter_context(Raw(kit.address)).introduce().send(framed(EAT, bytes(INBOX), says=8 * MB))
+        until(lambda: held(kit) == 16 * MB)
+        with Raw(kit.address) as raw:
+            raw.introduce().send(framed(frames.REPLICATE, bytes(4 * MB)))
+            assert frames.decode_json(raw.frame()[1])["bytes"] == 4 * MB
+
+
+def test_a_connection_that_closes_and_is_not_read_goes_away() -> None:
+    with dask.config.set({"dps.timeouts.request": "500 ms"}), Kit() as kit, Raw(kit.address) as raw:
+        raw.introduce().send(framed(FILL, count=8 * MB))
+        until(lambda: any(c._paused for c in kit.endpoint.connections))
+        kit.endpoint.call(lambda: [c.transport.close() for c in kit.endpoint.connections])
+        until(lambda: not kit.endpoint.connections, 3)
 
 
 # ---- any mutation of a conversation ---------------------------------------------------------------------------------
@@ -309,7 +450,11 @@ IMPOSTORS = {
     "the client's side of a proof": (lambda raw: welcome(raw, SECRET, "client"), ProtocolError, UNKNOWN),
     "an echo": (echo, ProtocolError, UNKNOWN),
     "no proof": (nod, ProtocolError, UNKNOWN),
-    "another version": (lambda raw: raw.send(greeting(version=9)), ProtocolError, "version 9 of the protocol, we 1"),
+    "another version": (
+        lambda raw: raw.send(greeting(version=9)),
+        ProtocolError,
+        f"version 9 of the protocol, we {frames.VERSION}",
+    ),
     "no JSON": (lambda raw: raw.send(framed(frames.GREETING, b"nonsense")), ProtocolError, "no JSON"),
     "no nonce": (lambda raw: raw.send(framed(frames.GREETING, encode_json({"version": 1}))), ProtocolError, ODD),
     "no object": (lambda raw: raw.send(framed(frames.GREETING, encode_json([1]))), ProtocolError, ODD),

@@ -16,9 +16,13 @@ from dps.wire import frames, session
 from dps.wire.frames import HEADER_SIZE, MAGIC, Header, decode_header, encode_header, padded
 
 LIMIT = 1 << 30
-u8, u32, i64 = st.integers(0, 2**8 - 1), st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63 - 1)
-SIGNED, BYTES = {"clock", "start"}, {"kind", "flags"}
-FIELDS = {name: i64 if name in SIGNED else u8 if name in BYTES else u32 for name in Header._fields if name != "body"}
+i64 = st.integers(-(2**63), 2**63 - 1)
+SIGNED, BITS = {"clock", "start"}, {"kind": 8, "flags": 8, "parties": 16, "attempt": 16}  # others are of 32 bits
+FIELDS = {
+    name: i64 if name in SIGNED else st.integers(0, 2 ** BITS.get(name, 32) - 1)
+    for name in Header._fields
+    if name != "body"
+}
 
 
 # ---- headers --------------------------------------------------------------------------------------------------------
@@ -35,21 +39,28 @@ def test_headers_come_back(fields: dict, words: int, offset: int) -> None:
 
 def test_the_layout_is_fixed() -> None:
     """Processes of different versions must at least be able to say hello."""
-    header = Header(*range(1, 14), body=8)
+    header = Header(*range(1, 15), body=8)
     assert encode_header(header).hex() == (
         "44500102030000000400000005000000060000000700000008000000000000000900"
-        "00000a0000000b000000000000000c0000000d0000000800000000000000"
+        "00000a0000000b000000000000000c0000000d000e000800000000000000"
     )
+    assert frames.VERSION == 2
     assert encode_header(Header(0)).startswith(b"DP")
     kinds = {name: value for name, value in vars(frames).items() if name.isupper() and isinstance(value, int)}
     named = [kinds[k] for k in ("GREETING", "HELLO", "WELCOME", "PULL", "PUSH", "STATUS", "OK", "ERROR")]
     assert named == [1, 2, 3, 16, 17, 18, 64, 65]
-    assert (frames.RANGE, frames.RULE_ADD, frames.RULE_ASSIGN, frames.ANSWER) == (1, 2, 4, 8)
+    assert [kinds[k] for k in ("REPLICATE", "DUMP")] == [19, 20]
+    assert [kinds[k] for k in ("SERVE", "BEAT", "PLACE", "CAUGHT_UP", "STEPPED_DOWN", "SUSPECT")] == [*range(48, 54)]
+    flags = ("RANGE", "RULE_ADD", "RULE_ASSIGN", "ANSWER", "CERTIFICATE", "CONTROL")
+    assert [kinds[flag] for flag in flags] == [1, 2, 4, 8, 16, 32]
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"kind": 256}, {"kind": -1}, {"request": 2**32}, {"count": -1}, {"clock": 2**63}, {"start": -(2**63) - 1}],
+    [
+        *({"kind": 256}, {"kind": -1}, {"request": 2**32}, {"count": -1}, {"clock": 2**63}, {"start": -(2**63) - 1}),
+        *({"attempt": 2**16}, {"parties": 2**16}),
+    ],
 )
 def test_a_number_that_does_not_fit_is_named(fields: dict) -> None:
     ((name, value),) = fields.items()

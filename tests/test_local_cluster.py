@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 
+import dask
 import numba
 import psutil
 import pytest
@@ -204,3 +205,21 @@ def test_several_clusters_one_after_the_other():
             assert client.submit(slow_task, 0).result() == "trainer-0"
             shard = actor(client, client.run_on_scheduler(cordoned)[0], 1).result()
             assert shard.where().result(timeout=10) == ("server-0", 1)
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_given_up_is_replaced():
+    """Dask gives a worker up that its nanny has not brought back in time, and leaves its place empty."""
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "10 ms"}),
+        LocalCluster(servers=1, trainers=1, dashboard_address=None) as cluster,
+    ):
+        before = {ws.name: ws.address for ws in cluster.scheduler.workers.values()}
+        with Client(cluster) as client:
+            (pid,) = client.run(os.getpid, workers=[before["server-0"]]).values()
+            psutil.Process(pid).kill()
+            until(lambda: "server-0" not in cluster.workers)
+            settled(cluster, 1, 1)
+            now = {ws.name: ws.address for ws in cluster.scheduler.workers.values()}
+            assert now["trainer-0"] == before["trainer-0"]
+            assert now["server-0"] != before["server-0"]

@@ -14,7 +14,21 @@ from hypothesis import strategies as st
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.state.initializers import Initializer
-from dps.state.ops import ADD, ASSIGN, LARGEST_DIM, MOST_ROWS, NO_CLOCK, PUSH, Op, TableSpec
+from dps.state.ops import (
+    ADD,
+    ASSIGN,
+    CLOSE,
+    DROP,
+    KEEP,
+    LARGEST_DIM,
+    MOST_ROWS,
+    NO_CLOCK,
+    OLDER,
+    PUSH,
+    RETIRE,
+    Op,
+    TableSpec,
+)
 from dps.state.optimizers import Optimizer
 from dps.state.schedules import InverseSqrt
 
@@ -86,8 +100,11 @@ def test_it_is_frozen() -> None:
 
 
 def test_an_op_has_its_fields_in_this_order() -> None:
-    assert Op._fields == ("rule", "keys", "start", "values", "clock", "parties")
-    assert (PUSH, ADD, ASSIGN, NO_CLOCK) == (0, 1, 2, -1)
+    assert Op._fields[:6] == ("rule", "keys", "start", "values", "clock", "parties")
+    assert Op._fields[6:] == ("origin", "attempt", "number", "answer")
+    assert Op._field_defaults == {"origin": 0, "attempt": 0, "number": 0, "answer": False}
+    assert (PUSH, ADD, ASSIGN, CLOSE, RETIRE, NO_CLOCK) == (0, 1, 2, 3, 4, -1)
+    assert (OLDER, KEEP, DROP) == (0, 1, 2)
 
 
 # ---- any spec survives JSON -----------------------------------------------------------------------------------------

@@ -11,29 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from oracles import Model, mutant
+from oracles import FLOAT_OPTIMIZERS, KEYS, Model, govern, mutant, tables
 
 import dps
-from dps.errors import KeyRangeError
+from dps.errors import KeyRangeError, StoppedError
 from dps.state import shard as module
-from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, Op, TableSpec
+from dps.state.ops import ADD, ASSIGN, CLOSE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.partition import bound, group
 from dps.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, make_shard
-
-FLOAT_OPTIMIZERS = [
-    dps.Add(),
-    dps.Assign(),
-    dps.SGD(0.5),
-    dps.SGD(dps.Step(0.5, every=2, factor=0.5), l1=0.1, l2=0.1),
-    dps.Momentum(0.1, nesterov=True),
-    dps.Adagrad(dps.Exponential(0.5, factor=0.5), initial_accumulator=0.25),
-    dps.RMSprop(0.1),
-    dps.Adam(0.1),
-    dps.AdamW(dps.InverseTime(0.1, decay=1.0)),
-    dps.FTRL(l1=0.1),
-]
-FLOAT_INITS = [dps.Zeros(), dps.Constant(0.5), dps.Uniform(-1, 1, seed=3), dps.Normal(1.0, seed=4)]
-KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(10, 30)]
 
 
 def check(shard: DenseShard | KeyedShard, model: Model) -> None:
@@ -59,34 +44,17 @@ def check(shard: DenseShard | KeyedShard, model: Model) -> None:
     np.testing.assert_array_equal(held, np.reshape(expected, held.shape))
 
 
-@st.composite
-def tables(draw: st.DrawFn) -> TableSpec:
-    dtype = draw(st.sampled_from(["float32", "float64", "int64"]))
-    whole = dtype == "int64"
-    return TableSpec(
-        "t",
-        rows=draw(st.sampled_from([None, 13])),
-        dim=draw(st.sampled_from([1, 2, 5])),
-        dtype=dtype,
-        optimizer=draw(st.sampled_from([dps.Add(), dps.Assign()] if whole else FLOAT_OPTIMIZERS)),
-        init=draw(st.sampled_from([dps.Zeros(), dps.Constant(3)] if whole else FLOAT_INITS)),
-        aggregate=draw(st.sampled_from([None, "sum"] if whole else [None, "sum", "mean"])),
-        shards=2,
-    )
-
-
-numbers = st.integers(-16, 16)
-
-
 def one_action(draw: st.DrawFn, spec: TableSpec, shard: Shard, model: Model) -> None:
     clock = draw(st.integers(-1, 4))
-    kind = draw(st.sampled_from(["change", "change", "change", "range", "pull", "settle"]))
+    kind = draw(st.sampled_from(["change", "change", "change", "range", "close", "settle"]))
     if kind == "settle":
         keep = draw(st.booleans())
-        shard.settle(keep)
+        shard.apply(govern(spec, CLOSE, KEEP if keep else DROP))
         model.settle(keep)
-    elif kind == "pull":  # what the server does before it answers one
-        shard.close_before(clock)
+    elif kind == "close":
+        would = shard.would_close(clock)
+        assert would == (model.sums is not None and clock > model.sums_clock)
+        shard.apply(govern(spec, CLOSE, OLDER, clock))
         model.close_before(clock)
     else:
         ranged = kind == "range" and not spec.keyed
@@ -211,6 +179,101 @@ def test_a_failed_run_leaves_its_last_clock_out() -> None:
     np.testing.assert_array_equal(values, expected)
 
 
+# ---- origins: nothing is applied twice ------------------------------------------------------------------------------
+
+
+def stamped(spec: TableSpec, keys: list[int], origin: int, clock: int, number: int, **more) -> Op:
+    values = np.full((len(keys), spec.dim), clock + 1, spec.dtype)
+    return Op(PUSH, np.array(keys, np.int64), 0, values, clock, 1, origin, number=number, **more)
+
+
+@pytest.mark.parametrize("rows", [None, 21])
+@pytest.mark.parametrize("aggregate", [None, "sum"])
+@given(data=st.data())
+def test_resent_ops_change_nothing(rows: int | None, aggregate: str | None, data) -> None:
+    """Each origin sends its ops in order, and again from any earlier one: the same as sending each once."""
+    spec = TableSpec("t", rows=rows, dim=2, optimizer=dps.Adam(0.1), aggregate=aggregate, shards=1)
+    shard, alone = make_shard(spec, 0), make_shard(spec, 0)
+    sent: dict[int, list[Op]] = {1: [], 2: []}
+    for _ in range(data.draw(st.integers(1, 20))):
+        origin = data.draw(st.sampled_from([1, 2]))
+        past = sent[origin]
+        again = past[data.draw(st.integers(0, len(past))) :] if data.draw(st.booleans()) else []
+        for op in again:
+            before = shard.version
+            assert not shard.apply(op._replace(attempt=data.draw(st.integers(0, 3))))
+            assert shard.version == before
+        clock, number = (past[-1].clock, past[-1].number + 1) if past else (-1, 0)
+        if data.draw(st.booleans()):
+            clock, number = clock + 1, 0
+        keys = data.draw(st.lists(st.integers(0, 20), unique=True, max_size=4))
+        op = stamped(spec, keys, origin, clock, number)
+        past.append(op)
+        assert shard.apply(op)
+        assert alone.apply(op._replace(origin=0))
+        assert shard.version == alone.version == sum(map(len, sent.values()))
+    keys = np.arange(21)
+    out = np.zeros((2, 21, 2), np.float32)
+    shard.pull(keys, out[0])
+    alone.pull(keys, out[1])
+    np.testing.assert_array_equal(out[0], out[1])
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+def test_ended_origins_and_old_attempts_are_refused(rows: int | None) -> None:
+    spec = TableSpec("t", rows=rows, shards=1)
+    shard = make_shard(spec, 0)
+    shard.apply(stamped(spec, [1], 7, 0, 0, attempt=2))
+    shard.apply(stamped(spec, [1], 8, 0, 0))
+    shard.apply(govern(spec, RETIRE, 8, count=2))
+    assert shard.version == 3
+    for origin, attempt, words in [(7, 1, "attempt 1 of origin 7 is over: attempt 2"), (8, 0, "origin 8"), (9, 3, "9")]:
+        with pytest.raises(StoppedError, match=words):
+            shard.apply(stamped(spec, [1, 2], origin, 5, 0, attempt=attempt))
+    out = np.empty((2, 1), np.float32)
+    shard.pull(np.array([1, 2]), out)
+    assert (shard.version, shard.clock, out.tolist()) == (3, 0, [[2], [0]])
+    assert shard.apply(stamped(spec, [1], 7, 0, 1, attempt=2))
+    assert shard.ledger.certificate().tolist() == [[7, 0, 1]]
+
+
+@pytest.mark.parametrize("rows", [None, 21])
+def test_answers_are_the_values_after_the_op(rows: int | None) -> None:
+    spec = TableSpec("t", rows=rows, dim=2, optimizer=dps.Adagrad(0.5), init=dps.Normal(1.0, seed=1), shards=1)
+    shard = make_shard(spec, 0)
+    for number in range(3):
+        op = stamped(spec, [5, 3 + number, 20], 4, NO_CLOCK, number, answer=number != 1)
+        shard.apply(op)
+        expected = np.empty((3, 2), np.float32)
+        shard.pull(op.keys, expected)
+        shard.apply(stamped(spec, [5], 9, 0, number))  # whatever comes later does not change them
+        kept = shard.ledger.answer(4, NO_CLOCK, number)
+        if op.answer:
+            np.testing.assert_array_equal(kept, expected)
+        else:
+            assert kept is None
+    if rows:
+        op = Op(ADD, None, 2, np.ones((3, 2), np.float32), 0, 1, 6, answer=True)
+        shard.apply(op)
+        np.testing.assert_array_equal(shard.ledger.answer(6, 0, 0), shard.rows[2:5, :2])
+    shard.apply(stamped(spec, [5], 0, 0, 0, answer=True))
+    assert shard.ledger.answer(0, 0, 0) is None, "nobody asks again"
+
+
+def test_closing_is_a_change_also_when_there_is_nothing_to_close() -> None:
+    spec = TableSpec("t", aggregate="sum", shards=1)
+    shard = make_shard(spec, 0)
+    for start in (OLDER, KEEP, DROP):
+        assert shard.apply(govern(spec, CLOSE, start, 3))
+    assert shard.version == 3
+    shard.apply(stamped(spec, [1], 1, 2, 0))
+    shard.apply(govern(spec, CLOSE, OLDER, 2))
+    assert shard.would_close(3)
+    assert len(shard) == 0
+    shard.apply(govern(spec, CLOSE, DROP, 9))
+    assert (len(shard), shard.would_close(9), shard.clock, shard.version) == (0, False, 2, 6)
+
+
 # ---- growth, limits, errors -----------------------------------------------------------------------------------------
 
 
@@ -265,13 +328,13 @@ KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
 BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator=0.25), init=dps.Constant(0.5))
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
 MUTANTS = [
-    (RATE, Shard, "apply", "op.clock > self.clock", "op.clock >= 0"),
-    (RATE, Shard, "apply", "op._replace(clock=self.clock)", "op._replace(clock=0)"),
-    (RATE, Shard, "_step", "self._numbers.get(op.clock)", "self._numbers.get(min(self._numbers, default=-1))"),
-    (KEYED, Shard, "_step", "rule == ADD", "rule != ADD"),
-    (dataclasses.replace(RATE, aggregate="sum"), Shard, "apply", "self.close_before(op.clock)", "pass"),
-    (dataclasses.replace(RATE, aggregate="sum"), Shard, "close_before", ">", ">="),
-    (dataclasses.replace(KEYED, aggregate="sum"), Shard, "apply", "op.clock != NO_CLOCK", "True"),
+    (RATE, Shard, "_apply_rows", "op.clock > self.clock", "op.clock >= 0"),
+    (RATE, Shard, "run", "self.clock if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
+    (RATE, Shard, "run", "self._numbers.get(clock)", "self._numbers.get(min(self._numbers, default=-1))"),
+    (KEYED, Shard, "run", "rule == ADD", "rule != ADD"),
+    (dataclasses.replace(RATE, aggregate="sum"), Shard, "_apply_rows", "self.close_before(op.clock)", "pass"),
+    (dataclasses.replace(RATE, aggregate="sum"), Shard, "would_close", ">", ">="),
+    (dataclasses.replace(KEYED, aggregate="sum"), Shard, "_apply_rows", "op.clock != NO_CLOCK", "True"),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "settle", "and keep", ""),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "settle", '== "mean"', '== "sum"'),
     (dataclasses.replace(KEYED, aggregate="mean"), KeyedSums, "as_op", "self.parties\n", "2\n"),

@@ -23,7 +23,7 @@ Who counts:
 ============ ====== ==================================================================================
 a trainer    counts
 ============ ====== ==================================================================================
-expected     yes    not joined yet: at clock 0, else the early ones would run ahead of the late
+expected     yes    not joined yet: at the first clock, else the early ones would run ahead of the late
 joined       yes    at its clock
 lost         yes    its connection broke; it may be back, and what it has not pushed is missing
 left         no     it is done. Should it join again, it counts again, at the clock it had
@@ -66,6 +66,8 @@ class Clock:
         How many iterations the fastest may be ahead of the slowest.
     trainers : int
         How many trainers the run has; they are numbered from 0.
+    start : int
+        The clock that they begin at.
 
     Examples
     --------
@@ -78,19 +80,19 @@ class Clock:
     [0, 1]
     """
 
-    def __init__(self, staleness: float, trainers: int):
+    def __init__(self, staleness: float, trainers: int, start: int = 0):
         if trainers < 1:
             raise InputError(f"a run needs at least one trainer, not {trainers}")
         self.staleness = _staleness(staleness)
         self.trainers = trainers
-        self._clocks = [0] * trainers
+        self._clocks = [start] * trainers
         self._states = [_Is.EXPECTED] * trainers
         self._incarnations: list[int | None] = [None] * trainers
         self._signs: list[float | None] = [None] * trainers  # when each was last heard of
         self._began: float | None = None  # when the first one joined
-        self._counts = {0: trainers}  # clock -> how many of those that count are there; never 0
-        self._values = [0]  # heap: the keys of _counts, and some that no longer are
-        self._minimum = 0
+        self._counts = {start: trainers}  # clock -> how many of those that count are there; never 0
+        self._values = [start]  # heap: the keys of _counts, and some that no longer are
+        self._minimum = start
         self._waiting: dict[int, float] = {}  # trainer -> since when
         self._queue: list[tuple[int, int]] = []  # heap of (clock, trainer): those waiting, and some that no longer do
 
@@ -169,6 +171,11 @@ class Clock:
     def minimum(self) -> int:
         """The lowest clock of all that count; when nobody does any more, the last one."""
         return self._minimum
+
+    @property
+    def maximum(self) -> int:
+        """The highest clock of all trainers."""
+        return max(self._clocks)
 
     def clock_of(self, trainer: int) -> int:
         """The iterations that `trainer` has completed."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
 from typing import Any, cast
 
-from dask.utils import parse_bytes
+import dask
+from dask.utils import parse_bytes, parse_timedelta
 from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
 from distributed.deploy import Adaptive
 from distributed.system import MEMORY_LIMIT
@@ -17,6 +19,8 @@ from dps.cordon import RESOURCE
 from dps.errors import InputError, InputTypeError
 
 __all__ = ["LocalCluster"]
+
+CLOSING = 5.0  # seconds that a nanny takes, at most, to close
 
 
 class LocalCluster(SpecCluster):
@@ -181,6 +185,17 @@ class LocalCluster(SpecCluster):
         if not args:
             kwargs.setdefault("Adaptive", AdaptiveTrainers)
         return super().adapt(*args, **kwargs)
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        """A worker that its nanny has not brought back in time is given up by Dask: then another takes its place."""
+        super()._update_worker_status(op, msg)
+        if op == "remove":
+            patience = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
+            asyncio.get_running_loop().call_later(patience + CLOSING, self._fill_up)
+
+    def _fill_up(self) -> None:
+        if self.status.name == "running":
+            self._correct_state()
 
     def _new_worker_name(self, worker_number: int) -> str:
         return f"trainer-{worker_number}"

@@ -386,11 +386,9 @@ def train(trainer: dps.Trainer, pieces: list[Any], plan: Plan) -> tuple[np.ndarr
     parts = [(X, _codes(y, plan.classes)) for X, y, _ in pieces]
     steps = sum(math.ceil(len(y) / plan.batch_size) for _, y in parts)
     losses = np.zeros((plan.epochs, 2))
-    step = trainer.clock
     for X, y in trainer.iterate(parts, plan.epochs, plan.batch_size, plan.shuffle):
         loss = learn(trainer, X, y, plan)
-        losses[step // steps] += loss * len(y), len(y)
-        step += 1
+        losses[trainer.clock // steps] += loss * len(y), len(y)
     return losses, trainer.split()
 
 

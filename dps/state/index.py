@@ -197,6 +197,10 @@ class KeyIndex:
         self.count = find_or_insert(self.slots, self.old, self.start, self.moved, self.bits, keys, self.count, rows)
         self._rows_in_old += len(keys)
 
+    def reserve(self, new: int) -> None:
+        """Make room for `new` more keys, without growing step by step while they come."""
+        self._make_room(new)
+
     def keys(self) -> np.ndarray:
         """All keys, int64, in row order."""
         out = np.empty(self.count, np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-__all__ = ["accumulate", "all_finite", "gather", "gather_range", "mark", "scatter", "take"]
+__all__ = ["accumulate", "all_finite", "flag", "follow", "gather", "gather_range", "mark", "save", "scatter", "take"]
 
 
 @njit(nogil=True, cache=True)
@@ -77,6 +77,56 @@ def mark(touched, index, start, count):
     listed = index.shape[0] > 0
     for i in range(count):
         touched[index[i] if listed else start + i] = True
+
+
+@njit(nogil=True, cache=True)
+def flag(flags, index, start, count, bits):
+    """flags[index[i]] |= bits (`index` of length 0: start + i)."""
+    listed = index.shape[0] > 0
+    for i in range(count):
+        r = np.uint64(index[i]) if listed else np.uint64(start + i)
+        flags[r] |= np.uint8(bits)
+
+
+@njit(nogil=True, cache=True)
+def save(rows, index, start, count, first, end, born, place, saved, used):
+    """Copy the rows index[i] (of length 0: start + i) that have no place yet to saved[used], ...; the new `used`.
+
+    place[r] = 1 + where row r is. Rows from `born` on are new: they get -1, and no copy. Only rows first .. end - 1.
+    """
+    listed = index.shape[0] > 0
+    for i in range(count):
+        r = index[i] if listed else start + i
+        if first <= r < end and place[np.uint64(r)] == 0:
+            if r >= born:
+                place[np.uint64(r)] = -1
+            else:
+                row, copy = rows[np.uint64(r)], saved[np.uint64(used)]
+                for c in range(row.shape[0]):
+                    copy[c] = row[c]
+                used += 1
+                place[np.uint64(r)] = used
+    return used
+
+
+@njit(nogil=True, cache=True)
+def follow(index, start, count, place, used, which, where):
+    """The rows index[i] (of length 0: start + i) that are saved: i in `which`, their places in `where`.
+
+    Rows whose place is -1 get one: `used`, `used` + 1, ... Returns how many were found, and the new `used`.
+    """
+    listed = index.shape[0] > 0
+    found = 0
+    for i in range(count):
+        r = np.uint64(index[i]) if listed else np.uint64(start + i)
+        at = place[r]
+        if at != 0:
+            if at < 0:
+                used += 1
+                at = place[r] = used
+            which[found], where[found] = i, at - 1
+            found += 1
+    return found, used
 
 
 @njit(nogil=True, cache=True)

@@ -11,25 +11,32 @@ from dps.errors import InputError, InputTypeError
 from dps.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.state.optimizers import Add, Optimizer, optimizer_from_dict
 
-__all__ = ["ADD", "ASSIGN", "NO_CLOCK", "PUSH", "Op", "TableSpec"]
+__all__ = ["ADD", "ASSIGN", "CLOSE", "DROP", "KEEP", "NO_CLOCK", "OLDER", "PUSH", "RETIRE", "Op", "TableSpec"]
 
 PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op: the table's optimizer, or plain addition, or replacement
+CLOSE, RETIRE = 3, 4  # or, without rows: close the sums of a clock; origins have ended
+OLDER, KEEP, DROP = 0, 1, 2  # the `start` of CLOSE: close older clocks than its own; settle: step with the sums, drop
 NO_CLOCK = -1  # the clock of a client that has none
 
 DTYPES = ("float32", "float64", "int64")
 LARGEST_DIM = 1 << 16
 MOST_ROWS = 1 << 40
+MOST_COPIES = 8
 
 
 class Op(NamedTuple):
-    """One change to the rows of one shard, as client, server and (once there are copies) backup see it."""
+    """One change to one shard, as client, primary and backups see it."""
 
-    rule: int  # PUSH, ADD or ASSIGN
+    rule: int  # PUSH, ADD or ASSIGN; CLOSE or RETIRE: keys is None, values empty
     keys: np.ndarray | None  # int64[m]; None: the rows start..start+m-1 of a dense shard
-    start: int  # global row number, where keys is None
+    start: int  # global row number, where keys is None; CLOSE: OLDER, KEEP or DROP; RETIRE: the first origin
     values: np.ndarray  # table dtype [m, dim]
     clock: int  # of the trainer, or NO_CLOCK
-    parties: int  # trainers in the run: what aggregate="mean" divides by
+    parties: int  # trainers in the run: what aggregate="mean" divides by; RETIRE: how many origins
+    origin: int = 0  # who made it; 0 is nobody, and is not checked for repeats
+    attempt: int = 0  # which incarnation of the origin
+    number: int = 0  # of the op among those of its clock: (clock, number) is its seq
+    answer: bool = False  # keep the new values: they may be asked for again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +64,10 @@ class TableSpec:
         Refuse NaN and infinity.
     shards : int
         Slices of the table; a power of two for keyed tables.
+    copies : int
+        How many servers hold each row.
+    ack : {"copies", "memory"}
+        When a push is acknowledged: when all copies have it, or when the primary has.
     id : int
         Number in its parameter server, given by the controller.
 
@@ -76,6 +87,8 @@ class TableSpec:
     aggregate: str | None = None
     finite: bool = False
     shards: int = 4
+    copies: int = 1
+    ack: str = "copies"
     id: int = 0
 
     def __post_init__(self):
@@ -97,6 +110,9 @@ class TableSpec:
             raise InputError(f"{where}: a keyed table has a power of two of shards, not {self.shards}")
         if self.rows is not None and self.shards > self.rows:
             raise InputError(f"{where}: {self.shards} shards for {self.rows} rows; ask for at most {self.rows}")
+        _whole(self, "copies", 1, MOST_COPIES, where)
+        if self.ack not in ("copies", "memory"):
+            raise InputError(f"{where}: ack is 'copies' or 'memory', not {self.ack!r}")
         if self.aggregate not in (None, "sum", "mean"):
             raise InputError(f"{where}: aggregate is None, 'sum' or 'mean', not {self.aggregate!r}")
         if self.dtype not in self.optimizer.dtypes:

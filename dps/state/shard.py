@@ -6,6 +6,10 @@ threads or time, so the same ops give the same bits anywhere.
 Aggregation (`aggregate="sum"` or `"mean"`). The pushes of clock c are summed aside. With staleness 0 no trainer
 reaches c + 1 before all pushes of c were acknowledged, so the first request stamped with a later clock may close c:
 one step of the optimizer on the sums. `settle` closes (or throws away) what the last clock of a run left.
+
+Copies. Shards that begin equal and apply the same ops stay equal, bit for bit. So what changes a primary beside its
+clients' ops is an op as well: CLOSE (the sums of a clock are closed), RETIRE (origins have ended). `version` counts
+the changes.
 """
 
 from __future__ import annotations
@@ -14,13 +18,15 @@ import abc
 
 import numpy as np
 
-from dps.errors import KeyRangeError, LimitError
+from dps.errors import InputError, KeyRangeError, LimitError
 from dps.state.index import KeyIndex
 from dps.state.initializers import fill_born, fill_missing, fill_range
-from dps.state.kernels import accumulate, gather, gather_range, mark
-from dps.state.ops import ADD, NO_CLOCK, PUSH, Op, TableSpec
+from dps.state.kernels import accumulate, flag, gather, gather_range, mark
+from dps.state.ledger import Ledger
+from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.optimizers import Add, Assign
 from dps.state.partition import bound, shard_bits
+from dps.state.snapshot import CHANGED, Cut
 
 __all__ = ["DenseShard", "KeyedShard", "Shard", "make_shard"]
 
@@ -41,52 +47,147 @@ class Shard(abc.ABC):
         self.width = spec.dim + spec.slots
         self.rows = np.zeros((0, self.width), spec.dtype)
         self.clock = 0  # the latest clock stamped on an op: what a push without a clock is taken for
+        self.version = 0  # how many changes there have been
+        self.ledger = Ledger()
         self._numbers: dict[int, np.ndarray] = {}  # clock -> the optimizer's numbers then
         self._init_numbers = spec.init.numbers()
         self._seed = np.uint64(spec.init.seed)
-        self._open: Sums | None = None
+        self.sums: Sums | None = None  # of the open clock
+        self.changed: np.ndarray | None = None  # a byte of flags for each row, if changes are tracked: see snapshot.py
+        self.cut: Cut | None = None  # the one that is open
 
-    def apply(self, op: Op) -> None:
-        """Carry out one change. The server has checked it; it cannot fail half-way."""
+    def apply(self, op: Op) -> bool:
+        """Carry out one change. The server has checked it; it cannot fail half-way.
+
+        Returns
+        -------
+        bool
+            False for a repeat: nothing has changed.
+
+        Raises
+        ------
+        StoppedError
+            The op's origin has ended, or goes on as a later attempt; nothing has changed.
+        """
+        origin = op.origin
+        if origin and self.ledger.seen(origin, op.attempt, op.clock, op.number):
+            return False
+        self.version += 1
+        if op.rule == CLOSE:
+            if op.start == OLDER:
+                self.close_before(op.clock)
+            else:
+                self.settle(keep=op.start != DROP)
+        elif op.rule == RETIRE:
+            self.ledger.retire(op.start, op.parties)
+        else:
+            self._apply_rows(op)
+        if origin:
+            self.ledger.note(origin, op.attempt, op.clock, op.number)
+            if op.answer:
+                self.ledger.keep(origin, op.clock, op.number, self._values(op))
+        if self.cut is not None:
+            self.cut.note(op)
+        return True
+
+    def _apply_rows(self, op: Op) -> None:
         self.close_before(op.clock)
         if op.clock > self.clock:
             self.clock = op.clock
         if op.rule == PUSH and self.spec.aggregate is not None and op.clock != NO_CLOCK:
-            if self._open is None:
-                self._open = self._new_sums(op.clock)
-            self._open.add(op)
+            if self.sums is None:
+                self.sums = self.new_sums(op.clock)
+            self.sums.add(op)
         else:
-            self._change(op if op.clock != NO_CLOCK else op._replace(clock=self.clock))
+            self._change(op)
+
+    def would_close(self, clock: int) -> bool:
+        """Whether :meth:`close_before` would do something."""
+        return self.sums is not None and clock > self.sums.clock
 
     def close_before(self, clock: int) -> None:
         """Step the optimizer with the sums of an open clock earlier than `clock`."""
-        if self._open is not None and clock > self._open.clock:
+        if self.would_close(clock):
             self.settle(keep=True)
+
+    def restore(self, clock: int, version: int, ledger: Ledger) -> None:
+        """Go on from where another copy was: all that is neither rows nor sums."""
+        self.clock, self.version, self.ledger = clock, version, ledger
 
     def settle(self, keep: bool) -> None:
         """Close the open clock: step the optimizer with its sums, or (a failed run) drop them."""
-        sums, self._open = self._open, None
+        sums, self.sums = self.sums, None
         if sums is not None and keep:
             self._change(sums.as_op(mean=self.spec.aggregate == "mean"))
 
+    def begin_cut(self, clock: int | None, changed_only: bool = False) -> Cut:
+        """Begin to read the shard as of `clock` (None: as it is now), while it goes on changing.
+
+        Parameters
+        ----------
+        clock : int or None
+            Exactly the ops of earlier clocks are in the cut.
+        changed_only : bool
+            Only rows that have changed since the last cut that was committed.
+
+        Raises
+        ------
+        InputError
+            An op of that clock or a later one has been applied; the message says which clock would do.
+        """
+        if self.cut is not None:
+            raise InputError(f"shard {self.number} of table {self.spec.name!r} is being cut at clock {self.cut.clock}")
+        self.cut = Cut(self, clock, changed_only)  # type: ignore[arg-type]
+        return self.cut
+
+    def end_cut(self) -> None:
+        """The cut has been read, or is given up."""
+        if self.cut is not None:
+            self.cut.end()
+            self.cut = None
+
+    def track_changes(self) -> None:
+        """From now on, keep track of which rows change. To be called before the first cut is begun."""
+        if self.cut is not None:
+            raise InputError(f"shard {self.number} of table {self.spec.name!r} is being cut: track changes before")
+        if self.changed is None:
+            self.changed = np.zeros(len(self.rows), np.uint8)
+
     def _step(self, op: Op, index: np.ndarray, start: int) -> None:
         """Run the kernel of the op's rule on local rows."""
+        if self.cut is not None:
+            self.cut.step(op, index, start)
+        elif self.changed is not None:
+            flag(self.changed, index, start, len(op.values), CHANGED)
+        self.run(self.rows, op, index, start)
+
+    def run(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
+        """Run the kernel of the op's rule on any rows."""
         if op.rule == PUSH:
-            numbers = self._numbers.get(op.clock)
+            clock = self.clock if op.clock == NO_CLOCK else op.clock
+            numbers = self._numbers.get(clock)
             if numbers is None:
                 if len(self._numbers) >= CLOCKS:
                     self._numbers.clear()
-                numbers = self._numbers[op.clock] = self.spec.optimizer.numbers(op.clock)
-            self.spec.optimizer.kernel(self.rows, index, start, op.values, numbers)
+                numbers = self._numbers[clock] = self.spec.optimizer.numbers(clock)
+            self.spec.optimizer.kernel(rows, index, start, op.values, numbers)
         else:
-            (ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL)(self.rows, index, start, op.values, NO_NUMBERS)
+            (ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL)(rows, index, start, op.values, NO_NUMBERS)
+
+    @property
+    def _nbytes_aside(self) -> int:
+        return sum(each.nbytes for each in (self.sums, self.cut, self.changed) if each is not None)
+
+    @abc.abstractmethod
+    def _values(self, op: Op) -> np.ndarray:
+        """The values of the op's rows, [m, dim]."""
 
     @abc.abstractmethod
     def _change(self, op: Op) -> None:
         """Find the rows of the op and step them."""
 
     @abc.abstractmethod
-    def _new_sums(self, clock: int) -> Sums:
+    def new_sums(self, clock: int) -> Sums:
         """An empty side buffer for the pushes of `clock`."""
 
 
@@ -107,7 +208,7 @@ class DenseShard(Shard):
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + (self._open.nbytes if self._open else 0)
+        return self.rows.nbytes + self._nbytes_aside
 
     def check(self, keys: np.ndarray | None, start: int, count: int) -> None:
         """Raise KeyRangeError unless all rows are here."""
@@ -129,13 +230,27 @@ class DenseShard(Shard):
         else:
             gather_range(self.rows, start - self.low, out)
 
+    def load(self, where: int | np.ndarray, rows: np.ndarray) -> None:
+        """Put whole rows (all columns) in place: those from row `where` on, or the rows `where`."""
+        self.rows[
+            slice(where - self.low, where - self.low + len(rows)) if isinstance(where, int) else where - self.low
+        ] = rows
+
+    def _values(self, op: Op) -> np.ndarray:
+        out = np.empty_like(op.values)
+        if op.keys is None:
+            self.pull_range(op.start, out)
+        else:
+            self.pull(op.keys, out)
+        return out
+
     def _change(self, op: Op) -> None:
         if op.keys is None:
             self._step(op, NO_INDEX, op.start - self.low)
         elif len(op.keys):
             self._step(op, op.keys - self.low, 0)
 
-    def _new_sums(self, clock: int) -> Sums:
+    def new_sums(self, clock: int) -> Sums:
         return DenseSums(self, clock)
 
 
@@ -152,7 +267,7 @@ class KeyedShard(Shard):
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + self.index.nbytes + (self._open.nbytes if self._open else 0)
+        return self.rows.nbytes + self.index.nbytes + self._nbytes_aside
 
     def check(self, keys: np.ndarray | None, start: int, count: int) -> None:
         """Every key is welcome (a foreign one would only waste its row)."""
@@ -177,6 +292,10 @@ class KeyedShard(Shard):
             step = min(max(self.rows.nbytes // 16, GROW_LEAST), GROW_MOST) // (self.width * self.rows.itemsize)
             # realloc: the system re-maps large blocks without copying, and nobody holds a view between requests
             self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
+            if self.changed is not None:
+                self.changed.resize(len(self.rows), refcheck=False)
+        if self.cut is not None:
+            self.cut.reserve(new)
 
     def _change(self, op: Op) -> None:
         assert op.keys is not None
@@ -188,12 +307,31 @@ class KeyedShard(Shard):
             fill_born(self.rows, self.spec.dim, op.keys, index, before, self._seed, self._init_numbers, start)
         self._step(op, index, 0)
 
+    def expect(self, rows: int) -> None:
+        """Make room for so many rows at once, in a shard that has none: they are going to be loaded."""
+        self.rows = np.zeros((rows, self.width), self.spec.dtype)
+        self.index.reserve(rows)
+
+    def load(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Put whole rows (all columns) in place, giving birth to those that are new: not while a cut is open."""
+        index, before = self._rows_of(len(keys)), len(self.index)
+        self.reserve(len(keys))
+        self.index.insert(keys, index)
+        all_new = len(self.index) == before + len(keys)
+        self.rows[slice(before, before + len(keys)) if all_new else index] = rows
+
+    def _values(self, op: Op) -> np.ndarray:
+        assert op.keys is not None
+        out = np.empty_like(op.values)
+        self.pull(op.keys, out)
+        return out
+
     def _rows_of(self, count: int) -> np.ndarray:
         if len(self._scratch) < count:
             self._scratch = np.empty(count, np.int64)
         return self._scratch[:count]
 
-    def _new_sums(self, clock: int) -> Sums:
+    def new_sums(self, clock: int) -> Sums:
         return KeyedSums(self.spec, self.number, clock)
 
 
@@ -201,11 +339,20 @@ class Sums(abc.ABC):
     """The pushes of one open clock, summed row by row."""
 
     clock: int
+    parties: int
     nbytes: int
 
     @abc.abstractmethod
     def add(self, op: Op) -> None:
         """Sum one more push."""
+
+    @abc.abstractmethod
+    def to_arrays(self) -> list[np.ndarray]:
+        """Views of the sums and of what says whose they are."""
+
+    @abc.abstractmethod
+    def load(self, arrays: list[np.ndarray]) -> None:
+        """Begin with sums that :meth:`to_arrays` gave."""
 
     @abc.abstractmethod
     def as_op(self, mean: bool) -> Op:
@@ -228,6 +375,12 @@ class DenseSums(Sums):
         if len(op.values):
             accumulate(self.sums, index, start, op.values)
             mark(self.touched, index, start, len(op.values))
+
+    def to_arrays(self) -> list[np.ndarray]:
+        return [self.sums, self.touched]
+
+    def load(self, arrays: list[np.ndarray]) -> None:
+        self.sums[:], self.touched[:] = arrays
 
     def as_op(self, mean: bool) -> Op:
         if mean:
@@ -252,7 +405,13 @@ class KeyedSums(Sums):
 
     def add(self, op: Op) -> None:
         self.parties = max(self.parties, op.parties)
-        self.shard.apply(op)
+        self.shard._change(op)
+
+    def to_arrays(self) -> list[np.ndarray]:
+        return [self.shard.index.keys(), self.shard.rows[: len(self.shard)]]
+
+    def load(self, arrays: list[np.ndarray]) -> None:
+        self.shard.load(*arrays)
 
     def as_op(self, mean: bool) -> Op:
         sums = self.shard.rows[: len(self.shard)]

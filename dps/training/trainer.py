@@ -1,26 +1,40 @@
-"""Trainer: a client with a clock. It joins a run, ticks, meets the others, and leaves."""
+"""Trainer: a client with a clock. It joins a run, ticks, meets the others, and leaves.
+
+Run again
+---------
+When a trainer's task is run again, its function is called from the beginning, and *replayed* up to the clock that the
+attempt before had reached: what the controller and the servers know already is not done twice.
+
+* The clock starts at 0 again, and ops and collective calls carry their place in the program, (clock, how many before at
+  that clock). Servers take an op at an earlier place for a repeat; the controller answers a collective call as it did
+  the first time (`coordination/gather.py`).
+* :meth:`Trainer.iterate` skips the batches of clocks that are complete; in a loop of one's own, `tick` returns at once.
+* The first tick of the attempt is of the clock that was reached: the one before may have been waiting there.
+
+A connection to the controller that breaks is made anew and joins anew; then what was asked is asked again.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dps import config
 from dps.client import Change, Client, Ticket
-from dps.errors import InputError, StoppedError
+from dps.errors import ControllerGoneError, InputError, StoppedError
 from dps.training.batches import Batches
 from dps.transfers import TableRoute
 from dps.wire import frames
-from dps.wire.channel import Request
+from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
 
 __all__ = ["Trainer"]
 
+T = TypeVar("T")
 GRACE = 10.0  # seconds beyond the controller's own time-out before a trainer stops believing in an answer
 
 
@@ -47,7 +61,9 @@ class Trainer(Client):
     number : int
         Which trainer of the run this is.
     clock : int
-        Iterations completed.
+        Iterations completed, those skipped after a restart included.
+    attempt : int
+        How many attempts at this trainer there were before this one.
     staleness : float
         How far the fastest trainer may lead the slowest; ``math.inf`` for no bound.
     trainers : int
@@ -81,19 +97,34 @@ class Trainer(Client):
         cancelled: Callable[[], bool] | None = None,
     ):
         super().__init__(ticket)
-        self.run, self.number, self.trainer = run, trainer, trainer
+        self.run, self.number = run, trainer
+        self._wish: dict[str, Any] = {
+            "run": run,
+            "trainer": trainer,
+            "incarnation": incarnation,
+            "where": where,
+            "joins": 0,
+        }
         self._cancelled = cancelled
         self._ticked: Request | None = None
-        self._round = 0
-        self._gone = 0  # iterations that this attempt has been through, those skipped after a restart included
+        self._calls = 0  # collectives called at this clock
         self._planned = 0
         self._clock_patience = config.seconds("clock") + GRACE
-        self._began = time.perf_counter()
-        wish = {"run": run, "trainer": trainer, "incarnation": incarnation, "where": where}
-        answer = self._ask_controller(Header(frames.JOIN), wish)
-        self.clock = self._joined = int(answer["clock"])
-        self.staleness = math.inf if answer["staleness"] is None else float(answer["staleness"])
-        self.trainers = self.parties = int(answer["trainers"])
+        self._began = self._now()
+        self.clock = self._reached = 0  # the latter by an attempt before this one
+        try:
+            with self._lock:
+                connected = super()._controller
+                answer = self._insist(lambda: self._join(connected()), known=True)  # it has just sent us here
+            self.trainer, self.attempt = int(answer["origin"]), int(answer["attempt"])
+            self.staleness = math.inf if answer["staleness"] is None else float(answer["staleness"])
+            self.trainers = self.parties = int(answer["trainers"])
+            self._reached = int(answer["clock"])
+            if self._reached:
+                self._pass(self._reached)
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         return f"<dps.Trainer {self.number} of {self.trainers} in {self.ticket.session!r}, at clock {self.clock}>"
@@ -117,20 +148,9 @@ class Trainer(Client):
         """
         self._check()
         self.wait()  # a tick says that all pushes of the iteration are on the servers
-        began = time.perf_counter()
-        header = Header(frames.TICK, clock=self.clock + 1, count=self._planned)
-        deadline = time.monotonic() + self._clock_patience
-        with self._lock:
-            if math.isinf(self.staleness):  # nobody is ever held back: the answer is read at the next tick
-                waited, self._ticked = self._ticked, self._controller().ask(header)
-                answer = None if waited is None else waited.result(deadline).header
-            else:
-                answer = self._controller().exchange(header, deadline)
-            if answer is not None:
-                self.parties = max(1, answer.parties)
-        self.clock += 1
-        self._gone += 1
-        self.seconds["wait"] += time.perf_counter() - began
+        if self.clock >= self._reached:
+            self._pass(self.clock + 1)
+        self._move(self.clock + 1)
         return self.clock
 
     def iterate(
@@ -160,9 +180,10 @@ class Trainer(Client):
             :func:`dps.localize` does its work once.
         """
         batches = Batches(partitions, epochs, batch_size, shuffle)
-        self._planned = self._gone + len(batches)
-        skipped = min(max(0, self._joined - self._gone), len(batches))
-        self._gone += skipped
+        self._planned = self.clock + len(batches)
+        skipped = min(max(0, self._reached - self.clock), len(batches))
+        if skipped:
+            self._move(self.clock + skipped)
         for _, _, batch in batches.iterate(skipped):
             yield batch
             self.tick()
@@ -203,17 +224,18 @@ class Trainer(Client):
             raise InputError(f"{op} takes arrays of numbers, not {array.dtype}")
         self._check()
         self.wait()
-        began = time.perf_counter()
+        began = self._now()
         about = {"op": op, "dtype": array.dtype.str, "shape": list(array.shape), **about}
         text = frames.encode_json(about)
         raw = np.ascontiguousarray(array).tobytes()
-        self._round += 1
-        header = Header(frames.COLLECT, number=self._round, count=len(text))
+        body = text + raw.ljust(frames.padded(len(raw)), b"\0")
+        header = Header(frames.COLLECT, clock=self.clock, number=self._calls, count=len(text))
+        self._calls += 1
+        deadline = self._now() + self._clock_patience
         with self._lock:
-            request = self._controller().ask(header, text + raw.ljust(frames.padded(len(raw)), b"\0"))
-            body = request.result(time.monotonic() + self._clock_patience).body
-        self.seconds["wait"] += time.perf_counter() - began
-        return np.frombuffer(bytearray(body), array.dtype, array.size).reshape(array.shape)
+            answer = self._again(lambda: self._controller().ask(header, body).result(deadline).body)
+        self.seconds["wait"] += self._now() - began
+        return np.frombuffer(bytearray(answer), array.dtype, array.size).reshape(array.shape)
 
     # -- the end
 
@@ -221,17 +243,79 @@ class Trainer(Client):
         """Leave the run: the others no longer wait for this trainer; with `failed`, they are stopped."""
         if failed is None:
             self.wait()
-        if self._ticked is not None and failed is None:
-            self._ticked.result(time.monotonic() + config.seconds("request"))
-        self._ask_controller(Header(frames.LEAVE), {"failed": failed, "seconds": self.split()})
+            waited, self._ticked = self._ticked, None
+            if waited is not None and not self._has_come(waited):
+                self._pass(self.clock)
+        report = {"failed": failed, "seconds": self.split()}
+        self._ask_controller(Header(frames.LEAVE), report)
         self.close()
 
     def split(self) -> dict[str, float]:
         """Where the time since joining went, in seconds: "compute", "pull", "push", "wait"."""
-        total = time.perf_counter() - self._began
+        total = self._now() - self._began
         return {**self.seconds, "compute": max(0.0, total - sum(self.seconds.values()))}
 
     # -- inside
+
+    def _pass(self, clock: int) -> None:
+        """Tell the controller of a clock, and wait until one may go on from there."""
+        began = self._now()
+        header = Header(frames.TICK, clock=clock, count=self._planned)
+        deadline = self._now() + self._clock_patience
+
+        def ask() -> Header | None:
+            if not math.isinf(self.staleness):
+                return self._controller().exchange(header, deadline)
+            # nobody is ever held back: the answer is read at the next tick
+            waited, self._ticked = self._ticked, self._controller().ask(header)
+            return None if waited is None else waited.result(deadline).header
+
+        with self._lock:
+            answer = self._again(ask)
+        if answer is not None:
+            self.parties = max(1, answer.parties)
+        self.seconds["wait"] += self._now() - began
+
+    def _move(self, clock: int) -> None:
+        """To the next place in the program: ops and collective calls are counted from 0 again."""
+        self.clock, self._number, self._calls = clock, 0, 0
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """`ask()`, and again where the connection broke: a trainer may say everything twice."""
+
+        def afresh() -> T:
+            try:
+                return ask()
+            except ControllerGoneError:
+                self._ticked = None  # a later tick says more
+                raise
+
+        return self._insist(afresh)
+
+    def _has_come(self, request: Request) -> bool:
+        """Whether the answer came before the connection broke."""
+        try:
+            return request.result(self._now() + self._patience).done
+        except ControllerGoneError:
+            return False
+
+    def _controller(self) -> Channel:
+        before = self._controller_channel
+        channel = super()._controller()
+        if channel is not before:
+            self._join(channel)
+        return channel
+
+    def _join(self, channel: Channel) -> dict[str, Any]:
+        self._wish["joins"] += 1
+        try:
+            deadline = self._now() + self._patience
+            return frames.decode_json(
+                channel.ask(Header(frames.JOIN), frames.encode_json(self._wish)).result(deadline).body
+            )
+        except BaseException:
+            channel.close()
+            raise
 
     def _check(self) -> None:
         if self._cancelled is not None and self._cancelled():

@@ -6,15 +6,10 @@ put where that request's *sink* says, whoever happens to be reading.
 Two rules keep it from locking up. A channel that cannot write also reads: a server whose answers nobody takes stops
 reading requests, and both would wait for ever. And a channel that stopped in the middle of a frame (time-out,
 Ctrl-C) is closed, for nobody could tell where the next frame begins.
-
-Waiting. For the first moments `receive` polls without sleeping: waking a sleeping core costs more (40 to 80 us on
-virtual machines) than a server needs to answer. It gives way to whoever else wants the core, which may be the server.
 """
 
 from __future__ import annotations
 
-import os
-import select
 import socket
 import ssl
 import time
@@ -25,15 +20,13 @@ from dps import config
 from dps.errors import DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 from dps.wire import frames, session
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.quiet import impatient
+from dps.wire.sockets import Plain, Tls
 
 __all__ = ["Channel", "Request", "Sink", "ViewSink"]
 
 INBOX = 1 << 16
-SPIN = 50e-6  # seconds of polling before going to sleep
 SLICE = 0.25  # seconds of sleep between two looks at the deadline and at `idle`
-
-
-give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class Sink(Protocol):
@@ -62,9 +55,10 @@ class ViewSink:
 class Request:
     """A request on its way: its sink, and what became of it."""
 
-    __slots__ = ("body", "channel", "done", "error", "header", "size", "sink")
+    __slots__ = ("body", "channel", "done", "error", "header", "leg", "size", "sink")
 
     def __init__(self, channel: Channel, sink: Sink | None, size: int):
+        self.leg: Any = None  # what to send again if the channel breaks: see `transfers.py`
         self.channel = channel
         self.sink = sink
         self.size = size  # bytes that the sink takes; a body may be padded beyond
@@ -72,6 +66,13 @@ class Request:
         self.body: bytes | bytearray = b""  # of an answer without a sink
         self.error: DPSError | None = None
         self.done = False
+
+    @classmethod
+    def failed(cls, error: DPSError) -> Request:
+        """One that could not even be sent."""
+        request = cls(None, None, 0)  # type: ignore[arg-type]
+        request.error, request.done = error, True
+        return request
 
     def result(self, deadline: float) -> Request:
         """Wait until `deadline` (time.monotonic) for the answer.
@@ -124,18 +125,20 @@ class Channel:
         self._start = self._end = 0
         self._reading: Request | None = None  # whose body is on its way into its sink
         self._left = 0  # bytes of that body still to come, padding included
-        self._limit = config.nbytes("frame")
+        self._limit = INBOX // 2  # of what is not proved yet
         self._patience = config.seconds("request")
         patience = config.seconds("connect")
         deadline = time.monotonic() + patience
         try:
             sock = socket.create_connection(address, timeout=patience)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket: _Plain | _Tls = _Plain(sock) if tls is None else _Tls(tls.wrap_socket(sock))
+            impatient(sock)
+            self._socket: Plain | Tls = Plain(sock) if tls is None else Tls(tls.wrap_socket(sock))
         except OSError as error:
             host, port = address
             raise gone(f"{what} cannot be reached at {host}:{port}: {error}") from error
         self._introduce(session_name, secret, deadline)
+        self._limit = config.nbytes("frame")
 
     def _introduce(self, session_name: str, secret: str, deadline: float) -> None:
         """Prove that we know the secret, and see the peer prove it too."""
@@ -246,6 +249,8 @@ class Channel:
             readable = self._socket.wait(SLICE, also_write=True)
             if readable and self._requests:
                 self._read(0)
+            elif not sent and self.idle is not None:
+                self.idle()
 
     # -- in
 
@@ -373,74 +378,3 @@ class Channel:
         socket_ = getattr(self, "_socket", None)
         if socket_ is not None:
             socket_.close()
-
-
-class _Plain:
-    """A TCP socket."""
-
-    def __init__(self, sock: socket.socket):
-        sock.setblocking(False)
-        self._sock = sock
-        self._in, self._in_out = select.poll(), select.poll()
-        self._in.register(sock, select.POLLIN)
-        self._in_out.register(sock, select.POLLIN | select.POLLOUT)
-
-    def send(self, buffers: list[memoryview]) -> int:
-        try:
-            return self._sock.sendmsg(buffers[:64])
-        except BlockingIOError:
-            return 0
-
-    def receive(self, view: memoryview, patience: float) -> int | None:
-        receive = self._sock.recv_into
-        try:
-            try:
-                return receive(view)
-            except BlockingIOError:
-                pass
-            if patience <= 0:
-                return None
-            until = time.perf_counter() + SPIN
-            while time.perf_counter() < until:
-                give_way()
-                try:
-                    return receive(view)
-                except BlockingIOError:
-                    pass
-            self._in.poll(patience * 1000)
-            return receive(view)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return 0
-
-    def wait(self, seconds: float, also_write: bool = False) -> bool:
-        """Wait until something can be done; whether there is something to read."""
-        events = (self._in_out if also_write else self._in).poll(seconds * 1000)
-        return any(event & ~select.POLLOUT for _, event in events)
-
-    def close(self) -> None:
-        self._sock.close()
-
-
-class _Tls(_Plain):
-    """The same over TLS, where reading may need to write and the other way round."""
-
-    _sock: ssl.SSLSocket
-
-    def send(self, buffers: list[memoryview]) -> int:
-        try:
-            return self._sock.send(buffers[0])
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return 0
-
-    def receive(self, view: memoryview, patience: float) -> int | None:
-        for attempt in range(2):
-            try:
-                return self._sock.recv_into(view)
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                if patience > 0 and not attempt:
-                    self.wait(patience)
-            except OSError:
-                return 0
-        return None

@@ -7,11 +7,17 @@ place. Nothing is ever unpickled; texts are JSON. Which fields a kind uses, and 
 kind     header                                       body
 ======== ============================================ ==================================================
 PULL     table, epoch, clock, shard, shards, count    counts int64[shards], keys int64[count]
-PUSH     the same and trainer, number, parties;       the same, then values [count, dim]
-         flags: RULE_ADD or RULE_ASSIGN; ANSWER
-         asks for the new values
+PUSH     the same and trainer, attempt, number,       the same, then values [count, dim]
+         parties; flags: RULE_ADD or RULE_ASSIGN;
+         ANSWER asks for the new values
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
-JOIN...  see `controller.py`                          JSON
+...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`serving.py`)
+SCAN     table, shard, start: how many to pass over,   nothing; answer: keys int64[count], in the order
+         count: at most so many                       of their birth
+REPL...  as PUSH; with CONTROL an op without rows     versions int64[shards], then as PUSH
+DUMP     table, shard, epoch; see `replication.py`    JSON, arrays
+JOIN...  see `runs.py`                                JSON
+SERVE... see `fleet.py`                               JSON
 OK       request; count                               the values, or JSON, or nothing
 ERROR    request                                      JSON {"type", "message"}
 ======== ============================================ ==================================================
@@ -20,26 +26,41 @@ ERROR    request                                      JSON {"type", "message"}
 from __future__ import annotations
 
 import json
+import math
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from dps.errors import DPSError, LimitError, ProtocolError, by_name
 
-__all__ = ["HEADER_SIZE", "Header", "decode_error", "decode_header", "encode_error", "encode_header", "padded"]
+__all__ = [
+    "HEADER_SIZE",
+    "Header",
+    "decode_error",
+    "decode_header",
+    "encode_error",
+    "encode_header",
+    "pack_arrays",
+    "padded",
+    "unpack_arrays",
+]
 
 MAGIC = 0x5044  # "DP"
-VERSION = 1
+VERSION = 2
 
 # kinds
 GREETING, HELLO, WELCOME = 1, 2, 3
-PULL, PUSH, STATUS = 16, 17, 18
+PULL, PUSH, STATUS, REPLICATE, DUMP, SCAN = 16, 17, 18, 19, 20, 21
 ROUTE, JOIN, TICK, LEAVE, COLLECT = 32, 33, 34, 35, 36
+SERVE, BEAT, PLACE, CAUGHT_UP, STEPPED_DOWN, SUSPECT = 48, 49, 50, 51, 52, 53
 OK, ERROR = 64, 65
 
 # flags
-RANGE, RULE_ADD, RULE_ASSIGN, ANSWER = 1, 2, 4, 8
+RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL = 1, 2, 4, 8, 16, 32
 
-_HEADER = struct.Struct("<HBBIIIIIqIIqIIQ")
+_HEADER = struct.Struct("<HBBIIIIIqIIqIHHQ")
 HEADER_SIZE = _HEADER.size
 assert HEADER_SIZE == 64
 
@@ -52,14 +73,15 @@ class Header(NamedTuple):
     request: int = 0  # the answer carries the same number
     table: int = 0
     epoch: int = 0  # of the placement the sender believes in
-    trainer: int = 0
-    number: int = 0  # of the op, within (trainer, clock)
+    trainer: int = 0  # the origin: who made the op
+    number: int = 0  # of the op, within (origin, clock)
     clock: int = -1
     shard: int = 0  # first shard
     shards: int = 0  # how many, from there on
     start: int = 0  # first row, with RANGE
     count: int = 0  # type: ignore[assignment]  # keys or rows
     parties: int = 0  # trainers in the run
+    attempt: int = 0  # which incarnation of the trainer
     body: int = 0  # bytes that follow, a multiple of 8
 
 
@@ -134,3 +156,27 @@ def decode_error(body: Any) -> DPSError:
     if not isinstance(value, dict):
         raise ProtocolError(f"an error frame without an error: {value!r}")
     return by_name(str(value.get("type")))(str(value.get("message")))
+
+
+def pack_arrays(meta: dict[str, Any], arrays: Sequence[np.ndarray]) -> tuple[int, list[Any]]:
+    """(bytes of JSON, buffers): a dict and arrays as the body of a frame."""
+    about = {"meta": meta, "arrays": [[array.dtype.str, array.shape] for array in arrays]}
+    pieces: list[Any] = [encode_json(about)]
+    for array in arrays:
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        pieces += [flat, bytes(padded(flat.nbytes) - flat.nbytes)]
+    return len(pieces[0]), pieces
+
+
+def unpack_arrays(header: Header, body: memoryview) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """What :func:`pack_arrays` packed; `header.count` is the length of the JSON. The arrays are views of `body`."""
+    about = decode_json(body[: header.count])
+    arrays, at = [], header.count
+    try:
+        for code, shape in about["arrays"]:
+            dtype, count = np.dtype(code), math.prod(shape)
+            arrays.append(np.frombuffer(body, dtype, count, at).reshape(shape) if count else np.zeros(shape, dtype))
+            at += padded(dtype.itemsize * count)
+        return about["meta"], arrays
+    except (TypeError, KeyError, ValueError) as error:
+        raise ProtocolError(f"a piece of a dump that cannot be read: {error}") from None

@@ -3,6 +3,9 @@
 A listener greets with a nonce. The connecting side answers with the session's name, a nonce of its own and a proof
 that it knows the session's secret; the listener proves the same back. The secret itself never crosses the data plane;
 it is handed out over Dask's control plane, which its users already trust with running code.
+
+A parameter server has two of them: its clients' secret, and that of its servers, who may say more to each other and to
+the controller. They go by two names.
 """
 
 from __future__ import annotations
@@ -12,7 +15,12 @@ import hmac
 import json
 import secrets
 
-__all__ = ["new_nonce", "new_secret", "proof", "proves"]
+__all__ = ["new_nonce", "new_secret", "of_servers", "proof", "proves"]
+
+
+def of_servers(name: str) -> str:
+    """The name under which the servers of parameter server `name` prove who they are (no user can choose it)."""
+    return f"{name}/servers"
 
 
 def new_secret() -> str:

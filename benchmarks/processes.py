@@ -1,0 +1,179 @@
+"""A Dask cluster of real processes, for programs that stop, kill and cut off servers: scheduler, workers with nannies.
+
+Each server's worker is a process group of its own, so that one can be hit without its nanny, and may run in a network
+namespace (Linux, as root), so that it can be cut off from all others as by a broken cable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from distributed import Client
+
+import dps
+from benchmarks.common import ROOT
+
+__all__ = ["Machines", "Namespace", "machines", "primaries", "server_pid", "wait_for", "whole"]
+
+T = TypeVar("T")
+PATIENCE = 60.0
+HOST = "127.0.0.1"
+
+
+def wait_for(what: str, condition: Callable[[], T], seconds: float = PATIENCE, pause: float = 0.02) -> T:
+    """The first true value of `condition()`."""
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > until:
+            raise TimeoutError(f"no {what} within {seconds:g} s")
+        time.sleep(pause)
+    return found
+
+
+class Namespace:
+    """A network namespace, joined to ours by one cable that can be pulled: `cut`, `mend`."""
+
+    name, ours, theirs = "dps-bench", "10.87.0.1", "10.87.0.2"
+
+    def __init__(self) -> None:
+        self._ip("netns", "add", self.name)
+        try:
+            self._ip("link", "add", "dpsbench0", "type", "veth", "peer", "name", "dpsbench1", "netns", self.name)
+            self._ip("address", "add", f"{self.ours}/30", "dev", "dpsbench0")
+            self._ip("link", "set", "dpsbench0", "up")
+            self._ip("-n", self.name, "address", "add", f"{self.theirs}/30", "dev", "dpsbench1")
+            self._ip("-n", self.name, "link", "set", "lo", "up")
+            self.mend()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def problem() -> str | None:
+        """Why there can be none here."""
+        if sys.platform != "linux" or os.geteuid() != 0:
+            return "network namespaces need Linux and root"
+        done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
+        return f"`ip netns` does not work here: {done.stderr.strip()}" if done.returncode else None
+
+    def command(self) -> list[str]:
+        """What runs a program inside."""
+        return ["ip", "netns", "exec", self.name]
+
+    def cut(self) -> None:
+        """Pull the cable, at the far end: nothing gets through, and nobody is told."""
+        self._ip("-n", self.name, "link", "set", "dpsbench1", "down")
+
+    def mend(self) -> None:
+        self._ip("-n", self.name, "link", "set", "dpsbench1", "up")
+
+    def close(self) -> None:
+        """The namespace goes, and the cable with it."""
+        self._ip("netns", "delete", self.name)
+
+    @staticmethod
+    def _ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class Machines:
+    """The processes of one cluster; each worker is started with the resource ``dps``."""
+
+    def __init__(self, folder: str, host: str):
+        self.folder, self.host, self.address = folder, host, ""
+        self._processes: list[subprocess.Popen] = []
+        self._log = open(Path(folder, "log"), "wb")  # noqa: SIM115
+
+    def start_scheduler(self) -> None:
+        file = Path(self.folder, "scheduler.json")
+        self._start("dask_scheduler", "--host", self.host, "--port", "0", "--scheduler-file", str(file))
+        wait_for("scheduler", lambda: file.exists() and file.read_text())
+        self.address = json.loads(file.read_text())["address"]
+
+    def start_worker(self, name: str, namespace: Namespace | None = None) -> None:
+        host, inside = (self.host, []) if namespace is None else (namespace.theirs, namespace.command())
+        options = ["--name", name, "--host", host, "--nthreads", "1", "--resources", "dps=1", "--memory-limit", "0"]
+        options += ["--local-directory", self.folder, "--nanny", "--nworkers", "1", self.address]
+        self._start("dask_worker", *options, inside=inside)
+
+    def log(self) -> str:
+        """What they have written."""
+        return Path(self.folder, "log").read_text(errors="replace")
+
+    def _start(self, module: str, *options: str, inside: list[str] | None = None) -> None:
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+        command = [*(inside or []), sys.executable, "-m", f"distributed.cli.{module}", "--no-dashboard", *options]
+        out: dict[str, Any] = {"stdout": self._log, "stderr": self._log}
+        environment = {**os.environ, "PYTHONPATH": path, **threads}
+        self._processes.append(subprocess.Popen(command, **out, env=environment, cwd=ROOT, start_new_session=True))
+
+    def close(self) -> None:
+        """End them all, those that are stopped as well."""
+        everybody = []
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                here = psutil.Process(process.pid)
+                everybody += [here, *here.children(recursive=True)]
+        for one in everybody:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        for process in self._processes:
+            process.wait()
+        psutil.wait_procs(everybody, 10)
+        self._log.close()
+
+
+@contextlib.contextmanager
+def machines(workers: int, host: str = HOST, namespace: Namespace | None = None) -> Iterator[tuple[Machines, Client]]:
+    """A scheduler and so many workers for servers, one more in `namespace` if given; and a client."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        cluster = Machines(folder, host)
+        try:
+            cluster.start_scheduler()
+            for n in range(workers):
+                cluster.start_worker(f"server-{n}")
+            if namespace is not None:
+                cluster.start_worker("elsewhere", namespace)
+            count = workers + (namespace is not None)
+            with Client(cluster.address) as client:
+                client.wait_for_workers(count, timeout=PATIENCE)
+                yield cluster, client
+        finally:
+            cluster.close()
+
+
+def server_pid(client: Client, worker: str) -> int:
+    """The process of a worker."""
+    return int(client.run(os.getpid, workers=[worker])[worker])
+
+
+def primaries(ps: dps.ParameterServer, table: str) -> dict[int, list[int]]:
+    """Server -> the shards of a table that it is the primary of."""
+    found: dict[int, list[int]] = {}
+    for shard, chain in enumerate(json.loads(ps._call("describe")["tables"])[table]["chains"]):
+        found.setdefault(chain[0] if chain else -1, []).append(shard)
+    return found
+
+
+def whole(ps: dps.ParameterServer, servers: int) -> bool:
+    """Whether there are as many servers as there should be (at least), all chains full, and nothing is moving."""
+    about = ps._call("describe")
+    alive = {server["number"] for server in about["servers"] if server["alive"]}
+    tables = json.loads(about["tables"]).values()
+    full = all(
+        len(alive.intersection(chain)) == len(chain) >= table["spec"]["copies"] and joiner is None
+        for table in tables
+        for chain, joiner in zip(table["chains"], table["joiners"], strict=True)
+    )
+    return len(alive) >= servers and full

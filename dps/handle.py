@@ -1,0 +1,102 @@
+"""Handle: a driver's connection to the controller, over Dask's control plane."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from typing import Any
+
+from distributed import Client as DaskClient
+
+from dps.client import Client, Ticket
+from dps.controller import Controller
+from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, InputTypeError, NameInUseError
+from dps.server import Server
+
+__all__ = ["Handle", "check_name"]
+
+
+class Handle:
+    """What :class:`dps.ParameterServer` is made of beneath its methods: the Dask client, the ticket, calls."""
+
+    def _prepare(self, client: Any, name: str) -> None:
+        self.name = name
+        self.copies = 1
+        self.closed = False
+        self._attached = False  # taken up, not started, by this handle: `with` then leaves the servers running
+        self._own_client = client is not None and not isinstance(client, DaskClient)
+        if client is None:
+            self.dask_client: DaskClient = DaskClient.current()
+        else:
+            self.dask_client = DaskClient(client, set_as_default=False) if self._own_client else client
+        if self.dask_client.asynchronous:
+            raise InputTypeError("ParameterServer takes a synchronous Dask client: make it with asynchronous=False")
+        self._client: Client | None = None
+        try:
+            self.dask_client.register_plugin(Controller(Server))
+        except ImportError as error:
+            self._let_go()
+            raise DPSError(f"the scheduler cannot import dps ({error}): install it there, in this version") from error
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _start(self, servers: int, timeout: float) -> None:
+        try:
+            self._attach(self._call("open", servers=servers, timeout=timeout))
+        except BaseException as error:
+            if not isinstance(error, NameInUseError):  # that one is somebody else's
+                with contextlib.suppress(Exception):
+                    self._call("close_session")
+            raise
+
+    def _attach(self, about: dict[str, Any]) -> None:
+        host, port = about["controller"]
+        security = self.dask_client.security if self._scheduler_address().startswith("tls://") else None
+        self.ticket = Ticket(self.name, (host, port), about["secret"], security)
+
+    def _call(self, verb: str, named: bool = True, **fields: Any) -> Any:
+        """Ask the controller, over Dask's control plane."""
+        if self.closed:
+            raise ClosedError(f"parameter server {self.name!r} was closed")
+        if self.dask_client.scheduler is None:
+            if not self._is_there():  # Dask's client closes itself when its scheduler has gone
+                raise ControllerGoneError(f"the scheduler of parameter server {self.name!r} is gone")
+            raise ClosedError(
+                f"the Dask client that parameter server {self.name!r} was started with is closed; with another one, "
+                f"dps.ParameterServer.attach(client, {self.name!r}) takes it up"
+            )
+        if named:
+            fields["name"] = self.name
+        try:
+            return self.dask_client.sync(getattr(self.dask_client.scheduler, f"dps_{verb}"), **fields)
+        except (DPSError, KeyboardInterrupt):
+            raise
+        except (OSError, RuntimeError) as error:  # RuntimeError: the Dask client has given up, or was closed
+            raise ControllerGoneError(f"the scheduler did not answer dps_{verb}: {error}") from error
+
+    def _is_there(self) -> bool:
+        """Whether anybody listens where the controller does."""
+        try:
+            socket.create_connection(self.ticket.controller, timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def _let_go(self) -> None:
+        self.closed = True
+        if self._client is not None:
+            self._client.close()
+        if self._own_client:
+            self.dask_client.close()
+
+    def _scheduler_address(self) -> str:
+        return str(self.dask_client.scheduler_info(n_workers=0).get("address", ""))
+
+
+def check_name(name: str) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise InputError(
+            f"a parameter server's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r}"
+        )

@@ -1,0 +1,447 @@
+"""Serving: what a server does with frames. The role itself, without Dask, threads or sockets.
+
+Everything here happens in the server's endpoint thread. A server holds *copies* of shards. For some it is the primary:
+it answers clients' pulls and pushes. For others it is a backup: it takes the same ops from the one before it in the
+chain. Which, the controller says (PLACE); `replication.py` forwards ops and waits for their confirmation.
+
+Three rules keep an old primary from doing harm. It answers pulls of replicated tables only while it holds a lease,
+renewed by beats to the controller, who waits for the lease to end before it puts another in its place. It acknowledges
+a push only when the next in the chain has it, who refuses senders that have been replaced. And what it holds when it
+learns that it was replaced, it drops.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from dps.copies import Copy, Part, Waiter
+from dps.errors import (
+    DPSError,
+    FencedError,
+    MovedError,
+    NotFiniteError,
+    ProtocolError,
+    UnknownTableError,
+)
+from dps.member import BEAT, Member
+from dps.replication import Relay
+from dps.state.kernels import all_finite
+from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
+from dps.state.shard import DenseShard, make_shard
+from dps.state.transfer import Joining
+from dps.tables import Request, Table, op_of
+from dps.wire import frames
+from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded, unpack_arrays
+from dps.wire.session import of_servers
+
+__all__ = ["Serving"]
+
+Handler = Callable[[Any, Header, memoryview], None]
+
+logger = logging.getLogger(__name__)
+
+PIECE = 1 << 19  # bytes of an answer gathered before they are passed on: the peer reads while we gather more
+
+
+class Serving:
+    """The server's role; see the module's docstring.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+        Where frames come from: it offers `now`, `later`, `connect` and `frame_limit`.
+    session : str
+        Name of the parameter server.
+    number : int
+        Which of its servers this is; never used again.
+    secret : str
+        The servers'.
+    controller : (str, int)
+        Where the controller listens.
+    """
+
+    def __init__(self, endpoint: Any, session: str, number: int, secret: str, controller: tuple[str, int]):
+        self.endpoint, self.session, self.number = endpoint, session, number
+        self.tables: dict[int, Table] = {}
+        self.epoch = self.requests = 0
+        self.stopped = False
+        self._peers = of_servers(session)
+        self.member = Member(endpoint, self._peers, number, secret, controller, self.adopt)
+        self.relay = Relay(endpoint, self._peers, secret, self.member.report)
+        self.handlers: dict[int, Handler] = {
+            frames.PULL: self._pull,
+            frames.PUSH: self._push,
+            frames.SCAN: self._scan,
+            frames.STATUS: self._status,
+            frames.REPLICATE: self._from_server(self._replicate),
+            frames.DUMP: self._from_server(self._take_dump),
+        }
+
+    def start(self) -> None:
+        """Report to the controller, and go on doing so."""
+        self.member.connect()
+        self._look()
+
+    def stop(self) -> None:
+        """Forget everything."""
+        self.stopped = True
+        self.member.stop()
+        self.relay.close()
+        self.tables.clear()
+
+    def _look(self) -> None:
+        if not self.stopped:
+            self.member.beat(self.epoch)
+            self.relay.look()
+            self.endpoint.later(BEAT, self._look)
+
+    # -- what the controller says
+
+    def create(self, spec: TableSpec, shards: Iterable[int]) -> None:
+        """Begin a table with initial copies of these shards; PLACE says what they are for."""
+        table = self.tables[spec.id] = Table(spec, self.number, self.endpoint.frame_limit)
+        for number in shards:
+            table.copies[number] = Copy(spec, number, make_shard(spec, number))
+
+    def drop(self, table: int) -> None:
+        """Forget a table; whoever still waits for an op on it is refused."""
+        gone = self.tables.pop(table, None)
+        for copy in gone.copies.values() if gone is not None else ():
+            self.relay.drop(copy)
+        self.relay.settle()
+
+    def settle(self, keep: bool, over: list[list[int]]) -> tuple[list[tuple[int, int]], Waiter]:
+        """A run has ended: close the open clock of every primary (without `keep`, drop it); retire origins.
+
+        `over` are pairs (first origin, how many). Returns (table, shard) of the primaries, and who waits until their
+        copies have done so, too.
+        """
+        done, waiter = [], Waiter()
+        for table in self.tables.values():
+            primaries = [c for _, c in sorted(table.copies.items()) if c.serves]
+            done += [(table.spec.id, copy.number) for copy in primaries]
+            if table.spec.aggregate is not None:
+                self._control(table, primaries, self._close_op(table, 0, KEEP if keep else DROP), waiter)
+            for first, count in over:
+                retire = self._close_op(table, 0, first)._replace(rule=RETIRE, parties=count)
+                self._control(table, primaries, retire, waiter)
+        return done, waiter
+
+    def close_before(self, copy: Copy, clock: int) -> None:
+        """Close the sums of clocks before `clock`, on this copy and those behind it."""
+        if copy.shard.would_close(clock):
+            table = self.tables[copy.spec.id]
+            self._control(table, [copy], self._close_op(table, clock, OLDER))
+
+    def leads(self, copy: Copy) -> bool:
+        """Whether nobody else can have become the primary of a shard that we are the primary of."""
+        return copy.spec.copies == 1 or self.endpoint.now() <= self.member.lease_until
+
+    def adopt(self, placement: dict[str, Any]) -> None:
+        """A new placement: take up and give up roles, forward to new successors what is not yet confirmed."""
+        if placement["epoch"] <= self.epoch:
+            return
+        self.epoch = self.relay.epoch = placement["epoch"]
+        self.relay.addresses = {int(n): (host, port) for n, (host, port) in placement["servers"].items()}
+        for key, places in placement["tables"].items():
+            table = self.tables.get(int(key))
+            if table is not None:
+                for number, place in enumerate(places):
+                    self._adopt_shard(table, number, *place)
+        self.relay.settle()
+
+    def _adopt_shard(
+        self, table: Table, number: int, chain: list[int], joiner: int | None, fences: list[int], stepping_down: bool
+    ) -> None:
+        me, copy = self.number, table.copies.get(number)
+        if copy is not None and copy.fence > self.epoch:
+            return  # begun by a dump of a later placement, which overtook this one
+        line = chain if joiner is None else [*chain, joiner]
+        if me not in line:
+            if copy is not None:
+                del table.copies[number]
+                self.relay.drop(copy)
+            return
+        place = line.index(me)
+        if copy is not None and copy.fence < fences[place] and me == joiner:
+            self.relay.drop(table.copies.pop(number))  # it was a copy once; it starts anew
+            copy = None
+        if copy is None:
+            if me != joiner:
+                about = {"server": me, "shards": [[table.spec.name, number]], "why": "it has no such copy"}
+                self.relay.report(frames.SUSPECT, about)
+            return
+        successor = line[place + 1] if place + 1 < len(line) else None
+        if (copy.fence, copy.successor) != (fences[place], successor):
+            copy.deposed = False  # news of this shard; without any, whoever refused our ops knows more than we
+        copy.fence = fences[place]
+        copy.primary = place == 0
+        copy.stepping_down = stepping_down and copy.primary
+        self.relay.rechain(copy, successor, fences[place + 1] if joiner is not None and successor == joiner else None)
+
+    # -- clients
+
+    def _status(self, connection: Any, header: Header, body: memoryview) -> None:
+        connection.reply_json(Header(frames.OK, request=header.request), self.describe())
+
+    def describe(self) -> dict[str, Any]:
+        """Tables, rows and bytes."""
+        tables = {}
+        for table in self.tables.values():
+            shards = [copy.shard for copy in table.copies.values() if not copy.joining]
+            tables[table.spec.name] = {
+                "rows": sum(len(copy.shard) for copy in table.copies.values() if copy.primary),
+                "bytes": sum(shard.nbytes for shard in shards),
+                "shards": sorted(n for n, copy in table.copies.items() if copy.primary),
+                "copies": sorted(n for n, copy in table.copies.items() if not copy.primary),
+            }
+        about = {"server": self.number, "epoch": self.epoch, "requests": self.requests, "tables": tables}
+        return {**about, "connections": len(self.endpoint.connections), **self.relay.describe()}
+
+    def _table(self, header: Header) -> Table:
+        table = self.tables.get(header.table)
+        if table is None:
+            if self.stopped:  # in the moment before the connection is closed
+                raise MovedError(f"server {self.number} has stopped")
+            raise UnknownTableError(f"server {self.number} has no table number {header.table}; was it dropped?")
+        return table
+
+    def _leased(self, header: Header) -> Table:
+        """The table, where nobody else can be the primary of our shards."""
+        table = self._table(header)
+        if table.spec.copies > 1 and self.endpoint.now() > self.member.lease_until:
+            raise MovedError(f"server {self.number} has lost touch with the controller")
+        return table
+
+    def _scan(self, connection: Any, header: Header, body: memoryview) -> None:
+        self.requests += 1
+        keys = self._leased(header).scan(header)
+        connection.reply(Header(frames.OK, request=header.request, count=len(keys)), keys.tobytes())
+
+    def _pull(self, connection: Any, header: Header, body: memoryview) -> None:
+        self.requests += 1
+        table = self._leased(header)
+        request = table.cut(header, body)
+        if request.used != len(body):
+            raise ProtocolError(f"a pull of {header.count} rows has a body of {len(body)} bytes, not {request.used}")
+        if table.spec.aggregate is not None:
+            for part in request.parts:
+                self.close_before(part.copy, header.clock)
+        self._answer(connection, header, table, request.parts)
+
+    def _push(self, connection: Any, header: Header, body: memoryview) -> None:
+        self.requests += 1
+        if self.relay.busy:
+            self._holding(self._take_push, connection, header, body)
+        else:
+            self._take_push(connection, header, body, lambda: None)
+
+    @staticmethod
+    def _holding(function: Callable[..., None], connection: Any, header: Header, body: memoryview) -> None:
+        """Handle a frame whose body may be needed for longer; `function` sees to its release, unless it raises."""
+        body, release = connection.hold(body)
+        try:
+            function(connection, header, body, release)
+        except BaseException:
+            release()
+            raise
+
+    def _take_push(self, connection: Any, header: Header, body: memoryview, release: Callable[[], None]) -> None:
+        table, count = self._table(header), header.count
+        spec = table.spec
+        request = table.cut(header, body)
+        nbytes = count * table.row_bytes
+        if request.used + padded(nbytes) != len(body):
+            raise ProtocolError(f"a push of {count} rows of table {spec.name!r} has a body of {len(body)} bytes")
+        values = np.frombuffer(body, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
+        if spec.finite and spec.dtype != "int64" and not all_finite(values.reshape(-1)):
+            raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
+        op = op_of(header)
+        for copy, keys, _, a, b in request.parts:  # all that can fail comes before the first change
+            if op.origin:
+                copy.shard.ledger.check(op.origin, op.attempt)
+            if keys is not None and spec.keyed:
+                copy.shard.reserve(b - a)
+        waiter = Waiter()
+        self._change(table, header, op, request, values, waiter)
+
+        def reply() -> None:
+            if connection.transport.is_closing():
+                return
+            if waiter.error is not None:
+                connection.reply_error(header, waiter.error)
+                connection.transport.close()
+            elif op.answer:
+                self._answer(connection, header, table, request.parts, op)
+            else:
+                connection.reply(Header(frames.OK, request=header.request, count=count))
+
+        def finish() -> None:
+            release()
+            if table.waits:
+                reply()
+
+        if not table.waits:
+            reply()
+        waiter.then(finish)
+        self.relay.press(connection)
+
+    def _change(
+        self, table: Table, header: Header, op: Op, request: Request, values: np.ndarray, waiter: Waiter
+    ) -> None:
+        """Apply to every shard; forward what was new; follow what was a repeat."""
+        fresh = []
+        for part in request.parts:
+            copy, keys, start, a, b = part
+            if copy.shard.apply(op._replace(keys=keys, start=start, values=values[a:b])):
+                fresh.append((part, copy.shard.version))
+            else:
+                self.relay.follow(copy, waiter)
+        if fresh and self.relay.busy:
+            self.relay.forward(header._replace(epoch=self.epoch), fresh, request.keys, values, waiter)
+
+    def _control(self, table: Table, copies: list[Copy], op: Op, waiter: Waiter | None = None) -> None:
+        """An op without rows, on these copies and those behind them."""
+        flags = frames.CONTROL | (frames.RULE_ADD if op.rule == RETIRE else 0)
+        header = Header(
+            frames.REPLICATE, flags, 0, table.spec.id, self.epoch, clock=op.clock, start=op.start, parties=op.parties
+        )
+        for copy in copies:
+            copy.shard.apply(op)
+            if self.relay.busy:
+                fresh = [(Part(copy, None, op.start, 0, 0), copy.shard.version)]
+                self.relay.forward(header, fresh, None, op.values, waiter or Waiter())
+
+    @staticmethod
+    def _close_op(table: Table, clock: int, what: int) -> Op:
+        return Op(CLOSE, None, what, np.empty((0, table.spec.dim), table.dtype), clock, 1)
+
+    def _answer(
+        self, connection: Any, header: Header, table: Table, parts: list[Part], repeated: Op | None = None
+    ) -> None:
+        """Copy the rows into the connection's outgoing buffer and pass them on, piece by piece."""
+        certificate = b""
+        if header.flags & frames.CERTIFICATE:
+            certificate = frames.encode_json({p.copy.number: p.copy.shard.ledger.certificate().tolist() for p in parts})
+        nbytes = header.count * table.row_bytes
+        buffer = connection.outgoing(HEADER_SIZE + padded(nbytes))
+        view = memoryview(buffer)
+        answer = Header(frames.OK, request=header.request, count=header.count, body=padded(nbytes) + len(certificate))
+        view[:HEADER_SIZE] = encode_header(answer)
+        out = buffer[HEADER_SIZE : HEADER_SIZE + nbytes].view(table.dtype).reshape(header.count, table.spec.dim)
+        step, passed = max(1, PIECE // table.row_bytes), 0
+        for copy, keys, start, first, last in parts:
+            if repeated is not None and self._kept(copy, repeated, out[first:last]):
+                continue
+            for a in range(first, last, step):
+                b = min(a + step, last)
+                if keys is None:
+                    assert isinstance(copy.shard, DenseShard)
+                    copy.shard.pull_range(start + a - first, out[a:b])
+                else:
+                    copy.shard.pull(keys[a - first : b - first], out[a:b])
+                ready = HEADER_SIZE + b * table.row_bytes
+                if ready - passed >= PIECE:
+                    connection.write(view[passed:ready])
+                    passed = ready
+        if passed < len(view):
+            connection.write(view[passed:])
+        if certificate:
+            connection.write(certificate)
+
+    @staticmethod
+    def _kept(copy: Copy, op: Op, out: np.ndarray) -> bool:
+        """The answer that an op was given first, if it is still known."""
+        kept = copy.shard.ledger.answer(op.origin, op.clock, op.number) if op.origin else None
+        if kept is None or kept.shape != out.shape:
+            return False
+        out[:] = kept
+        return True
+
+    # -- the server before us in a chain
+
+    def _from_server(self, handler: Handler) -> Handler:
+        """Only a server may send such frames."""
+
+        def handle(connection: Any, header: Header, body: memoryview) -> None:
+            if connection.session != self._peers:
+                raise ProtocolError(f"a frame of kind {header.kind} from somebody who is no server")
+            handler(connection, header, body)
+
+        return handle
+
+    def _replicate(self, connection: Any, header: Header, body: memoryview) -> None:
+        self._holding(self._take_op, connection, header, body)
+
+    def _take_op(self, connection: Any, header: Header, body: memoryview, release: Callable[[], None]) -> None:
+        table = self._table(header)
+        spec, count = table.spec, header.count
+        versions = np.frombuffer(body, np.int64, header.shards).tolist()
+        rest = body[8 * header.shards :]
+        op = op_of(header)
+        if header.flags & frames.CONTROL:
+            copies = [self._behind(table, header, n) for n in range(header.shard, header.shard + header.shards)]
+            request = Request([Part(copy, None, header.start, 0, 0) for copy in copies], None, 0)
+        else:
+            request = table.cut(header, rest, primary=False)
+        values = np.frombuffer(rest, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
+        if any(part.copy.fence == 0 for part in request.parts):
+            # A new table, and we have not heard yet who is behind us: it will be sent again.
+            release()
+            connection.transport.close()
+            return
+        for part in request.parts:
+            copy, version = part.copy, versions[part.copy.number - header.shard]
+            self._behind(table, header, copy.number)
+            if version > copy.shard.version + 1:
+                raise DPSError(f"server {self.number} is at {copy.shard.version} of shard {copy.number}, not {version}")
+        waiter, fresh = Waiter(), []
+        for part in request.parts:
+            copy, keys, start, a, b = part
+            if versions[copy.number - header.shard] > copy.shard.version:
+                copy.shard.apply(op._replace(keys=keys, start=start, values=values[a:b]))
+                fresh.append((part, copy.shard.version))
+            else:
+                self.relay.follow(copy, waiter)
+        if fresh and self.relay.busy:
+            self.relay.forward(header._replace(epoch=self.epoch), fresh, request.keys, values, waiter)
+
+        def finish() -> None:
+            release()
+            if waiter.error is None and not connection.transport.is_closing():  # else: the controller knows what next
+                connection.reply(Header(frames.OK, request=header.request))
+
+        waiter.then(finish)
+
+    def _behind(self, table: Table, header: Header, number: int) -> Copy:
+        """The copy, if the sender may still change it."""
+        copy = table.copies.get(number)
+        if copy is None:
+            raise DPSError(f"server {self.number} has no copy of shard {number} of table {table.spec.name!r}")
+        if header.epoch < copy.fence:
+            raise FencedError(f"shard {number} of table {table.spec.name!r}: no ops of epoch {header.epoch} any more")
+        return copy
+
+    def _take_dump(self, connection: Any, header: Header, body: memoryview) -> None:
+        """A piece of a shard that we are to hold: its beginning, rows, or its end."""
+        table = self._table(header)
+        meta, arrays = unpack_arrays(header, body)
+        copy = table.copies.get(header.shard)
+        if header.number == 0:
+            if copy is not None and (not copy.joining or header.epoch < copy.fence):
+                raise DPSError(f"server {self.number} does not begin shard {header.shard} anew at {header.epoch}")
+            joining = Joining(table.spec, header.shard)
+            joining.begin(meta, [array.copy() for array in arrays])
+            copy = table.copies[header.shard] = Copy(table.spec, header.shard, joining)
+            copy.joining, copy.fence = True, header.epoch
+        elif copy is None or not copy.joining or header.epoch < copy.fence:
+            raise DPSError(f"server {self.number} does not wait for shard {header.shard} of {table.spec.name!r}")
+        elif header.number == 1:
+            copy.shard.add(meta, arrays)
+        else:
+            copy.shard, copy.joining = copy.shard.finish(), False
+        connection.reply(Header(frames.OK, request=header.request))

@@ -1,0 +1,202 @@
+"""What a client sees of the network: :class:`dps.wire.channel.Channel` on virtual time, and clients that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dps import config
+from dps.calls import Ticket
+from dps.client import Client
+from dps.errors import DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
+from dps.testing.network import END, End, Network
+from dps.testing.world import Main, Party, Task, Timer
+from dps.training.trainer import Trainer
+from dps.wire import frames
+from dps.wire.channel import SLICE, Channel, Request, Sink
+from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+
+__all__ = ["SimChannel", "SimClient", "SimTrainer"]
+
+
+class SimChannel(Channel, End):
+    """One connection of a client to a server or to the controller."""
+
+    def __init__(
+        self, network: Network, host: Party, address: tuple[str, int], ticket: Ticket, what: str, gone: type[DPSError]
+    ):
+        End.__init__(self, host)
+        self.what, self.closed, self.idle = what, False, None
+        self._gone = gone
+        self._requests: dict[int, Request] = {}
+        self._next = 1
+        self._reading = None
+        self._limit = config.nbytes("frame")
+        self._patience = config.seconds("request")
+        self._up = False
+        self._waiter: Task | Main | None = None
+        self._alarm: Timer | None = None
+        self._rings = 0.0  # when the alarm goes off
+        network.connect(self, address, (ticket.session, ticket.secret, host.name))
+        deadline = host.now() + config.seconds("connect")
+        while not self._up:
+            left = deadline - host.now()
+            if left <= 0 or self.over:
+                self.close()
+                raise gone(
+                    f"{what} cannot be reached at {address[0]}:{address[1]}: {'refused' if self.over else 'late'}"
+                )
+            self._wait(left)
+            self._take_all()
+
+    # -- out
+
+    def exchange(self, header: Header, deadline: float) -> Header:
+        return self._header_of(self.ask(header), deadline)
+
+    def send(self, header: Header, pieces: Iterable[Any], sink: Sink | None = None, size: int = 0) -> Request:
+        if self.closed:
+            raise self._gone(f"the connection to {self.what} is closed")
+        number = self._next
+        self._next = number % 0xFFFFFFFF + 1
+        request = self._requests[number] = Request(self, sink, size)
+        frame = bytearray(encode_header(header, number))
+        for piece in pieces:
+            frame += memoryview(piece).cast("B")
+        if len(frame) != HEADER_SIZE + header.body:
+            raise RuntimeError(f"a frame of {len(frame) - HEADER_SIZE} bytes announces {header.body}")
+        try:
+            self.outward.write(frame, len(frame))
+            self._drain()
+        except BaseException as error:
+            self._break(error)
+            raise
+        return request
+
+    def _drain(self) -> None:
+        """Wait until all has left; read meanwhile, or the other side might never take it."""
+        unsent, deadline = self.outward.unsent, self.host.now() + self._patience
+        while self.outward.unsent:
+            if self.outward.unsent < unsent:
+                unsent, deadline = self.outward.unsent, self.host.now() + self._patience
+            elif self.host.now() >= deadline:
+                raise RequestTimeoutError(f"{self.what} has taken no bytes for {self._patience:g} s")
+            self._wait(SLICE)
+            self._take_all()
+
+    # -- in
+
+    def read_until(self, request: Request, deadline: float) -> None:
+        if self.closed:
+            raise self._gone(f"the connection to {self.what} is closed")
+        try:
+            self._take_all()
+            while not request.done:
+                left = deadline - self.host.now()
+                if left <= 0:
+                    raise RequestTimeoutError(f"{self.what} has not answered in time")
+                if not self._wait(min(left, SLICE)) and self.idle is not None:
+                    self.idle()
+                self._take_all()
+        except BaseException as error:
+            self._break(error)
+            raise
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait, up to so long, until something has arrived or left; whether it has."""
+        if self.inward.inbox and not self.host.dead:
+            return True
+        until = self.host.now() + seconds
+        if self._alarm is None or self._alarm.over or self._rings > until:  # else that of an earlier wait does as well
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm, self._rings = self.host.later(seconds, self._wake), until
+        self._waiter = self.host.world.current()
+        try:
+            self.host.pause(self._waiter)
+        finally:
+            self._waiter = None
+        return bool(self.inward.inbox)
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            self._waiter.resume()
+
+    arrived = drained = _wake
+
+    def _take_all(self) -> None:
+        while self.inward.inbox:
+            message = self.take()
+            if message is END:
+                self.finish()
+                if not self._up:
+                    return
+                raise self._gone(f"{self.what} closed the connection")
+            if isinstance(message, bytearray):
+                self._take_frame(message)
+            else:
+                self._up = True
+
+    def _take_frame(self, frame: bytearray) -> None:
+        header, body = decode_header(frame, 0, self._limit), memoryview(frame)[HEADER_SIZE:]
+        request = self._requests.get(header.request)
+        if request is None or header.kind == frames.ERROR or request.sink is None:
+            self._finish_small(header, request, bytes(body))
+            return
+        if header.body != frames.padded(request.size):
+            raise ProtocolError(f"{self.what} answered {header.body} bytes where {request.size} were asked for")
+        del self._requests[header.request]
+        start = 0
+        while request.size:
+            view = request.sink.buffer()
+            n = min(len(view), request.size)
+            view[:n] = body[start : start + n]
+            request.sink.advance(n)
+            request.size, start = request.size - n, start + n
+        request.header, request.done = header, True
+
+    def close(self) -> None:
+        self.closed = True
+        if not self.host.dead:
+            self.hang_up()
+
+
+class _Simulated(Client):
+    """A client of a simulated party."""
+
+    _network: Network
+    _host: Party
+
+    def _connect(self, address: tuple[str, int], what: str, gone: type[DPSError] = ServerGoneError) -> Channel:
+        channel = SimChannel(self._network, self._host, (address[0], address[1]), self.ticket, what, gone)
+        channel.idle = self._idle
+        return channel
+
+    def _now(self) -> float:
+        return self._host.now()
+
+    def _sleep(self, seconds: float) -> None:
+        self._host.sleep(seconds)
+
+
+class SimClient(_Simulated):
+    """A client without a clock."""
+
+    def __init__(self, network: Network, host: Party, ticket: Ticket):
+        self._network, self._host = network, host
+        super().__init__(ticket)
+
+
+class SimTrainer(_Simulated, Trainer):
+    """A trainer; an iteration takes it so many virtual seconds, on the average."""
+
+    def __init__(
+        self, network: Network, host: Party, ticket: Ticket, run: int, trainer: int, incarnation: int, compute: float
+    ):
+        self._network, self._host, self._compute = network, host, compute
+        super().__init__(ticket, run, trainer, incarnation, host.name)
+
+    def tick(self) -> int:
+        if self._compute:
+            self._host.sleep(self._compute * self._host.slowness * self._host.world.random.uniform(0.5, 1.5))
+        return super().tick()

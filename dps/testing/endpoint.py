@@ -1,0 +1,365 @@
+"""What roles see of the network: an endpoint with its connections and links, as `dps.wire` has them.
+
+Three things are stricter than with real sockets. The body of a frame is overwritten as soon as its handler returns,
+unless it was held: who keeps a view of it reads garbage at once, not once in a while. Connections are in the order in
+which they were made. And an error in a handler that is none of dps ends the simulation instead of one connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dps import config
+from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError
+from dps.testing.network import END, End, Network
+from dps.testing.world import Party, Timer
+from dps.wire import frames
+from dps.wire.endpoint import Handler
+from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+
+__all__ = ["SimConnection", "SimEndpoint", "SimLink"]
+
+GARBAGE = b"\xa5" * 4096
+KINDS: dict[int, str] = {}
+for _name, _value in vars(frames).items():  # kinds are listed before the flags, some of which have the same numbers
+    if _name.isupper() and isinstance(_value, int) and not _name.startswith("_"):
+        KINDS.setdefault(_value, _name)
+SIZE = struct.Struct("<Q")  # of a body: the last field of a header
+
+
+def spoil(body: memoryview) -> None:
+    """Overwrite a body that nobody may look at any more."""
+    for start in (0, max(0, len(body) - len(GARBAGE))):
+        end = min(len(body), start + len(GARBAGE))
+        body[start:end] = GARBAGE[: end - start]
+
+
+class Transport:
+    """What a connection writes to: bytes in, whole frames out."""
+
+    def __init__(self, end: SimConnection):
+        self._end = end
+        self._closing = False
+        self._rest = bytearray()  # the beginning of a frame
+
+    def write(self, data: Any) -> None:
+        if self.is_closing():
+            return
+        data = memoryview(data).cast("B")
+        if self._rest or len(data) < HEADER_SIZE or len(data) != _size(data):
+            self._rest += data
+            while len(self._rest) >= HEADER_SIZE and len(self._rest) >= (size := _size(self._rest)):
+                self._end.emit(self._rest[:size])
+                del self._rest[:size]
+        else:
+            self._end.emit(bytearray(data))
+
+    def writelines(self, buffers: Sequence[Any]) -> None:
+        for data in buffers:
+            self.write(data)
+
+    def is_closing(self) -> bool:
+        return self._closing or self._end.over
+
+    def get_write_buffer_size(self) -> int:
+        return 0 if self._end.over else self._end.outward.unsent
+
+    def close(self) -> None:
+        """Hang up, after all that was written."""
+        self._leave(rudely=False)
+
+    def abort(self) -> None:
+        """Hang up at once."""
+        self._leave(rudely=True)
+
+    def _leave(self, rudely: bool) -> None:
+        if not self.is_closing():
+            self._closing = True
+            self._end.host.later(0, self._end.lost)
+            self._end.hang_up(rudely)
+
+
+def _size(frame: Any) -> int:
+    return HEADER_SIZE + SIZE.unpack_from(frame, HEADER_SIZE - SIZE.size)[0]
+
+
+class SimConnection(End):
+    """The accepted side of a connection, as :class:`dps.wire.endpoint.Connection`."""
+
+    def __init__(self, endpoint: SimEndpoint):
+        super().__init__(endpoint.host_party)
+        self.endpoint = endpoint
+        self.session: str | None = None
+        self.party: Any = None  # for the role's own use
+        self.peer = "?"
+        self.transport = Transport(self)
+        self._paused = self._suspended = self._begun = self._held = False
+        self._stuck: Timer | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.peer}>{self.host}"
+
+    # -- in
+
+    def arrived(self) -> None:
+        inbox = self.inward.inbox
+        while inbox and not (self._paused or self._suspended or self.transport.is_closing()):
+            message = self.take()
+            if isinstance(message, bytearray):
+                self._frame(message)
+            elif message is END:
+                self.finish()
+                self.lost()
+            else:
+                self._introduced(*message)
+
+    def _introduced(self, session: str, secret: str, caller: str) -> None:
+        """In place of greeting, HELLO and WELCOME."""
+        self.peer = caller
+        self.endpoint.connections[self] = None
+        if self.endpoint.secrets.get(session) != secret:
+            self.refuse(AccessDeniedError(f"no proof of the secret of parameter server {session!r}"))
+        else:
+            self.session = session
+            self.outward.write((), 0)
+
+    def _frame(self, frame: bytearray) -> None:
+        endpoint, world = self.endpoint, self.host.world
+        try:
+            header = decode_header(frame, 0, endpoint.frame_limit)
+            kind = KINDS.get(header.kind, header.kind)
+            world.note("%s>%s %s %d.%d #%d", self.peer, self.host, kind, header.clock, header.number, header.request)
+            if header.kind in endpoint.repeated and world.random.random() < endpoint.network.repeats:
+                delay = endpoint.network.delay(self.host, self.host) * world.random.choice((1, 10, 100))
+                self.host.later(delay, self._again, bytearray(frame))
+            self._handle(header, memoryview(frame)[HEADER_SIZE:])
+        except ProtocolError as error:
+            self.refuse(error)
+
+    def _handle(self, header: Header, body: memoryview) -> None:
+        handler = self.endpoint.handlers.get(header.kind)
+        if handler is None or self.session is None:
+            raise ProtocolError(f"no handler for frames of kind {header.kind} of session {self.session}")
+        self._held = self._begun = False
+        try:
+            handler(self, header, body)  # type: ignore[arg-type]
+        except DPSError as error:
+            if self._begun or isinstance(error, ProtocolError):
+                raise
+            self.reply_error(header, error)
+            if isinstance(error, MovedError):
+                self.transport.close()
+        finally:
+            if not self._held:
+                spoil(body)
+
+    def _again(self, frame: bytearray) -> None:
+        """A copy of a frame that was handled before comes out of an older connection, long broken."""
+        ghost = SimConnection(self.endpoint)
+        ghost.over, ghost.peer, ghost.session, ghost.party = True, f"{self.peer} (again)", self.session, self.party
+        header = decode_header(frame, 0, self.endpoint.frame_limit)
+        self.host.world.note("%s>%s %s %d.%d again", self.peer, self.host, header.kind, header.clock, header.number)
+        ghost._handle(header, memoryview(frame)[HEADER_SIZE:])
+
+    def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
+        self._held = True
+        return body, lambda: spoil(body)
+
+    def suspend(self) -> None:
+        self._suspended = True
+
+    def resume(self) -> None:
+        if self._suspended:
+            self._suspended = False
+            self.host.later(0, self.arrived)
+
+    def lost(self) -> None:
+        """The connection has ended."""
+        if self._stuck is not None:
+            self._stuck.cancel()
+        self.endpoint.forget(self)
+
+    # -- out
+
+    def outgoing(self, nbytes: int) -> np.ndarray:
+        return np.empty(nbytes, np.uint8)
+
+    def write(self, data: Any) -> None:
+        self._begun = True
+        self.transport.write(data)
+
+    def emit(self, frame: bytearray) -> None:
+        """Pass a whole frame on."""
+        self.outward.write(frame, len(frame))
+        if self.outward.unsent and not self._paused:
+            self._paused = True
+            self._watch(self.outward.unsent)
+
+    def drained(self) -> None:
+        if self._paused:
+            self._paused = False
+            if self._stuck is not None:
+                self._stuck.cancel()
+            self.arrived()
+
+    def _watch(self, unsent: int) -> None:
+        """Give up a peer that takes nothing of its answer for the length of the request time-out."""
+
+        def look() -> None:
+            if self._paused and not self.over:
+                if self.outward.unsent == unsent:
+                    self.transport.abort()
+                else:
+                    self._watch(self.outward.unsent)
+
+        self._stuck = self.host.later(self.endpoint.patience, look)
+
+    def reply(self, header: Header, body: bytes = b"") -> None:
+        if body:
+            header = header._replace(body=len(body))
+        self.transport.write(encode_header(header) + body)
+
+    def reply_json(self, header: Header, value: Any) -> None:
+        self.reply(header, frames.encode_json(value))
+
+    def reply_error(self, header: Header, error: BaseException) -> None:
+        self.reply(Header(frames.ERROR, request=header.request), frames.encode_error(error))
+
+    def refuse(self, error: Exception) -> None:
+        self.reply(Header(frames.ERROR), frames.encode_error(error))
+        self.transport.close()
+
+
+class SimLink(End):
+    """An endpoint's own connection to another, as :class:`dps.wire.link.Link`."""
+
+    def __init__(
+        self,
+        endpoint: SimEndpoint,
+        on_up: Callable[[Any], None],
+        on_frame: Callable[[Any, Header, memoryview], None],
+        on_end: Callable[[Any], None],
+    ):
+        super().__init__(endpoint.host_party)
+        self.open = False
+        self.party: Any = None  # for the role's own use
+        self._endpoint = endpoint
+        self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
+        self._deadline = self.host.later(config.seconds("connect"), self.close)
+
+    @property
+    def unsent(self) -> int:
+        return 0 if self.over else self.outward.unsent
+
+    def send(self, header: Header, buffers: Sequence[Any] = ()) -> None:
+        if not self.over:
+            frame = bytearray(encode_header(header))
+            for piece in buffers:
+                frame += memoryview(piece).cast("B")
+            if len(frame) != HEADER_SIZE + header.body:
+                raise RuntimeError(f"a frame of {len(frame) - HEADER_SIZE} bytes announces {header.body}")
+            self.outward.write(frame, len(frame))
+
+    def send_json(self, header: Header, value: Any) -> None:
+        body = frames.encode_json(value)
+        self.send(header._replace(body=len(body)), (body,))
+
+    def close(self) -> None:
+        """End it; `on_end` is called."""
+        if not self.over:
+            self.hang_up(rudely=True)
+            self.host.later(0, self._ended)
+
+    def arrived(self) -> None:
+        while self.inward.inbox and not self.over:
+            message = self.take()
+            if message is END:
+                self.finish()
+                self._ended()
+            elif isinstance(message, bytearray):
+                self._frame(message)
+            else:
+                self._deadline.cancel()
+                self.open = True
+                self._on_up(self)
+
+    def _frame(self, frame: bytearray) -> None:
+        header, body = decode_header(frame, 0, self._endpoint.frame_limit), memoryview(frame)[HEADER_SIZE:]
+        self.host.world.note("%s<%s %s #%d", self.host, self.inward.sender.host, KINDS.get(header.kind), header.request)
+        try:
+            if not self.open:
+                raise ProtocolError("refused")
+            self._on_frame(self, header, body)
+        except DPSError:
+            self.close()
+        spoil(body)
+
+    def _ended(self) -> None:
+        self._deadline.cancel()
+        self.open = False
+        self._on_end(self)
+
+
+class SimEndpoint:
+    """The listening side of a party, as :class:`dps.wire.endpoint.Endpoint`, on virtual time."""
+
+    def __init__(
+        self,
+        network: Network,
+        party: Party,
+        handlers: dict[int, Handler] | None = None,
+        on_close: Callable[[Any], None] | None = None,
+    ):
+        self.network, self.host_party = network, party
+        self.handlers: dict[int, Handler] = {} if handlers is None else handlers
+        self.repeated = frozenset({frames.PUSH})  # kinds of frames that the fault `repeats` is for
+        self.secrets: dict[str, str] = {}
+        self.connections: dict[SimConnection, None] = {}
+        self.frame_limit = config.nbytes("frame")
+        self.patience = config.seconds("request")
+        self.now, self.later = party.now, party.later
+        self.host, self.port = party.name, 1 + len(network.endpoints)
+        self._on_close = on_close
+        network.endpoints[self.host, self.port] = self
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        return self.host, self.port
+
+    def connect(
+        self,
+        address: tuple[str, int],
+        session_name: str,
+        secret: str,
+        on_up: Callable[[Any], None],
+        on_frame: Callable[[Any, Header, memoryview], None],
+        on_end: Callable[[Any], None],
+    ) -> SimLink:
+        """A connection of our own to another endpoint."""
+        link = SimLink(self, on_up, on_frame, on_end)
+        self.network.connect(link, (address[0], address[1]), (session_name, secret, self.host))
+        return link
+
+    def call(self, function: Callable[..., Any], *args: Any, timeout: float = 60) -> Any:
+        """Run `function` as the endpoint's thread would."""
+        return function(*args)
+
+    def new_connection(self) -> SimConnection:
+        """For somebody who knocks."""
+        return SimConnection(self)
+
+    def forget(self, connection: SimConnection) -> None:
+        if connection in self.connections:
+            del self.connections[connection]
+            if self._on_close is not None:
+                self._on_close(connection)
+
+    def stop(self) -> None:
+        """Hang up every connection."""
+        for connection in list(self.connections):
+            connection.transport.abort()

@@ -1,0 +1,442 @@
+"""Simulation: a cluster in one thread, on virtual time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dps.calls import Ticket
+from dps.errors import DPSError, InputError, StoppedError
+from dps.state.initializers import Initializer, Zeros
+from dps.state.ops import TableSpec
+from dps.state.optimizers import Add, Optimizer
+from dps.testing.channel import SimClient, SimTrainer
+from dps.testing.faults import Faults, Mischief
+from dps.testing.network import Network
+from dps.testing.roles import SECRET, SESSION, SimController
+from dps.testing.world import Party, StuckError, World
+from dps.training.data import share
+
+__all__ = ["Simulation"]
+
+DASK_NOTICES = 0.02  # seconds in which Dask learns that a worker process has ended
+
+
+class Job:
+    """One `run`: what its trainers do, and what became of them."""
+
+    def __init__(self, function: Callable[..., Any], shares: list[list[Any]], args: tuple, kwargs: dict[str, Any]):
+        self.function, self.shares, self.args, self.kwargs = function, shares, args, kwargs
+        self.number = 0
+        self.results: list[Any] = [None] * len(shares)
+        self.left = set(range(len(shares)))  # trainers whose function has not returned
+        self.errors: list[Exception] = []  # those of trainers, in the order of time
+
+
+class Simulation:
+    """A whole parameter server in this thread: servers, controller and trainers on virtual time, with faults.
+
+    The real code of all of them runs; what lies under it is replaced: threads by greenlets, sockets by simulated
+    connections, time by numbers, Dask by nothing. All that happens is drawn from `seed`: the same seed gives the same
+    events, the same trace and the same results, and a failure is repeated by repeating its seed. Needs `greenlet`
+    (``pip install dps[testing]``).
+
+    Parameters
+    ----------
+    seed : int
+        Of all chance.
+    servers, trainers : int
+        How many.
+    copies : int
+        Of each table, unless it says otherwise.
+    faults : Faults, optional
+        What goes wrong while something runs; nothing by default.
+    compute : float
+        Virtual seconds that an iteration takes a trainer, on the average; otherwise only messages take time.
+    timeout : float
+        Virtual seconds after which a run is given up.
+    dump : (int, float)
+        What a server that is brought up to date is given: bytes in a piece, bytes a second.
+
+    Attributes
+    ----------
+    parties : dict
+        Name -> party: ``"controller"``, ``"server-0"``, ..., ``"trainer-0"``, ..., ``"driver"``.
+
+    Examples
+    --------
+    >>> from dps.testing import Simulation
+    >>> def train(trainer, partitions):
+    ...     for X in trainer.iterate(partitions, epochs=2):
+    ...         trainer.push("sum", [0], X)
+    ...     return trainer.clock
+    >>> with Simulation(seed=1, servers=2, trainers=2) as sim:
+    ...     _ = sim.table("sum")
+    ...     sim.stop("trainer-0", seconds=1.0, at=0.001)
+    ...     sim.run(train, [1.0, 2.0, 3.0, 4.0], staleness=1)
+    ...     sim.client().pull("sum", [0])
+    [4, 4]
+    array([20.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        servers: int = 1,
+        trainers: int = 2,
+        *,
+        copies: int = 1,
+        faults: Faults | None = None,
+        compute: float = 0.0,
+        timeout: float = 3600.0,
+        dump: tuple[int, float] = (1 << 20, 400e6),
+    ):
+        if servers < 1 or trainers < 1:
+            raise InputError(f"a simulation has at least one server and one trainer, not {servers} and {trainers}")
+        self.faults, self._compute, self._timeout = faults or Faults(), compute, timeout
+        self._world = World(seed)
+        self._network = Network(self._world, self.faults.latency, self.faults.window)
+        self._network.repeats, self._network.keep_alive = self.faults.repeats, self.faults.keep_alive
+        self._network.dump_piece, self._network.dump_rate = dump
+        acts = {"crashes": self._crash_one, "twins": self._run_twice, "moves": self._change_servers}
+        self._mischief = Mischief(self._network, self.faults, acts, lambda: self._controller.fragile())
+        self.parties: dict[str, Party] = {}
+        hire = lambda number: self._party(f"server-{number}")  # noqa: E731
+        self._controller = SimController(self._network, self._party("controller"), hire, servers)
+        self._copies = copies
+        self._trainers = [f"trainer-{n}" for n in range(trainers)]
+        self._slow = {name: self._slowness() for name in self._trainers}
+        self._ticket = Ticket(SESSION, self._controller.endpoint.address, SECRET)
+        self._clients: list[Any] = []  # kept, so that none is closed by the garbage collector at any moment
+        self._job: Job | None = None
+        self._attempts: dict[int, int] = {}  # of the job's trainers
+        self._party("driver")
+        while not self._controller.ready:
+            self._world.step()
+
+    # -- as ParameterServer
+
+    def table(
+        self,
+        name: str,
+        dim: int = 1,
+        *,
+        rows: int | None = None,
+        dtype: Any = "float32",
+        optimizer: Optimizer | None = None,
+        init: Initializer | None = None,
+        aggregate: str | None = None,
+        finite: bool = False,
+        shards: int | None = None,
+        copies: int | None = None,
+    ) -> TableSpec:
+        """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
+        if shards is None:
+            wanted = len(self._controller.servers)
+            shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, rows)
+        made = (optimizer or Add(), init or Zeros(), aggregate, finite, shards)
+        spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies)
+        return self._controller.create_table(spec)
+
+    def client(self) -> SimClient:
+        """A client without a clock, at the driver. Its calls move virtual time on."""
+        client = SimClient(self._network, self.parties["driver"], self._ticket)
+        self._clients.append(client)
+        return client
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        data: Sequence[Any],
+        *,
+        staleness: float = 0,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Train, as :meth:`dps.ParameterServer.run` does.
+
+        Parameters
+        ----------
+        function : callable
+            Called as ``function(trainer, partitions)`` in a greenlet of each trainer.
+        data : sequence
+            The partitions themselves: they are shared out evenly.
+        staleness : int or math.inf
+        args, kwargs
+            More arguments for `function`.
+
+        Returns
+        -------
+        list
+            What `function` returned, by trainer.
+
+        Raises
+        ------
+        Exception
+            The first error of a trainer.
+        StuckError
+            Not over after `timeout` virtual seconds.
+        """
+        shares = share([[]] * len(data), self._trainers[: len(data)])
+        job = Job(function, [[data[n] for n in mine] for mine in shares], args, kwargs or {})
+        job.number = self._controller.start_run(len(shares), None if math.isinf(staleness) else int(staleness))
+        self._job, self._attempts = job, {}
+        for number in range(len(shares)):
+            self._begin(job, number, 0)
+        self._mischief.begin()
+        until = self._world.now + self._timeout
+        try:
+            while job.left and not job.errors:
+                self._turn(until, job)
+            if job.errors:
+                self._controller.runs.stop(job.number, StoppedError(f"the run was stopped: {job.errors[0]!r}"[:500]))
+            while job.left:
+                self._turn(until, job)
+        finally:
+            self._mischief.end()
+            self._job = None
+        if job.errors:
+            with contextlib.suppress(DPSError):  # the run's own error counts
+                self._controller.settle(keep=False)
+            raise next((e for e in job.errors if not isinstance(e, StoppedError)), job.errors[0])
+        self._controller.settle(keep=True)
+        return job.results
+
+    # -- time and faults
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the beginning."""
+        return self._world.now
+
+    @property
+    def steps(self) -> int:
+        """Events so far."""
+        return self._world.steps
+
+    @property
+    def trace(self) -> list[str]:
+        """The last (at least 100,000) lines of what has happened: time, frame or fault."""
+        return self._world.trace
+
+    def digest(self) -> str:
+        """A hash of the whole trace: equal where all that happened was."""
+        return self._world.digest()
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.parties["driver"].sleep(seconds)
+
+    def crash(self, party: str, at: float = 0.0, *, silent: bool = False) -> None:
+        """In `at` seconds a party ends; silent: as when its machine does, so that nobody is told.
+
+        `Faults.restart` seconds later a trainer is begun anew, as another attempt, and a server is replaced.
+        """
+        self._at(at, lambda: self._crash(self._find(party), silent))
+
+    def stop(self, party: str, seconds: float, at: float = 0.0) -> None:
+        """In `at` seconds a party stands still, for so long: its connections stay, and fill."""
+
+        def stop() -> None:
+            there = self._find(party)
+            self._world.note("%s stops for %.6f s", there, seconds)
+            there.stop()
+            self._at(seconds, there.go_on)
+
+        self._at(at, stop)
+
+    def part(
+        self, some: Iterable[str], others: Iterable[str], seconds: float, at: float = 0.0, *, one_way: bool = False
+    ) -> None:
+        """In `at` seconds nothing gets from one group of parties to the other, or back, for so long; nobody is told."""
+        here, there = list(some), list(others)
+
+        def part() -> None:
+            self._world.note("%s parted from %s for %.6f s", here, there, seconds)
+            made = self._network.part(here, there, one_way)
+            self._at(seconds, lambda: self._network.heal(made))
+
+        self._at(at, part)
+
+    def snap(
+        self, some: str, other: str, at: float = 0.0, *, notice: tuple[float | None, float | None] = (0.0, 0.0)
+    ) -> None:
+        """In `at` seconds all connections of two parties break; each learns of it after `notice` (None: 120 s)."""
+
+        def snap() -> None:
+            for wire in list(self._network.wires):
+                names = [pipe.sender.host.name for pipe in wire.pipes]
+                if sorted(names) == sorted((some, other)):
+                    self._world.note("%s breaks, noticed after %s", wire, notice)
+                    wire.snap(notice if names[0] == some else notice[::-1])
+
+        self._at(at, snap)
+
+    def scale(self, servers: int) -> None:
+        """Have that many servers, as :meth:`dps.ParameterServer.scale`; shards move while virtual time passes."""
+        self._world.note("scale to %d servers", servers)
+        self._controller.scale(servers)
+
+    def retire(self, party: str) -> None:
+        """Empty a server, then close it; another one takes its place."""
+        self._world.note("%s is to go", party)
+        number = int(party.removeprefix("server-"))
+        self.parties["controller"].spawn(self._controller.retire, number)
+
+    def rest(self, timeout: float = 300.0) -> None:
+        """Let time pass until troubles are over and each shard has its copies again; then see whether they are equal.
+
+        Raises
+        ------
+        StuckError
+            Not after `timeout` virtual seconds.
+        AssertionError
+            Copies differ, or a server was given up that nothing had befallen.
+        """
+        until = self.now + timeout
+        while (why := self._restless()) is not None:
+            if self.now > until:
+                raise StuckError(f"no rest within {timeout:g} virtual seconds: {why}")
+            self.sleep(0.1)
+        self._controller.compare()
+        for _, text in self._controller.fleet.events:
+            party = text.partition(" on ")[2].removesuffix(" is silent")
+            assert not text.endswith(" is silent") or party in self._mischief.hit, (
+                f"{text}, and nothing had befallen it"
+            )
+
+    def _restless(self) -> str | None:
+        if self._network.partitions:
+            return f"partitions {self._network.partitions}"
+        stopped = [party.name for party in self._world.parties if party.stops and not party.dead]
+        return f"{', '.join(stopped)} stand still" if stopped else self._controller.restless()
+
+    def close(self) -> None:
+        """End all parties."""
+        self._mischief.end()
+        for party in self._world.parties:
+            if not party.dead:
+                self._network.crash(party, silent=True)
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- inside
+
+    def _at(self, seconds: float, function: Callable[[], Any]) -> None:
+        self._world.at(self._world.now + seconds, None, function)
+
+    def _party(self, name: str, slowness: float | None = None) -> Party:
+        drift = self._world.random.uniform(-self.faults.drift, self.faults.drift)
+        slow = self._slowness() if slowness is None else slowness
+        party = self.parties[name] = Party(self._world, name, 1.0 + drift, slow)
+        return party
+
+    def _slowness(self) -> float:
+        return self.faults.slowness if self._world.random.random() < self.faults.slow else 1.0
+
+    def _find(self, name: str) -> Party:
+        if name not in self.parties:
+            raise InputError(f"there is no party {name!r}; there are {', '.join(self.parties)}")
+        return self.parties[name]
+
+    def _turn(self, until: float, job: Job) -> None:
+        if self._world.now > until:
+            about = self._controller.runs.describe(job.number)
+            raise StuckError(f"the run was not over after {self._timeout:g} virtual seconds: {about}")
+        self._world.step()
+
+    def _begin(self, job: Job, number: int, attempt: int) -> None:
+        """One attempt at being a trainer, as a task of a new party."""
+        if self._job is job:
+            name = self._trainers[number]
+            self._party(name, self._slow[name]).spawn(self._train, job, number, attempt)
+
+    def _train(self, job: Job, number: int, attempt: int) -> None:
+        """As the task of `ps.run`: join, call the user's function, leave."""
+        host = self.parties[self._trainers[number]]
+        trainer, result, failure = None, None, None
+        try:
+            trainer = SimTrainer(self._network, host, self._ticket, job.number, number, attempt, self._compute)
+            self._clients.append(trainer)
+            result = job.function(trainer, job.shares[number], *job.args, **job.kwargs)
+            trainer.leave()
+        except Exception as error:
+            failure = error
+            if trainer is not None and attempt == self._attempts.get(number, 0):
+                with contextlib.suppress(DPSError):  # the run is over: what counts is the trainer's own error
+                    trainer.leave(failed=f"{type(error).__name__}: {error}"[:1000])
+        finally:
+            if trainer is not None:
+                trainer.close()
+        if isinstance(failure, AssertionError) or attempt == self._attempts.get(number, 0):  # else it was run again
+            if failure is not None:
+                job.errors.append(failure)
+            job.results[number] = result
+            job.left.discard(number)
+
+    # -- what befalls parties
+
+    def _at_work(self) -> list[int]:
+        return [] if self._job is None else [n for n in sorted(self._job.left) if not self._current(n).dead]
+
+    def _current(self, number: int) -> Party:
+        return self.parties[self._trainers[number]]
+
+    def _crash_one(self, draw: random.Random) -> None:
+        """By chance: trainers at work, and servers whose shards have other copies, if they come back."""
+        if self.faults.restart is not None:
+            mortals = [self._current(n) for n in self._at_work()] + self._controller.expendable()
+            party = self._mischief.choose(mortals)
+            if party is not None:
+                self._crash(party, draw.random() < 0.25)
+
+    def _crash(self, party: Party, silent: bool) -> None:
+        if party.dead:
+            return
+        self._world.note("%s crashes%s", party, " silently" if silent else "")
+        self._mischief.hit.add(party.name)
+        self._network.crash(party, silent)
+        number = self._trainers.index(party.name) if party.name in self._trainers else -1
+        if party.name.startswith("server-"):
+            notice = self.faults.keep_alive if silent else self._world.random.uniform(0, DASK_NOTICES)
+            self._world.at(
+                self._world.now + notice, self.parties["controller"], self._controller.fleet.worker_gone, party.name
+            )
+            if self.faults.restart is not None:
+                self._at(self.faults.restart, self._controller.spare)
+        elif self._job is not None and number in self._job.left and self._current(number) is party:
+            if self.faults.restart is None:
+                self._job.left.discard(number)
+            else:
+                self._begin_again(self._job, number, self.faults.restart)
+
+    def _begin_again(self, job: Job, number: int, delay: float) -> None:
+        attempt = self._attempts[number] = self._attempts.get(number, 0) + 1
+        self._at(delay, lambda: self._begin(job, number, attempt))
+
+    def _run_twice(self, draw: random.Random) -> None:
+        """A trainer that is at work is run once more, as if it were lost."""
+        numbers = self._at_work()
+        if self._job is not None and numbers:
+            number = draw.choice(numbers)
+            self._world.note("%s is run a second time", self._trainers[number])
+            self._begin_again(self._job, number, 0.0)
+
+    def _change_servers(self, draw: random.Random) -> None:
+        """More servers, or fewer, or another one for one that goes."""
+        controller = self._controller
+        number = draw.choice([n for n, s in controller.fleet.servers.items() if not s.leaving])
+        change = draw.choice((self.scale, self.scale, self.retire))
+        try:
+            change(f"server-{number}") if change == self.retire else self.scale(
+                controller.wanted + draw.choice((-1, 1))
+            )
+        except InputError:
+            pass  # the copies need these servers

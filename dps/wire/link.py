@@ -1,0 +1,161 @@
+"""Link: an endpoint's own connection to another endpoint: server to controller, server to the next of its chain.
+
+It lives in the endpoint's loop, proves the secret as a client's channel does, and then passes frames on: whole ones,
+in order, to `on_frame`. Sending never blocks; `unsent` tells how much the other side has not taken yet, and who sends
+in bulk looks at it. A link that broke stays broken: its owner makes another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dps import config
+from dps.errors import DPSError, ProtocolError
+from dps.wire import frames, session
+from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.quiet import keep_alive
+
+__all__ = ["Link"]
+
+logger = logging.getLogger(__name__)
+
+INBOX = 1 << 16
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection that this side opened; see the module's docstring."""
+
+    def __init__(
+        self,
+        session_name: str,
+        secret: str,
+        limit: int,
+        on_up: Callable[[Link], None],
+        on_frame: Callable[[Link, Header, memoryview], None],
+        on_end: Callable[[Link], None],
+    ):
+        self.open = False  # the other side has proved the secret, and was proved it
+        self.party: Any = None  # for the role's own use
+        self._session, self._secret, self._limit = session_name, secret, limit
+        self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
+        self._transport: Any = None
+        self._ended = False
+        self._inbox = memoryview(np.empty(INBOX, np.uint8))
+        self._end = 0
+        self._nonce = session.new_nonce()
+        self._theirs = ""
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def open_to(self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
+        """Begin to connect."""
+        patience = config.seconds("connect")
+        self._deadline = loop.call_later(patience, self.close)
+        self._task = loop.create_task(self._connect(loop, address, tls))
+
+    async def _connect(self, loop: Any, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
+        host = "" if tls is not None else None  # certificates are of a private authority; names are not checked
+        try:
+            await loop.create_connection(lambda: self, *address, ssl=tls, server_hostname=host)
+        except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
+            logger.debug("no connection to %s: %s", address, error)
+            self._over()
+
+    # -- out
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def send(self, header: Header, buffers: Sequence[Any] = ()) -> None:
+        """Pass a frame on. The buffers must not change before the other side has answered (or the link ended)."""
+        if not self._ended and self._transport is not None:
+            self._transport.writelines([encode_header(header), *buffers])
+
+    def send_json(self, header: Header, value: Any) -> None:
+        body = frames.encode_json(value)
+        self.send(header._replace(body=len(body)), (body,))
+
+    def close(self) -> None:
+        """End it; `on_end` is called."""
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self._task.cancel()
+
+    # -- transport callbacks
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(high=1 << 20)
+        if (sock := transport.get_extra_info("socket")) is not None:
+            keep_alive(sock)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._over()
+
+    def _over(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if not self._ended:
+            self._ended, self.open = True, False
+            self._on_end(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._inbox[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        try:
+            start = 0
+            while self._end - start >= HEADER_SIZE:
+                header = decode_header(self._inbox, start, self._limit if self.open else INBOX - HEADER_SIZE)
+                size = HEADER_SIZE + header.body
+                if size > len(self._inbox):
+                    larger = memoryview(np.empty(size + INBOX, np.uint8))
+                    larger[: self._end - start] = self._inbox[start : self._end]
+                    self._inbox, self._end, start = larger, self._end - start, 0
+                if start + size > self._end:
+                    break
+                self._take(header, self._inbox[start + HEADER_SIZE : start + size])
+                start += size
+            if start:
+                rest = bytes(self._inbox[start : self._end])
+                if len(self._inbox) > INBOX >= len(rest):
+                    self._inbox = memoryview(np.empty(INBOX, np.uint8))
+                self._inbox[: len(rest)] = rest
+                self._end = len(rest)
+        except DPSError as error:
+            logger.warning("closing a link: %s", error)
+            self._transport.abort()
+        except Exception:
+            logger.exception("a frame broke its handler")
+            self._transport.abort()
+
+    def _take(self, header: Header, body: memoryview) -> None:
+        if self.open:
+            self._on_frame(self, header, body)
+        elif header.kind == frames.GREETING:
+            offer = frames.decode_json(body)
+            if not isinstance(offer, dict) or offer.get("version") != frames.VERSION:
+                raise ProtocolError(f"the other side speaks another version of the protocol: {offer}")
+            self._theirs = str(offer.get("nonce"))
+            proof = session.proof(self._secret, "client", self._theirs, self._nonce)
+            self.send_json(Header(frames.HELLO), {"session": self._session, "nonce": self._nonce, "proof": proof})
+        elif header.kind == frames.WELCOME:
+            answer = frames.decode_json(body)
+            claim = answer.get("proof") if isinstance(answer, dict) else None
+            if not session.proves(claim, self._secret, "server", self._nonce, self._theirs):
+                raise ProtocolError("the other side does not know the session secret")
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self.open = True
+            self._on_up(self)
+        else:
+            raise ProtocolError(f"a frame of kind {header.kind} before the secret was proved")

@@ -1,0 +1,55 @@
+"""What keeps strangers from hurting us without a word of the protocol: floods of log lines, and silence."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+__all__ = ["AtMost", "impatient", "keep_alive"]
+
+ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # a machine that is gone: 2 minutes, not 2 hours
+
+
+class AtMost(logging.Filter):
+    """Passes on so many warnings a second: a peer can cause as many as it likes. Then says how many it held back.
+
+    Parameters
+    ----------
+    most : int
+        Warnings a second. Errors always pass.
+    clock : callable, optional
+        Seconds, for tests.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic):
+        super().__init__()
+        self._most, self._clock = most, clock
+        self._since, self._count = clock(), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.WARNING:
+            return True
+        now = self._clock()
+        if now - self._since >= 1:
+            if self._count > self._most:
+                record.msg = f"{record.msg} (and {self._count - self._most} more before it)"
+            self._since, self._count = now, 0
+        self._count += 1
+        return self._count <= self._most
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the system find out when the peer's machine is gone."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ALIVE.items():
+        if hasattr(socket, option):  # Linux; elsewhere the system's own times hold
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def impatient(sock: socket.socket) -> None:
+    """Have the system break a connection whose other end takes nothing for half a minute: there is another way."""
+    keep_alive(sock)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)

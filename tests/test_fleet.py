@@ -1,0 +1,560 @@
+"""The controller's side of servers, frame by frame: who is up, who takes over, what moves; on a clock of its own."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from dps import config
+from dps.errors import InputError, ProtocolError, TooFewWorkersError
+from dps.fleet import LOOK, UNFIT, Fleet
+from dps.member import BEAT
+from dps.state.ops import TableSpec
+from dps.wire import frames
+from dps.wire.frames import Header, decode_json, encode_json
+
+SILENCE, STEP_DOWN = config.seconds("silence"), config.seconds("step-down")
+
+
+class Line:
+    """A server's connection to the controller: what was said to it, and whether it was closed."""
+
+    def __init__(self):
+        self.said, self.party, self.closed = [], None, False
+        self.transport = SimpleNamespace(close=self._close)
+
+    def _close(self):
+        self.closed = True
+
+    def reply(self, header, body=b""):
+        self.said.append((header, body))
+
+    @property
+    def placement(self):
+        """The last one it was told."""
+        return next(decode_json(body) for header, body in reversed(self.said) if header.kind == frames.PLACE)
+
+
+class World:
+    """A fleet, its servers' connections, and the time."""
+
+    def __init__(self, servers: int = 3):
+        self.time = 100.0
+        self.fleet = Fleet(SimpleNamespace(now=lambda: self.time), "s")
+        self.lines: dict[int, Line] = {}
+        self.asleep: set[int] = set()
+        for _ in range(servers):
+            self.start()
+
+    def start(self) -> int:
+        number = self.fleet.enlist(f"tcp://w{len(self.lines)}", "key-{}")
+        self.serve(number)
+        self.fleet.servers[number].ready = True
+        return number
+
+    def serve(self, number: int) -> Line:
+        self.lines[number] = line = Line()
+        self.tell(number, frames.SERVE, server=number, host="127.0.0.1", port=9000 + number)
+        return line
+
+    def tell(self, number: int, kind: int, line: Line | None = None, request: int = 0, **about) -> None:
+        """A frame from that server."""
+        body = memoryview(encode_json(about)) if about else memoryview(b"")
+        self.fleet.handlers[kind](line or self.lines[number], Header(kind, request=request), body)
+
+    def wait(self, seconds: float) -> None:
+        """Time passes; those awake beat, the controller looks."""
+        until, beat = self.time + seconds, self.time
+        while self.time < until:
+            self.time += LOOK
+            if self.time >= beat:
+                beat += BEAT
+                for number, server in list(self.fleet.servers.items()):
+                    if number not in self.asleep and server.connection is self.lines[number]:
+                        self.tell(number, frames.BEAT, request=1)
+            self.fleet.look()
+
+    def table(self, name: str = "w", **options) -> dict:
+        options = {"rows": 60, "shards": 4, "copies": 2, **options}
+        spec = TableSpec(name, **options, id=len(self.fleet.specs) + 1).to_dict()
+        self.fleet.publish_table(spec, self.fleet.add_table(spec))
+        return spec
+
+    def cut(self, number: int) -> None:
+        """Its connection breaks."""
+        line = self.lines[number]
+        self.fleet.disconnected(line)
+
+    def places(self, name: str = "w"):
+        return self.fleet.places[name]
+
+    def chains(self, name: str = "w"):
+        return [p.chain for p in self.places(name)]
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Servers do what they are asked for, until nothing changes."""
+        self.wait(seconds)
+        for _ in range(200):
+            before = self.fleet.epoch
+            self.wait(LOOK)
+            for name, places in self.fleet.places.items():
+                for shard, p in enumerate(places):
+                    about = {"table": name, "shard": shard, "epoch": self.fleet.epoch}
+                    if p.joiner is not None and p.chain[-1] not in self.asleep and p.joiner not in self.asleep:
+                        self.tell(p.chain[-1], frames.CAUGHT_UP, server=p.joiner, **about)
+                    elif p.stepping_down and p.chain[0] not in self.asleep:
+                        self.tell(p.chain[0], frames.STEPPED_DOWN, **about)
+            if self.fleet.epoch == before:
+                return
+        raise AssertionError("it does not come to rest")
+
+
+def route(world: World) -> dict:
+    return json.loads(world.fleet.route)
+
+
+# ---- coming and going -----------------------------------------------------------------------------------------------
+
+
+def test_a_server_reports_and_is_told_the_placement():
+    world = World(2)
+    world.table()
+    spec = world.fleet.specs["w"]
+    for line in world.lines.values():
+        assert line.placement == {
+            "epoch": world.fleet.epoch,
+            "servers": {"0": ["127.0.0.1", 9000], "1": ["127.0.0.1", 9001]},
+            "tables": {"1": [[list(p.chain), None, list(p.fences), False] for p in world.places()]},
+        }
+    assert route(world) == {
+        "epoch": world.fleet.epoch,
+        "servers": {"0": ["127.0.0.1", 9000], "1": ["127.0.0.1", 9001]},
+        "tables": [{"spec": spec, "owners": [0, 0, 1, 1]}],
+        "remedy": world.fleet.remedy,
+    }
+    assert [p.chain for p in world.places()] == [(0, 1), (0, 1), (1, 0), (1, 0)]
+
+
+def test_every_change_is_told_to_all_with_a_new_epoch():
+    world = World(3)
+    for change in (
+        world.table,
+        lambda: world.fleet.worker_gone("tcp://w2") or world.cut(2),
+        world.start,
+        lambda: world.fleet.drop_table("w"),
+    ):
+        before = world.fleet.epoch
+        change()
+        assert world.fleet.epoch > before
+        for number, server in world.fleet.servers.items():
+            assert world.lines[number].placement["epoch"] == world.fleet.epoch
+            assert server.connection is world.lines[number]
+        assert route(world)["epoch"] == world.fleet.epoch
+
+
+def test_numbers_are_never_used_again():
+    world = World(2)
+    world.fleet.dismiss(1)
+    assert world.start() == 2
+    world.fleet.dismiss(2)
+    assert world.start() == 3
+
+
+def test_a_stranger_is_no_server():
+    world = World(1)
+    world.table(copies=1)
+    stranger = Line()
+    for about in ({"server": 7, "host": "h", "port": 1}, {"host": "h"}, {"server": None}):
+        with pytest.raises(ProtocolError, match="no such server is expected"):
+            world.tell(0, frames.SERVE, stranger, **about)
+    told = {"table": "w", "shard": 0, "server": 0, "epoch": 99, "shards": [["w", 0]], "why": "envy"}
+    for kind in (frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT):
+        with pytest.raises(ProtocolError, match="from somebody who is none"):
+            world.tell(0, kind, stranger, **told)
+    assert world.chains() == [(0,)] * 4
+    assert not stranger.said
+
+
+def test_a_server_that_comes_again_replaces_its_old_connection():
+    world = World(2)
+    world.table()
+    old = world.lines[0]
+    before = world.chains()
+    world.serve(0)
+    assert old.closed
+    assert old.party is None
+    world.fleet.disconnected(old)  # the end of the old one is noticed late
+    assert world.fleet.servers[0].up
+    world.wait(SILENCE + 1)
+    assert world.chains() == before
+
+
+def test_who_speaks_of_a_shard_that_there_is_not_is_refused():
+    world = World(2)
+    world.table()
+    for about in ({"table": "w", "shard": 4}, {"table": "w", "shard": "x"}, {"shard": 1}, {"table": ["w"], "shard": 0}):
+        for kind in (frames.CAUGHT_UP, frames.STEPPED_DOWN):
+            with pytest.raises(ProtocolError, match="a shard that there is not"):
+                world.tell(0, kind, **about)
+
+
+# ---- beats, silence, loss -------------------------------------------------------------------------------------------
+
+
+def test_a_beat_is_answered():
+    world = World(1)
+    world.tell(0, frames.BEAT, request=77)
+    assert world.lines[0].said[-1] == (Header(frames.OK, request=77), b"")
+
+
+def test_the_lease_ends_before_the_patience():
+    assert config.seconds("lease") + 2 * LOOK < SILENCE
+
+
+def test_a_silent_server_is_replaced_where_there_are_copies_and_waited_for_where_not():
+    world = World(3)
+    world.table("w", copies=2, shards=6)
+    world.table("v", copies=1, shards=3)
+    world.asleep.add(0)
+    world.wait(SILENCE - 4 * LOOK)
+    assert world.chains()[0][0] == 0, "not yet"
+    world.wait(6 * LOOK + BEAT)
+    assert all(0 not in chain for chain in world.chains())
+    assert world.chains("v") == [(0,), (1,), (2,)], "nobody else has these rows"
+    assert not world.fleet.servers[0].up
+    assert 0 in world.fleet.servers
+    world.asleep.clear()
+    epoch = world.fleet.epoch
+    world.wait(2 * BEAT)
+    assert world.fleet.servers[0].up
+    assert world.fleet.epoch > epoch
+    assert world.lines[0].placement["tables"]["1"] == [
+        [list(p.chain), p.joiner, list(p.fences), p.stepping_down] for p in world.places()
+    ]
+    world.settle()
+    assert all(len(chain) == 2 for chain in world.chains())
+    assert any(0 in chain for chain in world.chains()), "it is used again"
+
+
+def test_of_copies_that_were_all_silent_the_first_that_is_back_takes_over():
+    world = World(2)
+    world.table(shards=1)
+    assert world.chains() == [(0, 1)]
+    world.asleep |= {0, 1}
+    world.wait(SILENCE + 1)
+    assert world.chains() == [(0, 1)]
+    world.asleep.discard(1)
+    world.wait(2 * BEAT)
+    assert world.chains() == [(1,)]
+    assert route(world)["tables"][0]["owners"] == [1]
+
+
+@pytest.mark.parametrize("first", ["the worker", "the connection"])
+def test_lost_takes_both_signs(first):
+    world = World(2)
+    world.table(shards=2)
+    before = world.chains()
+    steps = [lambda: world.fleet.worker_gone("tcp://w0"), lambda: world.cut(0)]
+    for step in steps if first == "the worker" else steps[::-1]:
+        assert world.chains() == before
+        assert 0 in world.fleet.servers
+        step()
+    assert world.chains() == [(1,), (1,)]
+    assert 0 not in world.fleet.servers
+    assert route(world)["tables"][0]["owners"] == [1, 1]
+    assert "0" not in route(world)["servers"]
+
+
+def test_a_worker_that_is_gone_and_silent_is_lost():
+    """Its connection is open: the machine vanished."""
+    world = World(2)
+    world.table(shards=2)
+    world.fleet.worker_gone("tcp://w0")
+    world.asleep.add(0)
+    world.wait(SILENCE + 1)
+    assert world.chains() == [(1,), (1,)]
+    assert 0 not in world.fleet.servers
+    assert world.lines[0].closed
+
+
+def test_a_connection_that_breaks_and_comes_again_costs_nothing():
+    world = World(2)
+    world.table(shards=2)
+    before = world.places()
+    world.cut(0)
+    world.wait(1.0)
+    world.serve(0)
+    world.wait(SILENCE + 1)
+    assert world.places() == before
+
+
+def test_the_last_copy_is_gone():
+    world = World(2)
+    world.table(shards=2, copies=1)
+    world.fleet.worker_gone("tcp://w1")
+    world.cut(1)
+    assert world.chains() == [(0,), ()]
+    assert route(world)["tables"][0]["owners"] == [0, -1]
+    assert route(world)["remedy"] == world.fleet.remedy == "there is no checkpoint to restore it from"
+    assert world.fleet.lost() == {(1, 1)}
+    assert any("the last copy of shard 1 of table 'w' is gone" in text for _, text in world.fleet.events)
+    world.fleet.remedy = "restore it"
+    world.start()
+    world.settle(1.0)
+    assert world.chains()[1] == (), "nobody makes new rows of nothing"
+    assert route(world)["remedy"] == "restore it"
+
+
+def test_a_controller_that_slept_condemns_nobody():
+    world = World(3)
+    world.table()
+    before = world.places()
+    world.wait(1.0)
+    world.time += 60
+    world.fleet.look()
+    world.wait(1.0)
+    assert world.places() == before
+    assert all(server.up for server in world.fleet.servers.values())
+
+
+# ---- more servers, fewer, others ------------------------------------------------------------------------------------
+
+
+def test_more_copies_than_servers_are_refused():
+    world = World(2)
+    words = r"table 'w': 3 copies need as many servers, and 2 are up; .*ps.scale\(servers=3\)"
+    with pytest.raises(TooFewWorkersError, match=words):
+        world.table(copies=3)
+    world.start()
+    world.fleet.servers[2].ready = False
+    with pytest.raises(TooFewWorkersError, match=words):
+        world.table(copies=3)
+    world.fleet.servers[2].ready = True
+    world.table(copies=3)
+    assert all(len(chain) == 3 for chain in world.chains())
+
+
+def test_a_server_lost_while_a_table_is_made_has_none_of_it():
+    world = World(2)
+    spec = TableSpec("w", shards=2, copies=2, id=1).to_dict()
+    places = world.fleet.add_table(spec)
+    world.fleet.worker_gone("tcp://w0")
+    world.cut(0)
+    world.fleet.publish_table(spec, places)
+    assert world.chains() == [(1,), (1,)]
+
+
+def test_a_lost_copy_is_made_anew_and_the_work_is_shared():
+    world = World(3)
+    world.table(shards=6)
+    world.fleet.worker_gone("tcp://w0")
+    world.cut(0)
+    world.settle(1.0)
+    assert all(set(chain) == {1, 2} for chain in world.chains())
+    world.start()
+    world.settle(1.0)
+    load = [sum(n in chain for chain in world.chains()) for n in (1, 2, 3)]
+    assert load == [4, 4, 4]
+    heads = [sum(chain[0] == n for chain in world.chains()) for n in (1, 2, 3)]
+    assert max(heads) - min(heads) <= 1
+
+
+def test_a_server_is_emptied():
+    world = World(3)
+    world.table(shards=6)
+    assert not world.fleet.empty(0)
+    world.fleet.retire([0])
+    world.settle(1.0)
+    assert world.fleet.empty(0)
+    assert all(set(chain) == {1, 2} for chain in world.chains())
+    assert world.fleet.servers[0].describe()["leaving"]
+    with pytest.raises(InputError, match="1 servers would be left, and there are tables with 2 copies"):
+        world.fleet.retire([1])
+    with pytest.raises(InputError, match=r"has no server 9: \[0, 1, 2\]"):
+        world.fleet.retire([9])
+
+
+def test_a_joiner_counts_when_its_feeder_says_so_of_this_epoch():
+    world = World(2)
+    world.table(shards=1)
+    world.fleet.worker_gone("tcp://w1")
+    world.cut(1)
+    number = world.start()
+    world.wait(LOOK)
+    (p,) = world.places()
+    assert (p.chain, p.joiner) == ((0,), number)
+    about = {"table": "w", "shard": 0}
+    world.tell(number, frames.CAUGHT_UP, server=number, epoch=world.fleet.epoch, **about)  # it says so itself
+    world.tell(0, frames.CAUGHT_UP, server=7, epoch=world.fleet.epoch, **about)  # of another
+    world.tell(0, frames.CAUGHT_UP, server=number, epoch=p.fences[-1] - 1, **about)  # of an earlier placement
+    world.tell(0, frames.CAUGHT_UP, server=number, **about)  # of none
+    world.tell(0, frames.CAUGHT_UP, server=number, epoch=world.fleet.epoch, table="v", shard=0)  # of a dropped table
+    assert world.places() == [p]
+    world.tell(0, frames.CAUGHT_UP, server=number, epoch=p.fences[-1], **about)
+    assert world.chains() == [(0, number)]
+    assert world.places()[0].fences == p.fences, "its predecessor has not changed"
+    epoch = world.fleet.epoch
+    world.tell(0, frames.CAUGHT_UP, server=number, epoch=epoch, **about)  # said twice
+    assert world.fleet.epoch == epoch
+
+
+def handing_over(shards: int = 2):
+    """A world in which server 0 is the primary of all shards and is asked to hand one over to server 1."""
+    world = World(2)
+    world.table(shards=shards)
+    world.fleet.worker_gone("tcp://w1")
+    world.cut(1)
+    number = world.start()
+    for _ in range(20):
+        world.wait(LOOK)
+        for shard, p in enumerate(world.places()):
+            if p.joiner is not None:
+                world.tell(0, frames.CAUGHT_UP, server=number, table="w", shard=shard, epoch=world.fleet.epoch)
+            if p.stepping_down:
+                assert p.chain == (0, number)
+                return world, shard, number
+    raise AssertionError("nobody is asked to step down")
+
+
+def test_a_primary_that_steps_down_is_followed_by_the_one_chosen():
+    world, shard, number = handing_over()
+    since, about = world.fleet.epoch, {"table": "w", "shard": shard}
+    assert world.lines[0].placement["tables"]["1"][shard][3] is True
+    before = world.places()[shard]
+    world.tell(number, frames.STEPPED_DOWN, epoch=since, **about)  # not the primary
+    world.tell(0, frames.STEPPED_DOWN, epoch=since - 1, **about)  # of an earlier placement
+    world.tell(0, frames.STEPPED_DOWN, epoch=since, table="w", shard=1 - shard)  # another shard
+    world.tell(0, frames.STEPPED_DOWN, **about)
+    assert world.places()[shard] == before
+    world.tell(0, frames.STEPPED_DOWN, epoch=since, **about)
+    after = world.places()[shard]
+    assert (after.chain, after.stepping_down) == ((number, 0), False)
+    assert after.fences == (since + 1, since + 1)
+    epoch = world.fleet.epoch
+    world.tell(0, frames.STEPPED_DOWN, epoch=epoch, **about)  # said twice
+    assert world.fleet.epoch == epoch
+
+
+def test_a_primary_that_does_not_step_down_goes_on_after_a_while():
+    world, shard, number = handing_over()
+    since = world.fleet.epoch
+    until = world.time + STEP_DOWN
+    while world.time < until - LOOK:
+        world.wait(LOOK)
+        assert world.places()[shard].stepping_down
+    world.wait(2 * LOOK)  # it goes on, and is asked again
+    assert world.fleet.epoch > since
+    told = [decode_json(body) for header, body in world.lines[0].said if header.kind == frames.PLACE]
+    assert [about["tables"]["1"][shard][3] for about in told if about["epoch"] >= since] == [True, False, True] or (
+        [about["tables"]["1"][shard][3] for about in told if about["epoch"] >= since][:2] == [True, True]
+    )
+    world.tell(0, frames.STEPPED_DOWN, table="w", shard=shard, epoch=since)  # an answer to the first time
+    assert world.chains()[shard] == (0, number)
+
+
+def test_a_primary_that_dies_while_it_steps_down():
+    world, _, number = handing_over()
+    world.fleet.worker_gone("tcp://w0")
+    world.cut(0)
+    assert world.chains() == [(number,), (number,)]
+    assert not any(p.stepping_down for p in world.places())
+    world.wait(STEP_DOWN + 1)
+    assert world.chains() == [(number,), (number,)]
+
+
+def test_the_chosen_one_dies_while_the_primary_steps_down():
+    world, shard, number = handing_over()
+    world.fleet.worker_gone("tcp://w2")
+    world.cut(number)
+    assert world.chains() == [(0,), (0,)]
+    world.tell(0, frames.STEPPED_DOWN, table="w", shard=shard, epoch=world.fleet.epoch)
+    assert world.chains() == [(0,), (0,)]
+    assert not any(p.stepping_down for p in world.places())
+
+
+def test_a_table_dropped_while_a_primary_steps_down():
+    world, _, _ = handing_over(shards=4)
+    world.fleet.drop_table("w")
+    world.table("w", shards=1)
+    chains = world.chains()
+    world.wait(STEP_DOWN + 1)
+    assert world.chains() == chains
+
+
+# ---- who is out of step ---------------------------------------------------------------------------------------------
+
+
+def test_a_successor_that_takes_no_ops_is_taken_out():
+    world = World(3)
+    world.table(shards=1, copies=3)
+    assert world.chains() == [(0, 1, 2)]
+    since, about = world.fleet.epoch, {"server": 1, "shards": [["w", 0]], "why": "has confirmed nothing for 3 s"}
+    world.tell(2, frames.SUSPECT, epoch=since, **about)  # whose affair it is not
+    world.tell(0, frames.SUSPECT, epoch=world.places()[0].fences[1] - 1, **about)  # of an earlier placement
+    assert world.chains() == [(0, 1, 2)]
+    world.tell(0, frames.SUSPECT, epoch=since, **about)
+    assert world.chains() == [(0, 2)]
+    assert any("server 1 is out of step with shard 0 of table 'w': has confirmed" in t for _, t in world.fleet.events)
+    world.tell(0, frames.SUSPECT, epoch=since, **about)  # said twice
+    assert world.chains() == [(0, 2)]
+    world.wait(UNFIT - 3 * LOOK)
+    assert world.places()[0].line == (0, 2), "it is not asked again at once"
+    world.settle(2 * UNFIT)
+    assert world.chains()[0][:2] == (0, 2)
+    assert set(world.chains()[0]) == {0, 1, 2}
+
+
+def test_a_joiner_that_takes_no_dump_is_taken_out():
+    world = World(2)
+    world.table(shards=1)
+    world.fleet.worker_gone("tcp://w1")
+    world.cut(1)
+    number = world.start()
+    world.wait(LOOK)
+    assert world.places()[0].joiner == number
+    world.tell(0, frames.SUSPECT, server=number, shards=[["w", 0]], why="no", epoch=world.fleet.epoch)
+    assert (world.places()[0].chain, world.places()[0].joiner) == ((0,), None)
+
+
+def test_a_server_may_say_of_itself_that_it_lacks_a_copy():
+    world = World(2)
+    world.table(shards=2)
+    world.tell(1, frames.SUSPECT, server=1, shards=[["w", 0], ["w", 1]], why="none here", epoch=world.fleet.epoch)
+    assert world.chains() == [(0,), (0,)]
+    world.tell(0, frames.SUSPECT, server=0, shards=[["w", 0]], why="none here", epoch=world.fleet.epoch)
+    assert world.chains()[0] == ()
+    world.settle(1.0)
+    assert world.places()[0].line == (), "what is lost holds up nobody"
+    assert len(world.chains()[1]) == 2
+
+
+def test_what_is_said_of_a_dropped_table_is_not_heard():
+    world = World(2)
+    world.table("w", shards=1)
+    world.table("v", shards=1)
+    world.fleet.drop_table("w")
+    world.tell(0, frames.SUSPECT, server=1, shards=[["w", 0], ["v", 0]], why="x", epoch=world.fleet.epoch)
+    assert world.chains("v") == [(0,)]
+
+
+def test_what_happened_is_told():
+    world = World(2)
+    world.table(shards=1)
+    about = world.fleet.describe()
+    assert about["epoch"] == world.fleet.epoch
+    assert [s["number"] for s in about["servers"]] == [0, 1]
+    assert about["servers"][0] == {
+        "number": 0,
+        "key": "key-0",
+        "worker": "tcp://w0",
+        "host": "127.0.0.1",
+        "port": 9000,
+        "alive": True,
+        "leaving": False,
+    }
+    assert about["tables"]["w"]["chains"] == [(0, 1)]
+    for _ in range(1000):
+        world.fleet._note("again")
+    assert len(world.fleet.describe()["events"]) <= 256

@@ -1,0 +1,192 @@
+"""The data plane over TLS: the same tests as in the clear; and who may not come in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import socket
+import ssl
+import time
+from types import SimpleNamespace
+
+import dask
+import numpy as np
+import pytest
+import servers as servers_module
+from distributed.security import Security
+from peers import EAT, Kit, Raw, feed, framed, impostor
+from servers import Servers
+from test_client import *  # noqa: F403  (its tests, on the servers of this module)
+
+import dps
+from dps.errors import DPSError, ServerGoneError
+from dps.state.ops import TableSpec
+from dps.wire.endpoint import Endpoint
+from dps.wire.frames import HEADER_SIZE
+
+pytestmark = pytest.mark.tls
+globals().pop("test_a_client_travels_as_its_ticket")  # two objects of Security are never equal
+PATIENCE = 1.0  # seconds, of `dps.timeouts.connect`
+
+
+@pytest.fixture(scope="module")
+def security():
+    return Security.temporary()
+
+
+@contextlib.contextmanager
+def encrypted(security: Security):
+    """Servers and their clients speak TLS."""
+    listen = security.get_listen_args("worker")["ssl_context"]
+    connect = security.get_connection_args("worker")["ssl_context"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(servers_module, "Endpoint", functools.partial(Endpoint, tls=listen, connecting=connect))
+        patch.setattr(servers_module, "Ticket", functools.partial(servers_module.Ticket, security=security))
+        yield
+
+
+@pytest.fixture(scope="module")
+def clusters(security):
+    """In the place of `test_client`'s: one, two and three servers."""
+    with encrypted(security), Servers(1) as one, Servers(2) as two, Servers(3) as three:
+        yield {1: one, 2: two, 3: three}
+
+
+def test_that_these_were_tests_of_tls(clusters) -> None:
+    servers = clusters[1]
+    servers.table(TableSpec("secret", rows=4, dtype="int64"))
+    secret, seen = 0x1122334455667788, bytearray()
+    send = ssl.SSLSocket.send
+    with pytest.MonkeyPatch.context() as patch, servers.client() as client:
+        patch.setattr(ssl.SSLSocket, "send", lambda sock, data: seen.extend(data) or send(sock, data))
+        client.push("secret", [1], [secret])
+        assert client.pull("secret").tolist() == [0, secret, 0, 0]
+    assert secret.to_bytes(8, "little") in seen, "not by way of TLS"
+
+
+# ---- who may not come in --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def contexts(security):
+    """(listening, connecting) of one authority."""
+    return security.get_listen_args("worker")["ssl_context"], security.get_connection_args("client")["ssl_context"]
+
+
+@pytest.fixture
+def patience(caplog):
+    caplog.set_level(logging.CRITICAL)
+    with dask.config.set({"dps.timeouts.connect": f"{PATIENCE} s"}):
+        yield
+
+
+@contextlib.contextmanager
+def refused(words: str, error: type[DPSError] = ServerGoneError, within: float = PATIENCE + 1):
+    """It is, with these words and in time."""
+    began = time.monotonic()
+    with pytest.raises(error, match=words):
+        yield
+    assert time.monotonic() - began < within
+
+
+def healthy(kit: Kit, tls) -> bool:
+    with kit.channels(1, tls) as (channel,):
+        return feed(channel, np.ones(100_000, np.int64))["sum"] == 100_000
+
+
+def test_a_plain_client_is_refused(contexts, patience) -> None:
+    listen, connect = contexts
+    with Kit(listen) as kit:
+        with refused("the peer has not answered in time|the peer closed", DPSError):
+            kit.channel()
+        with Raw(kit.address) as raw:  # one that does not wait for a greeting
+            raw.send(framed(EAT, bytes(8)) * 100)
+            said = raw.take(1 << 12)
+            assert b"DP" not in said[:2]
+            assert len(said) < 100, "at most TLS's own alert"
+        assert healthy(kit, connect)
+
+
+def test_a_client_of_another_authority_is_refused(contexts, patience) -> None:
+    listen, connect = contexts
+    stranger = Security.temporary().get_connection_args("client")["ssl_context"]
+    with Kit(listen) as kit:
+        with refused("the peer cannot be reached.*CERTIFICATE_VERIFY_FAILED"):
+            kit.channel(stranger)
+        assert healthy(kit, connect)
+
+
+def test_a_client_that_trusts_anybody_is_still_refused(contexts, patience) -> None:
+    """It is the endpoint that asks for a certificate of its own authority."""
+    listen, connect = contexts
+    other = Security.temporary().get_connection_args("client")["ssl_context"]
+    other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    with Kit(listen) as kit:
+        for context in (other, bare):
+            with refused("the peer"):
+                kit.channel(context)
+        assert not kit.endpoint.connections
+        assert healthy(kit, connect)
+
+
+def test_a_tls_client_and_a_plain_endpoint(contexts, patience) -> None:
+    _, connect = contexts
+    with Kit() as kit:
+        with refused("the peer cannot be reached at 127.0.0.1:[0-9]+: .*"):
+            kit.channel(connect)
+        assert healthy(kit, None)
+
+
+def test_an_endpoint_that_does_not_shake_hands(contexts, patience) -> None:
+    """It takes the connection and says nothing: the client gives up in time."""
+    _, connect = contexts
+    with impostor(lambda raw: raw.take(1 << 20)) as address, refused("the peer cannot be reached.*timed out"):
+        Kit.channel(SimpleNamespace(address=address), connect)
+
+
+def test_silent_handshakes_do_not_keep_others_out(contexts, patience) -> None:
+    listen, connect = contexts
+    with Kit(listen) as kit, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(Raw(kit.address)) for _ in range(50)]
+        half = [stack.enter_context(Raw(kit.address)) for _ in range(50)]
+        for raw in half:
+            raw.send(b"\x16\x03\x01\x02\x00\x01")
+        began = time.monotonic()
+        assert healthy(kit, connect)
+        assert time.monotonic() - began < PATIENCE
+        for raw in (*silent, *half):
+            assert len(raw.take(HEADER_SIZE)) < HEADER_SIZE
+        assert time.monotonic() - began < 3 * PATIENCE
+
+
+def test_servers_refuse_a_client_without_tls_and_one_of_another_authority(security, patience) -> None:
+    """The same by way of the client that users have."""
+    with encrypted(security), Servers(1) as servers:
+        servers.table(TableSpec("t", rows=4))
+        with servers.client() as client:
+            client.push("t", [1], [1.0])
+        for other in (None, Security.temporary()):
+            with dask.config.set({"dps.timeouts.request": "1 s"}), servers.client() as client:  # so long it tries again
+                client.ticket = dps.Ticket("s", client.ticket.controller, servers_module.SECRET, other)
+                with refused("server 0", DPSError, within=4 * PATIENCE):
+                    client.pull("t")
+        with servers.client() as client:
+            assert client.pull("t").tolist() == [0, 1, 0, 0]
+
+
+def test_a_record_cut_short_ends_one_connection_only(contexts, patience) -> None:
+    """Noise in the middle of an encrypted connection: TLS notices, the endpoint closes it, others go on."""
+    listen, connect = contexts
+    with Kit(listen) as kit, Raw(kit.address, connect) as raw:
+        raw.introduce().send(framed(EAT, bytes(8)))
+        assert raw.frame() is not None
+        plain = socket.socket(fileno=raw.sock.detach())
+        with contextlib.closing(plain):
+            plain.settimeout(10)
+            plain.sendall(b"\x17\x03\x03\x00\x40" + bytes(64))
+            while plain.recv(1 << 12):
+                pass
+        assert healthy(kit, connect)
