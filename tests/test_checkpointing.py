@@ -624,7 +624,7 @@ def cuts(ps):
 
     from dps.copies import Copy
 
-    return sum(isinstance(c, Copy) and getattr(c.shard, "cut", None) is not None for c in gc.get_objects())
+    return sum(type(c) is Copy and getattr(c.shard, "cut", None) is not None for c in gc.get_objects())
 
 
 def test_a_full_disk(ps, store, hook):
