@@ -226,7 +226,6 @@ MUTANTS = [
     (Pipe, "took", "self._outstanding -= nbytes", "pass"),
     (Pipe, "_room", "self.unsent -= nbytes", "pass"),
     (Pipe, "cut", "self._flying.pop()", "self._flying.popleft()"),
-    (Pipe, "close", "self._waiting.append(", "self._waiting.appendleft("),
     (Party, "go_on", "if end.filled", "if False"),
     (Network, "part", "(there, here)", "(here, there)"),
 ]
