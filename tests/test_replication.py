@@ -596,3 +596,23 @@ def test_a_wrong_server_is_caught(where, name, old, new, scenario, monkeypatch):
     monkeypatch.setattr("servers.PATIENCE", 1.0)
     with pytest.raises((AssertionError, DPSError, pytest.fail.Exception)):
         scenario()
+
+
+# ---- a new table ----------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_has_not_heard_its_place_takes_no_ops():
+    """It does not know who is behind it, so it would confirm what the last in the chain has never got."""
+    with Servers(3) as servers:
+        servers.deaf.add(1)
+        servers.table(TableSpec("new", dtype="int64", shards=1, copies=3))
+        with servers.client() as client:
+            pending = client.push_async("new", KEYS, 1)
+            wait_until(lambda: servers.copy("new", 0, 0).shard.version == 1)
+            time.sleep(0.2)  # for what must not happen
+            assert [servers.copy("new", 0, n).shard.version for n in (1, 2)] == [0, 0]
+            servers.deaf.clear()
+            servers.place()
+            pending.result()
+            assert servers.differences() == []
+            assert [servers.copy("new", 0, n).shard.version for n in range(3)] == [1, 1, 1]
