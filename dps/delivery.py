@@ -54,6 +54,7 @@ __all__ = ["Courier"]
 T = TypeVar("T")
 RETRIED = (ServerGoneError, MovedError)  # unless it is a DataLostError
 BACK_OFF = (0.002, 0.1)  # seconds between two tries to recover: the first, the longest
+GRACE = 1.0  # seconds for the answer to what was sent again just before the time was over
 LOOK = 0.5  # seconds that a server may keep a caller waiting before the controller is asked about it
 LAST_NUMBER = 0xFFFF0000
 
@@ -174,17 +175,19 @@ class Courier:
 
     def _complete(self, pending: Pending, deadline: float) -> None:
         """Wait for a call's outcome, recovering where servers have failed; raise its error."""
+        limit = deadline
         try:
             while True:
                 try:
                     for request in pending._requests:
-                        request.result(deadline)
+                        request.result(limit)
                     self._setbacks = 0
                     return
                 except (*RETRIED, UnknownTableError) as error:
                     if isinstance(error, DataLostError) or pending not in self._open:  # given up before: not sent again
                         raise
                     self._recover(deadline)
+                    limit = max(deadline, self._now() + GRACE)
                     dropped = [r.error for r in pending._requests if isinstance(r.error, UnknownTableError)]
                     if dropped:
                         raise dropped[0] from None
@@ -264,6 +267,7 @@ class Courier:
                     request.error = UnknownTableError(f"table number {call.header.table} was dropped")
                     requests.append(request)
                     continue
+                self._used[route.spec.id] = route.spec  # it may have an heir in its turn
                 call = call._replace(header=call.header._replace(table=route.spec.id))
                 fresh = [self._dispatch(server, leg) for server, leg in again(request.leg._replace(call=call), route)]
                 requests += fresh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from types import SimpleNamespace
@@ -34,13 +35,17 @@ from dps.wire.endpoint import Endpoint
 from dps.wire.frames import HEADER_SIZE, Header, encode_header
 
 OK, MOVED, CLOSE, LATE, SILENT, HALF, BAD = "ok", "moved", "close", "late", "silent", "half", "bad"
+SLOW, GONE = "slow", "gone"
 
 
 class Fake:
     """A server of one keyed table that does with each frame what its script says, and notes what it took.
 
-    MOVED refuses, CLOSE closes before, LATE after it took the op, SILENT says nothing, HALF breaks off in its answer.
+    MOVED refuses, SLOW does so after 0.3 s, CLOSE closes before, LATE after it took the op, SILENT says nothing, HALF
+    breaks off in its answer. GONE does not know the table, which `restore` has replaced just before.
     """
+
+    restore = None
 
     def __init__(self, script=(), after=OK):
         self.script, self.after = list(script), after
@@ -56,7 +61,12 @@ class Fake:
         values = words[header.shards + header.count :]
         self.frames.append((header, tuple(keys.tolist()), tuple(values.tolist())))
         does = self.script.pop(0) if self.script else self.after
-        if does == MOVED:
+        if does == GONE:
+            self.restore()
+            raise UnknownTableError("no such table")
+        if does == SLOW:
+            time.sleep(0.3)
+        if does in (MOVED, SLOW):
             raise MovedError("this server does not serve the shard now")
         if does == BAD:
             raise InputError("no")
@@ -247,6 +257,20 @@ def test_a_table_that_is_dropped_meanwhile_is_missed():
             pending.result()
 
 
+def test_a_table_that_is_restored_again_and_again_is_followed():
+    with fakes([OK, GONE, MOVED, GONE, GONE]) as (known, client, (fake,)):
+
+        def restore():
+            spec, places = known.tables["t"]
+            known.tables = {"t": (dataclasses.replace(spec, id=spec.id + 1), places)}
+
+        fake.restore = restore
+        client.push("t", [1], 1)
+        client.push("t", [2], 1)
+        assert [header.table for header, _, _ in fake.frames] == [1, 1, 2, 2, 3, 4]
+        assert fake.taken == [0, 1]
+
+
 # ---- waiting, and not waiting any more ------------------------------------------------------------------------------
 
 
@@ -274,6 +298,14 @@ def test_a_server_that_refuses_for_ever_is_asked_now_and_then():
         assert 2 <= len(fake.frames) < 60
         fake.after = OK
         client.pull("t", [1])
+
+
+def test_a_refusal_just_after_the_time_is_over_is_named_as_such():
+    with fakes([], after=SLOW) as (_, client, (fake,)):
+        client._patience = 0.5
+        with pytest.raises(RequestTimeoutError, match=r"found no server for 0.5 s .*does not serve the shard"):
+            client.push("t", [1], 1)
+        assert len(fake.frames) == 2
 
 
 def test_ctrl_c_ends_what_was_on_its_way_for_good():
