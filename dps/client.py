@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.calls import Certificate, Pending, Ticket
-from dps.delivery import Courier
-from dps.errors import (
-    InputError,
-)
+from dps.delivery import BACK_OFF, RETRIED, Courier
+from dps.errors import DataLostError, InputError, UnknownTableError
 from dps.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 from dps.state.partition import Grouping, coalesce, group, sum_repeats
@@ -358,6 +356,27 @@ class Client(Courier):
         if step != 1:
             raise InputError(f"table {route.spec.name!r}: a slice of rows has step 1, not {step}; name the keys")
         return start, max(start, stop)
+
+    def _scan(self, spec: TableSpec, shard: int, start: int, count: int) -> np.ndarray:
+        """Up to `count` keys of a shard, behind the `start` oldest ones; asked again where the shard has moved."""
+        deadline = self._now() + self._patience
+        header = Header(frames.SCAN, table=spec.id, trainer=self.trainer, shard=shard, start=start, count=count)
+        while True:
+            try:
+                self._steady()
+                route = self._route(spec.name)
+                if route.spec.id != spec.id:
+                    raise UnknownTableError(f"table {spec.name!r} was replaced while its keys were read; begin again")
+                server = next(server for server, first, end in route.runs if first <= shard < end)
+                if server < 0:
+                    raise DataLostError(f"table {spec.name!r}: the last copy of shard {shard} is gone; {self._remedy}")
+                answer = self._channel(server).ask(header._replace(epoch=self._epoch)).result(deadline)
+                return np.frombuffer(bytes(answer.body), np.int64)
+            except RETRIED as error:
+                if isinstance(error, DataLostError) or self._now() > deadline:
+                    raise
+                self._sleep(BACK_OFF[1])
+                self._recover(deadline)
 
     def _make_out(self, out: Any, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:
         full = row_shape(shape, spec)

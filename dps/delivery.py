@@ -26,8 +26,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-import numpy as np
-
 from dps import config
 from dps.calls import Pending, Ticket
 from dps.dask_side import connecting_tls
@@ -186,7 +184,12 @@ class Courier:
                 except (*RETRIED, UnknownTableError) as error:
                     if isinstance(error, DataLostError) or pending not in self._open:  # given up before: not sent again
                         raise
-                    self._recover(deadline)
+                    try:
+                        self._recover(deadline)
+                    except DPSError as why:  # what says more than "gone", also to who asks again
+                        for request in filter(self._retried, pending._requests):
+                            request.error = why
+                        raise
                     limit = max(deadline, self._now() + GRACE)
                     dropped = [r.error for r in pending._requests if isinstance(r.error, UnknownTableError)]
                     if dropped:
@@ -276,27 +279,6 @@ class Courier:
                     return False
             pending._requests = requests
         return True
-
-    def _scan(self, spec: TableSpec, shard: int, start: int, count: int) -> np.ndarray:
-        """Up to `count` keys of a shard, behind the `start` oldest ones; asked again where the shard has moved."""
-        deadline = self._now() + self._patience
-        header = Header(frames.SCAN, table=spec.id, trainer=self.trainer, shard=shard, start=start, count=count)
-        while True:
-            try:
-                self._steady()
-                route = self._route(spec.name)
-                if route.spec.id != spec.id:
-                    raise UnknownTableError(f"table {spec.name!r} was replaced while its keys were read; begin again")
-                server = next(server for server, first, end in route.runs if first <= shard < end)
-                if server < 0:
-                    raise DataLostError(f"table {spec.name!r}: the last copy of shard {shard} is gone; {self._remedy}")
-                answer = self._channel(server).ask(header._replace(epoch=self._epoch)).result(deadline)
-                return np.frombuffer(bytes(answer.body), np.int64)
-            except RETRIED as error:
-                if isinstance(error, DataLostError) or self._now() > deadline:
-                    raise
-                self._sleep(BACK_OFF[1])
-                self._recover(deadline)
 
     def _lost(self, leg: Leg) -> DataLostError:
         """The error for rows whose last copy is gone."""
@@ -405,21 +387,21 @@ class Courier:
             if server in self._unreached:
                 raise ServerGoneError(f"{what} could not be reached")
             try:
-                channel = self._channels[server] = self._connect((host, port), what)
+                watch = functools.partial(self._look_after, server, [self._now()])
+                channel = self._channels[server] = self._connect((host, port), what, idle=watch)
             except RETRIED:
                 self._unreached.add(server)
                 raise
-            channel.idle = functools.partial(self._look_after, server, [self._now()])
         elif channel.closed:
             raise ServerGoneError(f"the connection to {channel.what} broke")
         return channel
 
-    def _connect(self, address: tuple[str, int], what: str, gone: type[DPSError] = ServerGoneError) -> Channel:
+    def _connect(
+        self, address: tuple[str, int], what: str, gone: type[DPSError] = ServerGoneError, idle: Any = None
+    ) -> Channel:
         if self._tls is None:
             self._tls = connecting_tls(self.ticket.security)
-        channel = Channel(address, self.ticket.session, self.ticket.secret, what, gone, self._tls)
-        channel.idle = self._idle
-        return channel
+        return Channel(address, self.ticket.session, self.ticket.secret, what, gone, self._tls, idle or self._idle)
 
     def _now(self) -> float:
         return time.monotonic()

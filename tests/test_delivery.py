@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -298,6 +299,50 @@ def test_a_server_that_refuses_for_ever_is_asked_now_and_then():
         assert 2 <= len(fake.frames) < 60
         fake.after = OK
         client.pull("t", [1])
+
+
+@contextlib.contextmanager
+def hung():
+    """The address of one that listens, and says nothing: a process that was stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()
+
+
+@pytest.mark.timeout(30)
+def test_nobody_waits_for_the_greeting_of_a_server_that_was_replaced():
+    with (
+        dask.config.set({"dps.timeouts.connect": "60 s"}),
+        fakes([], []) as (known, client, (_, other)),
+        hung() as where,
+    ):
+        known.addresses[0] = where
+        client._patience = 60.0
+
+        def replace():
+            known.tables = {"t": (known.tables["t"][0], [Place((1,))] * 4)}
+            known.epoch = 2
+
+        def look_after(server, since):
+            if known.epoch == 2:
+                raise MovedError(f"server {server} was replaced")
+
+        client._look_after = look_after
+        timer = threading.Timer(0.2, replace)
+        timer.start()
+        client.push("t", np.arange(50), 1)
+        timer.join()
+        assert sum(len(keys) for _, keys, _ in other.frames) == 50
+
+
+def test_a_server_that_does_not_greet_is_not_there():
+    with dask.config.set({"dps.timeouts.connect": "200 ms"}), fakes([]) as (known, client, (fake,)), hung() as where:
+        known.addresses[0] = where
+        client._patience = 1.0
+        with pytest.raises(RequestTimeoutError, match=r"found no server for 1 s .*has not greeted in time"):
+            client.push("t", [1], 1)
+        known.addresses[0] = fake.address
+        client.push("t", [1], 1)
+        assert len(fake.taken) == 1
 
 
 def test_a_refusal_just_after_the_time_is_over_is_named_as_such():

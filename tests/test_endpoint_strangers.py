@@ -24,7 +24,6 @@ from dps.errors import (
     ClockTimeoutError,
     DPSError,
     ProtocolError,
-    RequestTimeoutError,
     ServerGoneError,
 )
 from dps.wire import frames, session
@@ -461,7 +460,7 @@ IMPOSTORS = {
     "a web server": (lambda raw: raw.send(b"HTTP/1.1 400 Bad Request\r\n" * 3), ProtocolError, "not a frame of dps"),
     "an error": (lambda raw: raw.send(SLOW), ClockTimeoutError, "slow"),
     "nothing": (lambda raw: None, ServerGoneError, "the peer closed the connection"),
-    "silence": (lambda raw: raw.take(1), RequestTimeoutError, "the peer has not answered in time"),
+    "silence": (lambda raw: raw.take(1), ServerGoneError, "the peer has not greeted in time"),
     "too much": (lambda raw: raw.send(framed(frames.GREETING, says=2 * GB)), ProtocolError, "announces a body"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dps import config
@@ -23,10 +23,17 @@ class SimChannel(Channel, End):
     """One connection of a client to a server or to the controller."""
 
     def __init__(
-        self, network: Network, host: Party, address: tuple[str, int], ticket: Ticket, what: str, gone: type[DPSError]
+        self,
+        network: Network,
+        host: Party,
+        address: tuple[str, int],
+        ticket: Ticket,
+        what: str,
+        gone: type[DPSError],
+        idle: Callable[[], None] | None = None,
     ):
         End.__init__(self, host)
-        self.what, self.closed, self.idle = what, False, None
+        self.what, self.closed, self.idle = what, False, idle
         self._gone = gone
         self._requests: dict[int, Request] = {}
         self._next = 1
@@ -39,15 +46,18 @@ class SimChannel(Channel, End):
         self._rings = 0.0  # when the alarm goes off
         network.connect(self, address, (ticket.session, ticket.secret, host.name))
         deadline = host.now() + config.seconds("connect")
-        while not self._up:
-            left = deadline - host.now()
-            if left <= 0 or self.over:
-                self.close()
-                raise gone(
-                    f"{what} cannot be reached at {address[0]}:{address[1]}: {'refused' if self.over else 'late'}"
-                )
-            self._wait(left)
-            self._take_all()
+        try:
+            while not self._up:
+                left = deadline - host.now()
+                if left <= 0 or self.over:
+                    how = "refused" if self.over else "late"
+                    raise gone(f"{what} cannot be reached at {address[0]}:{address[1]}: {how}")
+                if not self._wait(min(left, SLICE)) and self.idle is not None:
+                    self.idle()
+                self._take_all()
+        except BaseException:
+            self.close()
+            raise
 
     # -- out
 
@@ -167,10 +177,11 @@ class _Simulated(Client):
     _network: Network
     _host: Party
 
-    def _connect(self, address: tuple[str, int], what: str, gone: type[DPSError] = ServerGoneError) -> Channel:
-        channel = SimChannel(self._network, self._host, (address[0], address[1]), self.ticket, what, gone)
-        channel.idle = self._idle
-        return channel
+    def _connect(
+        self, address: tuple[str, int], what: str, gone: type[DPSError] = ServerGoneError, idle: Any = None
+    ) -> Channel:
+        where = address[0], address[1]
+        return SimChannel(self._network, self._host, where, self.ticket, what, gone, idle or self._idle)
 
     def _now(self) -> float:
         return self._host.now()

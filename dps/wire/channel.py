@@ -104,6 +104,8 @@ class Channel:
         The error for a peer that is not there (any more).
     tls : ssl.SSLContext, optional
         Speak TLS.
+    idle : callable, optional
+        Called now and then while waiting, for a peer's greeting too; may raise.
     """
 
     def __init__(
@@ -114,10 +116,11 @@ class Channel:
         what: str,
         gone: type[DPSError] = ServerGoneError,
         tls: ssl.SSLContext | None = None,
+        idle: Callable[[], None] | None = None,
     ):
         self.what = what
         self.closed = False
-        self.idle: Callable[[], None] | None = None  # called now and then while waiting; may raise
+        self.idle = idle
         self._gone = gone
         self._requests: dict[int, Request] = {}
         self._next = 1
@@ -160,6 +163,8 @@ class Channel:
             claim = answer.get("proof") if isinstance(answer, dict) else None
             if not session.proves(claim, secret, "server", nonce, theirs):
                 raise ProtocolError(f"{self.what} does not know the session secret")
+        except RequestTimeoutError as error:  # it hangs, or its machine is gone: nothing was asked of it yet
+            raise self._gone(f"{self.what} has not greeted in time (dps.timeouts.connect)") from error
         except BaseException:
             self.close()
             raise
