@@ -364,7 +364,7 @@ class Fleet:
         placement = frames.encode_json({"epoch": self.epoch, "servers": addresses, "tables": tables})
         for server in self.servers.values():
             if server.connection is not None:
-                server.connection.reply(Header(frames.PLACE, epoch=self.epoch), placement)
+                server.connection.tell(Header(frames.PLACE, epoch=self.epoch), placement)
         heads = [
             {"spec": self.specs[name], "owners": [p.chain[0] if p.chain else -1 for p in places]}
             for name, places in self.places.items()

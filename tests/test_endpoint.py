@@ -113,6 +113,25 @@ def test_answers_in_any_order(ways) -> None:
         released.result(soon())
 
 
+def test_of_news_that_cannot_leave_only_the_newest_is_kept(ways) -> None:
+    size = 32 * MB
+    with ways.channels() as (channel,):
+        sinks = [ViewSink(memoryview(bytearray(size))) for _ in range(4)]
+        requests = [channel.send(Header(PARK), (), sink, size) for sink in sinks]
+        assert feed(channel, pattern(1, 1))["bytes"] == 8  # all are parked now
+        connection = ways.kit.parked[0][0]
+
+        def tell() -> None:
+            for _, parked in ways.kit.parked:
+                connection.tell(Header(frames.OK, request=parked.request), bytes(size))
+
+        ways.kit.endpoint.call(tell)
+        requests[3].result(soon())
+        first, _, third, last = [request.done for request in requests]  # TLS takes one more before it is full
+        assert (first, third, last) == (True, False, True)
+        assert feed(channel, pattern(1, 1))["bytes"] == 8
+
+
 def test_a_client_that_only_writes_does_not_lock_up(ways) -> None:
     """200 MB of requests, answered by as much, before the first answer is asked for."""
     words = pattern(MB, 9)  # 8 MB

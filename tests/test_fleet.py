@@ -31,6 +31,8 @@ class Line:
     def reply(self, header, body=b""):
         self.said.append((header, body))
 
+    tell = reply
+
     @property
     def placement(self):
         """The last one it was told."""

@@ -98,6 +98,7 @@ class SimConnection(End):
         self.peer = "?"
         self.transport = Transport(self)
         self._paused = self._suspended = self._begun = self._held = False
+        self._news: tuple[Header, bytes] | None = None
         self._stuck: Timer | None = None
 
     def __repr__(self) -> str:
@@ -205,6 +206,9 @@ class SimConnection(End):
             if self._stuck is not None:
                 self._stuck.cancel()
             self.arrived()
+            news, self._news = self._news, None
+            if news is not None and not self.transport.is_closing():
+                self.tell(*news)
 
     def _watch(self, unsent: int) -> None:
         """Give up a peer that takes nothing of its answer for the length of the request time-out."""
@@ -217,6 +221,12 @@ class SimConnection(End):
                     self._watch(self.outward.unsent)
 
         self._stuck = self.host.later(self.endpoint.patience, look)
+
+    def tell(self, header: Header, body: bytes) -> None:
+        if self._paused:
+            self._news = header, body
+        else:
+            self.reply(header, body)
 
     def reply(self, header: Header, body: bytes = b"") -> None:
         if body:

@@ -69,6 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self._head = Header(0)  # its header
         self._filled = 0  # and how much of it is there
         self._paused = False  # the last answer has not left yet
+        self._news: tuple[Header, bytes] | None = None  # to be told when it has
         self._suspended = False  # the role takes no more requests for now
         self._waiting = self._granted = False  # in line for the memory of a large body; and its turn has come
         self._lent: weakref.WeakSet[Buffer] = weakref.WeakSet()  # with bodies that the role has kept
@@ -112,6 +113,9 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._paused = False
         self._go_on()
+        news, self._news = self._news, None
+        if news is not None and not self.transport.is_closing():
+            self.tell(*news)
 
     def suspend(self) -> None:
         """Handle no more frames, and read no more, until `resume`."""
@@ -317,6 +321,13 @@ class Connection(asyncio.BufferedProtocol):
             header = header._replace(body=len(body))
         if not self.transport.is_closing():
             self.transport.write(encode_header(header) + body)
+
+    def tell(self, header: Header, body: bytes) -> None:
+        """Send news that replace all earlier ones: while those are still on their way, only the newest are kept."""
+        if self._paused:
+            self._news = header, body
+        else:
+            self.reply(header, body)
 
     def reply_json(self, header: Header, value: Any) -> None:
         self.reply(header, frames.encode_json(value))
