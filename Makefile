@@ -110,6 +110,11 @@ format: $(READY)  ## ruff: put both right
 types: $(READY)  ## mypy
 	@$(PY) -m mypy dps
 
+# A link or a name that leads nowhere is an error.
+.PHONY: docs
+docs: $(READY)  ## the pages, in build/docs
+	$(PY) -m sphinx -W --keep-going -q -a -b html -d build/doctrees docs build/docs
+
 .PHONY: bench
 bench: $(READY)  ## every program in benchmarks/; results in bench-NAME.json
 	@failed=(); \

@@ -7,6 +7,7 @@ included.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from benchmarks.common import ROOT, Report, installed
 
-__all__ = ["compare"]
+__all__ = ["compare", "mllib", "spark_frame", "spark_session"]
 
 SPARK = {"regParam": 1e-4, "standardization": False}  # the best of a few: standardized, its loss only rises
 ROUNDS = 5
@@ -33,43 +34,64 @@ NEAR = 1.01  # a loss within 1 % is the same
 EPOCHS = (1, 2, 3, 4, 6, 8, 12)  # tried by dps, in turn, until the loss is reached
 
 
-def spark(data: Any, iterations: tuple[int, ...]) -> list[tuple[int, float, float]]:
-    """Spark's LogisticRegression (L-BFGS) on local[2]; the data is read and cached before the clock starts."""
+@contextlib.contextmanager
+def spark_session() -> Iterator[Any]:
+    """Spark on two cores of this machine."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    from pyspark.ml.classification import LogisticRegression
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     from pyspark.sql import SparkSession
+
+    options = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "3g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.log.level": "ERROR",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("dps-bench")
+    for key, value in options.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def spark_frame(session: Any, data: Any) -> Any:
+    """The rows to train on as sparse vectors, in two partitions, cached."""
     from sklearn.datasets import dump_svmlight_file
 
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder, "clicks.libsvm"))
         dump_svmlight_file(data.X, data.y, file, zero_based=False)
-        options = {
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.driver.memory": "3g",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.log.level": "ERROR",
-        }
-        builder = SparkSession.builder.master("local[2]").appName("dps-bench")
-        for key, value in options.items():
-            builder = builder.config(key, value)
-        session = builder.getOrCreate()
-        try:
-            frame = session.read.format("libsvm").option("numFeatures", str(data.features)).load(file)
-            frame = frame.repartition(2).cache()
-            frame.count()
-            LogisticRegression(maxIter=1, **SPARK).fit(frame)  # the JVM's compiler warms up
-            done = []
-            for most in iterations:
-                began = time.perf_counter()
-                model = LogisticRegression(maxIter=most, **SPARK).fit(frame)
-                seconds = time.perf_counter() - began
-                done.append((most, seconds, data.loss(model.coefficients.toArray(), model.intercept)))
-            return done
-        finally:
-            session.stop()
+        frame = session.read.format("libsvm").option("numFeatures", str(data.features)).load(file)
+        frame = frame.repartition(2).cache()
+        frame.count()
+    return frame
+
+
+def mllib(data: Any, frame: Any, iterations: int) -> float:
+    """The held-out loss of MLlib's LogisticRegression (L-BFGS)."""
+    from pyspark.ml.classification import LogisticRegression
+
+    model = LogisticRegression(maxIter=iterations, **SPARK).fit(frame)
+    return data.loss(model.coefficients.toArray(), model.intercept)
+
+
+def spark(data: Any, iterations: tuple[int, ...]) -> list[tuple[int, float, float]]:
+    """MLlib on local[2]; the data is read and cached before the clock starts."""
+    with spark_session() as session:
+        frame = spark_frame(session, data)
+        mllib(data, frame, 1)  # the JVM's compiler warms up
+        done = []
+        for most in iterations:
+            began = time.perf_counter()
+            loss = mllib(data, frame, most)
+            done.append((most, time.perf_counter() - began, loss))
+        return done
 
 
 def spark_in_process(data: Any, iterations: tuple[int, ...]) -> list[tuple[int, float, float]]:

@@ -14,9 +14,12 @@ fleet, runs          who serves what, failover, moves; clocks and joins        ]
 client, delivery     pull, push, add, assign, push_pull; again after failures  ]
 checkpoint, restore  files: shards, manifests, which checkpoint is whole; export
 parameter_server     the user's handle: start, tables, run, status, checkpoint, close
+display, templates/  what all of it looks like in a notebook
 training/            ps.run: the trainers, their batches, ``localize``
-deploy/              LocalCluster
+deploy/, yarn        LocalCluster, YarnCluster
+spark                a parameter server beside Spark; its lazy stages
 models/              scikit-learn estimators, on the public API only
+cli/, preload        ``dask ps``; ``dask scheduler --preload dps``
 testing/             the same roles in one thread, on virtual time, with faults
 ==================== ===================================================================================
 
@@ -28,6 +31,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from dps import spark
 from dps.calls import Certificate
 from dps.client import Client, Pending, Ticket
 from dps.deploy.local import LocalCluster
@@ -40,9 +44,10 @@ from dps.state.ops import TableSpec
 from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, RMSprop
 from dps.state.schedules import Cosine, Exponential, InverseTime, Step, Warmup
 from dps.training.localize import localize
+from dps.training.open_run import OpenRun
 from dps.training.trainer import Trainer
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "FTRL",
@@ -62,6 +67,7 @@ __all__ = [
     "LocalCluster",
     "Momentum",
     "Normal",
+    "OpenRun",
     "ParameterServer",
     "Pending",
     "RMSprop",
@@ -77,10 +83,16 @@ __all__ = [
     "hash_columns",
     "hash_strings",
     "localize",
+    "spark",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "models":  # needs scikit-learn and scipy, which `import dps` does not
         return importlib.import_module("dps.models")
+    if name in ("dask_setup", "dask_teardown"):  # of `--preload dps`
+        return getattr(importlib.import_module("dps.preload"), name)
+    if name in ("YarnCluster", "yarn"):  # need skein
+        module = importlib.import_module("dps.yarn")
+        return module if name == "yarn" else module.YarnCluster
     raise AttributeError(f"module 'dps' has no attribute {name!r}")

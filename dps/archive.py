@@ -13,6 +13,7 @@ import numpy as np
 from dask.utils import parse_timedelta
 
 from dps.client import Client, Ticket
+from dps.display import Checkpoint
 from dps.errors import ClosedError, InputError, UnknownTableError
 from dps.export import export
 from dps.handle import Handle
@@ -102,7 +103,9 @@ class Archive(Handle):
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise InputError(f"keep={keep!r}: at least 1 checkpoint stays")
         wish = {"url": str(url), "keep": keep, "incremental": incremental, "seconds": seconds, "clocks": clocks}
-        return json.loads(self._call("checkpoint", wish=json.dumps({**wish, "storage_options": storage_options or {}})))
+        wish["storage_options"] = storage_options or {}
+        done = json.loads(self._call("checkpoint", wish=json.dumps(wish)))
+        return done and Checkpoint(done)
 
     def stop_checkpoints(self) -> None:
         """No more regular checkpoints."""
@@ -149,7 +152,7 @@ class Archive(Handle):
             logger.warning("checkpoint %r was passed over, %r was restored: %s", name, answer["name"], error)
         if self._client is not None:
             self._client.forget_routes()
-        return answer
+        return Checkpoint(answer)
 
     def export(self, table: str, form: str = "numpy", path: str | None = None) -> Any:
         """A table's values as they are now, in another form; :func:`dps.export_checkpoint` does it with saved ones.

@@ -54,6 +54,8 @@ class Client(Courier):
     ----------
     ticket : Ticket
         Which parameter server, and the right to use it.
+    pool : dps.wire.pool.Pool, optional
+        Where its connections come from, and go when it is closed: for processes that make one client after another.
 
     Attributes
     ----------

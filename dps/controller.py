@@ -49,9 +49,10 @@ logger = logging.getLogger(__name__)
 VERBS = (
     *("open", "describe", "close_session", "add_table", "drop_table", "status", "scale", "retire"),
     *("checkpoint", "restore"),
-    *("start_run", "progress", "stop_run", "settle"),
+    *("start_run", "progress", "stop_run", "end_run", "settle"),
 )
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
+RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek"}
 FLEET_FRAMES = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT)
 
 
@@ -61,8 +62,9 @@ class Session:
     crew: Crew
     checkpointer: Checkpointer
 
-    def __init__(self, name: str, endpoint: Endpoint):
-        self.name = name
+    def __init__(self, name: str, endpoint: Endpoint, copies: int):
+        self.name, self.copies = name, copies
+        self.opened = asyncio.Event()  # or given up
         self.secret, self.servers_secret = new_secret(), new_secret()
         self.runs = Runs(name)
         self.fleet = Fleet(endpoint, name)
@@ -121,23 +123,32 @@ class Controller(SchedulerPlugin):
 
     # -- RPC: opening and closing
 
-    async def open(self, comm: Any = None, name: str = "", servers: int = 1, timeout: float = 60) -> dict[str, Any]:
-        """Start a parameter server: find workers, start a server on each."""
+    async def open(
+        self,
+        comm: Any = None,
+        name: str = "",
+        servers: int = 1,
+        copies: int = 1,
+        timeout: float = 60,
+        version: str | None = None,
+    ) -> dict[str, Any]:
+        """Start a parameter server: find workers, start a server on each. `version` is the driver's, for messages."""
         if name in self.sessions:
             raise NameInUseError(
                 f"a parameter server named {name!r} exists in this cluster; dps.ParameterServer.attach(client, "
                 f"{name!r}) uses it, another name starts another"
             )
         endpoint = self._listen()
-        session = self.sessions[name] = Session(name, endpoint)
+        session = self.sessions[name] = Session(name, endpoint, copies)
         args = (name, (session.secret, session.servers_secret), (endpoint.host, endpoint.port))
         session.crew = Crew(
-            self.scheduler, self.cordon, session.fleet, self.server, args, self._in_endpoint, self._serving
+            self.scheduler, self.cordon, session.fleet, self.server, args, self._in_endpoint, self._serving, version
         )
         session.checkpointer = Checkpointer(session.runs, session.fleet, session.crew, self._in_endpoint)
         try:
             await self._in_endpoint(self._admit_session, session)
             await session.crew.start(servers, timeout)
+            session.opened.set()
         except BaseException:
             await self.close_session(name=name)
             raise
@@ -160,7 +171,8 @@ class Controller(SchedulerPlugin):
         return self.endpoint
 
     async def describe(self, comm: Any = None, name: str = "") -> dict[str, Any]:
-        """What a driver needs to attach."""
+        """What a driver needs to attach, once the servers are up."""
+        await self._session(name).opened.wait()
         return self._describe(self._session(name))
 
     def _describe(self, session: Session) -> dict[str, Any]:
@@ -169,6 +181,7 @@ class Controller(SchedulerPlugin):
         return {
             "name": session.name,
             "secret": session.secret,
+            "copies": session.copies,
             "controller": [self.endpoint.host, self.endpoint.port],
             "servers": about["servers"],
             "tables": json.dumps(about["tables"]),
@@ -180,6 +193,7 @@ class Controller(SchedulerPlugin):
         session = self.sessions.pop(name, None)
         if session is None:
             return
+        session.opened.set()
         session.checkpointer.stop()
         await session.crew.close()
         await self._in_endpoint(self._dismiss_session, session)
@@ -273,13 +287,15 @@ class Controller(SchedulerPlugin):
         staleness: float | None = 0,
         partitions: list[list[int]] | None = None,
         resume: bool = False,
+        elastic: bool = False,
     ) -> int:
         session = self._session(name)
         collecting = session.collecting()
         restored = session.checkpointer.resumable(trainers) if resume else None
-        run = await self._in_endpoint(session.runs.start, trainers, staleness, collecting, restored, partitions or [])
+        args = (trainers, staleness, collecting, restored, partitions or [], elastic)
+        run = await self._in_endpoint(session.runs.start, *args)
         session.checkpointer.restored = None
-        if collecting:  # a run whose driver died has left its last clock open
+        if collecting and not elastic:  # a run whose driver died has left its last clock open
             await self._settle(session, keep=False)
         return run
 
@@ -288,6 +304,12 @@ class Controller(SchedulerPlugin):
 
     async def stop_run(self, comm: Any = None, name: str = "", run: int = 0, reason: str = "") -> None:
         await self._in_endpoint(self._session(name).runs.stop, run, StoppedError(reason))
+
+    async def end_run(self, comm: Any = None, name: str = "", run: int = 0) -> None:
+        """The driver is done with a run that was opened for several callers, or that is elastic."""
+        session = self._session(name)
+        if await self._in_endpoint(session.runs.end, run):  # else whoever ends last settles
+            await self._settle(session, keep=True)
 
     async def settle(self, comm: Any = None, name: str = "", keep: bool = False) -> None:
         """A run has ended: close the clock that aggregating tables still hold open (after a failure, drop it); its

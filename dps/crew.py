@@ -16,7 +16,7 @@ from distributed.protocol.pickle import loads
 
 from dps import config
 from dps.cordon import Cordon, client_of
-from dps.dask_side import own_security
+from dps.dask_side import ASK, own_security, own_version, same_versions, version_in
 from dps.errors import DPSError, ServerGoneError, TooFewWorkersError
 from dps.fleet import Fleet, Recruit
 from dps.wire.session import new_nonce
@@ -49,6 +49,8 @@ class Crew:
         Runs a function in the endpoint's thread: the fleet's.
     others : callable
         The workers of all servers in this cluster, once for each server.
+    version : str, optional
+        The driver's dps, for messages.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Crew:
         args: tuple[str, tuple[str, str], tuple[str, int]],
         in_endpoint: Callable[..., Awaitable[Any]],
         others: Callable[[], list[str]],
+        version: str | None = None,
     ):
         self.scheduler, self.cordon, self.fleet = scheduler, cordon, fleet
         self.session, self.secrets, self.controller = args
@@ -67,6 +70,7 @@ class Crew:
         self.dedicated = False  # its servers have workers of their own, also those that come later
         self.changing = asyncio.Lock()
         self._actor, self._in_endpoint, self._others = actor, in_endpoint, others
+        self._versions = {"the client": version, f"the scheduler {scheduler.address}": own_version()}
         self._tag = new_nonce()[:8]
         self._holder = f"dps-{self.session}"  # under this name the scheduler keeps the actors, as it would for a client
         self._minder: asyncio.Future | None = None
@@ -84,6 +88,7 @@ class Crew:
         self.wanted = servers
         workers = await self._find_workers(servers, timeout)
         self.dedicated = self._candidates()[1]
+        await self._check_versions(workers)
         await asyncio.gather(*(self._start_server(worker, timeout) for worker in workers))
         self._minder = asyncio.ensure_future(self._mind())
 
@@ -165,9 +170,21 @@ class Crew:
             await self._close_server(server)
             raise
 
+    async def _check_versions(self, workers: list[str]) -> None:
+        """Workers with another dps would take the actor's name for something else."""
+        found = dict(self._versions)
+        for worker in workers:
+            try:
+                answer = await asyncio.wait_for(self.scheduler.rpc(worker).versions(**ASK), config.seconds("connect"))
+            except (OSError, TimeoutError) as error:
+                raise ServerGoneError(f"worker {worker}, meant for a server, does not answer: {error!r}") from error
+            found[f"worker {worker}"] = version_in(answer)
+        same_versions(found)
+
     async def add_spare(self) -> None:
         """One more server, if there is a worker for it: another is about to go."""
         for worker in self._candidates()[0][:1]:
+            await self._check_versions([worker])
             await self._start_server(worker, config.seconds("start"))
 
     async def _close_server(self, server: Recruit) -> None:
@@ -187,6 +204,7 @@ class Crew:
                 missing = self.wanted - sum(not (s.leaving or s.silent) for s in servers)
                 workers, dedicated = self._candidates()
                 for worker in workers[: max(0, missing)] if dedicated or not self.dedicated else ():
+                    await self._check_versions([worker])
                     await self._start_server(worker, config.seconds("start"))
             except Exception as error:
                 logger.warning("parameter server %r: a server could not be replaced: %s", self.session, error)

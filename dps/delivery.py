@@ -46,6 +46,7 @@ from dps.transfers import Call, Leg, TableRoute, again, chunks, legs, send
 from dps.wire import frames
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
+from dps.wire.pool import Pool
 
 __all__ = ["Courier"]
 
@@ -64,6 +65,8 @@ class Courier:
     ----------
     ticket : Ticket
         Which parameter server, and the right to use it.
+    pool : Pool, optional
+        Where its connections come from, and go when it is closed.
     """
 
     clock = NO_CLOCK
@@ -71,8 +74,8 @@ class Courier:
     attempt = 0
     parties = 1
 
-    def __init__(self, ticket: Ticket):
-        self.ticket = ticket
+    def __init__(self, ticket: Ticket, pool: Pool | None = None):
+        self.ticket, self._pool = ticket, pool
         self.seconds = {"pull": 0.0, "push": 0.0, "wait": 0.0}
         self._lock = threading.RLock()
         self._closed = False
@@ -401,7 +404,8 @@ class Courier:
     ) -> Channel:
         if self._tls is None:
             self._tls = connecting_tls(self.ticket.security)
-        return Channel(address, self.ticket.session, self.ticket.secret, what, gone, self._tls, idle or self._idle)
+        args = (address, self.ticket.session, self.ticket.secret, what, gone, self._tls, idle or self._idle)
+        return Channel(*args) if self._pool is None else self._pool.connect(*args)
 
     def _now(self) -> float:
         return time.monotonic()
@@ -415,8 +419,9 @@ class Courier:
     def close(self) -> None:
         """Close all connections. Anything not waited for is lost."""
         self._closed = True
-        for channel in (self._controller_channel, *self._channels.values()):
+        channels, self._controller_channel = [self._controller_channel, *self._channels.values()], None
+        for channel in channels:
             if channel is not None:
-                channel.close()
+                (Channel.close if self._pool is None else self._pool.give)(channel)
         self._channels.clear()
         self._open.clear()

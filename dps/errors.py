@@ -34,6 +34,7 @@ __all__ = [
     "TooFewWorkersError",
     "TrainerLostError",
     "UnknownTableError",
+    "VersionMismatchError",
     "by_name",
 ]
 
@@ -131,6 +132,10 @@ class ProtocolError(DPSError, ConnectionError):
 
 class AccessDeniedError(DPSError, PermissionError):
     """A connection that could not prove knowledge of the session secret."""
+
+
+class VersionMismatchError(DPSError, RuntimeError):
+    """Not the same version of dps everywhere; the message names the versions, and where each is."""
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from distributed import Client as DaskClient
 
 from dps.client import Client, Ticket
 from dps.controller import Controller
+from dps.dask_side import ask_versions, own_version
 from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, InputTypeError, NameInUseError
 from dps.server import Server
 
@@ -34,6 +35,7 @@ class Handle:
             raise InputTypeError("ParameterServer takes a synchronous Dask client: make it with asynchronous=False")
         self._client: Client | None = None
         try:
+            ask_versions(self.dask_client, [])  # the plugin travels as names of classes, and they may mean other things
             self.dask_client.register_plugin(Controller(Server))
         except ImportError as error:
             self._let_go()
@@ -44,7 +46,8 @@ class Handle:
 
     def _start(self, servers: int, timeout: float) -> None:
         try:
-            self._attach(self._call("open", servers=servers, timeout=timeout))
+            wish: dict[str, Any] = {"servers": servers, "copies": self.copies, "version": own_version()}
+            self._attach(self._call("open", timeout=timeout, **wish))
         except BaseException as error:
             if not isinstance(error, NameInUseError):  # that one is somebody else's
                 with contextlib.suppress(Exception):
@@ -55,6 +58,7 @@ class Handle:
         host, port = about["controller"]
         security = self.dask_client.security if self._scheduler_address().startswith("tls://") else None
         self.ticket = Ticket(self.name, (host, port), about["secret"], security)
+        self.copies = about["copies"]
 
     def _call(self, verb: str, named: bool = True, **fields: Any) -> Any:
         """Ask the controller, over Dask's control plane."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
 from dps import config
 from dps.archive import Archive
+from dps.display import PATIENCE, Status, Tables, parameter_server_html
 from dps.errors import (
     ClosedError,
     DPSError,
@@ -19,7 +21,9 @@ from dps.handle import check_name
 from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import Add, Optimizer
-from dps.training.run import launch
+from dps.training import spark
+from dps.training.open_run import OpenRun
+from dps.training.run import check, launch
 
 __all__ = ["ParameterServer"]
 
@@ -188,7 +192,7 @@ class ParameterServer(Archive):
     def tables(self) -> dict[str, TableSpec]:
         """The tables there are."""
         tables = json.loads(self._call("describe")["tables"])
-        return {name: TableSpec.from_dict(table["spec"]) for name, table in tables.items()}
+        return Tables((name, TableSpec.from_dict(table["spec"])) for name, table in tables.items())
 
     # -- servers
 
@@ -225,6 +229,7 @@ class ParameterServer(Archive):
         kwargs: dict[str, Any] | None = None,
         progress: bool | None = None,
         resume: bool = False,
+        within: OpenRun | None = None,
     ) -> list[Any]:
         """Train: call ``function(trainer, partitions)`` on as many trainers as there are free threads, all at once.
 
@@ -232,17 +237,19 @@ class ParameterServer(Archive):
         ----------
         function : callable
             Given a :class:`dps.Trainer` and the list of its partitions; runs in a Dask task where they lie.
-        data : dask collection, tuple of them, or list of futures or delayed values
+        data : dask collection, tuple of them, list of futures or delayed values, RDD or DataFrame of Spark's
             A bag, array (row blocks) or dataframe; data that is persisted already is used where it lies. A tuple such
-            as ``(X, y)`` gives partitions that are tuples.
+            as ``(X, y)`` gives partitions that are tuples. Of Spark's data, a partition is a list of records, or a
+            pandas DataFrame, and the trainers are the tasks of one barrier stage.
         staleness : int or math.inf
             How many iterations the fastest trainer may lead the slowest: 0 is bulk-synchronous (BSP), s is
             stale-synchronous (SSP), ``math.inf`` is asynchronous.
         trainers : int, optional
-            Fewer than there are free threads.
+            Fewer than there are free threads (with Spark: slots).
         retries : int
             How often the function of a trainer may raise and be run again, as it is anyway when its worker dies. It is
-            called from its beginning; :meth:`dps.Trainer.iterate` goes on where the clock stands.
+            called from its beginning; :meth:`dps.Trainer.iterate` goes on where the clock stands. Spark runs all of
+            them again when one has raised.
         args, kwargs
             More arguments for `function`.
         progress : bool, optional
@@ -251,6 +258,8 @@ class ParameterServer(Archive):
             Go on with the run that :meth:`restore` has brought back, where the checkpoint has it: with as many
             trainers, each at its clock and with its partitions. `function` and `data` are to be what they were. As in a
             trainer that is run again, :meth:`dps.Trainer.iterate` passes over what is done.
+        within : OpenRun, optional
+            Be one of several callers of a run that :meth:`open_run` has made, whose staleness counts.
 
         Returns
         -------
@@ -267,35 +276,58 @@ class ParameterServer(Archive):
             A trainer was lost with its worker, and could not be run again within ``dps.timeouts.rejoin``, or not with
             its data.
         """
+        check(staleness, trainers, retries, resume, within)
         about = self._call("describe")
-        serving = {server["worker"] for server in about["servers"]}
+        options: dict[str, Any] = {
+            "staleness": staleness,
+            "trainers": trainers,
+            "retries": retries,
+            "args": args,
+            "kwargs": kwargs or {},
+            "progress": progress,
+            "resume": resume,
+            "restored": json.loads(about["restored"]),
+            "within": within,
+        }
         try:
-            results = launch(
-                self.dask_client,
-                self.ticket,
-                self._call,
-                serving,
-                function,
-                data,
-                staleness=staleness,
-                trainers=trainers,
-                retries=retries,
-                args=args,
-                kwargs=kwargs or {},
-                progress=progress,
-                resume=resume,
-                restored=json.loads(about["restored"]),
-            )
+            if spark.is_spark(data):
+                results = spark.launch(self.ticket, self._call, function, data, **options)
+            else:
+                serving = {server["worker"] for server in about["servers"]}
+                results = launch(self.dask_client, self.ticket, self._call, serving, function, data, **options)
         except BaseException:
-            with contextlib.suppress(DPSError):  # the run's own error counts
-                self._call("settle", keep=False)
+            if within is None:
+                with contextlib.suppress(DPSError):  # the run's own error counts
+                    self._call("settle", keep=False)
             raise
-        self._call("settle", keep=True)
+        if within is None:
+            self._call("settle", keep=True)
         return results
+
+    def open_run(self, trainers: int, staleness: float = 0) -> OpenRun:
+        """Begin a run for several callers: Dask tasks, Spark's tasks and plain processes, on one clock.
+
+        Parameters
+        ----------
+        trainers : int
+            How many trainers it has, of all callers together. All are waited for.
+        staleness : int or math.inf
+            As in :meth:`run`.
+
+        Returns
+        -------
+        OpenRun
+            For ``ps.run(..., within=run)``, which may be called from several threads, and ``run.trainer(name)``. At
+            the end of a ``with`` block, or with ``run.close()``, the run ends.
+        """
+        check(staleness, trainers, 0, False, None)
+        bound = None if math.isinf(staleness) else int(staleness)
+        number = self._call("start_run", trainers=trainers, staleness=bound)
+        return OpenRun(self.ticket, number, trainers, staleness, self._call)
 
     def status(self) -> dict[str, Any]:
         """Servers (address, rows, bytes, requests), tables and runs (clocks, who waits), as plain values."""
-        return json.loads(self._call("status"))
+        return Status.of(json.loads(self._call("status")))
 
     # -- the end
 
@@ -324,8 +356,12 @@ class ParameterServer(Archive):
         if self.closed:
             return f"<dps.ParameterServer {self.name!r} (closed)>"
         try:
-            count = self.servers
+            about = self._call("describe", callback_timeout=PATIENCE)
         except DPSError as error:
             return f"<dps.ParameterServer {self.name!r} ({type(error).__name__})>"
+        count = sum(server["alive"] for server in about["servers"])
         plural = "" if count == 1 else "s"
         return f"<dps.ParameterServer {self.name!r}: {count} server{plural} in {self._scheduler_address()}>"
+
+    def _repr_html_(self) -> str:
+        return parameter_server_html(self)

@@ -8,7 +8,7 @@ answered when a slower trainer's tick (or leaving) lets it go; other frames of t
 frame    from the trainer                      answer
 ======== ===================================== ========================================================
 JOIN     JSON run, trainer, incarnation,       JSON clock (to go on at), staleness, trainers,
-         where, joins (how often before)       origin, attempt
+         where, joins (how often before)       origin, attempt, incarnation (the next one for null)
 TICK     clock: iterations completed;          when it may go on: parties: trainers that count
          count: iterations planned (0 unknown)
 COLLECT  JSON about (op, dtype, shape, root)   the reduced array, raw
@@ -16,6 +16,10 @@ COLLECT  JSON about (op, dtype, shape, root)   the reduced array, raw
          number: the place, see `gather.py`
 LEAVE    JSON failed (a text, or null),        nothing, when it is noted
          seconds (compute, pull, push, wait)
+RESERVE  JSON run, name, count                 JSON first: so many trainers' numbers, from there on;
+                                               of the same name the same
+PEEK     JSON run, trainer                     JSON incarnation, state (joined, lost, left or
+                                               expected), stopped (a text, or null)
 ======== ===================================== ========================================================
 
 A trainer whose connection breaks without LEAVE is *lost*. If it is not back within `dps.timeouts.rejoin`, the run is
@@ -26,21 +30,20 @@ connection, of the same incarnation (the first one broke) or a later one (the ta
 refused. Whatever else comes over a connection that is no longer the trainer's (the frames of a zombie, what was still
 on its way, its LEAVE, its end) changes nothing, and what waited there is told so. Each distinct incarnation is one
 *attempt*, which the servers know the ops of; the *origin* is the trainer's number among all that make ops.
+
+An *elastic* run is one whose trainers come when somebody schedules them, leave, and perhaps come again: nobody waits
+for another, who is lost is not missed, who fails stops nobody. It goes on until it is ended.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from dps import config
-from dps.coordination.clock import Clock
-from dps.coordination.gather import Gather, Meeting
+from dps.coordination.gather import Meeting
 from dps.errors import (
     ClockTimeoutError,
     DPSError,
@@ -50,6 +53,7 @@ from dps.errors import (
     StoppedError,
     TrainerLostError,
 )
+from dps.run import Run, Waiting
 from dps.wire import frames
 from dps.wire.endpoint import Connection
 from dps.wire.frames import Header
@@ -59,83 +63,7 @@ __all__ = ["Run", "Runs"]
 COLLECT_LIMIT = 1 << 24  # bytes of one trainer's part of a collective: they are for small things
 SPLIT = ("compute", "pull", "push", "wait")
 MOST_ORIGINS, MOST_ATTEMPTS = (1 << 32) - 1, (1 << 16) - 1  # their fields in a frame hold no more
-NUMBERS: Any = re.compile("[<>|][biufc][0-9]{1,2}")  # dtypes; numpy takes much more
-REDUCTIONS: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
-
-
-class Waiting(NamedTuple):
-    """A request whose answer is still to come."""
-
-    connection: Connection
-    header: Header
-    since: float
-
-    def fail(self, error: DPSError) -> None:
-        self.connection.reply_error(self.header, error)
-
-
-class Run:
-    """One `ps.run`: its clock, who waits, and how it ended."""
-
-    def __init__(self, number: int, trainers: int, staleness: float, clock: int = 0):
-        self.number, self.trainers, self.staleness = number, trainers, staleness
-        self.origin = 0  # of trainer 0; the others follow
-        self.partitions: list[list[int]] = []  # of each trainer, as the driver counts them
-        self.clock = Clock(staleness, trainers, clock)
-        self.gather = Gather(trainers, answer)
-        self.connections: dict[int, Connection] = {}
-        self.incarnations: dict[int, int] = {}
-        self.attempts: dict[int, int] = {}  # from 0
-        self.joins: dict[int, int] = {}  # how often this attempt had joined
-        self.where: dict[int, str] = {}
-        self.planned: dict[int, int] = {}
-        self.seconds: dict[int, dict[str, float]] = {}
-        self.ticking: dict[int, Waiting] = {}  # trainers whose tick waits,
-        self.meeting: dict[int, Waiting] = {}  # or whose collective does
-        self.lost: dict[int, float] = {}  # trainer -> when its connection broke
-        self.left: set[int] = set()
-        self.stopped: DPSError | None = None
-        self.retired = False  # the servers were told that its trainers have ended
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended, well or badly."""
-        return self.stopped is not None or len(self.left) == self.trainers
-
-    @property
-    def active(self) -> bool:
-        """Whether trainers are at work, or may be back."""
-        return self.stopped is None and bool(self.connections or self.lost)
-
-    def saved(self, clock: int | None) -> dict[str, Any]:
-        """For a checkpoint: what it takes to go on from `clock`."""
-        staleness = None if math.isinf(self.staleness) else self.staleness
-        about = {"trainers": self.trainers, "staleness": staleness, "origin": self.origin, "clock": clock}
-        return {**about, "partitions": self.partitions}
-
-    def behind(self, clock: int) -> int | None:
-        """One of those, not gone for good, who have yet to complete `clock` iterations. (Who waits in a collective may
-        push at its own clock afterwards.)"""
-        there = (n for n in range(self.trainers) if n not in self.left)
-        return next((n for n in there if self.clock.clock_of(n) < clock), None)
-
-    def describe(self) -> dict[str, Any]:
-        """For the driver: clocks, plans, who waits."""
-        return {
-            "run": self.number,
-            "staleness": None if math.isinf(self.staleness) else self.staleness,
-            "clocks": [self.clock.clock_of(n) for n in range(self.trainers)],
-            "planned": [self.planned.get(n, 0) for n in range(self.trainers)],
-            "waiting": sorted(self.ticking),
-            "left": sorted(self.left),
-            "joined": len(self.where),
-            "attempts": [self.attempts.get(n, -1) + 1 for n in range(self.trainers)],
-            "connected": sorted(self.connections),
-            "lost": sorted(self.lost),
-            "seconds": {str(n): split for n, split in self.seconds.items()},
-            "stopped": None if self.stopped is None else str(self.stopped),
-            "error": None if self.stopped is None else type(self.stopped).__name__,
-        }
+MOST_ELASTIC = 1000  # runs that go on until they are ended
 
 
 class Runs:
@@ -159,19 +87,22 @@ class Runs:
         collecting: Sequence[str] = (),
         restored: dict[str, Any] | None = None,
         partitions: Sequence[Sequence[int]] = (),
+        elastic: bool = False,
     ) -> int:
         """A new run of that many trainers; its number. `collecting` are the tables that collect a clock's pushes.
 
         With `restored`, it goes on with the run of a checkpoint: at its clock, as its origins.
         """
-        active = [n for n, run in self.runs.items() if run.active]
-        if active and collecting:
+        active = [n for n, run in self.runs.items() if run.active and not run.elastic]
+        if elastic and sum(run.elastic and not run.over for run in self.runs.values()) >= MOST_ELASTIC:
+            raise LimitError(f"{MOST_ELASTIC} elastic runs are open already: end those that are no longer needed")
+        if active and collecting and not elastic:
             raise InputError(
                 f"run {active[0]} of parameter server {self.session!r} is going on, and table {collecting[0]!r} "
                 f"collects the pushes of a clock (aggregate=...), of one run at a time; wait for its end"
             )
         clock = 0 if restored is None else restored["clock"]
-        run = Run(self._last + 1, trainers, math.inf if staleness is None else staleness, clock)
+        run = Run(self._last + 1, trainers, math.inf if staleness is None else staleness, clock, elastic)
         run.origin = self.allot(trainers) if restored is None else restored["origin"]
         run.partitions = [list(part) for part in partitions]
         self._last = run.number
@@ -196,8 +127,19 @@ class Runs:
 
     def only(self) -> Run | None:
         """The run that is going on; None if there is none, or several."""
-        active = [run for run in self.runs.values() if run.active]
+        active = [run for run in self.runs.values() if run.active and not run.elastic]
         return active[0] if len(active) == 1 else None
+
+    def end(self, number: int) -> bool:
+        """The driver is done with a run: nobody joins it any more. Whether it went well, and no other one goes on."""
+        run = self.runs.get(number)
+        if run is None:  # it ended long ago
+            return False
+        well = run.stopped is None or run.ended
+        if run.stopped is None:
+            run.ended = True
+            self.stop(number, StoppedError(f"run {number} was closed"))
+        return well and not any(run.active and not run.elastic for run in self.runs.values())
 
     def going_on(self, origin: int) -> bool:
         """Whether the run whose first origin this is goes on."""
@@ -206,7 +148,7 @@ class Runs:
     def failed(self) -> int:
         """The number of the last run, if it failed; else 0."""
         run = self.runs.get(self._last)
-        return 0 if run is None or run.stopped is None else run.number
+        return 0 if run is None or run.stopped is None or run.ended else run.number
 
     def describe(self, number: int) -> dict[str, Any]:
         return self._run(number).describe()
@@ -230,8 +172,9 @@ class Runs:
     def join(self, connection: Connection, header: Header, body: memoryview) -> None:
         wish = frames.decode_json(body)
         try:
-            number, trainer, incarnation = int(wish["run"]), int(wish["trainer"]), int(wish["incarnation"])
+            number, trainer, named = int(wish["run"]), int(wish["trainer"]), wish["incarnation"]
             place, joins = str(wish.get("where", ""))[:200], int(wish.get("joins", 0))
+            incarnation = None if named is None else int(named)
         except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
             raise ProtocolError(f"a trainer's JOIN lacks its run, trainer or incarnation: {wish!r:.200}") from None
         run = self._run(number)
@@ -239,9 +182,16 @@ class Runs:
             raise run.stopped.with_traceback(None)  # else each one that is told adds its own
         if connection.party is not None and connection.party != (run, trainer):
             raise ProtocolError("a connection is one trainer: it has joined as another before")
+        if incarnation is None:
+            incarnation = run.incarnations.get(trainer, -1) + 1
         again = run.incarnations.get(trainer) == incarnation
         if again and joins < run.joins[trainer]:
             raise _replaced(run, trainer)  # out of an older connection, which broke
+        if again and run.elastic and trainer in run.left and joins == run.joins[trainer]:
+            raise InputError(
+                f"trainer {trainer} of run {number} has left, and comes again within one attempt ({incarnation}): are "
+                f"two partitions computed by one task (coalesce)? They would be taken for one; use repartition"
+            )
         attempt = run.attempts.get(trainer, -1) + (not again)
         if attempt > MOST_ATTEMPTS:
             raise LimitError(f"trainer {trainer} of run {number} was begun {attempt} times already")
@@ -258,7 +208,7 @@ class Runs:
         connection.party = (run, trainer)
         staleness = None if math.isinf(run.staleness) else run.staleness
         told = {"clock": clock, "staleness": staleness, "trainers": run.trainers}
-        told |= {"origin": run.origin + trainer, "attempt": attempt}
+        told |= {"origin": run.origin + trainer, "attempt": attempt, "incarnation": incarnation}
         connection.reply_json(Header(frames.OK, request=header.request), told)
 
     def tick(self, connection: Connection, header: Header, body: memoryview) -> None:
@@ -272,6 +222,8 @@ class Runs:
 
     def collect(self, connection: Connection, header: Header, body: memoryview) -> None:
         run, trainer = self._party(connection)
+        if run.elastic:
+            raise InputError(f"the trainers of run {run.number} come and go: they cannot meet (barrier, allreduce)")
         if len(body) > COLLECT_LIMIT:
             raise LimitError(f"a collective takes up to {COLLECT_LIMIT} bytes a trainer, not {len(body)}: use a table")
         about = bytes(body[: header.count]).decode(errors="replace").strip()
@@ -293,15 +245,48 @@ class Runs:
             seconds = {name: float(report["seconds"][name]) for name in SPLIT}
         except (TypeError, KeyError, ValueError, OverflowError):
             raise ProtocolError(f"a trainer's LEAVE lacks its seconds: {report!r:.200}") from None
-        run.left.add(trainer)
-        del run.connections[trainer]
+        if run.elastic and report.get("failed"):
+            self.disconnected(connection)  # it may be run again
+        else:
+            run.left.add(trainer)
+            del run.connections[trainer]
         run.seconds[trainer] = seconds
         connection.party = None
         connection.reply(Header(frames.OK, request=header.request))
+        if trainer not in run.left:
+            return
         if report.get("failed"):
             self.stop(run.number, StoppedError(f"trainer {trainer} failed: {str(report['failed'])[:1000]}"))
         else:
             self._gone(run, trainer)
+
+    def reserve(self, connection: Connection, header: Header, body: memoryview) -> None:
+        wish = frames.decode_json(body)
+        try:
+            run, name, count = self._run(int(wish["run"])), str(wish["name"])[:200], int(wish["count"])
+        except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
+            raise _unread("RESERVE", "run, name or count", wish, error) from None
+        if run.stopped is not None:
+            raise run.stopped.with_traceback(None)
+        first = sum(taken for _, taken in run.reserved.values())
+        first, taken = run.reserved.get(name, (first, count))
+        if count < 1 or first + count > run.trainers or count != taken:
+            raise InputError(
+                f"{count} trainers under the name {name!r} do not fit into run {run.number} of {run.trainers}, of "
+                f"which are reserved: {', '.join(f'{n} for {w!r}' for w, (_, n) in run.reserved.items()) or 'none'}"
+            )
+        run.reserved[name] = first, count
+        connection.reply_json(Header(frames.OK, request=header.request), {"first": first})
+
+    def peek(self, connection: Connection, header: Header, body: memoryview) -> None:
+        wish = frames.decode_json(body)
+        try:
+            run, trainer = self._run(int(wish["run"])), int(wish["trainer"])
+        except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
+            raise _unread("PEEK", "run or trainer", wish, error) from None
+        told = {"incarnation": run.incarnations.get(trainer), "state": run.state(trainer)}
+        told |= {"stopped": None if run.stopped is None else str(run.stopped)}
+        connection.reply_json(Header(frames.OK, request=header.request), told)
 
     def disconnected(self, connection: Connection) -> None:
         """A trainer's connection broke without LEAVE."""
@@ -320,7 +305,7 @@ class Runs:
         for run in list(self.runs.values()):
             if run.stopped is not None:
                 continue
-            for trainer in [t for t, since in run.lost.items() if now - since > rejoin]:
+            for trainer in [t for t, since in run.lost.items() if now - since > rejoin and not run.elastic]:
                 place = run.where.get(trainer, "?")
                 clock = run.clock.clock_of(trainer)
                 self.stop(
@@ -388,6 +373,11 @@ class Runs:
         run.meeting.clear()
 
 
+def _unread(kind: str, fields: str, wish: Any, error: Exception) -> DPSError:
+    """What is wrong with a frame's JSON, unless it is about the run."""
+    return error if isinstance(error, DPSError) else ProtocolError(f"a {kind} lacks its {fields}: {wish!r:.200}")
+
+
 def _replaced(run: Run, trainer: int) -> StoppedError:
     return StoppedError(
         f"trainer {trainer} of run {run.number} has joined again (its task was run again, or its connection broke): "
@@ -400,32 +390,3 @@ def _tell(waiting: Waiting, meeting: Meeting) -> None:
         waiting.fail(meeting.answer)
     else:
         waiting.connection.reply(Header(frames.OK, request=waiting.header.request), meeting.answer)
-
-
-def answer(about: str, parts: dict[int, bytes]) -> bytes | DPSError:
-    """What all who meet are told."""
-    try:
-        return reduce(about, parts)
-    except DPSError as error:
-        return error
-
-
-def reduce(about: str, parts: dict[int, bytes]) -> bytes:
-    """What a collective answers: in trainer order, so that the same parts give the same bits."""
-    try:
-        wish = frames.decode_json(about.encode())
-        op, shape, dtype = wish["op"], tuple(wish["shape"]), np.dtype(NUMBERS.fullmatch(wish["dtype"])[0])
-        arrays = [np.frombuffer(parts[n], dtype, math.prod(shape)).reshape(shape) for n in sorted(parts)]
-        if op == "barrier":
-            return b""
-        if op == "broadcast":
-            root = int(wish["root"])
-            if root not in parts:
-                raise InputError(f"broadcast from trainer {root}, which is not in the run (any more)")
-            return parts[root].ljust(frames.padded(len(parts[root])), b"\0")
-        result = np.ascontiguousarray(REDUCTIONS[op](np.stack(arrays), axis=0), dtype).tobytes()
-    except (TypeError, KeyError, ValueError, IndexError, OverflowError) as error:
-        raise (
-            error if isinstance(error, DPSError) else InputError(f"a collective that cannot be done: {about}: {error}")
-        ) from None
-    return result.ljust(frames.padded(len(result)), b"\0")

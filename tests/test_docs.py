@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import re
@@ -22,6 +23,7 @@ import dps
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 LANGUAGES = {"python", "bash", "console", "", "text", "yaml", "toml", "json"}  # exactly so: no "python no-run"
+LANGUAGES |= {"{toctree}", "{include} ../CHANGELOG.md"}  # Sphinx's: no code
 SECONDS = 120
 
 
@@ -131,6 +133,49 @@ def test_links_inside_the_project_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
     targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
     assert not [t for t in targets if t and not ((ROOT / page).parent / t).exists()]
+
+
+# The pages as Sphinx builds them
+
+
+@pytest.mark.timeout(SECONDS)
+def test_the_pages_build_without_a_warning(tmp_path):
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", tmp_path / "doctrees"]
+    command = [sys.executable, "-m", "sphinx", *options, ROOT / "docs", tmp_path / "html"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert built.returncode == 0, built.stderr[-4000:]
+    for page in PAGES:
+        if page.startswith("docs/"):
+            assert (tmp_path / "html" / page.removeprefix("docs/")).with_suffix(".html").exists()
+    everything = "".join(file.read_text() for file in (tmp_path / "html").glob("*.html"))
+    assert "googletagmanager" not in everything  # whoever reads our pages is nobody else's business
+
+
+def on_the_api_page() -> list[str]:
+    """What is described there, as module.name."""
+    found, module = [], ""
+    for line in (ROOT / "docs" / "api.rst").read_text().splitlines():
+        if match := re.fullmatch(r"\.\. (\w+):: ([\w.]+)", line):
+            if match[1] == "currentmodule":
+                module = match[2]
+            elif match[1] == "automodule":
+                found += [f"{match[2]}.{name}" for name in importlib.import_module(match[2]).__all__]
+            else:
+                found.append(f"{module}.{match[2]}")
+    return found
+
+
+@pytest.mark.parametrize("module", ["dps", "dps.models", "dps.spark", "dps.yarn", "dps.errors", "dps.testing"])
+def test_the_api_page_leaves_out_no_public_name(module):
+    described = [pkgutil.resolve_name(name) for name in on_the_api_page()]
+    public = {name: getattr(importlib.import_module(module), name) for name in importlib.import_module(module).__all__}
+    assert not [name for name, thing in public.items() if thing not in described and not inspect.ismodule(thing)]
+
+
+def test_the_api_page_lists_what_it_describes():
+    listed = re.findall(r"^   (\w+)$", (ROOT / "docs" / "api.rst").read_text(), re.M)
+    described = [name.rpartition(".") for name in on_the_api_page()]
+    assert listed == [name for module, _, name in described if module != "dps.errors"]
 
 
 # Docstrings

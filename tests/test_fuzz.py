@@ -279,6 +279,8 @@ class Meetings:
             frames.TICK: self._to("tick"),
             frames.COLLECT: self._to("collect"),
             frames.LEAVE: self._to("leave"),
+            frames.RESERVE: self._to("reserve"),
+            frames.PEEK: self._to("peek"),
         }
         self.endpoint = Endpoint("test", "127.0.0.1", handlers, self._gone)
         self.endpoint.secrets |= {NAME: SECRET, "other": "cd" * 32}
@@ -300,6 +302,9 @@ class Meetings:
         def start() -> None:
             self.fuzzed.look()
             self.numbers[:] = [self.fuzzed.start(trainers, s) for trainers, s in ((1, 0), (2, 0), (3, 2), (2, None))]
+            elastic = self.fuzzed.start(2, None, elastic=True)
+            self.fuzzed.end(elastic - len(self.numbers) - 1)
+            self.numbers.append(elastic)
 
         self.endpoint.call(start)
 
@@ -308,13 +313,17 @@ class Meetings:
         return framed(frames.JOIN, encode_json(about))
 
     def valid(self, draw: random.Random) -> tuple[int, dict, bytes]:
-        kind = draw.choice((frames.JOIN, frames.TICK, frames.TICK, frames.COLLECT, frames.COLLECT, frames.LEAVE))
+        often = frames.JOIN, frames.TICK, frames.TICK, frames.COLLECT, frames.COLLECT
+        kind = draw.choice((*often, frames.LEAVE, frames.RESERVE, frames.PEEK))
         fields = {"clock": draw.getrandbits(2), "number": draw.getrandbits(2)}
         if kind == frames.TICK:
             return kind, {**fields, "count": draw.getrandbits(4)}, b""
         if kind == frames.JOIN:
             about = {"run": draw.choice(self.numbers), "trainer": draw.randrange(3), "incarnation": draw.getrandbits(2)}
             return kind, {}, wild_text(draw, {**about, "where": "here"})
+        if kind in (frames.RESERVE, frames.PEEK):
+            about = {"run": draw.choice(self.numbers), "trainer": draw.randrange(-1, 4)}
+            return kind, {}, wild_text(draw, {**about, "name": draw.choice("ab"), "count": draw.randrange(-1, 4)})
         if kind == frames.LEAVE:
             seconds = dict.fromkeys(("compute", "pull", "push", "wait"), 1.0)
             return kind, {}, wild_text(draw, {"failed": draw.choice((None, None, "x")), "seconds": seconds})

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dps
+from dps import run as real_run
 from dps import runs as real_runs
 from dps.coordination import gather as real_gather
 from dps.errors import ControllerGoneError, InputError, ProtocolError, StoppedError, TrainerLostError
@@ -343,7 +344,7 @@ def test_every_wrong_rule_is_caught(wrong, monkeypatch):
     changed = with_(module, old, new)
     make = getattr(changed, "Runs", Runs)
     if module is real_gather:
-        monkeypatch.setattr(real_runs, "Gather", changed.Gather)
+        monkeypatch.setattr(real_run, "Gather", changed.Gather)
 
     def many_lives():
         for seed in range(3000):

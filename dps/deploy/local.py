@@ -225,11 +225,11 @@ class AdaptiveTrainers(Adaptive):
         options = {"key": self.worker_key, "attribute": "name", **self._workers_to_close_kwargs}
         return self._without_servers().workers_to_close(target=target, **options)
 
-    def _without_servers(self) -> _WithoutServers:
-        return _WithoutServers(self.cluster.scheduler, self.cluster._servers)
+    def _without_servers(self) -> WithoutServers:
+        return WithoutServers(self.cluster.scheduler, self.cluster._servers)
 
 
-class _WithoutServers:
+class WithoutServers:
     """A scheduler that does not see some of its workers, as far as scaling is concerned.
 
     Dask's answers are about all workers: with three idle servers a need of two trainers would go unnoticed, since there

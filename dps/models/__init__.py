@@ -1,9 +1,11 @@
 """scikit-learn estimators that train on a parameter server. Written on the public client API only.
 
-Needs scikit-learn, scipy and pandas: ``pip install dps[models]``.
+Needs scikit-learn, scipy and pandas: ``pip install dps[models]``. A stage for Spark's pipelines is in
+``dps.models.spark``.
 """
 
-from dps.models.encoding import encode_frame, read_libsvm
+from dps.models.encoding import encode_frame
+from dps.models.files import read_files, read_libsvm
 from dps.models.logistic import LogisticRegression
 
-__all__ = ["LogisticRegression", "encode_frame", "read_libsvm"]
+__all__ = ["LogisticRegression", "encode_frame", "read_files", "read_libsvm"]

@@ -1,22 +1,17 @@
-"""From tables with words in them, and from libsvm files, to sparse rows of features."""
+"""From tables with words in them to sparse rows of features."""
 
 from __future__ import annotations
 
 import dataclasses
-import glob
-import os
-from collections.abc import Sequence
 from typing import Any
 
-import dask
 import numpy as np
 import scipy.sparse
-from sklearn.datasets import load_svmlight_file
 
 import dps
 from dps.errors import InputError
 
-__all__ = ["Layout", "encode_frame", "read_libsvm"]
+__all__ = ["Layout", "encode_frame"]
 
 
 def encode_frame(frame: Any, bits: int = 20) -> scipy.sparse.csr_matrix:
@@ -121,43 +116,3 @@ def _matrix(X: Any, bits: int) -> Any:
     if wrong:
         raise InputError(f"X has {wrong} values that are NaN, infinity or too large for float32; fill or drop them")
     return block
-
-
-def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool = False) -> list[Any]:
-    """libsvm (svmlight) files, one partition each, read where they are trained on.
-
-    Parameters
-    ----------
-    paths : str or sequence of str
-        Files, or a pattern such as ``"clicks/part-*.svm"``; the workers must see them.
-    n_features : int
-        Width of all the files together.
-    zero_based : bool
-        Whether features are numbered from 0, as scikit-learn's ``dump_svmlight_file`` does unless told otherwise.
-
-    Returns
-    -------
-    list of dask.delayed.Delayed
-        Each an ``(X, y)``: what ``fit`` of an estimator, and ``ps.run``, take as data.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (folder / "a.svm").write_text("1 0:1.5 3:2\\n0 1:1\\n")
-    >>> (part,) = read_libsvm(str(folder / "*.svm"), n_features=4, zero_based=True)
-    >>> X, y = part.compute(scheduler="sync")
-    >>> X.shape, y
-    ((2, 4), array([1., 0.]))
-    """
-    files = sorted(glob.glob(paths)) if isinstance(paths, str) else [os.fspath(path) for path in paths]
-    if not files:
-        raise InputError(f"no file matches {paths!r}")
-    return [dask.delayed(_read)(file, n_features, zero_based) for file in files]
-
-
-def _read(file: str, n_features: int, zero_based: bool) -> tuple[Any, np.ndarray]:
-    try:
-        return load_svmlight_file(file, n_features=n_features, dtype=np.float32, zero_based=zero_based)
-    except ValueError as error:
-        raise InputError(f"{file}: {error} (read with n_features={n_features}, zero_based={zero_based})") from error

@@ -16,8 +16,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import NotFittedError
 
 import dps
-from dps.errors import InputError
-from dps.models.partitions import Survey, prepare, release, survey
+from dps import spark
+from dps.errors import InputError, InputTypeError
+from dps.models.partitions import DaskPieces, Survey, summary
+from dps.models.saved import Saved
+from dps.models.spark_pieces import SparkPieces, is_spark, session_of
 from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
 from dps.models.weights import LARGEST, HomeWeights, LiveWeights, lazily, margins_of, probabilities_of, take
 
@@ -30,14 +33,15 @@ RATES = {"sgd": 0.2, "adagrad": 0.1, "adam": 0.01, "ftrl": 0.1}
 BATCH, STEPS = 1_000, 100  # default size of a batch; less for small data, for so many steps an epoch
 
 
-class LogisticRegression(ClassifierMixin, BaseEstimator):
+class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     """Binary and multinomial logistic regression by stochastic gradients on a parameter server.
 
     Parameters
     ----------
-    client : distributed.Client, cluster or dps.ParameterServer, optional
-        Where to train. In a Dask cluster (by default the current client's), ``fit`` starts a parameter server, trains,
-        and takes the weights home. On a ParameterServer of yours they stay: for models too large for one process.
+    client : distributed.Client, cluster, SparkSession or dps.ParameterServer, optional
+        Where to train. In a Dask cluster (by default the current client's), or for data of Spark beside its driver,
+        ``fit`` starts a parameter server, trains, and takes the weights home. On a ParameterServer of yours they stay:
+        for models too large for one process.
     solver : {"adagrad", "sgd", "adam", "ftrl"}
         The servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
     learning_rate : float or dps schedule, optional
@@ -138,11 +142,13 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : dask array or dataframe, list of partitions, ndarray, sparse matrix or DataFrame
+        X : dask array or dataframe, list of partitions, ndarray, sparse matrix, DataFrame, or data of Spark
             Dask arrays may have dense, scipy.sparse or `sparse` blocks. A list (of futures or delayed values, such as
-            :func:`dps.models.read_libsvm` gives) holds ``(X, y)`` pairs.
-        y : array_like, dask array or series
-            Labels; None where X holds the pairs.
+            :func:`dps.models.read_libsvm` gives) holds ``(X, y)`` pairs, as does an RDD of Spark. A Spark DataFrame is
+            learnt from by its column of vectors (the one called "features", if there are several), or without any by
+            all columns, which are hashed as those of other frames are.
+        y : array_like, dask array or series, or str
+            Labels; None where X holds the pairs. Of a Spark DataFrame the column of labels, "label" by default.
 
         Returns
         -------
@@ -152,7 +158,7 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
         self._check()
         self._forget()
         try:
-            with self._server() as (ps, ours):
+            with self._server(X) as (ps, ours):
                 self._train(ps, X, y, None, self.epochs, ours)
                 if ours:
                     self._weights = self._fitted().home()  # the servers end here
@@ -183,7 +189,7 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
             )
         if self._kept is None:
             self._kept = contextlib.ExitStack()
-            self._ps, self._ours = self._kept.enter_context(self._server())
+            self._ps, self._ours = self._kept.enter_context(self._server(X))
         assert self._ps is not None
         try:
             self._train(self._ps, X, y, classes, 1, self._ours)
@@ -214,12 +220,19 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
             self.__dict__.pop(name, None)
 
     @contextlib.contextmanager
-    def _server(self) -> Iterator[tuple[dps.ParameterServer, bool]]:
+    def _server(self, X: Any) -> Iterator[tuple[dps.ParameterServer, bool]]:
         """(parameter server, whether it is ours to close)."""
         if isinstance(self.client, dps.ParameterServer):
             yield self.client, False
             return
-        with dps.ParameterServer(self.client, servers=self.servers, name=f"logistic-{uuid.uuid4().hex[:8]}") as ps:
+        if is_spark(X) and (self.client is None or is_spark(self.client)):
+            started = spark.start(session_of(X), servers=self.servers)
+        elif is_spark(self.client):
+            raise InputTypeError(f"with a Spark session, X is an RDD or a DataFrame of Spark, not {type(X).__name__}")
+        else:
+            name = f"logistic-{uuid.uuid4().hex[:8]}"
+            started = dps.ParameterServer(self.client, servers=self.servers, name=name)
+        with started as ps:
             yield ps, True
 
     def _check(self) -> None:
@@ -235,17 +248,15 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):
 
     def _train(self, ps: dps.ParameterServer, X: Any, y: Any, classes: Any, epochs: int, ours: bool) -> None:
         layout = None if self._weights is None else self._weights.layout
-        pieces = prepare(ps.dask_client, X, y, layout, self.hash_bits, self.shuffle)
-        try:
+        how = (X, y, layout, self.hash_bits, self.shuffle)
+        with contextlib.closing(SparkPieces(*how) if is_spark(X) else DaskPieces(ps.dask_client, *how)) as pieces:
             if self._weights is None:
-                self._begin(ps, survey(ps.dask_client, pieces), classes, ours)
+                self._begin(ps, summary(pieces.surveys()), classes, ours)
             plan = Plan(
                 *self._tables, self.classes_, self.n_features_in_, epochs, self._batch, self.shuffle,
                 self.fit_intercept, self.solver == "ftrl",
             )  # fmt: skip
-            reports = ps.run(train, pieces, staleness=self.staleness, args=(plan,), progress=self.progress)
-        finally:
-            release(pieces)
+            reports = pieces.run(ps, train, plan, staleness=self.staleness, progress=self.progress)
         losses = sum(report[0] for report in reports)
         self.loss_curve_ += (losses[:, 0] / np.maximum(losses[:, 1], 1)).tolist()
         for _, seconds in reports:

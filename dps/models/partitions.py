@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import dask
@@ -13,10 +13,11 @@ from dask.distributed import Client as DaskClient
 from dask.distributed import Future
 from sklearn.utils.multiclass import check_classification_targets
 
+import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
 
-__all__ = ["Survey", "prepare", "release", "survey", "trainers_threads"]
+__all__ = ["DaskPieces", "Survey", "piece_of", "summary", "survey_of", "trainers_threads"]
 
 
 PARTS, LARGE = 4, 10_000  # data in memory: one part for each trainer, or 4 if they have so many rows each
@@ -31,27 +32,40 @@ class Survey(NamedTuple):
     rows: int
 
 
-def prepare(client: DaskClient, X: Any, y: Any, layout: Layout | None, bits: int, seed: int | None) -> list[Future]:
-    """All that `fit` takes, as futures of (block, labels), encoded, checked and shuffled where they lie.
+class DaskPieces:
+    """All that `fit` takes from Dask or from memory: futures of (block, labels, layout), made where the data lies.
 
-    With a `layout` they have to follow it.
+    Blocks are encoded, checked and shuffled. With a `layout` they have to follow it.
     """
-    pairs = _pairs(client, X, y)
-    pieces = [dask.delayed(_piece, pure=False)(n, pair, layout, bits, seed) for n, pair in enumerate(pairs)]
-    return client.compute(pieces)
+
+    def __init__(self, client: DaskClient, X: Any, y: Any, layout: Layout | None, bits: int, seed: int | None):
+        pairs = _pairs(client, X, y)
+        pieces = [dask.delayed(piece_of, pure=False)(n, pair, layout, bits, seed) for n, pair in enumerate(pairs)]
+        self._client, self._pieces = client, client.compute(pieces)
+
+    def surveys(self) -> list[Survey]:
+        """Of each piece."""
+        notes = self._client.map(survey_of, self._pieces, pure=False)
+        try:
+            return self._client.gather(notes)
+        finally:
+            _release(notes)
+
+    def run(self, ps: dps.ParameterServer, function: Callable, *args: Any, **options: Any) -> list[Any]:
+        """``function(trainer, pieces, *args)`` on the trainers of a run."""
+        return ps.run(function, self._pieces, args=args, **options)
+
+    def close(self) -> None:
+        """Let go of them."""
+        _release(self._pieces)
 
 
-def survey(client: DaskClient, pieces: list[Future]) -> Survey:
-    """Labels, width and kind of prepared partitions."""
-    notes = client.map(_survey, pieces, pure=False)
-    try:
-        found = client.gather(notes)
-    finally:
-        release(notes)
-    wide = {each.layout for each in found}
+def summary(surveys: list[Survey]) -> Survey:
+    """Labels, width and kind of all pieces together."""
+    wide = {each.layout for each in surveys}
     if len(wide) > 1:
         raise InputError(f"partitions differ: {' and '.join(map(str, sorted(wide, key=str)[:2]))}")
-    found = [each for each in found if each.rows] or found[:1]
+    found = [each for each in surveys if each.rows] or surveys[:1]
     labels = _distinct(np.concatenate([each.labels for each in found]))
     if len(labels):
         check_classification_targets(labels)
@@ -110,7 +124,7 @@ def trainers_threads(client: DaskClient) -> dict[str, int]:
     return {name: info["nthreads"] for name, info in workers.items() if not info.get("resources", {}).get("dps")}
 
 
-def release(futures: list[Future]) -> None:
+def _release(futures: list[Future]) -> None:
     """Let go of data on the workers now; the traceback of an error may keep the futures themselves alive."""
     for future in futures:
         future.release()
@@ -119,9 +133,10 @@ def release(futures: list[Future]) -> None:
 # -- on the workers
 
 
-def _piece(
+def piece_of(
     number: int, pair: Any, layout: Layout | None, bits: int, seed: int | None
 ) -> tuple[Any, np.ndarray, Layout]:
+    """A pair (X, y) encoded, checked and shuffled: (block, labels, layout)."""
     X, y = pair
     layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits)
     block, y = layout.block(X), np.asarray(y)
@@ -138,7 +153,8 @@ def _piece(
     return block, y, layout
 
 
-def _survey(piece: tuple[Any, np.ndarray, Layout]) -> Survey:
+def survey_of(piece: tuple[Any, np.ndarray, Layout]) -> Survey:
+    """What has to be known of one piece."""
     X, y, layout = piece
     return Survey(_distinct(y), layout, isinstance(X, np.ndarray), len(y))
 

@@ -10,12 +10,13 @@ import numpy as np
 from dask.distributed import Client as DaskClient
 
 import dps
-from dps.errors import InputError
+from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
 from dps.models.partitions import trainers_threads
+from dps.models.spark_pieces import is_spark
 from dps.models.sparse_kernels import margins
 
-__all__ = ["LARGEST", "HomeWeights", "LiveWeights", "lazily", "margins_of", "probabilities_of", "take"]
+__all__ = ["LARGEST", "HomeWeights", "LiveWeights", "lazily", "margins_of", "probabilities_of", "softmax", "take"]
 
 LARGEST = 1 << 28  # features of a model that is taken home, and coefficients in a `coef_`
 PIECE = 1 << 20  # features in one pull
@@ -92,6 +93,11 @@ class HomeWeights:
 
 def margins_of(X: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
     """Margins of one in-memory block."""
+    if is_spark(X):
+        raise InputTypeError(
+            "predict takes what is in memory or in Dask: in Spark, X.mapInPandas with a function that calls it, or "
+            "train a dps.models.spark.SparkLogisticRegression, whose model transforms data frames"
+        )
     X = weights.layout.block(X)
     b = weights.intercept()
     if isinstance(X, np.ndarray):
@@ -104,7 +110,12 @@ def margins_of(X: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
 
 def probabilities_of(X: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
     """Probabilities of one in-memory block, [n, classes]."""
-    z = np.asarray(margins_of(X, weights), np.float64)
+    return softmax(margins_of(X, weights))
+
+
+def softmax(margins: np.ndarray) -> np.ndarray:
+    """Probabilities [n, classes] by the margins."""
+    z = np.asarray(margins, np.float64)
     if z.ndim == 1:
         z = np.stack([np.zeros_like(z), z], axis=1)
     z -= z.max(axis=1, keepdims=True, initial=-np.inf)

@@ -1,50 +1,107 @@
-"""A progress bar of a run, in a terminal or a notebook: tqdm's, where tqdm is installed."""
+"""How far a run is, while it goes on: a table of clocks in a notebook, tqdm's bar in a terminal."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+import time
+from typing import Any, Protocol
+
+from dps.display import clocks_html, summary
 
 __all__ = ["ProgressBar"]
 
 
+class View(Protocol):
+    """Where it is shown."""
+
+    def show(self, seen: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
 class ProgressBar:
-    """Shows how far the trainers are: iterations completed of those planned, and who is slowest.
+    """Shows how far the trainers are: iterations completed of those planned, who is slowest, and who waits.
 
     Parameters
     ----------
     wanted : bool or None
-        None shows a bar where somebody may look: a terminal or a notebook.
+        None shows it where somebody may look: a terminal or a notebook.
     """
 
     def __init__(self, wanted: bool | None):
+        notebook = in_notebook()
         if wanted is None:
-            wanted = sys.stderr.isatty() or "ipykernel" in sys.modules
-        self._bar: Any = None
-        if wanted:
-            try:
-                from tqdm.auto import tqdm
-            except ImportError:
-                return
-            self._bar = tqdm(total=None, unit="it", desc="training", leave=True)
+            wanted = notebook or sys.stderr.isatty()
+        self._view: View | None = (Page() if notebook else bar()) if wanted else None
+        self._seen: dict[str, Any] | None = None
 
     def __enter__(self) -> ProgressBar:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._view is None:
+            return
+        if error is not None and self._seen is not None:  # nobody works on, whatever was seen last
+            nobody: dict[str, Any] = {"connected": [], "waiting": []}
+            reason = self._seen["stopped"] or repr(error)[:500]
+            self._view.show({**self._seen, **nobody, "stopped": reason})
+        self._view.close()
 
     def show(self, seen: dict[str, Any]) -> None:
-        """Bring the bar up to what the controller says of the run."""
-        if self._bar is None:
-            return
-        clocks, planned = seen["clocks"], seen["planned"]
-        if all(planned):
-            self._bar.total = sum(planned)
-        self._bar.n = sum(clocks)
-        behind = [n for n in range(len(clocks)) if n not in seen["left"]]
-        slowest = min(behind, key=lambda n: clocks[n], default=None)
-        text = "" if slowest is None or len(clocks) == 1 else f"slowest: trainer {slowest} at {clocks[slowest]}"
-        self._bar.set_postfix_str(text, refresh=False)
+        """Bring it up to what the controller says of the run."""
+        if self._view is not None:
+            self._seen = seen
+            self._view.show(seen)
+
+
+def in_notebook() -> bool:
+    """Whether output goes to JupyterLab, VS Code and the like: whoever speaks to a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")  # not imported: then this is no kernel
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+class Page:
+    """HTML, changed in its place: that needs no widgets, and works wherever a kernel's output is shown."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._began = time.monotonic()
+
+    def show(self, seen: dict[str, Any]) -> None:
+        from IPython.display import display
+
+        seconds = time.monotonic() - self._began
+        text = f"run {seen['run']}: {sum(seen['clocks'])} iterations in {seconds:.1f} s; {summary(seen)}"
+        both = {"text/html": clocks_html(seen, seconds=seconds), "text/plain": text}
+        if self._handle is None:
+            self._handle = display(both, raw=True, display_id=True)
+        else:
+            self._handle.update(both, raw=True)
+
+    def close(self) -> None:
+        """The last picture stays."""
+
+
+class Bar:
+    """tqdm's."""
+
+    def __init__(self, tqdm: Any):
+        self._bar = tqdm(total=None, unit="it", desc="training", leave=True)
+
+    def show(self, seen: dict[str, Any]) -> None:
+        if all(seen["planned"]):
+            self._bar.total = sum(seen["planned"])
+        self._bar.n = sum(seen["clocks"])
+        self._bar.set_postfix_str(summary(seen), refresh=False)
         self._bar.refresh()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def bar() -> Bar | None:
+    """None where tqdm is not installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return Bar(tqdm)

@@ -18,12 +18,14 @@ from distributed import Client
 
 from dps import config
 from dps.client import Ticket
+from dps.dask_side import ask_versions
 from dps.errors import InputError, TooFewWorkersError, by_name
 from dps.training.data import partitions, share
+from dps.training.open_run import OpenRun
 from dps.training.progress import ProgressBar
 from dps.training.tasks import Job, Seat, Stopped, Tasks, choosing, free_threads, holders, lack, spread
 
-__all__ = ["launch"]
+__all__ = ["begin", "check", "launch", "resumed"]
 
 POLL = 0.05  # seconds between two looks at the trainers' tasks,
 SHOW = 0.25  # at their clocks,
@@ -47,19 +49,13 @@ def launch(
     progress: bool | None,
     resume: bool,
     restored: dict[str, Any] | None,
+    within: OpenRun | None,
 ) -> list[Any]:
     """Run `function` on trainers over `data`; what :meth:`dps.ParameterServer.run` does.
 
     `call` reaches the controller, `serving` are the workers that trainers must keep off; `restored` is what there is to
     go on with.
     """
-    whole = isinstance(staleness, numbers.Real) and staleness >= 0 and staleness in (math.inf, staleness // 1)
-    if not whole or isinstance(staleness, bool):
-        raise InputError(f"staleness is 0, 1, 2, ... or math.inf, not {staleness!r}")
-    if trainers is not None and (not isinstance(trainers, int) or isinstance(trainers, bool) or trainers < 1):
-        raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {trainers!r}")
-    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
-        raise InputError(f"retries is 0 or more, not {retries!r}")
     rows = partitions(client, data)
     tasks: Tasks | None = None
     run = 0
@@ -75,11 +71,11 @@ def launch(
             lying = holders(client, [list(row) for row in rows])
             shares = resumed(restored, trainers, len(rows)) if resume else None
             slots = choose(client, serving, ticket.session, lying, trainers if shares is None else len(shares))
+            ask_versions(client, sorted(set(slots)))
             shares = shares or share(lying, slots)
             parts = [[rows[n] if isinstance(data, tuple) else rows[n][0] for n in mine] for mine in shares]
-            bound = None if math.isinf(staleness) else int(staleness)
-            run = call("start_run", trainers=len(slots), staleness=bound, partitions=shares, resume=resume)
-            seats = [Seat(n, *seat) for n, seat in enumerate(zip(slots, parts, strict=True))]
+            run, first = begin(call, staleness, shares, resume, within)
+            seats = [Seat(first + n, *seat) for n, seat in enumerate(zip(slots, parts, strict=True))]
             tasks = Tasks(client, Job(ticket, run, function, args, kwargs, retries), serving, seats)
             tasks.start()
         with ProgressBar(progress) as bar:
@@ -90,6 +86,29 @@ def launch(
             text = f"the run was stopped: {error!r}"
             end(tasks, lambda: stop(text), seen)
         raise
+
+
+def check(staleness: float, trainers: int | None, retries: int, resume: bool, within: OpenRun | None) -> None:
+    """Refuse what no run can be asked for."""
+    whole = isinstance(staleness, numbers.Real) and staleness >= 0 and staleness in (math.inf, staleness // 1)
+    if not whole or isinstance(staleness, bool):
+        raise InputError(f"staleness is 0, 1, 2, ... or math.inf, not {staleness!r}")
+    if trainers is not None and (not isinstance(trainers, int) or isinstance(trainers, bool) or trainers < 1):
+        raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {trainers!r}")
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+        raise InputError(f"retries is 0 or more, not {retries!r}")
+    if resume and within is not None:
+        raise InputError("resume=True goes on with a run of one caller: it cannot be part of another (within=)")
+
+
+def begin(
+    call: Callable[..., Any], staleness: float, shares: list[list[int]], resume: bool, within: OpenRun | None
+) -> tuple[int, int]:
+    """A run for so many trainers, or their part of one that is open: its number, and that of their first."""
+    if within is not None:
+        return within.number, within.reserve(len(shares))
+    bound = None if math.isinf(staleness) else int(staleness)
+    return call("start_run", trainers=len(shares), staleness=bound, partitions=shares, resume=resume), 0
 
 
 def resumed(restored: dict[str, Any] | None, trainers: int | None, partitions: int) -> list[list[int]]:
@@ -140,14 +159,15 @@ def watch(tasks: Tasks, progress: Callable[[], dict], stop: Callable[[str], None
             bar.show(seen)
             if seen["stopped"] is not None:
                 raise_first(tasks, progress, stop)
-            late = seen["joined"] < len(tasks.seats)
-            if late or seen["lost"] or now - looked > LOOK:
+            joined = sum(seen["attempts"][seat.number] > 0 for seat in tasks.seats)
+            late = joined < len(tasks.seats)
+            if late or tasks.among(seen["lost"]) or now - looked > LOOK:
                 looked = now
                 tasks.look()
             if late and now - began > config.seconds("join"):
                 missing = ", ".join(sorted({seat.worker for seat in tasks.seats if seat.status == "pending"}))
                 raise TooFewWorkersError(
-                    f"{seen['joined']} of {len(tasks.seats)} trainers have joined within {config.seconds('join'):g} s "
+                    f"{joined} of {len(tasks.seats)} trainers have joined within {config.seconds('join'):g} s "
                     f"(dps.timeouts.join); their workers may be busy with other tasks, or gone: {missing}"
                 )
         time.sleep(POLL)
@@ -164,7 +184,7 @@ def raise_first(tasks: Tasks, progress: Callable[[], dict], stop: Callable[[str]
     while True:
         tasks.own_error()
         seen = progress()
-        if not seen["connected"]:
+        if not tasks.among(seen["connected"]):
             until = min(until, time.monotonic() + LATE)  # nobody is left who could say more
         if time.monotonic() > until:
             break
@@ -178,7 +198,7 @@ def end(tasks: Tasks, stop: Callable[[], Any], progress: Callable[[], dict]) -> 
         stop()
         tasks.cancel()
         until = time.monotonic() + config.seconds("stop")
-        while progress()["connected"] and time.monotonic() < until:
+        while tasks.among(progress()["connected"]) and time.monotonic() < until:
             time.sleep(POLL)
     except Exception:
         pass  # the first error is the one to raise

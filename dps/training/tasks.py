@@ -162,6 +162,10 @@ class Tasks:
             if not seat.over and seat.worker not in there:
                 self._move(seat)
 
+    def among(self, trainers: list[int]) -> set[int]:
+        """Those of them that are ours: other callers may have trainers in the same run."""
+        return {seat.number for seat in self.seats}.intersection(trainers)
+
     def trouble(self) -> str:
         """Why trainers that were lost are not back."""
         found = ""

@@ -31,6 +31,7 @@ from dps.transfers import TableRoute
 from dps.wire import frames
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
+from dps.wire.pool import Pool
 
 __all__ = ["Trainer"]
 
@@ -49,12 +50,14 @@ class Trainer(Client):
         Number of the run, from the controller.
     trainer : int
         Which of its trainers this is: 0, 1, ...
-    incarnation : int
-        Which attempt at it; a later one fences off earlier ones.
+    incarnation : int, optional
+        Which attempt at it; a later one fences off earlier ones. None: the next one, by the controller's count.
     where : str
         For messages: host, worker or process.
     cancelled : callable, optional
         Asked now and then whether to stop.
+    pool : Pool, optional
+        Where connections come from, and go to.
 
     Attributes
     ----------
@@ -87,16 +90,19 @@ class Trainer(Client):
     >>> cluster.close()
     """
 
+    _has_left = False
+
     def __init__(
         self,
         ticket: Ticket,
         run: int,
         trainer: int,
-        incarnation: int = 0,
+        incarnation: int | None = 0,
         where: str = "",
         cancelled: Callable[[], bool] | None = None,
+        pool: Pool | None = None,
     ):
-        super().__init__(ticket)
+        super().__init__(ticket, pool)
         self.run, self.number = run, trainer
         self._wish: dict[str, Any] = {
             "run": run,
@@ -117,6 +123,7 @@ class Trainer(Client):
                 connected = super()._controller
                 answer = self._insist(lambda: self._join(connected()), known=True)  # it has just sent us here
             self.trainer, self.attempt = int(answer["origin"]), int(answer["attempt"])
+            self._wish["incarnation"] = int(answer["incarnation"])
             self.staleness = math.inf if answer["staleness"] is None else float(answer["staleness"])
             self.trainers = self.parties = int(answer["trainers"])
             self._reached = int(answer["clock"])
@@ -248,6 +255,7 @@ class Trainer(Client):
                 self._pass(self.clock)
         report = {"failed": failed, "seconds": self.split()}
         self._ask_controller(Header(frames.LEAVE), report)
+        self._has_left = True
         self.close()
 
     def split(self) -> dict[str, float]:
@@ -316,6 +324,12 @@ class Trainer(Client):
         except BaseException:
             channel.close()
             raise
+
+    def close(self) -> None:
+        """Close all connections. Who has not left is lost to the others."""
+        if not self._has_left and self._controller_channel is not None:
+            self._controller_channel.close()  # it is ours alone, and its end tells
+        super().close()
 
     def _check(self) -> None:
         if self._cancelled is not None and self._cancelled():

@@ -121,6 +121,7 @@ class Channel:
         self.what = what
         self.closed = False
         self.idle = idle
+        self.key: Any = None  # of a channel that may be kept: see pool.py
         self._gone = gone
         self._requests: dict[int, Request] = {}
         self._next = 1
@@ -366,6 +367,12 @@ class Channel:
             request.error = frames.decode_error(body)
 
     # -- the end
+
+    def quiet(self) -> bool:
+        """Whether it is open with nothing on its way, so that somebody else may go on with it."""
+        if self.closed or self._requests or self._reading is not None or self._end:
+            return False
+        return not self._socket.wait(0)  # else the peer has closed it, or speaks without being asked
 
     def _break(self, error: BaseException) -> None:
         """Close, and tell all who wait for an answer."""

@@ -1,0 +1,36 @@
+"""Sphinx's settings; `make docs` builds the pages into build/docs."""
+
+import importlib.metadata
+
+import dask_sphinx_theme  # fail here, and not in the middle of a page
+
+project = "dps"
+author = "dps developers"
+project_copyright = f"2026, {author}"
+version = release = importlib.metadata.version("dps")
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "myst_parser"]
+templates_path = ["_templates"]
+
+html_theme = dask_sphinx_theme.__name__
+html_copy_source = False
+html_title = f"dps {release}"
+html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
+html_static_path = ["_static"]
+html_css_files = ["dps.css"]
+
+myst_heading_anchors = 3  # links to headings, as GitHub makes them
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the sections on parameters say more
+autosummary_generate = False  # the tables lead to what is described on the same page
+numpydoc_show_class_members = False
+
+# Every other name in a docstring has to lead somewhere.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(distributed|dask|scipy|sparse|sklearn|pyspark|skein)\..*")]
+
+
+def setup(app):
+    # scikit-learn adds these to every estimator; their text leads to its own pages.
+    app.connect("autodoc-skip-member", lambda app, kind, name, *rest: True if name.endswith("_request") else None)

@@ -1,0 +1,133 @@
+"""Commands about a parameter server as a whole: start, status, clocks, scale, close."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from dask.utils import format_bytes
+
+import dps
+from dps.cli.common import Answer, Table, Where, attached, command
+
+__all__ = ["COMMANDS"]
+
+SERVERS = click.IntRange(1, 1024)
+
+
+@command
+@click.option("--servers", type=SERVERS, default=1, show_default=True, help="How many")
+@click.option("--copies", type=click.IntRange(1), default=1, show_default=True, help="Of each row, on so many servers")
+@click.option("--timeout", type=click.FloatRange(0), help="Seconds to wait for enough workers")
+def start(where: Where, servers: int, copies: int, timeout: float | None) -> Answer:
+    """Start a parameter server.
+
+    Its servers go to the workers that carry the resource dps. It stays when this command has ended: programs take it up
+    with dps.ParameterServer.attach(client, name).
+    """
+    with where.connect() as client:
+        ps = dps.ParameterServer(client, servers, copies=copies, name=where.name or "dps", timeout=timeout)
+        about = ps.status()
+        ps.detach()
+    return Answer(about, [f"parameter server {ps.name!r} is up", servers_of(about)])
+
+
+@command
+def status(where: Where) -> Answer:
+    """Servers, and what happened to them."""
+    with attached(where) as ps:
+        about = {"scheduler": ps._scheduler_address(), **ps.status()}
+    up = sum(server["alive"] for server in about["servers"])
+    rows = sum(table["rows"] for server in about["servers"] for table in server.get("tables", {}).values())
+    runs = sum(run["stopped"] is None and len(run["left"]) < len(run["clocks"]) for run in about["runs"])
+    head = (
+        f"parameter server {about['name']!r} in {about['scheduler']}: {up} of {about['wanted']} servers, "
+        f"{counted(len(about['tables']), 'table')}, {counted(rows, 'row')}, {counted(runs, 'run')} going on"
+    )
+    checkpoints = about["checkpoints"]
+    last, error = checkpoints["last"], checkpoints["error"]
+    notes = [f"last checkpoint: {last['name']}, {last['rows']:,} rows"] if last else []
+    notes += [f"the last checkpoint failed: {error}"] if error else []
+    notes += [what for _, what in about["events"][-5:]]
+    return Answer(about, [head, servers_of(about), *notes])
+
+
+@command
+def clocks(where: Where) -> Answer:
+    """Trainers: how far they are, and who waits."""
+    with attached(where) as ps:
+        runs = ps.status()["runs"]
+    rows: list[list[Any]] = []
+    for run in runs:
+        staleness = "inf" if run["staleness"] is None else run["staleness"]
+        for n, (clock, planned) in enumerate(zip(run["clocks"], run["planned"], strict=True)):
+            rows.append([run["run"], n, clock, planned or None, staleness, doing(run, n)])
+    table = Table(["run", "trainer", "clock", "of", "staleness", "state"], rows)
+    return Answer(runs, [table if rows else "no run yet"])
+
+
+@command
+@click.argument("servers", type=SERVERS)
+def scale(where: Where, servers: int) -> Answer:
+    """Change the number of servers.
+
+    Shards move while training goes on; `status` shows how far that is.
+    """
+    with attached(where) as ps:
+        ps.scale(servers)
+        up = ps.servers
+    return Answer({"wanted": servers, "servers": up}, [f"{counted(servers, 'server')} wanted, {up} up"])
+
+
+@command
+def close(where: Where) -> Answer:
+    """Stop the servers.
+
+    Their rows are gone: take a checkpoint first, or export what you need.
+    """
+    with attached(where) as ps:
+        ps.close()
+    return Answer({"closed": ps.name}, [f"parameter server {ps.name!r} is closed"])
+
+
+COMMANDS = [start, status, clocks, scale, close]
+
+
+def servers_of(about: dict[str, Any]) -> Table:
+    """One line for each server."""
+    columns = ["server", "worker", "state", "rows", "memory", "requests", "clients"]
+    return Table(columns, [line(server) for server in about["servers"]])
+
+
+def line(server: dict[str, Any]) -> list[str | int | None]:
+    state = "leaving" if server["leaving"] else "up" if server["alive"] else "not there"
+    tables = server.get("tables")
+    rows = None if tables is None else sum(table["rows"] for table in tables.values())
+    memory = None if tables is None else format_bytes(sum(table["bytes"] for table in tables.values()))
+    numbers = (rows, memory, server.get("requests"), server.get("connections"))
+    return [server["number"], server["worker"], state, *numbers]
+
+
+def doing(run: dict[str, Any], trainer: int) -> str:
+    """What a trainer does, in a word or two.
+
+    >>> doing({"left": [0], "lost": [], "waiting": [], "connected": [], "stopped": None}, 0)
+    'done'
+    """
+    if trainer in run["left"]:
+        return "done"
+    if run["stopped"] is not None:
+        return f"stopped: {run['error']}"
+    if trainer in run["lost"]:
+        return "lost"
+    if trainer in run["waiting"]:
+        return "waiting"
+    return "running" if trainer in run["connected"] else "not there yet"
+
+
+def counted(number: int, what: str) -> str:
+    """
+    >>> counted(1, "table"), counted(0, "run"), counted(2000, "row")
+    ('1 table', '0 runs', '2,000 rows')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,413 @@
+"""A Dask cluster in containers of YARN's, with containers for servers and containers for trainers.
+
+For those who know dask-yarn: the same names do the same things. It stands on skein, as dask-yarn did: skein's driver, a
+Java process, talks to YARN, and its application master starts containers and replaces those that are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import dask
+from distributed import Security
+from distributed.core import Status, rpc
+from distributed.deploy import Adaptive, Cluster
+
+from dps import config
+from dps.deploy.yarn_application import Application
+from dps.deploy.yarn_services import TrainersScheduler, find_scheduler, publish
+from dps.deploy.yarn_specification import SCHEDULER, SERVER, WORKER, read_specification, skein, specification
+from dps.errors import DPSError, InputError, InputTypeError
+
+__all__ = ["YarnCluster"]
+
+LISTEN = ("host", "port", "dashboard_address")
+POLL = 0.2  # seconds between two looks at containers
+ACTOR = "dps-server-"  # what the names of servers' actors begin with
+
+
+class YarnCluster(Cluster):
+    """A Dask cluster on YARN: a scheduler, workers for trainers and other tasks, workers for servers.
+
+    All that is left out comes from Dask's configuration, under ``dps.yarn``; see :func:`dps.yarn.specification`.
+
+    Parameters
+    ----------
+    environment : str, optional
+        The Python environment of all containers: the archive of one, or ``venv:///path``, ``conda:///path``,
+        ``python:///path/to/python`` for one that every node has.
+    n_workers, n_servers : int, optional
+        How many workers for trainers and other tasks, and how many for servers.
+    host, port, dashboard_address : optional
+        With ``deploy_mode="local"``: where the scheduler and its dashboard listen.
+    skein_client : skein.Client, optional
+        By default one is started, and closed with the cluster. Make it yourself to log in with a Kerberos keytab.
+    asynchronous : bool
+        For use inside a running event loop: ``async with YarnCluster(..., asynchronous=True) as cluster``.
+    loop : tornado.ioloop.IOLoop, optional
+        The loop to run in.
+    **options : Any
+        All other parameters of :func:`dps.yarn.specification`: ``worker_memory``, ``server_label``, ``queue``, ...
+
+    Attributes
+    ----------
+    security : distributed.Security
+        The certificate with which to connect, where the cluster encrypts.
+
+    Notes
+    -----
+    Servers count among Dask's workers, and as paused ones once a parameter server runs. `scale` and `adapt` are about
+    workers for trainers; `scale_servers` is about the others.
+
+    Examples
+    --------
+    >>> from dps import ParameterServer, YarnCluster
+    >>> with YarnCluster("env.tar.gz", n_workers=8, n_servers=2) as cluster:  # doctest: +SKIP
+    ...     with ParameterServer(cluster, servers=2, copies=2) as ps:
+    ...         ...
+    """
+
+    scheduler_comm: Any
+
+    def __init__(
+        self,
+        environment: str | None = None,
+        n_workers: int | None = None,
+        n_servers: int | None = None,
+        *,
+        host: str | None = None,
+        port: int | None = None,
+        dashboard_address: str | None = None,
+        skein_client: Any = None,
+        asynchronous: bool = False,
+        loop: Any = None,
+        **options: Any,
+    ):
+        spec = specification(environment, n_workers, n_servers, **options)
+        listen = {"host": host, "port": port, "dashboard_address": dashboard_address}
+        self._begin(Application(skein_client, spec), asynchronous, loop, listen, options.get("security"))
+
+    @classmethod
+    def from_specification(
+        cls, spec: Any, skein_client: Any = None, asynchronous: bool = False, loop: Any = None
+    ) -> YarnCluster:
+        """Start what a specification says; without a service ``dask.scheduler``, the scheduler runs in this process.
+
+        Parameters
+        ----------
+        spec : skein.ApplicationSpec, dict or str
+            A specification, or the path of its YAML or JSON file.
+        skein_client, asynchronous, loop : optional
+            As above.
+        """
+        self = cls.__new__(cls)
+        self._begin(Application(skein_client, read_specification(spec)), asynchronous, loop)
+        return self
+
+    @classmethod
+    def from_application_id(
+        cls, app_id: str, skein_client: Any = None, asynchronous: bool = False, loop: Any = None
+    ) -> YarnCluster:
+        """Take up a cluster that is running. :meth:`close` then only lets go of it; :meth:`shutdown` ends it.
+
+        Parameters
+        ----------
+        app_id : str
+            Such as ``"application_1526134340424_0012"``.
+        skein_client, asynchronous, loop : optional
+            As above.
+        """
+        self = cls.__new__(cls)
+        self._begin(Application(skein_client, app_id=app_id), asynchronous, loop)
+        return self
+
+    @classmethod
+    def from_current(cls, asynchronous: bool = False, loop: Any = None) -> YarnCluster:
+        """The cluster in one of whose containers this process runs; as with :meth:`from_application_id`."""
+        self = cls.__new__(cls)
+        self._begin(Application(client=skein.ApplicationClient.from_current()), asynchronous, loop)
+        return self
+
+    def _begin(
+        self,
+        application: Application,
+        asynchronous: bool,
+        loop: Any,
+        listen: dict[str, Any] | None = None,
+        security: bool | None = None,
+    ) -> None:
+        super().__init__(asynchronous=asynchronous, loop=loop, quiet=True)
+        self.security = Security()
+        self._application = application
+        self._scheduler: TrainersScheduler | None = None
+        self._listen, self._encrypt = listen or {}, security
+        self._end: tuple[str | None, str | None] = (None, None)  # how the application is to end when this is closed
+        self._trainers: set[str] = set()  # their containers
+        if not self.called_from_running_loop:
+            self._loop_runner.start()
+            try:
+                self.sync(self._start)
+            except BaseException as error:
+                if self.status is not Status.closed:  # interrupted, perhaps while it waited in YARN's queue
+                    self._application.close("KILLED", repr(error))
+                self._loop_runner.stop()
+                raise
+
+    # -- up
+
+    def __await__(self) -> Any:
+        async def begun() -> YarnCluster:
+            if self.status is Status.created:
+                await self._start()
+            return self
+
+        return begun().__await__()
+
+    async def _start(self) -> None:
+        self.status = Status.starting
+        try:
+            if self.spec is not None and SCHEDULER not in self.spec.services:
+                await self._start_scheduler()
+            address, self.security = await asyncio.to_thread(self._connect)
+            self.name = self.app_id
+            self.scheduler_comm = rpc(address, connection_args=self.security.get_connection_args("client"))
+            await super()._start()
+        except BaseException as error:
+            self._failed(error)
+            await self._close()
+            raise
+
+    async def _start_scheduler(self) -> None:
+        encrypt = dask.config.get("dps.yarn.security") if self._encrypt is None else self._encrypt
+        self.security = Security.temporary() if encrypt else Security()
+        where = {name: dask.config.get(f"dps.yarn.{name.replace('_', '-')}") for name in LISTEN}
+        where |= {name: value for name, value in self._listen.items() if value is not None}
+        protocol = "tls://" if self.security.require_encryption else "tcp://"
+        self._scheduler = await TrainersScheduler(protocol=protocol, security=self.security, **where)
+
+    def _connect(self) -> tuple[str, Security]:
+        """Start the application, or take it up; its scheduler."""
+        application = self._application
+        with application.explained():
+            application.connect()
+            self._end = ("SUCCEEDED" if application.started else None), None
+            if self._scheduler is not None:
+                publish(application.client, self._scheduler, self.security)
+            return find_scheduler(application.client, config.seconds("yarn"))
+
+    # -- what there is
+
+    @property
+    def spec(self) -> Any:
+        """What YARN was asked for: a `skein.ApplicationSpec`."""
+        return self._application.spec
+
+    @property
+    def application_client(self) -> Any:
+        """The application's master, a `skein.ApplicationClient`: its key-value store, its containers, its web pages."""
+        return self._application.client
+
+    @property
+    def app_id(self) -> str:
+        """YARN's name for the application."""
+        return str(self._application.id)
+
+    def containers(self, *services: str) -> list[Any]:
+        """The containers that run, or are waited for.
+
+        Parameters
+        ----------
+        *services : str
+            Of these services only: ``"dask.worker"``, ``"dps.server"``, ``"dask.scheduler"``.
+        """
+        return self._application.containers(*services)
+
+    def logs(self, scheduler: bool = True, workers: bool | list[str] = True) -> Any:
+        """What the scheduler and workers have logged lately; all of it has ``yarn logs -applicationId ...``.
+
+        Parameters
+        ----------
+        scheduler : bool
+            Those of the scheduler.
+        workers : bool or list of str
+            Those of all workers, or of these addresses.
+        """
+        return self.get_logs(cluster=False, scheduler=scheduler, workers=workers)
+
+    @property
+    def plan(self) -> set[str]:
+        """The workers for trainers that were asked for, as of the last look."""
+        return self._trainers
+
+    requested = plan
+
+    @property
+    def observed(self) -> set[str]:
+        """The workers for trainers that are there."""
+        return {name for name in super().observed if str(name).startswith(WORKER)}
+
+    # -- scaling
+
+    def scale(self, n: int) -> Any:
+        """Have `n` workers for trainers. Servers stay.
+
+        Parameters
+        ----------
+        n : int
+            How many. Of fewer, those go that are not yet up, then those with the least data, which is moved first.
+        """
+        return self.sync(self._scale, n)
+
+    def scale_servers(self, n: int, timeout: float = 600) -> Any:
+        """Have `n` workers for servers. Workers for trainers stay.
+
+        It is the parameter server's part to fill or to empty them: more workers first, then ``ps.scale(more)``; or
+        ``ps.scale(fewer)`` first, and then fewer workers: those that are in use are waited for.
+
+        Parameters
+        ----------
+        n : int
+            How many.
+        timeout : float
+            Seconds to wait until servers have left enough of them.
+        """
+        return self.sync(self._scale_servers, n, timeout)
+
+    def adapt(self, *args: Any, **kwargs: Any) -> Adaptive:
+        """Scale the workers for trainers with the load, between ``minimum=`` and ``maximum=`` of them. Servers stay.
+
+        Parameters
+        ----------
+        *args, **kwargs : Any
+            As in `distributed.deploy.Cluster.adapt`.
+        """
+        if not args:
+            kwargs.setdefault("Adaptive", AdaptiveContainers)
+        return super().adapt(*args, **kwargs)
+
+    async def _scale(self, n: int) -> None:
+        surplus = await self._grow(WORKER, n)
+        if surplus > 0:
+            waiting = sorted(self._trainers - self.observed)
+            chosen = await self.scheduler_comm.workers_to_close(n=max(0, surplus - len(waiting)), attribute="name")
+            names = [*waiting, *chosen, *sorted(self._trainers - {*waiting, *chosen})][:surplus]
+            await self.scale_down(names)
+
+    async def _grow(self, service: str, n: int) -> int:
+        """Ask for more containers of a service, if it has fewer than `n`; how many it has too many."""
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise InputTypeError(f"the number of containers is a whole number, not {n!r}")
+        if n < 0:
+            raise InputError(f"the number of containers is at least 0, not {n}")
+        names = await self._look(service)
+        if len(names) < n:
+            await asyncio.to_thread(self.application_client.scale, service, n)
+            await self._look(service)
+        return len(names) - n
+
+    async def _look(self, service: str) -> set[str]:
+        """Names of the containers of a service. YARN replaces those that are lost, so it has to be asked."""
+        names = {c.id for c in await asyncio.to_thread(self.containers, service)}
+        if service == WORKER:
+            self._trainers = names
+        return names
+
+    async def scale_down(self, workers: Any) -> None:
+        """Empty these workers, by name, and end their containers; those of servers are left alone."""
+        names = [name for name in workers if str(name).startswith(WORKER)]
+        self._trainers -= set(names)
+        # Not closed by Dask: a container that ends by itself, in some ways, is replaced.
+        await self.scheduler_comm.retire_workers(names=names, remove=False, close_workers=False)
+        await asyncio.to_thread(self._application.kill, names)
+
+    async def _scale_servers(self, n: int, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        while (surplus := await self._grow(SERVER, n)) > 0:
+            free = sorted(await self._look(SERVER) - await self._in_use(), key=_number, reverse=True)
+            await asyncio.to_thread(self._application.kill, free[:surplus])
+            if len(free) >= surplus:
+                return
+            if time.monotonic() > until:
+                raise DPSError(
+                    f"{surplus - len(free)} containers that are to go still hold servers after {timeout:g} s: have "
+                    f"fewer of those first, with ps.scale({n}), and let their shards move"
+                )
+            await asyncio.sleep(POLL)
+
+    async def _in_use(self) -> set[str]:
+        """Names of the workers that hold servers."""
+        names = {address: info["name"] for address, info in self.scheduler_info["workers"].items()}
+        held = await self.scheduler_comm.has_what()
+        return {names.get(address, "") for address, keys in held.items() if any(str(k).startswith(ACTOR) for k in keys)}
+
+    # -- the end
+
+    def shutdown(self, status: str = "SUCCEEDED", diagnostics: str | None = None) -> Any:
+        """End the application, whoever started it, and close this.
+
+        Parameters
+        ----------
+        status : {"SUCCEEDED", "FAILED", "KILLED"}
+            What YARN is to say of it.
+        diagnostics : str, optional
+            And why.
+        """
+        self._end = status, diagnostics
+        return self.close()
+
+    def close(self, timeout: float | None = None) -> Any:
+        """Close this; and end the application, if it was started here.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for that.
+        """
+        closed = super().close(timeout)
+        if not self.called_from_running_loop:
+            self._loop_runner.stop()
+        return closed
+
+    async def _close(self) -> None:
+        if self.status in (Status.closing, Status.closed):
+            return
+        await super()._close()
+        await asyncio.to_thread(self._application.close, *self._end)
+        if self._scheduler is not None:
+            await self._scheduler.close()
+
+    def _failed(self, error: BaseException | None) -> None:
+        """The application, if it was started here, is to end as failed."""
+        if error is not None and self._application.started:
+            self._end = "FAILED", repr(error)
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._failed(error)
+        super().__exit__(kind, error, traceback)
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._failed(error)
+        await super().__aexit__(kind, error, traceback)
+
+
+class AdaptiveContainers(Adaptive):
+    """Dask's policy, which looks at what containers there are before it decides."""
+
+    cluster: YarnCluster
+
+    async def target(self) -> int:
+        await self.cluster._look(WORKER)
+        return await super().target()
+
+    async def scale_down(self, workers: Any) -> None:
+        await self.cluster.scale_down(workers)
+
+
+def _number(container: str) -> int:
+    """
+    >>> _number("dps.server_12")
+    12
+    """
+    return int(container.rpartition("_")[2])

@@ -1,0 +1,326 @@
+"""Logistic regression for Spark's pipelines: a `pyspark.ml` Estimator and its Model, trained on a parameter server."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark import keyword_only
+from pyspark.ml import Estimator, Model
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import DenseMatrix, DenseVector, Matrix, SparseVector, Vector
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import (
+    HasElasticNetParam,
+    HasFeaturesCol,
+    HasFitIntercept,
+    HasLabelCol,
+    HasMaxIter,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    HasRegParam,
+    HasSeed,
+    HasSolver,
+    HasStepSize,
+)
+from pyspark.ml.util import (
+    DefaultParamsReadable,
+    DefaultParamsReader,
+    DefaultParamsWritable,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
+from pyspark.sql import DataFrame, functions
+from pyspark.sql.pandas.functions import pandas_udf
+
+from dps.errors import InputError
+from dps.models.encoding import Layout
+from dps.models.logistic import LogisticRegression
+from dps.models.spark_pieces import block_of, unwrapped
+from dps.models.weights import HomeWeights, margins_of, softmax
+
+__all__ = ["SparkLogisticRegression", "SparkLogisticRegressionModel"]
+
+
+class _Columns(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
+    """Names of the columns, as MLlib's classifiers have them."""
+
+
+class SparkLogisticRegression(
+    Estimator,
+    _Columns,
+    HasMaxIter,
+    HasRegParam,
+    HasElasticNetParam,
+    HasFitIntercept,
+    HasSolver,
+    HasStepSize,
+    HasSeed,
+    DefaultParamsReadable,
+    DefaultParamsWritable,
+):
+    """:class:`dps.models.LogisticRegression` as a stage of Spark's pipelines.
+
+    Its parameters are called as those of ``pyspark.ml.classification.LogisticRegression`` where they mean the same; the
+    objective is that one's with ``standardization=False``. The fitted model holds its weights itself.
+
+    Parameters
+    ----------
+    ps : dps.ParameterServer, optional
+        Where to train. Without one, each ``fit`` starts servers beside Spark's driver and ends them.
+    featuresCol, labelCol, predictionCol, probabilityCol, rawPredictionCol : str
+        Columns that are read and written; one to be written may be "", and is left out. Features are vectors; labels
+        0, 1, ... as ``StringIndexer`` makes them.
+    maxIter : int
+        Passes over the data (5).
+    regParam, elasticNetParam : float
+        Strength of the penalty (0), and which part of it is l1 (0).
+    fitIntercept : bool
+        Have an intercept (True).
+    solver : str
+        "adagrad", "sgd", "adam" or "ftrl"; see :class:`dps.models.LogisticRegression`.
+    stepSize : float
+        The learning rate; by default what the solver calls for.
+    batchSize : int
+        Rows in a step of a trainer; by default 1,000, or less for small data.
+    staleness : int or math.inf
+        How many steps the fastest trainer may lead the slowest (0).
+    aggregate : bool
+        One step of the optimizer for each step of all trainers: a run repeats number for number (False).
+    numServers : int
+        How many servers to start (1).
+    seed : int
+        By which rows and batches are shuffled (0).
+
+    Examples
+    --------
+    >>> from dps.models.spark import SparkLogisticRegression
+    >>> SparkLogisticRegression(maxIter=3, regParam=0.01).getRegParam()
+    0.01
+    """
+
+    batchSize: Param = Param(Params._dummy(), "batchSize", "rows in a step of a trainer", TypeConverters.toInt)
+    staleness: Param = Param(
+        Params._dummy(), "staleness", "steps that the fastest trainer may lead the slowest", TypeConverters.toFloat
+    )
+    aggregate: Param = Param(
+        Params._dummy(), "aggregate", "one step of the optimizer for each step of all", TypeConverters.toBoolean
+    )
+    numServers: Param = Param(Params._dummy(), "numServers", "servers to start", TypeConverters.toInt)
+
+    _input_kwargs: dict[str, Any]
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        ps: Any = None,
+        featuresCol: str = "features",
+        labelCol: str = "label",
+        predictionCol: str = "prediction",
+        probabilityCol: str = "probability",
+        rawPredictionCol: str = "rawPrediction",
+        maxIter: int = 5,
+        regParam: float = 0.0,
+        elasticNetParam: float = 0.0,
+        fitIntercept: bool = True,
+        solver: str = "adagrad",
+        stepSize: float | None = None,
+        batchSize: int | None = None,
+        staleness: float = 0,
+        aggregate: bool = False,
+        numServers: int = 1,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self._setDefault(
+            maxIter=5, regParam=0.0, elasticNetParam=0.0, fitIntercept=True, solver="adagrad", staleness=0,
+            aggregate=False, numServers=1, seed=0,
+        )  # fmt: skip
+        self.ps = self._input_kwargs.pop("ps", None)
+        self.setParams(**self._input_kwargs)
+
+    def setParams(self, **params: Any) -> SparkLogisticRegression:
+        """Set parameters by their names, as the constructor does."""
+        return self._set(**{name: value for name, value in params.items() if value is not None})
+
+    def _fit(self, dataset: DataFrame) -> SparkLogisticRegressionModel:
+        features, kind = self.getFeaturesCol(), type(dataset.schema[self.getFeaturesCol()].dataType).__name__
+        if kind != "VectorUDT":
+            raise InputError(f"column {features!r} is of {kind}, not of vectors: VectorAssembler makes them of columns")
+        wanted = {name: self.getOrDefault(name) for name in ("staleness", "aggregate", "solver")}
+        penalty, part = self.getRegParam(), self.getElasticNetParam()
+        estimator = LogisticRegression(
+            self.ps,
+            **wanted,
+            learning_rate=self.getStepSize() if self.isDefined(self.stepSize) else None,
+            batch_size=self.getOrDefault("batchSize") if self.isDefined(self.batchSize) else None,
+            l1=penalty * part,
+            l2=penalty * (1 - part),
+            epochs=self.getMaxIter(),
+            fit_intercept=self.getFitIntercept(),
+            servers=self.getOrDefault("numServers"),
+            shuffle=self.getSeed(),
+            progress=False,
+        )
+        label = functions.col(self.getLabelCol()).cast("double").alias("label")
+        try:
+            estimator.fit(dataset.select(functions.col(features).alias("features"), label))
+            if estimator.classes_[0] < 0:
+                raise InputError(f"labels are 0, 1, ..., as StringIndexer makes them; not {estimator.classes_[0]:g}")
+            model = SparkLogisticRegressionModel(estimator._fitted().home(), estimator.classes_)
+        finally:
+            estimator._forget()
+        return self._copyValues(model._resetUid(self.uid))
+
+
+class SparkLogisticRegressionModel(Model, _Columns, MLReadable, MLWritable):
+    """A fitted :class:`SparkLogisticRegression`.
+
+    Parameters
+    ----------
+    weights : HomeWeights
+        Those that are not zero.
+    classes : ndarray
+        The labels that were seen.
+
+    Examples
+    --------
+    >>> from dps.models.spark import SparkLogisticRegressionModel
+    >>> weights = HomeWeights(np.array([0, 2]), np.array([[1.0], [-2.0]]), np.array([0.5]), Layout(3, 1))
+    >>> model = SparkLogisticRegressionModel(weights, np.array([0.0, 1.0]))
+    >>> model.coefficients, model.intercept, model.numFeatures
+    (DenseVector([1.0, 0.0, -2.0]), 0.5, 3)
+    """
+
+    def __init__(self, weights: HomeWeights, classes: np.ndarray):
+        super().__init__()
+        self.weights, self.classes = weights, classes
+
+    @property
+    def numClasses(self) -> int:
+        """The greatest label, and 0, and those between."""
+        return int(self.classes[-1]) + 1
+
+    @property
+    def numFeatures(self) -> int:
+        """Length of a vector of features."""
+        return self.weights.layout.features
+
+    @property
+    def coefficients(self) -> Vector:
+        """Of two classes."""
+        keys, values = self.weights.keys, self._binary(self.weights.values)[:, 0]
+        if 2 * len(keys) < self.numFeatures:
+            return SparseVector(self.numFeatures, keys, values)
+        return DenseVector(self.weights.coefficients()[0])
+
+    @property
+    def intercept(self) -> float:
+        """Of two classes."""
+        return float(self._binary(self.weights.intercept()[None])[0, 0])
+
+    @property
+    def coefficientMatrix(self) -> Matrix:
+        """A row for each class that was seen; one for two."""
+        dense = self.weights.coefficients()
+        return DenseMatrix(dense.shape[0], dense.shape[1], dense.ravel().tolist(), isTransposed=True)
+
+    @property
+    def interceptVector(self) -> Vector:
+        """As `coefficientMatrix` has rows."""
+        return DenseVector(self.weights.intercept())
+
+    def _binary(self, values: np.ndarray) -> np.ndarray:
+        if values.shape[1] > 1:
+            raise InputError(f"{values.shape[1]} classes: coefficientMatrix and interceptVector have them all")
+        return values
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        all_of_it = f"{self.uid}_output"
+        found = dataset.withColumn(all_of_it, _judge(self.weights, self.classes)(*unwrapped(self.getFeaturesCol())))
+        parts = functions.col(all_of_it)
+        columns = {
+            self.getRawPredictionCol(): array_to_vector(parts["raw"]),
+            self.getProbabilityCol(): array_to_vector(parts["probability"]),
+            self.getPredictionCol(): parts["prediction"],
+        }
+        return found.withColumns({name: part for name, part in columns.items() if name}).drop(all_of_it)
+
+    def write(self) -> MLWriter:
+        """A writer: ``model.write().overwrite().save(path)``."""
+        return _Writer(self)
+
+    @classmethod
+    def read(cls) -> MLReader:
+        """A reader: ``.read().load(path)``, or ``.load(path)`` at once."""
+        return _Reader()
+
+
+OUTPUT = "raw array<double>, probability array<double>, prediction double"
+
+
+def _judge(weights: HomeWeights, classes: np.ndarray) -> Any:
+    """A function of columns: margins, probabilities and prediction."""
+    places = classes.astype(int)
+    shape = places[-1] + 1
+
+    @pandas_udf(OUTPUT)  # type: ignore[call-overload]
+    def judge(kind: pd.Series, size: pd.Series, indices: pd.Series, values: pd.Series) -> pd.DataFrame:
+        block = block_of(
+            pa.array(kind, from_pandas=True),
+            pa.array(np.nan_to_num(size.to_numpy(float)).astype(int)),
+            pa.array(indices, pa.list_(pa.int32()), from_pandas=True),
+            pa.array(values, pa.list_(pa.float64()), from_pandas=True),
+        )
+        z = margins_of(block, weights)
+        raw, probability = np.full((len(kind), shape), -np.inf), np.zeros((len(kind), shape))
+        raw[:, places] = z if z.ndim == 2 else np.stack([-z, z], axis=1)
+        probability[:, places] = softmax(z)
+        chosen = probability.argmax(axis=1).astype(float)
+        return pd.DataFrame({"raw": list(raw), "probability": list(probability), "prediction": chosen})
+
+    return judge
+
+
+# -- files: what is small in Spark's metadata; weights in Parquet, as bytes: int64 features, float32 weights
+
+BLOCK = 1 << 20  # features in a row of the Parquet file
+
+
+class _Writer(MLWriter):
+    def __init__(self, model: SparkLogisticRegressionModel):
+        super().__init__()
+        self.model = model
+
+    def saveImpl(self, path: str) -> None:
+        weights, layout = self.model.weights, self.model.weights.layout
+        about = {"features": layout.features, "bits": layout.bits, "classes": self.model.classes.tolist()}
+        about["intercept"] = weights.intercept().tolist()
+        DefaultParamsWriter.saveMetadata(self.model, path, self.sparkSession.sparkContext, extraMetadata=about)
+        blocks = [slice(start, start + BLOCK) for start in range(0, max(1, len(weights.keys)), BLOCK)]
+        rows = [(weights.keys[b].astype("<i8").tobytes(), weights.values[b].astype("<f4").tobytes()) for b in blocks]
+        frame = self.sparkSession.createDataFrame(rows, "features binary, weights binary")
+        frame.write.parquet(os.path.join(path, "data"))
+
+
+class _Reader(MLReader):
+    def load(self, path: str) -> SparkLogisticRegressionModel:
+        about = DefaultParamsReader.loadMetadata(path, self.sparkSession.sparkContext)
+        rows = self.sparkSession.read.parquet(os.path.join(path, "data")).collect()
+        keys = np.concatenate([np.frombuffer(row["features"], "<i8") for row in rows])
+        intercept = np.array(about["intercept"], np.float32)
+        values = np.concatenate([np.frombuffer(row["weights"], "<f4") for row in rows]).reshape(-1, len(intercept))
+        order = np.argsort(keys)
+        weights = HomeWeights(keys[order], values[order], intercept, Layout(about["features"], about["bits"]))
+        model = SparkLogisticRegressionModel(weights, np.array(about["classes"]))
+        model._resetUid(about["uid"])
+        DefaultParamsReader.getAndSetParams(model, about)
+        return model

@@ -1,0 +1,98 @@
+"""Run: what the controller knows of one run; its rules are in `runs.py`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from dps.coordination.clock import Clock
+from dps.coordination.gather import Gather
+from dps.errors import DPSError
+from dps.reductions import answer
+from dps.wire.endpoint import Connection
+from dps.wire.frames import Header
+
+__all__ = ["Run", "Waiting"]
+
+
+class Waiting(NamedTuple):
+    """A request whose answer is still to come."""
+
+    connection: Connection
+    header: Header
+    since: float
+
+    def fail(self, error: DPSError) -> None:
+        self.connection.reply_error(self.header, error)
+
+
+class Run:
+    """One `ps.run`: its clock, who waits, and how it ended."""
+
+    def __init__(self, number: int, trainers: int, staleness: float, clock: int = 0, elastic: bool = False):
+        self.number, self.trainers, self.staleness, self.elastic = number, trainers, staleness, elastic
+        self.origin = 0  # of trainer 0; the others follow
+        self.partitions: list[list[int]] = []  # of each trainer, as the driver counts them
+        self.clock = Clock(staleness, trainers, clock)
+        self.gather = Gather(trainers, answer)
+        self.connections: dict[int, Connection] = {}
+        self.incarnations: dict[int, int] = {}
+        self.attempts: dict[int, int] = {}  # from 0
+        self.joins: dict[int, int] = {}  # how often this attempt had joined
+        self.where: dict[int, str] = {}
+        self.planned: dict[int, int] = {}
+        self.seconds: dict[int, dict[str, float]] = {}
+        self.ticking: dict[int, Waiting] = {}  # trainers whose tick waits,
+        self.meeting: dict[int, Waiting] = {}  # or whose collective does
+        self.lost: dict[int, float] = {}  # trainer -> when its connection broke
+        self.left: set[int] = set()
+        self.reserved: dict[str, tuple[int, int]] = {}  # name -> first number, how many
+        self.stopped: DPSError | None = None
+        self.ended = False  # by the driver, in good order
+        self.retired = False  # the servers were told that its trainers have ended
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return self.stopped is not None or (len(self.left) == self.trainers and not self.elastic)
+
+    @property
+    def active(self) -> bool:
+        """Whether trainers are at work, or may be back."""
+        return self.stopped is None and bool(self.connections or (self.lost and not self.elastic))
+
+    def saved(self, clock: int | None) -> dict[str, Any]:
+        """For a checkpoint: what it takes to go on from `clock`."""
+        staleness = None if math.isinf(self.staleness) else self.staleness
+        about = {"trainers": self.trainers, "staleness": staleness, "origin": self.origin, "clock": clock}
+        return {**about, "partitions": self.partitions}
+
+    def behind(self, clock: int) -> int | None:
+        """One of those, not gone for good, who have yet to complete `clock` iterations. (Who waits in a collective may
+        push at its own clock afterwards.)"""
+        there = (n for n in range(self.trainers) if n not in self.left)
+        return next((n for n in there if self.clock.clock_of(n) < clock), None)
+
+    def state(self, trainer: int) -> str:
+        """What has become of a trainer."""
+        if trainer in self.connections:
+            return "joined"
+        return "left" if trainer in self.left else "lost" if trainer in self.lost else "expected"
+
+    def describe(self) -> dict[str, Any]:
+        """For the driver: clocks, plans, who waits."""
+        return {
+            "run": self.number,
+            "staleness": None if math.isinf(self.staleness) else self.staleness,
+            "clocks": [self.clock.clock_of(n) for n in range(self.trainers)],
+            "planned": [self.planned.get(n, 0) for n in range(self.trainers)],
+            "waiting": sorted(self.ticking),
+            "left": sorted(self.left),
+            "joined": len(self.where),
+            "attempts": [self.attempts.get(n, -1) + 1 for n in range(self.trainers)],
+            "connected": sorted(self.connections),
+            "lost": sorted(self.lost),
+            "seconds": {str(n): split for n, split in self.seconds.items()},
+            "stopped": None if self.stopped is None else str(self.stopped),
+            "error": None if self.stopped is None else type(self.stopped).__name__,
+        }

@@ -1,0 +1,135 @@
+"""OpenRun: a run whose callers come from anywhere: Dask tasks, Spark partitions, plain processes, on one clock."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dps.client import Client, Ticket
+from dps.errors import DPSError, InputError
+from dps.training.trainer import Trainer
+from dps.wire import frames
+from dps.wire.frames import Header
+
+__all__ = ["OpenRun"]
+
+
+class OpenRun:
+    """A run with several callers, as :meth:`dps.ParameterServer.open_run` makes it.
+
+    Trainers come from ``ps.run(..., within=run)``, of Dask or Spark data, and from :meth:`trainer` in any process. It
+    pickles: send it to where a trainer is to work. All its trainers must come, or the others wait for them.
+
+    Parameters
+    ----------
+    ticket, number, trainers, staleness, call
+        Of which parameter server and run; how to reach the controller from the driver.
+
+    Attributes
+    ----------
+    number : int
+        Of the run, as ``ps.status()`` shows it.
+    trainers : int
+        How many it has, all callers together.
+    staleness : float
+        How many iterations the fastest may lead the slowest.
+
+    Examples
+    --------
+    >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+    >>> with dps.ParameterServer(cluster) as ps:
+    ...     _ = ps.table("steps", rows=1, dtype="int64")
+    ...     with ps.open_run(trainers=2, staleness=math.inf) as run:
+    ...         for name in ("loader", "cleaner"):  # each in a process of its own, as a rule
+    ...             with run.trainer(name) as trainer:
+    ...                 trainer.push("steps", [0], 1)
+    ...     ps.client().pull("steps")
+    array([2])
+    >>> cluster.close()
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        number: int,
+        trainers: int,
+        staleness: float = math.inf,
+        call: Callable[..., Any] | None = None,
+    ):
+        self.ticket, self.number, self.trainers, self.staleness = ticket, number, trainers, staleness
+        self._call = call
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return OpenRun, (self.ticket, self.number, self.trainers, self.staleness)
+
+    def __repr__(self) -> str:
+        about = f"{self.trainers} trainers, staleness {self.staleness}"
+        return f"<dps.OpenRun {self.number} of {self.ticket.session!r}: {about}>"
+
+    def reserve(self, count: int = 1, name: str | None = None) -> int:
+        """Take numbers of trainers for a caller; the same ones whenever it asks under the same name.
+
+        Parameters
+        ----------
+        count : int
+            How many, in a row.
+        name : str, optional
+            The caller's; by default one that nobody else has.
+
+        Returns
+        -------
+        int
+            The first.
+
+        Raises
+        ------
+        InputError
+            So many are no longer free.
+        """
+        wish = {"run": self.number, "name": uuid.uuid4().hex if name is None else name, "count": count}
+        with Client(self.ticket) as client:
+            return client._ask_controller(Header(frames.RESERVE), wish)["first"]
+
+    @contextlib.contextmanager
+    def trainer(self, name: str | None = None) -> Iterator[Trainer]:
+        """Be one of the trainers, in whatever process, for a ``with`` block; an error in it stops the run.
+
+        Parameters
+        ----------
+        name : str, optional
+            A process that is started again within ``dps.timeouts.rejoin`` and gives the same name takes the place of
+            the one before, and is replayed (see *Failures* in the documentation). Of two processes of one name the
+            later one counts.
+
+        Yields
+        ------
+        dps.Trainer
+        """
+        trainer = Trainer(self.ticket, self.number, self.reserve(name=name), None, f"process of {name!r}")
+        try:
+            yield trainer
+            trainer.leave()
+        except BaseException as error:
+            with contextlib.suppress(DPSError):
+                trainer.leave(failed=f"{type(error).__name__}: {error}"[:1000])
+            raise
+        finally:
+            trainer.close()
+
+    def close(self) -> None:
+        """End the run, from where it was opened. Trainers still at work are stopped at their next tick."""
+        if self._call is None:
+            raise InputError(f"run {self.number} is to be closed where it was opened: this is a copy of its handle")
+        self._call("end_run", run=self.number)
+
+    def __enter__(self) -> OpenRun:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        with contextlib.suppress(*([DPSError] if error is not None else [])):  # the block's own error counts
+            if error is not None and self._call is not None:
+                self._call("stop_run", run=self.number, reason=f"the run was stopped: {error!r}"[:500])
+            self.close()

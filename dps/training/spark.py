@@ -1,0 +1,343 @@
+"""Spark: the same training functions on the partitions of RDDs and DataFrames. The driver's side.
+
+`ps.run` is one barrier stage, with a trainer for each of its tasks; `map_partitions_with_ps` is an ordinary stage, with
+a trainer for each partition. Where there are more partitions than trainers, whole partitions are shuffled together in
+pieces that know their places (`spark_tasks.py`), so that whoever reads them again finds them in the same order.
+
+PySpark itself is imported in functions only: who has no Spark needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from dps import config
+from dps.client import Ticket
+from dps.errors import InputError, InputTypeError, StoppedError, TooFewWorkersError, by_name
+from dps.training import spark_tasks
+from dps.training.open_run import OpenRun
+from dps.training.progress import ProgressBar
+from dps.training.run import begin, resumed
+from dps.training.spark_tasks import Failed, Job, Stopped
+
+__all__ = ["elastic", "is_spark", "launch"]
+
+SHOW = 0.25  # seconds between two looks at the trainers' clocks
+
+
+def is_spark(data: Any) -> bool:
+    """Whether it is an RDD or a DataFrame of PySpark's, classic or Connect."""
+    kinds = [kind for kind in type(data).__mro__ if kind.__module__.partition(".")[0] == "pyspark"]
+    if any(kind.__module__.startswith("pyspark.pandas") for kind in kinds):
+        raise InputTypeError(f"a {type(data).__name__} of pandas on Spark: pass its .to_spark()")
+    if isinstance(data, tuple) and any(map(is_spark, data)):
+        raise InputTypeError("a tuple of Spark's data: make one of them, rdd.zip(other) or a DataFrame of all columns")
+    return any(kind.__name__ in ("RDD", "DataFrame") for kind in kinds)
+
+
+def is_rdd(data: Any) -> bool:
+    """Which of them it is. (A DataFrame has an attribute of every name: it might be a column.)"""
+    return any(kind.__name__ == "RDD" for kind in type(data).__mro__)
+
+
+class Records:
+    """An RDD."""
+
+    schema: Any = None
+
+    def __init__(self, rdd: Any):
+        self.rdd, self.context = rdd, rdd.context
+        self.partitions = int(rdd.getNumPartitions())
+
+    def setting(self, name: str, default: str) -> str:
+        """One of Spark's settings."""
+        return str(self.context.getConf().get(name, default))
+
+    def slots(self) -> int:
+        """How many tasks can run at once, as far as the driver knows."""
+        with contextlib.suppress(Exception):  # what Spark itself goes by before a barrier stage, but not in its API
+            java = self.context._jsc.sc()
+            if slots := int(java.maxNumConcurrentTasks(java.resourceProfileManager().defaultResourceProfile())):
+                return slots
+        return max(1, self.context.defaultParallelism // int(self.setting("spark.task.cpus", "1")))
+
+    def pieces(self) -> Any:
+        return self.rdd.mapPartitionsWithIndex(spark_tasks.record_pieces)
+
+    def whole(self, job: Job) -> list[bytes]:
+        """Each partition a trainer."""
+        return collected(self.rdd, functools.partial(spark_tasks.train, job, spark_tasks.one_list))
+
+    def shared(self, job: Job, shares: list[list[int]]) -> list[bytes]:
+        """Several partitions a trainer."""
+        owners = {part: trainer for trainer, parts in enumerate(shares) for part in parts}
+        pieces = self.pieces().partitionBy(len(shares), owners.__getitem__)
+        read = functools.partial(spark_tasks.sorted_pieces, shares, self.schema)
+        return collected(pieces, functools.partial(spark_tasks.train, job, read))
+
+    def tagged(self, tag: str, action: Callable[[], list[bytes]]) -> Callable[[], list[bytes]]:
+        """For another thread: `action`, with what this thread has set for its jobs, and a tag."""
+        from pyspark import inheritable_thread_target
+
+        def act() -> list[bytes]:
+            self.context.addJobTag(tag)
+            return action()
+
+        with warnings.catch_warnings():  # that tags are not inherited
+            warnings.simplefilter("ignore")
+            return inheritable_thread_target(act)
+
+    def cancel(self, tag: str) -> None:
+        self.context.cancelJobsWithTag(tag)
+
+
+class Frames(Records):
+    """A DataFrame."""
+
+    def __init__(self, frame: Any):
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self.frame, self.session = frame, frame.sparkSession
+        self.schema = to_arrow_schema(frame.schema)
+        self.context = self.session.sparkContext
+        self.partitions = int(frame.rdd.getNumPartitions())
+
+    def pieces(self) -> Any:
+        rows = self.frame.mapInArrow(spark_tasks.frame_pieces, "index int, number int, rows binary").rdd
+        return rows.map(lambda row: (row[0], (row[1], bytes(row[2]))))
+
+    def whole(self, job: Job) -> list[bytes]:
+        read = functools.partial(spark_tasks.one_frame, self.schema)
+        results = self.frame.mapInArrow(
+            functools.partial(spark_tasks.train_frames, job, read), "result binary", barrier=True
+        )
+        return [bytes(row[0]) for row in results.repartition(1).collect()]  # as in `collected`
+
+
+class ConnectFrames(Frames):
+    """A DataFrame of a session that speaks Spark Connect: nobody tells how many partitions it has."""
+
+    def __init__(self, frame: Any, trainers: int | None):
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        if trainers is None:
+            raise InputError("with Spark Connect one cannot see how many tasks run at once: say trainers=...")
+        self.session, self.partitions = frame.sparkSession, trainers
+        self.frame = frame.repartition(trainers)
+        self.schema = to_arrow_schema(frame.schema)
+
+    def setting(self, name: str, default: str) -> str:
+        return str(self.session.conf.get(name, default))
+
+    def slots(self) -> int:
+        return self.partitions
+
+    def tagged(self, tag: str, action: Callable[[], list[bytes]]) -> Callable[[], list[bytes]]:
+        def act() -> list[bytes]:
+            self.session.addTag(tag)  # of this thread's jobs only
+            return action()
+
+        return act
+
+    def cancel(self, tag: str) -> None:
+        self.session.interruptTag(tag)
+
+
+def collected(rdd: Any, task: Callable[..., Any]) -> list[bytes]:
+    """The results of a barrier stage, behind a shuffle: Spark never runs a job's last stage again, if it is one."""
+    return rdd.barrier().mapPartitionsWithIndex(task).repartition(1).collect()
+
+
+def source(data: Any, trainers: int | None = None) -> Records:
+    """What there is to be known of Spark's data."""
+    if is_rdd(data):
+        return Records(data)
+    return ConnectFrames(data, trainers) if ".connect." in type(data).__module__ else Frames(data)
+
+
+def launch(
+    ticket: Ticket,
+    call: Callable[..., Any],
+    function: Callable,
+    data: Any,
+    *,
+    staleness: float,
+    trainers: int | None,
+    retries: int,
+    args: tuple,
+    kwargs: dict,
+    progress: bool | None,
+    resume: bool,
+    restored: dict[str, Any] | None,
+    within: OpenRun | None,
+) -> list[Any]:
+    """Run `function` on trainers over Spark's data; what :meth:`dps.ParameterServer.run` does.
+
+    `call` reaches the controller; `restored` is what there is to go on with.
+    """
+    where = source(data, trainers)
+    count = where.partitions
+    if not count:
+        raise InputError("the data has no partitions")
+    _check_retries(where, retries)
+    if resume:
+        shares = resumed(restored, trainers, count)
+    else:
+        number = _trainers(where, trainers)
+        shares = [list(range(n, count, number)) for n in range(number)]
+    run, first = begin(call, staleness, shares, resume, within)
+    job = Job(ticket, run, first, function, args, kwargs, retries)
+    numbers = set(range(first, first + len(shares)))
+    work = None
+
+    def seen() -> dict[str, Any]:
+        return json.loads(call("progress", run=run))
+
+    try:
+        whole = shares == [[n] for n in range(count)]
+        action = functools.partial(where.whole, job) if whole else functools.partial(where.shared, job, shares)
+        work = Work(where, action)
+        with ProgressBar(progress) as bar:
+            return watch(work, seen, numbers, bar)
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # the first error is the one to raise
+            call("stop_run", run=run, reason=f"the run was stopped: {error!r}"[:500])
+            if work is not None:
+                work.wait(lambda: bool(numbers.intersection(seen()["connected"])))
+        raise
+
+
+class Work:
+    """A job of Spark's, in a thread of its own, so that the driver's can look how the trainers are."""
+
+    def __init__(self, where: Records, action: Callable[[], list[bytes]]):
+        self._where, self._tag = where, f"dps-{uuid.uuid4().hex}"
+        self._act = where.tagged(self._tag, action)
+        self.results: list[bytes] = []
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="dps-spark-job", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.results = self._act()
+        except BaseException as error:
+            self.error = error
+
+    def over(self, seconds: float) -> bool:
+        """Whether it has ended, `seconds` from now at the latest."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def wait(self, connected: Callable[[], bool]) -> None:
+        """The run was stopped: let its trainers end by themselves, then have Spark end them; nobody pushes any more."""
+        until = time.monotonic() + config.seconds("stop")
+        while not self.over(SHOW) and connected() and time.monotonic() < until:
+            pass
+        if not self.over(0):
+            self._where.cancel(self._tag)
+            self.over(config.seconds("stop"))
+
+
+def watch(work: Work, progress: Callable[[], dict], numbers: set[int], bar: ProgressBar) -> list[Any]:
+    """Wait for the job; the results of all trainers, or the error that began it."""
+    stopped = None
+    while not work.over(SHOW):
+        seen = progress()
+        bar.show(seen)
+        if seen["stopped"] is not None:  # by one of us, whose error is about to arrive, or by another caller
+            stopped = stopped or time.monotonic()
+            if time.monotonic() - stopped > config.seconds("stop"):
+                break
+    seen = progress()
+    bar.show(seen)
+    outcomes = dict(map(cloudpickle.loads, work.results))
+    for number in sorted(outcomes):
+        if isinstance(outcomes[number], Failed):
+            raise outcomes[number].error
+    if seen["stopped"] is not None:
+        raise by_name(seen["error"])(seen["stopped"])
+    if work.error is not None:
+        raise_explained(work.error)
+    lost = [number for number in sorted(numbers) if isinstance(outcomes[number], Stopped)]
+    if lost:
+        raise StoppedError(f"trainer {lost[0]} was stopped: {outcomes[lost[0]].reason}")
+    return [outcomes[number] for number in sorted(numbers)]
+
+
+def raise_explained(error: BaseException) -> NoReturn:
+    """Spark's error, and what to do where we know."""
+    text = str(error)
+    if "SPARK-24819" in text or "BARRIER_EXECUTION_REQUIRES" in text or "more slots" in text:
+        raise TooFewWorkersError(
+            f"Spark has not as many slots as trainers were asked for, and all must run at once: trainers=n takes fewer "
+            f"(and shares the partitions among them). Spark says: {text[:500]}"
+        ) from error
+    if "SPARK-24820" in text:
+        error.add_note("dps: a barrier stage reads no union or coalesce; .repartition(n), or .checkpoint(), before")
+    raise error
+
+
+def _trainers(where: Records, wish: int | None) -> int:
+    slots = where.slots()
+    if wish is not None and wish > slots:
+        raise TooFewWorkersError(
+            f"{wish} trainers asked for, and Spark can run {slots} tasks at once: all trainers of a run must run at "
+            f"once; add executors or cores, or ask for fewer"
+        )
+    return min(wish or slots, where.partitions)
+
+
+def _check_retries(where: Records, retries: int) -> None:
+    """Refuse more than Spark is willing to do: it would end the job with an error of its own."""
+    master = where.setting("spark.master", "")
+    failures = int(where.setting("spark.task.maxFailures", "4"))
+    if master.startswith("local[") or master == "local":  # local[cores, failures]
+        failures = int(master.strip("]").partition(",")[2] or 1)
+    stages = int(where.setting("spark.stage.maxConsecutiveAttempts", "4"))
+    most = stages - 1 if failures > 1 else 0
+    if retries > most:
+        raise InputError(
+            f"retries={retries}, and Spark would run the stage again {most} times: its tasks may fail {failures} times "
+            f"(spark.task.maxFailures, or local[2,4] as the master), its stages {stages} times "
+            f"(spark.stage.maxConsecutiveAttempts)"
+        )
+
+
+def elastic(
+    call: Callable[..., Any],
+    ticket: Ticket,
+    data: Any,
+    function: Callable,
+    schema: Any,
+    trainers: int | None,
+    args: tuple,
+    kwargs: dict,
+) -> tuple[Any, OpenRun]:
+    """An ordinary, lazy stage over Spark's data, and the run of its trainers."""
+    records = is_rdd(data)
+    if records != (schema is None):
+        what = "an RDD has no schema" if records else "a DataFrame needs the schema= of what the function gives"
+        raise InputError(f"map_partitions_with_ps: {what}")
+    if trainers is None:
+        if ".connect." in type(data).__module__:
+            raise InputError("with Spark Connect one cannot see how many partitions there are: say trainers=, at least")
+        trainers = int((data if records else data.rdd).getNumPartitions())
+    number = call("start_run", trainers=max(1, trainers), staleness=None, elastic=True)
+    job = Job(ticket, number, 0, function, args, kwargs)
+    if records:
+        result = data.mapPartitionsWithIndex(functools.partial(spark_tasks.elastic, job))
+    else:
+        result = data.mapInPandas(functools.partial(spark_tasks.elastic_frames, job), schema)
+    return result, OpenRun(ticket, number, trainers, math.inf, call)

@@ -1,0 +1,235 @@
+"""What parameter servers, tables, clocks and checkpoints show of themselves in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from html.parser import HTMLParser
+
+import dask.widgets
+import pytest
+from distributed import Client
+
+import dps
+from dps import display
+from dps.display import Checkpoint, Checkpoints, Clocks, Status, Tables
+
+EVIL = "<script>alert(1)</script>&\"'"
+BALANCED = {"div", "table", "tr", "td", "th", "details", "summary", "h3", "p", "span", "strong", "a"}
+
+
+class Page(HTMLParser):
+    """HTML taken apart; refuses tags that are not closed in order."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.open, self.tags, self.pieces = [], set(), []
+        self.feed(html)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        assert tag in BALANCED, tag
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.pieces.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.pieces).split())
+
+
+def text_of(thing) -> str:
+    return Page(thing._repr_html_()).text
+
+
+def run(*clocks, **more):
+    number = len(clocks)
+    about = {"run": 3, "staleness": 1, "clocks": list(clocks), "planned": [0] * number, "waiting": [], "left": []}
+    about |= {"joined": number, "attempts": [1] * number, "connected": list(range(number)), "lost": [], "seconds": {}}
+    return about | {"stopped": None, "error": None} | more
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with dps.LocalCluster(servers=2, trainers=2, processes=False, dashboard_address=None) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def ps(client):
+    with dps.ParameterServer(client, servers=2) as ps:
+        yield ps
+
+
+def count(trainer, partitions):
+    for _ in trainer.iterate(partitions, epochs=3):
+        trainer.push("w", [trainer.number], 1)
+
+
+def test_a_parameter_server(ps, client, tmp_path):
+    ps.table("w", dim=2, optimizer=dps.Adagrad(0.1))
+    ps.table("n", rows=10, dtype="int64", copies=2)
+    ps.client().push("w", range(7), [[1, 1]] * 7)
+    page = text_of(ps)
+    assert "ParameterServer dps" in page
+    assert "Servers: 2 up" in page
+    assert "Tables: 2" in page
+    assert "w any int64 2 x float32 Adagrad" in page
+    assert " 7 " in page  # rows
+    assert "n 0 to 9 1 x int64 Add() 8 x 2 10" in page
+    assert "Clocks" not in page
+
+    ps.run(count, client.scatter([1, 2]))
+    ps.checkpoint(str(tmp_path))
+    page = text_of(ps)
+    assert "Run 3" not in page
+    assert "Run 1 6 of 6 iterations, staleness 0; finished" in page
+    assert str(tmp_path) in page
+    assert "Run 1 6 of 6 iterations" in text_of(ps.status())
+    assert text_of(ps.status()["runs"]).startswith(
+        "Run 1 6 of 6 iterations, staleness 0; finished Trainer Clock 0 3 of 3"
+    )
+    assert repr(ps).startswith("<dps.ParameterServer 'dps': 2 servers in ")
+
+
+def test_what_is_returned_is_as_plain_as_it_was(ps, tmp_path):
+    spec = ps.table("w")
+    tables, done, status = ps.tables, ps.checkpoint(str(tmp_path)), ps.status()
+    assert tables == {"w": spec}
+    assert repr(tables) == repr({"w": spec})
+    assert json.loads(json.dumps(status)) == status
+    assert json.loads(json.dumps(done)) == done == status["checkpoints"]["last"]
+    assert repr(status) == repr(json.loads(json.dumps(status)))
+    for thing in (tables, done, status):
+        assert pickle.loads(pickle.dumps(thing)) == thing
+        assert thing._repr_html_()
+
+
+def test_a_table():
+    spec = dps.TableSpec("w", rows=8, dim=3, dtype="float64", optimizer=dps.Adagrad(0.1), aggregate="mean")
+    page = text_of(spec)
+    assert "TableSpec w Keys: 0 to 7 Row: 3 x float64, 48 B with the optimizer's state Optimizer: Adagrad(" in page
+    assert "Initial values: Zeros() Shards: 4 Copies: 1 Aggregate: mean of a clock's pushes" in page
+    assert "any int64" in text_of(dps.TableSpec("w"))
+    assert "acknowledged by the first one" in text_of(dps.TableSpec("w", copies=2, ack="memory"))
+    assert "no tables" in text_of(Tables())
+
+
+def test_clocks():
+    page = text_of(Clocks([run(5, 3, 4, 4, 0, planned=[10] * 5, waiting=[0], left=[2], lost=[3], connected=[0, 1])]))
+    assert "Run 3 16 of 50 iterations, staleness 1 ; slowest: trainer 4 at 0, 1 waiting" in page.replace("1;", "1 ;")
+    for words in ("0 5 of 10 waiting", "1 3 of 10 at work", "2 4 of 10 done", "3 4 of 10 lost", "4 0 of 10 not here"):
+        assert words in page
+    page = text_of(Clocks([run(5, 3, stopped="trainer 1 failed", connected=[]), run(1, staleness=None, run=4)]))
+    assert "trainer 1 failed" in page
+    assert "0 5 stopped" in page
+    assert page.index("Run 4 1 iterations, staleness inf") < page.index("Run 3")  # the last one first
+    assert text_of(Clocks()) == "no runs"
+    assert "Run 3 0 iterations, staleness 1 Trainer" in text_of(Clocks([run()]))  # nobody has come yet
+
+
+def test_of_many_the_slowest_are_shown():
+    many = run(*range(1000, 0, -1), waiting=[0])
+    page = text_of(Clocks([many]))
+    assert "999 1 at work" in page
+    assert "0 1000" not in page
+    assert f"... and {1000 - display.MOST} more" in page
+    servers = [{"number": n, "worker": "tcp://h:1", "alive": True, "leaving": False} for n in range(100)]
+    page = text_of(Status.of({"name": "dps", "servers": servers, "tables": {}, "runs": []}))
+    assert "Servers: 100 up" in page
+    assert f"... and {100 - display.MOST} more" in page
+
+
+def test_checkpoints():
+    done = {"name": "000001-ab", "url": "s3://b/m", "clock": 7, "rows": 5, "bytes": 2048, "seconds": 0.5}
+    page = text_of(Checkpoints(last=Checkpoint(done, parent="000000-cd", when=1.0), error="disk full"))
+    assert "Checkpoint 000001-ab In: s3://b/m Clock: 7 Taken:" in page
+    assert "Rows: 5 Size: 2.00 kiB in 500.00 ms Builds on: 000000-cd disk full" in page
+    restored = Checkpoint(name="000001-ab", clock=None, tables=["w"], passed={"000002-ef": "a bit has flipped"})
+    assert text_of(restored).endswith("Tables: w 000002-ef was passed over: a bit has flipped")
+    assert "Clock: none" in text_of(restored)
+    assert text_of(Checkpoints(last=None, error=None)) == "no checkpoint yet"
+
+
+def test_lost_rows_are_said_first():
+    table = {"spec": dps.TableSpec("w").to_dict(), "chains": [[1], [], [1], []]}
+    servers = [{"number": 1, "worker": "a", "alive": True}, {"number": 0, "worker": "b", "alive": False}]
+    status = Status.of({"name": "dps", "wanted": 2, "servers": servers, "tables": {"w": table}, "runs": []})
+    status["events"] = [[0.0, "server 0 is gone"]]
+    page = text_of(status)
+    assert "Servers: 1 up, 2 wanted" in page
+    assert "Table w: the last copy of 2 of its 4 shards is gone; restore a checkpoint Servers Server State" in page
+    assert "server 0 is gone" in page
+
+
+def test_names_and_errors_are_text_and_no_html(ps):
+    spec = ps.table(EVIL)
+    about = {"name": EVIL, "url": EVIL, "clock": EVIL, "tables": [EVIL], "parent": EVIL, "passed": {EVIL: EVIL}}
+    checkpoint = Checkpoint(about, rows=1, bytes=1, seconds=1)
+    status = Status.of({"name": EVIL, "servers": [], "tables": {}, "runs": [run(1, stopped=EVIL)]})
+    status["servers"] = [{"number": 0, "worker": EVIL, "alive": True}]
+    status["events"] = [[0.0, EVIL]]
+    status["tables"] = {EVIL: {"spec": spec.to_dict(), "chains": [[]]}}
+    status["checkpoints"] = Checkpoints(last=checkpoint, error=EVIL)
+    ps.drop(EVIL)
+    for thing in (spec, Tables({EVIL: spec}), checkpoint, status["runs"], status["checkpoints"], status):
+        assert EVIL in text_of(thing)  # also refuses all tags but those of the templates
+    assert EVIL in Page(display.status_html({"name": EVIL}, trouble=EVIL)).text
+
+
+def test_a_dashboard_link_cannot_leave_its_attribute():
+    page = display.status_html({"name": "dps", "servers": []}, dashboard="http://h/\"onclick='alert(1)'")
+    assert '"onclick' not in page
+
+
+def test_when_the_servers_are_gone_it_says_so(client):
+    ps = dps.ParameterServer(client, servers=1)
+    other = dps.ParameterServer.attach(client)
+    ps.close()
+    assert text_of(ps) == "ParameterServer dps closed"
+    assert "there is no parameter server named 'dps'" in text_of(other)
+    other.detach()
+
+
+def test_a_scheduler_that_does_not_answer_is_not_waited_for(ps, cluster, monkeypatch):
+    for module in (display, dps.parameter_server):
+        monkeypatch.setattr(module, "PATIENCE", 0.05)
+    ps.table("w")
+    cut = asyncio.Event()
+
+    async def never(**kwargs):
+        await cut.wait()
+
+    handlers = cluster.scheduler.handlers
+    monkeypatch.setitem(handlers, "dps_status", never)
+    page = text_of(ps)  # what the controller knows without the servers is shown all the same
+    assert "did not answer dps_status" in page
+    assert "w any int64" in page
+    monkeypatch.setitem(handlers, "dps_describe", never)
+    assert "did not answer dps_describe" in text_of(ps)
+    assert repr(ps) == "<dps.ParameterServer 'dps' (ControllerGoneError)>"
+    cluster.loop.add_callback(cut.set)
+
+
+def test_it_never_raises(ps, monkeypatch, tmp_path):
+    monkeypatch.setattr(ps, "_call", lambda *args, **kwargs: 1 / 0)
+    assert "ZeroDivisionError" in text_of(ps)
+    monkeypatch.undo()
+    (tmp_path / "dps_table.html.j2").write_text("{{ 1 / 0 }}")
+    monkeypatch.setattr(dask.widgets.widgets, "TEMPLATE_PATHS", [str(tmp_path), *dask.widgets.TEMPLATE_PATHS])
+    assert dps.TableSpec("w")._repr_html_() == "<pre>table: ZeroDivisionError(&#x27;division by zero&#x27;)</pre>"
+    (tmp_path / "dps_table.html.j2").write_text("my own {{ spec.name }}")
+    assert dps.TableSpec("<w>")._repr_html_() == "my own &lt;w&gt;"

@@ -1,0 +1,114 @@
+"""Spark's tasks that raise, executors that are killed, copies of slow tasks: each number is counted once, always."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import pytest
+import spark_programs as programs
+from servers import wait_until
+from sparks import session, standalone
+
+import dps
+from dps.errors import InputError
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.processes,
+    pytest.mark.timeout(400),
+    pytest.mark.leaks_ok("PySpark keeps threads, sockets and workers for its session; after the module all are gone"),
+]
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory):
+    """Two executors on two hosts; tasks may fail four times, and slow ones get a twin."""
+    more = {
+        "spark_executor_memory": "512m",
+        "spark_task_maxFailures": "4",
+        "spark_speculation": "true",
+        "spark_speculation_quantile": "0.5",
+        "spark_speculation_minTaskRuntime": "1s",
+        "spark_speculation_efficiency_enabled": "false",
+        "spark_scheduler_barrier_maxConcurrentTasksCheck_interval": "1s",
+    }
+    with standalone(tmp_path_factory.mktemp("spark")) as address, session(address, **more) as spark:
+        yield spark
+
+
+@pytest.fixture(autouse=True)
+def both_executors(spark):
+    """One that was killed is back, and tasks of the test before are over."""
+    java = spark.sparkContext._jsc.sc()
+    wait_until(lambda: java.maxNumConcurrentTasks(java.resourceProfileManager().defaultResourceProfile()) == 2, 120)
+
+
+@pytest.fixture(scope="module")
+def ps(spark):
+    with dps.spark.start(spark, servers=1) as ps:
+        yield ps
+
+
+@pytest.fixture
+def table(ps):
+    name = uuid.uuid4().hex
+    ps.table(name, rows=120, dtype="int64")
+    yield name
+    ps.drop(name)
+
+
+def counts(ps, table):
+    return ps.client().pull(table).tolist()
+
+
+ONCE = [1] * 100 + [0] * 20
+
+
+def test_tasks_that_raise_are_run_again(spark, ps, table, tmp_path):
+    rdd = spark.sparkContext.range(100, numSlices=4)
+    each = dps.spark.map_partitions_with_ps(rdd, programs.each_and_fail, ps, args=(table, str(tmp_path)))
+    assert each.sum() == 4950
+    assert counts(ps, table) == ONCE
+    assert sorted(os.listdir(tmp_path)) == [f"raised-{n}-{attempt}" for n in range(4) for attempt in range(2)]
+
+
+def test_a_barrier_stage_that_raises_is_run_again(spark, ps, table, tmp_path):
+    rdd = spark.sparkContext.range(100, numSlices=2)
+    with pytest.raises(InputError, match=r"run the stage again 3 times"):
+        ps.run(programs.count, rdd, retries=4)
+    args = (table, str(tmp_path), 2)
+    attempts = ps.run(programs.count_and_fail, rdd, staleness=2, retries=3, args=args)
+    assert counts(ps, table) == ONCE
+    assert os.listdir(tmp_path)
+    assert max(attempts) >= 1
+    with pytest.raises(ValueError, match="now and then"):  # one retry too few: the function's own error
+        ps.run(programs.count_and_fail, rdd, staleness=2, retries=1, args=(table, str(tmp_path), 9))
+
+
+def test_a_slow_task_and_its_twin(spark, ps, table, tmp_path):
+    """The twin takes over; what the first one pushes meanwhile and afterwards counts once, or not."""
+    rdd = spark.sparkContext.range(100, numSlices=4)
+    args = (table, str(tmp_path))
+    each = dps.spark.map_partitions_with_ps(rdd, programs.each_with_a_slow_twin, ps, args=args)
+    assert each.sum() == 4950
+    assert (tmp_path / "twin").exists()
+    assert counts(ps, table) == ONCE
+    assert each.count() == 100
+    assert counts(ps, table) == ONCE
+
+
+def test_an_executor_killed_in_an_ordinary_stage(spark, ps, table, tmp_path):
+    rdd = spark.sparkContext.range(100, numSlices=4)
+    each = dps.spark.map_partitions_with_ps(rdd, programs.each_and_die, ps, args=(table, str(tmp_path)))
+    assert each.sum() == 4950
+    assert os.listdir(tmp_path) == ["killed-each"]
+    assert counts(ps, table) == ONCE
+
+
+def test_an_executor_killed_in_a_barrier_stage(spark, ps, table, tmp_path):
+    rdd = spark.sparkContext.range(100, numSlices=2)
+    attempts = ps.run(programs.count_and_die, rdd, staleness=3, args=(table, str(tmp_path)))
+    assert os.listdir(tmp_path) == ["killed"]
+    assert min(attempts) >= 1
+    assert counts(ps, table) == ONCE

@@ -1,0 +1,311 @@
+"""LogisticRegression on Spark's data, and as a stage of Spark's pipelines: beside the Dask run and MLlib."""
+
+from __future__ import annotations
+
+import pickle
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import scipy.sparse
+import sparks
+from dask.distributed import Client
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml import classification as mllib
+from pyspark.ml.evaluation import BinaryClassificationEvaluator
+from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+import dps
+from dps.errors import InputError, InputTypeError
+from dps.models import LogisticRegression, spark_pieces
+from dps.models.spark import SparkLogisticRegression, SparkLogisticRegressionModel
+from dps.models.spark_pieces import block_of
+
+ps, spark = sparks.ps, sparks.spark
+ROWS, WIDTH = 400, 6
+
+
+def on_spark(test):
+    """A test that needs a session. PySpark keeps threads, sockets and workers for it; after the module all are gone."""
+    marks = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(300), pytest.mark.leaks_ok(on_spark.__doc__)]
+    for mark in marks:
+        test = mark(test)
+    return test
+
+
+def gaussian(classes=2, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    margins = X @ rng.normal(size=(WIDTH, classes)) + rng.gumbel(size=(ROWS, classes)) * 0.7
+    return np.where(np.abs(X) > 0.3, X, 0), margins.argmax(axis=1)
+
+
+X, Y = gaussian()
+
+
+# -- without Spark: blocks and pieces
+
+
+def arrow(vectors):
+    """Spark's vectors as it hands them over."""
+    rows = [(None,) * 4 if vector is None else VectorUDT().serialize(vector) for vector in vectors]
+    columns = zip(*rows, strict=True)
+    kinds = (pa.int8(), pa.int32(), pa.list_(pa.int32()), pa.list_(pa.float64()))
+    return [pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)]
+
+
+def sparse_vectors(X):
+    return [Vectors.sparse(len(x), np.flatnonzero(x), x[x != 0]) for x in X]
+
+
+def test_vectors_dense_sparse_and_both_in_one_block():
+    dense, sparse = list(map(Vectors.dense, X[:8])), sparse_vectors(X[:8])
+    block = block_of(*arrow(dense))
+    assert isinstance(block, np.ndarray)
+    np.testing.assert_array_equal(block, X[:8])
+    for vectors in (sparse, [*dense[:3], *sparse[3:]], [*sparse[:5], *dense[5:]]):
+        block = block_of(*arrow(vectors))
+        assert scipy.sparse.issparse(block)
+        assert block.dtype == np.float32
+        assert block.nnz == np.count_nonzero(X[:8])
+        np.testing.assert_array_equal(block.toarray(), X[:8])
+        later = scipy.sparse.csr_array(block_of(*(column.slice(2, 3) for column in arrow(vectors))))
+        np.testing.assert_array_equal(later.toarray(), X[2:5])
+
+
+def test_vectors_that_are_refused():
+    with pytest.raises(InputError, match="1 rows have no features"):
+        block_of(*arrow([Vectors.dense([1.0]), None]))
+    with pytest.raises(InputError, match="different widths: 2, 3"):
+        block_of(*arrow([Vectors.dense([1.0, 2.0]), Vectors.sparse(3, [0], [1.0])]))
+
+
+@pytest.mark.parametrize("chunk", [100, 1 << 24])
+def test_a_piece_is_cut_and_joined(monkeypatch, chunk):
+    monkeypatch.setattr(spark_pieces, "CHUNK", chunk)
+    blocks = [(scipy.sparse.csr_matrix(X[:3]), Y[:3]), (X[3:3], Y[3:3]), (X[3:10], Y[3:10])]
+    rows = list(spark_pieces._encoded(0, blocks, (None, 20, None)))
+    assert len(rows) == 1 if chunk > 10_000 else len(rows) > 5
+    assert [note is None for note, _ in rows] == [n > 0 for n in range(len(rows))]
+    frames = [pd.DataFrame({"piece": [piece for _, piece in rows]}), pd.DataFrame({"piece": []})]
+    ((block, y, layout),) = spark_pieces._on_pieces(None, frames, lambda trainer, pieces: pieces)
+    np.testing.assert_array_equal(block.toarray(), X[:10])
+    np.testing.assert_array_equal(y, Y[:10])
+    assert layout.features == WIDTH
+
+
+def test_what_is_wrong_with_the_data_travels_as_a_note():
+    for record, message in (
+        ((Vectors.dense([1.0]), 1.0), "items of an RDD are pairs"),
+        ((X[:3], Y[:2]), r"shape \(3, 6\) and labels y of shape \(2,\)"),
+        ((X[:2], np.array([1.0, np.nan])), "NaN"),
+    ):
+        ((note, piece),) = spark_pieces._encoded(0, [record], (None, 20, None))
+        assert piece == b""
+        with pytest.raises((InputError, InputTypeError), match=message):
+            raise pickle.loads(note)
+
+
+# -- on Spark
+
+
+@pytest.fixture(scope="module")
+def client():
+    options = {"processes": False, "dashboard_address": None}
+    with dps.LocalCluster(servers=1, trainers=2, **options) as cluster, Client(cluster) as client:
+        yield client
+
+
+def halves(spark, vectors, labels):
+    """A DataFrame whose first partition holds the first half."""
+    rows = [(vector, float(y)) for vector, y in zip(vectors, labels, strict=True)]
+    return spark.sparkContext.parallelize(rows, 2).toDF(["features", "label"])
+
+
+STEADY = {"aggregate": True, "batch_size": 50, "epochs": 3}
+
+
+@on_spark
+@pytest.mark.parametrize("kind", ["dense", "sparse", "three classes"])
+def test_the_same_numbers_as_on_dask(spark, ps, client, kind):
+    rows, y = gaussian(3) if kind == "three classes" else (X, Y)
+    vectors = sparse_vectors(rows) if kind == "sparse" else map(Vectors.dense, rows)
+    ours = LogisticRegression(ps, **STEADY).fit(halves(spark, vectors, y))
+    blocks = scipy.sparse.csr_matrix(rows) if kind == "sparse" else rows
+    pairs = client.scatter([(blocks[: ROWS // 2], y[: ROWS // 2]), (blocks[ROWS // 2 :], y[ROWS // 2 :])])
+    theirs = LogisticRegression(client, **STEADY).fit(pairs)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.loss_curve_, theirs.loss_curve_, rtol=1e-5)
+
+
+@on_spark
+def test_close_to_mllib_at_the_same_objective(spark, ps):
+    frame = halves(spark, map(Vectors.dense, X), Y)
+    theirs = mllib.LogisticRegression(regParam=0.1, standardization=False, tol=1e-10, maxIter=100).fit(frame)
+    whole = {"aggregate": True, "batchSize": ROWS // 2, "maxIter": 120}  # all rows in a step: gradient descent
+    ours = SparkLogisticRegression(ps=ps, solver="sgd", stepSize=0.8, regParam=0.1, **whole).fit(frame)
+    np.testing.assert_allclose(ours.coefficients.toArray(), theirs.coefficients.toArray(), atol=1e-3)
+    assert ours.intercept == pytest.approx(theirs.intercept, abs=1e-3)
+    columns = ("rawPrediction", "probability", "prediction")
+    for mine, other in zip(ours.transform(frame).collect(), theirs.transform(frame).collect(), strict=True):
+        for name in columns[:2]:
+            np.testing.assert_allclose(mine[name].toArray(), other[name].toArray(), atol=5e-3)
+        assert mine["prediction"] == other["prediction"] or abs(other["rawPrediction"][0]) < 5e-3
+    theirs = theirs.transform(frame).schema[-3:]
+    assert [(f.name, f.dataType) for f in ours.transform(frame).schema[-3:]] == [(f.name, f.dataType) for f in theirs]
+
+
+@on_spark
+def test_raw_columns_are_hashed_as_those_of_other_frames(spark, ps, client):
+    rng = np.random.default_rng(0)
+    sites, hits = rng.choice(list("abcdef"), ROWS), rng.integers(9, size=ROWS)
+    frame = pd.DataFrame({"site": sites, "visit": rng.random(ROWS), "hits": hits})
+    frame["y"] = np.where((frame["site"] < "d") | (frame["hits"] > 5), "click", "no")
+    rows = [tuple(row) for row in frame.astype(object).itertuples(index=False)]
+    table = spark.sparkContext.parallelize(rows, 2).toDF("site string, visit double, hits long, y string")
+    ours = LogisticRegression(ps, hash_bits=10, **STEADY).fit(table, "y")
+    lazy = dd.from_pandas(frame, 2)
+    theirs = LogisticRegression(client, hash_bits=10, **STEADY).fit(lazy[["site", "visit", "hits"]], lazy["y"])
+    assert ours.classes_.tolist() == ["click", "no"]
+    assert ours.feature_names_in_.tolist() == ["site", "visit", "hits"]
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-6)
+    assert ours.score(frame[["site", "visit", "hits"]], frame["y"]) > 0.7
+
+
+@on_spark
+def test_servers_for_one_fit_and_more_partitions_than_slots(spark):
+    blocks = [(scipy.sparse.csr_matrix(X[n::5]), Y[n::5]) for n in range(5)]
+    model = LogisticRegression(epochs=10).fit(spark.sparkContext.parallelize(blocks, 7))
+    assert model.score(X, Y) > 0.8
+    assert model.loss_curve_[-1] < model.loss_curve_[0]
+    with pytest.raises(InputTypeError, match=r"X\.mapInPandas"):
+        model.predict(spark.range(3))
+    with pytest.raises(InputTypeError, match="with a Spark session, X is an RDD or a DataFrame of Spark, not ndarray"):
+        LogisticRegression(spark).fit(X, Y)
+
+
+@on_spark
+def test_partial_fit_goes_on(spark, ps):
+    frame = halves(spark, map(Vectors.dense, X), Y)
+    model = LogisticRegression(ps, aggregate=True, batch_size=50)
+    model.partial_fit(frame).partial_fit(frame)
+    assert len(model.loss_curve_) == 2
+    with pytest.raises(InputError, match="expecting 6 features"):
+        model.partial_fit(halves(spark, map(Vectors.dense, X[:, :3]), Y))
+    model.close()
+
+
+@on_spark
+def test_a_pipeline_is_trained_judged_saved_and_loaded(spark, ps, tmp_path):
+    rng = np.random.default_rng(0)
+    sites, words = rng.choice(["x.org", "y.org", "z.org"], ROWS), np.where(Y, "click", "no")
+    rows = [(*map(float, x), str(site), str(word)) for x, site, word in zip(X, sites, words, strict=True)]
+    names = [f"x{n}" for n in range(WIDTH)]
+    table = spark.createDataFrame(rows, [*names, "site", "word"]).coalesce(2)
+    estimator = SparkLogisticRegression(
+        ps=ps, labelCol="target", predictionCol="guess", rawPredictionCol="", maxIter=3, stepSize=0.3
+    )
+    pipeline = Pipeline(
+        stages=[
+            StringIndexer(
+                inputCols=["word", "site"], outputCols=["target", "siteIndex"], stringOrderType="alphabetAsc"
+            ),
+            VectorAssembler(inputCols=[*names, "siteIndex"], outputCol="features"),
+            estimator,
+        ]
+    )
+    before = ps.tables.keys()
+    model = pipeline.fit(table)
+    done = model.transform(table)
+    assert done.columns == [*table.columns, "target", "siteIndex", "features", "probability", "guess"]
+    assert done.where("target = guess").count() > 0.8 * ROWS
+    assert model.stages[-1].numFeatures == WIDTH + 1
+    assert ps.tables.keys() == before  # the model holds its weights itself
+    model.write().overwrite().save(str(tmp_path / "model"))
+    again = PipelineModel.load(str(tmp_path / "model"))
+    assert again.stages[-1].uid == model.stages[-1].uid
+    pd.testing.assert_frame_equal(
+        again.transform(table).select("probability", "guess").toPandas(),
+        done.select("probability", "guess").toPandas(),
+    )
+    pipeline.save(str(tmp_path / "pipeline"))
+    unfitted = Pipeline.load(str(tmp_path / "pipeline")).getStages()[-1]
+    assert (unfitted.uid, unfitted.getPredictionCol(), unfitted.getMaxIter()) == (estimator.uid, "guess", 3)
+
+
+@on_spark
+def test_cross_validation_chooses(spark, ps):
+    frame = halves(spark, map(Vectors.dense, X), Y).cache()
+    estimator = SparkLogisticRegression(ps=ps, maxIter=1)
+    grid = ParamGridBuilder().addGrid(estimator.regParam, [0.0, 100.0]).build()
+    search = CrossValidator(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=BinaryClassificationEvaluator(), numFolds=2, seed=1
+    )
+    found = search.fit(frame)
+    frame.unpersist()
+    assert isinstance(found.bestModel, SparkLogisticRegressionModel)
+    assert found.avgMetrics[0] > 0.8
+    assert len(found.avgMetrics) == 2
+
+
+@on_spark
+@pytest.mark.parametrize(
+    ("make", "label", "message"),
+    [
+        (lambda frame: frame, "clicked", "no column 'clicked' of labels among features, label"),
+        (lambda frame: frame.selectExpr("features as a", "features as b", "label"), None, "2 columns of vectors, a, b"),
+        (lambda frame: frame.selectExpr("features", "if(label = 0, null, label) as label"), None, "NaN"),
+        (lambda frame: frame.where("label = 1"), None, "1 class"),
+        (lambda frame: frame.where("label = 2"), None, "0 rows"),
+        (lambda frame: frame.rdd, "label", "with an RDD y is None"),
+    ],
+)
+def test_what_is_refused(spark, ps, make, label, message):
+    frame, before = halves(spark, map(Vectors.dense, X[:20]), Y[:20]), ps.tables.keys()
+    with pytest.raises((InputError, InputTypeError), match=message):
+        LogisticRegression(ps).fit(make(frame), label)
+    assert ps.tables.keys() == before
+
+
+@on_spark
+def test_columns_that_a_pipeline_cannot_take(spark, ps):
+    frame, before = halves(spark, map(Vectors.dense, X[:20]), 2 * Y[:20] - 1), ps.tables.keys()
+    with pytest.raises(InputError, match="column 'label' is of DoubleType, not of vectors"):
+        SparkLogisticRegression(ps=ps, featuresCol="label").fit(frame)
+    with pytest.raises(InputError, match=r"labels are 0, 1, \.\.\., as StringIndexer makes them; not -1"):
+        SparkLogisticRegression(ps=ps).fit(frame)
+    assert ps.tables.keys() == before
+
+
+@on_spark
+def test_labels_that_were_not_seen(spark, ps):
+    rows, y = gaussian(3)
+    frame = halves(spark, sparse_vectors(rows), np.array([0, 1, 4])[y])
+    model = SparkLogisticRegression(ps=ps, batchSize=20).fit(frame)
+    assert (model.numClasses, model.numFeatures) == (5, WIDTH)
+    assert model.coefficientMatrix.toArray().shape == (3, WIDTH)
+    assert model.interceptVector.size == 3
+    with pytest.raises(InputError, match="3 classes"):
+        _ = model.coefficients
+    done = model.transform(frame).select("label", "prediction", "probability", "rawPrediction").collect()
+    assert np.mean([row["label"] == row["prediction"] for row in done]) > 0.7
+    for row in done[:5]:
+        probability = row["probability"].toArray()
+        assert probability[[2, 3]].tolist() == [0, 0]
+        assert probability.sum() == pytest.approx(1)
+        assert row["rawPrediction"].toArray()[[2, 3]].tolist() == [-np.inf, -np.inf]
+
+
+def test_parameters_are_those_of_spark(tmp_path):
+    estimator = SparkLogisticRegression(maxIter=3, stepSize=None).setParams(staleness=2)
+    assert estimator.getMaxIter() == 3
+    assert not estimator.isDefined(estimator.stepSize)
+    other = estimator.copy({estimator.maxIter: 7})
+    assert (other.getMaxIter(), other.getOrDefault("staleness"), estimator.getMaxIter()) == (7, 2, 3)
+    with pytest.raises(TypeError, match="maxIter"):
+        SparkLogisticRegression(maxIter="many")
