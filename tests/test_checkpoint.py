@@ -223,6 +223,24 @@ def test_writing_and_reading_need_no_second_copy(tmp_path):
 
 
 @KEEPS
+def test_a_model_is_saved_to_s3_and_restored_on_fewer_servers(s3):
+    fsspec.filesystem("s3", **s3).mkdir("models")
+    url, keys = "s3://models/clicks", np.arange(1000)
+    with dps.LocalCluster(servers=2, trainers=1, processes=False, dashboard_address=None) as cluster:
+        with dps.ParameterServer(cluster, servers=2) as ps:
+            ps.table("w", dim=2, optimizer=dps.Adagrad(0.1))
+            client = ps.client()
+            client.push("w", keys, np.ones((1000, 2)))
+            ps.checkpoint(url, storage_options=s3)
+            client.push("w", [5], [[1.0, 2.0]])
+            second = ps.checkpoint(url, storage_options=s3)
+            wanted = client.pull("w", keys)
+        with dps.ParameterServer(cluster, servers=1) as ps:
+            assert ps.restore(url, storage_options=s3)["name"] == second["name"]
+            assert (ps.client().pull("w", keys) == wanted).all()
+
+
+@KEEPS
 def test_there_and_back_over_s3(s3):
     fsspec.filesystem("s3", **s3).mkdir("quick")
     store, content = Store("s3://quick/some/where", storage_options=s3), content_of(KEYED)

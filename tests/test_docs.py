@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 LANGUAGES = {"python", "bash", "console", "", "text", "yaml", "toml", "json"}  # exactly so: no "python no-run"
 LANGUAGES |= {"{toctree}", "{include} ../CHANGELOG.md"}  # Sphinx's: no code
-SECONDS = 120
+SECONDS = 240
 
 
 @dataclass(frozen=True)
