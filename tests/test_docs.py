@@ -195,7 +195,7 @@ def test_docstrings(name):
         pytest.skip(f"needs {e.name}")
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     failed = []
-    runner = doctest.DocTestRunner(optionflags=flags)
+    runner = doctest.DocTestRunner(optionflags=flags, verbose=False)
     for example in doctest.DocTestFinder().find(module, name, extraglobs={"dps": dps, "np": np}):
         runner.run(example, out=failed.append)
     assert not failed, "".join(failed)
