@@ -217,17 +217,19 @@ class Placements(RuleBasedStateMachine):
             if step.what == DROP and step.server != p.chain[0]:
                 chain = [n for n in p.chain if n != step.server]
                 new = self.module.rechained(p, chain, None, self.epoch + 1)
-                self.keeps_copies(step.table, p, new)
+                self.keeps_copies(p, new, self.enough(step.table))
             else:
                 new = p._replace(stepping_down=True)
-                self.doing[step.table, step.shard] = step
+                self.doing[step.table, step.shard] = step, self.enough(step.table)
         self.put(step.table, step.shard, new)
         self.epoch += 1
 
     def go_on(self, name, shard):
         p = self.tables[name][shard]
+        enough = self.enough(name)
         if p.stepping_down:
-            step = self.doing.pop((name, shard))
+            step, then = self.doing.pop((name, shard))
+            enough = min(enough, then)  # a server that came since is not counted on
             chain = [n for n in p.chain if n != step.server]
             if step.what == LEAD and step.server in p.chain:
                 chain.insert(0, step.server)
@@ -235,14 +237,17 @@ class Placements(RuleBasedStateMachine):
         else:
             new = self.module.appended(p, self.epoch + 1)
             assert new.chain == (*p.chain, p.joiner)
-        self.keeps_copies(name, p, new)
+        self.keeps_copies(p, new, enough)
         self.put(name, shard, new)
         self.epoch += 1
 
-    def keeps_copies(self, name, old, new):
+    def enough(self, name):
+        """How many copies there are to be."""
+        return min(self.copies[name], len(self.up - self.doubtful - self.leaving))
+
+    def keeps_copies(self, old, new, enough):
         """No step takes a copy that is needed: only those beyond what is asked for, and of servers that leave."""
         well = self.up - self.doubtful
-        enough = min(self.copies[name], len(well - self.leaving))
         before, after = (sum(n in well for n in p.chain) for p in (old, new))
         assert after >= min(before, enough)
 
