@@ -374,6 +374,7 @@ def test_ctrl_c_ends_what_was_on_its_way_for_good():
 def test_only_the_lost_part_fails():
     keys = np.arange(64)
     with fakes([], owners=[0, 0, -1, 0]) as (_, client, (fake,)):
+        client._patience = 3.0
         lost = []
         for key in keys.tolist():
             try:

@@ -105,6 +105,7 @@ def test_the_error_of_a_trainer_arrives_as_it_is(spark, ps):
     assert ps.run(programs.kept, rdd)  # the session is as good as before
 
 
+@pytest.mark.slow
 def test_a_trainer_that_does_not_listen_is_ended_by_spark(spark, ps):
     rdd = spark.sparkContext.range(2, numSlices=2)
     with dask.config.set({"dps.timeouts.stop": "2 s"}), pytest.raises(StoppedError, match="trainer 1 failed: ValueErr"):

@@ -73,6 +73,7 @@ def test_tasks_that_raise_are_run_again(spark, ps, table, tmp_path):
     assert sorted(os.listdir(tmp_path)) == [f"raised-{n}-{attempt}" for n in range(4) for attempt in range(2)]
 
 
+@pytest.mark.slow
 def test_a_barrier_stage_that_raises_is_run_again(spark, ps, table, tmp_path):
     rdd = spark.sparkContext.range(100, numSlices=2)
     with pytest.raises(InputError, match=r"run the stage again 3 times"):

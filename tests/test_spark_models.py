@@ -144,6 +144,7 @@ def test_the_same_numbers_as_on_dask(spark, ps, client, kind):
 
 
 @on_spark
+@pytest.mark.slow
 def test_close_to_mllib_at_the_same_objective(spark, ps):
     frame = halves(spark, map(Vectors.dense, X), Y)
     theirs = mllib.LogisticRegression(regParam=0.1, standardization=False, tol=1e-10, maxIter=100).fit(frame)
