@@ -98,7 +98,7 @@ def healthy(kit: Kit, tls) -> bool:
 def test_a_plain_client_is_refused(contexts, patience) -> None:
     listen, connect = contexts
     with Kit(listen) as kit:
-        with refused("the peer has not answered in time|the peer closed", DPSError):
+        with refused("the peer has not greeted in time|the peer closed", DPSError):
             kit.channel()
         with Raw(kit.address) as raw:  # one that does not wait for a greeting
             raw.send(framed(EAT, bytes(8)) * 100)
