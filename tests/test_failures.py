@@ -247,6 +247,7 @@ def test_a_scheduler_without_dps(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_worker_without_dps(tmp_path):
     words = r"worker tcp://.* was lost while server 0 .*; see its log\. Is dps installed there"
     with by_shell(tmp_path, server=("-c", WITHOUT)) as (client, *_), pytest.raises(ServerGoneError, match=words):

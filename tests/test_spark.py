@@ -113,6 +113,7 @@ def test_a_trainer_that_does_not_listen_is_ended_by_spark(spark, ps):
     assert len(ps.run(programs.kept, rdd)) == 2  # which needs both slots
 
 
+@pytest.mark.slow
 def test_errors_of_the_data_are_sparks_own(spark, ps):
     rdd = spark.sparkContext.range(2, numSlices=2).map(lambda n: 1 // n)
     with pytest.raises(Exception, match="ZeroDivisionError"):
