@@ -140,6 +140,8 @@ class Chaos(threading.Thread):
             fault = "start"
             while not self.over.wait(self.random.uniform(0.1, 1.0)):
                 wait_until(lambda: is_whole(self.ps) or self.over.is_set(), 90, f"not whole again after {fault}")
+                if self.over.is_set():  # perhaps not whole: another kill might take the last copy
+                    return
                 fault = self.random.choice(self.choices)
                 getattr(self, fault)()
                 self.faults[fault] += 1
