@@ -247,15 +247,15 @@ def test_a_broken_variant_is_caught(monkeypatch, owner: type, name: str, old: st
 def test_a_slow_or_greedy_variant_is_caught(monkeypatch, words: str) -> None:
     pull, hoard = Serving._pull, []
 
-    def slow(self, connection, header, body) -> None:
+    def slow(self, connection, header, body):
         hoard.append(0)
         if len(hoard) == 2_000:
             time.sleep(WORST + 0.1)
-        pull(self, connection, header, body)
+        return pull(self, connection, header, body)
 
-    def greedy(self, connection, header, body) -> None:
-        hoard.append(bytearray(1 << 15))
-        pull(self, connection, header, body)
+    def greedy(self, connection, header, body):
+        hoard.append(bytearray(b"x") * (1 << 15))  # zeros might take no memory
+        return pull(self, connection, header, body)
 
     monkeypatch.setattr(Serving, "_pull", slow if words == SLOW else greedy)
     with pytest.raises(AssertionError, match=words):
@@ -325,7 +325,7 @@ class Meetings:
             about = {"run": draw.choice(self.numbers), "trainer": draw.randrange(-1, 4)}
             return kind, {}, wild_text(draw, {**about, "name": draw.choice("ab"), "count": draw.randrange(-1, 4)})
         if kind == frames.LEAVE:
-            seconds = dict.fromkeys(("compute", "pull", "push", "wait"), 1.0)
+            seconds = dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 1.0)
             return kind, {}, wild_text(draw, {"failed": draw.choice((None, None, "x")), "seconds": seconds})
         about = {"op": draw.choice(OPS), "dtype": draw.choice(DTYPES), "shape": draw.choice(SHAPES), "root": 0}
         if draw.random() < 0.5:
