@@ -44,6 +44,13 @@ venv:
 	"$${run[@]}" apt-get -qq install --yes --no-install-recommends "$$package" >/dev/null; \
 	$(PYTHON) -m venv --clear $(VENV)
 
+.PHONY: browser
+browser:  ## chromium (Debian, as root): without it the tests that look at pages are skipped
+	@command -v chromium >/dev/null || { \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get -qq update; apt-get -qq install --yes --no-install-recommends chromium >/dev/null; \
+	}
+
 # One by one, so that one that has no wheel for this machine does not cost the others. None may change a version of
 # what is installed already.
 TORCH := https://download.pytorch.org/whl/cpu

@@ -114,9 +114,9 @@ def run_dps(ps: Any, parts: list, data: Data, staleness: float, epochs: int, bat
     finally:
         ps.drop("w")
         ps.drop("b")
-    split = dict.fromkeys(("compute", "pull", "wait", "push"), 0.0)
+    split = dict.fromkeys(("compute", "pull", "wait", "push", "serialise"), 0.0)
     for times, spent in results:
-        busy = {verb: spent[-1][verb] - spent[1][verb] for verb in ("pull", "wait", "push")} if epochs > 1 else {}
+        busy = {verb: spent[-1][verb] - spent[1][verb] for verb in spent[0]} if epochs > 1 else {}
         for verb, seconds in busy.items():
             split[verb] += seconds
         split["compute"] += times[-1] - times[1] - sum(busy.values())

@@ -5,16 +5,18 @@ The map of the package; imports run downwards only:
 ==================== ===================================================================================
 errors, config       every error; settings from ``dps.yaml``
 state/               what a server holds: tables, shards, key index, optimizers, ledgers. Pure numpy and numba
-coordination/        who holds what, who may go on: placement, clocks. Pure
+coordination/        who holds what, who may go on, who is slow: placement, clocks, progress, leases. Pure
 wire/                how bytes travel: frames, the endpoint that listens, channels and links that connect
 serving, replication what a server does with frames; passing ops on along a chain of copies
 server, saving       the Dask actor around that; its part in checkpoints       ] the roles: they
 controller, crew     the scheduler plugin; servers as Dask workers and actors  ] never import
 fleet, runs          who serves what, failover, moves; clocks and joins        ] each other
 client, delivery     pull, push, add, assign, push_pull; again after failures  ]
+reports, monitor     what trainers and servers tell of their work, and what the controller makes of it
 checkpoint, restore  files: shards, manifests, which checkpoint is whole; export
 parameter_server     the user's handle: start, tables, run, status, checkpoint, close
 display, templates/  what all of it looks like in a notebook
+dashboard/           pages on the scheduler's dashboard, JSON, metrics; the terminal; reports, timelines
 training/            ps.run: the trainers, their batches, ``localize``
 deploy/, yarn        LocalCluster, YarnCluster
 spark                a parameter server beside Spark; its lazy stages
@@ -47,7 +49,7 @@ from dps.training.localize import localize
 from dps.training.open_run import OpenRun
 from dps.training.trainer import Trainer
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "FTRL",

@@ -1,18 +1,25 @@
-"""Archive: what a parameter server's handle does with checkpoints, and with tables in other forms."""
+"""Archive: what a parameter server's handle writes: checkpoints, tables in other forms, what is known of a run."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gzip
 import json
 import logging
+import os
+import platform
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from dask.utils import parse_timedelta
 
 from dps.client import Client, Ticket
+from dps.dashboard.report import report
+from dps.dashboard.timeline import timeline
 from dps.display import Checkpoint
 from dps.errors import ClosedError, InputError, UnknownTableError
 from dps.export import export
@@ -25,10 +32,11 @@ __all__ = ["Archive"]
 logger = logging.getLogger(__name__)
 
 PIECE = 8 << 20  # bytes pulled at a time
+PACKAGES = ("dps", "dask", "distributed", "numpy")  # whose versions a report tells
 
 
 class Archive(Handle):
-    """Checkpoints, and export; the rest is in :class:`dps.ParameterServer`."""
+    """Checkpoints, export, reports of runs; the rest is in :class:`dps.ParameterServer`."""
 
     def client(self) -> Client:
         """A client without a clock: for the driver, a notebook, or to be shipped into Dask tasks (it pickles)."""
@@ -194,6 +202,85 @@ class Archive(Handle):
         parts = [functools.partial(pull_shard, self.ticket, spec, shard) for shard in range(spec.shards)]
         return export(parts, spec, form, path)
 
+    def report(self, path: str | os.PathLike[str], run: int | None = None) -> str:
+        """Write a report of a run: who was slow and why, where the time went, the loss, the servers.
+
+        It is one file of HTML with its pictures in it. Browsers open it without a network, and it can be mailed.
+
+        Parameters
+        ----------
+        path : str
+            Where it goes, such as ``run.html``; a file that is there is replaced.
+        run : int, optional
+            The run's number, as :meth:`~dps.ParameterServer.status` has it; by default the last one. It may go on.
+
+        Returns
+        -------
+        str
+            The path.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> def train(trainer, partitions):
+        ...     for step, keys in enumerate(trainer.iterate(partitions, epochs=20)):
+        ...         trainer.push("w", keys, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with dps.LocalCluster(servers=1, trainers=2, processes=False) as cluster:
+        ...         with dps.ParameterServer(cluster) as ps:
+        ...             _ = ps.table("w", dtype="int64")
+        ...             _ = ps.run(train, ps.dask_client.scatter([[1, 2], [3, 4]]))
+        ...             path = ps.report(folder + "/run.html")
+        ...     "Where the time went" in open(path).read()
+        True
+        """
+        history = self._history(path, run)
+        versions = {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+        return write(path, report(history, versions).encode())
+
+    def timeline(self, path: str | os.PathLike[str], run: int | None = None) -> str:
+        """Write a run as a trace that https://ui.perfetto.dev and Chrome's ``chrome://tracing`` show.
+
+        Each trainer is a line of slices: compute, pull, wait, push, serialise. These are put together from what a
+        trainer measures between two reports, which may be several clocks: how long each took in all is measured, the
+        order within such a window is made up. Servers are curves, what happened are marks.
+
+        Parameters
+        ----------
+        path : str
+            Where it goes; compressed if it ends in ``.gz``. A file that is there is replaced.
+        run : int, optional
+            The run's number; by default the last one.
+
+        Returns
+        -------
+        str
+            The path.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> def train(trainer, partitions):
+        ...     for keys in trainer.iterate(partitions, epochs=20):
+        ...         trainer.push("w", keys, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with dps.LocalCluster(servers=1, trainers=2, processes=False) as cluster:
+        ...         with dps.ParameterServer(cluster) as ps:
+        ...             _ = ps.table("w", dtype="int64")
+        ...             _ = ps.run(train, ps.dask_client.scatter([[1, 2], [3, 4]]))
+        ...             path = ps.timeline(folder + "/run.json")
+        ...     sorted({event["name"] for event in json.load(open(path))["traceEvents"] if event["ph"] == "X"})[:2]
+        ['compute', 'push']
+        """
+        data = json.dumps(timeline(self._history(path, run)), separators=(",", ":"), allow_nan=False).encode()
+        return write(path, gzip.compress(data, mtime=0) if os.fspath(path).endswith(".gz") else data)
+
+    def _history(self, path: str | os.PathLike[str], run: int | None) -> dict[str, Any]:
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(folder):
+            raise InputError(f"there is no folder {folder!r}: make it first")
+        return json.loads(self._call("history", run=0 if run is None else run))
+
     def _table(self, name: str) -> TableSpec:
         tables = json.loads(self._call("describe")["tables"])
         if name not in tables:
@@ -212,6 +299,20 @@ def duration(text: str | float) -> float:
         return parse_timedelta(re.sub(r"min(s?)$", "minutes", text) if isinstance(text, str) else text)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise InputError(f'every={text!r}: a time is "10 min", "30 s" and the like, or a number of seconds') from error
+
+
+def write(path: str | os.PathLike[str], data: bytes) -> str:
+    """A file, all of it or as it was before."""
+    partial = f"{os.fspath(path)}.{os.getpid()}.tmp"
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(partial)
+        raise
+    return os.fspath(path)
 
 
 def pull_shard(ticket: Ticket, spec: TableSpec, shard: int) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:

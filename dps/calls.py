@@ -128,16 +128,20 @@ class Pending:
         DPSError
             What a server answered, or that it is gone or did not answer in time.
         """
-        began = self._client._now()
         client = self._client
         self._seen = True
         with client._lock:
+            began = client._now()
+            client.meter.mark = began
             try:
-                client._complete(self, client._now() + (client._patience if timeout is None else timeout))
+                client._complete(self, began + (client._patience if timeout is None else timeout))
+                if client._open and client._open[0] is self:
+                    client._open.popleft()
             except (UnknownTableError, DataLostError):
                 client.forget_routes()  # dropped or lost, and perhaps made anew, since we asked
                 raise
-        client.seconds[self._verb] += client._now() - began
+            finally:
+                client.meter.lap(self._verb, client._now())
         if callable(self._value):
             self._value = self._value()
         return self._value

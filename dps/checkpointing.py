@@ -346,9 +346,11 @@ class Checkpointer:
 
     def _origins(self, known: bool, saved: dict[str, Any] | None) -> Origins:
         """What becomes of those that the checkpoint knows. A run that is going on keeps its own."""
+        ended = [origins for run in self.runs.runs.values() if run.over for origins in run.origins()]
         if saved is None or (known and self.runs.going_on(saved["origin"])):
-            return Origins(known)
-        return Origins(known, saved["origin"], saved["trainers"], self.runs.allot(saved["trainers"]))
+            return Origins(known, ended=ended)
+        ended += saved.get("origins", ())
+        return Origins(known, saved["origin"], saved["trainers"], self.runs.allot(saved["trainers"]), ended)
 
     def resumable(self, trainers: int) -> dict[str, Any]:
         """What was restored of a run, for one of so many trainers to go on with."""

@@ -60,7 +60,7 @@ class Client(Courier):
     Attributes
     ----------
     seconds : dict
-        Time spent so far: "pull", "push", and "wait" (for slower trainers).
+        Time spent so far: blocked in "pull" and "push", "wait" (for slower trainers), and "serialise": preparing calls.
 
     Examples
     --------
@@ -164,10 +164,10 @@ class Client(Courier):
         """
         if isinstance(table, Mapping):
             with self._lock:
-                began = self._now()
+                self.meter.begin(self._now())
                 self._steady()
                 changes = [self._prepare(name, keys, values, PUSH) for name, (keys, values) in table.items()]
-                waiting = [self._opened(self._send(change), began) for change in changes]
+                waiting = [self._opened(self._send(change)) for change in changes]
             for pending in waiting:
                 pending.result()
         else:
@@ -230,7 +230,9 @@ class Client(Courier):
             start, found = 0, SCAN
             while found == SCAN:
                 with self._lock:
+                    self.meter.begin(self._now())
                     keys = self._scan(spec, number, start, SCAN)
+                    self.meter.lap("pull", self._now())
                 start, found = start + len(keys), len(keys)
                 if found:
                     yield keys
@@ -238,8 +240,8 @@ class Client(Courier):
     # -- inside
 
     def _pull(self, table: str, keys: Any, out: Any, certified: bool = False, keep: bool = False) -> Pending:
-        began = self._now()
         with self._lock:
+            self.meter.begin(self._now())
             self._steady()
             route = self._route(table)
             spec = route.spec
@@ -257,20 +259,20 @@ class Client(Courier):
             call = Call(self._header(frames.PULL, flags, spec), grouping, rows or NO_ROWS, None, values)
             requests = self._start(route, call, keep)
             if not certified:
-                return self._opened(Pending(self, "pull", requests, answer), began)
+                return self._opened(Pending(self, "pull", requests, answer))
             pending = Pending(self, "pull", requests)
             pending._value = lambda: (answer, Certificate.read(pending._requests, spec))
-            return self._opened(pending, began)
+            return self._opened(pending)
 
     def _push(
         self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None, keep: bool = False
     ) -> Pending:
         """With `keep`, the caller may change the arrays before the push is acknowledged."""
-        began = self._now()
         with self._lock:
+            self.meter.begin(self._now())
             self._steady()
             change = self._prepare(table, keys, values, rule, answer, out)
-            return self._opened(self._send(change, keep), began)
+            return self._opened(self._send(change, keep))
 
     def _prepare(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Change:
         """Everything that can be wrong with a push is found here, before anything of it, or of its fellows, is sent."""
@@ -388,5 +390,6 @@ class Client(Courier):
         return out
 
     def _header(self, kind: int, flags: int, spec: TableSpec) -> Header:
-        who = (self.trainer, 0, self.clock)
-        return Header(kind, flags, 0, spec.id, self._epoch, *who, parties=self.parties, attempt=self.attempt)
+        origin, attempt = (self._acting, 0) if self._acting else (self.trainer, self.attempt)
+        who = (origin, 0, self.clock)
+        return Header(kind, flags, 0, spec.id, self._epoch, *who, parties=self.parties, attempt=attempt)

@@ -14,8 +14,10 @@ notebook may die and another attach.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,19 +30,22 @@ from dps.crew import Crew
 from dps.dask_side import host_of, listening_tls
 from dps.errors import (
     ClosedError,
+    InputError,
     NameInUseError,
     ProtocolError,
     ServerGoneError,
     StoppedError,
     UnknownTableError,
 )
-from dps.fleet import LOOK, Fleet, Recruit
+from dps.fleet import LOOK, Recruit
+from dps.monitor import history_json
 from dps.runs import Runs
+from dps.session import Session
 from dps.state.ops import TableSpec
 from dps.wire import frames
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import Header
-from dps.wire.session import new_secret, of_servers
+from dps.wire.session import of_servers
 
 __all__ = ["Controller"]
 
@@ -49,45 +54,30 @@ logger = logging.getLogger(__name__)
 VERBS = (
     *("open", "describe", "close_session", "add_table", "drop_table", "status", "scale", "retire"),
     *("checkpoint", "restore"),
-    *("start_run", "progress", "stop_run", "end_run", "settle"),
+    *("start_run", "progress", "stop_run", "end_run", "settle", "set_staleness"),
+    *("snapshot", "history"),
 )
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
-RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek"}
+RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease"}
 FLEET_FRAMES = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT)
 
 
-class Session:
-    """One parameter server."""
-
-    crew: Crew
-    checkpointer: Checkpointer
-
-    def __init__(self, name: str, endpoint: Endpoint, copies: int):
-        self.name, self.copies = name, copies
-        self.opened = asyncio.Event()  # or given up
-        self.secret, self.servers_secret = new_secret(), new_secret()
-        self.runs = Runs(name)
-        self.fleet = Fleet(endpoint, name)
-        self.last_table = 0
-
-    def new_table(self) -> int:
-        """A table's number, never used again."""
-        self.last_table += 1
-        return self.last_table
-
-    def collecting(self) -> list[str]:
-        """The tables that collect the pushes of a clock."""
-        return [name for name, spec in self.fleet.specs.items() if spec["aggregate"] is not None]
-
-
 class Controller(SchedulerPlugin):
-    """The scheduler's side of all parameter servers in its cluster."""
+    """The scheduler's side of all parameter servers in its cluster.
+
+    Parameters
+    ----------
+    server : type
+        The actors' class.
+    surfaces : optional
+        Where people look: offers `install(controller)` and `uninstall()`, called on the scheduler's loop.
+    """
 
     name = "dps-controller"
     idempotent = True
 
-    def __init__(self, server: type) -> None:
-        self.server = server  # the actors' class
+    def __init__(self, server: type, surfaces: Any = None) -> None:
+        self.server, self.surfaces = server, surfaces
         self.sessions: dict[str, Session] = {}
         self.cordon = Cordon()
         self.endpoint: Endpoint | None = None
@@ -102,6 +92,9 @@ class Controller(SchedulerPlugin):
             logger.warning("servers cannot be cordoned off, ordinary tasks may land on them: %s", problem)
         for verb in VERBS:
             scheduler.handlers[f"dps_{verb}"] = getattr(self, verb)
+        self._loop = asyncio.get_running_loop()
+        if self.surfaces is not None:
+            self.surfaces.install(self)
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         self.cordon.add_worker(worker)
@@ -117,6 +110,8 @@ class Controller(SchedulerPlugin):
 
     async def close(self) -> None:
         self.cordon.detach()
+        if self.surfaces is not None:
+            self.surfaces.uninstall()
         if self.endpoint is not None:
             self.endpoint.stop()
             self.endpoint = None
@@ -145,6 +140,7 @@ class Controller(SchedulerPlugin):
             self.scheduler, self.cordon, session.fleet, self.server, args, self._in_endpoint, self._serving, version
         )
         session.checkpointer = Checkpointer(session.runs, session.fleet, session.crew, self._in_endpoint)
+        session.connect(lambda text: self._tell(name, text))
         try:
             await self._in_endpoint(self._admit_session, session)
             await session.crew.start(servers, timeout)
@@ -256,7 +252,8 @@ class Controller(SchedulerPlugin):
         servers = [{**s, **json.loads(parts.get(s["number"], "{}"))} for s in about["servers"]]
         runs = await self._in_endpoint(lambda: [run.describe() for run in session.runs.runs.values()])
         checkpoints = {"last": session.checkpointer.last, "error": session.checkpointer.error}
-        about |= {"checkpoints": checkpoints}
+        found = [{"run": run["run"], **finding} for run in runs for finding in run["stragglers"]]
+        about |= {"checkpoints": checkpoints, "stragglers": found}
         return json.dumps({**about, "name": name, "servers": servers, "wanted": session.crew.wanted, "runs": runs})
 
     # -- RPC: checkpoints
@@ -288,16 +285,42 @@ class Controller(SchedulerPlugin):
         partitions: list[list[int]] | None = None,
         resume: bool = False,
         elastic: bool = False,
+        reassign: bool = False,
     ) -> int:
         session = self._session(name)
         collecting = session.collecting()
         restored = session.checkpointer.resumable(trainers) if resume else None
-        args = (trainers, staleness, collecting, restored, partitions or [], elastic)
+        args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign)
         run = await self._in_endpoint(session.runs.start, *args)
         session.checkpointer.restored = None
         if collecting and not elastic:  # a run whose driver died has left its last clock open
             await self._settle(session, keep=False)
         return run
+
+    async def set_staleness(
+        self, comm: Any = None, name: str = "", staleness: float | str | None = None, run: int = 0
+    ) -> None:
+        """Another bound, or "auto", for a run that goes on, or for all (0); None is no bound."""
+        session = self._session(name)
+        if (collecting := session.collecting()) and staleness != 0:
+            raise InputError(
+                f"table {collecting[0]!r} collects a clock's pushes (aggregate=...), which needs staleness 0; it "
+                f"cannot be set to {staleness!r}"
+            )
+        if staleness == "auto":
+            await self._in_endpoint(session.monitor.automatic, run)
+        else:
+            bound = math.inf if staleness is None else staleness
+            await self._in_endpoint(session.monitor.set_staleness, bound, run)
+
+    async def snapshot(self, comm: Any = None, name: str = "") -> str:
+        """Everything that is to be seen, as JSON: see `monitor.py`."""
+        return json.dumps(await self._in_endpoint(self._session(name).monitor.snapshot))
+
+    async def history(self, comm: Any = None, name: str = "", run: int = 0) -> str:
+        """All that is remembered of one run (0: the last), as JSON."""
+        about = await self._in_endpoint(self._session(name).monitor.history, run)
+        return await asyncio.get_running_loop().run_in_executor(None, history_json, about)
 
     async def progress(self, comm: Any = None, name: str = "", run: int = 0) -> str:
         return json.dumps(await self._in_endpoint(self._session(name).runs.describe, run))
@@ -349,6 +372,12 @@ class Controller(SchedulerPlugin):
         return await asyncio.get_running_loop().run_in_executor(None, self.endpoint.call, function, *args)
 
     # -- inside: the endpoint's thread
+
+    def _tell(self, name: str, text: str) -> None:
+        """News, into Dask's event log."""
+        about = {"parameter_server": name, "event": text}
+        with contextlib.suppress(RuntimeError):  # the scheduler's loop is closed
+            self._loop.call_soon_threadsafe(self.scheduler.log_event, "dps", about)
 
     def _admit_session(self, session: Session) -> None:
         assert self.endpoint is not None
@@ -406,3 +435,4 @@ class Controller(SchedulerPlugin):
         for session in list(self.sessions.values()):
             session.runs.look()
             session.fleet.look()
+            session.monitor.look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -91,11 +92,12 @@ class Waiter:
 class Forward:
     """One frame on its way to a successor: an op on neighbouring shards, or a piece of a dump."""
 
-    __slots__ = ("done", "feed", "header", "keys", "nbytes", "parts", "pieces", "values", "waiters")
+    __slots__ = ("done", "feed", "header", "keys", "nbytes", "parts", "pieces", "since", "values", "waiters")
 
     def __init__(self, header: Header, parts: list[tuple[Part, int]], keys: Any, values: Any, waiters: list[Waiter]):
         self.header, self.parts, self.keys, self.values, self.waiters = header, parts, keys, values, waiters
         self.done = False
+        self.since = math.inf  # when it was first passed on
         self.feed: Any = None  # of a dump: see `replication.py`
         self.pieces: Sequence[Any] = ()  # its buffers
         self.nbytes = sum(part.b - part.a for part, _ in parts) * (8 + (0 if values is None else values.strides[0]))

@@ -41,8 +41,9 @@ from dps.errors import (
     StoppedError,
     UnknownTableError,
 )
+from dps.meter import Meter
 from dps.state.ops import NO_CLOCK, TableSpec
-from dps.transfers import Call, Leg, TableRoute, again, chunks, legs, send
+from dps.transfers import Call, Leg, TableRoute, again, chunks, count_of, legs, send
 from dps.wire import frames
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
@@ -73,10 +74,12 @@ class Courier:
     trainer = 0  # the origin: who we are to the servers; given by the controller
     attempt = 0
     parties = 1
+    _acting = 0  # the origin of a portion of work, in whose name ops are made (`training/portions.py`)
 
     def __init__(self, ticket: Ticket, pool: Pool | None = None):
         self.ticket, self._pool = ticket, pool
-        self.seconds = {"pull": 0.0, "push": 0.0, "wait": 0.0}
+        self.meter = Meter(self._now())
+        self.seconds = self.meter.seconds
         self._lock = threading.RLock()
         self._closed = False
         self._tls: Any = None
@@ -115,13 +118,12 @@ class Courier:
         """Wait for all asynchronous calls; raise the error of a push whose result nobody has asked for."""
         if not self._open and not self._failed:
             return
-        began = self._now()
         with self._lock:
+            self.meter.begin(self._now())
             while self._open:
                 self._finish(self._open[0])
                 self._open.popleft()
             failed, self._failed = self._failed, []
-        self.seconds["push"] += self._now() - began
         for pending in failed:
             if not pending._seen:
                 pending.result()
@@ -131,6 +133,7 @@ class Courier:
     def _start(self, route: TableRoute, call: Call, keep: bool = False) -> list[Request]:
         """Write the requests of a call. Where one cannot be written, those behind it on that server are not either."""
         self._used[route.spec.id] = route.spec
+        self.meter.counted(call.values is None, count_of(call))
         if call.values is not None:
             count = chunks(call, route, self._chunk)
             if self._number + count > LAST_NUMBER:
@@ -157,9 +160,9 @@ class Courier:
             request.leg = leg
             return request
 
-    def _opened(self, pending: Pending, began: float) -> Pending:
+    def _opened(self, pending: Pending) -> Pending:
         """Account for a call that is on its way; make room if there are too many."""
-        self.seconds[pending._verb] += self._now() - began
+        self.meter.prepared(pending._verb, self._now())
         self._open.append(pending)
         while self._open and (self._open[0].done or len(self._open) > self._most_open):
             self._finish(self._open[0])
@@ -173,6 +176,7 @@ class Courier:
         except DPSError:
             if pending._verb == "push" and len(self._failed) < self._most_open:
                 self._failed.append(pending)
+        self.meter.lap(pending._verb, self._now())
 
     def _complete(self, pending: Pending, deadline: float) -> None:
         """Wait for a call's outcome, recovering where servers have failed; raise its error."""
@@ -193,6 +197,8 @@ class Courier:
                         for request in filter(self._retried, pending._requests):
                             request.error = why
                         raise
+                    finally:
+                        self.meter.held = 0.0  # the caller was blocked for all of it
                     limit = max(deadline, self._now() + GRACE)
                     dropped = [r.error for r in pending._requests if isinstance(r.error, UnknownTableError)]
                     if dropped:
@@ -214,24 +220,28 @@ class Courier:
 
     def _recover(self, deadline: float) -> None:
         """Wait for the outcome of all that is open; then send what failed again, in order, where it belongs now."""
-        while True:
-            self._await_all(deadline)
-            if self._setbacks:
-                self._sleep(min(BACK_OFF[0] * 2**self._setbacks, BACK_OFF[1]))
-            self._channels = {n: channel for n, channel in self._channels.items() if not channel.closed}
-            self._unreached.clear()
-            self._fetch_route()
-            failed = [(p, n) for p in self._open for n, request in enumerate(p._requests) if self._retried(request)]
-            if not failed:
-                return
-            if self._now() > deadline:
-                raise RequestTimeoutError(
-                    f"a call of parameter server {self.ticket.session!r} found no server for "
-                    f"{self._patience:g} s (dps.timeouts.request): {failed[0][0]._requests[failed[0][1]].error}"
-                )
-            self._setbacks = min(self._setbacks + 1, 16)
-            if self._resend(failed):
-                return
+        began, held = self._now(), self.meter.held
+        try:
+            while True:
+                self._await_all(deadline)
+                if self._setbacks:
+                    self._sleep(min(BACK_OFF[0] * 2**self._setbacks, BACK_OFF[1]))
+                self._channels = {n: channel for n, channel in self._channels.items() if not channel.closed}
+                self._unreached.clear()
+                self._fetch_route()
+                failed = [(p, n) for p in self._open for n, request in enumerate(p._requests) if self._retried(request)]
+                if not failed:
+                    return
+                if self._now() > deadline:
+                    raise RequestTimeoutError(
+                        f"a call of parameter server {self.ticket.session!r} found no server for "
+                        f"{self._patience:g} s (dps.timeouts.request): {failed[0][0]._requests[failed[0][1]].error}"
+                    )
+                self._setbacks = min(self._setbacks + 1, 16)
+                if self._resend(failed):
+                    return
+        finally:
+            self.meter.held = held + self._now() - began
 
     def _retried(self, request: Request) -> bool:
         """Whether a request failed for a reason that may be gone."""
@@ -277,6 +287,7 @@ class Courier:
                 call = call._replace(header=call.header._replace(table=route.spec.id))
                 fresh = [self._dispatch(server, leg) for server, leg in again(request.leg._replace(call=call), route)]
                 requests += fresh
+                self.meter.again += len(fresh)
                 if any(map(self._retried, fresh)):
                     pending._requests = requests + pending._requests[i + 1 :]
                     return False
@@ -389,12 +400,16 @@ class Courier:
             what += f" at {host}:{port}"
             if server in self._unreached:
                 raise ServerGoneError(f"{what} could not be reached")
+            began = self._now()
             try:
-                watch = functools.partial(self._look_after, server, [self._now()])
+                watch = functools.partial(self._look_after, server, [began])
                 channel = self._channels[server] = self._connect((host, port), what, idle=watch)
+                channel.traffic = self.meter.traffic(server)
             except RETRIED:
                 self._unreached.add(server)
                 raise
+            finally:
+                self.meter.held += self._now() - began
         elif channel.closed:
             raise ServerGoneError(f"the connection to {channel.what} broke")
         return channel

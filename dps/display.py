@@ -197,7 +197,7 @@ def about_run(run: dict[str, Any]) -> dict[str, Any]:
         "hidden": len(clocks) - len(trainers),
         "done": sum(clocks),
         "planned": sum(planned) if all(planned) else None,
-        "summary": "" if over else summary(run),
+        "summary": ", ".join(measured(run)) if over else summary(run),
     }
 
 
@@ -210,21 +210,46 @@ def state(run: dict[str, Any], trainer: int) -> str:
 
 
 def summary(run: dict[str, Any]) -> str:
-    """Who is behind and how many wait for them, in a few words.
+    """Who is behind and how many wait for them, and the loss, in a few words.
 
     Examples
     --------
     >>> summary({"clocks": [7, 4, 5], "left": [], "waiting": [0]})
     'slowest: trainer 1 at 4, 1 waiting'
+    >>> slow = {"kind": "permanent", "trainer": 2, "server": None, "factor": 2.04}
+    >>> summary({"clocks": [7, 6, 7], "left": [], "waiting": [0, 1], "stragglers": [slow], "metrics": {"loss": 0.25}})
+    'slowest: trainer 2 at 7 (permanent, 2.0x), 2 waiting, loss 0.25'
     >>> summary({"clocks": [7], "left": [], "waiting": []})
     ''
     """
     clocks = run["clocks"]
     there = [n for n in range(len(clocks)) if n not in run["left"]]
-    slowest = min(there, key=lambda n: clocks[n], default=None)
-    parts = [] if slowest is None or len(clocks) == 1 else [f"slowest: trainer {slowest} at {clocks[slowest]}"]
+    found = sorted(run.get("stragglers", ()), key=lambda finding: -(finding["factor"] or 0.0))
+    slow = next((finding for finding in found if finding["trainer"] in there), None)
+    slowest = slow["trainer"] if slow else min(there, key=lambda n: clocks[n], default=None)
+    named = f" ({kind(slow)})" if slow else ""
+    parts = [] if slowest is None or len(clocks) == 1 else [f"slowest: trainer {slowest} at {clocks[slowest]}{named}"]
+    servers = [finding for finding in found if finding["trainer"] is None and finding["server"] is not None]
+    parts += [f"server {finding['server']} is slow ({kind(finding)})" for finding in servers]
     parts += [f"{len(run['waiting'])} waiting"] if run["waiting"] else []
-    return ", ".join(parts)
+    return ", ".join([*parts, *measured(run)])
+
+
+def kind(finding: dict[str, Any]) -> str:
+    """Of a straggler, and by how much."""
+    factor = finding["factor"] or 0.0
+    return f"{finding['kind']}, {factor:.1f}x" if factor > 1 else finding["kind"]
+
+
+def measured(run: dict[str, Any]) -> list[str]:
+    """The loss as it was last, or else what is logged instead.
+
+    >>> measured({"metrics": {"auc": 0.7, "loss": 0.123456}}), measured({"metrics": {"auc": None}}), measured({})
+    (['loss 0.1235'], [], [])
+    """
+    known = {name: value for name, value in run.get("metrics", {}).items() if value is not None}
+    name = next((name for name in known if "loss" in name.lower()), next(iter(known), None))
+    return [] if name is None else [f"{name} {known[name]:.4g}"]
 
 
 # The state's own package knows neither templates nor Dask.

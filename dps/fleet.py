@@ -7,7 +7,7 @@ Everything here happens in the controller's endpoint thread; decisions are those
 frame        from the server                       what we do
 ============ ===================================== ========================================================
 SERVE        JSON server, host, port               it is up; PLACE, now and whenever the placement changes
-BEAT         request                               OK: its lease goes on
+BEAT         request; a report (`reports.py`)      OK: its lease goes on
 CAUGHT_UP    JSON table, shard, server, epoch      the joiner becomes the last of the chain
 STEPPED_DOWN JSON table, shard, epoch              the chain goes on without it, or in another order
 SUSPECT      JSON server, shards, why, epoch       who does not take ops from the one before it is taken out
@@ -24,6 +24,7 @@ from __future__ import annotations
 import collections
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from dps import config
@@ -42,6 +43,7 @@ from dps.coordination.placement import (
 )
 from dps.coordination.watch import Watch
 from dps.errors import InputError, ProtocolError, TooFewWorkersError
+from dps.reports import ServerReport
 from dps.wire import frames
 from dps.wire.frames import Header
 
@@ -94,10 +96,12 @@ class Fleet:
         self.servers: dict[int, Recruit] = {}
         self.specs: dict[str, dict[str, Any]] = {}
         self.places: dict[str, list[Place]] = {}
-        self.epoch = 0
+        self.epoch = self.failures = 0  # the latter: servers that were lost or fell silent
         self.remedy = "there is no checkpoint to restore it from"  # of a table whose last copy is gone
         self.route = b""
         self.events: collections.deque[tuple[float, str]] = collections.deque(maxlen=EVENTS)
+        self.told: Callable[[str], None] = lambda text: None  # who else is to hear of them
+        self.reported: Callable[[int, dict[str, Any]], None] = lambda number, report: None  # what beats bring
         self._watch = Watch(config.seconds("silence"), LOOK)
         self._handing: dict[tuple[str, int], tuple[Step, int, float]] = {}  # shard -> what for, since epoch, until
         self._next = 0
@@ -188,7 +192,7 @@ class Fleet:
         for server in self.servers.values():
             if server.worker == worker and not server.gone:
                 server.gone = True
-                self._note(f"server {server.number} was lost with {worker}")
+                self.note(f"server {server.number} was lost with {worker}")
         self._bury()
 
     # -- frames
@@ -210,9 +214,11 @@ class Fleet:
     def beat(self, connection: Any, header: Header, body: memoryview) -> None:
         server = self._server(connection)
         self._watch.sign(server.number, self.endpoint.now())
+        if body:
+            self._report(server.number, body)
         if server.silent:
             server.silent = False
-            self._note(f"server {server.number} is back")
+            self.note(f"server {server.number} is back")
             self._bury()  # where all copies were silent, it takes over
             self._publish()
         connection.reply(Header(frames.OK, request=header.request))
@@ -221,7 +227,7 @@ class Fleet:
         about, name, shard, p = self._about(connection, body)
         feeder = p.chain[-1:] == (connection.party.number,)
         if feeder and p.joiner == about["server"] and about["epoch"] >= p.fences[-1]:
-            self._note(f"server {p.joiner} holds shard {shard} of table {name!r}", logging.INFO)
+            self.note(f"server {p.joiner} holds shard {shard} of table {name!r}", logging.INFO)
             self._put(name, shard, appended(p, self.epoch + 1))
             self._publish()
 
@@ -257,7 +263,7 @@ class Fleet:
             joiner = None if p.joiner == who or not chain else p.joiner
             self._put(name, shard, rechained(p, chain, joiner, self.epoch + 1))
         for name, shards in out.items():
-            self._note(f"server {who} is out of step with {_named(shards)} of table {name!r}: {about['why']}")
+            self.note(f"server {who} is out of step with {_named(shards)} of table {name!r}: {about['why']}")
         if out:
             if who in self.servers:
                 self.servers[who].unfit_until = self.endpoint.now() + UNFIT
@@ -279,7 +285,8 @@ class Fleet:
         fresh = [self.servers[n] for n in silent if n in self.servers and not self.servers[n].silent]
         for server in fresh:
             server.silent = True
-            self._note(f"server {server.number} on {server.worker} is silent")
+            self.failures += 1
+            self.note(f"server {server.number} on {server.worker} is silent")
         if fresh:
             self._bury()
         changed = False
@@ -326,13 +333,22 @@ class Fleet:
                     if not new.chain:
                         gone.append(shard)
             if gone:
-                self._note(f"the last copy of {_named(gone)} of table {name!r} is gone")
+                self.note(f"the last copy of {_named(gone)} of table {name!r} is gone")
         for number in lost:
+            self.failures += not self.servers[number].silent
             self.dismiss(number)
         if changed or lost:
             self._publish()
 
     # -- inside
+
+    def _report(self, number: int, body: memoryview) -> None:
+        """What a server says of its work; nothing that may be wrong with it costs the server its lease."""
+        try:
+            self.reported(number, ServerReport.decode(body))
+        except Exception as error:
+            self.reported = lambda number, report: None
+            logger.exception("parameter server %r: nobody looks any more how busy servers are: %s", self.session, error)
 
     def _server(self, connection: Any) -> Recruit:
         if not isinstance(connection.party, Recruit):
@@ -372,9 +388,16 @@ class Fleet:
         about = {"epoch": self.epoch, "servers": addresses, "tables": heads, "remedy": self.remedy}
         self.route = frames.encode_json(about)
 
-    def _note(self, text: str, level: int = logging.WARNING) -> None:
+    def note(self, text: str, level: int = logging.WARNING) -> None:
+        """Something has happened that people may want to know."""
         logger.log(level, "parameter server %r: %s", self.session, text)
         self.events.append((time.time(), text))
+        self.told(text)
+
+    def mention(self, text: str) -> None:
+        """As `note`, of something that need not be remembered."""
+        logger.info("parameter server %r: %s", self.session, text)
+        self.told(text)
 
     def describe(self) -> dict[str, Any]:
         """Servers, tables, what happened lately."""

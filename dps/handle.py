@@ -11,6 +11,7 @@ from distributed import Client as DaskClient
 
 from dps.client import Client, Ticket
 from dps.controller import Controller
+from dps.dashboard import Surfaces
 from dps.dask_side import ask_versions, own_version
 from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, InputTypeError, NameInUseError
 from dps.server import Server
@@ -36,7 +37,7 @@ class Handle:
         self._client: Client | None = None
         try:
             ask_versions(self.dask_client, [])  # the plugin travels as names of classes, and they may mean other things
-            self.dask_client.register_plugin(Controller(Server))
+            self.dask_client.register_plugin(Controller(Server, Surfaces()))
         except ImportError as error:
             self._let_go()
             raise DPSError(f"the scheduler cannot import dps ({error}): install it there, in this version") from error

@@ -20,10 +20,14 @@ __all__ = ["BEAT", "Member"]
 logger = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds between two beats
+REPORT = 2  # beats to a report
 
 
 class Member:
-    """The link to the controller; parameters as in :class:`dps.serving.Serving`, and who takes a placement."""
+    """The link to the controller; parameters as in :class:`dps.serving.Serving`, and who takes a placement.
+
+    `tell` gives what goes with every `REPORT`-th beat; it is called with whether the connection is a new one.
+    """
 
     def __init__(
         self,
@@ -33,14 +37,17 @@ class Member:
         secret: str,
         controller: tuple[str, int],
         adopt: Callable[[dict[str, Any]], None],
+        tell: Callable[[bool], bytes],
     ):
         self.endpoint, self.number = endpoint, number
         self.lease_until = 0.0
-        self._session, self._secret, self._controller, self._adopt = session, secret, controller, adopt
+        self._session, self._secret, self._controller = session, secret, controller
+        self._adopt, self._tell = adopt, tell
         self._lease = config.seconds("lease")
         self._link: Any = None
         self._sent: dict[int, float] = {}  # beat -> when it was sent
         self._last = 0
+        self._new = False  # nothing has been told over this connection
         self._stopped = False
 
     def connect(self) -> None:
@@ -63,7 +70,9 @@ class Member:
         elif self._link is not None and self._link.open:
             self._last += 1
             self._sent[self._last] = self.endpoint.now()
-            self._link.send(Header(frames.BEAT, request=self._last, epoch=epoch))
+            body = self._tell(self._new) if self._new or self._last % REPORT == 0 else b""
+            self._new = False
+            self._link.send(Header(frames.BEAT, request=self._last, epoch=epoch, body=len(body)), (body,))
 
     def report(self, kind: int, about: dict[str, Any]) -> None:
         """Tell the controller something; lost if there is no connection, so whoever needs an effect says it again."""
@@ -73,6 +82,7 @@ class Member:
     def _up(self, link: Any) -> None:
         about = {"server": self.number, "host": self.endpoint.host, "port": self.endpoint.port}
         link.send_json(Header(frames.SERVE), about)
+        self._new = True
         self.beat(0)
 
     def _told(self, link: Any, header: Header, body: memoryview) -> None:

@@ -22,8 +22,8 @@ from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import Add, Optimizer
 from dps.training import spark
-from dps.training.open_run import OpenRun
-from dps.training.run import check, launch
+from dps.training.open_run import OpenRun, checked_bound
+from dps.training.run import check, launch, start
 
 __all__ = ["ParameterServer"]
 
@@ -222,7 +222,7 @@ class ParameterServer(Archive):
         function: Callable[..., Any],
         data: Any,
         *,
-        staleness: float = 0,
+        staleness: float | str = 0,
         trainers: int | None = None,
         retries: int = 0,
         args: tuple = (),
@@ -230,6 +230,7 @@ class ParameterServer(Archive):
         progress: bool | None = None,
         resume: bool = False,
         within: OpenRun | None = None,
+        reassign: bool = False,
     ) -> list[Any]:
         """Train: call ``function(trainer, partitions)`` on as many trainers as there are free threads, all at once.
 
@@ -241,9 +242,11 @@ class ParameterServer(Archive):
             A bag, array (row blocks) or dataframe; data that is persisted already is used where it lies. A tuple such
             as ``(X, y)`` gives partitions that are tuples. Of Spark's data, a partition is a list of records, or a
             pandas DataFrame, and the trainers are the tasks of one barrier stage.
-        staleness : int or math.inf
+        staleness : int, math.inf or "auto"
             How many iterations the fastest trainer may lead the slowest: 0 is bulk-synchronous (BSP), s is
-            stale-synchronous (SSP), ``math.inf`` is asynchronous.
+            stale-synchronous (SSP), ``math.inf`` is asynchronous. "auto" begins with 1, gives more while trainers wait
+            for transient stragglers, and takes back what makes the loss worse (``trainer.log(loss=...)``).
+            :attr:`staleness` changes it while the run goes on.
         trainers : int, optional
             Fewer than there are free threads (with Spark: slots).
         retries : int
@@ -260,6 +263,11 @@ class ParameterServer(Archive):
             trainer that is run again, :meth:`dps.Trainer.iterate` passes over what is done.
         within : OpenRun, optional
             Be one of several callers of a run that :meth:`open_run` has made, whose staleness counts.
+        reassign : bool
+            Lease the batches of each epoch to the trainers in portions, so that a slow one gets fewer of them. The
+            clock, and with it the staleness, counts epochs; each batch counts once in each, whoever works on it. For
+            Dask data, functions that go through it with :meth:`dps.Trainer.iterate`, and pushes that depend on the
+            batch alone in which keys they name, and how many they are. See *Work re-assignment* in the documentation.
 
         Returns
         -------
@@ -276,7 +284,7 @@ class ParameterServer(Archive):
             A trainer was lost with its worker, and could not be run again within ``dps.timeouts.rejoin``, or not with
             its data.
         """
-        check(staleness, trainers, retries, resume, within)
+        check(staleness, trainers, retries, resume, within, reassign)
         about = self._call("describe")
         options: dict[str, Any] = {
             "staleness": staleness,
@@ -291,9 +299,14 @@ class ParameterServer(Archive):
         }
         try:
             if spark.is_spark(data):
+                if reassign:
+                    raise InputError(
+                        "reassign=True is for Dask data: trainers cannot fetch each other's Spark partitions"
+                    )
                 results = spark.launch(self.ticket, self._call, function, data, **options)
             else:
                 serving = {server["worker"] for server in about["servers"]}
+                options["reassign"] = reassign
                 results = launch(self.dask_client, self.ticket, self._call, serving, function, data, **options)
         except BaseException:
             if within is None:
@@ -304,7 +317,7 @@ class ParameterServer(Archive):
             self._call("settle", keep=True)
         return results
 
-    def open_run(self, trainers: int, staleness: float = 0) -> OpenRun:
+    def open_run(self, trainers: int, staleness: float | str = 0) -> OpenRun:
         """Begin a run for several callers: Dask tasks, Spark's tasks and plain processes, on one clock.
 
         Parameters
@@ -321,12 +334,50 @@ class ParameterServer(Archive):
             the end of a ``with`` block, or with ``run.close()``, the run ends.
         """
         check(staleness, trainers, 0, False, None)
-        bound = None if math.isinf(staleness) else int(staleness)
-        number = self._call("start_run", trainers=trainers, staleness=bound)
+        number = start(self._call, staleness, trainers=trainers)
         return OpenRun(self.ticket, number, trainers, staleness, self._call)
 
+    @property
+    def staleness(self) -> float | None:
+        """The staleness bound of the run that goes on (or was the last); None before the first.
+
+        Set it while a run goes on, from another thread or another notebook (:meth:`attach`): a number, ``math.inf``
+        or "auto", as in :meth:`run`. Trainers learn of it at their next tick; the change is among the events of
+        :meth:`status`.
+
+        Examples
+        --------
+        >>> import threading, time
+        >>> import dask.bag as db
+        >>> def train(trainer, partitions):
+        ...     while trainer.staleness == 0:
+        ...         trainer.tick()
+        ...     return trainer.staleness
+        >>> with dps.LocalCluster(servers=1, trainers=2, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         def later():
+        ...             while ps.staleness is None:
+        ...                 time.sleep(0.01)
+        ...             ps.staleness = 4
+        ...         thread = threading.Thread(target=later)
+        ...         thread.start()
+        ...         ps.run(train, db.from_sequence(range(2)), staleness=0)
+        ...         thread.join()
+        [4.0, 4.0]
+        """
+        runs = json.loads(self._call("snapshot"))["runs"]
+        going = [run for run in runs if run["state"] == "running"] or runs
+        return (math.inf if going[0]["staleness"] is None else going[0]["staleness"]) if going else None
+
+    @staleness.setter
+    def staleness(self, value: float | str) -> None:
+        self._call("set_staleness", staleness=checked_bound(value))
+
     def status(self) -> dict[str, Any]:
-        """Servers (address, rows, bytes, requests), tables and runs (clocks, who waits), as plain values."""
+        """Servers (address, rows, bytes, requests), tables, runs (clocks, who waits) and stragglers, as plain values.
+
+        Notebooks, IPython and rich show them as tables.
+        """
         return Status.of(json.loads(self._call("status")))
 
     # -- the end

@@ -19,6 +19,7 @@ from distributed import Scheduler, Worker
 
 from dps import config
 from dps.controller import Controller
+from dps.dashboard import Surfaces
 from dps.errors import DPSError, InputError
 from dps.handle import check_name
 from dps.server import Server
@@ -45,7 +46,7 @@ async def dask_setup(process: Any, servers: int | None, copies: int, name: str) 
         check_name(name)
         if copies > (servers or 1):
             raise InputError(f"--copies {copies} of each row need as many servers, not {servers}")
-        await process.register_scheduler_plugin(Controller(Server), idempotent=True)
+        await process.register_scheduler_plugin(Controller(Server, Surfaces()), idempotent=True)
         if servers is not None:
             opening[process.id] = asyncio.create_task(_open(process, servers, copies, name))
     elif isinstance(process, Worker):

@@ -183,6 +183,7 @@ class Relay:
             part.copy.tail = forward
         if not wire.unconfirmed:
             wire.progress = self.endpoint.now()
+        forward.since = min(forward.since, self.endpoint.now())
         self.backlog += forward.nbytes
         wire.last = wire.last % 0xFFFFFFFF + 1
         wire.unconfirmed[wire.last] = forward
@@ -272,6 +273,7 @@ class Relay:
         singles = []
         for item in forward.parts:
             single = Forward(forward.header, [item], forward.keys, forward.values, list(forward.waiters))
+            single.since = forward.since
             if item[0].copy.tail is forward:
                 item[0].copy.tail = single
             singles.append(single)
@@ -400,7 +402,14 @@ class Relay:
             for c in self._copies
             if c.feed is not None and not c.feed.done
         ]
-        return {"unconfirmed": sum(len(w.unconfirmed) for w in self._wires.values()), "moves": moves}
+        return {"unconfirmed": self.unconfirmed()[0], "moves": moves}
+
+    def unconfirmed(self) -> tuple[int, int, float]:
+        """Frames on their way, their bytes, and for how many seconds the oldest has been."""
+        waiting = [wire.unconfirmed for wire in self._wires.values() if wire.unconfirmed]
+        since = [next(iter(ops.values())).since for ops in waiting]
+        age = self.endpoint.now() - min(since) if since else 0.0
+        return sum(map(len, waiting)), self.backlog, age
 
     def close(self) -> None:
         self._closed = True

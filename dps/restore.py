@@ -137,12 +137,15 @@ class Origins(NamedTuple):
         Those of the run that the checkpoint was taken of (0 trainers: of none that has ended).
     to : int
         The numbers that they get: a run that goes on takes up their ops there. Whoever still has the old ones is late.
+    ended : sequence of [first, how many]
+        Others that have ended: of portions, and of runs since.
     """
 
     known: bool = True
     first: int = 0
     trainers: int = 0
     to: int = 0
+    ended: Sequence[Sequence[int]] = ()
 
     def take_over(self, saved: dict[str, np.ndarray]) -> Ledger:
         """The ledger of a restored shard, from the saved one's arrays.
@@ -161,7 +164,8 @@ class Origins(NamedTuple):
             changes["retired"] = np.zeros((0, 2), np.int64)
         ledger = Ledger.from_arrays({**saved, **changes})
         if self.known:
-            ledger.retire(self.first, self.trainers)
+            for first, count in ((self.first, self.trainers), *self.ended):
+                ledger.retire(first, count)
         return ledger
 
 

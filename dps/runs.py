@@ -9,15 +9,18 @@ frame    from the trainer                      answer
 ======== ===================================== ========================================================
 JOIN     JSON run, trainer, incarnation,       JSON clock (to go on at), staleness, trainers,
          where, joins (how often before)       origin, attempt, incarnation (the next one for null)
-TICK     clock: iterations completed;          when it may go on: parties: trainers that count
-         count: iterations planned (0 unknown)
+TICK     clock: iterations completed;          when it may go on: parties: trainers that count,
+         count: iterations planned (0 unknown) start: the staleness + 1 (NO_BOUND: none)
+         a report, now and then (`reports.py`)
 COLLECT  JSON about (op, dtype, shape, root)   the reduced array, raw
          then the array, raw; clock and
          number: the place, see `gather.py`
 LEAVE    JSON failed (a text, or null),        nothing, when it is noted
-         seconds (compute, pull, push, wait)
+         seconds (where the time went),
+         report (the last one)
 RESERVE  JSON run, name, count                 JSON first: so many trainers' numbers, from there on;
                                                of the same name the same
+LEASE    JSON, see `portions.py`                JSON: which batches to work on
 PEEK     JSON run, trainer                     JSON incarnation, state (joined, lost, left or
                                                expected), stopped (a text, or null)
 ======== ===================================== ========================================================
@@ -37,6 +40,7 @@ for another, who is lost is not missed, who fails stops nobody. It goes on until
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +57,8 @@ from dps.errors import (
     StoppedError,
     TrainerLostError,
 )
+from dps.portions import Portions
+from dps.reports import TrainerReport
 from dps.run import Run, Waiting
 from dps.wire import frames
 from dps.wire.endpoint import Connection
@@ -60,8 +66,10 @@ from dps.wire.frames import Header
 
 __all__ = ["Run", "Runs"]
 
+logger = logging.getLogger(__name__)
+
 COLLECT_LIMIT = 1 << 24  # bytes of one trainer's part of a collective: they are for small things
-SPLIT = ("compute", "pull", "push", "wait")
+SPLIT = ("compute", "pull", "push", "wait", "serialise")
 MOST_ORIGINS, MOST_ATTEMPTS = (1 << 32) - 1, (1 << 16) - 1  # their fields in a frame hold no more
 MOST_ELASTIC = 1000  # runs that go on until they are ended
 
@@ -76,6 +84,7 @@ class Runs:
         self.session, self.now = session, now
         self.patience, self.rejoin = config.seconds("clock"), config.seconds("rejoin")
         self.runs: dict[int, Run] = {}
+        self.note: Callable[[str], None] = logger.info  # where news goes
         self._last = self._origins = 0
 
     # -- the driver's side
@@ -88,6 +97,7 @@ class Runs:
         restored: dict[str, Any] | None = None,
         partitions: Sequence[Sequence[int]] = (),
         elastic: bool = False,
+        reassign: bool = False,
     ) -> int:
         """A new run of that many trainers; its number. `collecting` are the tables that collect a clock's pushes.
 
@@ -105,6 +115,8 @@ class Runs:
         run = Run(self._last + 1, trainers, math.inf if staleness is None else staleness, clock, elastic)
         run.origin = self.allot(trainers) if restored is None else restored["origin"]
         run.partitions = [list(part) for part in partitions]
+        if reassign:
+            run.portions = Portions(run.partitions, clock, self.allot)
         self._last = run.number
         self.runs[run.number] = run
         for number in [n for n, run in self.runs.items() if run.over][:-16]:
@@ -123,7 +135,7 @@ class Runs:
         over = [run for run in self.runs.values() if run.over and not run.retired]
         for run in over:
             run.retired = True
-        return [[run.origin, run.trainers] for run in over]
+        return [origins for run in over for origins in run.origins()]
 
     def only(self) -> Run | None:
         """The run that is going on; None if there is none, or several."""
@@ -151,11 +163,32 @@ class Runs:
         return 0 if run is None or run.stopped is None or run.ended else run.number
 
     def describe(self, number: int) -> dict[str, Any]:
-        return self._run(number).describe()
+        return self.known(number).describe()
+
+    def going(self, number: int = 0) -> list[Run]:
+        """The run of that number, or all that go on and have a staleness (0)."""
+        going = [self.known(number)] if number else [run for run in self.runs.values() if not (run.over or run.elastic)]
+        if not going:
+            raise InputError(f"no run of parameter server {self.session!r} goes on whose staleness could be set")
+        return going
+
+    def set_staleness(self, staleness: float, number: int = 0, by: str = "") -> list[int]:
+        """Another bound for a run, or for all that go on (0), from now on. Returns which ones it was new to.
+
+        Trainers learn of it with the answers to their ticks; one that is too far ahead waits at its next.
+        """
+        going = self.going(number)
+        for run in going:
+            released = run.clock.set_staleness(staleness)  # refuses what is no staleness
+            if run.staleness != run.clock.staleness:
+                before, run.staleness = run.staleness, run.clock.staleness
+                self.note(f"run {run.number}: staleness {run.staleness:g}, before {before:g} {by}".rstrip())
+            self._release(run, released)
+        return [run.number for run in going]
 
     def stop(self, number: int, error: DPSError) -> None:
         """End a run: all who wait are told now, the others at their next tick."""
-        run = self._run(number)
+        run = self.known(number)
         if run.stopped is None:
             run.stopped = error
         for waiting in (*run.ticking.values(), *run.meeting.values()):
@@ -177,7 +210,7 @@ class Runs:
             incarnation = None if named is None else int(named)
         except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
             raise ProtocolError(f"a trainer's JOIN lacks its run, trainer or incarnation: {wish!r:.200}") from None
-        run = self._run(number)
+        run = self.known(number)
         if run.stopped is not None:
             raise run.stopped.with_traceback(None)  # else each one that is told adds its own
         if connection.party is not None and connection.party != (run, trainer):
@@ -202,6 +235,8 @@ class Runs:
         run.incarnations[trainer], run.attempts[trainer], run.joins[trainer] = incarnation, attempt, joins
         run.connections[trainer] = connection
         run.where[trainer] = place
+        if run.watch is not None and not again:
+            run.watch.joined(trainer, self.now())
         run.lost.pop(trainer, None)
         run.left.discard(trainer)
         run.gather.join(trainer)
@@ -209,6 +244,8 @@ class Runs:
         staleness = None if math.isinf(run.staleness) else run.staleness
         told = {"clock": clock, "staleness": staleness, "trainers": run.trainers}
         told |= {"origin": run.origin + trainer, "attempt": attempt, "incarnation": incarnation}
+        if run.portions is not None:
+            told["portions"] = run.portions.origin
         connection.reply_json(Header(frames.OK, request=header.request), told)
 
     def tick(self, connection: Connection, header: Header, body: memoryview) -> None:
@@ -216,9 +253,20 @@ class Runs:
         if header.count:
             run.planned[trainer] = header.count
         now = self.now()
+        if body:
+            run.reported(trainer, lambda: TrainerReport.decode(body), header.clock, now)
         released = run.clock.tick(trainer, header.clock, now)  # refuses one that may not tick
         run.ticking[trainer] = Waiting(connection, header, now)
+        run.passed(trainer)
         self._release(run, released)
+
+    def lease(self, connection: Connection, header: Header, body: memoryview) -> None:
+        run, trainer = self._party(connection)
+        wish = frames.decode_json(body)
+        told = run.leased(trainer, wish, self.now())
+        if wish.get("report") is not None:
+            run.reported(trainer, lambda: TrainerReport.read(wish["report"]), run.clock.clock_of(trainer), self.now())
+        connection.reply_json(Header(frames.OK, request=header.request), told)
 
     def collect(self, connection: Connection, header: Header, body: memoryview) -> None:
         run, trainer = self._party(connection)
@@ -245,11 +293,14 @@ class Runs:
             seconds = {name: float(report["seconds"][name]) for name in SPLIT}
         except (TypeError, KeyError, ValueError, OverflowError):
             raise ProtocolError(f"a trainer's LEAVE lacks its seconds: {report!r:.200}") from None
+        if (last := report.get("report")) is not None:
+            run.reported(trainer, lambda: TrainerReport.read(last), run.clock.clock_of(trainer), self.now())
         if run.elastic and report.get("failed"):
             self.disconnected(connection)  # it may be run again
         else:
             run.left.add(trainer)
             del run.connections[trainer]
+            run.returned(trainer, for_good=True)
         run.seconds[trainer] = seconds
         connection.party = None
         connection.reply(Header(frames.OK, request=header.request))
@@ -263,7 +314,7 @@ class Runs:
     def reserve(self, connection: Connection, header: Header, body: memoryview) -> None:
         wish = frames.decode_json(body)
         try:
-            run, name, count = self._run(int(wish["run"])), str(wish["name"])[:200], int(wish["count"])
+            run, name, count = self.known(int(wish["run"])), str(wish["name"])[:200], int(wish["count"])
         except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
             raise _unread("RESERVE", "run, name or count", wish, error) from None
         if run.stopped is not None:
@@ -281,7 +332,7 @@ class Runs:
     def peek(self, connection: Connection, header: Header, body: memoryview) -> None:
         wish = frames.decode_json(body)
         try:
-            run, trainer = self._run(int(wish["run"])), int(wish["trainer"])
+            run, trainer = self.known(int(wish["run"])), int(wish["trainer"])
         except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
             raise _unread("PEEK", "run or trainer", wish, error) from None
         told = {"incarnation": run.incarnations.get(trainer), "state": run.state(trainer)}
@@ -298,6 +349,7 @@ class Runs:
                 run.meeting.pop(trainer, None)
                 run.lost[trainer] = self.now()
                 run.clock.lost(trainer, run.lost[trainer])
+                run.returned(trainer)
 
     def look(self) -> None:
         """Now and then: give up the lost, answer those who have waited too long."""
@@ -330,7 +382,8 @@ class Runs:
 
     # -- inside
 
-    def _run(self, number: int) -> Run:
+    def known(self, number: int) -> Run:
+        """The run of that number."""
         run = self.runs.get(number)
         if run is None:
             raise InputError(f"parameter server {self.session!r} has no run number {number}")
@@ -348,7 +401,8 @@ class Runs:
 
     def _release(self, run: Run, trainers: list[int]) -> None:
         """Answer the ticks of trainers that may go on."""
-        told = Header(frames.OK, parties=run.trainers - len(run.left))
+        bound = int(min(run.staleness + 1, frames.NO_BOUND))
+        told = Header(frames.OK, parties=run.trainers - len(run.left), start=bound)
         for trainer in trainers:
             waiting = run.ticking.pop(trainer, None)
             if waiting is not None:

@@ -13,6 +13,7 @@ import gc
 import json
 import multiprocessing
 import threading
+import time
 from typing import Any
 
 from distributed import get_worker
@@ -22,6 +23,7 @@ from dps.checkpoint import Store
 from dps.copies import Waiter
 from dps.dask_side import host_of, linking_tls, listening_tls
 from dps.errors import MovedError
+from dps.meters import Meters, process_usage
 from dps.restore import Origins, SavedShard, fill
 from dps.saving import Saver
 from dps.serving import Serving
@@ -60,7 +62,8 @@ class Server:
             warm(spec)
         name, host = f"server-{session}-{number}", host_of(worker.address)
         self.endpoint = Endpoint(name, host, {}, tls=listening_tls(worker), connecting=linking_tls(worker))
-        self.serving = Serving(self.endpoint, session, number, secrets[1], (controller[0], controller[1]))
+        meters = Meters(time.perf_counter, process_usage)
+        self.serving = Serving(self.endpoint, session, number, secrets[1], (controller[0], controller[1]), meters)
         self.saver = Saver(self.serving, self.endpoint)
         self.endpoint.call(self._begin, session, secrets, worker)
 
@@ -131,7 +134,7 @@ class Server:
         url: str,
         name: str,
         shards: list[int],
-        origins: tuple[bool, int, int, int],
+        origins: tuple[Any, ...],
         storage_options: dict[str, Any],
     ) -> None:
         """Fill copies of a new table, not served yet, from a checkpoint."""

@@ -28,23 +28,24 @@ from dps.errors import (
     UnknownTableError,
 )
 from dps.member import BEAT, Member
+from dps.meters import Meter, Meters
 from dps.replication import Relay
+from dps.reports import ServerReport
 from dps.state.kernels import all_finite
 from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
-from dps.state.shard import DenseShard, make_shard
+from dps.state.shard import make_shard
 from dps.state.transfer import Joining
 from dps.tables import Request, Table, op_of
 from dps.wire import frames
-from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded, unpack_arrays
+from dps.wire.frames import Header, padded, unpack_arrays
 from dps.wire.session import of_servers
 
 __all__ = ["Serving"]
 
 Handler = Callable[[Any, Header, memoryview], None]
+Served = tuple[Meter, list[Part]]  # what a request was for, to be counted
 
 logger = logging.getLogger(__name__)
-
-PIECE = 1 << 19  # bytes of an answer gathered before they are passed on: the peer reads while we gather more
 
 
 class Serving:
@@ -62,19 +63,31 @@ class Serving:
         The servers'.
     controller : (str, int)
         Where the controller listens.
+    meters : Meters, optional
+        By default, times are the endpoint's.
     """
 
-    def __init__(self, endpoint: Any, session: str, number: int, secret: str, controller: tuple[str, int]):
+    def __init__(
+        self,
+        endpoint: Any,
+        session: str,
+        number: int,
+        secret: str,
+        controller: tuple[str, int],
+        meters: Meters | None = None,
+    ):
         self.endpoint, self.session, self.number = endpoint, session, number
         self.tables: dict[int, Table] = {}
         self.epoch = self.requests = 0
         self.stopped = False
+        self._mute = False  # reports have failed
         self._peers = of_servers(session)
-        self.member = Member(endpoint, self._peers, number, secret, controller, self.adopt)
+        self.meters = meters or Meters(endpoint.now)
+        self.member = Member(endpoint, self._peers, number, secret, controller, self.adopt, self._report)
         self.relay = Relay(endpoint, self._peers, secret, self.member.report)
         self.handlers: dict[int, Handler] = {
-            frames.PULL: self._pull,
-            frames.PUSH: self._push,
+            frames.PULL: self.meters.timed(self._pull),
+            frames.PUSH: self.meters.timed(self._push),
             frames.SCAN: self._scan,
             frames.STATUS: self._status,
             frames.REPLICATE: self._from_server(self._replicate),
@@ -95,9 +108,22 @@ class Serving:
 
     def _look(self) -> None:
         if not self.stopped:
+            self.meters.looked(BEAT)
             self.member.beat(self.epoch)
             self.relay.look()
             self.endpoint.later(BEAT, self._look)
+
+    def _report(self, anew: bool) -> bytes:
+        """What goes with a beat; a beat goes without, sooner than not at all."""
+        if self._mute:
+            return b""
+        try:
+            about = self.meters.report(self.tables, self.relay.unconfirmed(), len(self.endpoint.connections), anew)
+            return ServerReport.encode(about)
+        except Exception:
+            logger.exception("server %d cannot say how busy it is", self.number)
+            self._mute = True
+            return b""
 
     # -- what the controller says
 
@@ -190,15 +216,7 @@ class Serving:
 
     def describe(self) -> dict[str, Any]:
         """Tables, rows and bytes."""
-        tables = {}
-        for table in self.tables.values():
-            shards = [copy.shard for copy in table.copies.values() if not copy.joining]
-            tables[table.spec.name] = {
-                "rows": sum(len(copy.shard) for copy in table.copies.values() if copy.primary),
-                "bytes": sum(shard.nbytes for shard in shards),
-                "shards": sorted(n for n, copy in table.copies.items() if copy.primary),
-                "copies": sorted(n for n, copy in table.copies.items() if not copy.primary),
-            }
+        tables = {table.spec.name: table.describe() for table in self.tables.values()}
         about = {"server": self.number, "epoch": self.epoch, "requests": self.requests, "tables": tables}
         return {**about, "connections": len(self.endpoint.connections), **self.relay.describe()}
 
@@ -222,7 +240,7 @@ class Serving:
         keys = self._leased(header).scan(header)
         connection.reply(Header(frames.OK, request=header.request, count=len(keys)), keys.tobytes())
 
-    def _pull(self, connection: Any, header: Header, body: memoryview) -> None:
+    def _pull(self, connection: Any, header: Header, body: memoryview) -> Served:
         self.requests += 1
         table = self._leased(header)
         request = table.cut(header, body)
@@ -231,26 +249,26 @@ class Serving:
         if table.spec.aggregate is not None:
             for part in request.parts:
                 self.close_before(part.copy, header.clock)
-        self._answer(connection, header, table, request.parts)
+        table.answer(connection, header, request.parts)
+        return table.meter, request.parts
 
-    def _push(self, connection: Any, header: Header, body: memoryview) -> None:
+    def _push(self, connection: Any, header: Header, body: memoryview) -> Served:
         self.requests += 1
         if self.relay.busy:
-            self._holding(self._take_push, connection, header, body)
-        else:
-            self._take_push(connection, header, body, lambda: None)
+            return self._holding(self._take_push, connection, header, body)
+        return self._take_push(connection, header, body, lambda: None)
 
     @staticmethod
-    def _holding(function: Callable[..., None], connection: Any, header: Header, body: memoryview) -> None:
+    def _holding(function: Callable[..., Any], connection: Any, header: Header, body: memoryview) -> Any:
         """Handle a frame whose body may be needed for longer; `function` sees to its release, unless it raises."""
         body, release = connection.hold(body)
         try:
-            function(connection, header, body, release)
+            return function(connection, header, body, release)
         except BaseException:
             release()
             raise
 
-    def _take_push(self, connection: Any, header: Header, body: memoryview, release: Callable[[], None]) -> None:
+    def _take_push(self, connection: Any, header: Header, body: memoryview, release: Callable[[], None]) -> Served:
         table, count = self._table(header), header.count
         spec = table.spec
         request = table.cut(header, body)
@@ -276,7 +294,7 @@ class Serving:
                 connection.reply_error(header, waiter.error)
                 connection.transport.close()
             elif op.answer:
-                self._answer(connection, header, table, request.parts, op)
+                table.answer(connection, header, request.parts, op)
             else:
                 connection.reply(Header(frames.OK, request=header.request, count=count))
 
@@ -289,6 +307,7 @@ class Serving:
             reply()
         waiter.then(finish)
         self.relay.press(connection)
+        return table.meter, request.parts
 
     def _change(
         self, table: Table, header: Header, op: Op, request: Request, values: np.ndarray, waiter: Waiter
@@ -319,48 +338,6 @@ class Serving:
     @staticmethod
     def _close_op(table: Table, clock: int, what: int) -> Op:
         return Op(CLOSE, None, what, np.empty((0, table.spec.dim), table.dtype), clock, 1)
-
-    def _answer(
-        self, connection: Any, header: Header, table: Table, parts: list[Part], repeated: Op | None = None
-    ) -> None:
-        """Copy the rows into the connection's outgoing buffer and pass them on, piece by piece."""
-        certificate = b""
-        if header.flags & frames.CERTIFICATE:
-            certificate = frames.encode_json({p.copy.number: p.copy.shard.ledger.certificate().tolist() for p in parts})
-        nbytes = header.count * table.row_bytes
-        buffer = connection.outgoing(HEADER_SIZE + padded(nbytes))
-        view = memoryview(buffer)
-        answer = Header(frames.OK, request=header.request, count=header.count, body=padded(nbytes) + len(certificate))
-        view[:HEADER_SIZE] = encode_header(answer)
-        out = buffer[HEADER_SIZE : HEADER_SIZE + nbytes].view(table.dtype).reshape(header.count, table.spec.dim)
-        step, passed = max(1, PIECE // table.row_bytes), 0
-        for copy, keys, start, first, last in parts:
-            if repeated is not None and self._kept(copy, repeated, out[first:last]):
-                continue
-            for a in range(first, last, step):
-                b = min(a + step, last)
-                if keys is None:
-                    assert isinstance(copy.shard, DenseShard)
-                    copy.shard.pull_range(start + a - first, out[a:b])
-                else:
-                    copy.shard.pull(keys[a - first : b - first], out[a:b])
-                ready = HEADER_SIZE + b * table.row_bytes
-                if ready - passed >= PIECE:
-                    connection.write(view[passed:ready])
-                    passed = ready
-        if passed < len(view):
-            connection.write(view[passed:])
-        if certificate:
-            connection.write(certificate)
-
-    @staticmethod
-    def _kept(copy: Copy, op: Op, out: np.ndarray) -> bool:
-        """The answer that an op was given first, if it is still known."""
-        kept = copy.shard.ledger.answer(op.origin, op.clock, op.number) if op.origin else None
-        if kept is None or kept.shape != out.shape:
-            return False
-        out[:] = kept
-        return True
 
     # -- the server before us in a chain
 

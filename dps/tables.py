@@ -1,4 +1,4 @@
-"""Table: a table's copies on a server, and requests for them cut by shard."""
+"""Table: a table's copies on a server; requests for them are cut by shard here, and answered."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import numpy as np
 
 from dps.copies import Copy, Part
 from dps.errors import InputError, LimitError, MovedError, ProtocolError
+from dps.meters import Meter
 from dps.state.ops import ADD, ASSIGN, CLOSE, PUSH, RETIRE, Op, TableSpec
 from dps.state.partition import bound
+from dps.state.shard import DenseShard
 from dps.wire import frames
-from dps.wire.frames import Header
+from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded
 
 __all__ = ["Request", "Table", "op_of"]
+
+PIECE = 1 << 19  # bytes of an answer gathered before they are passed on: the peer reads while we gather more
 
 
 class Request(NamedTuple):
@@ -33,6 +37,7 @@ class Table:
         self.dtype = np.dtype(spec.dtype)
         self.row_bytes = spec.dim * spec.itemsize
         self.waits = spec.ack == "copies"
+        self.meter = Meter(spec.shards, self.row_bytes)
 
     def cut(self, header: Header, body: memoryview, primary: bool = True) -> Request:
         """A request cut by shard; refused unless this server is the primary of all of them (or need not be)."""
@@ -81,6 +86,46 @@ class Table:
         keys = self.copy(header.shard, primary=True).shard.index.keys()
         return keys[header.start : header.start + header.count]
 
+    def answer(self, connection: Any, header: Header, parts: list[Part], repeated: Op | None = None) -> None:
+        """Copy the rows into the connection's outgoing buffer and pass them on, piece by piece."""
+        certificate = b""
+        if header.flags & frames.CERTIFICATE:
+            certificate = frames.encode_json({p.copy.number: p.copy.shard.ledger.certificate().tolist() for p in parts})
+        nbytes = header.count * self.row_bytes
+        buffer = connection.outgoing(HEADER_SIZE + padded(nbytes))
+        view = memoryview(buffer)
+        answer = Header(frames.OK, request=header.request, count=header.count, body=padded(nbytes) + len(certificate))
+        view[:HEADER_SIZE] = encode_header(answer)
+        out = buffer[HEADER_SIZE : HEADER_SIZE + nbytes].view(self.dtype).reshape(header.count, self.spec.dim)
+        step, passed = max(1, PIECE // self.row_bytes), 0
+        for copy, keys, start, first, last in parts:
+            if repeated is not None and self._kept(copy, repeated, out[first:last]):
+                continue
+            for a in range(first, last, step):
+                b = min(a + step, last)
+                if keys is None:
+                    assert isinstance(copy.shard, DenseShard)
+                    copy.shard.pull_range(start + a - first, out[a:b])
+                else:
+                    copy.shard.pull(keys[a - first : b - first], out[a:b])
+                ready = HEADER_SIZE + b * self.row_bytes
+                if ready - passed >= PIECE:
+                    connection.write(view[passed:ready])
+                    passed = ready
+        if passed < len(view):
+            connection.write(view[passed:])
+        if certificate:
+            connection.write(certificate)
+
+    @staticmethod
+    def _kept(copy: Copy, op: Op, out: np.ndarray) -> bool:
+        """The answer that an op was given first, if it is still known."""
+        kept = copy.shard.ledger.answer(op.origin, op.clock, op.number) if op.origin else None
+        if kept is None or kept.shape != out.shape:
+            return False
+        out[:] = kept
+        return True
+
     def copy(self, number: int, primary: bool = False) -> Copy:
         """A shard's copy on this server, if it is there (and the primary)."""
         copy = self.copies.get(number)
@@ -89,6 +134,19 @@ class Table:
                 raise InputError(f"table {self.spec.name!r} has {self.spec.shards} shards; there is no {number}")
             raise MovedError(f"server {self.server} does not serve shard {number} of table {self.spec.name!r} now")
         return copy
+
+    def size(self) -> tuple[int, int]:
+        """Rows that this server is the primary of; bytes of all that it has."""
+        rows = sum(len(copy.shard) for copy in self.copies.values() if copy.primary)
+        return rows, sum(copy.shard.nbytes for copy in self.copies.values() if not copy.joining)
+
+    def describe(self) -> dict[str, Any]:
+        """Rows, bytes, and which copies are here."""
+        rows, nbytes = self.size()
+        primary: dict[bool, list[int]] = {True: [], False: []}
+        for number, copy in sorted(self.copies.items()):
+            primary[copy.primary].append(number)
+        return {"rows": rows, "bytes": nbytes, "shards": primary[True], "copies": primary[False]}
 
 
 def op_of(header: Header) -> Op:

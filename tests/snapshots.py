@@ -20,7 +20,7 @@ def shares(rng: np.random.Generator, count: int, slow: int | None) -> np.ndarray
 
 
 def strip(rng: np.random.Generator, trainer: int, slow: int | None, now: float, points: int = 40) -> dict[str, Any]:
-    rows = np.array([shares(rng, 1, 0 if trainer == slow else None)[0] for _ in range(points)])
+    rows = np.array([shares(rng, 2, 0 if trainer == slow else None)[0] for _ in range(points)])
     ends = now - 0.25 * np.arange(points)[::-1]
     about: dict[str, Any] = {"trainer": trainer, "time": ends.tolist(), "seconds": [0.25] * points}
     return about | {name: rows[:, i].round(4).tolist() for i, name in enumerate(SPLIT)}
@@ -147,6 +147,7 @@ def snapshot(trainers: int = 4, servers: int = 2, seed: int = 0) -> dict[str, An
         "time": now,
         "epoch": 12,
         "wanted": servers,
+        "failures": 0,
         "moves": 1,
         "runs": [run_of(rng, trainers, now)],
         "servers": [server_of(rng, n) for n in range(servers)],
@@ -188,6 +189,8 @@ def history(trainers: int = 4, servers: int = 2, seed: int = 0) -> dict[str, Any
         "run": 1,
         "began": BEGAN,
         "ended": None,
+        "state": "running",
+        "error": None,
         "staleness": 2,
         "trainers": told,
         "metrics": run["metrics"],

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import common, exchange, peers  # noqa: E402
+from benchmarks import common, exchange, peers, staleness  # noqa: E402
 from dps.state.ops import TableSpec  # noqa: E402
 from dps.state.optimizers import Adagrad  # noqa: E402
 
@@ -191,6 +191,20 @@ def test_bytes_on_the_wire_are_those_of_a_frame():
     plan = exchange.Plan(dense, 0, (), 1, 1, 0.0)
     assert exchange.wire_bytes(plan, pull, 10, 1) == (0, 120)
     assert exchange.wire_bytes(plan, push, 10, 1) == (120, 0)
+
+
+@pytest.mark.parametrize(("bound", "waited", "total"), [(0, 1, 3 + 4), (1, 0, 2 + 4), (16, 0, 2 + 4)])
+def test_simulated_trainers_wait_as_one_can_work_out_by_hand(bound, waited, total):
+    """Steps of 1 s and of 2 s: at 0 the first waits after its first step, and for its own end nobody waits."""
+    assert staleness.simulate(np.array([[1.0, 1.0], [2.0, 2.0]]), bound) == pytest.approx(waited / total)
+
+
+@pytest.mark.parametrize("bound", staleness.BOUNDS)
+def test_a_simulated_trainer_that_is_slow_for_good_keeps_the_others_waiting(bound):
+    steps = np.ones((4, 1000))
+    steps[0] = 2.0
+    lasted = 2 * (999 - bound) + 1  # the three make their last step when trainer 0 has made 999 - bound of its own
+    assert staleness.simulate(steps, bound) == pytest.approx(3 * (lasted - 1000) / (2000 + 3 * lasted))
 
 
 @pytest.mark.slow

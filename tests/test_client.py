@@ -313,7 +313,7 @@ def test_time_is_accounted_for(servers) -> None:
     with servers.client() as client:
         client.push("t", [1], 1)
         client.pull("t", [1])
-        assert set(client.seconds) == {"pull", "push", "wait"}
+        assert set(client.seconds) == {"pull", "push", "wait", "serialise"}
         assert 0 < client.seconds["pull"] < 5
         assert 0 < client.seconds["push"] < 5
 

@@ -138,6 +138,7 @@ def count_up(trainer, parts):
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_servers_come_and_go_while_trainers_train():
     with started(2, spare=2, shards=16) as (client, ps):
         number = 1500

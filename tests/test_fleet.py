@@ -558,5 +558,5 @@ def test_what_happened_is_told():
     }
     assert about["tables"]["w"]["chains"] == [(0, 1)]
     for _ in range(1000):
-        world.fleet._note("again")
+        world.fleet.note("again")
     assert len(world.fleet.describe()["events"]) <= 256

@@ -128,7 +128,7 @@ def test_defaults_are_good(client, solver, staleness):
     assert ours < 1.05 * best
     assert model.score(X[3000:], y[3000:]) == np.mean(model.predict(X[3000:]) == y[3000:])
     assert len(model.loss_curve_) == 5
-    assert set(model.seconds_) == {"compute", "pull", "push", "wait"}
+    assert set(model.seconds_) == {"compute", "pull", "push", "wait", "serialise"}
 
 
 def test_ftrl_makes_exact_zeros(client):

@@ -31,6 +31,7 @@ EXTRAS = {  # what each brings: a module of dps, or of somebody else's, that nee
     "yarn": "dps.yarn, skein",
     "jupyter": "IPython, jinja2",
     "cli": "dps.cli, rich",
+    "dashboard": "dps.dashboard, bokeh, prometheus_client",
     "complete": "dps.models, dps.demo, dps.testing, cryptography",
 }
 OF_DEVELOPERS = {"test", "docs", "bench"}

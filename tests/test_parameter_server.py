@@ -515,7 +515,7 @@ def test_status(client):
         (run,) = status["runs"]
         assert (run["clocks"], run["planned"], run["left"], run["staleness"]) == ([1, 1], [1, 1], [0, 1], 1)
         assert run["stopped"] is None
-        assert set(run["seconds"]["1"]) == {"compute", "pull", "push", "wait"}
+        assert set(run["seconds"]["1"]) == {"compute", "pull", "push", "wait", "serialise"}
 
 
 def push_ones_dense(trainer, parts):

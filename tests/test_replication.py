@@ -19,6 +19,7 @@ from dps.errors import DPSError, MovedError, RequestTimeoutError, UnknownTableEr
 from dps.replication import Relay
 from dps.serving import Serving
 from dps.state.ops import TableSpec
+from dps.tables import Table
 from dps.wire import frames
 from dps.wire.channel import Channel
 from dps.wire.frames import Header
@@ -547,7 +548,7 @@ WRONG = [
     (Serving, "_leased", "self.endpoint.now() > self.member.lease_until", "False",
      test_without_a_lease_no_replicated_rows_are_read),
     (Serving, "_take_push", "if not table.waits:", "if True:", test_who_acknowledges_when),
-    (Serving, "_kept", "if kept is None", "if kept is not None or kept is None",
+    (Table, "_kept", "if kept is None", "if kept is not None or kept is None",
      test_a_repeat_is_given_the_first_answer),
     (Serving, "_change", "fresh.append((part, copy.shard.version))", "fresh.append((part, 1))",
      test_an_acknowledged_push_is_in_the_backup),

@@ -731,6 +731,7 @@ def test_trainers_that_are_lost_for_good():
             ps.run(dies_always, client.persist(da.arange(1)))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_every_trainer_run_twice_at_once(tmp_path):
     """As Dask would if it took a worker for dead that is not: two tasks for each trainer, one after the other begun."""

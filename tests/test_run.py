@@ -213,7 +213,7 @@ def test_a_progress_bar(client, ps, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("wish", "error", "words"),
     [
-        ({"staleness": -1}, InputError, "staleness is 0, 1, 2, ... or math.inf, not -1"),
+        ({"staleness": -1}, InputError, r"staleness is 0, 1, 2, \.\.\., math\.inf or \"auto\", not -1"),
         ({"staleness": 0.5}, InputError, "not 0.5"),
         ({"staleness": math.nan}, InputError, "not nan"),
         ({"staleness": "1"}, InputError, "not '1'"),

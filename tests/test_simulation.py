@@ -189,7 +189,7 @@ def test_a_server_that_nothing_befell_is_not_given_up():
         sim.stop("controller", seconds=10.0)
         sim.sleep(15.0)
         sim.rest()
-        sim._controller.fleet._note("server 1 on server-1 is silent")
+        sim._controller.fleet.note("server 1 on server-1 is silent")
         with pytest.raises(AssertionError, match="nothing had befallen"):
             sim.rest()
 

@@ -74,7 +74,7 @@ def test_fewer_trainers(spark, ps, table):
     assert counts(ps, table) == [0] * 10 + [1] * 20 + [0] * 90
 
 
-@pytest.mark.parametrize("partitions", [2, 5])
+@pytest.mark.parametrize("partitions", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_dataframe(spark, ps, table, partitions):
     frame = spark.range(100, numPartitions=partitions).where("id >= 20 or id < 10 or id = 12")
     told = ps.run(programs.count, frame, staleness=math.inf, args=(table,))
@@ -214,6 +214,7 @@ def test_trainers_that_come_and_go_cannot_meet(spark, ps):
         dps.spark.map_partitions_with_ps(rdd, programs.meet, ps).collect()
 
 
+@pytest.mark.slow
 def test_partitions_that_one_task_computes(spark, ps, table):
     rdd = spark.sparkContext.range(100, numSlices=4)
     counted = dps.spark.map_partitions_with_ps(rdd, programs.count_each, ps, args=(table,))

@@ -130,7 +130,7 @@ STEADY = {"aggregate": True, "batch_size": 50, "epochs": 3}
 
 
 @on_spark
-@pytest.mark.parametrize("kind", ["dense", "sparse", "three classes"])
+@pytest.mark.parametrize("kind", [pytest.param("dense", marks=pytest.mark.slow), "sparse", "three classes"])
 def test_the_same_numbers_as_on_dask(spark, ps, client, kind):
     rows, y = gaussian(3) if kind == "three classes" else (X, Y)
     vectors = sparse_vectors(rows) if kind == "sparse" else map(Vectors.dense, rows)
@@ -178,6 +178,7 @@ def test_raw_columns_are_hashed_as_those_of_other_frames(spark, ps, client):
     assert ours.score(frame[["site", "visit", "hits"]], frame["y"]) > 0.7
 
 
+@pytest.mark.slow
 @on_spark
 def test_servers_for_one_fit_and_more_partitions_than_slots(spark):
     blocks = [(scipy.sparse.csr_matrix(X[n::5]), Y[n::5]) for n in range(5)]
@@ -239,6 +240,7 @@ def test_a_pipeline_is_trained_judged_saved_and_loaded(spark, ps, tmp_path):
     assert (unfitted.uid, unfitted.getPredictionCol(), unfitted.getMaxIter()) == (estimator.uid, "guess", 3)
 
 
+@pytest.mark.slow
 @on_spark
 def test_cross_validation_chooses(spark, ps):
     frame = halves(spark, map(Vectors.dense, X), Y).cache()
@@ -273,6 +275,7 @@ def test_what_is_refused(spark, ps, make, label, message):
     assert ps.tables.keys() == before
 
 
+@pytest.mark.slow
 @on_spark
 def test_columns_that_a_pipeline_cannot_take(spark, ps):
     frame, before = halves(spark, map(Vectors.dense, X[:20]), 2 * Y[:20] - 1), ps.tables.keys()
@@ -283,6 +286,7 @@ def test_columns_that_a_pipeline_cannot_take(spark, ps):
     assert ps.tables.keys() == before
 
 
+@pytest.mark.slow
 @on_spark
 def test_labels_that_were_not_seen(spark, ps):
     rows, y = gaussian(3)

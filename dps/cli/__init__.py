@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 from dask.cli import CONTEXT_SETTINGS
 
-from dps.cli import servers, tables, train
+from dps.cli import servers, tables, top, train
 
 __all__ = ["ps"]
 
@@ -25,5 +25,5 @@ def ps() -> None:
     """
 
 
-for command in (*servers.COMMANDS, *tables.COMMANDS, train.train):
+for command in (*servers.COMMANDS, *tables.COMMANDS, top.top, train.train):
     ps.add_command(command)

@@ -18,7 +18,7 @@ import dps
 from dps import config
 from dps.errors import ControllerGoneError, DPSError
 
-__all__ = ["Answer", "Table", "Where", "absolute", "attached", "command"]
+__all__ = ["Answer", "Table", "Where", "absolute", "attached", "command", "live"]
 
 PEM = click.Path(exists=True, dir_okay=False, resolve_path=True)
 CELL = str | int | float | None
@@ -88,16 +88,28 @@ def command(function: Callable[..., Answer]) -> click.Command:
     """
 
     @functools.wraps(function)
-    def run(as_json: bool, **given: Any) -> None:
-        where = Where(**{field: given.pop(field) for field in Where._fields})
-        try:
-            answer = function(where, **given)
-        except (DPSError, OSError, ValueError) as error:
-            raise click.ClickException(" ".join(str(error).split())) from error
+    def run(where: Where, as_json: bool, **given: Any) -> None:
+        answer = function(where, **given)
         if as_json:
             click.echo(json.dumps(answer.data, indent=2))
         else:
             show(answer.text)
+
+    return live(run)
+
+
+def live(function: Callable[..., None]) -> click.Command:
+    """The same for a function that prints by itself: it is also told whether JSON is wanted, as `as_json`."""
+
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        where = Where(**{field: given.pop(field) for field in Where._fields})
+        try:
+            function(where, **given)
+        except BrokenPipeError:  # `| head` has seen enough: click ends it quietly
+            raise
+        except (DPSError, OSError, ValueError) as error:
+            raise click.ClickException(" ".join(str(error).split())) from error
 
     options = [
         click.option(

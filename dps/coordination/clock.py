@@ -190,6 +190,10 @@ class Clock:
         """Those that have waited for `timeout` seconds or more."""
         return [trainer for trainer, since in self._waiting.items() if now - since >= timeout]
 
+    def ages(self, now: float) -> list[float]:
+        """Seconds since each trainer's last sign; for one that never joined, since the first one did."""
+        return [self._age(n, now) for n in range(self.trainers)]
+
     def slowest(self, now: float, most: int = 3) -> list[tuple[int, int, float]]:
         """Up to `most` of the slowest that count: (trainer, clock, seconds since its last sign).
 

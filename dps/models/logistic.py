@@ -83,7 +83,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     loss_curve_ : list of float
         Mean training loss of each epoch, as seen while training.
     seconds_ : dict
-        Trainers' time, summed: "compute", "pull", "push", "wait".
+        Trainers' time, summed: "compute", "pull", "push", "wait", "serialise".
 
     Examples
     --------
@@ -276,7 +276,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         self.classes_, self.n_features_in_ = found, layout.features
         if layout.columns is not None:
             self.feature_names_in_ = np.array(layout.columns, object)
-        self.loss_curve_, self.seconds_ = [], dict.fromkeys(("compute", "pull", "push", "wait"), 0.0)
+        self.loss_curve_, self.seconds_ = [], dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 0.0)
         self._batch = self.batch_size or min(BATCH, max(1, seen.rows // STEPS))
         outputs, tag = 1 if len(found) == 2 else len(found), uuid.uuid4().hex[:8]
         together = ("sum" if self.solver == "ftrl" else "mean") if self.aggregate else None
@@ -399,6 +399,7 @@ def train(trainer: dps.Trainer, pieces: list[Any], plan: Plan) -> tuple[np.ndarr
     losses = np.zeros((plan.epochs, 2))
     for X, y in trainer.iterate(parts, plan.epochs, plan.batch_size, plan.shuffle):
         loss = learn(trainer, X, y, plan)
+        trainer.log(loss=loss)
         losses[trainer.clock // steps] += loss * len(y), len(y)
     return losses, trainer.split()
 

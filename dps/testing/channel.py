@@ -13,10 +13,12 @@ from dps.testing.network import END, End, Network
 from dps.testing.world import Main, Party, Task, Timer
 from dps.training.trainer import Trainer
 from dps.wire import frames
-from dps.wire.channel import SLICE, Channel, Request, Sink
+from dps.wire.channel import SLICE, Channel, Request, Sink, Traffic
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 
 __all__ = ["SimChannel", "SimClient", "SimTrainer"]
+
+FETCH = 0.02  # seconds, at most, that it takes to get another trainer's partition
 
 
 class SimChannel(Channel, End):
@@ -34,7 +36,7 @@ class SimChannel(Channel, End):
     ):
         End.__init__(self, host)
         self.what, self.closed, self.idle = what, False, idle
-        self._gone = gone
+        self._gone, self.traffic = gone, Traffic()
         self._requests: dict[int, Request] = {}
         self._next = 1
         self._reading = None
@@ -61,8 +63,8 @@ class SimChannel(Channel, End):
 
     # -- out
 
-    def exchange(self, header: Header, deadline: float) -> Header:
-        return self._header_of(self.ask(header), deadline)
+    def exchange(self, header: Header, deadline: float, body: bytes = b"") -> Header:
+        return self.ask(header, body).answer(deadline)
 
     def send(self, header: Header, pieces: Iterable[Any], sink: Sink | None = None, size: int = 0) -> Request:
         if self.closed:
@@ -70,6 +72,7 @@ class SimChannel(Channel, End):
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
         request = self._requests[number] = Request(self, sink, size)
+        self.traffic.sent += HEADER_SIZE + header.body
         frame = bytearray(encode_header(header, number))
         for piece in pieces:
             frame += memoryview(piece).cast("B")
@@ -85,7 +88,8 @@ class SimChannel(Channel, End):
 
     def _drain(self) -> None:
         """Wait until all has left; read meanwhile, or the other side might never take it."""
-        unsent, deadline = self.outward.unsent, self.host.now() + self._patience
+        unsent, began = self.outward.unsent, self.host.now()
+        deadline = began + self._patience
         while self.outward.unsent:
             if self.outward.unsent < unsent:
                 unsent, deadline = self.outward.unsent, self.host.now() + self._patience
@@ -93,12 +97,14 @@ class SimChannel(Channel, End):
                 raise RequestTimeoutError(f"{self.what} has taken no bytes for {self._patience:g} s")
             self._wait(SLICE)
             self._take_all()
+        self.traffic.stall(self.host.now() - began)
 
     # -- in
 
     def read_until(self, request: Request, deadline: float) -> None:
         if self.closed:
             raise self._gone(f"the connection to {self.what} is closed")
+        began = self.host.now()
         try:
             self._take_all()
             while not request.done:
@@ -111,6 +117,8 @@ class SimChannel(Channel, End):
         except BaseException as error:
             self._break(error)
             raise
+        finally:
+            self.traffic.blocked += self.host.now() - began
 
     def _wait(self, seconds: float) -> bool:
         """Wait, up to so long, until something has arrived or left; whether it has."""
@@ -156,6 +164,8 @@ class SimChannel(Channel, End):
         if header.body != frames.padded(request.size):
             raise ProtocolError(f"{self.what} answered {header.body} bytes where {request.size} were asked for")
         del self._requests[header.request]
+        self.traffic.answers += 1
+        self.traffic.received += len(frame)
         start = 0
         while request.size:
             view = request.sink.buffer()
@@ -211,3 +221,8 @@ class SimTrainer(_Simulated, Trainer):
         if self._compute:
             self._host.sleep(self._compute * self._host.slowness * self._host.world.random.uniform(0.5, 1.5))
         return super().tick()
+
+    def fetch(self, partition: Any) -> Any:
+        """Another trainer's partition, from where it lies."""
+        self._host.sleep(self._host.world.random.uniform(0.0, FETCH))
+        return partition

@@ -61,7 +61,9 @@ class SimController:
         self.endpoint.handlers.update(self.fleet.handlers)
         runs = self.runs
         self.endpoint.handlers.update({frames.JOIN: runs.join, frames.TICK: runs.tick})
-        self.endpoint.handlers.update({frames.COLLECT: runs.collect, frames.LEAVE: runs.leave})
+        self.endpoint.handlers.update(
+            {frames.COLLECT: runs.collect, frames.LEAVE: runs.leave, frames.LEASE: runs.lease}
+        )
         self.endpoint.handlers[frames.ROUTE] = self._route
         for _ in range(servers):
             self._start_server().ready = True
@@ -212,9 +214,9 @@ class SimController:
         self.fleet.publish_table(spec.to_dict(), places)
         return spec
 
-    def start_run(self, trainers: int, staleness: int | None) -> int:
+    def start_run(self, shares: list[list[int]], staleness: int | None, reassign: bool = False) -> int:
         collecting = [name for name, spec in self.fleet.specs.items() if spec["aggregate"] is not None]
-        run = self.runs.start(trainers, staleness, collecting)
+        run = self.runs.start(len(shares), staleness, collecting, partitions=shares, reassign=reassign)
         if collecting:
             self.settle(keep=False)
         return run

@@ -19,6 +19,7 @@ from dps.testing.network import Network
 from dps.testing.roles import SECRET, SESSION, SimController
 from dps.testing.world import Party, StuckError, World
 from dps.training.data import share
+from dps.training.portions import Portions
 
 __all__ = ["Simulation"]
 
@@ -28,8 +29,8 @@ DASK_NOTICES = 0.02  # seconds in which Dask learns that a worker process has en
 class Job:
     """One `run`: what its trainers do, and what became of them."""
 
-    def __init__(self, function: Callable[..., Any], shares: list[list[Any]], args: tuple, kwargs: dict[str, Any]):
-        self.function, self.shares, self.args, self.kwargs = function, shares, args, kwargs
+    def __init__(self, function: Callable[..., Any], data: Sequence[Any], shares: list[list[int]], reassign: bool):
+        self.function, self.data, self.shares, self.reassign = function, data, shares, reassign
         self.number = 0
         self.results: list[Any] = [None] * len(shares)
         self.left = set(range(len(shares)))  # trainers whose function has not returned
@@ -155,6 +156,7 @@ class Simulation:
         staleness: float = 0,
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
+        reassign: bool = False,
     ) -> list[Any]:
         """Train, as :meth:`dps.ParameterServer.run` does.
 
@@ -167,6 +169,7 @@ class Simulation:
         staleness : int or math.inf
         args, kwargs
             More arguments for `function`.
+        reassign : bool
 
         Returns
         -------
@@ -181,8 +184,8 @@ class Simulation:
             Not over after `timeout` virtual seconds.
         """
         shares = share([[]] * len(data), self._trainers[: len(data)])
-        job = Job(function, [[data[n] for n in mine] for mine in shares], args, kwargs or {})
-        job.number = self._controller.start_run(len(shares), None if math.isinf(staleness) else int(staleness))
+        job = Job(lambda trainer, parts: function(trainer, parts, *args, **kwargs or {}), data, shares, reassign)
+        job.number = self._controller.start_run(shares, None if math.isinf(staleness) else int(staleness), reassign)
         self._job, self._attempts = job, {}
         for number in range(len(shares)):
             self._begin(job, number, 0)
@@ -365,7 +368,10 @@ class Simulation:
         try:
             trainer = SimTrainer(self._network, host, self._ticket, job.number, number, attempt, self._compute)
             self._clients.append(trainer)
-            result = job.function(trainer, job.shares[number], *job.args, **job.kwargs)
+            parts = [job.data[n] for n in job.shares[number]]
+            if job.reassign:
+                trainer._portions = Portions(trainer, job.shares, parts, lambda n: trainer.fetch(job.data[n]))
+            result = job.function(trainer, parts)
             trainer.leave()
         except Exception as error:
             failure = error

@@ -16,7 +16,7 @@ import numpy as np
 
 from dps.errors import InputError
 
-__all__ = ["Batches", "iterate_partition", "row_count"]
+__all__ = ["Batches", "iterate_partition", "row_count", "rows"]
 
 
 def _kind(value: Any) -> str:
@@ -65,6 +65,14 @@ def row_count(partition: Any) -> int | None:
             " (were they cut at different places? dask: X.chunks, y.chunks)"
         )
     return int(rows[0])
+
+
+def rows(batch: Any) -> int:
+    """Rows of a batch; 0 where that means nothing."""
+    try:
+        return row_count(batch) or 0
+    except InputError:  # an item of a list, which may be anything
+        return 0
 
 
 def _checked_size(batch_size: int | None) -> int | None:
@@ -192,6 +200,7 @@ class Batches(Sequence):
         self.seed = None if shuffle is None or shuffle is False else 0 if shuffle is True else int(shuffle)
         self._partitions: Sequence | None = partitions
         self._cut: list = []
+        self._rows: list[int] = []
 
     @property
     def batches(self) -> list:
@@ -200,6 +209,12 @@ class Batches(Sequence):
             self._cut = [b for partition in self._partitions for b in iterate_partition(partition, self.batch_size)]
             self._partitions = None
         return self._cut
+
+    def rows(self, index: int) -> int:
+        """How many rows a batch of an epoch has; 0 for what has none that could be counted."""
+        if len(self._rows) != len(self.batches):
+            self._rows = [rows(batch) for batch in self.batches]
+        return self._rows[index]
 
     def order(self, epoch: int) -> np.ndarray:
         """Numbers of the batches in the order of that epoch."""

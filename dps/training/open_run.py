@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,15 @@ from dps.training.trainer import Trainer
 from dps.wire import frames
 from dps.wire.frames import Header
 
-__all__ = ["OpenRun"]
+__all__ = ["OpenRun", "checked_bound"]
+
+
+def checked_bound(staleness: float | str) -> float | str | None:
+    """A staleness as it travels: None is no bound. Refuses what is neither a number of clocks nor "auto"."""
+    whole = isinstance(staleness, numbers.Real) and staleness >= 0 and staleness in (math.inf, staleness // 1)
+    if staleness != "auto" and (not whole or isinstance(staleness, bool)):
+        raise InputError(f'staleness is 0, 1, 2, ..., math.inf or "auto", not {staleness!r}')
+    return staleness if isinstance(staleness, str) else None if math.isinf(staleness) else int(staleness)
 
 
 class OpenRun:
@@ -34,7 +43,7 @@ class OpenRun:
         Of the run, as ``ps.status()`` shows it.
     trainers : int
         How many it has, all callers together.
-    staleness : float
+    staleness : float or "auto"
         How many iterations the fastest may lead the slowest.
 
     Examples
@@ -56,14 +65,27 @@ class OpenRun:
         ticket: Ticket,
         number: int,
         trainers: int,
-        staleness: float = math.inf,
+        staleness: float | str = math.inf,
         call: Callable[..., Any] | None = None,
     ):
-        self.ticket, self.number, self.trainers, self.staleness = ticket, number, trainers, staleness
+        self.ticket, self.number, self.trainers, self._staleness = ticket, number, trainers, staleness
         self._call = call
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return OpenRun, (self.ticket, self.number, self.trainers, self.staleness)
+        return OpenRun, (self.ticket, self.number, self.trainers, self._staleness)
+
+    @property
+    def staleness(self) -> float | str:
+        """The bound, as it was set here last. Set it while the run goes on: as `ps.staleness`, for this run alone."""
+        return self._staleness
+
+    @staleness.setter
+    def staleness(self, value: float | str) -> None:
+        bound = checked_bound(value)
+        if self._call is None:
+            raise InputError(f"run {self.number} has its bound set where it was opened: this is a copy")
+        self._call("set_staleness", staleness=bound, run=self.number)
+        self._staleness = value
 
     def __repr__(self) -> str:
         about = f"{self.trainers} trainers, staleness {self.staleness}"

@@ -8,8 +8,6 @@ What becomes of the tasks is in `tasks.py`.
 from __future__ import annotations
 
 import json
-import math
-import numbers
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +17,10 @@ from distributed import Client
 from dps import config
 from dps.client import Ticket
 from dps.dask_side import ask_versions
-from dps.errors import InputError, TooFewWorkersError, by_name
+from dps.errors import DPSError, InputError, TooFewWorkersError, by_name
 from dps.training.data import partitions, share
-from dps.training.open_run import OpenRun
+from dps.training.open_run import OpenRun, checked_bound
+from dps.training.portions import Stock
 from dps.training.progress import ProgressBar
 from dps.training.tasks import Job, Seat, Stopped, Tasks, choosing, free_threads, holders, lack, spread
 
@@ -41,7 +40,7 @@ def launch(
     function: Callable,
     data: Any,
     *,
-    staleness: float,
+    staleness: float | str,
     trainers: int | None,
     retries: int,
     args: tuple,
@@ -50,6 +49,7 @@ def launch(
     resume: bool,
     restored: dict[str, Any] | None,
     within: OpenRun | None,
+    reassign: bool,
 ) -> list[Any]:
     """Run `function` on trainers over `data`; what :meth:`dps.ParameterServer.run` does.
 
@@ -69,14 +69,16 @@ def launch(
     try:
         with choosing(client):
             lying = holders(client, [list(row) for row in rows])
-            shares = resumed(restored, trainers, len(rows)) if resume else None
+            shares = resumed(restored, trainers, len(rows), reassign) if resume else None
             slots = choose(client, serving, ticket.session, lying, trainers if shares is None else len(shares))
             ask_versions(client, sorted(set(slots)))
             shares = shares or share(lying, slots)
             parts = [[rows[n] if isinstance(data, tuple) else rows[n][0] for n in mine] for mine in shares]
-            run, first = begin(call, staleness, shares, resume, within)
+            run, first = begin(call, staleness, shares, resume, within, reassign)
             seats = [Seat(first + n, *seat) for n, seat in enumerate(zip(slots, parts, strict=True))]
-            tasks = Tasks(client, Job(ticket, run, function, args, kwargs, retries), serving, seats)
+            keys = [[future.key for future in row] for row in rows]
+            stock = Stock(keys, shares, isinstance(data, tuple)) if reassign else None
+            tasks = Tasks(client, Job(ticket, run, function, args, kwargs, retries, stock), serving, seats)
             tasks.start()
         with ProgressBar(progress) as bar:
             watch(tasks, seen, stop, bar)
@@ -88,35 +90,67 @@ def launch(
         raise
 
 
-def check(staleness: float, trainers: int | None, retries: int, resume: bool, within: OpenRun | None) -> None:
+def check(
+    staleness: float | str,
+    trainers: int | None,
+    retries: int,
+    resume: bool,
+    within: OpenRun | None,
+    reassign: bool = False,
+) -> None:
     """Refuse what no run can be asked for."""
-    whole = isinstance(staleness, numbers.Real) and staleness >= 0 and staleness in (math.inf, staleness // 1)
-    if not whole or isinstance(staleness, bool):
-        raise InputError(f"staleness is 0, 1, 2, ... or math.inf, not {staleness!r}")
+    checked_bound(staleness)
     if trainers is not None and (not isinstance(trainers, int) or isinstance(trainers, bool) or trainers < 1):
         raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {trainers!r}")
     if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
         raise InputError(f"retries is 0 or more, not {retries!r}")
     if resume and within is not None:
         raise InputError("resume=True goes on with a run of one caller: it cannot be part of another (within=)")
+    if reassign and within is not None:
+        raise InputError("reassign=True leases the batches of one caller's data: it cannot be part of a run (within=)")
+
+
+def start(call: Callable[..., Any], staleness: float | str, **fields: Any) -> int:
+    """A new run; its number. With "auto" it begins with a staleness of 1."""
+    bound = checked_bound(staleness)
+    run: int = call("start_run", staleness=1 if bound == "auto" else bound, **fields)
+    if bound == "auto":
+        try:
+            call("set_staleness", staleness="auto", run=run)
+        except DPSError:
+            call("end_run", run=run)
+            raise
+    return run
 
 
 def begin(
-    call: Callable[..., Any], staleness: float, shares: list[list[int]], resume: bool, within: OpenRun | None
+    call: Callable[..., Any],
+    staleness: float | str,
+    shares: list[list[int]],
+    resume: bool,
+    within: OpenRun | None,
+    reassign: bool = False,
 ) -> tuple[int, int]:
     """A run for so many trainers, or their part of one that is open: its number, and that of their first."""
     if within is not None:
         return within.number, within.reserve(len(shares))
-    bound = None if math.isinf(staleness) else int(staleness)
-    return call("start_run", trainers=len(shares), staleness=bound, partitions=shares, resume=resume), 0
+    about = {"trainers": len(shares), "partitions": shares, "resume": resume, "reassign": reassign}
+    return start(call, staleness, **about), 0
 
 
-def resumed(restored: dict[str, Any] | None, trainers: int | None, partitions: int) -> list[list[int]]:
+def resumed(
+    restored: dict[str, Any] | None, trainers: int | None, partitions: int, reassign: bool = False
+) -> list[list[int]]:
     """Which partitions each trainer had in the run that was restored."""
     if restored is None:
         raise InputError(
             "there is nothing to go on with: restore a checkpoint that was taken while one run went on, all its "
             "tables, and then begin with ps.run(..., resume=True)"
+        )
+    if (was := bool(restored.get("reassign"))) != reassign:
+        raise InputError(
+            f"the run that was restored had reassign={was}, and this one has reassign={reassign}: with it the clock "
+            f"counts epochs, and without it batches; go on with reassign={was}"
         )
     before: list[list[int]] = restored["partitions"]
     for what, old, new in (

@@ -172,7 +172,7 @@ def launch(
     function: Callable,
     data: Any,
     *,
-    staleness: float,
+    staleness: float | str,
     trainers: int | None,
     retries: int,
     args: tuple,

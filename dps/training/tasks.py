@@ -21,6 +21,7 @@ from distributed import Client, Future, KilledWorker, Lock, get_worker
 from dps import config
 from dps.client import Ticket
 from dps.errors import ControllerGoneError, StoppedError, TrainerLostError
+from dps.training.portions import Portions, Stock
 from dps.training.trainer import Trainer
 
 __all__ = ["Job", "Seat", "Stopped", "Tasks", "choosing", "free_threads", "holders", "lack", "spread"]
@@ -40,6 +41,7 @@ class Job(NamedTuple):
     args: tuple
     kwargs: dict[str, Any]
     retries: int
+    stock: Stock | None = None  # all partitions, where work is re-assigned
 
 
 class Stopped(NamedTuple):
@@ -60,6 +62,8 @@ def train(job: Job, number: int, parts: list) -> Any:
         trainer = Trainer(job.ticket, job.run, number, state.run_id, worker.address, cancelled)
     except StoppedError as error:
         return Stopped(str(error))
+    if (stock := job.stock) is not None:
+        trainer._portions = Portions(trainer, stock.shares, parts, lambda n: stock.fetch(n, trainer._check))
     try:
         result = job.function(trainer, parts, *job.args, **job.kwargs)
         trainer.leave()

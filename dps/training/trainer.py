@@ -16,6 +16,7 @@ A connection to the controller that breaks is made anew and joins anew; then wha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ import numpy as np
 from dps import config
 from dps.client import Change, Client, Ticket
 from dps.errors import ControllerGoneError, InputError, StoppedError
+from dps.reports import TrainerReport
 from dps.training.batches import Batches
 from dps.transfers import TableRoute
 from dps.wire import frames
@@ -68,7 +70,7 @@ class Trainer(Client):
     attempt : int
         How many attempts at this trainer there were before this one.
     staleness : float
-        How far the fastest trainer may lead the slowest; ``math.inf`` for no bound.
+        How far the fastest trainer may lead the slowest; ``math.inf`` for no bound. It may change in a run.
     trainers : int
         How many the run began with.
 
@@ -91,6 +93,7 @@ class Trainer(Client):
     """
 
     _has_left = False
+    _portions: Any = None  # where batches come from, with reassign=True (`portions.py`)
 
     def __init__(
         self,
@@ -112,11 +115,11 @@ class Trainer(Client):
             "joins": 0,
         }
         self._cancelled = cancelled
-        self._ticked: Request | None = None
+        self._ticked: Request | None = None  # a tick whose answer is still to be read
+        self._report: TrainerReport | None = None  # goes with all that is sent until something is answered
         self._calls = 0  # collectives called at this clock
         self._planned = 0
         self._clock_patience = config.seconds("clock") + GRACE
-        self._began = self._now()
         self.clock = self._reached = 0  # the latter by an attempt before this one
         try:
             with self._lock:
@@ -126,7 +129,9 @@ class Trainer(Client):
             self._wish["incarnation"] = int(answer["incarnation"])
             self.staleness = math.inf if answer["staleness"] is None else float(answer["staleness"])
             self.trainers = self.parties = int(answer["trainers"])
+            self.meter.start(self.trainers, self._now())
             self._reached = int(answer["clock"])
+            self._first_portion = int(answer.get("portions", 0))  # its origin
             if self._reached:
                 self._pass(self._reached)
         except BaseException:
@@ -153,6 +158,8 @@ class Trainer(Client):
         StoppedError, TrainerLostError
             The run has ended early.
         """
+        if self._portions is not None:
+            self._portions.outside("tick")
         self._check()
         self.wait()  # a tick says that all pushes of the iteration are on the servers
         if self.clock >= self._reached:
@@ -166,8 +173,12 @@ class Trainer(Client):
         epochs: int = 1,
         batch_size: int | None = None,
         shuffle: int | None = None,
+        prepare: Callable[[Any], Any] | None = None,
     ) -> Iterator[Any]:
         """Yield batch after batch, ticking the clock after each; goes on where the clock stands after a restart.
+
+        In a run with ``reassign=True`` it ticks after each epoch instead, and batches of other trainers may be among
+        those of this one.
 
         Parameters
         ----------
@@ -179,6 +190,8 @@ class Trainer(Client):
             Rows in a batch; whole partitions by default.
         shuffle : int, optional
             Seed by which the order of the batches is shuffled, anew for each epoch.
+        prepare : callable, optional
+            What is to be done to each partition before it is cut, once.
 
         Yields
         ------
@@ -186,14 +199,51 @@ class Trainer(Client):
             A batch: rows of a partition; of a partition ``(X, y)``, a pair. The same objects in every epoch, so that
             :func:`dps.localize` does its work once.
         """
+        if self._portions is not None:
+            yield from self._portions.iterate(partitions, epochs, batch_size, shuffle, prepare)
+            return
+        partitions = partitions if prepare is None else [prepare(partition) for partition in partitions]
         batches = Batches(partitions, epochs, batch_size, shuffle)
         self._planned = self.clock + len(batches)
         skipped = min(max(0, self._reached - self.clock), len(batches))
         if skipped:
             self._move(self.clock + skipped)
-        for _, _, batch in batches.iterate(skipped):
+        for _, index, batch in batches.iterate(skipped):
             yield batch
+            self.meter.rows += batches.rows(index)
             self.tick()
+
+    def log(self, **metrics: Any) -> None:
+        """Tell whoever watches the run numbers of your own, such as the loss.
+
+        They travel with the next tick that has a report; of several values of a name, the mean is shown.
+
+        Parameters
+        ----------
+        **metrics : float
+            By name, up to 32 names in a run; Python or numpy scalars, or arrays of one number without axes. One that is
+            not finite is shown as such, and left out of the means.
+
+        Raises
+        ------
+        InputError
+            What is given is no number, or one name too many.
+
+        Examples
+        --------
+        >>> def train(trainer, partitions):
+        ...     for X in trainer.iterate(partitions, batch_size=5):
+        ...         trainer.log(loss=((X - 0.5) ** 2).mean())
+        >>> import dask.array as da
+        >>> from distributed import Client
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with Client(cluster) as client, dps.ParameterServer(client) as ps:
+        ...     ps.run(train, da.ones(20, chunks=10))
+        [None]
+        >>> cluster.close()
+        """
+        for name, value in metrics.items():
+            self.meter.log(name, value)
 
     # -- small collectives
 
@@ -229,19 +279,19 @@ class Trainer(Client):
     def _meet(self, op: str, array: np.ndarray, **about: Any) -> np.ndarray:
         if array.dtype.kind not in "biufc":
             raise InputError(f"{op} takes arrays of numbers, not {array.dtype}")
+        if self._portions is not None:
+            self._portions.outside(op)
         self._check()
         self.wait()
-        began = self._now()
         about = {"op": op, "dtype": array.dtype.str, "shape": list(array.shape), **about}
         text = frames.encode_json(about)
         raw = np.ascontiguousarray(array).tobytes()
         body = text + raw.ljust(frames.padded(len(raw)), b"\0")
         header = Header(frames.COLLECT, clock=self.clock, number=self._calls, count=len(text))
         self._calls += 1
-        deadline = self._now() + self._clock_patience
-        with self._lock:
+        with self._lock, self._waiting() as began:
+            deadline = began + self._clock_patience
             answer = self._again(lambda: self._controller().ask(header, body).result(deadline).body)
-        self.seconds["wait"] += self._now() - began
         return np.frombuffer(bytearray(answer), array.dtype, array.size).reshape(array.shape)
 
     # -- the end
@@ -251,38 +301,77 @@ class Trainer(Client):
         if failed is None:
             self.wait()
             waited, self._ticked = self._ticked, None
-            if waited is not None and not self._has_come(waited):
+            come = waited is None or self._has_come(waited)
+            if not come or self._report is not None:  # before the last one, or that would be taken for a late one
                 self._pass(self.clock)
-        report = {"failed": failed, "seconds": self.split()}
-        self._ask_controller(Header(frames.LEAVE), report)
+        now = self._now()
+        told = {"failed": failed, "seconds": self.meter.split(now), "report": self.meter.take(now).asdict()}
+        self._ask_controller(Header(frames.LEAVE), told)
         self._has_left = True
         self.close()
 
     def split(self) -> dict[str, float]:
-        """Where the time since joining went, in seconds: "compute", "pull", "push", "wait"."""
-        total = self._now() - self._began
-        return {**self.seconds, "compute": max(0.0, total - sum(self.seconds.values()))}
+        """Where the time since joining went, in seconds: "compute", "pull", "push", "wait", "serialise"."""
+        return self.meter.split(self._now())
 
     # -- inside
 
     def _pass(self, clock: int) -> None:
-        """Tell the controller of a clock, and wait until one may go on from there."""
-        began = self._now()
+        """Tell the controller of a clock (and report, now and then), and wait until one may go on from there."""
         header = Header(frames.TICK, clock=clock, count=self._planned)
-        deadline = self._now() + self._clock_patience
-
-        def ask() -> Header | None:
-            if not math.isinf(self.staleness):
-                return self._controller().exchange(header, deadline)
-            # nobody is ever held back: the answer is read at the next tick
-            waited, self._ticked = self._ticked, self._controller().ask(header)
-            return None if waited is None else waited.result(deadline).header
-
         with self._lock:
-            answer = self._again(ask)
-        if answer is not None:
-            self.parties = max(1, answer.parties)
-        self.seconds["wait"] += self._now() - began
+            began = self._now()
+            deadline = began + self._clock_patience
+            self.meter.begin(began)
+            self.meter.clocks = clock - self._reached
+
+            def ask() -> None:
+                waited, self._ticked = self._ticked, None
+                if waited is not None:
+                    self._told(waited.answer(deadline))
+                if self._report is None and self.meter.due(began):
+                    self._report = self.meter.take(began)
+                controller, body = self._controller(), b"" if self._report is None else self._report.encode()
+                if math.isinf(self.staleness):  # nobody is held back: the answer is read at the next tick
+                    self._ticked = controller.ask(header, body)
+                else:
+                    self._told(controller.exchange(header, deadline, body))
+
+            try:
+                self._again(ask)
+            finally:
+                self.meter.lap("wait", self._now())
+
+    def _told(self, answer: Header) -> None:
+        """What the answer to a tick says; the report that went with it has arrived."""
+        self._report = None
+        self.parties = max(1, answer.parties)
+        if answer.start:
+            self.staleness = math.inf if answer.start == frames.NO_BOUND else answer.start - 1.0
+
+    def _lease(self, wish: dict[str, Any]) -> dict[str, Any]:
+        """Ask the controller about portions (`dps/portions.py`). A report goes along when one is due."""
+        self._check()
+        with self._lock, self._waiting() as began:
+            if self._report is None and self.meter.due(began):
+                self._report = self.meter.take(began)
+            if self._report is not None:  # perhaps it went with a tick already: then it is a repeat
+                wish = {**wish, "report": self._report.asdict()}
+            body, deadline = frames.encode_json(wish), began + self._patience
+            header = Header(frames.LEASE)
+            answer = self._again(lambda: self._controller().ask(header, body).result(deadline).body)
+            self._report = None
+            return frames.decode_json(answer)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[float]:
+        """Within, the trainer waits for others; since when."""
+        began = self._now()
+        self.meter.begin(began)
+        try:
+            yield began
+        finally:
+            self.meter.lap("wait", self._now())
 
     def _move(self, clock: int) -> None:
         """To the next place in the program: ops and collective calls are counted from 0 again."""
@@ -303,7 +392,8 @@ class Trainer(Client):
     def _has_come(self, request: Request) -> bool:
         """Whether the answer came before the connection broke."""
         try:
-            return request.result(self._now() + self._patience).done
+            self._told(request.answer(self._now() + self._clock_patience))  # a bound may hold it back by now
+            return True
         except ControllerGoneError:
             return False
 
@@ -343,6 +433,11 @@ class Trainer(Client):
 
     def _prepare(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Change:
         spec = self._route(table).spec
+        if spec.aggregate is not None and self._portions is not None:
+            raise InputError(
+                f"table {table!r} collects a clock's pushes, one of each trainer (aggregate={spec.aggregate!r}): with "
+                f"reassign=True trainers push as often as they come to it"
+            )
         if spec.aggregate is not None and self.staleness != 0:
             raise InputError(
                 f"table {table!r} collects a clock's pushes (aggregate={spec.aggregate!r}), which needs staleness 0; "

@@ -23,7 +23,7 @@ from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.quiet import impatient
 from dps.wire.sockets import Plain, Tls
 
-__all__ = ["Channel", "Request", "Sink", "ViewSink"]
+__all__ = ["Channel", "Request", "Sink", "Traffic", "ViewSink"]
 
 INBOX = 1 << 16
 SLICE = 0.25  # seconds of sleep between two looks at the deadline and at `idle`
@@ -50,6 +50,20 @@ class ViewSink:
 
     def advance(self, nbytes: int) -> None:
         self._rest = self._rest[nbytes:]
+
+
+class Traffic:
+    """What has gone over a connection, or over several to the same peer: counted here, read by whoever owns them."""
+
+    __slots__ = ("answers", "blocked", "received", "sent")
+
+    def __init__(self) -> None:
+        self.answers = self.sent = self.received = 0  # the latter two in bytes
+        self.blocked = 0.0  # seconds spent waiting for the peer, to answer or to take what is written
+
+    def stall(self, seconds: float) -> None:
+        """The peer has taken no bytes for so long."""
+        self.blocked += seconds
 
 
 class Request:
@@ -88,6 +102,12 @@ class Request:
             raise self.error
         return self
 
+    def answer(self, deadline: float) -> Header:
+        """As :meth:`result`, the header of the answer."""
+        header = self.result(deadline).header
+        assert header is not None
+        return header
+
 
 class Channel:
     """One connection to a server or to the controller.
@@ -121,6 +141,7 @@ class Channel:
         self.what = what
         self.closed = False
         self.idle = idle
+        self.traffic = Traffic()
         self.key: Any = None  # of a channel that may be kept: see pool.py
         self._gone = gone
         self._requests: dict[int, Request] = {}
@@ -176,13 +197,13 @@ class Channel:
         """Send a request with a small body, whose answer is a small body as well."""
         return self.send(header._replace(body=len(body)), (body,)) if body else self.send(header, ())
 
-    def exchange(self, header: Header, deadline: float) -> Header:
+    def exchange(self, header: Header, deadline: float, body: bytes = b"") -> Header:
         """Send a request without a body, and wait for an answer without one: a tick, the shortest way there is.
 
-        Where that does not hold (other requests on their way, an error for an answer) it is `ask` and `result`.
+        Where that does not hold (a body, other requests on their way, an error for an answer) it is `ask` and `answer`.
         """
-        if self.closed or self._requests or self._reading is not None or self._end:
-            return self._header_of(self.ask(header), deadline)
+        if body or self.closed or self._requests or self._reading is not None or self._end:
+            return self.ask(header, body).answer(deadline)
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
         try:
@@ -201,13 +222,7 @@ class Channel:
         except BaseException as error:
             self._break(error)
             raise
-        return self._header_of(request, deadline)
-
-    @staticmethod
-    def _header_of(request: Request, deadline: float) -> Header:
-        header = request.result(deadline).header
-        assert header is not None
-        return header
+        return request.answer(deadline)
 
     def send(self, header: Header, pieces: Iterable[Any], sink: Sink | None = None, size: int = 0) -> Request:
         """Write a request now; its answer goes to `sink`.
@@ -220,6 +235,7 @@ class Channel:
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
         request = self._requests[number] = Request(self, sink, size)
+        self.traffic.sent += HEADER_SIZE + header.body
         try:
             head = encode_header(header, number)
             if isinstance(pieces, (tuple, list)):
@@ -257,6 +273,7 @@ class Channel:
                 self._read(0)
             elif not sent and self.idle is not None:
                 self.idle()
+            self.traffic.stall(time.monotonic() - now)
 
     # -- in
 
@@ -264,16 +281,21 @@ class Channel:
         """Read answers, anybody's, until `request` is done."""
         if self.closed:
             raise self._gone(f"the connection to {self.what} is closed")
+        began = now = time.monotonic()
         try:
             while not request.done:
-                left = deadline - time.monotonic()
+                left = deadline - now
                 if left <= 0:
                     raise RequestTimeoutError(f"{self.what} has not answered in time")
                 if not self._read(min(left, SLICE)) and self.idle is not None:
                     self.idle()
+                now = time.monotonic()
         except BaseException as error:
+            now = time.monotonic()
             self._break(error)
             raise
+        finally:
+            self.traffic.blocked += now - began
 
     def _read(self, patience: float) -> bool:
         """Take what has arrived, waiting up to `patience` seconds for something; False if nothing came."""
@@ -351,6 +373,9 @@ class Channel:
         if header.body != frames.padded(request.size):
             raise ProtocolError(f"{self.what} answered {header.body} bytes where {request.size} were asked for")
         del self._requests[header.request]
+        traffic = self.traffic
+        traffic.answers += 1
+        traffic.received += HEADER_SIZE + header.body
         self._start += HEADER_SIZE
         request.header = header
         self._reading, self._left = request, header.body
@@ -362,6 +387,9 @@ class Channel:
                 raise frames.decode_error(body)  # the peer is about to close
             raise ProtocolError(f"{self.what} answered request {header.request}, which nobody made")
         del self._requests[header.request]
+        traffic = self.traffic
+        traffic.answers += 1
+        traffic.received += HEADER_SIZE + header.body
         request.header, request.body, request.done = header, body, True
         if header.kind == frames.ERROR:
             request.error = frames.decode_error(body)

@@ -17,8 +17,9 @@ SCAN     table, shard, start: how many to pass over,   nothing; answer: keys int
 REPL...  as PUSH; with CONTROL an op without rows     versions int64[shards], then as PUSH
 DUMP     table, shard, epoch; see `replication.py`    JSON, arrays
 JOIN...  see `runs.py`                                JSON
+LEASE    see `portions.py`                            JSON
 SERVE... see `fleet.py`                               JSON
-OK       request; count                               the values, or JSON, or nothing
+OK       request; count; of a TICK: start             the values, or JSON, or nothing
 ERROR    request                                      JSON {"type", "message"}
 ======== ============================================ ==================================================
 """
@@ -54,11 +55,14 @@ VERSION = 2
 GREETING, HELLO, WELCOME = 1, 2, 3
 PULL, PUSH, STATUS, REPLICATE, DUMP, SCAN = 16, 17, 18, 19, 20, 21
 ROUTE, JOIN, TICK, LEAVE, COLLECT, RESERVE, PEEK = 32, 33, 34, 35, 36, 37, 38
+LEASE = 39
 SERVE, BEAT, PLACE, CAUGHT_UP, STEPPED_DOWN, SUSPECT = 48, 49, 50, 51, 52, 53
 OK, ERROR = 64, 65
 
 # flags
 RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL = 1, 2, 4, 8, 16, 32
+
+NO_BOUND = 1 << 31  # in the answer to a TICK: `start` is the staleness plus 1, or this where nobody is held back
 
 _HEADER = struct.Struct("<HBBIIIIIqIIqIHHQ")
 HEADER_SIZE = _HEADER.size

@@ -1,0 +1,218 @@
+"""A delay of 50 ms, put into one place of a run that goes well: is it seen in the right bar, and called by its name?
+
+Two servers and three trainers are processes of their own. An iteration pulls, computes (sleeps) 20 ms, pushes and
+ticks, staleness 4. After five seconds one of these begins:
+
+* *compute*, *pull*, *push*: 50 ms more for trainer 0, in its own code, or before it reads each server's answer;
+* *server*: server 0 takes 50 ms longer for each request;
+* *twice as slow*: trainer 0 sleeps 40 ms for good.
+
+Looked at through what the pages and reports are made of. *Seen*: seconds until in one report the right bar has become
+longer by what was put in, within 10 %, and no other bar has (of what an iteration takes longer, 90 to 110 % is there).
+*Named*: until a finding of the right kind names the right party. Medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import numpy as np
+from distributed import Client
+from distributed.worker import Worker
+
+import dps
+from benchmarks.common import Report, parser
+from dps.wire import frames
+
+STEP, DELAY, TRAINERS, SERVERS = 0.02, 0.05, 3, 2
+BEFORE, WITHIN = 6.0, 20.0
+STOP, CODES = 9, {1: "compute", 2: "pull", 3: "push", 4: "slow"}
+KINDS = {
+    "compute": ("transient", "permanent"),
+    "pull": ("network",),
+    "push": ("network",),
+    "server": ("server",),
+    "slow": ("permanent",),
+}
+
+
+@contextlib.contextmanager
+def late(trainer: dps.Trainer, active: bool) -> Iterator[None]:
+    """Answers of servers are read 50 ms late, as if they had been on their way for so long."""
+    if not active:
+        yield
+        return
+    reads = {channel: channel.read_until for channel in trainer._channels.values()}
+    slept = []
+
+    def slowly(channel: Any, read: Callable[..., None]) -> Callable[..., None]:
+        def read_late(request: Any, deadline: float) -> None:
+            read(request, deadline)
+            if not slept:
+                slept.append(True)
+                began = time.monotonic()
+                time.sleep(DELAY)
+                channel.traffic.blocked += time.monotonic() - began
+
+        return read_late
+
+    for channel, read in reads.items():
+        channel.read_until = slowly(channel, read)
+    try:
+        yield
+    finally:
+        for channel in reads:
+            del channel.read_until
+
+
+def train(trainer: dps.Trainer, parts: list) -> dict[str, float]:
+    """Iterate until told to stop; what is to be slow is in a table, looked at now and then."""
+    keys = np.random.default_rng(trainer.number).integers(0, 1 << 30, 2000)
+    code, looked = 0, 0.0
+    while code != STOP:
+        if time.monotonic() - looked > 0.2:
+            looked, code = time.monotonic(), int(trainer.pull("what", [0])[0])
+        mine = CODES.get(code, "") if trainer.number == 0 else ""
+        with late(trainer, mine == "pull"):
+            trainer.pull("w", keys)
+        time.sleep(STEP + DELAY * (mine == "compute") + STEP * (mine == "slow"))
+        with late(trainer, mine == "push"):
+            trainer.push("w", keys, 1.0)
+        trainer.tick()
+    return trainer.split()
+
+
+def slow_server(on: bool, dask_worker: Worker) -> None:
+    """Put 50 ms before each request of the server that lives on this worker, or take them away."""
+    for actor in dask_worker.state.actors.values():
+        serving = actor.serving
+        if on:
+            actor.fast = dict(serving.endpoint.handlers)
+            for kind in (frames.PULL, frames.PUSH):
+
+                def handle(*args: Any, usual: Any = actor.fast[kind]) -> None:
+                    time.sleep(DELAY)
+                    usual(*args)
+
+                serving.endpoint.handlers[kind] = handle
+        else:
+            serving.endpoint.handlers.update(actor.fast)
+
+
+def bars(what: str) -> tuple[str, ...]:
+    """Where the delay should be seen."""
+    return ("pull", "push") if what == "server" else ("compute" if what == "slow" else what,)
+
+
+def spent(ps: dps.ParameterServer, what: str, last: int) -> tuple[float, float]:
+    """Seconds that the right bars, and all work (waiting left out), take of an iteration: of trainer 0 (of all, for a
+    server), in the last reports."""
+    found = []
+    for told in json.loads(ps._call("history"))["trainers"][: None if what == "server" else 1]:
+        rows = {name: sum(column[-last:]) for name, column in told["rows"].items()}
+        if rows["clocks"]:
+            work = rows["total"] - rows["wait"]
+            found.append((sum(rows[bar] for bar in bars(what)) / rows["clocks"], work / rows["clocks"]))
+    return (0.0, 0.0) if not found else (statistics.fmean(x for x, _ in found), statistics.fmean(x for _, x in found))
+
+
+def in_its_bar(what: str, usual: tuple[float, float], now: tuple[float, float]) -> bool:
+    """Of what an iteration takes longer, 90 to 110 % is in the right bar; and it is what was put in, within 10 %. (A
+    server that sleeps keeps all others waiting as well: how long that is nobody has put in.)"""
+    bar, work = now[0] - usual[0], now[1] - usual[1]
+    put = STEP if what == "slow" else DELAY
+    right = bar > 0.9 * put if what == "server" else abs(bar - put) < 0.1 * put
+    return right and abs(bar - work) < 0.1 * work
+
+
+def one(ps: dps.ParameterServer, client: Client, what: str) -> tuple[float | None, float | None, str]:
+    """(seconds until seen, until named, what was named) of one delay; None: not within the time."""
+    told = ps.client()
+    told.assign("what", [0], 0)
+
+    error: list[BaseException] = []
+
+    def snapshot() -> dict[str, Any]:
+        if error:
+            raise error[0]
+        return next(run for run in json.loads(ps._call("snapshot"))["runs"] if run["state"] == "running")
+
+    def work() -> None:
+        try:
+            ps.run(train, [dask.delayed(n) for n in range(TRAINERS)], staleness=4, progress=False)
+        except BaseException as failure:
+            error.append(failure)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        time.sleep(BEFORE)
+        snapshot()
+        usual = spent(ps, what, 12)
+        servers = [s["worker"] for s in ps.status()["servers"] if s["number"] == 0]
+        began = time.monotonic()
+        if what == "server":
+            client.run(slow_server, True, workers=servers)
+        else:
+            told.assign("what", [0], next(code for code, name in CODES.items() if name == what))
+        seen = named = None
+        wrong = ""
+        while time.monotonic() - began < WITHIN and (seen is None or named is None) and not error:
+            run, latest = snapshot(), spent(ps, what, 1)
+            now = time.monotonic() - began
+            if seen is None and in_its_bar(what, usual, latest):
+                seen = now
+            for finding in run["stragglers"]:
+                right = finding["server"] == 0 if what == "server" else finding["trainer"] == 0
+                if right and finding["kind"] in KINDS[what]:
+                    named = now if named is None else named
+                elif f"{finding['kind']} {finding['trainer']}" not in wrong:
+                    wrong += f" {finding['kind']} {finding['trainer']}"
+            time.sleep(0.05)
+        if what == "server":
+            client.run(slow_server, False, workers=servers)
+    finally:
+        told.assign("what", [0], STOP)
+        thread.join(60)
+    if error:
+        raise error[0]
+    return seen, named, wrong
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parser(__doc__).parse_args(argv)
+    rounds = 1 if options.quick else 5
+    with (
+        Report("diagnosis", options.json) as report,
+        dps.LocalCluster(servers=SERVERS, trainers=TRAINERS, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client, servers=SERVERS) as ps,
+    ):
+        ps.table("w")
+        ps.table("what", rows=1, dtype="int64")
+        found: dict[str, list] = {what: [] for what in KINDS}
+        for _ in range(rounds):
+            for what in KINDS:
+                found[what].append(one(ps, client, what))
+        for what, rows in found.items():
+            seen = [row[0] if row[0] is not None else WITHIN for row in rows]
+            named = [row[1] if row[1] is not None else WITHIN for row in rows]
+            delay = "twice as slow for good" if what == "slow" else f"50 ms in {what}"
+            report.add(f"{delay}: seen in the right bar", statistics.median(seen), "s", reach="<= 2 s")
+            report.add(f"{delay}: worst", max(seen), "s")
+            reach = "<= 10 s" if what == "slow" else "<= 2 s"
+            report.add(f"{delay}: {' or '.join(KINDS[what])} named", statistics.median(named), "s", reach=reach)
+            report.add(f"{delay}: worst", max(named), "s")
+            if others := sorted({row[2].strip() for row in rows} - {""}):
+                report.note(f"{what}: also named meanwhile (kind, trainer): {'; '.join(others)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Numbers and findings in a few words, as the terminal and the report say them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["convergence", "finding_text", "learning_curve", "short", "span", "subject"]
+
+PREFIXES = ("", "k", "M", "G", "T", "P")
+KINDS = {
+    "transient": "is slow for a moment",
+    "permanent": "is slow for good",
+    "skew": "has more work than the others",
+    "server": "is slow",
+    "network": "has a slow network",
+    "dead": "gives no sign",
+}
+
+
+def short(value: float | None, unit: str = "") -> str:
+    """A number in at most five characters or so.
+
+    Examples
+    --------
+    >>> short(0.0), short(7), short(0.0123456), short(12345.6), short(3e7, "B"), short(None)
+    ('0', '7', '0.0123', '12.3k', '30MB', '-')
+    """
+    if value is None or not np.isfinite(value):
+        return "-"
+    place = 0
+    while abs(value) >= 999.5 and place < len(PREFIXES) - 1:
+        value, place = value / 1000, place + 1
+    text = f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+    return text + PREFIXES[place] + unit
+
+
+def span(seconds: float | None) -> str:
+    """How long.
+
+    Examples
+    --------
+    >>> span(0), span(64e-6), span(0.0471), span(2.5), span(65), span(7265), span(None)
+    ('0 s', '64 us', '47 ms', '2.5 s', '1:05', '2:01:05', '-')
+    """
+    if seconds is None or not np.isfinite(seconds):
+        return "-"
+    if not seconds:
+        return "0 s"
+    if abs(seconds) < 59.5:
+        least = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "us"))
+        value, unit = next((seconds * factor, unit) for bound, factor, unit in least if abs(seconds) >= bound)
+        return f"{value:.2g} {unit}" if abs(value) < 99.5 else f"{value:.0f} {unit}"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def subject(finding: Mapping[str, Any]) -> str:
+    """Whom a finding is about.
+
+    Examples
+    --------
+    >>> subject({"kind": "permanent", "trainer": 3, "server": None}), subject({"trainer": None, "server": 0})
+    ('trainer 3', 'server 0')
+    """
+    for role in ("trainer", "server"):
+        if finding.get(role) is not None:
+            return f"{role} {finding[role]}"
+    return "all trainers"
+
+
+def finding_text(finding: Mapping[str, Any]) -> str:
+    """A finding: who, how and by how much.
+
+    Examples
+    --------
+    >>> finding_text({"kind": "permanent", "trainer": 3, "server": None, "factor": 2.04})
+    'trainer 3 is slow for good (permanent), 2.0 times'
+    >>> finding_text({"kind": "dead", "trainer": 0, "server": None, "factor": 0.0})
+    'trainer 0 gives no sign (dead)'
+    """
+    kind = str(finding["kind"])
+    factor = finding.get("factor") or 0.0
+    much = f", {factor:.1f} times" if factor > 1 and kind != "dead" else ""
+    return f"{subject(finding)} {KINDS.get(kind, 'is slow')} ({kind}){much}"
+
+
+def learning_curve(metrics: Mapping[str, Any]) -> str | None:
+    """The name of what tells whether it converges: the loss, or else the first one logged."""
+    return next((name for name in metrics if "loss" in name.lower()), next(iter(metrics), None))
+
+
+def convergence(values: Sequence[float | None]) -> str:
+    """What a curve of losses does, judged by its last fifth against the fifth before.
+
+    Examples
+    --------
+    >>> convergence([1.0 / (n + 1) for n in range(50)])
+    'fell from 1 to 0.02 and is still falling'
+    >>> convergence([0.5 ** min(n, 8) for n in range(100)])
+    'fell from 1 to 0.00391 and has levelled off'
+    >>> convergence([0.1 * n for n in range(50)])
+    'rose from 0 to 4.9 and is rising: it does not converge'
+    >>> convergence([0.5])
+    'is 0.5'
+    """
+    points = np.array([value for value in values if value is not None and np.isfinite(value)], np.float64)
+    if not len(points):
+        return "has no finite value"
+    if len(points) < 10:
+        return f"is {short(points[-1])}" if len(points) == 1 else f"went from {short(points[0])} to {short(points[-1])}"
+    fifth = max(2, len(points) // 5)
+    last, before = points[-fifth:], points[-2 * fifth : -fifth]
+    size = np.ptp(points)
+    change, noise = last.mean() - before.mean(), 2 * np.sqrt((last.var() + before.var()) / fifth)
+    if abs(change) <= max(min(0.01 * abs(before.mean()), 0.05 * size), 0.001 * size, noise):
+        now = "has levelled off"
+    else:
+        now = "is still falling" if change < 0 else "is rising: it does not converge"
+    way = "fell" if points[-1] < points[0] else "rose"
+    return f"{way} from {short(points[0])} to {short(points[-1])} and {now}"
