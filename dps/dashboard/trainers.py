@@ -186,7 +186,6 @@ class Clocks(Plot):
 class Split(Plot):
     """What each trainer did lately, report by report; of many trainers the stragglers first, and all below."""
 
-
     def __init__(self, **layout: Any) -> None:
         self.lanes, self.groups = ColumnDataSource({}), ColumnDataSource({})
         self.x = Range1d(-10, 0)
