@@ -30,7 +30,7 @@ SEED = int(os.environ.get("CHAOS_SEED", time.time_ns() % 10**9))
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "600"))
 SERVERS, WORKERS, TRAINERS = 3, 4, 2
 SPACE, KEYS, OWN, ALL = 5_000, 40, 10**6, 10**7
-SHORT = 10.0
+SHORT = 6.0
 BRIEFLY, LONG = [pytest.mark.timeout(240)], [pytest.mark.slow, pytest.mark.timeout(SECONDS + 300)]
 
 

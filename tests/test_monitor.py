@@ -347,6 +347,7 @@ def test_what_the_dial_refuses(ready):
         ps.drop("sums")
 
 
+@pytest.mark.slow
 def test_the_automatic_setting(ready):
     """One that pauses now and then: the bound rises from 1, and a number ends it."""
     _client, ps = ready

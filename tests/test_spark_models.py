@@ -191,6 +191,7 @@ def test_servers_for_one_fit_and_more_partitions_than_slots(spark):
         LogisticRegression(spark).fit(X, Y)
 
 
+@pytest.mark.slow
 @on_spark
 def test_partial_fit_goes_on(spark, ps):
     frame = halves(spark, map(Vectors.dense, X), Y)
@@ -202,6 +203,7 @@ def test_partial_fit_goes_on(spark, ps):
     model.close()
 
 
+@pytest.mark.slow
 @on_spark
 def test_a_pipeline_is_trained_judged_saved_and_loaded(spark, ps, tmp_path):
     rng = np.random.default_rng(0)

@@ -251,6 +251,7 @@ def over(driver, app_id, status, why):
     assert (str(report.final_status), report.diagnostics) == (status, why)
 
 
+@pytest.mark.slow
 def test_a_scheduler_here_and_trainers_with_the_load(yarn, driver):
     started = []
 
