@@ -686,7 +686,8 @@ def assert_counted(ps, trainers, clocks):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "moment", [pytest.param(0, id="before its pushes", marks=pytest.mark.slow), pytest.param(1, id="between its pushes")]
+    "moment",
+    [pytest.param(0, id="before its pushes", marks=pytest.mark.slow), pytest.param(1, id="between its pushes")],
 )
 @pytest.mark.parametrize("workers", [2, 3], ids=["restarted worker", "spare worker"])
 def test_a_killed_trainer_comes_back_at_its_clock(tmp_path, workers, moment):
