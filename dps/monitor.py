@@ -62,6 +62,7 @@ class Monitor:
         self._snapshot: dict[str, Any] | None = None
         self._curve: collections.deque[tuple[float, ...]] = collections.deque(maxlen=POINTS)
         self._drawn = self._rests_until = -math.inf
+        self._finished: dict[int, dict[str, Any]] = {}  # runs that are over, as they are shown
 
     # -- the endpoint's thread
 
@@ -163,7 +164,7 @@ class Monitor:
             "wanted": self.wanted(),
             "failures": self.fleet.failures,
             "moves": sum(joiner is not None for table in fleet["tables"].values() for joiner in table["joiners"]),
-            "runs": [self._run(self.runs.runs[number], now, wall) for number in newest],
+            "runs": [self._shown(self.runs.runs[number], now, wall) for number in newest],
             "servers": [self._about_server(about, fleet["tables"]) for about in fleet["servers"]],
             "tables": {name: self._about_table(about) for name, about in fleet["tables"].items()},
             "throughput": self._throughput(),
@@ -217,6 +218,16 @@ class Monitor:
         return self._snapshot
 
     # -- inside
+
+    def _shown(self, run: Any, now: float, wall: float) -> dict[str, Any]:
+        """A run; of one that is over nothing changes any more."""
+        if not run.over:
+            return self._run(run, now, wall)
+        if run.number not in self._finished:
+            kept = sorted(self._finished)[-RUNS + 1 :]
+            self._finished = {number: self._finished[number] for number in kept}
+            self._finished[run.number] = self._run(run, now, wall)
+        return self._finished[run.number]
 
     def _run(self, run: Any, now: float, wall: float) -> dict[str, Any]:
         if run.over:
