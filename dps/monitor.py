@@ -222,6 +222,7 @@ class Monitor:
     def _shown(self, run: Any, now: float, wall: float) -> dict[str, Any]:
         """A run; of one that is over nothing changes any more."""
         if not run.over:
+            self._finished.pop(run.number, None)  # somebody was run again
             return self._run(run, now, wall)
         if run.number not in self._finished:
             kept = sorted(self._finished)[-RUNS + 1 :]
