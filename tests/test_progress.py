@@ -135,7 +135,7 @@ def test_history_of_the_last_seconds(reports, seconds, later):
         history.report(trainer, n + 1, counts, n, {5: (1, counts[0]), trainer: (2, 7)})
         mine[trainer].append((n + 1, counts))
     now = len(reports) + later
-    recent = history.recent(seconds, now)
+    recent = history.newest(history.within(seconds, now))
     servers, blocked = history.blocked(history.within(seconds, now))
     for trainer in range(3):
         inside = [counts for time, counts in mine[trainer][-64:] if time > now - seconds]
@@ -166,7 +166,7 @@ def test_history_says_what_it_cannot_keep():
     with pytest.raises(InputError, match="not of 2 and 1"):
         History(2, capacity=1)
     assert [len(x) for x in History(1).rows(0)] == [0, 0, 0]
-    assert History(2).recent(10, 0.0).tolist() == [[0.0] * len(COLUMNS)] * 2
+    assert History(2).newest(History(2).within(10, 0.0)).tolist() == [[0.0] * len(COLUMNS)] * 2
 
 
 # -- rates

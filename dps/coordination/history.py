@@ -45,7 +45,7 @@ class History:
     >>> row = dict.fromkeys(COLUMNS, 0.0) | {"clocks": 5.0, "total": 0.25, "compute": 0.2, "pull": 0.05}
     >>> for n in range(1, 9):
     ...     history.report(0, 0.25 * n, list(row.values()), clock=5 * n, servers={0: (10, 0.05)})
-    >>> [float(history.recent(seconds, now=2.0)[0, 0]) for seconds in (0.3, 1.0, 60.0)]  # clocks of trainer 0
+    >>> [float(history.newest(history.within(s, now=2.0))[0, 0]) for s in (0.3, 1.0, 60.0)]  # clocks of trainer 0
     [10.0, 20.0, 40.0]
     >>> history.totals()[:, COLUMNS.index("compute")].round(6).tolist()
     [1.6, 0.0]
@@ -145,10 +145,6 @@ class History:
     def totals(self) -> np.ndarray:
         """Sums of the whole run: [trainers, len(COLUMNS)]."""
         return self._totals.copy()
-
-    def recent(self, seconds: float, now: float) -> np.ndarray:
-        """Sums of the reports that ended in the last `seconds`: [trainers, len(COLUMNS)]."""
-        return self.newest(self.within(seconds, now))
 
     def within(self, seconds: float | np.ndarray, now: float) -> np.ndarray:
         """How many reports of each trainer's present attempt ended in the last `seconds` (its own); at most 64."""
