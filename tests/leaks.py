@@ -4,7 +4,8 @@
 children, so that it can be taken around every test. What Dask keeps for ever after its clusters are closed is named
 here (found by experiment with distributed 2026.8.0: one offload thread, and the resource tracker of
 multiprocessing). While a cluster of a wider fixture runs, its own threads, connections and processes come and go,
-and do not count.
+and do not count; nor do the links of its servers, which are made anew when nobody answers for two seconds (on a busy
+machine).
 """
 
 from __future__ import annotations
@@ -115,12 +116,20 @@ class _Dask:
         found = []
         for name in files.elements():
             socket = sockets.get(name)
+            ends = {a.port for a in (socket.laddr, socket.raddr) if a} if socket else set()
             if socket is None:  # files, pipes, event loops: clusters make and drop them at will
                 if not self.live:
                     found.append(f"descriptor {name}")
-            elif not self.live or not {a.port for a in (socket.laddr, socket.raddr) if a} & self.ports:
+            elif not self.live or not ends & (self.ports | _ports_of_links()):
                 found.append(f"socket {socket.laddr} -> {socket.raddr or ''} {socket.status}")
         return found
+
+
+def _ports_of_links() -> set[int]:
+    """Our ends of the connections that endpoints of this process made; an endpoint left behind shows by its thread."""
+    transports = [link._transport for link in gc.get_objects() if type(link).__name__ == "Link"]
+    names = [t.get_extra_info("sockname") for t in transports if t is not None and not t.is_closing()]
+    return {name[1] for name in names if name}
 
 
 def _instances(module: str, name: str) -> list:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pathlib
 import socket
@@ -14,6 +15,9 @@ import time
 import leaks
 import pytest
 from distributed import Client, LocalCluster
+
+import dps
+from dps.wire.link import Link
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -126,6 +130,25 @@ def test_a_running_cluster_comes_and_goes_but_ours_does_not_hide_behind_it():
             thread.join()
         process.kill()
         process.wait()
+
+
+@pytest.mark.processes
+def test_a_link_that_is_made_again_is_no_leak_but_a_connection_of_a_client_is():
+    options = {"servers": 1, "trainers": 1, "processes": False, "dashboard_address": None}
+    with dps.LocalCluster(**options) as cluster, Client(cluster) as client, dps.ParameterServer(client) as ps:
+        ps.table("weights", dim=1)
+        before = leaks.snapshot()
+        (link,) = [x for x in gc.get_objects() if type(x) is Link and x.open]
+        link._task.get_loop().call_soon_threadsafe(link.close)
+        deadline = time.monotonic() + 30
+        while not any(type(x) is Link and x.open and x is not link for x in gc.get_objects()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert leaks._files() - before.files  # it is another socket
+        assert found(before) == []
+        host, port = ps.ticket.controller
+        with socket.create_connection((host, port)):
+            assert any("ESTABLISHED" in line for line in found(before))
 
 
 def test_the_fixtures_fail_a_leaking_test_and_its_module(pytester, monkeypatch):
