@@ -12,6 +12,9 @@ PIP := $(PY) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 PYTEST := $(PY) -m pytest
 
+# Python may be told to keep no bytecode; then each of the thousands of processes of the tests would compile dps anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 25
@@ -72,9 +75,10 @@ rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), pyspark
 demo: $(READY)  ## a click model trained by two trainers and one server, on this machine
 	@$(PY) -m dps.demo
 
+# Two at a time: most of them wait for processes to start. Tests of one file stay together and share its clusters.
 .PHONY: test
 test: $(READY)  ## the tests, without the slow ones
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile $(ARGS)
 
 .PHONY: chaos
 chaos: $(READY) simulate  ## the slow tests: long random faults, many examples; and many simulated schedules
