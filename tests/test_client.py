@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 import sparse
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Model, mix
 from servers import Servers
@@ -111,7 +111,7 @@ def batches(draw: st.DrawFn, spec: TableSpec):
 VERBS = ["push", "push", "push_pull", "add", "assign", "pull", "pull"]
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120)
 @given(data=st.data(), count=st.integers(1, 3), chunk=st.sampled_from(["256 MiB", "1 kiB", "100 B"]))
 def test_any_calls(clusters, data, count: int, chunk: str) -> None:
     servers, spec = clusters[count], data.draw(specs())

@@ -8,7 +8,7 @@ import threading
 import dask
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from peers import Raw, framed
 from servers import SECRET, Servers
@@ -259,7 +259,7 @@ starts = st.one_of(st.integers(-3, 12), st.sampled_from([2**62, -(2**62), 2**63 
 BODY = np.concatenate([[1, 2, 0, 1, 0, 0, 0, 0], np.arange(40)]).astype(np.int64).tobytes()
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400)
 @example(kind=frames.PULL, table="d", fields={"shards": 2, "count": 1}, start=0, flags=0, body=24)
 @given(
     kind=st.sampled_from([frames.PULL, frames.PUSH, frames.STATUS]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from oracles import crafted, mutant
@@ -102,14 +102,7 @@ class Machine(RuleBasedStateMachine):
 
 
 MANY = settings(max_examples=60, stateful_step_count=40, deadline=None)
-HUNT = settings(
-    MANY,
-    max_examples=300,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+HUNT = settings(MANY, max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
 
 
 def test_any_sequence(slow_growth) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from oracles import mutant
 
@@ -106,7 +106,7 @@ def few_answers(monkeypatch) -> None:
     monkeypatch.setattr(module, "ANSWERS", 2)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_sequence(few_answers, data) -> None:
     play(data.draw)
@@ -163,9 +163,7 @@ def test_ranges_of_ended_origins_are_bounded(monkeypatch) -> None:
         ledger.check(4, 0)
 
 
-HUNT = settings(
-    max_examples=300, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
+HUNT = settings(max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
 MUTANTS = [
     ("seen", "number <= last[2]", "number < last[2]"),
     ("seen", "clock < last[1] or", ""),

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from oracles import FLOAT_OPTIMIZERS, Model, Origins, govern, mutant, tables
 
@@ -194,13 +194,13 @@ def play(draw: st.DrawFn, spec: TableSpec, chain: bool = False) -> None:
         equal(in_shard(shard), rows_of(trainers.model, shard))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100)
 @given(spec=tables(), data=st.data())
 def test_any_interleaving(spec: TableSpec, data) -> None:
     play(data.draw, spec)
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=50)
 @given(spec=tables(), data=st.data())
 def test_base_and_increments(spec: TableSpec, data) -> None:
     play(data.draw, spec, chain=True)
@@ -209,7 +209,7 @@ def test_base_and_increments(spec: TableSpec, data) -> None:
 @pytest.mark.parametrize("rows", [None, 13])
 @pytest.mark.parametrize("aggregate", [None, "mean"])
 @pytest.mark.parametrize("optimizer", FLOAT_OPTIMIZERS, ids=repr)
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=6)
 @given(data=st.data())
 def test_every_optimizer(optimizer, aggregate: str | None, rows: int | None, data) -> None:
     init = dps.Normal(1.0, seed=1)
@@ -379,9 +379,7 @@ def test_an_ended_run_does_not_hinder_a_cut_of_the_next() -> None:
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-HUNT = settings(
-    max_examples=150, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
+HUNT = settings(max_examples=150, derandomize=True, database=None, phases=[Phase.generate])
 KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
 BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator=0.25), init=dps.Normal(1.0, seed=1))
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
