@@ -75,7 +75,7 @@ public class MiniYarn {
   static class Running {
     Process process;
     Integer exit;
-    boolean killed;
+    volatile boolean killed, gone;
   }
 
   static class Ask {
@@ -90,7 +90,8 @@ public class MiniYarn {
     YarnApplicationState state = YarnApplicationState.NEW;
     FinalApplicationStatus status = FinalApplicationStatus.UNDEFINED;
     int port = -1, lastContainer = 1;
-    long start = System.currentTimeMillis(), end = 0;
+    long start = System.currentTimeMillis();
+    volatile long end = 0;
     float progress;
     final Map<String, Ask> asks = new LinkedHashMap<>();
     final Map<ContainerId, Container> running = new ConcurrentHashMap<>();
@@ -208,6 +209,8 @@ public class MiniYarn {
     Thread thread = new Thread(() -> await(app, node, id, running, resource));
     thread.setDaemon(true);
     thread.start();
+    boolean wanted = id.equals(app.master()) || app.running.containsKey(id);
+    if (app.over() || !wanted) kill(id); // meanwhile: whoever killed it did not find it yet
   }
 
   static void localize(LocalResource resource, File to, String name) throws Exception {
@@ -238,6 +241,7 @@ public class MiniYarn {
     } catch (InterruptedException error) {
       return;
     }
+    if (!running.killed) signal("KILL", running); // what it has left behind
     node.take(resource, -1);
     log("EXIT " + id + " code " + running.exit + (running.killed ? " (killed)" : ""));
     if (id.equals(app.master())) {
@@ -260,14 +264,25 @@ public class MiniYarn {
     Running running = containers.get(id);
     if (running == null || running.exit != null) return;
     running.killed = true;
-    List<ProcessHandle> all = new ArrayList<>(running.process.descendants().toList());
-    all.add(running.process.toHandle());
-    all.forEach(ProcessHandle::destroy);
+    signal("TERM", running);
     new Timer(true).schedule(new TimerTask() {
       public void run() {
-        all.forEach(ProcessHandle::destroyForcibly);
+        signal("KILL", running);
       }
     }, GRACE);
+  }
+
+  // The container's processes are a session and its group; at first, there is only the one that will lead it. A list of
+  // descendants would miss what is forked while it is made.
+  static void signal(String name, Running running) {
+    running.gone = name.equals("KILL");
+    String pid = "" + running.process.pid();
+    try {
+      ProcessBuilder kill = new ProcessBuilder("bash", "-c", "kill -$0 -- -$1 $1", name, pid);
+      kill.redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.DISCARD).start().waitFor();
+    } catch (IOException | InterruptedException error) {
+      error.printStackTrace();
+    }
   }
 
   static Map<String, Method> nodeMethods(Node node) {
@@ -608,10 +623,8 @@ public class MiniYarn {
     jars = args[1];
     long memory = args.length > 3 ? Long.parseLong(args[3]) : 8192;
     int vcores = args.length > 4 ? Integer.parseInt(args[4]) : 8;
-    Runtime.getRuntime().addShutdownHook(new Thread(() -> containers.values().forEach(running -> {
-      running.process.descendants().forEach(ProcessHandle::destroyForcibly);
-      running.process.destroyForcibly();
-    })));
+    Runtime.getRuntime().addShutdownHook(
+        new Thread(() -> containers.values().stream().filter(r -> !r.gone).forEach(r -> signal("KILL", r))));
     start(args[2].split(",", -1), memory, vcores);
     log("READY");
     System.in.transferTo(java.io.OutputStream.nullOutputStream());
