@@ -372,7 +372,7 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "a new chain is not told what is unconfirmed": [25],
     "a joiner is promoted when its dump begins": [3, 4, 7],
     "a judge who slept condemns all": [32],
-    "the lease is not waited for": [224],
+    "the lease is not waited for": [852],
     "a repeat is acknowledged before what it repeats": [711],
     "an older connection joins": [899],
 }
