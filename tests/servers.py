@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from dps.client import Client, Ticket
 from dps.coordination.placement import Place, appended, joined, rechained, without
@@ -18,16 +19,20 @@ from dps.wire import frames
 from dps.wire.endpoint import Endpoint
 from dps.wire.session import of_servers
 
+T = TypeVar("T")
 SECRET = "ab" * 32
 FOREVER = 1e12
-PATIENCE = 30.0  # a limit for a broken product, not a measurement
+PATIENCE = 100.0  # a limit for a broken product, not a measurement: a machine may be busy with much else
 
 
-def wait_until(condition: Callable[[], bool], seconds: float | None = None) -> None:
-    until = time.monotonic() + (seconds or PATIENCE)
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.002)
+def wait_until(condition: Callable[[], T], seconds: float = PATIENCE, what: str = "waited in vain") -> T:
+    """What the condition says once it is true; looks ever less often, so as not to be what keeps the machine busy."""
+    until, pause = time.monotonic() + seconds, 0.001
+    while not (found := condition()):
+        assert time.monotonic() < until, what
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.02)
+    return found
 
 
 class Servers:

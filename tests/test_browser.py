@@ -21,7 +21,6 @@ ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--
 ARGS += ["--disable-component-update", "--disable-sync"]
 
 pytestmark = [
-    pytest.mark.timeout(240),
     pytest.mark.processes,
     pytest.mark.skipif(not CHROMIUM, reason="needs chromium: apt-get install chromium, or CHROMIUM=..."),
 ]

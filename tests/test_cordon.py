@@ -10,6 +10,7 @@ import pytest
 from distributed import Client, Worker, get_worker, wait
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
+from servers import PATIENCE, wait_until
 
 from dps.cordon import EVENT, Cordon, missing
 from dps.deploy.local import LocalCluster
@@ -57,11 +58,12 @@ def cordoned(dask_scheduler):
 def actor(client, address, number=0):
     """An actor at `address`, let through as the controller does it."""
     future = client.submit(Shard, number, actor=True, workers=[address], resources={"dps": 1}, pure=False)
-    deadline = time.monotonic() + 20
-    while future.status == "pending":
+
+    def admitted():
         client.run_on_scheduler(admit, [future.key])
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return future.status != "pending"
+
+    wait_until(admitted)
     return future
 
 
@@ -72,13 +74,6 @@ def scheduler_side(cluster, function):
         return function(cluster.scheduler)
 
     return cluster.sync(call)
-
-
-def until(condition, timeout=20):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.02)
 
 
 def join(cluster, name):
@@ -108,14 +103,14 @@ def trainers_only(results):
 
 def load(client, seconds):
     """Tasks of all kinds in which Dask chooses workers: queued roots, followers of data, actors-to-be, one by one."""
-    roots = client.map(where, [seconds] * 500, pure=False)
+    roots = client.map(where, [seconds] * 200, pure=False)
     followers = [client.submit(where, seconds, *pair, pure=False) for pair in zip(roots[::2], roots[1::2], strict=True)]
-    spread = [client.submit(where, seconds, pure=False) for _ in range(250)]
+    spread = [client.submit(where, seconds, pure=False) for _ in range(100)]
     return roots + followers + spread
 
 
 def test_no_ordinary_task_lands_on_servers_that_join_under_load(cluster, client):
-    futures = load(client, 0.002)
+    futures = load(client, 0.005)
     for n in range(2, 6):
         join(cluster, f"server-{n}")
     futures += client.map(where, [0.001] * 100, pure=False)
@@ -128,24 +123,24 @@ def test_no_ordinary_task_lands_on_servers_that_join_under_load(cluster, client)
 def test_no_ordinary_task_lands_on_server_processes():
     with LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster, Client(cluster) as client:
         client.register_plugin(Plugin())
-        futures = load(client, 0.002)
+        futures = load(client, 0.005)
         join(cluster, "server-1")
         trainers_only(client.gather(futures))
         addresses = client.run_on_scheduler(cordoned)
         shards = [actor(client, address, n).result() for n, address in enumerate(addresses)]
-        assert [shard.where().result(timeout=10) for shard in shards] == [("server-0", 0), ("server-1", 1)]
+        assert [shard.where().result(PATIENCE) for shard in shards] == [("server-0", 0), ("server-1", 1)]
 
         # its process dies: the nanny brings up a new one, which is cordoned off from the first moment
-        futures = load(client, 0.002)
+        futures = load(client, 0.005)
         pid = cluster.workers["server-0"].pid
         cluster.sync(cluster.workers["server-0"].kill)
-        until(
+        wait_until(
             lambda: len(client.run_on_scheduler(cordoned)) == 2 and cluster.workers["server-0"].pid not in (None, pid)
         )
         trainers_only(client.gather(futures))
         address = client.run_on_scheduler(cordoned)[0]
         assert address == cluster.workers["server-0"].worker_address
-        assert actor(client, address, 7).result().where().result(timeout=10) == ("server-0", 7)
+        assert actor(client, address, 7).result().where().result(PATIENCE) == ("server-0", 7)
 
         client.restart()
         trainers_only(client.gather(load(client, 0.0)))
@@ -163,12 +158,14 @@ def test_only_admitted_keys_pass(cluster, client):
     second = client.run_on_scheduler(cordoned)[1]
     held = client.submit(where, resources={"dps": 1}, pure=False)
     shard = actor(client, second, 1)
-    assert shard.result().where().result(timeout=10) == ("server-1", 1)
-    until(lambda: scheduler_side(cluster, lambda s: held.key in s.tasks and s.tasks[held.key].state == "no-worker"))
+    assert shard.result().where().result(PATIENCE) == ("server-1", 1)
+    wait_until(
+        lambda: scheduler_side(cluster, lambda s: held.key in s.tasks and s.tasks[held.key].state == "no-worker")
+    )
     time.sleep(0.1)
     assert not held.done()
     assert client.run_on_scheduler(admit, [held.key, "nothing"])["nothing"] == "unknown"
-    assert held.result(timeout=10).startswith("server")
+    assert held.result(PATIENCE).startswith("server")
     assert client.run_on_scheduler(admit, [held.key]) == {held.key: "memory"}
     trainers_only(client.gather(client.map(where, [0.0] * 50, pure=False)))
 
@@ -176,7 +173,7 @@ def test_only_admitted_keys_pass(cluster, client):
 def test_several_actors_of_one_worker_and_data_of_trainers(cluster, client):
     address = client.run_on_scheduler(cordoned)[0]
     shards = [actor(client, address, n).result() for n in range(3)]
-    assert [s.where().result(timeout=10)[1] for s in shards] == [0, 1, 2]
+    assert [s.where().result(PATIENCE)[1] for s in shards] == [0, 1, 2]
     data = client.scatter(list(range(20)), broadcast=True)
     client.replicate(client.map(abs, range(5)))
     held = scheduler_side(cluster, lambda s: [len(ws.has_what) for ws in s.workers.values() if "dps" in ws.resources])
@@ -191,16 +188,16 @@ def test_no_actor_for_a_worker_that_is_out_of_memory(cluster, client):
 
     def becomes(status):
         worker.loop.add_callback(setattr, worker, "status", status)
-        until(lambda: status in {said for ws, said in cordon._said.items() if ws.address == address})
+        wait_until(lambda: status in {said for ws, said in cordon._said.items() if ws.address == address})
 
     becomes(Status.paused)
     future = client.submit(Shard, actor=True, workers=[address], resources={"dps": 1}, key="shard")
-    until(lambda: client.run_on_scheduler(admit, ["shard"]) == {"shard": "no-worker"})
+    wait_until(lambda: client.run_on_scheduler(admit, ["shard"]) == {"shard": "no-worker"})
     assert client.run_on_scheduler(admit, ["shard"]) == {"shard": "no-worker"}
     assert client.run_on_scheduler(cordoned)[0] == address, "paused is not gone"
     becomes(Status.running)
     assert client.run_on_scheduler(admit, ["shard"])["shard"] in ("processing", "memory")
-    assert future.result(timeout=10).where().result(timeout=10) == ("server-0", 0)
+    assert future.result(PATIENCE).where().result(PATIENCE) == ("server-0", 0)
 
 
 def test_a_worker_that_dask_does_not_retire_goes_on(cluster, client):
@@ -208,10 +205,10 @@ def test_a_worker_that_dask_does_not_retire_goes_on(cluster, client):
     shard = actor(client, address, 5).result()
     assert client.retire_workers([address]) == {}
     worker = cluster.workers["server-0"]
-    until(lambda: worker.status is Status.running)
-    until(lambda: scheduler_side(cluster, lambda s: s.workers[address].status is Status.paused))
-    assert shard.where().result(timeout=10) == ("server-0", 5)
-    assert actor(client, address, 6).result().where().result(timeout=10) == ("server-0", 6)
+    wait_until(lambda: worker.status is Status.running)
+    wait_until(lambda: scheduler_side(cluster, lambda s: s.workers[address].status is Status.paused))
+    assert shard.where().result(PATIENCE) == ("server-0", 5)
+    assert actor(client, address, 6).result().where().result(PATIENCE) == ("server-0", 6)
     trainers_only(client.gather(load(client, 0.0)))
 
 
@@ -230,7 +227,7 @@ def test_workers_come_and_go(cluster, client):
         del cluster.worker_spec[f"server-{5 + cycle}"]
         cluster.sync(cluster._correct_state)
         trainers_only(client.gather(futures))
-        until(lambda: len(client.run_on_scheduler(cordoned)) == 2)
+        wait_until(lambda: len(client.run_on_scheduler(cordoned)) == 2)
     cordon = cluster.scheduler.plugins["test-cordon"].cordon
     assert len(cordon._said) == 2
 
@@ -267,7 +264,7 @@ def test_detach_restores_and_several_cycles(cluster, client):
 
 def test_detach_lets_tasks_that_waited_go(cluster, client):
     cluster.scale(0)
-    until(lambda: len(cluster.scheduler.workers) == 2)
+    wait_until(lambda: len(cluster.scheduler.workers) == 2)
     futures = client.map(where, [0.0] * 20, pure=False)
     time.sleep(0.1)
     assert not any(f.done() for f in futures)
@@ -305,10 +302,10 @@ def test_somebody_else_wraps_the_handler_too(cluster, client):
     assert scheduler.stream_handlers[EVENT] is theirs
     worker = cluster.workers["server-0"]
     worker.loop.add_callback(setattr, worker, "status", Status.paused)
-    until(lambda: "paused" in seen)
+    wait_until(lambda: "paused" in seen)
     assert len(scheduler.running) == 3, "passed on to Dask"
     worker.loop.add_callback(setattr, worker, "status", Status.running)
-    until(lambda: len(scheduler.running) == 4)
+    wait_until(lambda: len(scheduler.running) == 4)
     scheduler_side(cluster, cordon.attach)
     worker.loop.add_callback(setattr, worker, "status", Status.running)
     trainers_only(client.gather(load(client, 0.0)))
@@ -383,7 +380,7 @@ def test_without_a_cordon_actors_work_all_the_same(cluster, monkeypatch):
         assert cluster.scheduler.stream_handlers[EVENT] == cluster.scheduler.handle_worker_status_change
         addresses = client.run_on_scheduler(cordoned)
         assert len(addresses) == 2
-        assert actor(client, addresses[1], 3).result().where().result(timeout=10) == ("server-1", 3)
+        assert actor(client, addresses[1], 3).result().where().result(PATIENCE) == ("server-1", 3)
         assert len(set(client.gather(client.map(where, [0.02] * 40, pure=False)))) == 4
         assert len(cordon.valid_workers_downscaling(cluster.scheduler.workers.values())) == 2
 

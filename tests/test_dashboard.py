@@ -92,7 +92,7 @@ def get(cluster):
 
 
 def fetch(scheduler, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{scheduler.http_server.port}{path}", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{scheduler.http_server.port}{path}", timeout=PATIENCE) as answer:
         assert answer.status == 200
         return answer.read().decode()
 
@@ -282,7 +282,7 @@ with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster, Client
     with dps.ParameterServer(client) as ps:
         def get(path):
             url = f"http://127.0.0.1:{cluster.scheduler.http_server.port}{path}"
-            with urllib.request.urlopen(url, timeout=30) as answer:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
                 return answer.read().decode()
         print(list(json.loads(get("/json/dps.json"))["parameter_servers"]), "not available" in get("/metrics"))
         try:
@@ -294,7 +294,7 @@ with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster, Client
 
 @pytest.mark.processes
 def test_without_bokeh_and_prometheus_client_all_else_works():
-    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.stdout.splitlines() == ["['dps'] True", "404"], done.stdout + done.stderr
     assert "the scheduler goes without" not in done.stderr
 

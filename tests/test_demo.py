@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 def test_the_demo(tmp_path):
     pytest.importorskip("sklearn")
     command = [sys.executable, "-m", "dps.demo", "--rows", "20000", "--epochs", "3"]
-    run = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=170)
+    run = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=280)
     if "themis" in run.stderr:
         pytest.skip("the package with the data set is not installed")
     assert run.returncode == 0, run.stderr

@@ -15,9 +15,10 @@ import dask
 import numpy as np
 import pytest
 from distributed.security import Security
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peers import BREAK, CRASH, EAT, FAIL, FILL, NAME, SECRET, Kit, Raw, feed, framed, impostor
+from servers import wait_until
 
 from dps.errors import (
     AccessDeniedError,
@@ -264,13 +265,6 @@ def held(kit: Kit) -> int:
     return kit.endpoint.call(lambda: sum(c.spare + c.lent for c in kit.endpoint.connections))
 
 
-def until(condition, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
 def in_threads(functions) -> None:
     """Call all at once; raise what one of them raised."""
     with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
@@ -286,7 +280,7 @@ def test_large_bodies_share_a_bound() -> None:
         raws = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(12)]
         for raw in raws:
             raw.send(framed(EAT, body, request=7)[: HEADER_SIZE + INBOX])
-        until(lambda: sum(c._waiting for c in kit.endpoint.connections) == 10)
+        wait_until(lambda: sum(c._waiting for c in kit.endpoint.connections) == 10)
         assert 12 * MB <= held(kit) <= 16 * MB
         assert healthy(witness)
 
@@ -325,7 +319,7 @@ def test_who_holds_memory_and_sends_nothing_is_put_off() -> None:
         idle = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(2)]
         for raw in idle:
             raw.send(framed(EAT, bytes(INBOX), says=8 * MB))
-        until(lambda: held(kit) == 16 * MB)
+        wait_until(lambda: held(kit) == 16 * MB)
         with dask.config.set({"dps.timeouts.request": "20 s"}), kit.channels() as (waiting,):
             began = time.monotonic()
             assert feed(waiting, np.ones(MB // 2, np.int64))["sum"] == MB // 2
@@ -339,7 +333,7 @@ def test_one_that_waits_and_goes_makes_room() -> None:
         raws = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(3)]
         for raw in raws:
             raw.send(framed(EAT, bytes(INBOX), says=8 * MB))
-        until(lambda: sum(c._waiting for c in kit.endpoint.connections) == 1)
+        wait_until(lambda: sum(c._waiting for c in kit.endpoint.connections) == 1)
         with kit.channels() as (channel,):
             request = channel.send(Header(EAT, body=MB), (bytes(MB),))
             for raw in reversed(raws):  # the one in line before it, and then those that it waits for
@@ -353,7 +347,7 @@ def test_servers_do_not_wait_for_each_other() -> None:
         kit.endpoint.handlers[frames.REPLICATE] = kit.eat
         for _ in range(2):
             stack.enter_context(Raw(kit.address)).introduce().send(framed(EAT, bytes(INBOX), says=8 * MB))
-        until(lambda: held(kit) == 16 * MB)
+        wait_until(lambda: held(kit) == 16 * MB)
         with Raw(kit.address) as raw:
             raw.introduce().send(framed(frames.REPLICATE, bytes(4 * MB)))
             assert frames.decode_json(raw.frame()[1])["bytes"] == 4 * MB
@@ -362,9 +356,9 @@ def test_servers_do_not_wait_for_each_other() -> None:
 def test_a_connection_that_closes_and_is_not_read_goes_away() -> None:
     with dask.config.set({"dps.timeouts.request": "500 ms"}), Kit() as kit, Raw(kit.address) as raw:
         raw.introduce().send(framed(FILL, count=8 * MB))
-        until(lambda: any(c._paused for c in kit.endpoint.connections))
+        wait_until(lambda: any(c._paused for c in kit.endpoint.connections))
         kit.endpoint.call(lambda: [c.transport.close() for c in kit.endpoint.connections])
-        until(lambda: not kit.endpoint.connections, 3)
+        wait_until(lambda: not kit.endpoint.connections)
 
 
 # ---- any mutation of a conversation ---------------------------------------------------------------------------------
@@ -388,7 +382,7 @@ def mutated(data: bytes, changes) -> bytes:
     return data
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None)
 @given(
     changes=st.lists(st.one_of(flips, cuts, puts, sets), max_size=6),
     proved=st.booleans(),

@@ -14,7 +14,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = ["estimator", "shared_table", "train_loop"]
 LINES = 60
-SECONDS = 150  # a limit for what hangs, on a busy machine
+SECONDS = 300  # a limit for what hangs, on a busy machine
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(SECONDS + 30)]
 

@@ -17,7 +17,7 @@ from servers import wait_until
 import dps
 from dps.errors import DataLostError
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.processes
 KEYS = np.arange(500)
 
 
@@ -63,7 +63,7 @@ class Load:
 
     def more(self, count: int = 50) -> None:
         before = list(self.done)
-        wait_until(lambda: self.errors or all(n - b >= count for n, b in zip(self.done, before, strict=True)), 60)
+        wait_until(lambda: self.errors or all(n - b >= count for n, b in zip(self.done, before, strict=True)))
 
     def __enter__(self):
         for thread in self._threads:
@@ -108,7 +108,7 @@ def test_a_primary_is_killed_under_load_again_and_again():
             for victim in (0, 1):
                 os.kill(pid_of(client, ps, victim), signal.SIGKILL)
                 load.more()
-                wait_until(lambda victim=victim: full(ps) and not any(victim in c for c in chains(ps)), 60)
+                wait_until(lambda victim=victim: full(ps) and not any(victim in c for c in chains(ps)))
                 load.more()
             assert {n for chain in chains(ps) for n in chain} == {2, 3}, "new servers, with new numbers"
         check(ps, load)
@@ -122,12 +122,12 @@ def test_a_primary_is_stopped_under_load_and_wakes_up():
             try:
                 threads = [psutil.Process(thread.id) for thread in psutil.Process(pid).threads()]
                 wait_until(lambda: all(thread.status() == psutil.STATUS_STOPPED for thread in threads))
-                wait_until(lambda: not any(0 in chain for chain in chains(ps)), 20)
+                wait_until(lambda: not any(0 in chain for chain in chains(ps)))
                 load.more()
             finally:
                 os.kill(pid, signal.SIGCONT)
             load.more()
-            wait_until(lambda: full(ps) and any(0 in chain for chain in chains(ps)), 60)
+            wait_until(lambda: full(ps) and any(0 in chain for chain in chains(ps)))
             load.more()
         check(ps, load)
 
@@ -154,14 +154,14 @@ def test_servers_come_and_go_while_trainers_train():
         thread = threading.Thread(target=train)
         thread.start()
         with contextlib.suppress(Exception):
-            wait_until(lambda: ps.status()["runs"], 30)
+            wait_until(lambda: ps.status()["runs"])
         ps.scale(4)
-        wait_until(lambda: errors or (full(ps) and len({n for c in chains(ps) for n in c}) == 4), 60)
+        wait_until(lambda: errors or (full(ps) and len({n for c in chains(ps) for n in c}) == 4))
         assert thread.is_alive() or not errors
         ps.retire(0)
-        wait_until(lambda: errors or (full(ps) and not any(0 in c for c in chains(ps))), 60)
+        wait_until(lambda: errors or (full(ps) and not any(0 in c for c in chains(ps))))
         ps.scale(2)
-        wait_until(lambda: errors or (full(ps) and len({n for c in chains(ps) for n in c}) == 2), 60)
+        wait_until(lambda: errors or (full(ps) and len({n for c in chains(ps) for n in c}) == 2))
         thread.join(120)
         assert not errors, errors
         assert not thread.is_alive()
@@ -184,7 +184,7 @@ def test_with_one_copy_what_is_lost_is_said_to_be_lost():
                     assert reader.pull("n", [key])[0] == 3, "never zeros"
                     seen.discard(int(key))
         assert seen
-        wait_until(lambda: sum(server["alive"] for server in ps.status()["servers"]) == 2, 60)
+        wait_until(lambda: sum(server["alive"] for server in ps.status()["servers"]) == 2)
         for key in KEYS[:40]:
             if int(key) in seen:
                 with pytest.raises(

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import dask
 import numpy as np
 import psutil
 import pytest
 from distributed import Client
+from servers import wait_until
 
 import dps
 from dps.errors import (
@@ -38,14 +38,6 @@ KEYS = np.arange(1000)
 def cluster():
     with dps.LocalCluster(servers=2, trainers=1, dashboard_address=None) as cluster, Client(cluster) as client:
         yield client
-
-
-def wait_until(condition, seconds=30):
-    """A limit for a broken product, not a measurement."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.01)
 
 
 def pid_of_server(client, ps, number):
@@ -144,21 +136,29 @@ def stopped(pid):
 @pytest.mark.processes
 def test_a_server_that_does_not_answer(cluster):
     client = cluster
-    limits = {"dps.timeouts.request": "0.5 s", "dps.timeouts.stop": "0.5 s", "dps.timeouts.connect": "1 s"}
-    with dask.config.set(limits), dps.ParameterServer(client, servers=2) as ps:
+    limits = {"dps.timeouts.request": "0.5 s", "dps.timeouts.connect": "0.5 s"}
+
+    def reaches(hasty, keys):
+        with contextlib.suppress(RequestTimeoutError):
+            return (hasty.pull("w", keys) == 1).all()
+
+    with dask.config.set({"dps.timeouts.stop": "0.5 s"}), dps.ParameterServer(client, servers=2) as ps:
         ps.table("w")
         ps.client().push("w", KEYS, 1.0)
         pid = pid_of_server(client, ps, 1)
-        with stopped(pid):
-            with pytest.raises(RequestTimeoutError, match=r"server 1 of parameter server 'dps' at .* not answered"):
-                ps.client().pull("w", KEYS)
-            with pytest.raises(RequestTimeoutError, match=r"server 1 of parameter server 'dps' at .* not greeted"):
-                dps.Client(ps.ticket).pull("w", KEYS)
-            with pytest.raises(RequestTimeoutError):
-                ps.client().pull("w", KEYS)
-            zero, one = ps.status()["servers"]
-            assert "tables" in zero
-            assert "tables" not in one
+        with dask.config.set(limits), dps.Client(ps.ticket) as known, dps.Client(ps.ticket) as unknown:
+            wait_until(lambda: reaches(known, KEYS))
+            wait_until(lambda: reaches(unknown, []))
+            with stopped(pid):
+                with pytest.raises(RequestTimeoutError, match=r"server 1 of parameter server 'dps' at .* not answered"):
+                    known.pull("w", KEYS)
+                with pytest.raises(RequestTimeoutError, match=r"server 1 of parameter server 'dps' at .* not greeted"):
+                    unknown.pull("w", KEYS)
+                with pytest.raises(RequestTimeoutError):
+                    known.pull("w", KEYS)
+                zero, one = ps.status()["servers"]
+                assert "tables" in zero
+                assert "tables" not in one
         assert (ps.client().pull("w", KEYS) == 1).all()
         ps.client().push("w", KEYS, 1.0)
         assert (ps.client().pull("w", KEYS) == 2).all()

@@ -41,7 +41,7 @@ from dps.wire.frames import Header, encode_json, padded
 FRAMES = int(os.environ.get("FUZZ_FRAMES", 20_000))
 SEED = int(os.environ.get("FUZZ_SEED", 1))
 GROWTH = 48 << 20  # bytes: of the process with the server, its clients and the fuzzer
-WORST = 2.0  # seconds: a witness's slowest call, on a machine of two cores that others use as well
+WORST = 5.0  # seconds: a witness's slowest call, on a machine of two cores that others use as well
 LIMITS = {"dps.limits.frame": "1 MiB", "dps.limits.incoming": "2 MiB", "dps.limits.buffer": "64 KiB"}
 LIMITS["dps.limits.connections"] = "100"
 endpoint_logger = logging.getLogger("dps.wire.connection")
@@ -199,7 +199,7 @@ def fuzz_server(tables: Tables, seed: int, count: int) -> str:
     )
 
 
-@pytest.mark.timeout(60 + FRAMES // 200)
+@pytest.mark.timeout(300 + FRAMES // 200)
 def test_a_server_under_random_frames(tables) -> None:
     print("\n" + fuzz_server(tables, SEED, FRAMES))
 
@@ -336,7 +336,7 @@ class Meetings:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, about the numbers in random bytes
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.timeout(60 + FRAMES // 200)
+@pytest.mark.timeout(300 + FRAMES // 200)
 def test_runs_under_random_frames() -> None:
     """Trainers that break all rules: others, of another parameter server, tick on; memory stays."""
     count = min(FRAMES, 200_000) // 4

@@ -8,8 +8,9 @@ import dask
 import numba
 import psutil
 import pytest
-from distributed import Client, Security, get_worker
-from test_cordon import Plugin, actor, cordoned, until
+from distributed import Client, Event, Security, get_worker
+from servers import PATIENCE, wait_until
+from test_cordon import Plugin, actor, cordoned
 
 from dps.deploy.local import LocalCluster
 from dps.errors import InputError, InputTypeError
@@ -24,7 +25,11 @@ def settled(cluster, servers, trainers):
         right = [name for name in present if name.startswith("server")] == [f"server-{n}" for n in range(servers)]
         return right and kinds.count("trainer") == trainers and present == sorted(cluster.workers)
 
-    until(there)
+    wait_until(there)
+
+
+def addresses(cluster):
+    return {ws.name: ws.address for ws in cluster.scheduler.workers.values()}
 
 
 def quick(**options):
@@ -33,6 +38,11 @@ def quick(**options):
 
 def slow_task(seconds):
     time.sleep(seconds)
+    return get_worker().name
+
+
+def task_until_told(_):
+    Event("told").wait()
     return get_worker().name
 
 
@@ -99,9 +109,10 @@ def test_adapt_means_trainers(plugin):
         cluster.adapt(minimum=0, maximum=3, interval="20 ms", wait_count=2, target_duration="100 ms")
         if plugin:  # else the idle servers take what little there is to do
             settled(cluster, 3, 0)
-            assert client.submit(slow_task, 0.01, pure=False).result(timeout=30).startswith("trainer")
-        futures = client.map(slow_task, [0.05] * 100, pure=False)
-        until(lambda: len(cluster.workers) == 6)  # three are needed, and there are more than three workers already
+            assert client.submit(slow_task, 0.01, pure=False).result(PATIENCE).startswith("trainer")
+        futures = client.map(task_until_told, range(100), pure=False)
+        wait_until(lambda: len(cluster.workers) == 6)  # three are needed, and there are more than three workers already
+        Event("told", client).set()
         ran = set(client.gather(futures))
         del futures  # Adaptive keeps workers for the sake of what they hold
         settled(cluster, 3, 0)
@@ -109,7 +120,7 @@ def test_adapt_means_trainers(plugin):
         settled(cluster, 3, 2)
         if plugin:
             assert all(name.startswith("trainer") for name in ran)
-            assert shard.where().result(timeout=10) == ("server-0", 4)
+            assert shard.where().result(PATIENCE) == ("server-0", 4)
 
 
 def test_an_asynchronous_cluster():
@@ -192,7 +203,7 @@ def test_processes(monkeypatch, capfd):
         settled(cluster, 1, 1)
         assert psutil.pid_exists(pids["server-0"])
         assert cluster.workers["server-0"].pid == pids["server-0"]
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids.values()))
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids.values()))
     out, err = capfd.readouterr()
     assert (out, err) == ("", ""), "starting and stopping is quiet"
 
@@ -204,7 +215,7 @@ def test_several_clusters_one_after_the_other():
             client.register_plugin(Plugin())
             assert client.submit(slow_task, 0).result() == "trainer-0"
             shard = actor(client, client.run_on_scheduler(cordoned)[0], 1).result()
-            assert shard.where().result(timeout=10) == ("server-0", 1)
+            assert shard.where().result(PATIENCE) == ("server-0", 1)
 
 
 @pytest.mark.processes
@@ -214,12 +225,10 @@ def test_a_worker_that_is_given_up_is_replaced():
         dask.config.set({"distributed.deploy.lost-worker-timeout": "10 ms"}),
         LocalCluster(servers=1, trainers=1, dashboard_address=None) as cluster,
     ):
-        before = {ws.name: ws.address for ws in cluster.scheduler.workers.values()}
+        before = addresses(cluster)
         with Client(cluster) as client:
             (pid,) = client.run(os.getpid, workers=[before["server-0"]]).values()
             psutil.Process(pid).kill()
-            until(lambda: "server-0" not in cluster.workers)
+            wait_until(lambda: addresses(cluster).get("server-0", before["server-0"]) != before["server-0"])
             settled(cluster, 1, 1)
-            now = {ws.name: ws.address for ws in cluster.scheduler.workers.values()}
-            assert now["trainer-0"] == before["trainer-0"]
-            assert now["server-0"] != before["server-0"]
+            assert addresses(cluster)["trainer-0"] == before["trainer-0"]

@@ -365,7 +365,7 @@ def test_the_automatic_setting(ready):
     thread, found = while_running(ps, uneven)
     ps.staleness = "auto"
     wait_until(lambda: json.loads(ps._call("snapshot"))["runs"][0]["auto"])
-    wait_until(lambda: ps.staleness > 1, seconds=60)
+    wait_until(lambda: ps.staleness > 1)
     ps.staleness = 9
     assert not json.loads(ps._call("snapshot"))["runs"][0]["auto"]
     thread.join(30)

@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "quickstart.ipynb"
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.processes
 
 
 def execute(notebook, folder) -> list[list[dict]]:

@@ -16,7 +16,7 @@ import dps
 from dps.errors import DPSError, VersionMismatchError
 from dps.preload import opening
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture

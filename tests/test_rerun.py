@@ -22,6 +22,7 @@ import pytest
 from distributed import Client, get_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from servers import wait_until
 
 import dps
 from dps import run as real_run
@@ -454,14 +455,6 @@ def ps(client):
         yield ps
 
 
-def wait_until(condition, seconds=30):
-    """A limit for a broken product, not a measurement."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.005)
-
-
 class OwnError(Exception):
     """A user's."""
 
@@ -637,6 +630,7 @@ def test_a_controller_that_is_gone_is_not_asked_for_ever(client, ps):
     with dps.Trainer(ps.ticket, run, 0) as trainer:
         trainer.ticket = dps.client.Ticket(ps.name, ("127.0.0.1", 1), ps.ticket.secret)
         trainer._controller_channel.close()
+        trainer._insisting = 0.5
         with pytest.raises(ControllerGoneError, match="cannot be reached"):
             trainer.tick()
 
@@ -668,7 +662,7 @@ def held(trainer, step, folder):
     if trainer.attempt:
         there.touch()
     elif (trainer.clock, step) == (37, 1):
-        wait_until(there.exists, 60)
+        wait_until(there.exists)
 
 
 def notes_of(folder, number):

@@ -18,6 +18,7 @@ import dask.bag as db
 import numpy as np
 import pytest
 from distributed import Client, Future, get_worker, wait
+from servers import wait_until
 
 import dps
 from dps.errors import (
@@ -55,14 +56,6 @@ def impatient():
     times = {"rejoin": "0.5 s", "stop": "3 s", "clock": "0.5 s"}
     with dask.config.set({f"dps.timeouts.{name}": value for name, value in times.items()}):
         yield
-
-
-def wait_until(condition, seconds=30):
-    """A limit for a broken product, not a measurement."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.005)
 
 
 def some(client, count):

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from dask.distributed import Client
 from IPython.lib.pretty import pretty
 from rich.console import Console
+from servers import PATIENCE
 from snapshots import snapshot
 
 import dps
@@ -203,7 +204,7 @@ def test_it_does_not_hurry_after_a_long_answer(monkeypatch):
     assert waits == [0.0, 0.9, 0.9]
 
 
-def read(number, until: bytes, seconds=30.0) -> bytes:
+def read(number, until: bytes, seconds=PATIENCE) -> bytes:
     """What a terminal shows, until something is in it."""
     end, found = time.monotonic() + seconds, b""
     while until not in found and time.monotonic() < end:
@@ -231,7 +232,7 @@ def test_on_a_terminal_it_fills_the_screen_until_q(monkeypatch):
             os.write(ours, b"x")
             asked = ps.asked
             while ps.asked < asked + 2:  # another key does not end it
-                read(ours, b"\x1b[", 1)
+                read(ours, b"\x1b[")
         finally:
             os.write(ours, b"q")
             while watching.is_alive():

@@ -30,7 +30,7 @@ from dps.errors import DPSError
 skein = pytest.importorskip("skein")
 
 pytestmark = [
-    *(pytest.mark.yarn, pytest.mark.processes, pytest.mark.timeout(300)),
+    *(pytest.mark.yarn, pytest.mark.processes),
     pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning"),  # skein's
     pytest.mark.leaks_ok("a cluster of several tests comes and goes: it is judged at the end of the module"),
 ]
