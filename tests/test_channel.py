@@ -81,7 +81,7 @@ def test_a_time_out_closes_the_channel_and_names_the_peer(kit) -> None:
         began = time.monotonic()
         with pytest.raises(RequestTimeoutError, match="the peer has not answered in time"):
             parked.result(soon(0.2))
-        assert 0.15 < time.monotonic() - began < 2
+        assert 0.15 < time.monotonic() - began < 30  # not the 60 s of dps.timeouts.request
         assert channel.closed
         with pytest.raises(DPSError, match="the peer"):
             second.result(soon())

@@ -285,7 +285,7 @@ def test_a_server_that_says_nothing_is_named_with_the_time():
             RequestTimeoutError, match=f"server 0 of parameter server 's' at {host}:{port} has not answ"
         ):
             client.push("t", [1], 1)
-        assert 0.25 < time.monotonic() - began < 5
+        assert 0.25 < time.monotonic() - began < 30  # not the 60 s of dps.timeouts.request
         fake.after = OK
         client.push("t", [1], 1)
         assert fake.taken == [0, 2], "what timed out is not sent again: nobody knows whether it arrived"

@@ -257,7 +257,7 @@ def test_stop_leaves_nothing(ways) -> None:
         assert feed(channel, pattern(1, 1))["bytes"] == 8
         began = time.monotonic()
         ways.kit.endpoint.stop()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8  # not the 10 s of dps.timeouts.connect
         assert not [t for t in threading.enumerate() if t.name == "dps-test"]
         assert not ways.kit.endpoint.connections
         with pytest.raises(ServerGoneError):

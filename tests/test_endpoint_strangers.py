@@ -250,7 +250,7 @@ def test_who_does_not_prove_himself_in_time_is_put_off(said: bytes) -> None:
         raw.send(said)
         began = time.monotonic()
         assert raw.frame() is None
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8  # not the 10 s that are usual
         time.sleep(0.1)
         assert healthy(channel), "a member stays"
 
@@ -315,7 +315,7 @@ def test_a_giant_among_many_gets_its_turn() -> None:
 
 
 def test_who_holds_memory_and_sends_nothing_is_put_off() -> None:
-    with dask.config.set({**SMALL, "dps.timeouts.request": "500 ms"}), Kit() as kit, contextlib.ExitStack() as stack:
+    with dask.config.set({**SMALL, "dps.timeouts.request": "1 s"}), Kit() as kit, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(2)]
         for raw in idle:
             raw.send(framed(EAT, bytes(INBOX), says=8 * MB))
@@ -323,7 +323,7 @@ def test_who_holds_memory_and_sends_nothing_is_put_off() -> None:
         with dask.config.set({"dps.timeouts.request": "20 s"}), kit.channels() as (waiting,):
             began = time.monotonic()
             assert feed(waiting, np.ones(MB // 2, np.int64))["sum"] == MB // 2
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15  # not its own limit
         for raw in idle:
             assert raw.frame() is None
 
@@ -354,7 +354,7 @@ def test_servers_do_not_wait_for_each_other() -> None:
 
 
 def test_a_connection_that_closes_and_is_not_read_goes_away() -> None:
-    with dask.config.set({"dps.timeouts.request": "500 ms"}), Kit() as kit, Raw(kit.address) as raw:
+    with dask.config.set({"dps.timeouts.request": "1 s"}), Kit() as kit, Raw(kit.address) as raw:
         raw.introduce().send(framed(FILL, count=8 * MB))
         wait_until(lambda: any(c._paused for c in kit.endpoint.connections))
         kit.endpoint.call(lambda: [c.transport.close() for c in kit.endpoint.connections])
@@ -532,5 +532,5 @@ def test_a_tls_handshake_has_a_time_limit() -> None:
     with dask.config.set({"dps.timeouts.connect": "1 s"}), Kit(listen) as kit, Raw(kit.address) as raw:
         began = time.monotonic()
         assert raw.take(HEADER_SIZE) == b""
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8  # not the 10 s that are usual
         assert isinstance(listen, ssl.SSLContext)

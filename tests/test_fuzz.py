@@ -461,7 +461,7 @@ def test_a_client_under_random_answers() -> None:
                     ends["well"] += 1
             except DPSError as error:
                 ends[type(error).__name__] += 1
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 8  # not the 10 s of dps.timeouts.connect
         peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20, f"{peak} bytes at once: more than a frame may have"
