@@ -31,7 +31,8 @@ __all__ = ["Monitor", "history_json"]
 logger = logging.getLogger(__name__)
 
 DIAGNOSE = 1.0  # seconds between two looks at who is slow
-RENEW = 0.5  # between two snapshots, while somebody looks
+RENEW = 1.0  # between two snapshots, while somebody looks
+DRAW = 0.5  # between two points of the curve of all servers
 RESTS = 60.0  # after something in here has failed
 LOOKED = 10.0  # for so long after somebody has;
 SLOW, LONG_AGO = 5.0, 300.0  # more rarely for some minutes: Prometheus comes every now and then
@@ -81,7 +82,7 @@ class Monitor:
                 logger.exception("parameter server %r: what is to be seen will be old", self.runs.session)
 
     def _look(self, now: float) -> None:
-        if now - self._drawn >= RENEW:
+        if now - self._drawn >= DRAW:
             self._drawn = now
             for watch in self._servers.values():
                 watch.quiet = now - watch.age > SILENT

@@ -224,6 +224,44 @@ def test_an_open_page_follows_what_happens(controller, show, cluster, get):
     asyncio.run(asyncio.wait_for(browse(), PATIENCE))
 
 
+def test_all_that_a_page_has_to_tell_is_one_message(controller, show, cluster, get):
+    """Bokeh itself sends one for each change; and browsers need not say how large they draw it."""
+    show(snapshots.snapshot(4))
+    (token,) = re.findall(r'"token":"(.*?)"', get("/dps"))
+    url = f"ws://127.0.0.1:{cluster.scheduler.http_server.port}/dps/ws"
+
+    async def browse() -> list[dict]:
+        """The messages up to the one that brings the news."""
+        socket = await websocket_connect(url, subprotocols=["bokeh", token])
+        try:
+            later = snapshots.snapshot(4, seed=7)
+            later["runs"][0] |= {"minimum": 777, "maximum": 778}
+            show(later)
+            told: list[dict] = []
+            while not told or "777 to 778" not in json.dumps(told[-1]):
+                fragment = await socket.read_message()
+                assert fragment is not None
+                if isinstance(fragment, str) and '"events"' in fragment:
+                    told.append(json.loads(fragment))
+            return told
+        finally:
+            socket.close()
+            while await socket.read_message() is not None:
+                pass
+
+    *_, last = asyncio.run(asyncio.wait_for(browse(), PATIENCE))
+    about = [(event["model"]["id"], event.get("attr"), event["kind"]) for event in last["events"]]
+    assert len(about) > 2
+    assert len(set(about)) == len(about)
+
+
+def test_browsers_say_nothing_back_of_what_they_draw():
+    made, _ = document(snapshots.snapshot(4))
+    figures = list(made.select({"type": Plot}))
+    assert figures
+    assert not any(model.syncable for figure in figures for model in (figure, figure.x_range, figure.y_range))
+
+
 def test_two_clusters_in_one_process_do_not_mix(controller, show, get):
     show(snapshots.snapshot(4))
     assert "dask_dps_clock" in get("/metrics")

@@ -113,6 +113,8 @@ def new_figure(title: str, x: str, y: str, **about: Any) -> Any:
         **about,
     )
     made.stylesheets = [InlineStyleSheet(css=style(":host"))]
+    for model in (made, made.x_range, made.y_range):
+        model.syncable = False  # browsers need not say how large it is there
     made.xgrid.visible = False
     made.ygrid.grid_line_alpha = 0.6
     made.axis.minor_tick_line_color = None

@@ -89,7 +89,7 @@ def snapshots(controller: Any) -> dict[str, dict[str, Any] | None]:
 
 
 def complain(what: str) -> None:
-    """Log the error at hand: once, for what is broken is broken every half a second."""
+    """Log the error at hand: once, for what is broken is broken every second."""
     if what not in told:
         told.add(what)
         logger.warning("%s fails; this is said once", what, exc_info=True)

@@ -7,6 +7,8 @@ All of them are used here and nowhere else, as they are in bokeh 3.9.2 and distr
 * ``BokehTornado._applications``, ``._loop`` and ``.prefix``, ``ApplicationContext._loop``: a page made after the start;
 * ``template_variables(scheduler)``, remembered for each scheduler: the tabs and the menu of every page;
 * ``default_router.rules`` of tornado's applications: what `add_handlers` has put there can be taken out again;
+* ``Document.callbacks._held_events``, ``ServerSession._subscribed_connections`` and ``._pending_writes``,
+  ``ServerConnection._socket``: many changes of a document in one message;
 * ``COLLECTORS`` and ``PrometheusHandler._collectors``: what ``/metrics`` asks, with ``.server`` set to the scheduler
   that is asked, so that two schedulers of one process do not mix.
 
@@ -21,7 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Routes", "collect_for", "frame", "theme"]
+__all__ = ["Routes", "collect_for", "frame", "in_one_message", "theme"]
 
 
 class Routes:
@@ -107,6 +109,29 @@ def _close(bokeh: Any, url: str) -> None:
     for session in list(context.sessions):
         for callback in session.document.session_callbacks:
             session.document.remove_periodic_callback(callback)
+
+
+def in_one_message(document: Any, change: Callable[[], None]) -> None:
+    """Call `change`, which changes a document that is locked; its browsers get all of that in one message.
+
+    Bokeh's own way is a message for each change, of three frames at least, and each goes through all models of the
+    document: most of what an open page cost.
+    """
+    context = document.session_context if document is not None else None
+    if context is None or context.session is None:  # nobody has it yet
+        return change()
+    document.hold("combine")
+    try:
+        change()
+    finally:
+        events, document.callbacks._held_events = document.callbacks._held_events, []
+        document.unhold()
+        for event in events:
+            if event.callback_invoker is not None:
+                event.callback_invoker()
+        for connection in context.session._subscribed_connections if events else ():
+            message = connection.protocol.create("PATCH-DOC", events)
+            context.session._pending_writes.append(connection._socket.send_message(message))
 
 
 def theme() -> Any:

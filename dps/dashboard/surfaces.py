@@ -18,7 +18,7 @@ __all__ = ["Surfaces"]
 
 logger = logging.getLogger("distributed.dps.dashboard")
 
-FRESH = 1.5  # seconds: a snapshot is made every half a second once somebody looks, so we wait for no more than this
+FRESH = 1.5  # seconds: a snapshot is made every second once somebody looks, so we wait for no more than this
 POLL = 0.05
 
 

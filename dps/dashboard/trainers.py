@@ -186,6 +186,8 @@ class Clocks(Plot):
 class Split(Plot):
     """What each trainer did lately, report by report; of many trainers the stragglers first, and all below."""
 
+    every = 2
+
     def __init__(self, **layout: Any) -> None:
         self.lanes, self.groups = ColumnDataSource({}), ColumnDataSource({})
         self.x = Range1d(-10, 0)
