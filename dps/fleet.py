@@ -105,6 +105,7 @@ class Fleet:
         self._watch = Watch(config.seconds("silence"), LOOK)
         self._handing: dict[tuple[str, int], tuple[Step, int, float]] = {}  # shard -> what for, since epoch, until
         self._next = 0
+        self._settled: tuple | None = None  # what the last look saw: epoch, servers
         self.handlers = {
             frames.SERVE: self.serve,
             frames.BEAT: self.beat,
@@ -298,12 +299,15 @@ class Fleet:
                     changed = True
         up = [n for n, server in self.servers.items() if server.up and server.ready and not server.gone]
         staying = [n for n in up if not self.servers[n].leaving]
-        tables = {name: (spec["copies"], self.places[name]) for name, spec in self.specs.items()}
         leaving = [n for n in up if n not in staying]
         unfit = [n for n in staying if now < self.servers[n].unfit_until]
-        for step in list(next_steps(tables, staying, leaving, MOVES, unfit)):
-            self._take(step, now)
-            changed = True
+        known = (self.epoch, staying, leaving, unfit)
+        if known != self._settled or changed:  # else there is still nothing to do
+            self._settled = known
+            tables = {name: (spec["copies"], self.places[name]) for name, spec in self.specs.items()}
+            for step in list(next_steps(tables, staying, leaving, MOVES, unfit)):
+                self._take(step, now)
+                changed = True
         if changed:
             self._publish()
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dps import config
+from dps.coordination.placement import next_steps
 from dps.errors import InputError, ProtocolError, TooFewWorkersError
 from dps.fleet import LOOK, UNFIT, Fleet
 from dps.member import BEAT
@@ -560,3 +561,17 @@ def test_what_happened_is_told():
     for _ in range(1000):
         world.fleet.note("again")
     assert len(world.fleet.describe()["events"]) <= 256
+
+
+def test_a_look_at_a_fleet_that_is_settled_does_not_go_through_its_shards(monkeypatch):
+    world = World(servers=3)
+    world.table()
+    world.settle()
+    asked = []
+    monkeypatch.setattr("dps.fleet.next_steps", lambda *args: asked.append(args) or next_steps(*args))
+    world.wait(20 * LOOK)
+    assert not asked
+    world.fleet.retire([0])
+    world.settle()
+    assert asked
+    assert world.fleet.empty(0)
