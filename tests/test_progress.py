@@ -160,6 +160,32 @@ def test_history_forgets_servers_that_are_gone():
     assert blocked[0].sum() == 30.0
 
 
+def test_history_knows_as_many_servers_as_there_is_room_for(monkeypatch):
+    monkeypatch.setattr("dps.coordination.history.PAIRS", 2 * 64 * 3)
+    history = History(2)
+    for n in range(200):
+        for trainer in range(2):
+            history.report(trainer, n, row(clocks=1), n, {100 * (n // 100) + server: (1, 0.5) for server in range(5)})
+            assert len(history.blocked(history.reports() * 0 + 1)[0]) <= 3
+    servers, blocked = history.blocked(history.reports() * 0 + 20)
+    assert set(servers) <= {100, 101, 102, 103, 104}, "those that are gone make way"
+    assert blocked[0].tolist() == [[20, 10.0]] * 3
+
+
+def test_history_of_many_trainers_and_servers_stays_small():
+    history, told = History(4096, capacity=16), dict.fromkeys(range(16), (1.0, 0.5))
+    for trainer in range(4096):
+        history.report(trainer, 1.0, row(clocks=1), 1, told)
+    assert sum(x.nbytes for x in vars(history).values() if isinstance(x, np.ndarray)) < 40e6
+    for n in range(2, 40):
+        history.report(7, n, row(clocks=n), n, told)
+    kept = history.within(100, 40.0)
+    assert kept[7] == history.lately == 16
+    assert history.newest(kept)[7, COLUMNS.index("clocks")] == sum(range(24, 40))
+    assert history.blocked(kept)[1][7].tolist() == [[16, 8.0]] * 16
+    assert history.strip(7)[1].tolist() == list(range(24, 40))
+
+
 def test_history_says_what_it_cannot_keep():
     with pytest.raises(InputError, match="not of 0 and 256"):
         History(0)

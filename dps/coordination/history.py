@@ -2,8 +2,9 @@
 
 Two views are kept of each trainer's reports. A report is the sums over the iterations since the one before:
 
-* **lately**: the last 64 reports one by one, as running totals. The sum over the last k of them is one subtraction, so
-  that windows of any length over a thousand trainers cost a fraction of a millisecond;
+* **lately**: the last 64 reports one by one (of more than 512 trainers fewer, to 16: they report more rarely), as
+  running totals. The sum over the last k of them is one subtraction, so that windows of any length over a thousand
+  trainers cost a fraction of a millisecond. So it is for each server, of which as many are known as there is room for;
 * **the whole run**: at most `capacity` rows. When these are full, neighbours are added up in pairs, and from then on a
   row covers twice as many reports as before. So a run of any length has between capacity / 2 and capacity rows of the
   same resolution, and their sum is the total of the run, exactly.
@@ -26,7 +27,9 @@ COLUMNS = (
     *("pulls", "pushes", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "rows", "again"),
 )
 
-LATELY = 64  # reports of each trainer
+LATELY = 64, 16  # reports of each trainer: at most, and at least,
+REPORTS = 1 << 15  # but no more than these of all,
+PAIRS = 1 << 22  # and these times servers
 
 
 class History:
@@ -37,6 +40,11 @@ class History:
     trainers : int
     capacity : int
         Rows kept of each trainer for the whole run.
+
+    Attributes
+    ----------
+    lately : int
+        Reports kept of each trainer one by one.
 
     Examples
     --------
@@ -54,21 +62,24 @@ class History:
     def __init__(self, trainers: int, capacity: int = 256):
         if trainers < 1 or capacity < 2:
             raise InputError(f"a history is of 1 trainer and 2 rows or more, not of {trainers} and {capacity}")
-        width = len(COLUMNS)
+        width, lately = len(COLUMNS), max(LATELY[1], min(LATELY[0], REPORTS // trainers))
         self.trainers, self.capacity = trainers, capacity - capacity % 2
+        self.lately = lately
         capacity = self.capacity
         self.began = np.full(trainers, np.nan)  # when it joined, the last time
         self.ended = np.full(trainers, np.nan)  # its last report
         self._totals = np.zeros((trainers, width))
         self._counts = np.zeros(trainers, np.int64)  # reports, of all attempts
         self._first = np.zeros(trainers, np.int64)  # ... before the present attempt
-        # lately: at [n % LATELY] what there was before report n, and when report n ended
-        self._before = np.zeros((trainers, LATELY, width))
-        self._ends = np.full((trainers, LATELY), -np.inf)
-        self._clocks = np.zeros((trainers, LATELY), np.int64)
+        # lately: at [n % lately] what there was before report n, and when report n ended
+        self._before = np.zeros((trainers, lately, width))
+        self._ends = np.full((trainers, lately), -np.inf)
+        self._clocks = np.zeros((trainers, lately), np.int64)
         self._places: dict[int, int] = {}  # server -> its place in the next two
+        self._most = max(1, PAIRS // (trainers * lately))  # servers there
+        self._full = 0  # while they are all taken: reports that come before one looks again who can make way
         self._blocked = np.zeros((trainers, 0, 2))
-        self._blocked_before = np.zeros((trainers, LATELY, 0, 2))
+        self._blocked_before = np.zeros((trainers, lately, 0, 2))
         # the whole run
         self._rows = np.zeros((trainers, capacity, width))
         self._row_ends = np.zeros((trainers, capacity))
@@ -94,8 +105,11 @@ class History:
     ) -> None:
         """Add one report: `row` as in COLUMNS, and for each server the requests and the seconds blocked."""
         if not servers.keys() <= self._places.keys():
-            self._make_places(servers)
-        place, sums = self._counts[trainer] % LATELY, np.array(row, float)
+            self._full = max(0, self._full - 1)
+            if not self._full:
+                self._make_places(servers)
+            servers = {server: told for server, told in servers.items() if server in self._places}
+        place, sums = self._counts[trainer] % self.lately, np.array(row, float)
         self._before[trainer, place] = self._totals[trainer]
         self._ends[trainer, place] = now
         self._clocks[trainer, place] = clock
@@ -135,6 +149,8 @@ class History:
         told = np.any(self._blocked[:, None] != self._blocked_before, axis=(0, 1, 3))
         kept = {number: place for number, place in self._places.items() if told[place] or number in servers}
         new = [number for number in servers if number not in kept]
+        if len(kept) + len(new) > self._most:
+            self._full, new = self.trainers, new[: max(0, self._most - len(kept))]
         places, more = list(kept.values()), ((0, len(new)), (0, 0))
         self._blocked = np.pad(self._blocked[:, places], ((0, 0), *more))
         self._blocked_before = np.pad(self._blocked_before[:, :, places], ((0, 0), (0, 0), *more))
@@ -147,7 +163,7 @@ class History:
         return self._totals.copy()
 
     def within(self, seconds: float | np.ndarray, now: float) -> np.ndarray:
-        """How many reports of each trainer's present attempt ended in the last `seconds` (its own); at most 64."""
+        """How many reports of each trainer's present attempt ended in the last `seconds` (its own), of `lately`."""
         inside = np.count_nonzero(self._ends > now - np.reshape(seconds, (-1, 1)), axis=1)
         return np.minimum(inside, self._counts - self._first)
 
@@ -165,12 +181,12 @@ class History:
         return list(self._places), np.where(counts[:, None, None] > 0, found, 0.0)
 
     def _places_of(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.arange(self.trainers), (self._counts - counts) % LATELY
+        return np.arange(self.trainers), (self._counts - counts) % self.lately
 
-    def strip(self, trainer: int, count: int = LATELY) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the last `count` reports (of 64 at most): when each ended, the clock then, its row."""
+    def strip(self, trainer: int, count: int = LATELY[0]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of the last `count` reports (of `lately` at most): when each ended, the clock then, its row."""
         total = int(self._counts[trainer])
-        places = np.arange(total - min(count, total, LATELY), total) % LATELY
+        places = np.arange(total - min(count, total, self.lately), total) % self.lately
         sums = np.concatenate([self._before[trainer, places], self._totals[None, trainer]])
         return self._ends[trainer, places], self._clocks[trainer, places], np.diff(sums, axis=0)
 
