@@ -259,10 +259,11 @@ class Monitor:
             "reassign": portions is not None,
         }
         if run.watch is None:
-            return about | {"totals": {}, "stragglers": [], "strip": [], "metrics": {}}
+            return about | {"totals": {}, "stragglers": [], "strip": [], "metrics": {}, "logged": {}}
         columns |= run.watch.columns(now, _waiting(run), run.left)
         about |= {"totals": run.watch.totals(), "stragglers": run.watch.stragglers()}
-        return about | {"strip": run.watch.strips(wall - now), "metrics": run.watch.curves()}
+        about |= {"strip": run.watch.strips(wall - now), "metrics": run.watch.curves()}
+        return about | {"logged": run.watch.logged()}
 
     def _about_server(self, server: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
         watch = self._servers.get(server["number"]) or ServerWatch()

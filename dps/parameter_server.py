@@ -341,6 +341,9 @@ class ParameterServer(Archive):
     def staleness(self) -> float | None:
         """The staleness bound of the run that goes on (or was the last); None before the first.
 
+        While it is set automatically (``"auto"``), the bound that holds at the moment; ``"auto"`` of a run in
+        :meth:`status` says whether it is.
+
         Set it while a run goes on, from another thread or another notebook (:meth:`attach`): a number, ``math.inf``
         or "auto", as in :meth:`run`. Trainers learn of it at their next tick; the change is among the events of
         :meth:`status`.

@@ -149,6 +149,7 @@ class Run:
         return {
             "run": self.number,
             "staleness": None if math.isinf(self.staleness) else self.staleness,
+            "auto": self.watch is not None and self.watch.auto is not None,
             "clocks": [self.clock.clock_of(n) for n in range(self.trainers)],
             "planned": [self.planned.get(n, 0) for n in range(self.trainers)],
             "waiting": sorted(self.ticking),

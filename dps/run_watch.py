@@ -6,6 +6,7 @@ of reports are merged, curves are thinned, findings are counted.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ LATELY = 10.0  # seconds over which rates and fractions are taken
 POINTS = 1024  # of a curve
 SHOWN = 256  # of them in a snapshot
 STRIPS = 32  # trainers whose strip chart is in a snapshot
-METRICS = 32
+METRICS, EACH = 32, 16  # names of metrics; of them those whose last value of each trainer is shown
 FINDINGS = 512  # that are remembered of a run
 CELLS = 1 << 16  # rows of all trainers' histories together
 PARTS = [COLUMNS.index(name) for name in SPLIT]
@@ -146,8 +147,7 @@ class RunWatch:
             told[name] = _rounded(np.where(known, amount / total, 0), 3)
         work = (sums[:, TOTAL] - sums[:, WAIT]) / np.maximum(sums[:, CLOCKS], 1)
         told["step"] = _rounded(np.where(sums[:, CLOCKS] > 0, work, 0), 6)
-        nothing: list[float | None] = [None] * self.trainers
-        return {**told, "loss": list(self.last.get("loss", nothing))}
+        return told
 
     def totals(self) -> dict[str, float]:
         """Seconds of all trainers, since the run began."""
@@ -169,6 +169,10 @@ class RunWatch:
     def stragglers(self) -> list[dict[str, Any]]:
         """Who is slow now, as plain values."""
         return [self._dict(finding) for finding in self.found]
+
+    def logged(self) -> dict[str, list[float | None]]:
+        """The last value of each metric, by trainer."""
+        return {name: list(values) for name, values in itertools.islice(self.last.items(), EACH)}
 
     def latest(self) -> dict[str, float]:
         """The last point of each metric."""

@@ -52,8 +52,8 @@ def run_of(rng: np.random.Generator, trainers: int, now: float) -> dict[str, Any
         "age": rng.uniform(0, 0.3, trainers).round(3).tolist(),
         "attempts": [1] * trainers,
         "step": rng.normal(0.04, 0.002, trainers).round(5).tolist(),
-        "loss": rng.normal(0.12, 0.01, trainers).round(5).tolist(),
     }
+    losses = rng.normal(0.12, 0.01, trainers).round(5).tolist()
     columns |= {name: parts[:, i].round(4).tolist() for i, name in enumerate(SPLIT)}
     stragglers = []
     if slow is not None:
@@ -87,6 +87,7 @@ def run_of(rng: np.random.Generator, trainers: int, now: float) -> dict[str, Any
         "stragglers": stragglers,
         "strip": [strip(rng, n, slow, now) for n in shown],
         "metrics": metrics(rng, now),
+        "logged": {"loss": losses},
         "portions": None,
     }
 

@@ -81,7 +81,14 @@ def test_metrics_are_means_over_trainers_between_two_looks():
     assert curve["value"] == pytest.approx([0.4, 0.25])
     assert curve["clock"] == [5, 7.5]
     assert watch.latest() == {"loss": 0.25}
-    assert watch.columns(3.5, {})["loss"] == [0.25, 0.3]
+    assert watch.logged() == {"loss": [0.25, 0.3]}
+
+
+def test_the_last_value_of_each_metric_and_trainer_is_kept_of_a_bounded_number():
+    watch, told = RunWatch(2), {f"metric{n}": (1, float(n), float(n)) for n in range(32)}
+    watch.reported(1, 0, report(1)._replace(metrics={"auc": (2, 1.5, 0.75), **told}), 5, 1.0)
+    assert watch.logged()["auc"] == [None, 0.75]
+    assert len(watch.logged()) == 16
 
 
 def test_fractions_are_of_the_last_seconds_and_a_wait_that_goes_on_counts():
@@ -421,7 +428,9 @@ def test_the_automatic_setting_begins_where_the_run_is(ready):
     ps.staleness = "auto"
     time.sleep(1.2)
     assert ps.staleness in (4, 5)
+    assert ps.status()["runs"][-1]["auto"]
     ps.staleness = 9
+    assert not ps.status()["runs"][-1]["auto"]
     thread.join(30)
 
 

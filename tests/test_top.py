@@ -110,7 +110,7 @@ def test_sections_share_the_room(height):
 def test_what_is_unknown_is_left_out():
     made = snapshot(3)
     run = made["runs"][0]
-    run |= {"stragglers": [], "metrics": {}, "totals": {}, "strip": [], "staleness": None}
+    run |= {"stragglers": [], "metrics": {}, "logged": {}, "totals": {}, "strip": [], "staleness": None}
     run["trainers"] = {name: run["trainers"][name] for name in ("where", "state", "clock", "age", "attempts")}
     made["throughput"] = {name: [] for name in made["throughput"]}
     text = words(shown(made, 80))
@@ -118,6 +118,17 @@ def test_what_is_unknown_is_left_out():
     assert "loss" not in text.split("trainer")[0]
     made |= {"runs": [], "servers": [], "tables": {}, "events": []}
     assert words(shown(made, 80)).endswith("no run yet")
+
+
+@pytest.mark.parametrize("name", ["auc", "[red]" + "x" * 59])
+def test_what_is_logged_instead_of_a_loss_is_shown_of_each_trainer(name):
+    made = snapshot(2)
+    run = made["runs"][0]
+    run |= {"metrics": {name: run["metrics"]["loss"]}, "logged": {name: [0.625, 0.875]}}
+    text = words(shown(made, 80))
+    assert f"keys/s {name[:12]} " in text
+    assert "0.625" in text
+    assert "0.875" in text
 
 
 def test_text_of_others_is_no_markup():

@@ -21,6 +21,7 @@ __all__ = ["Overview", "StatusView", "current_run", "slowest_first", "split_bar"
 
 GLYPHS = dict(zip(PARTS, "█▒·▓░", strict=True))  # told apart without colours too
 WIDE = 120  # columns from which there is room for more about each trainer
+LONGEST = 12  # characters of a metric's name at the head of a column
 LEAST = {"trainers": 4, "servers": 2, "tables": 1, "events": 2}  # rows, as long as there is room for any
 MOST = {"trainers": 24, "servers": 16, "tables": 16, "events": 8, "runs": 4}  # where the height is not bounded
 NAME = 24  # characters of a table's
@@ -48,8 +49,10 @@ def slowest_first(run: Mapping[str, Any]) -> list[int]:
 def columns_of(run: Mapping[str, Any]) -> dict[str, list[Any]]:
     """What is known of each trainer, by name; of very many the controller keeps no more than the clocks."""
     of, count = run["trainers"], len(run["trainers"]["state"])
-    unknown = dict.fromkeys(("step", "rate", "keys_rate", "bytes_rate", "rows_rate", "loss"), [None] * count)
-    return {**unknown, **dict.fromkeys(PARTS, [0.0] * count), **of}
+    unknown = dict.fromkeys(("step", "rate", "keys_rate", "bytes_rate", "rows_rate", "logged"), [None] * count)
+    logged = run["logged"]
+    told = {"logged": logged[str(learning_curve(logged))]} if logged else {}
+    return {**unknown, **dict.fromkeys(PARTS, [0.0] * count), **of, **told}
 
 
 def split_bar(fractions: Sequence[float], width: int) -> list[tuple[str, str]]:
@@ -147,13 +150,14 @@ class Overview:
     def _trainers(self, rows: int, wide: bool) -> Any:
         assert self.run is not None
         of, order = columns_of(self.run), slowest_first(self.run)
-        names = ["trainer", "state", "clock", "step", "keys/s", "loss"]
+        logged = learning_curve(self.run["logged"]) or "loss"
+        names = ["trainer", "state", "clock", "step", "keys/s", logged[:LONGEST]]
         names += ["clocks/s", "bytes/s", "seen", "where"] if wide else []
         columns = grid(names, left=("trainer", "state", "where"), bar="where its time goes", place=3)
         more = len(order) > rows
         for n in order[: rows - more]:
             state = of["state"][n]
-            numbers = [span(of["step"][n]), short(of["keys_rate"][n]), short(of["loss"][n])]
+            numbers = [span(of["step"][n]), short(of["keys_rate"][n]), short(of["logged"][n])]
             if wide:
                 seen = f"{span(of['age'][n])} ago"
                 numbers += [short(of["rate"][n]), short(of["bytes_rate"][n], "B"), seen, str(of["where"][n])]
@@ -173,8 +177,8 @@ class Overview:
 
         clocks = known("clock")
         reach = f"{min(clocks):,}" if min(clocks) == max(clocks) else f"{min(clocks):,}-{max(clocks):,}"
-        step, loss = (float(np.median(known(name))) if known(name) else None for name in ("step", "loss"))
-        numbers = [span(step), short(sum(known("keys_rate"))), short(loss)]
+        step, logged = (float(np.median(known(name))) if known(name) else None for name in ("step", "logged"))
+        numbers = [span(step), short(sum(known("keys_rate"))), short(logged)]
         if wide:
             numbers += [short(sum(known("rate"))), short(sum(known("bytes_rate")), "B"), "", ""]
         waiting = sum(of["state"][n] == "waiting" for n in rest)
@@ -372,7 +376,7 @@ def grid(names: Sequence[str], left: Sequence[str], bar: str | None = None, plac
         if bar is not None and n == place:
             table.add_column(bar, no_wrap=True, ratio=1, min_width=8)
         least = len("12:34:56") if name == "time" else None
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True, min_width=least)
+        table.add_column(line(name), justify="left" if name in left else "right", no_wrap=True, min_width=least)
     return table
 
 
