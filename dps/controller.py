@@ -199,17 +199,11 @@ class Controller(SchedulerPlugin):
 
     async def scale(self, comm: Any = None, name: str = "", servers: int = 1) -> None:
         """Have that many servers; shards move while training goes on."""
-        session = self._session(name)
-        staying = sorted(s.number for s in session.crew.servers() if not s.leaving)
-        if len(staying) > servers:
-            await self._in_endpoint(session.fleet.retire, staying[servers:])
-        session.crew.wanted = servers
+        await self._session(name).crew.scale(servers)
 
     async def retire(self, comm: Any = None, name: str = "", server: int = 0) -> None:
         """Empty one server, then close it; a spare worker takes its place, if there is one."""
-        session = self._session(name)
-        await session.crew.add_spare()
-        await self._in_endpoint(session.fleet.retire, [server])
+        await self._session(name).crew.retire(server)
 
     # -- RPC: tables
 

@@ -68,7 +68,8 @@ class Crew:
         self.session, self.secrets, self.controller = args
         self.wanted = 0
         self.dedicated = False  # its servers have workers of their own, also those that come later
-        self.changing = asyncio.Lock()
+        self.changing = asyncio.Lock()  # tables
+        self._staffing = asyncio.Lock()  # servers: those that are to come and to go, as one
         self._actor, self._in_endpoint, self._others = actor, in_endpoint, others
         self._versions = {"the client": version, f"the scheduler {scheduler.address}": own_version()}
         self._tag = new_nonce()[:8]
@@ -181,11 +182,21 @@ class Crew:
             found[f"worker {worker}"] = version_in(answer)
         same_versions(found)
 
-    async def add_spare(self) -> None:
-        """One more server, if there is a worker for it: another is about to go."""
-        for worker in self._candidates()[0][:1]:
-            await self._check_versions([worker])
-            await self._start_server(worker, config.seconds("start"))
+    async def scale(self, servers: int) -> None:
+        """Have that many; those that came last go."""
+        async with self._staffing:
+            staying = sorted(s.number for s in self.servers() if not s.leaving)
+            if len(staying) > servers:
+                await self._in_endpoint(self.fleet.retire, staying[servers:])
+            self.wanted = servers
+
+    async def retire(self, number: int) -> None:
+        """Have one server emptied, and then closed; another takes its place, if there is a worker for it."""
+        async with self._staffing:
+            for worker in self._candidates()[0][:1]:
+                await self._check_versions([worker])
+                await self._start_server(worker, config.seconds("start"))
+            await self._in_endpoint(self.fleet.retire, [number])
 
     async def _close_server(self, server: Recruit) -> None:
         with contextlib.suppress(Exception):
@@ -194,7 +205,7 @@ class Crew:
         await self._in_endpoint(self.fleet.dismiss, server.number)
 
     async def _mind(self) -> None:
-        """For ever: replace servers that were lost, close those that are to go and are empty."""
+        """For ever: replace servers that were lost, let go of those too many, close those to go that are empty."""
         while True:
             await asyncio.sleep(AGAIN)
             try:
@@ -202,6 +213,9 @@ class Crew:
                 for server in [s for s in servers if s.leaving and self.fleet.empty(s.number)]:
                     await self._close_server(server)
                 missing = self.wanted - sum(not (s.leaving or s.silent) for s in servers)
+                if missing < 0 and not self._staffing.locked():  # one that had been replaced is back
+                    async with self._staffing:
+                        await self._in_endpoint(self.fleet.trim, self.wanted)
                 workers, dedicated = self._candidates()
                 for worker in workers[: max(0, missing)] if dedicated or not self.dedicated else ():
                     await self._check_versions([worker])

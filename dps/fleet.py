@@ -16,7 +16,9 @@ SUSPECT      JSON server, shards, why, epoch       who does not take ops from th
 When another server takes over. A server is *lost* when Dask has removed its worker and its connection to us is broken:
 two connections, closed by its own kernel. It is *silent* when it has not beaten for `dps.timeouts.silence`, which is
 longer than its lease: whatever it does, it answers no pulls of replicated tables. Then whoever is next in each chain
-takes over. A silent server keeps the shards that nobody else has: it may wake up.
+takes over. A silent server keeps the shards that nobody else has: it may wake up. So that this is nobody who has died
+himself meanwhile, the silent one is put out when one of the others in the chain has beaten since: until then those are
+*doubted*. Whoever is told to go on without it may acknowledge what it does not have.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from dps import config
 from dps.coordination.placement import (
     DROP,
     JOIN,
-    LEAD,
     Place,
     Step,
     appended,
+    handed_over,
     joined,
     next_steps,
     place,
@@ -67,6 +69,7 @@ class Recruit:
         self.gone = False  # Dask has removed its worker
         self.ready = False  # it knows all tables
         self.silent = False
+        self.doubted = False  # it has not beaten since its connection broke, or since another fell silent
         self.leaving = False
         self.unfit_until = 0.0  # it was out of step: it joins nothing before
 
@@ -104,6 +107,7 @@ class Fleet:
         self.reported: Callable[[int, dict[str, Any]], None] = lambda number, report: None  # what beats bring
         self._watch = Watch(config.seconds("silence"), LOOK)
         self._handing: dict[tuple[str, int], tuple[Step, int, float]] = {}  # shard -> what for, since epoch, until
+        self._held: set[int] = set()  # doubted servers that silent ones wait for
         self._next = 0
         self._settled: tuple | None = None  # what the last look saw: epoch, servers
         self.handlers = {
@@ -143,10 +147,8 @@ class Fleet:
 
     def publish_table(self, spec: dict[str, Any], places: list[Place]) -> None:
         lost = {n for p in places for n in p.chain if n not in self.servers or not self.servers[n].up}
-        self.specs[spec["name"]], self.places[spec["name"]] = (
-            spec,
-            [without(p, lost, (), self.epoch + 1) for p in places],
-        )
+        self.specs[spec["name"]] = spec
+        self.places[spec["name"]] = [without(p, lost, (), self.epoch + 1) for p in places]
         self._publish()
 
     def drop_table(self, name: str) -> dict[str, Any] | None:
@@ -169,6 +171,23 @@ class Fleet:
             if number not in self.servers:
                 raise InputError(f"parameter server {self.session!r} has no server {number}: {sorted(self.servers)}")
             self.servers[number].leaving = True
+
+    def trim(self, wanted: int) -> None:
+        """Let go of those beyond `wanted` (one that had been replaced is back) once each shard has its copies again.
+
+        Those that hold the least go, of equals the newest.
+        """
+        staying, load = self._staying(), collections.Counter[int]()
+        for name, places in self.places.items():
+            copies = min(self.specs[name]["copies"], len(staying))
+            if any(p.chain and sum(n in staying for n in p.chain) < copies for p in places):
+                return
+            load.update(n for p in places for n in p.line)
+        most = max((spec["copies"] for spec in self.specs.values()), default=1)
+        surplus = sorted(staying, key=lambda n: (load[n], -n))[: max(0, len(staying) - max(wanted, most))]
+        for number in surplus:
+            self.servers[number].leaving = True
+            self.note(f"server {number} is to go: there are {len(staying)}, and {wanted} are wanted")
 
     def empty(self, number: int) -> bool:
         """Whether a server holds nothing (any more)."""
@@ -217,6 +236,11 @@ class Fleet:
         self._watch.sign(server.number, self.endpoint.now())
         if body:
             self._report(server.number, body)
+        server.doubted = False
+        if server.number in self._held:
+            self._held.discard(server.number)
+            if not self._held:
+                self._bury()
         if server.silent:
             server.silent = False
             self.note(f"server {server.number} is back")
@@ -237,13 +261,8 @@ class Fleet:
         step, since, _ = self._handing.get((name, shard), (None, 0, 0.0))
         if step is None or not p.stepping_down or p.chain[:1] != (connection.party.number,) or about["epoch"] < since:
             return
-        chain = [n for n in p.chain if n != step.server]
-        if step.what == LEAD and step.server in p.chain:
-            chain.insert(0, step.server)
         del self._handing[name, shard]
-        if not chain:
-            chain = list(p.chain)
-        self._put(name, shard, rechained(p, chain, p.joiner, self.epoch + 1))
+        self._put(name, shard, handed_over(p, step, self._staying(), self.specs[name]["copies"], self.epoch + 1))
         self._publish()
 
     def suspect(self, connection: Any, header: Header, body: memoryview) -> None:
@@ -275,6 +294,7 @@ class Fleet:
         server = connection.party
         if isinstance(server, Recruit) and server.connection is connection:
             server.connection = None
+            server.doubted = True
             self._bury()
 
     # -- now and then
@@ -289,6 +309,9 @@ class Fleet:
             self.failures += 1
             self.note(f"server {server.number} on {server.worker} is silent")
         if fresh:
+            for server in self.servers.values():
+                server.doubted = True
+        if fresh or self._held:
             self._bury()
         changed = False
         for (name, shard), (_, _, until) in list(self._handing.items()):
@@ -297,9 +320,7 @@ class Fleet:
                 if name in self.places:
                     self._put(name, shard, self.places[name][shard]._replace(stepping_down=False))
                     changed = True
-        up = [n for n, server in self.servers.items() if server.up and server.ready and not server.gone]
-        staying = [n for n in up if not self.servers[n].leaving]
-        leaving = [n for n in up if n not in staying]
+        staying, leaving = self._staying(), self._staying(leaving=True)
         unfit = [n for n in staying if now < self.servers[n].unfit_until]
         known = (self.epoch, staying, leaving, unfit)
         if known != self._settled or changed:  # else there is still nothing to do
@@ -326,11 +347,15 @@ class Fleet:
         """Other servers take over from those that are lost or silent."""
         lost = {n for n, server in self.servers.items() if server.gone and not server.up}
         silent = {n for n, server in self.servers.items() if server.silent}
+        doubted = {n for n, server in self.servers.items() if server.doubted}
         changed = False
+        self._held.clear()
         for name, places in self.places.items():
             gone = []
             for shard, p in enumerate(places):
-                new = without(p, lost, silent, self.epoch + 1)
+                new = without(p, lost, silent, self.epoch + 1, doubted)
+                if not silent.isdisjoint(new.chain):
+                    self._held.update(set(new.chain) - silent)
                 if new is not p:
                     changed = True
                     self._put(name, shard, new)
@@ -345,6 +370,11 @@ class Fleet:
             self._publish()
 
     # -- inside
+
+    def _staying(self, leaving: bool = False) -> list[int]:
+        """The servers that are up and ready, and stay (or are leaving)."""
+        servers = self.servers.items()
+        return [n for n, s in servers if s.up and s.ready and not s.gone and s.leaving == leaving]
 
     def _report(self, number: int, body: memoryview) -> None:
         """What a server says of its work; nothing that may be wrong with it costs the server its lease."""

@@ -254,6 +254,41 @@ def test_of_copies_that_were_all_silent_the_first_that_is_back_takes_over():
     assert route(world)["tables"][0]["owners"] == [1]
 
 
+def test_a_silent_copy_is_not_put_out_on_the_word_of_one_who_may_have_died_since():
+    world = World(2)
+    world.table(shards=1)
+    world.asleep.add(1)
+    world.wait(SILENCE - 0.5)
+    world.asleep.add(0)  # its machine vanishes: nobody is told
+    world.wait(1.0)
+    assert world.fleet.servers[1].silent
+    assert world.chains() == [(0, 1)]
+    assert world.lines[0].placement["tables"]["1"][0][0] == [0, 1], "it was not told to go on alone"
+    world.asleep.discard(1)
+    world.wait(2 * BEAT)
+    assert world.chains() == [(0, 1)], "the other one is not known to be dead"
+    world.wait(SILENCE)
+    assert world.chains() == [(1,)], "it has all that was acknowledged"
+    world.fleet.worker_gone("tcp://w0")
+    assert world.chains() == [(1,)]
+
+
+def test_who_lost_its_connection_is_believed_again_when_it_has_beaten():
+    world = World(3)
+    world.table(shards=1, copies=3)
+    world.asleep.add(0)
+    world.wait(SILENCE - 0.5)
+    world.cut(1)
+    world.cut(2)
+    world.wait(0.5 + 2 * LOOK)
+    assert world.fleet.servers[0].silent
+    assert world.chains() == [(0, 1, 2)]
+    world.serve(2)
+    assert world.chains() == [(0, 1, 2)]
+    world.wait(BEAT)
+    assert world.chains() == [(1, 2)]
+
+
 @pytest.mark.parametrize("first", ["the worker", "the connection"])
 def test_lost_takes_both_signs(first):
     world = World(2)
@@ -379,6 +414,35 @@ def test_a_server_is_emptied():
         world.fleet.retire([9])
 
 
+def test_a_server_too_many_goes_when_all_copies_are_there():
+    world = World(3)
+    world.table(shards=6)
+    world.asleep.add(0)
+    world.wait(SILENCE + 1)
+    number = world.start()
+    world.asleep.clear()
+    world.wait(2 * BEAT)
+    world.fleet.trim(3)
+    assert not any(server.leaving for server in world.fleet.servers.values()), "it may help to make the copies"
+    for _ in range(3):
+        world.settle()
+        world.fleet.trim(3)
+    leaving = [n for n, server in world.fleet.servers.items() if server.leaving]
+    assert len(leaving) == 1
+    world.settle(1.0)
+    assert world.fleet.empty(leaving[0])
+    assert all(len(chain) == 2 for chain in world.chains())
+    assert number in world.fleet.servers
+    assert any(text == f"server {leaving[0]} is to go: there are 4, and 3 are wanted" for _, text in world.fleet.events)
+
+
+def test_nobody_goes_whom_the_copies_need():
+    world = World(3)
+    world.table(shards=3, copies=3)
+    world.fleet.trim(2)
+    assert not any(server.leaving for server in world.fleet.servers.values())
+
+
 def test_a_joiner_counts_when_its_feeder_says_so_of_this_epoch():
     world = World(2)
     world.table(shards=1)
@@ -475,6 +539,38 @@ def test_the_chosen_one_dies_while_the_primary_steps_down():
     world.tell(0, frames.STEPPED_DOWN, table="w", shard=shard, epoch=world.fleet.epoch)
     assert world.chains() == [(0,), (0,)]
     assert not any(p.stepping_down for p in world.places())
+
+
+def test_a_primary_that_leaves_goes_on_where_its_successor_is_lost_meanwhile():
+    world = World(4)
+    world.table(shards=1)
+    world.fleet.retire([0])
+    world.wait(LOOK)
+    joiner = world.places()[0].joiner
+    world.tell(1, frames.CAUGHT_UP, table="w", shard=0, server=joiner, epoch=world.fleet.epoch)
+    world.wait(LOOK)
+    (p,) = world.places()
+    assert (p.chain, p.stepping_down) == ((0, 1, joiner), True)
+    since = world.fleet.epoch
+    world.fleet.worker_gone(f"tcp://w{joiner}")
+    world.cut(joiner)
+    world.tell(0, frames.STEPPED_DOWN, table="w", shard=0, epoch=since)
+    (p,) = world.places()
+    assert (p.chain, p.stepping_down) == ((0, 1), False), "two copies, as asked for"
+    world.settle()
+    assert world.chains() == [(1, 5 - joiner)]
+
+
+def test_a_leaving_server_that_is_the_last_goes_on():
+    world = World(2)
+    world.table(shards=1, copies=1)
+    world.fleet.retire([0])
+    world.asleep.add(1)
+    world.wait(SILENCE + 1)
+    epoch = world.fleet.epoch
+    world.wait(1.0)
+    assert world.fleet.epoch == epoch, "it is not asked again and again to step down"
+    assert not world.places()[0].stepping_down
 
 
 def test_a_table_dropped_while_a_primary_steps_down():

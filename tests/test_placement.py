@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from oracles import mutant
 
 from dps.coordination import placement
-from dps.coordination.placement import DROP, JOIN, LEAD, Place, place, without
+from dps.coordination.placement import DROP, JOIN, Place, place, without
 from dps.errors import InputError
 
 # ---- the beginning --------------------------------------------------------------------------------------------------
@@ -79,24 +79,28 @@ P = Place((0, 1, 2), 3, (5, 6, 7, 8))
 
 
 @pytest.mark.parametrize(
-    ("old", "lost", "silent", "new"),
+    ("old", "lost", "silent", "doubted", "new"),
     [
-        (P, {9}, {8}, P),
-        (P, {0}, (), Place((1, 2), 3, (9, 7, 8))),
-        (P, {1}, (), Place((0, 2), 3, (5, 9, 8))),
-        (P, {2}, (), Place((0, 1), 3, (5, 6, 9))),
-        (P, {3}, (), Place((0, 1, 2), None, (5, 6, 7))),
-        (P, (), {0, 3}, Place((1, 2), None, (9, 7))),
-        (P, (), {0, 1, 2}, P),  # they may come back
-        (P, {0}, {1, 2}, Place((1, 2), 3, (9, 7, 8))),
-        (P, {0, 1, 2}, (), Place(())),
-        (Place((0,), None, (5,)), (), {0}, Place((0,), None, (5,))),
-        (P._replace(stepping_down=True), {1}, (), Place((0, 2), 3, (5, 9, 8), True)),
-        (P._replace(stepping_down=True), {0}, (), Place((1, 2), 3, (9, 7, 8), False)),
+        (P, {9}, {8}, (), P),
+        (P, {0}, (), (), Place((1, 2), 3, (9, 7, 8))),
+        (P, {1}, (), (), Place((0, 2), 3, (5, 9, 8))),
+        (P, {2}, (), (), Place((0, 1), 3, (5, 6, 9))),
+        (P, {3}, (), (), Place((0, 1, 2), None, (5, 6, 7))),
+        (P, (), {0, 3}, (), Place((1, 2), None, (9, 7))),
+        (P, (), {0, 1, 2}, (), P),  # they may come back
+        (P, {0}, {1, 2}, (), Place((1, 2), 3, (9, 7, 8))),
+        (P, {0, 1, 2}, (), (), Place(())),
+        (Place((0,), None, (5,)), (), {0}, (), Place((0,), None, (5,))),
+        (P._replace(stepping_down=True), {1}, (), (), Place((0, 2), 3, (5, 9, 8), True)),
+        (P._replace(stepping_down=True), {0}, (), (), Place((1, 2), 3, (9, 7, 8), False)),
+        (P, (), {0}, {1}, Place((1, 2), 3, (9, 7, 8))),  # the last is known to be alive
+        (P, (), {0}, {1, 2}, P),  # those may be dead
+        (P, {1}, {0}, {1, 2}, Place((0, 2), 3, (5, 9, 8))),
+        (P, {1}, (), {0, 2}, Place((0, 2), 3, (5, 9, 8))),
     ],
 )
-def test_who_takes_over(old, lost, silent, new):
-    found = without(old, lost, silent, 9)
+def test_who_takes_over(old, lost, silent, doubted, new):
+    found = without(old, lost, silent, 9, doubted)
     assert found == new
     assert (found is old) == (new == old), "no new epoch for nothing"
 
@@ -154,6 +158,7 @@ class Placements(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_server_is_in_doubt_or_not_any_more(self, data):
         self.doubtful ^= {data.draw(st.sampled_from(sorted(self.up)))}
+        self.bury()
 
     @precondition(lambda self: self.up | self.silent)
     @rule(data=st.data())
@@ -166,11 +171,14 @@ class Placements(RuleBasedStateMachine):
 
     def bury(self):
         for name, shard, p in self.each():
-            new = self.module.without(p, self.gone, self.silent, self.epoch + 1)
+            new = self.module.without(p, self.gone, self.silent, self.epoch + 1, self.doubtful)
             staying = [n for n in p.chain if n not in self.gone]
             assert [n for n in p.chain if n in new.chain] == list(new.chain), "in their order"
             assert set(new.chain) >= set(staying) - self.silent, "nobody who is in step and well is put out"
             assert bool(new.chain) == bool(staying), "rows that somebody has are not given up"
+            known = [n for n in staying if n in self.up - self.doubtful]
+            assert known or list(new.chain) == staying, "who may have all of it stays, unless somebody else lives"
+            assert not known or set(new.chain) <= self.up, "nobody waits for a silent one where another lives"
             self.put(name, shard, new)
             self.epoch += 1
 
@@ -220,7 +228,7 @@ class Placements(RuleBasedStateMachine):
                 self.keeps_copies(p, new, self.enough(step.table))
             else:
                 new = p._replace(stepping_down=True)
-                self.doing[step.table, step.shard] = step, self.enough(step.table)
+                self.doing[step.table, step.shard] = step
         self.put(step.table, step.shard, new)
         self.epoch += 1
 
@@ -228,18 +236,17 @@ class Placements(RuleBasedStateMachine):
         p = self.tables[name][shard]
         enough = self.enough(name)
         if p.stepping_down:
-            step, then = self.doing.pop((name, shard))
-            enough = min(enough, then)  # a server that came since is not counted on
-            chain = [n for n in p.chain if n != step.server]
-            if step.what == LEAD and step.server in p.chain:
-                chain.insert(0, step.server)
-            new = self.module.rechained(p, chain or p.chain, p.joiner, self.epoch + 1)
+            step = self.doing.pop((name, shard))
+            staying = self.up - self.doubtful - self.leaving
+            new = self.module.handed_over(p, step, staying, self.copies[name], self.epoch + 1)
+            assert not new.stepping_down
         else:
             new = self.module.appended(p, self.epoch + 1)
             assert new.chain == (*p.chain, p.joiner)
         self.keeps_copies(p, new, enough)
         self.put(name, shard, new)
         self.epoch += 1
+        self.bury()
 
     def enough(self, name):
         """How many copies there are to be."""
@@ -272,7 +279,7 @@ class Placements(RuleBasedStateMachine):
         for _, _, p in self.each():
             assert not self.gone & set(p.line)
             assert p.joiner is None or p.chain
-            assert not self.silent & set(p.chain) or set(p.chain) <= self.silent, "a silent one only where all are"
+            assert not self.silent & set(p.chain) or set(p.chain) <= self.silent | self.doubtful, "a silent one alone"
 
     def teardown(self):
         """Left alone, it comes to rest, and everything is as it should be."""
@@ -328,15 +335,21 @@ WRONG = [
     ("without", "n not in lost and n not in silent)\n", "n not in lost)\n"),
     (
         "without",
-        "if not chain:\n        chain = tuple(n for n in old.chain if n not in lost)",
+        "if all(n in doubted for n in chain):\n        chain = tuple(n for n in old.chain if n not in lost)",
         "if False:\n        pass",
     ),
+    ("without", "all(n in doubted for n in chain)", "not chain"),
+    ("without", "all(n in doubted for n in chain)", "any(n in doubted for n in chain)"),
     ("without", "old.joiner not in lost and", ""),
     ("joined", "server, epoch", "old.chain[-1], epoch"),
     ("appended", "old.line, None", "(old.line[-1], *old.chain), None"),
     ("next_steps", "p.joiner is not None or p.stepping_down or (", "(p.joiner is not None and False) or ("),
     ("next_steps", "not busy and not any(p.joiner is not None or p.stepping_down for p in places)", "True"),
     ("next_steps", "free -= 1", "pass"),
+    ("next_steps", "max(1, min(copies, len(servers)))", "min(copies, len(servers))"),
+    ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "not chain"),
+    ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "False"),
+    ("handed_over", "chain.insert(0, step.server)", "chain.append(step.server)"),
     ("_mend", "n not in p.line", "n not in p.chain[1:]"),
     ("_mend", "len(staying) < wanted", "len(p.chain) < wanted"),
     ("_mend", "len(staying) > wanted", "False"),

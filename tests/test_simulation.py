@@ -168,6 +168,32 @@ def test_servers_come_and_go_during_a_run():
             sim.scale(1)
 
 
+def test_a_backup_that_was_cut_off_takes_over_from_a_primary_that_died_meanwhile():
+    faults = Faults(restart=1.0, keep_alive=4.0)
+    with Simulation(5, servers=2, trainers=2, copies=2, compute=0.3, faults=faults) as sim:
+        sim.table("w", dtype="int64", shards=1)
+        assert chains(sim) == [(0, 1)]
+        others = ["controller", "server-0", "trainer-0", "trainer-1", "driver"]
+        sim.part(["server-1"], others, seconds=4.0, at=0.5)
+        sim.crash("server-0", at=2.0, silent=True)  # nobody has noticed anything of either yet
+        assert sim.run(marking, range(2), kwargs={"clocks": 8}) == [8, 8]
+        sim.rest()
+        assert sim.client().pull("w", np.arange(20)).tolist() == [16] * 20
+
+
+def test_a_server_that_is_back_after_it_was_replaced_is_not_one_too_many():
+    with Simulation(6, servers=2, trainers=2, copies=2, compute=0.5) as sim:
+        sim.table("w", dtype="int64")
+        sim._controller.spare()
+        sim.stop("server-0", seconds=5.0, at=0.5)
+        assert sim.run(marking, range(2), kwargs={"clocks": 16}) == [16, 16]
+        sim.sleep(3.0)
+        sim.rest()
+        assert sorted(sim._controller.fleet.servers) == [1, 2]
+        assert sim.parties["server-0"].dead
+        assert sim.client().pull("w", np.arange(20)).tolist() == [32] * 20
+
+
 def test_a_trainer_that_is_run_twice_counts_once():
     attempts = []
 

@@ -17,7 +17,10 @@ from typing import NamedTuple
 
 from dps.errors import InputError
 
-__all__ = ["DROP", "JOIN", "LEAD", "Place", "Step", "appended", "joined", "next_steps", "place", "rechained", "without"]
+__all__ = [
+    *("DROP", "JOIN", "LEAD", "Place", "Step"),
+    *("appended", "handed_over", "joined", "next_steps", "place", "rechained", "without"),
+]
 
 JOIN, DROP, LEAD = "join", "drop", "lead"
 
@@ -106,13 +109,16 @@ def rechained(old: Place, chain: Iterable[int], joiner: int | None, epoch: int) 
     return new._replace(fences=tuple(fences))
 
 
-def without(old: Place, lost: Collection[int], silent: Collection[int], epoch: int) -> Place:
+def without(
+    old: Place, lost: Collection[int], silent: Collection[int], epoch: int, doubted: Collection[int] = ()
+) -> Place:
     """The shard when servers fail: the next in the chain takes over.
 
-    `lost` servers are gone for good. `silent` ones may come back: they stay where nobody else has the rows.
+    `lost` servers are gone for good. `silent` ones may come back: they stay where nobody else is known to be alive. Of
+    the `doubted` that is not known: should they be dead, the silent ones have all that was acknowledged.
     """
     chain = tuple(n for n in old.chain if n not in lost and n not in silent)
-    if not chain:
+    if all(n in doubted for n in chain):
         chain = tuple(n for n in old.chain if n not in lost)
     joiner = old.joiner if chain and old.joiner not in lost and old.joiner not in silent else None
     if (chain, joiner) == (old.chain, old.joiner):
@@ -129,6 +135,19 @@ def joined(old: Place, server: int, epoch: int) -> Place:
 def appended(old: Place, epoch: int) -> Place:
     """The joiner has caught up: it is the chain's last copy now."""
     return rechained(old, old.line, None, epoch)._replace(stepping_down=old.stepping_down)
+
+
+def handed_over(old: Place, step: Step, servers: Collection[int], copies: int, epoch: int) -> Place:
+    """The primary has stepped down, for `step`: another leads. If it is needed after all, it goes on.
+
+    That is so where copies were lost since it was asked: of `servers`, which are up and stay, too few are left.
+    """
+    chain = [n for n in old.chain if n != step.server]
+    if step.what == LEAD and step.server in old.chain:
+        chain.insert(0, step.server)
+    if sum(n in servers for n in chain) < max(1, min(copies, len(servers))):
+        return old._replace(stepping_down=False)
+    return rechained(old, chain, old.joiner, epoch)
 
 
 def next_steps(
@@ -169,7 +188,7 @@ def next_steps(
     free = moves - sum(p.joiner is not None for p in places)
     busy = False
     for name, (copies, shards) in tables.items():
-        wanted = min(copies, len(servers))
+        wanted = max(1, min(copies, len(servers)))
         for number, p in enumerate(shards):
             if not p.chain or not (p.chain[-1] in load or p.chain[-1] in leaving):  # lost, or nobody to ask now
                 continue

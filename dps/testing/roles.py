@@ -57,6 +57,7 @@ class SimController:
         self.servers: dict[int, SimServer] = {}
         self.wanted = servers
         self.workers = 0  # that Dask has to spare
+        self._replacing = 0  # servers that are to go when others have come
         self._last_table = 0
         self.endpoint.handlers.update(self.fleet.handlers)
         runs = self.runs
@@ -80,13 +81,15 @@ class SimController:
         return recruit
 
     def _mind(self) -> None:
-        """For ever: replace servers that were lost, close those that are to go and are empty."""
+        """For ever: replace servers that were lost, let go of those too many, close those to go that are empty."""
         fleet = self.fleet
         while True:
             self.party.sleep(MIND)
             for number in [n for n, s in fleet.servers.items() if s.leaving and fleet.empty(n)]:
                 self._close_server(number)
             missing = self.wanted - sum(not (s.leaving or s.silent) for s in fleet.servers.values())
+            if missing < 0 and not self._replacing:
+                fleet.trim(self.wanted)
             for _ in range(min(missing, self.workers)):
                 self.add_server()
 
@@ -127,10 +130,14 @@ class SimController:
 
     def retire(self, number: int) -> None:
         """Empty one, then close it; another takes its place."""
-        self.workers += 1
-        self.add_server()
-        if number in self.fleet.servers:
-            self.fleet.retire([number])
+        self._replacing += 1
+        try:
+            self.workers += 1
+            self.add_server()
+            if number in self.fleet.servers:
+                self.fleet.retire([number])
+        finally:
+            self._replacing -= 1
 
     def expendable(self) -> list[Party]:
         """The servers that may crash, and everything is still there, where the controller can find it."""

@@ -246,6 +246,7 @@ class Simulation:
         def stop() -> None:
             there = self._find(party)
             self._world.note("%s stops for %.6f s", there, seconds)
+            self._mischief.hit.add(there.name)
             there.stop()
             self._at(seconds, there.go_on)
 
@@ -259,6 +260,7 @@ class Simulation:
 
         def part() -> None:
             self._world.note("%s parted from %s for %.6f s", here, there, seconds)
+            self._mischief.hit.update(here, there)
             made = self._network.part(here, there, one_way)
             self._at(seconds, lambda: self._network.heal(made))
 
