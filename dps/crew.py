@@ -82,7 +82,12 @@ class Crew:
 
     def up(self) -> list[Recruit]:
         """Those that can be called."""
-        return [server for server in self.servers() if server.up]
+        return [server for server in self.servers() if server.up and self._made(server)]
+
+    def _made(self, server: Recruit) -> bool:
+        """Whether its actor is there; it reports to the fleet a moment before."""
+        task = self.scheduler.tasks.get(server.key)
+        return task is not None and task.state == "memory"
 
     async def start(self, servers: int, timeout: float) -> None:
         """The first servers; from then on, as many as are wanted."""
@@ -98,6 +103,8 @@ class Crew:
         if self._minder is not None:
             self._minder.cancel()
         await self.call_all("close")
+        if self._minder is not None:
+            await asyncio.wait([self._minder])  # it may have been starting a server, which it now closes
         self._release([server.key for server in self.servers()])
         if self._holder in self.scheduler.clients:
             self.scheduler.remove_client(self._holder, f"dps-close-{self.session}")
@@ -143,26 +150,12 @@ class Crew:
         number = await self._in_endpoint(self.fleet.enlist, worker, key)
         server = self.fleet.servers[number]
         dedicated = {"resources": {"dps": 1}} if worker in self.cordon.workers() else {}
-        patience = config.seconds("start") + timeout
-        until = asyncio.get_running_loop().time() + patience
         security = own_security(self.scheduler)
         try:
             async with client_of(self.scheduler, security) as client:
                 args = (self.session, number, self.secrets, self.controller)
                 future = client.submit(self._actor, *args, actor=True, key=server.key, workers=[worker], **dedicated)
-                while number in self.fleet.servers and not server.up:
-                    self.cordon.admit([server.key])
-                    if future.status == "error":
-                        await future  # raises its own error
-                    if asyncio.get_running_loop().time() > until:
-                        raise ServerGoneError(f"server {number} on {worker} was not up within {patience:g} s")
-                    await asyncio.sleep(ALREADY)
-                if number not in self.fleet.servers:
-                    raise ServerGoneError(
-                        f"worker {worker} was lost while server {number} started on it; see its log. Is dps installed "
-                        f"there, in this version?"
-                    )
-                self.scheduler.client_desires_keys([server.key], self._holder)
+                await self._come_up(server, future, config.seconds("start") + timeout)
             async with self.changing:
                 for spec in list(self.fleet.specs.values()):
                     await self.call(server, "create_table", spec, [])
@@ -170,6 +163,30 @@ class Crew:
         except BaseException:
             await self._close_server(server)
             raise
+
+    async def _come_up(self, server: Recruit, future: Any, patience: float) -> None:
+        """Wait until it has reported to the fleet and its actor is there; from then on the scheduler keeps that."""
+        number, worker, now = server.number, server.worker, asyncio.get_running_loop().time
+        until = now() + patience
+        try:
+            while number in self.fleet.servers and not (server.up and future.status == "finished"):
+                self.cordon.admit([server.key])
+                if future.status == "error":
+                    await future  # raises its own error
+                if now() > until:
+                    raise ServerGoneError(f"server {number} on {worker} was not up within {patience:g} s")
+                await asyncio.sleep(ALREADY)
+            if number not in self.fleet.servers:
+                raise ServerGoneError(
+                    f"worker {worker} was lost while server {number} started on it; see its log. Is dps installed "
+                    f"there, in this version?"
+                )
+        finally:  # whoever gives up waiting has to close an actor that is being made: nobody else would
+            until = now() + config.seconds("stop")
+            while future.status == "pending" and worker in self.scheduler.workers and now() < until:
+                self.cordon.admit([server.key])
+                await asyncio.sleep(ALREADY)
+            self.scheduler.client_desires_keys([server.key], self._holder)
 
     async def _check_versions(self, workers: list[str]) -> None:
         """Workers with another dps would take the actor's name for something else."""
@@ -199,8 +216,9 @@ class Crew:
             await self._in_endpoint(self.fleet.retire, [number])
 
     async def _close_server(self, server: Recruit) -> None:
-        with contextlib.suppress(Exception):
-            await self.call(server, "close")
+        if self._made(server):
+            with contextlib.suppress(Exception):
+                await self.call(server, "close")
         self._release([server.key])
         await self._in_endpoint(self.fleet.dismiss, server.number)
 
@@ -226,7 +244,7 @@ class Crew:
 
     async def call_all(self, method: str, *args: Any) -> dict[int, Any]:
         """Call all servers that can answer; what they said, by number. Those that fail are logged."""
-        there = [s for s in self.up() if s.key in self.scheduler.tasks]
+        there = self.up()
         answers = await asyncio.gather(*(self.call(s, method, *args) for s in there), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):

@@ -131,7 +131,7 @@ class ProtocolError(DPSError, ConnectionError):
 
 
 class AccessDeniedError(DPSError, PermissionError):
-    """A connection that could not prove knowledge of the session secret."""
+    """A connection that could not prove knowledge of the session secret, or on which TLS cannot be agreed on."""
 
 
 class VersionMismatchError(DPSError, RuntimeError):

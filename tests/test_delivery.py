@@ -308,12 +308,25 @@ def hung():
         yield listening.getsockname()
 
 
+@contextlib.contextmanager
+def vanished():
+    """An address at which nobody answers, as when the machine is gone: the listener's queue is full."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(8):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield listening.getsockname()
+
+
 @pytest.mark.timeout(30)
-def test_nobody_waits_for_the_greeting_of_a_server_that_was_replaced():
+@pytest.mark.parametrize("gone", [hung, vanished])
+def test_nobody_waits_for_a_server_that_was_replaced(gone):
     with (
         dask.config.set({"dps.timeouts.connect": "60 s"}),
         fakes([], []) as (known, client, (_, other)),
-        hung() as where,
+        gone() as where,
     ):
         known.addresses[0] = where
         client._patience = 60.0

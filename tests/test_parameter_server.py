@@ -573,3 +573,23 @@ def add_up(trainer, parts):
         trainer.push("n", [1], 1.0)
     trainer.barrier()
     return float(trainer.pull("n", [1])[0])
+
+
+def test_closing_while_a_server_comes_up_leaves_nothing_behind(client, monkeypatch, caplog):
+    making, warm = threading.Event(), dps.server.warm
+
+    def slowly(spec):
+        making.set()
+        time.sleep(0.2)
+        warm(spec)
+
+    ps = dps.ParameterServer(client, servers=1)
+    ps.table("w", rows=4)
+    monkeypatch.setattr(dps.server, "warm", slowly)
+    ps.scale(2)
+    assert making.wait(30)
+    ps.close()
+    assert not [record.getMessage() for record in caplog.records if record.exc_info or record.levelname == "ERROR"]
+    assert not [record.getMessage() for record in caplog.records if "could not be replaced" in record.getMessage()]
+    assert not [thread.name for thread in threading.enumerate() if f"server-{ps.name}-" in thread.name]
+    assert not client.run_on_scheduler(lambda dask_scheduler: [k for k in dask_scheduler.tasks if "dps-server" in k])

@@ -20,7 +20,7 @@ from servers import Servers
 from test_client import *  # noqa: F403  (its tests, on the servers of this module)
 
 import dps
-from dps.errors import DPSError, ServerGoneError
+from dps.errors import AccessDeniedError, DPSError, ServerGoneError
 from dps.state.ops import TableSpec
 from dps.wire.endpoint import Endpoint
 from dps.wire.frames import HEADER_SIZE
@@ -113,7 +113,7 @@ def test_a_client_of_another_authority_is_refused(contexts, patience) -> None:
     listen, connect = contexts
     stranger = Security.temporary().get_connection_args("client")["ssl_context"]
     with Kit(listen) as kit:
-        with refused("the peer cannot be reached.*CERTIFICATE_VERIFY_FAILED"):
+        with refused("the peer at .*CERTIFICATE_VERIFY_FAILED.*certificates of the same authority", AccessDeniedError):
             kit.channel(stranger)
         assert healthy(kit, connect)
 
@@ -127,7 +127,7 @@ def test_a_client_that_trusts_anybody_is_still_refused(contexts, patience) -> No
     bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
     with Kit(listen) as kit:
         for context in (other, bare):
-            with refused("the peer"):
+            with refused("the peer.*refuses our certificate"):
                 kit.channel(context)
         assert not kit.endpoint.connections
         assert healthy(kit, connect)
@@ -136,7 +136,7 @@ def test_a_client_that_trusts_anybody_is_still_refused(contexts, patience) -> No
 def test_a_tls_client_and_a_plain_endpoint(contexts, patience) -> None:
     _, connect = contexts
     with Kit() as kit:
-        with refused("the peer cannot be reached at 127.0.0.1:[0-9]+: .*"):
+        with refused("the peer at 127.0.0.1:[0-9]+ and we cannot speak TLS", AccessDeniedError):
             kit.channel(connect)
         assert healthy(kit, None)
 
@@ -175,6 +175,23 @@ def test_servers_refuse_a_client_without_tls_and_one_of_another_authority(securi
                     client.pull("t")
         with servers.client() as client:
             assert client.pull("t").tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.timeout(30)
+def test_a_certificate_that_does_not_verify_is_not_tried_again(security) -> None:
+    with encrypted(security), Servers(1) as servers:
+        servers.table(TableSpec("t", rows=4))
+        with dask.config.set({"dps.timeouts.request": "60 s"}), servers.client() as client:
+            client.ticket = dps.Ticket("s", client.ticket.controller, servers_module.SECRET, Security.temporary())
+            with pytest.raises(AccessDeniedError, match=r"server 0 .* at .*CERTIFICATE_VERIFY_FAILED"):
+                client.pull("t")
+
+
+def test_a_handshake_that_breaks_off_may_be_tried_again(contexts, patience) -> None:
+    """As when a server is restarted just then."""
+    _, connect = contexts
+    with impostor(lambda raw: None) as address, refused("the peer cannot be reached"):
+        Kit.channel(SimpleNamespace(address=address), connect)
 
 
 def test_a_record_cut_short_ends_one_connection_only(contexts, patience) -> None:

@@ -13,8 +13,9 @@ from dps.testing.network import END, End, Network
 from dps.testing.world import Main, Party, Task, Timer
 from dps.training.trainer import Trainer
 from dps.wire import frames
-from dps.wire.channel import SLICE, Channel, Request, Sink, Traffic
+from dps.wire.channel import Channel, Request, Sink, Traffic
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.sockets import SLICE
 
 __all__ = ["SimChannel", "SimClient", "SimTrainer"]
 

@@ -17,16 +17,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from dps import config
-from dps.errors import DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
+from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 from dps.wire import frames, session
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.quiet import impatient
-from dps.wire.sockets import Plain, Tls
+from dps.wire.sockets import SLICE, Plain, Tls, connected
 
 __all__ = ["Channel", "Request", "Sink", "Traffic", "ViewSink"]
 
 INBOX = 1 << 16
-SLICE = 0.25  # seconds of sleep between two looks at the deadline and at `idle`
 
 
 class Sink(Protocol):
@@ -125,7 +124,14 @@ class Channel:
     tls : ssl.SSLContext, optional
         Speak TLS.
     idle : callable, optional
-        Called now and then while waiting, for a peer's greeting too; may raise.
+        Called now and then while waiting, for a connection and a greeting too; may raise.
+
+    Raises
+    ------
+    AccessDeniedError
+        There is somebody, and TLS is impossible with them, now and later: a certificate that we do not trust, say.
+    DPSError
+        `gone`, or what :meth:`Request.result` raises.
     """
 
     def __init__(
@@ -152,20 +158,25 @@ class Channel:
         self._left = 0  # bytes of that body still to come, padding included
         self._limit = INBOX // 2  # of what is not proved yet
         self._patience = config.seconds("request")
-        patience = config.seconds("connect")
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + config.seconds("connect")
         try:
-            sock = socket.create_connection(address, timeout=patience)
+            sock = connected(address, deadline, idle)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             impatient(sock)
-            self._socket: Plain | Tls = Plain(sock) if tls is None else Tls(tls.wrap_socket(sock))
+            self._socket: Plain | Tls = Plain(sock) if tls is None else Tls.over(sock, tls, deadline, idle)
+        except DPSError:  # raised by `idle`; some are OSErrors too
+            raise
+        except ssl.SSLError as error:
+            raise AccessDeniedError(
+                f"{what} at {address[0]}:{address[1]} and we cannot speak TLS with each other: {error}; do both have "
+                f"certificates of the same authority (the Security that the cluster was made with)?"
+            ) from error
         except OSError as error:
-            host, port = address
-            raise gone(f"{what} cannot be reached at {host}:{port}: {error}") from error
-        self._introduce(session_name, secret, deadline)
+            raise gone(f"{what} cannot be reached at {address[0]}:{address[1]}: {error}") from error
+        self._introduce(session_name, secret, deadline, tls is not None)
         self._limit = config.nbytes("frame")
 
-    def _introduce(self, session_name: str, secret: str, deadline: float) -> None:
+    def _introduce(self, session_name: str, secret: str, deadline: float, tls: bool) -> None:
         """Prove that we know the secret, and see the peer prove it too."""
         greeting = Request(self, None, 0)
         self._requests[0] = greeting
@@ -187,6 +198,10 @@ class Channel:
                 raise ProtocolError(f"{self.what} does not know the session secret")
         except RequestTimeoutError as error:  # it hangs, or its machine is gone: nothing was asked of it yet
             raise self._gone(f"{self.what} has not greeted in time (dps.timeouts.connect)") from error
+        except self._gone as error:
+            if not (tls and greeting.header is None):
+                raise
+            raise self._gone(f"{error}; over TLS, that is also how it refuses our certificate") from error
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,7 @@ virtual machines) than a server needs to answer. It gives way to whoever else wa
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -13,11 +14,47 @@ import ssl
 import time
 from collections.abc import Callable
 
-__all__ = ["Plain", "Tls"]
+__all__ = ["Plain", "Tls", "connected"]
 
 SPIN = 50e-6  # seconds of polling before going to sleep
+SLICE = 0.25  # seconds of sleep between two looks at the deadline and at `idle`
+BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)  # the connection; all else is about TLS itself
 
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+def connected(address: tuple[str, int], deadline: float, idle: Callable[[], None] | None) -> socket.socket:
+    """A TCP socket to that address; `idle` is called now and then while nobody answers, and may raise."""
+    failure: OSError = OSError(errno.EADDRNOTAVAIL, f"{address[0]!r} has no address")
+    for family, kind, protocol, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            code = sock.connect_ex(where)
+            if code == errno.EINPROGRESS:
+                _await(sock, select.POLLOUT, deadline, idle)
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+    raise failure
+
+
+def _await(sock: socket.socket, event: int, deadline: float, idle: Callable[[], None] | None) -> None:
+    poll = select.poll()
+    poll.register(sock, event)
+    while (left := deadline - time.monotonic()) > 0:
+        if poll.poll(min(left, SLICE) * 1000):
+            return
+        if idle is not None:
+            idle()
+    raise TimeoutError("timed out")
 
 
 class Plain:
@@ -72,6 +109,25 @@ class Tls(Plain):
     """The same over TLS, where reading may need to write and the other way round."""
 
     _sock: ssl.SSLSocket
+
+    @classmethod
+    def over(cls, sock: socket.socket, tls: ssl.SSLContext, deadline: float, idle: Callable[[], None] | None) -> Tls:
+        """Shake hands. ssl.SSLError when the two cannot agree; where merely the connection breaks, another OSError."""
+        wrapped = tls.wrap_socket(sock, do_handshake_on_connect=False)
+        try:
+            while True:
+                try:
+                    wrapped.do_handshake()
+                    return cls(wrapped)
+                except ssl.SSLWantReadError:
+                    _await(wrapped, select.POLLIN, deadline, idle)
+                except ssl.SSLWantWriteError:
+                    _await(wrapped, select.POLLOUT, deadline, idle)
+                except BROKEN as error:
+                    raise ConnectionResetError(errno.ECONNRESET, f"during the TLS handshake: {error}") from error
+        except BaseException:
+            wrapped.close()
+            raise
 
     def send(self, buffers: list[memoryview]) -> int:
         try:
