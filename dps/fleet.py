@@ -41,6 +41,7 @@ from dps.coordination.placement import (
     next_steps,
     place,
     rechained,
+    surplus,
     without,
 )
 from dps.coordination.watch import Watch
@@ -173,19 +174,9 @@ class Fleet:
             self.servers[number].leaving = True
 
     def trim(self, wanted: int) -> None:
-        """Let go of those beyond `wanted` (one that had been replaced is back) once each shard has its copies again.
-
-        Those that hold the least go, of equals the newest.
-        """
-        staying, load = self._staying(), collections.Counter[int]()
-        for name, places in self.places.items():
-            copies = min(self.specs[name]["copies"], len(staying))
-            if any(p.chain and sum(n in staying for n in p.chain) < copies for p in places):
-                return
-            load.update(n for p in places for n in p.line)
-        most = max((spec["copies"] for spec in self.specs.values()), default=1)
-        surplus = sorted(staying, key=lambda n: (load[n], -n))[: max(0, len(staying) - max(wanted, most))]
-        for number in surplus:
+        """Let go of those beyond `wanted`: one that had been replaced is back."""
+        staying = self._staying()
+        for number in surplus(self._tables(), staying, wanted):
             self.servers[number].leaving = True
             self.note(f"server {number} is to go: there are {len(staying)}, and {wanted} are wanted")
 
@@ -325,8 +316,7 @@ class Fleet:
         known = (self.epoch, staying, leaving, unfit)
         if known != self._settled or changed:  # else there is still nothing to do
             self._settled = known
-            tables = {name: (spec["copies"], self.places[name]) for name, spec in self.specs.items()}
-            for step in list(next_steps(tables, staying, leaving, MOVES, unfit)):
+            for step in list(next_steps(self._tables(), staying, leaving, MOVES, unfit)):
                 self._take(step, now)
                 changed = True
         if changed:
@@ -375,6 +365,9 @@ class Fleet:
         """The servers that are up and ready, and stay (or are leaving)."""
         servers = self.servers.items()
         return [n for n, s in servers if s.up and s.ready and not s.gone and s.leaving == leaving]
+
+    def _tables(self) -> dict[str, tuple[int, list[Place]]]:
+        return {name: (spec["copies"], self.places[name]) for name, spec in self.specs.items()}
 
     def _report(self, number: int, body: memoryview) -> None:
         """What a server says of its work; nothing that may be wrong with it costs the server its lease."""

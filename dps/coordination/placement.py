@@ -19,7 +19,7 @@ from dps.errors import InputError
 
 __all__ = [
     *("DROP", "JOIN", "LEAD", "Place", "Step"),
-    *("appended", "handed_over", "joined", "next_steps", "place", "rechained", "without"),
+    *("appended", "handed_over", "joined", "next_steps", "place", "rechained", "surplus", "without"),
 ]
 
 JOIN, DROP, LEAD = "join", "drop", "lead"
@@ -205,6 +205,23 @@ def next_steps(
             yield Step(what, name, number, server)
     if not busy and not any(p.joiner is not None or p.stepping_down for p in places):
         yield from _even_out(tables, load, free, unfit)
+
+
+def surplus(tables: Mapping[str, tuple[int, Sequence[Place]]], servers: Collection[int], wanted: int) -> list[int]:
+    """Servers beyond `wanted`, once each shard has its copies: those that hold the least, of equals the newest.
+
+    Examples
+    --------
+    >>> surplus({"w": (2, [Place((0, 1), None, (1, 1))])}, [0, 1, 3, 4], wanted=3)
+    [4]
+    """
+    load = Counter[int]()
+    for copies, shards in tables.values():
+        if any(p.chain and sum(n in servers for n in p.chain) < min(copies, len(servers)) for p in shards):
+            return []
+        load.update(n for p in shards for n in p.line)
+    needed = max(wanted, max((copies for copies, _ in tables.values()), default=1))
+    return sorted(servers, key=lambda n: (load[n], -n))[: max(0, len(servers) - needed)]
 
 
 def _mend(
