@@ -92,7 +92,8 @@ class Portions:
             if told["portion"] is None:
                 told["missing"] = self.leases.missing(trainer, epoch, without) if without else None
                 again = self.leases.pending(epoch, now)
-                if again is not None and (told["missing"] is not None or held_back()):
+                stays = told["missing"] is not None or self.leases.alone(trainer, epoch, without) or held_back()
+                if again is not None and stays:
                     told["again"] = max(LOOK[0], len(self.leases.shares) / RATE, min(again, LOOK[1]))
                 else:
                     self.leases.over(trainer, epoch)

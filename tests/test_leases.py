@@ -42,6 +42,7 @@ class Life:
         shares = [[next(numbers) for _ in range(draw.randint(0, 3))] for _ in range(count)]
         self.batches = {n: draw.choice([0, 1, 2, 5, 12, 25]) for share in shares for n in share}
         self.epochs, self.staleness = draw.randint(1, 3), draw.choice([0, 0, 1, 2, math.inf])
+        self.stays = draw.random() < 0.5  # who is alone with the last portion: a courtesy, which nothing depends on
         self.rules, self.shares = rules(shares), shares
         self.clock = Clock(self.staleness, count)
         self.workers = [Worker(n) for n in range(count)]
@@ -131,10 +132,10 @@ class Life:
             assert given.number == held.portion, "an answer that was lost is given again"
         if given is None:
             missing = self.rules.missing(w.number, w.epoch, w.without)
-            if missing is None:
+            if missing is None and not (self.stays and self.rules.alone(w.number, w.epoch, w.without)):
                 self.rules.over(w.number, w.epoch)
                 w.state = "tick"
-            elif missing.stuck:
+            elif missing is not None and missing.stuck:
                 w.without = set()  # it tries again
         elif self.draw.random() >= self.faults:  # else the answer is lost
             self.take(w, given)
@@ -544,6 +545,55 @@ def test_a_lease_in_json():
     assert portions.asked(0, wish, 2.1, lambda: False) == NOTHING
     assert portions.leases._clocks.tolist() == [1, 0], "who is told so is not counted on"
     assert portions.describe() == {"left": 1, "done": 2, "twice": 0, "moved": 0}
+
+
+def go_on(portions, trainer, epoch, now, pace, without):
+    """Does what it is given until the epoch is over for it, as with a staleness that lets it; what it was given."""
+    given, wish = [], {"epoch": epoch}
+    for _ in range(10_000):
+        offer = {"have": list(range(len(portions.leases.shares))), "without": list(without)}
+        told = portions.asked(trainer, {**wish, "next": offer}, now)
+        wish = {"epoch": epoch}
+        if told["portion"] is not None:
+            given.append(told["portion"].number)
+            now += pace
+            wish["done"] = [told["portion"].number, pace]
+        elif told["again"] is None:
+            return given
+        else:
+            now += told["again"]
+    raise AssertionError("it waits for ever")
+
+
+def test_one_that_hangs_in_the_last_portion_of_an_epoch_is_helped_whatever_the_staleness(monkeypatch):
+    def life(without=()):
+        portions = Portions([[0], [1]], 0, allot=lambda count: 1)
+        for n in range(2):
+            portions.asked(n, {"epoch": 0, "declare": [[n, 2]]}, 0.0)
+        offer = {"have": [], "without": []}
+        wish = {"epoch": 0}
+        for n in range(2):  # it does its first one, and hangs in the second
+            wish["next"] = offer
+            hangs = portions.asked(0, wish, float(n))["portion"]
+            wish = {"epoch": 0, "done": [hangs.number, 1.0]}
+        return hangs.number in go_on(portions, 1, 0, 0.0, 0.9, without)
+
+    assert life()
+    assert not life(without=[0]), "who cannot fetch it does not wait for it"
+    monkeypatch.setattr(Leases, "alone", lambda *args: False)
+    assert not life()
+
+
+def test_of_many_one_stays_for_the_last():
+    portions = Portions([[n] for n in range(4)], 0, allot=lambda count: 1)
+    offer = {"have": [], "without": []}
+    for n in range(4):
+        portions.asked(n, {"epoch": 0, "declare": [[n, 1]], "next": offer}, 0.0)
+    over = []
+    for n in range(4):
+        told = portions.asked(n, {"epoch": 0, "done": [portions.leases.held()[n].portion, 1.0], "next": offer}, 0.5)
+        over.append(told["portion"] is None and told["again"] is None)
+    assert over == [True, True, False, True]
 
 
 def test_who_tells_of_times_that_cannot_be():

@@ -14,7 +14,8 @@ that are *free* (nobody has done them, nobody holds them):
 3. else one of the trainer that has most left to do, of the partition with most of it, the last: that is to be fetched;
 4. else, none being free, the one that another trainer has held longest, once more: whoever is done first counts;
 5. else nothing: the epoch is over for it, it ticks. (Where it would only wait then, it asks again and again: the one
-   whom it would wait for may need help yet.)
+   whom it would wait for may need help yet. So it does where just one other is still at work on the epoch, `alone`:
+   nobody else would be there to help, should that one hang.)
 
 2 to 4 only if it is expected to be done sooner than the others would be without its help. So a slow trainer does not
 take the last portion away from a fast one, and nobody fetches what is not worth it.
@@ -297,6 +298,13 @@ class Leases:
             return None
         held = (self._leases["portion"] >= 0) & (self._leases["epoch"] == epoch)
         return max(0.0, float(np.min(self._ends(now)[held], initial=np.inf)) - now)
+
+    def alone(self, trainer: int, epoch: int, without: Collection[int] = ()) -> bool:
+        """Whether just one other holds something of an epoch, and `trainer` could get that: who else would help?"""
+        held = (self._leases["portion"] >= 0) & (self._leases["epoch"] == epoch)
+        held[trainer] = False
+        portions = self._leases["portion"][held]
+        return len(portions) == 1 and int(self._partition[portions[0]]) not in without
 
     def left(self) -> int:
         """Portions that are not done yet, of the earliest epoch that is under way."""
