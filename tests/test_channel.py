@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
+import struct
+import sys
 import threading
 import time
 
@@ -27,9 +30,10 @@ from peers import (
     wish,
 )
 
+from dps import config
 from dps.errors import ClosedError, ControllerGoneError, DPSError, RequestTimeoutError, ServerGoneError
 from dps.wire import channel as channel_module
-from dps.wire import frames
+from dps.wire import frames, quiet
 from dps.wire.channel import Channel, ViewSink
 from dps.wire.endpoint import Endpoint
 from dps.wire.frames import Header, padded
@@ -120,6 +124,37 @@ def test_a_peer_that_takes_nothing_is_given_up(monkeypatch) -> None:
             channel.send(Header(EAT, body=20 * MB), (bytes(20 * MB),))
         assert channel.closed
         done.set()
+
+
+def vanish(sock) -> None:
+    """From now on nothing that arrives there is taken or acknowledged, as when the machine were gone: a filter of the
+    system's (BPF) whose one instruction lets 0 bytes pass."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
+    sock.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(program)))  # SO_ATTACH_FILTER
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="filters of sockets, and times of keep-alive, are Linux's")
+@pytest.mark.parametrize("who", ["an endpoint", "a client that is told something"])
+def test_a_peer_whose_machine_is_gone_is_missed(monkeypatch, who: str) -> None:
+    assert quiet.ALIVE["TCP_KEEPIDLE"] + quiet.ALIVE["TCP_KEEPINTVL"] * quiet.ALIVE["TCP_KEEPCNT"] <= quiet.GONE
+    assert quiet.GONE < config.seconds("rejoin")
+    monkeypatch.setattr(quiet, "GONE", 1)
+    monkeypatch.setattr(quiet, "ALIVE", dict.fromkeys(quiet.ALIVE, 1))
+    with Kit() as kit, kit.channels() as (channel,):
+        parked = channel.ask(Header(PARK))
+        feed(channel, pattern(1, 1))  # that one has arrived, too
+        (connection,) = kit.endpoint.connections
+        if who == "an endpoint":
+            vanish(connection.transport.get_extra_info("socket"))
+            with pytest.raises(ServerGoneError, match="the peer closed the connection"):
+                parked.result(soon(60))
+        else:
+            vanish(channel._socket._sock)
+            kit.endpoint.call(connection.reply, kit.parked[0][1]._replace(body=0))
+            until = soon(60)
+            while connection not in kit.ended:
+                assert time.monotonic() < until
+                time.sleep(0.01)
 
 
 def greet(raw: Raw) -> None:

@@ -11,6 +11,7 @@ from dps import config
 from dps.errors import InputError
 from dps.testing.network import Network
 from dps.testing.world import Party
+from dps.wire.quiet import GONE
 
 __all__ = ["KINDS", "Faults", "Mischief"]
 
@@ -71,7 +72,7 @@ class Faults:
     moves: float = 0.0
     plan: tuple[tuple[float, str], ...] = ()
     outage: float = 1.0
-    keep_alive: float = 120.0
+    keep_alive: float = GONE
     restart: float | None = 1.0
     repeats: float = 0.0
     span: float = math.inf

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dps.testing.world import Party, World
+from dps.wire.quiet import GONE
 
 if TYPE_CHECKING:
     from dps.testing.endpoint import SimEndpoint
@@ -231,7 +232,7 @@ class Network:
         self.wires: dict[Wire, None] = {}
         self.partitions: list[tuple[frozenset[str], frozenset[str]]] = []  # from these to those nothing arrives
         self.repeats = 0.0  # share of pushes that arrive twice
-        self.keep_alive = 120.0  # seconds after which the system finds out that nobody is there any more
+        self.keep_alive: float = GONE  # seconds after which the system finds out that nobody is there any more
         self.dump_piece, self.dump_rate = 1 << 20, 400e6  # bytes in a frame, bytes a second, of what a joiner is given
         self._least, self._rate = latency[0], 1.0 / max(latency[1], 1e-9)
         self._draw = world.random.expovariate

@@ -269,7 +269,7 @@ class Simulation:
     def snap(
         self, some: str, other: str, at: float = 0.0, *, notice: tuple[float | None, float | None] = (0.0, 0.0)
     ) -> None:
-        """In `at` seconds all connections of two parties break; each learns of it after `notice` (None: 120 s)."""
+        """In `at` seconds all connections of two parties break; each learns of it after `notice` (None: keep-alive)."""
 
         def snap() -> None:
             for wire in list(self._network.wires):

@@ -20,7 +20,7 @@ from dps import config
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 from dps.wire import frames, session
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
-from dps.wire.quiet import impatient
+from dps.wire.quiet import keep_alive
 from dps.wire.sockets import SLICE, Plain, Tls, connected
 
 __all__ = ["Channel", "Request", "Sink", "Traffic", "ViewSink"]
@@ -162,7 +162,7 @@ class Channel:
         try:
             sock = connected(address, deadline, idle)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            impatient(sock)
+            keep_alive(sock)
             self._socket: Plain | Tls = Plain(sock) if tls is None else Tls.over(sock, tls, deadline, idle)
         except DPSError:  # raised by `idle`; some are OSErrors too
             raise
