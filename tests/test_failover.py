@@ -132,6 +132,22 @@ def test_a_primary_is_stopped_under_load_and_wakes_up():
         check(ps, load)
 
 
+@pytest.mark.slow
+def test_who_wakes_up_after_it_was_replaced_is_one_too_many():
+    with started(2, spare=1) as (client, ps):
+        with Load(ps) as load:
+            pid = pid_of(client, ps, 0)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                wait_until(lambda: full(ps) and any(2 in chain for chain in chains(ps)), 60)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            load.more()
+            wait_until(lambda: len(ps.status()["servers"]) == 2 and full(ps), 60)
+            load.more()
+        check(ps, load)
+
+
 def count_up(trainer, parts):
     for part in trainer.iterate(parts):
         trainer.push("n", [part % 50, 50 + trainer.number], 1)
