@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.errors import DPSError
-from dps.state.ops import TableSpec
+from dps.state.ops import Op, TableSpec
 from dps.wire import frames
 from dps.wire.frames import Header, padded
 
@@ -54,6 +54,11 @@ class Part(NamedTuple):
     start: int
     a: int
     b: int
+
+    def op(self, request: Op, values: np.ndarray) -> Op:
+        """What the request with these `values` asks of this shard."""
+        rule, _, _, _, *rest = request
+        return Op(rule, self.keys, self.start, values[self.a : self.b], *rest)
 
 
 class Waiter:
@@ -100,33 +105,33 @@ class Forward:
         self.since = math.inf  # when it was first passed on
         self.feed: Any = None  # of a dump: see `replication.py`
         self.pieces: Sequence[Any] = ()  # its buffers
-        self.nbytes = sum(part.b - part.a for part, _ in parts) * (8 + (0 if values is None else values.strides[0]))
+        self.nbytes = (parts[-1][0].b - parts[0][0].a) * (8 + values.strides[0]) if parts else 0  # of rows
 
-    def frame(self) -> tuple[Header, list[Any]]:
+    def frame(self, request: int, epoch: int) -> tuple[Header, list[Any]]:
         """As it travels: versions, then what a PUSH has."""
+        head = self.header
         if self.feed is not None:
-            return self.header, list(self.pieces)
+            return head._replace(request=request, epoch=epoch), list(self.pieces)
         first, last = self.parts[0][0], self.parts[-1][0]
-        low = first.copy.number
+        low, a, b = first.copy.number, first.a, last.b
         shards = last.copy.number - low + 1
-        versions = np.zeros(shards, np.int64)
+        listed = not head.flags & (frames.CONTROL | frames.RANGE)
+        numbers = np.zeros((1 + listed, shards), np.int64)  # versions; how many keys
         for part, version in self.parts:
-            versions[part.copy.number - low] = version
-        head = self.header._replace(kind=frames.REPLICATE, shard=low, shards=shards)
-        if head.flags & frames.CONTROL:
-            return head._replace(count=0, body=8 * shards), [versions]
-        buffers: list[Any] = [versions]
-        if not head.flags & frames.RANGE:
-            counts = np.zeros(shards, np.int64)
-            for part, _ in self.parts:
-                counts[part.copy.number - low] = part.b - part.a
-            buffers += [counts, self.keys[first.a : last.b]]
-        values = self.values[first.a : last.b]
-        padding = padded(values.nbytes) - values.nbytes
-        body = sum(piece.nbytes for piece in buffers) + values.nbytes + padding
-        head = head._replace(count=len(values), body=body)
-        return head._replace(start=first.start) if head.flags & frames.RANGE else head, [
-            *buffers,
-            values,
-            bytes(padding),
-        ]
+            numbers[0, part.copy.number - low] = version
+            if listed:
+                numbers[1, part.copy.number - low] = part.b - part.a
+        buffers, values = [numbers], self.values[a:b]
+        if listed:
+            buffers.append(self.keys[a:b])
+        if a < b:
+            buffers.append(values)
+        nbytes = values.nbytes
+        padding = padded(nbytes) - nbytes
+        if padding:
+            buffers.append(bytes(padding))
+        body = numbers.nbytes + (8 * (b - a) if listed else 0) + nbytes + padding
+        who = (head.trainer, head.number, head.clock)  # a header is made once: `_replace` takes longer than all else
+        where = (low, shards, first.start, b - a)
+        kind, flags, table = frames.REPLICATE, head.flags, head.table
+        return Header(kind, flags, request, table, epoch, *who, *where, head.parties, head.attempt, body), buffers

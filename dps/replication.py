@@ -181,9 +181,10 @@ class Relay:
             wire = self._wires[to] = Wire(to)
         for part, _ in forward.parts:
             part.copy.tail = forward
+        now = self.endpoint.now()
         if not wire.unconfirmed:
-            wire.progress = self.endpoint.now()
-        forward.since = min(forward.since, self.endpoint.now())
+            wire.progress = now
+        forward.since = min(forward.since, now)
         self.backlog += forward.nbytes
         wire.last = wire.last % 0xFFFFFFFF + 1
         wire.unconfirmed[wire.last] = forward
@@ -193,8 +194,7 @@ class Relay:
 
     def _write(self, wire: Wire, number: int) -> None:
         if wire.link is not None and wire.link.open:
-            header, buffers = wire.unconfirmed[number].frame()
-            wire.link.send(header._replace(request=number, epoch=self.epoch), buffers)
+            wire.link.send(*wire.unconfirmed[number].frame(number, self.epoch))
 
     # -- placement
 

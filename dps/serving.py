@@ -315,13 +315,13 @@ class Serving:
         """Apply to every shard; forward what was new; follow what was a repeat."""
         fresh = []
         for part in request.parts:
-            copy, keys, start, a, b = part
-            if copy.shard.apply(op._replace(keys=keys, start=start, values=values[a:b])):
-                fresh.append((part, copy.shard.version))
+            shard = part.copy.shard
+            if shard.apply(part.op(op, values)):
+                fresh.append((part, shard.version))
             else:
-                self.relay.follow(copy, waiter)
+                self.relay.follow(part.copy, waiter)
         if fresh and self.relay.busy:
-            self.relay.forward(header._replace(epoch=self.epoch), fresh, request.keys, values, waiter)
+            self.relay.forward(header, fresh, request.keys, values, waiter)
 
     def _control(self, table: Table, copies: list[Copy], op: Op, waiter: Waiter | None = None) -> None:
         """An op without rows, on these copies and those behind them."""
@@ -361,31 +361,29 @@ class Serving:
         rest = body[8 * header.shards :]
         op = op_of(header)
         if header.flags & frames.CONTROL:
-            copies = [self._behind(table, header, n) for n in range(header.shard, header.shard + header.shards)]
+            copies = [table.copy(n) for n in range(header.shard, header.shard + header.shards)]
             request = Request([Part(copy, None, header.start, 0, 0) for copy in copies], None, 0)
         else:
             request = table.cut(header, rest, primary=False)
         values = np.frombuffer(rest, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
-        if any(part.copy.fence == 0 for part in request.parts):
-            # A new table, and we have not heard yet who is behind us: it will be sent again.
-            release()
-            connection.transport.close()
-            return
-        for part in request.parts:
+        waiter, fresh = Waiter(), []
+        for part in request.parts:  # all that can fail comes before the first change
             copy, version = part.copy, versions[part.copy.number - header.shard]
-            self._behind(table, header, copy.number)
+            if copy.fence == 0:  # a new table, and we have not heard yet who is behind us: it will be sent again
+                release()
+                connection.transport.close()
+                return
+            self._take_from(header, copy)
             if version > copy.shard.version + 1:
                 raise DPSError(f"server {self.number} is at {copy.shard.version} of shard {copy.number}, not {version}")
-        waiter, fresh = Waiter(), []
-        for part in request.parts:
-            copy, keys, start, a, b = part
-            if versions[copy.number - header.shard] > copy.shard.version:
-                copy.shard.apply(op._replace(keys=keys, start=start, values=values[a:b]))
-                fresh.append((part, copy.shard.version))
+            if version > copy.shard.version:
+                fresh.append((part, version))
             else:
                 self.relay.follow(copy, waiter)
+        for part, _ in fresh:
+            part.copy.shard.apply(part.op(op, values))
         if fresh and self.relay.busy:
-            self.relay.forward(header._replace(epoch=self.epoch), fresh, request.keys, values, waiter)
+            self.relay.forward(header, fresh, request.keys, values, waiter)
 
         def finish() -> None:
             release()
@@ -394,14 +392,12 @@ class Serving:
 
         waiter.then(finish)
 
-    def _behind(self, table: Table, header: Header, number: int) -> Copy:
-        """The copy, if the sender may still change it."""
-        copy = table.copies.get(number)
-        if copy is None:
-            raise DPSError(f"server {self.number} has no copy of shard {number} of table {table.spec.name!r}")
+    @staticmethod
+    def _take_from(header: Header, copy: Copy) -> None:
+        """Refuse a sender that may no longer change the copy."""
         if header.epoch < copy.fence:
-            raise FencedError(f"shard {number} of table {table.spec.name!r}: no ops of epoch {header.epoch} any more")
-        return copy
+            where = f"shard {copy.number} of table {copy.spec.name!r}"
+            raise FencedError(f"{where}: no ops of epoch {header.epoch} any more")
 
     def _take_dump(self, connection: Any, header: Header, body: memoryview) -> None:
         """A piece of a shard that we are to hold: its beginning, rows, or its end."""
