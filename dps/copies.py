@@ -57,8 +57,9 @@ class Part(NamedTuple):
 
     def op(self, request: Op, values: np.ndarray) -> Op:
         """What the request with these `values` asks of this shard."""
-        rule, _, _, _, *rest = request
-        return Op(rule, self.keys, self.start, values[self.a : self.b], *rest)
+        _, keys, start, a, b = self
+        rule, _, _, _, clock, parties, origin, attempt, number, answer = request
+        return Op(rule, keys, start, values[a:b], clock, parties, origin, attempt, number, answer)
 
 
 class Waiter:
@@ -121,7 +122,8 @@ class Forward:
             numbers[0, part.copy.number - low] = version
             if listed:
                 numbers[1, part.copy.number - low] = part.b - part.a
-        buffers, values = [numbers], self.values[a:b]
+        buffers: list[Any] = [numbers]
+        values = self.values[a:b]
         if listed:
             buffers.append(self.keys[a:b])
         if a < b:

@@ -296,7 +296,7 @@ class Serving:
             elif op.answer:
                 table.answer(connection, header, request.parts, op)
             else:
-                connection.reply(Header(frames.OK, request=header.request, count=count))
+                connection.acknowledge(Header(frames.OK, request=header.request, count=count))
 
         def finish() -> None:
             release()
@@ -388,7 +388,7 @@ class Serving:
         def finish() -> None:
             release()
             if waiter.error is None and not connection.transport.is_closing():  # else: the controller knows what next
-                connection.reply(Header(frames.OK, request=header.request))
+                connection.acknowledge(Header(frames.OK, request=header.request))
 
         waiter.then(finish)
 

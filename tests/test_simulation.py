@@ -350,7 +350,7 @@ def test_a_call_by_a_route_that_was_renewed_is_made_by_the_new_one():
 # ---- wrong
 
 WRONG = {
-    "there are no fences": [(Serving, "_behind", "header.epoch < copy.fence", "False")],
+    "there are no fences": [(Serving, "_take_from", "header.epoch < copy.fence", "False")],
     "acknowledged before it is copied": [(Serving, "_take_push", "table.waits", "False")],
     "a backup's ledger learns nothing": [(Serving, "_take_op", "op._replace(keys=", "op._replace(origin=0, keys=")],
     "a dump leaves out the ledger": [

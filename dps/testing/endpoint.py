@@ -233,6 +233,9 @@ class SimConnection(End):
             header = header._replace(body=len(body))
         self.transport.write(encode_header(header) + body)
 
+    def acknowledge(self, header: Header) -> None:
+        self.reply(header)
+
     def reply_json(self, header: Header, value: Any) -> None:
         self.reply(header, frames.encode_json(value))
 

@@ -12,7 +12,8 @@ Writing. An answer is a view of the connection's outgoing buffer, handed to the 
 be used again only when the transport has passed everything on; the high-water mark is 0, so the transport tells at once
 when it has not (`pause_writing`). From then on this connection is not read, and frames already in its inbox wait, until
 the peer has taken its answer: a slow reader holds up nobody but itself, and costs one answer of memory (TLS: that and
-two more, encrypted).
+two more, encrypted). Answers that are owed by then, and come when backups have confirmed, get buffers of their own.
+Acknowledgements have no body: those of one turn of the loop leave together (`outbox.py`).
 
 Trust. Until a connection has proved the session's secret it may send one small frame, within the connect time-out; it
 has a small inbox, and where connections are scarce it is the first to go. Anything else, and later any frame that
@@ -35,6 +36,7 @@ from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError
 from dps.wire import frames, session
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.memory import Buffer
+from dps.wire.outbox import Outbox
 from dps.wire.quiet import AtMost, keep_alive
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "?"
         self.party: Any = None  # for the role's own use: the trainer behind the connection
         self.transport: Any = None
+        self._outbox: Any = None
         self._nonce = session.new_nonce()
         self._inbox = memoryview(np.empty(HEADER_SIZE + HANDSHAKE_LIMIT, np.uint8))
         self._start = self._end = 0  # the unread part of the inbox
@@ -81,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- transport callbacks
 
     def connection_made(self, transport: Any) -> None:
-        self.transport = transport
+        self.transport, self._outbox = transport, Outbox(self.endpoint.loop, transport)
         self.peer = str(transport.get_extra_info("peername"))
         encrypted = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=int(encrypted))  # TLS transports pause at that size, others above it
@@ -304,6 +307,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def outgoing(self, nbytes: int) -> np.ndarray:
         """The connection's outgoing buffer, uint8[nbytes]: fill it, then `write` views of it."""
+        if self._paused:  # a late answer: an earlier one is still leaving from the buffer
+            self._outgoing = Buffer(self.endpoint.keep)
         return self._outgoing.take(nbytes)
 
     def write(self, data: Any) -> None:
@@ -312,6 +317,7 @@ class Connection(asyncio.BufferedProtocol):
         To a peer that has gone meanwhile nothing is said: whoever answers late need not know.
         """
         self._begun = True
+        self._outbox.flush()
         if not self.transport.is_closing():
             self.transport.write(data)
 
@@ -319,8 +325,13 @@ class Connection(asyncio.BufferedProtocol):
         """A whole frame with a small body, which is a multiple of 8 bytes."""
         if body:
             header = header._replace(body=len(body))
+        self._outbox.flush()
         if not self.transport.is_closing():
             self.transport.write(encode_header(header) + body)
+
+    def acknowledge(self, header: Header) -> None:
+        """A frame without a body, at the end of this turn of the loop: together with others, if there are."""
+        self._outbox.put(HEADER_SIZE, (encode_header(header),))
 
     def tell(self, header: Header, body: bytes) -> None:
         """Send news that replace all earlier ones: while those are still on their way, only the newest are kept."""

@@ -19,6 +19,7 @@ from dps import config
 from dps.errors import DPSError, ProtocolError
 from dps.wire import frames, session
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.outbox import Outbox
 from dps.wire.quiet import keep_alive
 
 __all__ = ["Link"]
@@ -44,7 +45,9 @@ class Link(asyncio.BufferedProtocol):
         self.party: Any = None  # for the role's own use
         self._session, self._secret, self._limit = session_name, secret, limit
         self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
+        self._loop: Any = None
         self._transport: Any = None
+        self._outbox: Outbox | None = None
         self._ended = False
         self._inbox = memoryview(np.empty(INBOX, np.uint8))
         self._end = 0
@@ -54,7 +57,7 @@ class Link(asyncio.BufferedProtocol):
 
     def open_to(self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
         """Begin to connect."""
-        patience = config.seconds("connect")
+        self._loop, patience = loop, config.seconds("connect")
         self._deadline = loop.call_later(patience, self.close)
         self._task = loop.create_task(self._connect(loop, address, tls))
 
@@ -71,12 +74,12 @@ class Link(asyncio.BufferedProtocol):
     @property
     def unsent(self) -> int:
         """Bytes that the other side has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return 0 if self._outbox is None else self._outbox.nbytes + self._transport.get_write_buffer_size()
 
     def send(self, header: Header, buffers: Sequence[Any] = ()) -> None:
         """Pass a frame on. The buffers must not change before the other side has answered (or the link ended)."""
-        if not self._ended and self._transport is not None:
-            self._transport.writelines([encode_header(header), *buffers])
+        if not self._ended and self._outbox is not None:
+            self._outbox.put(HEADER_SIZE + header.body, [encode_header(header), *buffers])
 
     def send_json(self, header: Header, value: Any) -> None:
         body = frames.encode_json(value)
@@ -92,7 +95,7 @@ class Link(asyncio.BufferedProtocol):
     # -- transport callbacks
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        self._transport, self._outbox = transport, Outbox(self._loop, transport)
         transport.set_write_buffer_limits(high=1 << 20)
         if (sock := transport.get_extra_info("socket")) is not None:
             keep_alive(sock)
