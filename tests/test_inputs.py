@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -264,7 +266,7 @@ def test_out() -> None:
 
 vectors = hnp.arrays(np.float32, st.integers(1, 30), elements=st.sampled_from([0, 0, 0, 1.5, -2, 3]))
 MATRICES = [sp.csr_array, sp.coo_array, sp.csc_array, sp.csr_matrix, sp.coo_matrix, sp.csc_matrix, sparse.COO]
-MATRICES += [sparse.GCXS, sp.lil_array, sp.dok_array, sp.bsr_array]
+MATRICES += [sparse.GCXS, sp.lil_array, sp.dok_array, functools.partial(sp.bsr_array, blocksize=(1, 1))]
 
 
 def dense(pair, shape: tuple[int, ...]) -> np.ndarray:
@@ -310,6 +312,13 @@ def test_elements_stored_twice_add_up_and_zeros_stay() -> None:
     keys, rows = split_sparse("w", TableSpec("w", dim=3), matrix)
     assert keys.tolist() == [0, 5, 7]
     assert rows.tolist() == [[4, 0, 0], [0, 0, 3], [0, 0, 0]]
+
+
+def test_the_zeros_of_a_block_are_stored() -> None:
+    """scipy chooses larger blocks where most of their elements are not zero."""
+    keys, rows = split_sparse("w", TableSpec("w", dim=3), sp.bsr_array(np.eye(6)[:4, :3], blocksize=(2, 3)))
+    assert keys.tolist() == [0, 1, 2, 3]
+    assert rows.tolist() == np.eye(6)[:4, :3].tolist()
 
 
 def test_what_is_not_sparse_passes_by() -> None:
