@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import Phase, settings
@@ -10,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from oracles import crafted, mutant
 
 from dps.state import index as module
-from dps.state.index import FULL_AT, GROW_AT, GROWTH, MOVE_AT_LEAST, MOVE_PER_KEY, KeyIndex
+from dps.state.index import FULL_AT, GROW_AT, GROWTH, MOVE_AT_LEAST, MOVE_PER_KEY, KeyIndex, keys_of
 from dps.state.partition import hash_keys
 
 LAST = 2**32 - 1
@@ -41,6 +43,11 @@ class Oracle:
     def __init__(self, bits: int = 0):
         self.index = KeyIndex(bits)
         self.rows: dict[int, int] = {}
+        self.remember()
+
+    def remember(self) -> None:
+        """What another thread may be given, to put the keys together while the index goes on."""
+        self.tables, self.count = self.index.tables, len(self.rows)
 
     def insert(self, keys) -> None:
         expected = [self.rows.setdefault(key, len(self.rows)) for key in np.asarray(keys).tolist()]
@@ -52,6 +59,7 @@ class Oracle:
 
     def check(self) -> None:
         assert self.index.keys().tolist() == list(self.rows)
+        assert keys_of(self.tables, self.count).tolist() == list(self.rows)[: self.count]
         self.find(list(self.rows))
         for table in (self.index.slots, self.index.old):
             assert len(table) == 0 or (table[:, 2] == 0).any(), "a look-up would never end"
@@ -94,6 +102,10 @@ class Machine(RuleBasedStateMachine):
     @rule(home=homes, first=few, count=few)
     def find_some(self, home: int, first: int, count: int) -> None:
         self.oracle.find(self.crowd(home, first, count))
+
+    @rule()
+    def remember(self) -> None:
+        self.oracle.remember()
 
     @invariant()
     def agrees(self) -> None:
@@ -227,6 +239,17 @@ def test_a_request_moves_a_bounded_number_of_slots(batch: int) -> None:
     for moved, quota in index.steps:
         assert quota <= max(MOVE_PER_KEY * batch, MOVE_AT_LEAST)
         assert moved <= quota + longest_run
+
+
+def test_keys_are_put_together_while_the_index_grows() -> None:
+    index = KeyIndex()
+    insert(index, np.arange(5000))
+    tables = index.tables
+    with ThreadPoolExecutor(1) as pool:
+        growing = pool.submit(lambda: [insert(index, np.arange(low, low + 500)) for low in range(5000, 200_000, 500)])
+        for _ in range(20):
+            assert (keys_of(tables, 5000) == np.arange(5000)).all()
+        growing.result(60)
 
 
 def test_memory_per_key() -> None:

@@ -108,14 +108,16 @@ def read(draw: st.DrawFn, trainers: Trainers, cut: Cut) -> Rows:
     got: Rows = {}
     total = cut.rows
     most = draw(st.sampled_from([1, 3 * row, 1 << 20]))
+    before = kept = np.zeros(0)  # the piece before this one, and what was in it
     for where, rows in cut.pieces(most):
         assert len(rows) <= max(1, most // row)
+        np.testing.assert_array_equal(before, kept)
         keys = range(*where) if isinstance(where, tuple) else where.tolist()
-        kept = rows.copy()
+        before, kept = rows, rows.copy()
         trainers.act(draw, 2)
         np.testing.assert_array_equal(rows, kept)
         assert not got.keys() & set(keys)
-        got.update(zip(keys, rows, strict=True))
+        got.update(zip(keys, kept, strict=True))
     assert len(got) == total == cut.rows
     return got
 
@@ -330,8 +332,8 @@ def test_a_dense_increment_names_its_rows() -> None:
     shard.apply(add([12, 17], 0))
     shard.apply(Op(ADD, None, 18, np.ones((2, 1), np.float32), 0, 1))
     cut = shard.begin_cut(None, changed_only=True)
-    pieces = [(where if isinstance(where, tuple) else where.tolist(), len(rows)) for where, rows in cut.pieces(12 * 4)]
-    assert pieces == [([12], 1), ([17], 1), ((18, 20), 2)]
+    pieces = [(where if isinstance(where, tuple) else where.tolist(), len(rows)) for where, rows in cut.pieces(12 * 3)]
+    assert pieces == [([12, 17, 18], 3), ((19, 20), 1)]
     shard.end_cut()
     assert [where for where, _ in shard.begin_cut(None).pieces(1 << 20)] == [(10, 20)]
 
@@ -404,11 +406,13 @@ MUTANTS = [
     (KEYED, Cut, "step", "LATER * apart", "CHANGED * apart"),
     (RATE, Cut, "step", "LATER * apart", "LATER * (not inside)"),
     (DENSE, Cut, "step", "inside and (self._count or shard.spec.keyed)", "False"),
-    (DENSE, Cut, "pieces", "(low + a, low + b)", "(a, b)"),
+    (DENSE, Cut, "pieces", "(low + a, low + self._given)", "(a, self._given)"),
     (DENSE, Cut, "pieces", "chosen + low", "chosen"),
-    (KEYED, Cut, "pieces", "self._given = b", "self._given = a + 1"),
-    (KEYED, Cut, "pieces", "place[place > 0] - 1", "place[place > 0] - 2"),
-    (KEYED, Cut, "_present", ">= 0", ">= -1"),
+    (DENSE, Cut, "pieces", "count == self._given - a", "count > 1"),
+    (KEYED, Cut, "pieces", "number % 2", "0"),
+    (KEYED, Cut, "pieces", "self._place, self._saved,", "self._place, np.roll(self._saved, 1, 0),"),
+    (KEYED, Cut, "pieces", "CHANGED, rows", "LATER, rows"),
+    (KEYED, Cut, "complete", "int(count_wanted(self._place, self._flags, CHANGED, self._end))", "self._end"),
     (KEYED, Cut, "commit", "changed >>= 1", "changed[:] = 0"),
     (KEYED, Cut, "end", "changed |= changed >> 1", "pass"),
     (BORN, Cut, "_follow", "self._count > first", "self._count > first + 1"),

@@ -24,7 +24,7 @@ from numba import njit
 
 from dps.state.partition import mix
 
-__all__ = ["KeyIndex"]
+__all__ = ["KeyIndex", "keys_of"]
 
 GROW_AT = 0.80  # load at which a larger table is begun
 FULL_AT = 0.92  # load at which the old table may not take more: growing is then finished at once
@@ -135,10 +135,25 @@ def _move(slots, old, start, moved, bits, quota):
 
 @njit(nogil=True, cache=True)
 def _collect(slots, keys):
-    """keys[row] = key for every occupied slot."""
+    """keys[row] = key for every occupied slot of one of these rows."""
     for i in range(slots.shape[0]):
-        if slots[i, 2] != 0:
-            keys[slots[i, 2] - 1] = (np.int64(slots[i, 1]) << 32) | (np.int64(slots[i, 0]) & 0xFFFFFFFF)
+        row = np.int64(slots[i, 2]) - 1
+        if 0 <= row < keys.shape[0]:
+            keys[row] = (np.int64(slots[i, 1]) << 32) | (np.int64(slots[i, 0]) & 0xFFFFFFFF)
+
+
+def keys_of(tables: tuple, count: int) -> np.ndarray:
+    """The keys of rows 0 to count - 1, int64, from the `tables` of an index that has so many.
+
+    The index may go on changing meanwhile, in another thread. What it writes then are keys of later rows, which are
+    passed over, and keys on their way from `old` into `slots`: those may be seen half-written, and `old`, where
+    nothing is ever erased, is read after them.
+    """
+    slots, old = tables[:2]
+    keys = np.empty(count, np.int64)
+    _collect(slots, keys)
+    _collect(old, keys)
+    return keys
 
 
 def _empty(capacity: int) -> np.ndarray:
@@ -203,11 +218,7 @@ class KeyIndex:
 
     def keys(self) -> np.ndarray:
         """All keys, int64, in row order."""
-        out = np.empty(self.count, np.int64)
-        _collect(self.slots, out)
-        if len(self.old):
-            _collect(self.old, out)  # slots already moved are there twice, with the same row
-        return out
+        return keys_of(self.tables, self.count)
 
     def _make_room(self, new: int) -> None:
         """Before `new` keys, all of them unknown at worst, come in: grow, or grow on, by a bounded step."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-__all__ = ["accumulate", "all_finite", "flag", "follow", "gather", "gather_range", "mark", "save", "scatter", "take"]
+__all__ = ["accumulate", "all_finite", "count_wanted", "flag", "follow", "gather", "gather_range"]
+__all__ += ["mark", "save", "scatter", "take", "take_wanted"]
 
 
 @njit(nogil=True, cache=True)
@@ -127,6 +128,36 @@ def follow(index, start, count, place, used, which, where):
             which[found], where[found] = i, at - 1
             found += 1
     return found, used
+
+
+@njit(nogil=True, cache=True)
+def count_wanted(place, flags, bits, end):
+    """How many of the rows 0 .. end - 1 :func:`take_wanted` would take."""
+    count = 0
+    for r in range(end):
+        count += int(place[r] >= 0 and (flags.shape[0] == 0 or flags[r] & bits != 0))
+    return count
+
+
+@njit(nogil=True, cache=True)
+def take_wanted(rows, first, end, place, saved, flags, bits, out, which):
+    """Copy rows first .. end - 1 to out[0], ..., as many as it takes, those that are saved from there.
+
+    Left out are rows whose place is -1, and (`flags` of length 0: none) those without one of the `bits`. Numbers of
+    the rows that were copied: in `which`. Returns how many they are, and the row to go on with.
+    """
+    taken = 0
+    for r in range(first, end):
+        if taken == out.shape[0]:
+            return taken, r
+        at = place[np.uint64(r)]
+        if at >= 0 and (flags.shape[0] == 0 or flags[np.uint64(r)] & bits != 0):
+            row, copy = rows[np.uint64(r)] if at == 0 else saved[np.uint64(at - 1)], out[np.uint64(taken)]
+            for c in range(copy.shape[0]):
+                copy[c] = row[c]
+            which[np.uint64(taken)] = r
+            taken += 1
+    return taken, end
 
 
 @njit(nogil=True, cache=True)

@@ -15,14 +15,16 @@ the new base; when it is given up, both have CHANGED since the old one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dps.errors import InputError
+from dps.state.index import keys_of
 from dps.state.initializers import fill_born
-from dps.state.kernels import flag, follow, save
+from dps.state.kernels import count_wanted, flag, follow, save, take_wanted
 from dps.state.ledger import Ledger
 from dps.state.ops import CLOSE, NO_CLOCK, PUSH, Op
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Cut"]
 
 CHANGED, LATER = 1, 2
+NO_FLAGS = np.zeros(0, np.uint8)
+SCAN = 16  # of an increment: rows that are looked at for each row that a piece has room for
 
 
 class Cut:
@@ -85,6 +89,8 @@ class Cut:
         self._rows = len(shard)  # of the shard, born until now
         self._given, self._end = 0, len(shard.rows)  # rows from, to: still to be given
         self._is_complete = self._is_committed = False
+        self._tables: tuple[Any, ...] = ()  # those of the index, at the moment when the cut was complete
+        self._keys: np.ndarray | None = None  # of its rows
         if clock is None:
             self.complete()
 
@@ -100,7 +106,14 @@ class Cut:
             raise InputError(f"the sums of clock {sums.clock} of {self._where} are open: close them first")
         if not self._is_complete:
             self._is_complete, self._end = True, len(self.shard)
-            self.rows = int(np.count_nonzero(self._present(0, self._end)))
+            self.rows = int(count_wanted(self._place, self._flags, CHANGED, self._end))
+            if self.shard.spec.keyed:
+                self._tables = self.shard.index.tables  # type: ignore[union-attr]
+
+    def fetch_keys(self) -> None:
+        """Put the keys of a keyed shard together, for :meth:`pieces`. Any thread may do it, while the shard goes on."""
+        if self._tables:
+            self._keys = keys_of(self._tables, self._end)
 
     def pieces(self, most: int) -> Iterator[tuple[np.ndarray | tuple[int, int], np.ndarray]]:
         """The rows in the order of their birth, about `most` bytes at a time: ops may be applied in between.
@@ -108,24 +121,32 @@ class Cut:
         Yields
         ------
         keys or (start, stop), rows
-            Row numbers of a dense shard as a range where possible. The rows are copies, with all their columns.
+            Row numbers of a dense shard as a range where possible. The rows are copies, with all their columns, in
+            one of two buffers: valid until the piece after the next is asked for. There may be empty pieces: no single
+            one takes long, also where only few rows are wanted.
         """
         if not self._is_complete:
             raise InputError(f"the cut of {self._where} at clock {self.clock} is not complete yet")
+        if self._keys is None:
+            self.fetch_keys()
         shard, low = self.shard, getattr(self.shard, "low", 0)
-        keys = shard.index.keys() if shard.spec.keyed else None  # type: ignore[union-attr]
-        step = max(1, most // (8 + shard.width * shard.rows.itemsize))
-        while self._given < self._end:
-            a, b = self._given, min(self._given + step, self._end)
-            chosen = np.flatnonzero(self._present(a, b)) + a
-            whole = len(chosen) == b - a
-            rows = shard.rows[a:b].copy() if whole else shard.rows[chosen]
-            place = self._place[chosen]
-            rows[place > 0] = self._saved[place[place > 0] - 1]
-            self._given = b
-            if len(chosen):
-                where = keys[chosen] if keys is not None else (low + a, low + b) if whole else chosen + low
-                yield where, rows
+        room = min(max(1, most // (8 + shard.width * shard.rows.itemsize)), max(self.rows, 1))
+        buffers = np.empty((2, room, shard.width), shard.spec.dtype)
+        which = np.empty(room, np.int64)
+        step = SCAN * room if self.changed_only else room
+        for number in itertools.count():
+            rows, a = buffers[number % 2], self._given
+            if a >= self._end:
+                return
+            b, state = min(a + step, self._end), (self._place, self._saved, self._flags)
+            count, self._given = take_wanted(shard.rows, a, b, *state, CHANGED, rows, which)
+            chosen = which[:count]
+            if self._keys is not None:
+                yield self._keys[chosen], rows[:count]
+            elif count == self._given - a:
+                yield (low + a, low + self._given), rows[:count]
+            else:
+                yield chosen + low, rows[:count]
 
     def commit(self) -> None:
         """The cut is the base from which changes are counted: it has been given, and put where it will last."""
@@ -199,10 +220,7 @@ class Cut:
         clock = self.latest if op.clock == NO_CLOCK else op.clock
         shard.run(self._saved, op._replace(values=op.values[which], clock=clock), where, 0)
 
-    def _present(self, a: int, b: int) -> np.ndarray:
-        """Which of the rows a .. b - 1 are wanted."""
-        present = self._place[a:b] >= 0
-        if self.changed_only:
-            assert self.shard.changed is not None
-            present &= (self.shard.changed[a:b] & CHANGED) > 0
-        return present
+    @property
+    def _flags(self) -> np.ndarray:
+        """Those that say which rows are wanted; of length 0: all are."""
+        return self.shard.changed if self.changed_only and self.shard.changed is not None else NO_FLAGS

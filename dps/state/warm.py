@@ -38,9 +38,11 @@ def warm(spec: TableSpec) -> None:
         shard.apply(Op(PUSH, keys, 0, values, 0, 1))
         shard.settle(keep=True)
     shard.track_changes()
-    shard.begin_cut(1)
+    cut = shard.begin_cut(1)
     for clock in (1, 0):  # outside, then inside of the cut
         shard.apply(Op(ADD, keys, 0, values, clock, 1))
+    cut.complete()
+    list(cut.pieces(1))
     shard.end_cut()
     if spec.dtype != "int64":
         all_finite(values.reshape(-1))
