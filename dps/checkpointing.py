@@ -82,6 +82,7 @@ class Checkpointer:
         self._closed = False
         self._parents: dict[str, str] = {}  # url -> the last checkpoint there
         self._regular: asyncio.Future | None = None
+        self._margin = 0  # which of the margins was enough last time: trainers are about as fast as they were
         self._forgiven = 0  # the last run that may have failed: its tables were restored since
 
     # -- taking them
@@ -145,9 +146,10 @@ class Checkpointer:
         """Begin the cuts at a clock that nobody has reached; the run whose clock it is, and the clock."""
         wanted = {(spec.id, shard) for spec in specs for shard in range(spec.shards)}
         late: DPSError | None = None
-        for margin in MARGINS:
+        for number in range(max(self._margin - 1, 0), len(MARGINS)):
+            self._margin = number
             run = await self._in_endpoint(self.runs.only)
-            clock = None if run is None else run.clock.maximum + margin
+            clock = None if run is None else run.clock.maximum + MARGINS[number]
             try:
                 answers = await self._each(servers, "cut", [spec.id for spec in specs], clock, parent, track)
             except InputError as error:  # somebody was faster
