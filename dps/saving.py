@@ -22,8 +22,10 @@ __all__ = ["Saver"]
 
 logger = logging.getLogger(__name__)
 
-PIECE = 2 << 20  # bytes that are read in one go, between two requests
-REST, LONGEST_REST = 4, 0.25  # while there are requests: rest so many times as long as a piece took; seconds at most
+PIECE = 1 << 20  # bytes that are read in one go, between two requests
+SHARE = 0.15  # of one core: what reading and writing may take, while there are requests;
+RECENT = 0.1  # seconds after the last one: there are none any more
+LONGEST_REST = 0.25  # seconds
 LOOK = 0.5  # seconds between two looks whether somebody still wants the files
 PATIENCE = 10.0  # seconds for a thread to stop writing
 
@@ -166,6 +168,9 @@ class Writing(threading.Thread):
         self.files: list[FileRecord] = []
         self.error: DPSError | None = None
         self.stop = False
+        self._reading = 0.0  # seconds on a core, in the endpoint's thread
+        self._requests, self._asked = serving.requests, -RECENT  # so many there were, the last at that time
+        self._rested, self._spent = time.monotonic(), 0.0  # when we rested last, and what we had cost by then
 
     def run(self) -> None:
         try:
@@ -177,17 +182,33 @@ class Writing(threading.Thread):
             self.error = CheckpointError(f"server {self.serving.number} could not write: {error!r:.500}")
 
     def pieces(self, cut: Any) -> Iterator[Any]:
-        """The cut's pieces; the next is read while one is written. Training comes first: see `REST`."""
+        """The cut's pieces; the next is read while one is written."""
+        cut.fetch_keys()
         pieces = cut.pieces(PIECE)
-        coming = self.endpoint.ask(next, pieces, None)
-        requests = self.serving.requests
+        coming = self.endpoint.ask(self._next, pieces)
         while (piece := self._result(coming)) is not None:
-            coming = self.endpoint.ask(next, pieces, None)
-            began = time.perf_counter()
+            coming = self.endpoint.ask(self._next, pieces)
             yield piece
-            if self.serving.requests != requests:
-                requests = self.serving.requests
-                time.sleep(min(REST * (time.perf_counter() - began), LONGEST_REST))
+            self._rest()
+
+    def _next(self, pieces: Iterator[Any]) -> Any:
+        """In the endpoint's thread: the next piece, at a cost."""
+        began = time.thread_time()
+        piece = next(pieces, None)
+        self._reading += time.thread_time() - began
+        return piece
+
+    def _rest(self) -> None:
+        """Training comes first: of the time since the last rest we, and those who read for us, have a `SHARE`.
+
+        What counts is time on a core, not how long it took: where cores are short, who waits for one takes none.
+        """
+        now, spent = time.monotonic(), time.thread_time() + self._reading
+        if self.serving.requests != self._requests:
+            self._requests, self._asked = self.serving.requests, now
+        if now - self._asked < RECENT:
+            time.sleep(min(max(self._rested + (spent - self._spent) / SHARE - now, 0), LONGEST_REST))
+        self._rested, self._spent = time.monotonic(), spent
 
     def wait(self, function: Callable[..., Any], *args: Any) -> Any:
         """What a function gives in the endpoint's thread."""
