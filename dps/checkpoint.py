@@ -30,9 +30,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from dps.disk import is_local, sync
 from dps.errors import CheckpointError, InputError
 from dps.manifest import Checkpoint
-from dps.shard_files import FileRecord, ShardFile, is_local, open_filesystem, sync, write_shard
+from dps.shard_files import FileRecord, ShardFile, open_filesystem, write_shard
 from dps.state.ops import TableSpec
 
 __all__ = ["Checkpoint", "Store", "Writer", "write_shard"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from dps.checkpoint import Store
 from dps.manifest import Checkpoint
-from dps.shard_files import PIECE, FileRecord, ShardFile
+from dps.shard_files import FileRecord, ShardFile
 from dps.state.ledger import Ledger
 from dps.state.shard import DenseShard, KeyedShard
 
@@ -101,13 +101,13 @@ class SavedShard:
     def __iter__(self) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:
         return self.pieces()
 
-    def pieces(self, most: int = PIECE) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:
+    def pieces(self, most: int | None = None) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:
         """(keys or first row's number, rows): later ones replace earlier ones. Valid until the next is asked for."""
         for directory, record in self.files:
             with ShardFile(self.store.filesystem, directory, record) as file:
                 yield from file.pieces(most)
 
-    def distinct(self, most: int = PIECE) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:
+    def distinct(self, most: int | None = None) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:
         """Every row once, as it was last. Arrays are valid until the next piece is asked for."""
         newer = np.empty(0, np.int64)  # sorted
         for i, (directory, record) in enumerate(reversed(self.files), 1):

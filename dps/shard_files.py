@@ -17,24 +17,27 @@ Every tensor, and the header, has a checksum of its own, XXH3: at 18 GB/s it is 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from dps.disk import PAGE, DirectFile, ahead, direct, is_local, sync, window
 from dps.errors import CheckpointError, InputError, MissingPackageError, needing
 from dps.state.ops import TableSpec
 
-__all__ = ["Checksums", "FileRecord", "Piece", "ShardFile", "is_local", "open_filesystem", "sync", "write_shard"]
+__all__ = ["Checksums", "FileRecord", "Piece", "ShardFile", "open_filesystem", "write_shard"]
 
 # Keys, or the first row's number, and rows. Other forms of the first: (start, stop).
 Piece: TypeAlias = "tuple[np.ndarray | int | tuple[int, int], np.ndarray]"
 
-PIECE = 8 << 20  # bytes read at a time
+NEAR, FAR = 2 << 20, 8 << 20  # bytes read at a time, from a local disk and from elsewhere
 PART = 64 << 20  # bytes of one part of an upload; object stores take at most 10,000 of them
 LONGEST_HEADER = 1 << 20
 LEDGER = "ledger."
@@ -90,22 +93,6 @@ def open_filesystem(url: str, storage_options: Mapping[str, Any] | None = None) 
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{url} cannot be opened: {error!s:.500}") from error
     return filesystem, path.rstrip("/")
-
-
-def is_local(filesystem: Any) -> bool:
-    """Whether its files are this machine's, so that one can (and must) fsync them."""
-    from fsspec.implementations.local import LocalFileSystem
-
-    return isinstance(filesystem, LocalFileSystem)
-
-
-def sync(path: str) -> None:
-    """Wait until a local file or directory is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_shard(
@@ -172,9 +159,13 @@ def write_shard(
     where = f"checkpoint {checkpoint!r}, table {spec.name!r}, shard {shard}"
     plan = _Plan(spec, shard, rows, spec.keyed or increment, ledger or {}, metadata or {}, where)
     filesystem.makedirs(f"{root}/{checkpoint}", exist_ok=True)
-    with filesystem.open(path, "wb", block_size=PART) as target:
-        size, checksums = plan.write(target, pieces)
-    if is_local(filesystem):
+    local = is_local(filesystem)
+    with (
+        filesystem.open(path, "wb", block_size=PART) as target,
+        DirectFile(target) if local else nullcontext(target) as sink,
+    ):
+        size, checksums = plan.write(sink, pieces)
+    if local:
         sync(path)
     return FileRecord(spec.name, shard, file, size, rows, increment, checksums)
 
@@ -347,6 +338,7 @@ class ShardFile:
             self._file = filesystem.open(self.where, "rb", cache_type="none")
         except FileNotFoundError as error:
             raise CheckpointError(f"{self.where} is missing") from error
+        self._direct = is_local(filesystem) and direct(self._file, on=True)
         try:
             self._read_header()
             names = [name for name in self._tensors if name.startswith(LEDGER)]
@@ -376,40 +368,38 @@ class ShardFile:
             return self._read_whole("keys")
         return np.arange(self.start, self.start + self.record.rows)
 
-    def pieces(self, most: int = PIECE) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:
+    def pieces(self, most: int | None = None) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:
         """(keys or first row's number, rows) in the file's order, about `most` bytes at a time.
 
-        The arrays are used again for the next piece: copy what is to stay. A damaged file is found out before its last
-        piece is given, so whoever has taken all pieces has what was written.
+        The next piece is read while one is used, and the one after it where that one was: copy what is to stay. A
+        damaged file is found out before its last piece is given, so whoever has taken all pieces has what was written.
         """
-        _, shape, base = self._tensors["rows"]
-        width = shape[1]
-        step = max(1, most // (width * self._dtype.itemsize))
-        keys = np.empty(min(step, self.record.rows) if self.has_keys else 0, np.int64)
-        rows = np.empty((min(step, self.record.rows), width), self._dtype)
-        sums = Checksums()
-        for low in range(0, self.record.rows, step):
-            count = min(step, self.record.rows - low)
+        dtype, shape, base = self._tensors["rows"]
+        row_bytes, total, sums = shape[1] * dtype.itemsize, self.record.rows, Checksums()
+        step = min(max(1, (most or (NEAR if self._direct else FAR)) // row_bytes), max(total, 1))
+        windows = [(window(8 * step if self.has_keys else 0), window(step * row_bytes)) for _ in range(min(2, total))]
+
+        def read(low: int) -> tuple[np.ndarray | int, np.ndarray]:
+            count, (for_keys, for_rows) = min(step, total - low), windows[low // step % 2]
+            keys: np.ndarray | int = self.start + low
             if self.has_keys:
-                self._read("keys", self._tensors["keys"][2] + low * 8, keys[:count], sums)
-            self._read("rows", base + low * width * self._dtype.itemsize, rows[:count], sums)
-            if low + count == self.record.rows:
+                start = self._tensors["keys"][2] + low * 8
+                keys = np.frombuffer(self._read("keys", start, count * 8, for_keys, sums), np.int64)
+            rows = self._read("rows", base + low * row_bytes, count * row_bytes, for_rows, sums)
+            if low + count == total:
                 self._verify(sums)
-            yield (keys[:count] if self.has_keys else self.start + low), rows[:count]
+            return keys, np.frombuffer(rows, dtype).reshape(count, shape[1])
+
+        yield from ahead(read, range(0, total, step))
 
     def _read_header(self) -> None:
-        head = np.empty(8, np.uint8)
-        self._read("header", 0, head, self._sums)
-        length = int(head.view("<u8")[0])
+        length = int.from_bytes(self._read("header", 0, 8, window(8), self._sums), "little")
         if length > LONGEST_HEADER:
             raise CheckpointError(f"{self.where}: its header claims {length} bytes; the file is damaged")
-        text = np.empty(length, np.uint8)
-        self._read("header", 8, text, self._sums)
+        text = self._read("header", 8, length, window(length), self._sums)
         self._verify(self._sums)
-        fields = json.loads(text.tobytes())  # as it was written: its checksum said so
+        fields = json.loads(bytes(text))  # as it was written: its checksum said so
         own = {name: json.loads(value) for name, value in fields.pop("__metadata__").items()}
-        self.spec = TableSpec.from_dict(own["table"])
-        self._dtype = np.dtype(self.spec.dtype)
         self.metadata: dict[str, Any] = own["metadata"]
         self.start: int = own.get("start", 0)
         self._tensors = {
@@ -419,21 +409,38 @@ class ShardFile:
 
     def _read_whole(self, name: str) -> np.ndarray:
         dtype, shape, offset = self._tensors[name]
-        array, sums = np.empty(shape, dtype), Checksums()
-        self._read(name, offset, array, sums)
+        sums, size = Checksums(), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        found = self._read(name, offset, size, window(size), sums)
         self._verify(sums)
-        return array
+        return np.frombuffer(found, dtype).reshape(shape)
 
-    def _read(self, part: str, offset: int, array: np.ndarray, sums: Checksums) -> None:
-        """Fill `array` from `offset` of the file."""
-        view, done = _bytes(array), 0
-        self._file.seek(offset)
-        while done < len(view):
-            count = self._file.readinto(view[done:])
+    def _read(self, part: str, offset: int, size: int, memory: memoryview, sums: Checksums) -> memoryview:
+        """`size` bytes from `offset` of the file on, somewhere in `memory`: whole pages are read."""
+        first = offset // PAGE * PAGE
+        end, done = offset - first + size, 0
+        while done < end:
+            count = self._read_some(first + done, memory[done : -(-end // PAGE) * PAGE])
             if not count:
-                raise CheckpointError(f"{self.where} ends at byte {offset + done}; {self.record.size} were written")
+                raise CheckpointError(f"{self.where} ends at byte {first + done}; {self.record.size} were written")
             done += count
+        view = memory[offset - first : end]
         sums.update(part, view)
+        return view
+
+    def _read_some(self, offset: int, view: memoryview) -> int:
+        """Fill a part of `view` from `offset` of the file on; 0 at its end."""
+        if not self._direct:
+            self._file.seek(offset)
+            return self._file.readinto(view)
+        if offset % PAGE:
+            return 0  # a direct read ends inside a page only where the file does
+        try:
+            return os.preadv(self._file.fileno(), [view], offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._direct = direct(self._file, on=False)  # a file system that says so late
+            return self._read_some(offset, view)
 
     def _verify(self, sums: Checksums) -> None:
         for part, digest in sums.digests().items():

@@ -21,7 +21,7 @@ MODULES = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__
 LAYERS = [
     {"dps.errors", "dps.config"},
     {"dps.state", "dps.coordination", "dps.wire"},
-    {"dps.checkpoint", "dps.manifest", "dps.shard_files", "dps.restore", "dps.export"},
+    {"dps.checkpoint", "dps.manifest", "dps.shard_files", "dps.disk", "dps.restore", "dps.export"},
     {"dps.calls", "dps.hashing", "dps.transfers", "dps.inputs", "dps.reductions", "dps.cordon", "dps.dask_side"}
     | {"dps.reports", "dps.meter", "dps.meters", "dps.series", "dps.run_watch", "dps.server_watch"},
     {"dps.copies", "dps.run", "dps.portions", "dps.monitor"},
