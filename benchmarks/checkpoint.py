@@ -3,7 +3,8 @@
 A keyed table of 16 float32 with Adagrad lies on two servers' processes. A trainer pushes batches of 10,000 keys drawn
 by Zipf's law with exponent 1.3. Beside each figure stands safetensors, which writes (reads) the same arrays in one go
 from (into) a process that does nothing else, on the same disk. A checkpoint is fsynced; so is the file of safetensors,
-unless a row says otherwise. All take turns.
+unless a row says otherwise. A checkpoint goes past the page cache both ways: what is restored comes from the disk, what
+safetensors loads from the cache. All take turns.
 """
 
 from __future__ import annotations
