@@ -352,7 +352,14 @@ def test_a_call_by_a_route_that_was_renewed_is_made_by_the_new_one():
 WRONG = {
     "there are no fences": [(Serving, "_take_from", "header.epoch < copy.fence", "False")],
     "acknowledged before it is copied": [(Serving, "_take_push", "table.waits", "False")],
-    "a backup's ledger learns nothing": [(Serving, "_take_op", "op._replace(keys=", "op._replace(origin=0, keys=")],
+    "a backup's ledger learns nothing": [
+        (
+            Serving,
+            "_take_op",
+            "part.op(op, values)",
+            "part.op(op if header.flags & frames.CONTROL else op._replace(origin=0), values)",
+        )
+    ],
     "a dump leaves out the ledger": [
         (Joining, "add", "Ledger.from_arrays(dict(zip(names, arrays[-len(names) :], strict=True)))", "Ledger()")
     ],
