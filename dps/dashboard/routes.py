@@ -8,7 +8,7 @@ All of them are used here and nowhere else, as they are in bokeh 3.9.2 and distr
 * ``template_variables(scheduler)``, remembered for each scheduler: the tabs and the menu of every page;
 * ``default_router.rules`` of tornado's applications: what `add_handlers` has put there can be taken out again;
 * ``Document.callbacks._held_events``, ``ServerSession._subscribed_connections`` and ``._pending_writes``,
-  ``ServerConnection._socket``: many changes of a document in one message;
+  ``ServerConnection._socket``, ``Serializer``, ``patch_doc``: many changes of a document in one message;
 * ``COLLECTORS`` and ``PrometheusHandler._collectors``: what ``/metrics`` asks, with ``.server`` set to the scheduler
   that is asked, so that two schedulers of one process do not mix.
 
@@ -114,24 +114,34 @@ def _close(bokeh: Any, url: str) -> None:
 def in_one_message(document: Any, change: Callable[[], None]) -> None:
     """Call `change`, which changes a document that is locked; its browsers get all of that in one message.
 
-    Bokeh's own way is a message for each change, of three frames at least, and each goes through all models of the
-    document: most of what an open page cost.
+    Bokeh's own way is a message for each change, of three frames and two more for each array, and each goes through
+    all models of the document: most of what an open page cost.
     """
     context = document.session_context if document is not None else None
     if context is None or context.session is None:  # nobody has it yet
         return change()
+    models = len(document.models)
     document.hold("combine")
     try:
         change()
     finally:
-        events, document.callbacks._held_events = document.callbacks._held_events, []
-        document.unhold()
-        for event in events:
-            if event.callback_invoker is not None:
-                event.callback_invoker()
-        for connection in context.session._subscribed_connections if events else ():
-            message = connection.protocol.create("PATCH-DOC", events)
-            context.session._pending_writes.append(connection._socket.send_message(message))
+        if len(document.models) == models:
+            events, document.callbacks._held_events = document.callbacks._held_events, []
+            _send(document, context.session, events)
+        document.unhold()  # what is new in Bokeh's own way: browsers make views of it between two messages
+
+
+def _send(document: Any, session: Any, events: list[Any]) -> None:
+    from bokeh.core.serialization import Serializer
+    from bokeh.protocol.messages.patch_doc import patch_doc
+
+    for event in events:
+        if event.callback_invoker is not None:
+            event.callback_invoker()
+    if events and session._subscribed_connections:  # whoever connects later gets all of the document
+        serializer = Serializer(references=document.models.synced_references, deferred=False)  # arrays within the text
+        message = patch_doc(patch_doc.create_header(), {}, {"events": serializer.encode(events)})
+        session._pending_writes += [c._socket.send_message(message) for c in session._subscribed_connections]
 
 
 def theme() -> Any:
