@@ -243,7 +243,7 @@ def test_on_a_terminal_it_fills_the_screen_until_q(monkeypatch):
             os.write(ours, b"x")
             asked = ps.asked
             while ps.asked < asked + 2:  # another key does not end it
-                read(ours, b"\x1b[")
+                read(ours, b"\x1b[", 1)
         finally:
             os.write(ours, b"q")
             while watching.is_alive():
