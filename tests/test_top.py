@@ -255,6 +255,19 @@ def test_on_a_terminal_it_fills_the_screen_until_q(monkeypatch):
     os.close(ours)
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_q_is_seen_behind_other_keys_and_where_there_is_no_time_to_wait(monkeypatch, seconds):
+    ours, theirs = pty.openpty()
+    with open(theirs, "r+b", buffering=0) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        with module.keys() as pressed:
+            assert not pressed(seconds)
+            os.write(ours, b"xq")
+            assert select.select([theirs], [], [], PATIENCE)[0]
+            assert pressed(seconds)
+    os.close(ours)
+
+
 # -- ps.status(), progress
 
 

@@ -88,11 +88,10 @@ def keys() -> Iterator[Callable[[float], bool]]:
 
     def pressed(seconds: float) -> bool:
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            if select.select([number], [], [], left)[0]:
-                typed = os.read(number, 64)
-                if not typed or typed.lower().startswith(b"q"):
-                    return True
+        while select.select([number], [], [], max(0.0, until - time.monotonic()))[0]:  # once, however late it is
+            typed = os.read(number, 64)
+            if not typed or b"q" in typed.lower():  # other keys may have come with it
+                return True
         return False
 
     tty.setcbreak(number)
