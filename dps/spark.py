@@ -17,7 +17,7 @@ from dps.errors import DPSError, InputError, InputTypeError
 from dps.parameter_server import ParameterServer
 from dps.training import spark
 
-__all__ = ["finished", "map_partitions_with_ps", "start"]
+__all__ = ["finished", "map_partitions_with_ps", "read_with", "start"]
 
 LOOK = 0.5  # seconds between two looks whether the application has ended
 RUN = "_dps_run"  # where a result has its run
@@ -80,7 +80,7 @@ def map_partitions_with_ps(
     >>> even_and_odd(SparkSession.builder.getOrCreate())  # doctest: +SKIP
     (45, 10, array([5, 5]))
     """
-    if not spark.is_spark(data):
+    if not spark.is_spark(data) or isinstance(data, spark.ReadWith):
         raise InputTypeError(f"an RDD or a DataFrame of Spark's, not a {type(data).__name__}")
     if staleness != math.inf:
         raise InputError(
@@ -90,6 +90,36 @@ def map_partitions_with_ps(
     result, run = spark.elastic(ps._call, ps.ticket, data, function, schema, trainers, args, kwargs or {})
     setattr(result, RUN, run)
     return result
+
+
+def read_with(frame: Any, function: Callable[..., Any]) -> Any:
+    """A DataFrame for :meth:`dps.ParameterServer.run` whose partitions are not pandas frames but what `function` makes.
+
+    It is called on the executors as the batches arrive, so that they need not all be in memory, and no pandas frame is
+    made: columns of lists are quick to read so.
+
+    Parameters
+    ----------
+    frame : DataFrame
+    function : callable
+        Called as ``function(number of the partition, iterator of pyarrow.RecordBatch)``. Where it raises, Spark takes
+        it for an error of the data, and runs the stage again.
+
+    Returns
+    -------
+    object
+        For ``ps.run(train, ...)``; `train` is given a list of what the function returned.
+
+    Examples
+    --------
+    >>> def longest(number, batches):
+    ...     return max((batch["words"].value_lengths().to_numpy().max() for batch in batches if len(batch)), default=0)
+    >>> def train_on(ps, frame, train):
+    ...     return ps.run(train, dps.spark.read_with(frame, longest), staleness=1)
+    """
+    if not spark.is_spark(frame) or spark.is_rdd(frame) or isinstance(frame, spark.ReadWith):
+        raise InputTypeError(f"a DataFrame of Spark's, not a {type(frame).__name__}")
+    return spark.ReadWith(frame, function)
 
 
 def finished(data: Any) -> None:

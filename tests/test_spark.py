@@ -83,6 +83,19 @@ def test_dataframe(spark, ps, table, partitions):
     assert [t["clients"] for t in told] == [0, 0]
 
 
+def test_dataframe_read_by_a_function(spark, ps):
+    frame = dps.spark.read_with(spark.range(100, numPartitions=5).where("id >= 20 and id < 41"), programs.read_ids)
+    parts = [(n, [i for i in range(20 * n, 20 * n + 20) if 20 <= i < 41]) for n in range(5)]
+    assert ps.run(programs.given, frame) == [parts[::2], parts[1::2]]
+    frame = dps.spark.read_with(spark.range(10, numPartitions=2), programs.read_ids)
+    assert ps.run(programs.given, frame) == [[(0, list(range(5)))], [(1, list(range(5, 10)))]]
+    for wrong in (frame, spark.sparkContext.range(2), [1]):
+        with pytest.raises(InputTypeError, match="a DataFrame of Spark's, not a"):
+            dps.spark.read_with(wrong, programs.read_ids)
+    with pytest.raises(InputTypeError, match="not a ReadWith"):
+        dps.spark.map_partitions_with_ps(frame, programs.count_frames, ps, schema="id long")
+
+
 def test_connections_outlive_tasks(spark, ps, table):
     rdd = spark.sparkContext.range(2, numSlices=2)
     ps.run(programs.count, rdd, args=(table,))

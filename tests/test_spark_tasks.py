@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import random
 from types import SimpleNamespace
@@ -51,11 +52,12 @@ def test_batches_in_pieces_come_back_in_order(seed, partition):
         partition.number = part
         for batch in spark_tasks.frame_pieces(table.slice(50 * (part > 0), 50).to_batches(max_chunksize=9)):
             pieces += [(row["index"], (row["number"], row["rows"])) for row in batch.to_pylist()]
-    found = spark_tasks.sorted_pieces([[0, 1, 2]], table.schema, 0, shuffled(pieces, seed))
+    read = functools.partial(spark_tasks.pandas_frame, table.schema)
+    found = spark_tasks.sorted_pieces([[0, 1, 2]], read, 0, shuffled(pieces, seed))
     assert [len(frame) for frame in found] == [50, 0, 50]
     pd.testing.assert_frame_equal(pd.concat([found[0], found[2]], ignore_index=True), table.to_pandas())
     assert list(found[1].columns) == ["n", "text"]
-    (whole,) = spark_tasks.one_frame(table.schema, 0, iter(table.to_batches()))
+    (whole,) = spark_tasks.one_frame(read, 0, iter(table.to_batches()))
     pd.testing.assert_frame_equal(whole, table.to_pandas())
 
 

@@ -10,6 +10,7 @@ PySpark itself is imported in functions only: who has no Spark needs none.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -31,13 +32,23 @@ from dps.training.progress import ProgressBar
 from dps.training.run import begin, resumed
 from dps.training.spark_tasks import Failed, Job, Stopped
 
-__all__ = ["elastic", "is_spark", "launch"]
+__all__ = ["ReadWith", "elastic", "is_spark", "launch"]
 
 SHOW = 0.25  # seconds between two looks at the trainers' clocks
 
 
+@dataclasses.dataclass(frozen=True)
+class ReadWith:
+    """A DataFrame, and what makes a trainer's partition of the Arrow batches of one of its own."""
+
+    frame: Any
+    read: spark_tasks.Build
+
+
 def is_spark(data: Any) -> bool:
-    """Whether it is an RDD or a DataFrame of PySpark's, classic or Connect."""
+    """Whether it is an RDD or a DataFrame of PySpark's, classic or Connect, or one that is read in a special way."""
+    if isinstance(data, ReadWith):
+        return True
     kinds = [kind for kind in type(data).__mro__ if kind.__module__.partition(".")[0] == "pyspark"]
     if any(kind.__module__.startswith("pyspark.pandas") for kind in kinds):
         raise InputTypeError(f"a {type(data).__name__} of pandas on Spark: pass its .to_spark()")
@@ -54,7 +65,7 @@ def is_rdd(data: Any) -> bool:
 class Records:
     """An RDD."""
 
-    schema: Any = None
+    read: spark_tasks.Build | None = None
 
     def __init__(self, rdd: Any):
         self.rdd, self.context = rdd, rdd.context
@@ -83,7 +94,7 @@ class Records:
         """Several partitions a trainer."""
         owners = {part: trainer for trainer, parts in enumerate(shares) for part in parts}
         pieces = self.pieces().partitionBy(len(shares), owners.__getitem__)
-        read = functools.partial(spark_tasks.sorted_pieces, shares, self.schema)
+        read = functools.partial(spark_tasks.sorted_pieces, shares, self.read)
         return collected(pieces, functools.partial(spark_tasks.train, job, read))
 
     def tagged(self, tag: str, action: Callable[[], list[bytes]]) -> Callable[[], list[bytes]]:
@@ -105,20 +116,23 @@ class Records:
 class Frames(Records):
     """A DataFrame."""
 
-    def __init__(self, frame: Any):
-        from pyspark.sql.pandas.types import to_arrow_schema
+    read: spark_tasks.Build
 
+    def __init__(self, frame: Any, read: spark_tasks.Build | None):
         self.frame, self.session = frame, frame.sparkSession
-        self.schema = to_arrow_schema(frame.schema)
+        self.read = read or as_pandas(frame)
         self.context = self.session.sparkContext
         self.partitions = int(frame.rdd.getNumPartitions())
+
+    def setting(self, name: str, default: str) -> str:
+        return str(self.session.conf.get(name, default))
 
     def pieces(self) -> Any:
         rows = self.frame.mapInArrow(spark_tasks.frame_pieces, "index int, number int, rows binary").rdd
         return rows.map(lambda row: (row[0], (row[1], bytes(row[2]))))
 
     def whole(self, job: Job) -> list[bytes]:
-        read = functools.partial(spark_tasks.one_frame, self.schema)
+        read = functools.partial(spark_tasks.one_frame, self.read)
         results = self.frame.mapInArrow(
             functools.partial(spark_tasks.train_frames, job, read), "result binary", barrier=True
         )
@@ -128,17 +142,12 @@ class Frames(Records):
 class ConnectFrames(Frames):
     """A DataFrame of a session that speaks Spark Connect: nobody tells how many partitions it has."""
 
-    def __init__(self, frame: Any, trainers: int | None):
-        from pyspark.sql.pandas.types import to_arrow_schema
-
+    def __init__(self, frame: Any, read: spark_tasks.Build | None, trainers: int | None):
         if trainers is None:
             raise InputError("with Spark Connect one cannot see how many tasks run at once: say trainers=...")
         self.session, self.partitions = frame.sparkSession, trainers
         self.frame = frame.repartition(trainers)
-        self.schema = to_arrow_schema(frame.schema)
-
-    def setting(self, name: str, default: str) -> str:
-        return str(self.session.conf.get(name, default))
+        self.read = read or as_pandas(frame)
 
     def slots(self) -> int:
         return self.partitions
@@ -154,6 +163,13 @@ class ConnectFrames(Frames):
         self.session.interruptTag(tag)
 
 
+def as_pandas(frame: Any) -> spark_tasks.Build:
+    """How partitions of a DataFrame are read, unless told otherwise."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return functools.partial(spark_tasks.pandas_frame, to_arrow_schema(frame.schema))
+
+
 def collected(rdd: Any, task: Callable[..., Any]) -> list[bytes]:
     """The results of a barrier stage, behind a shuffle: Spark never runs a job's last stage again, if it is one."""
     return rdd.barrier().mapPartitionsWithIndex(task).repartition(1).collect()
@@ -163,7 +179,8 @@ def source(data: Any, trainers: int | None = None) -> Records:
     """What there is to be known of Spark's data."""
     if is_rdd(data):
         return Records(data)
-    return ConnectFrames(data, trainers) if ".connect." in type(data).__module__ else Frames(data)
+    frame, read = (data.frame, data.read) if isinstance(data, ReadWith) else (data, None)
+    return ConnectFrames(frame, read, trainers) if ".connect." in type(frame).__module__ else Frames(frame, read)
 
 
 def launch(

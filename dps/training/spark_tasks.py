@@ -37,6 +37,7 @@ __all__ = [
     "frame_pieces",
     "one_frame",
     "one_list",
+    "pandas_frame",
     "record_pieces",
     "sorted_pieces",
     "train",
@@ -48,6 +49,7 @@ LOOK = 0.5  # seconds between two questions after a successor
 pool = Pool()  # the connections of this process, which outlive its tasks
 
 Read = Callable[[int, Iterator[Any]], list]  # the partitions of a trainer, out of what Spark hands over
+Build = Callable[[int, Iterator[Any]], Any]  # one of a DataFrame: (its number, its Arrow batches)
 
 
 class Job(NamedTuple):
@@ -210,9 +212,17 @@ def one_list(index: int, records: Iterator[Any]) -> list[list]:
     return [list(records)]
 
 
-def one_frame(schema: Any, index: int, batches: Iterator[Any]) -> list[Any]:
-    """A partition of a DataFrame, whole: a pandas frame."""
-    return [_frame(schema, list(batches))]
+def one_frame(read: Build, index: int, batches: Iterator[Any]) -> list[Any]:
+    """A partition of a DataFrame, whole."""
+    return [read(index, batches)]
+
+
+def pandas_frame(schema: Any, index: int, batches: Iterable[Any]) -> Any:
+    """A partition of a DataFrame as a pandas frame."""
+    import pyarrow as pa
+
+    found = list(batches)
+    return (pa.Table.from_batches(found) if found else schema.empty_table()).to_pandas()
 
 
 def record_pieces(index: int, records: Iterable[Any]) -> Iterator[tuple[int, tuple[int, list]]]:
@@ -236,25 +246,20 @@ def frame_pieces(batches: Iterator[Any]) -> Iterator[Any]:
         yield pa.RecordBatch.from_arrays([index, pa.array([number], pa.int32()), rows], ["index", "number", "rows"])
 
 
-def sorted_pieces(shares: list[list[int]], schema: Any, index: int, pieces: Iterator[Any]) -> list[Any]:
-    """The partitions of trainer `index`, out of pieces in any order; `schema` is that of a DataFrame."""
+def sorted_pieces(shares: list[list[int]], read: Build | None, index: int, pieces: Iterator[Any]) -> list[Any]:
+    """The partitions of trainer `index`, out of pieces in any order: lists of records, or what `read` makes of them."""
     found: dict[int, list[tuple[int, Any]]] = defaultdict(list)
     for part, piece in pieces:
         found[part].append(piece)
     partitions: list[Any] = []
     for part in shares[index]:
         ordered = [content for _, content in sorted(found.pop(part, []), key=lambda piece: piece[0])]
-        partitions.append([r for piece in ordered for r in piece] if schema is None else _opened(schema, ordered))
+        partitions.append([r for piece in ordered for r in piece] if read is None else read(part, _opened(ordered)))
     return partitions
 
 
-def _opened(schema: Any, streams: list[bytes]) -> Any:
+def _opened(streams: list[bytes]) -> Iterator[Any]:
     import pyarrow as pa
 
-    return _frame(schema, [batch for stream in streams for batch in pa.ipc.open_stream(stream)])
-
-
-def _frame(schema: Any, batches: list[Any]) -> Any:
-    import pyarrow as pa
-
-    return (pa.Table.from_batches(batches) if batches else schema.empty_table()).to_pandas()
+    for stream in streams:
+        yield from pa.ipc.open_stream(stream)
