@@ -285,7 +285,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         ps.table(self._tables[0], outputs, rows=rows, optimizer=self._optimizer(self._batch), aggregate=together)
         free = self._optimizer(self._batch, free=True)
         ps.table(self._tables[1], outputs, rows=1, optimizer=free, aggregate=together)
-        self._weights = LiveWeights(ps.client(), *self._tables, layout)
+        self._weights = LiveWeights(ps.client(), *self._tables, layout, seen.dense)
 
     def _optimizer(self, batch: int, free: bool = False) -> Any:
         """The servers' optimizer; without penalties if `free`."""

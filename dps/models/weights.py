@@ -28,8 +28,9 @@ class LiveWeights:
 
     nbytes = 0
 
-    def __init__(self, client: dps.Client, coef: str, intercept: str, layout: Layout):
+    def __init__(self, client: dps.Client, coef: str, intercept: str, layout: Layout, dense: bool):
         self.client, self.coef, self.intercept_table, self.layout = client, coef, intercept, layout
+        self.dense = dense  # a row for each feature, not only for those that were seen
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         return self.client.pull(self.coef, keys)
@@ -46,9 +47,12 @@ class LiveWeights:
         features = self.layout.features
         if features > LARGEST:
             raise InputError(f"{features:,} features: pull the rows you need from table {self.coef!r} instead")
+        known: Any = range(features)
+        if not self.dense:  # most features of a wide model were never seen
+            known = np.sort(np.concatenate([np.zeros(0, np.int64), *self.client.keys(self.coef)]))
         keys, values = [], []
-        for start in range(0, features, PIECE):
-            piece = np.arange(start, min(start + PIECE, features))
+        for start in range(0, max(1, len(known)), PIECE):
+            piece = np.asarray(known[start : start + PIECE], np.int64)
             rows = self.of(piece).reshape(len(piece), -1)
             there = rows.any(axis=1)
             keys.append(piece[there])
@@ -128,7 +132,7 @@ def _block(X: Any, function: Any, weights: LiveWeights | HomeWeights) -> np.ndar
     if isinstance(weights, HomeWeights):
         return function(X, weights)
     with copy.copy(weights.client) as client:
-        return function(X, LiveWeights(client, weights.coef, weights.intercept_table, weights.layout))
+        return function(X, LiveWeights(client, weights.coef, weights.intercept_table, weights.layout, weights.dense))
 
 
 def lazily(function: Any, X: Any, weights: LiveWeights | HomeWeights, columns: int, dtype: Any) -> Any:
