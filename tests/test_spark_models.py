@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -18,10 +20,12 @@ from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from servers import wait_until
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import ClockTimeoutError, InputError, InputTypeError, StoppedError
 from dps.models import LogisticRegression, spark_pieces
+from dps.models.partitions import piece_of, summary
 from dps.models.spark import SparkLogisticRegression, SparkLogisticRegressionModel
 from dps.models.spark_pieces import block_of
 
@@ -84,30 +88,115 @@ def test_vectors_that_are_refused():
         block_of(*arrow([Vectors.dense([1.0, 2.0]), Vectors.sparse(3, [0], [1.0])]))
 
 
-@pytest.mark.parametrize("chunk", [100, 1 << 24])
-def test_a_piece_is_cut_and_joined(monkeypatch, chunk):
-    monkeypatch.setattr(spark_pieces, "CHUNK", chunk)
+def test_blocks_of_a_partition_are_one_piece():
     blocks = [(scipy.sparse.csr_matrix(X[:3]), Y[:3]), (X[3:3], Y[3:3]), (X[3:10], Y[3:10])]
-    rows = list(spark_pieces._encoded(0, blocks, (None, 20, None)))
-    assert len(rows) == 1 if chunk > 10_000 else len(rows) > 5
-    assert [note is None for note, _ in rows] == [n > 0 for n in range(len(rows))]
-    frames = [pd.DataFrame({"piece": [piece for _, piece in rows]}), pd.DataFrame({"piece": []})]
-    ((block, y, layout),) = spark_pieces._on_pieces(None, frames, lambda trainer, pieces: pieces)
+    ((block, y, layout),) = spark_pieces._one_record(0, blocks, (None, 20, None))
     np.testing.assert_array_equal(block.toarray(), X[:10])
     np.testing.assert_array_equal(y, Y[:10])
     assert layout.features == WIDTH
+    assert list(spark_pieces._one_record(0, blocks[1:2], (None, 20, None))) == [None]
 
 
-def test_what_is_wrong_with_the_data_travels_as_a_note():
+def test_what_is_wrong_with_the_data_is_no_failure_to_read_it():
     for record, message in (
         ((Vectors.dense([1.0]), 1.0), "items of an RDD are pairs"),
         ((X[:3], Y[:2]), r"shape \(3, 6\) and labels y of shape \(2,\)"),
-        ((X[:2], np.array([1.0, np.nan])), "NaN"),
     ):
-        ((note, piece),) = spark_pieces._encoded(0, [record], (None, 20, None))
-        assert piece == b""
+        (found,) = spark_pieces._one_record(0, [record], (None, 20, None))
         with pytest.raises((InputError, InputTypeError), match=message):
-            raise pickle.loads(note)
+            spark_pieces._surveyed(None, [[found]], None, None)
+
+
+@pytest.fixture
+def little():
+    options = {"processes": False, "dashboard_address": None}
+    with dps.LocalCluster(servers=1, trainers=2, **options) as cluster, dps.ParameterServer(cluster, servers=1) as ps:
+        yield ps
+
+
+def meet(ps, pieces, plan, function=lambda trainer, pieces, plan: plan, retries=0):
+    """As SparkPieces.train, with trainers of Dask: (what each trained with, or the error; the driver's error)."""
+    data = [dask.delayed(piece) for piece in pieces]
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            with ps.open_run(trainers=2) as meeting:
+                planned = threads.submit(spark_pieces._planned, ps, meeting, plan)
+                found = ps.run(spark_pieces._surveyed, data, args=(meeting, function), retries=retries)
+        except dps.DPSError as error:
+            found = error
+        return found, planned.exception(60)
+
+
+def test_the_driver_plans_by_what_all_trainers_have_seen(little):
+    piece = piece_of(0, (X[:3], np.array([1, 2, 1])), None, 20, None)
+    other = piece_of(1, (X[:4], np.array([7, 7, 7, 2])), None, 20, None)
+    seen = []
+
+    def plan(surveys):
+        seen.append(summary(surveys()))
+        return "b" * seen[0].rows
+
+    little.table("collects", rows=1, aggregate="sum")
+    assert meet(little, [piece, other], plan) == (["bbbbbbb"] * 2, None)
+    assert (seen[0].labels.tolist(), seen[0].rows, seen[0].layout.features) == ([1, 2, 7], 7, WIDTH)
+    assert meet(little, [None, piece], lambda surveys: len(surveys())) == ([1, 1], None)
+    found, error = meet(little, [None, None], plan)
+    assert isinstance(found, StoppedError)
+    assert "0 rows" in str(error)
+    found, error = meet(little, [InputError("a bad row"), piece], plan)
+    assert "a bad row" in str(found)
+    assert isinstance(error, StoppedError)
+
+
+def test_who_comes_again_is_told_what_it_was_told(little):
+    def fail_once(trainer, pieces, plan):
+        if trainer.attempt == 0:
+            raise ValueError("again, please")
+        return trainer.attempt, plan
+
+    piece, planned = piece_of(0, (X[:3], np.array([1, 2, 1])), None, 20, None), []
+
+    def plan(surveys):
+        planned.append(len(surveys()))
+        return "plan"
+
+    assert meet(little, [piece, piece], plan, fail_once, retries=1) == ([(1, "plan")] * 2, None)
+    assert planned == [2]
+
+
+def test_the_driver_waits_as_long_as_spark_reads(monkeypatch):
+    """A wait for the first trainer that was too long for the controller begins again."""
+    gathered, late = spark_pieces._gathered, []
+
+    def watched(trainer, brought):
+        try:
+            return gathered(trainer, brought)
+        except ClockTimeoutError:
+            late.append(brought)
+            raise
+
+    monkeypatch.setattr(spark_pieces, "_gathered", watched)
+    with (
+        dask.config.set({"dps.timeouts.clock": "200 ms"}),
+        dps.LocalCluster(servers=1, trainers=0, processes=False, dashboard_address=None) as cluster,
+        dps.ParameterServer(cluster, servers=1) as ps,
+        ThreadPoolExecutor(1) as threads,
+        ps.open_run(trainers=2) as meeting,
+    ):
+        planned = threads.submit(spark_pieces._planned, ps, meeting, lambda surveys: sum(surveys()))
+        ps.open_run(trainers=1)
+        wait_until(lambda: len(late) >= 2, 30)
+        with meeting.trainer("trainer") as me:
+            gathered(me, pickle.dumps([1, 2]))
+            assert pickle.loads(b"".join(gathered(me, b""))) == 3
+        assert planned.result(30) is None
+
+
+def test_a_driver_whose_run_never_begins_plans_nothing(little):
+    with ThreadPoolExecutor(1) as threads:
+        with little.open_run(trainers=2) as meeting:
+            planned = threads.submit(spark_pieces._planned, little, meeting, None)
+        assert isinstance(planned.exception(30), StoppedError)
 
 
 # -- on Spark

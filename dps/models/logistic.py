@@ -18,7 +18,7 @@ from sklearn.exceptions import NotFittedError
 import dps
 from dps import spark
 from dps.errors import InputError, InputTypeError
-from dps.models.partitions import DaskPieces, Survey, summary
+from dps.models.partitions import DaskPieces, Survey, Surveys, summary
 from dps.models.saved import Saved
 from dps.models.spark_pieces import SparkPieces, is_spark, session_of
 from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
@@ -249,14 +249,17 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     def _train(self, ps: dps.ParameterServer, X: Any, y: Any, classes: Any, epochs: int, ours: bool) -> None:
         layout = None if self._weights is None else self._weights.layout
         how = (X, y, layout, self.hash_bits, self.shuffle)
-        with contextlib.closing(SparkPieces(*how) if is_spark(X) else DaskPieces(ps.dask_client, *how)) as pieces:
+
+        def plan(surveys: Surveys) -> Plan:
             if self._weights is None:
-                self._begin(ps, summary(pieces.surveys()), classes, ours)
-            plan = Plan(
+                self._begin(ps, summary(surveys()), classes, ours)
+            return Plan(
                 *self._tables, self.classes_, self.n_features_in_, epochs, self._batch, self.shuffle,
                 self.fit_intercept, self.solver == "ftrl",
             )  # fmt: skip
-            reports = pieces.run(ps, train, plan, staleness=self.staleness, progress=self.progress)
+
+        with contextlib.closing(SparkPieces(*how) if is_spark(X) else DaskPieces(ps.dask_client, *how)) as pieces:
+            reports = pieces.train(ps, plan, train, staleness=self.staleness, progress=self.progress)
         losses = sum(report[0] for report in reports)
         self.loss_curve_ += (losses[:, 0] / np.maximum(losses[:, 1], 1)).tolist()
         for _, seconds in reports:

@@ -17,7 +17,7 @@ import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
 
-__all__ = ["DaskPieces", "Survey", "piece_of", "summary", "survey_of", "trainers_threads"]
+__all__ = ["DaskPieces", "Survey", "Surveys", "piece_of", "summary", "survey_of", "trainers_threads"]
 
 
 PARTS, LARGE = 4, 10_000  # data in memory: one part for each trainer, or 4 if they have so many rows each
@@ -30,6 +30,9 @@ class Survey(NamedTuple):
     layout: Layout
     dense: bool
     rows: int
+
+
+Surveys = Callable[[], list[Survey]]  # of all the data, by pieces
 
 
 class DaskPieces:
@@ -51,9 +54,11 @@ class DaskPieces:
         finally:
             _release(notes)
 
-    def run(self, ps: dps.ParameterServer, function: Callable, *args: Any, **options: Any) -> list[Any]:
-        """``function(trainer, pieces, *args)`` on the trainers of a run."""
-        return ps.run(function, self._pieces, args=args, **options)
+    def train(
+        self, ps: dps.ParameterServer, plan: Callable[[Surveys], Any], function: Callable, **options: Any
+    ) -> list[Any]:
+        """``function(trainer, pieces, plan(surveys))`` on the trainers of a run; who plans calls `surveys` or not."""
+        return ps.run(function, self._pieces, args=(plan(self.surveys),), **options)
 
     def close(self) -> None:
         """Let go of them."""

@@ -1,14 +1,17 @@
-"""Spark data as pieces for `ps.run`: encoded in Spark's own tasks, kept there, and surveyed while that is done.
+"""Spark data as pieces for `ps.run`: encoded where they are trained on, in one job of Spark's.
 
-Whole partitions go through Arrow to Python once. What comes out is a data frame of bytes, persisted in Spark: pickled
-pieces, cut into chunks that fit Arrow's batches, and beside the first chunk of each what `survey_of` says of it.
+Whole partitions go through Arrow to Python once, and become a trainer's pieces as they arrive. What has to be known of
+all of them (`survey_of`) is gathered by the trainers, and goes to the driver, which makes the tables: the driver is a
+trainer of a small run beside, where it meets the first one.
 """
 
 from __future__ import annotations
 
 import functools
 import pickle
+import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,17 +19,16 @@ import pandas as pd
 import scipy.sparse
 
 import dps
-from dps.errors import DPSError, InputError, InputTypeError
+from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError
 from dps.models.encoding import Layout
-from dps.models.partitions import Survey, piece_of, survey_of
+from dps.models.partitions import Surveys, piece_of, summary, survey_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["SparkPieces", "block_of", "is_spark", "session_of", "unwrapped"]
 
-SCHEMA = "note binary, piece binary"
-CHUNK = 1 << 24  # bytes in a row
+POLL = 0.05  # seconds between two looks whether the run has begun
 PARTS = ("type", "size", "indices", "values")  # of Spark's vectors, as it stores them
 
 
@@ -61,37 +63,32 @@ class SparkPieces:
         how = (layout, bits, seed)
         if hasattr(X, "mapInArrow"):
             chosen, pair = _chosen(X, "label" if y is None else y)
-            frame = chosen.mapInArrow(functools.partial(_encoded_frame, pair=pair, how=how), SCHEMA)
+            self._data = dps.spark.read_with(chosen, functools.partial(_read, pair=pair, how=how))
         elif y is not None:
             raise InputTypeError(
                 "with an RDD y is None: its items are pairs (X, y), each a block of rows and its labels"
             )
         else:
-            frame = X.mapPartitionsWithIndex(functools.partial(_encoded, how=how)).toDF(SCHEMA)
-        self._frame = frame.persist()
-        try:  # reads all there is
-            found = self._frame.where("note is not null").select("note").collect()
-            self._notes = [pickle.loads(row["note"]) for row in found]
-            for note in self._notes:
-                if isinstance(note, DPSError):
-                    raise note
-            if not self._notes:
-                raise InputError("X has 0 rows: there is nothing to learn from")
-        except BaseException:
-            self.close()
-            raise
+            self._data = X.mapPartitionsWithIndex(functools.partial(_one_record, how=how))
 
-    def surveys(self) -> list[Survey]:
-        """Of each piece."""
-        return self._notes
-
-    def run(self, ps: dps.ParameterServer, function: Callable, *args: Any, **options: Any) -> list[Any]:
-        """``function(trainer, pieces, *args)`` on the trainers of a run."""
-        return ps.run(_on_pieces, self._frame.select("piece"), args=(function, *args), **options)
+    def train(
+        self, ps: dps.ParameterServer, plan: Callable[[Surveys], Any], function: Callable, **options: Any
+    ) -> list[Any]:
+        """``function(trainer, pieces, plan(surveys))`` on the trainers of a run, in which the driver plans."""
+        planned: Future | None = None
+        with ThreadPoolExecutor(1, "dps-plan") as threads:
+            try:
+                with ps.open_run(trainers=2) as meeting:  # of the driver and the first trainer
+                    planned = threads.submit(_planned, ps, meeting, plan)
+                    return ps.run(_surveyed, self._data, args=(meeting, function), **options)
+            except DPSError:
+                wrong = None if planned is None else planned.exception()  # it has ended with the meeting
+                if wrong is not None and not isinstance(wrong, StoppedError):
+                    raise wrong from None  # and that is why the trainers were stopped
+                raise
 
     def close(self) -> None:
-        """Let go of them."""
-        self._frame.unpersist()
+        """Spark keeps nothing for us."""
 
 
 def unwrapped(name: str) -> list[Any]:
@@ -121,15 +118,14 @@ def _chosen(frame: Any, label: str) -> tuple[Any, Callable]:
 # -- in Spark's tasks
 
 
-def _encoded_frame(batches: Iterable[pa.RecordBatch], pair: Callable, how: tuple) -> Iterator[pa.RecordBatch]:
-    """For `mapInArrow`."""
-    import pyarrow as pa
-    from pyspark import TaskContext
+def _read(number: int, batches: Iterable[pa.RecordBatch], pair: Callable, how: tuple) -> Any:
+    """For `read_with`."""
+    return _piece(number, map(pair, batches), how)
 
-    task = TaskContext.get()
-    assert task is not None
-    for row in _encoded(task.partitionId(), map(pair, batches), how):
-        yield pa.RecordBatch.from_arrays([pa.array([value], pa.binary()) for value in row], ["note", "piece"])
+
+def _one_record(number: int, blocks: Iterable[Any], how: tuple) -> Iterator[Any]:
+    """For `mapPartitionsWithIndex`."""
+    yield _piece(number, blocks, how)
 
 
 def _vectors(batch: pa.RecordBatch) -> tuple[Any, np.ndarray]:
@@ -140,21 +136,17 @@ def _columns(batch: pa.RecordBatch) -> tuple[Any, np.ndarray]:
     return batch.select(batch.schema.names[1:]).to_pandas(), batch.column(0).to_numpy(zero_copy_only=False)
 
 
-def _encoded(number: int, blocks: Iterable[Any], how: tuple) -> Iterator[tuple[bytes | None, bytes]]:
-    """A partition's rows of SCHEMA. What is wrong with the data is a note, too: Spark would make text of it."""
+def _piece(number: int, blocks: Iterable[Any], how: tuple) -> Any:
+    """What `piece_of` makes of a partition; None of an empty one. What is wrong with the data is given back, and raised
+    by the trainer: Spark would take it for a failure to read, and try again."""
     try:
         pairs = [pair for pair in map(_checked, blocks) if len(pair[1])]
         if not pairs:
-            return
+            return None
         whole = _stacked([X for X, _ in pairs]), np.concatenate([y for _, y in pairs])
-        piece = piece_of(number, whole, *how)
-        note = survey_of(piece)
+        return piece_of(number, whole, *how)
     except DPSError as error:
-        yield pickle.dumps(error), b""
-        return
-    data = pickle.dumps(piece, protocol=5)
-    for start in range(0, len(data), CHUNK):
-        yield None if start else pickle.dumps(note), data[start : start + CHUNK]
+        return error
 
 
 def _checked(pair: Any) -> tuple[Any, np.ndarray]:
@@ -208,6 +200,52 @@ def block_of(kind: pa.Array, size: pa.Array, indices: pa.Array, values: pa.Array
     return block
 
 
-def _on_pieces(trainer: dps.Trainer, partitions: list[pd.DataFrame], function: Callable, *args: Any) -> Any:
-    """`function` on the pieces whose chunks these partitions hold."""
-    return function(trainer, [pickle.loads(b"".join(frame["piece"])) for frame in partitions if len(frame)], *args)
+# -- the trainers' side, and the driver's part of it
+
+
+def _surveyed(trainer: dps.Trainer, partitions: list[Any], meeting: dps.OpenRun, function: Callable) -> Any:
+    """Survey the pieces together, have the driver plan, and train."""
+    flat = [piece for part in partitions for piece in (part if isinstance(part, list) else [part])]
+    for piece in flat:
+        if isinstance(piece, DPSError):
+            raise piece
+    pieces = [piece for piece in flat if piece is not None]
+    seen = [summary([survey_of(piece) for piece in pieces])] if pieces else []
+    notes, answer = _gathered(trainer, pickle.dumps(seen)), b""
+    if trainer.number == 0:
+        with meeting.trainer("trainer", trainer.attempt) as me:
+            _gathered(me, pickle.dumps([survey for note in notes for survey in pickle.loads(note)]))
+            answer = b"".join(_gathered(me, b""))
+    return function(trainer, pieces, pickle.loads(b"".join(_gathered(trainer, answer))))
+
+
+def _planned(ps: dps.ParameterServer, meeting: dps.OpenRun, plan: Callable[[Surveys], Any]) -> None:
+    """The driver's part."""
+    while not _begun(ps, meeting):  # where tables collect pushes, no run begins while another one goes on
+        time.sleep(POLL)
+    with meeting.trainer("driver") as me:
+        while True:
+            try:
+                surveys = pickle.loads(b"".join(_gathered(me, b"")))
+                break
+            except ClockTimeoutError:  # Spark reads and queues for as long as it takes; a run that fails ends this one
+                continue
+        if not surveys:
+            raise InputError("X has 0 rows: there is nothing to learn from")
+        _gathered(me, pickle.dumps(plan(lambda: surveys)))
+
+
+def _begun(ps: dps.ParameterServer, meeting: dps.OpenRun) -> bool:
+    """Whether the run that the meeting is for has begun, or never will."""
+    runs = {run["run"]: run for run in ps.status()["runs"]}
+    return max(runs) > meeting.number or runs[meeting.number]["stopped"] is not None
+
+
+def _gathered(trainer: dps.Trainer, brought: bytes) -> list[bytes]:
+    """What each trainer of a run brings, on all of them."""
+    sizes = trainer.allreduce(np.where(np.arange(trainer.trainers) == trainer.number, len(brought), 0))
+    ends = np.cumsum(sizes)
+    everything, end = np.zeros(ends[-1], np.uint8), ends[trainer.number]
+    everything[end - len(brought) : end] = np.frombuffer(brought, np.uint8)
+    found = trainer.allreduce(everything, "max").tobytes()
+    return [found[end - size : end] for size, end in zip(sizes, ends, strict=True)]

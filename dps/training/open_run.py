@@ -116,7 +116,7 @@ class OpenRun:
             return client._ask_controller(Header(frames.RESERVE), wish)["first"]
 
     @contextlib.contextmanager
-    def trainer(self, name: str | None = None) -> Iterator[Trainer]:
+    def trainer(self, name: str | None = None, attempt: int | None = None) -> Iterator[Trainer]:
         """Be one of the trainers, in whatever process, for a ``with`` block; an error in it stops the run.
 
         Parameters
@@ -125,12 +125,14 @@ class OpenRun:
             A process that is started again within ``dps.timeouts.rejoin`` and gives the same name takes the place of
             the one before, and is replayed (see *Failures* in the documentation). Of two processes of one name the
             later one counts.
+        attempt : int, optional
+            Which attempt at that name this is: the highest counts, whichever comes last. By default it is a new one.
 
         Yields
         ------
         dps.Trainer
         """
-        trainer = Trainer(self.ticket, self.number, self.reserve(name=name), None, f"process of {name!r}")
+        trainer = Trainer(self.ticket, self.number, self.reserve(name=name), attempt, f"process of {name!r}")
         try:
             yield trainer
             trainer.leave()
