@@ -25,9 +25,9 @@ FOREVER = 1e12
 PATIENCE = 100.0  # a limit for a broken product, not a measurement: a machine may be busy with much else
 
 
-def wait_until(condition: Callable[[], T], seconds: float = PATIENCE, what: str = "waited in vain") -> T:
+def wait_until(condition: Callable[[], T], seconds: float | None = None, what: str = "waited in vain") -> T:
     """What the condition says once it is true; looks ever less often, so as not to be what keeps the machine busy."""
-    until, pause = time.monotonic() + seconds, 0.001
+    until, pause = time.monotonic() + (PATIENCE if seconds is None else seconds), 0.001
     while not (found := condition()):
         assert time.monotonic() < until, what
         time.sleep(pause)

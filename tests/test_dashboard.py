@@ -325,7 +325,7 @@ with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster, Client
     with dps.ParameterServer(client) as ps:
         def get(path):
             url = f"http://127.0.0.1:{cluster.scheduler.http_server.port}{path}"
-            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            with urllib.request.urlopen(url, timeout=100) as answer:
                 return answer.read().decode()
         print(list(json.loads(get("/json/dps.json"))["parameter_servers"]), "not available" in get("/metrics"))
         try:

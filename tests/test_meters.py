@@ -83,6 +83,8 @@ class FakePeer:
 
     def reply(self, header, body=b""): ...
 
+    def acknowledge(self, header): ...
+
 
 class Clock:
     """Each request takes as long as was said; any other time one asks, it is the sum of what has been."""
