@@ -82,7 +82,7 @@ class Checkpointer:
         self._closed = False
         self._parents: dict[str, str] = {}  # url -> the last checkpoint there
         self._regular: asyncio.Future | None = None
-        self._margin = 0  # which of the margins was enough last time: trainers are about as fast as they were
+        self._margin = 0, 0  # a run, and which of the margins was enough: its trainers are about as fast as they were
         self._forgiven = 0  # the last run that may have failed: its tables were restored since
 
     # -- taking them
@@ -146,9 +146,12 @@ class Checkpointer:
         """Begin the cuts at a clock that nobody has reached; the run whose clock it is, and the clock."""
         wanted = {(spec.id, shard) for spec in specs for shard in range(spec.shards)}
         late: DPSError | None = None
-        for number in range(max(self._margin - 1, 0), len(MARGINS)):
-            self._margin = number
-            run = await self._in_endpoint(self.runs.only)
+        run = await self._in_endpoint(self.runs.only)
+        known, margin = self._margin
+        first = max(margin - 1, 0) if run is not None and run.number == known else 0
+        for number in range(first, len(MARGINS)):
+            if run is not None:
+                self._margin = run.number, number
             clock = None if run is None else run.clock.maximum + MARGINS[number]
             try:
                 answers = await self._each(servers, "cut", [spec.id for spec in specs], clock, parent, track)
@@ -157,6 +160,7 @@ class Checkpointer:
                     raise MovedError(str(error)) from error
                 late = error
                 await self.crew.call_all("end_cut", None)
+                run = await self._in_endpoint(self.runs.only)
                 continue
             cut = {(table, shard) for text in answers for table, shard in json.loads(text)}
             if lost := await self._in_endpoint(self.fleet.lost):

@@ -17,7 +17,7 @@ from distributed.protocol.pickle import loads
 from dps import config
 from dps.cordon import Cordon, client_of
 from dps.dask_side import ASK, own_security, own_version, same_versions, version_in
-from dps.errors import DPSError, ServerGoneError, TooFewWorkersError
+from dps.errors import ClosedError, DPSError, ServerGoneError, TooFewWorkersError
 from dps.fleet import Fleet, Recruit
 from dps.wire.session import new_nonce
 
@@ -75,6 +75,8 @@ class Crew:
         self._tag = new_nonce()[:8]
         self._holder = f"dps-{self.session}"  # under this name the scheduler keeps the actors, as it would for a client
         self._minder: asyncio.Future | None = None
+        self._starting: set[asyncio.Task] = set()  # those that start servers
+        self._closed = False
 
     def servers(self) -> list[Recruit]:
         """Those that there are, whatever their state."""
@@ -100,11 +102,13 @@ class Crew:
 
     async def close(self) -> None:
         """Stop all servers; the scheduler lets go of their actors."""
-        if self._minder is not None:
-            self._minder.cancel()
+        self._closed = True
+        working = {*self._starting} if self._minder is None else {*self._starting, self._minder}
+        for task in working:
+            task.cancel()
         await self.call_all("close")
-        if self._minder is not None:
-            await asyncio.wait([self._minder])  # it may have been starting a server, which it now closes
+        if working:  # who was starting a server now closes it
+            await asyncio.wait(working, timeout=config.seconds("start"))
         self._release([server.key for server in self.servers()])
         if self._holder in self.scheduler.clients:
             self.scheduler.remove_client(self._holder, f"dps-close-{self.session}")
@@ -146,6 +150,17 @@ class Crew:
 
     async def _start_server(self, worker: str, timeout: float) -> None:
         """An actor on that worker, with the session's tables but without rows; up when it reports to the fleet."""
+        if self._closed:
+            raise ClosedError(f"parameter server {self.session!r} was closed")
+        me = asyncio.current_task()
+        assert me is not None
+        self._starting.add(me)
+        try:
+            await self._make_server(worker, timeout)
+        finally:
+            self._starting.discard(me)
+
+    async def _make_server(self, worker: str, timeout: float) -> None:
         key = f"dps-server-{self.session}-{{}}-{self._tag}"
         number = await self._in_endpoint(self.fleet.enlist, worker, key)
         server = self.fleet.servers[number]
@@ -223,17 +238,20 @@ class Crew:
         await self._in_endpoint(self.fleet.dismiss, server.number)
 
     async def _mind(self) -> None:
-        """For ever: replace servers that were lost, let go of those too many, close those to go that are empty."""
+        """Until the end: replace servers that were lost, let go of those too many, close those to go that are empty."""
         while True:
             await asyncio.sleep(AGAIN)
+            if self._closed:  # `asyncio.wait_for` may swallow that we were cancelled
+                return
             try:
                 servers = self.servers()
-                for server in [s for s in servers if s.leaving and self.fleet.empty(s.number)]:
-                    await self._close_server(server)
                 missing = self.wanted - sum(not (s.leaving or s.silent) for s in servers)
-                if missing < 0 and not self._staffing.locked():  # one that had been replaced is back
-                    async with self._staffing:
-                        await self._in_endpoint(self.fleet.trim, self.wanted)
+                if not (self._staffing.locked() or self.changing.locked()):
+                    async with self._staffing, self.changing:  # a new table's shards may be on who seems empty
+                        if missing < 0:  # one that had been replaced is back
+                            await self._in_endpoint(self.fleet.trim, self.wanted)
+                        for server in [s for s in servers if s.leaving and self.fleet.empty(s.number)]:
+                            await self._close_server(server)
                 workers, dedicated = self._candidates()
                 for worker in workers[: max(0, missing)] if dedicated or not self.dedicated else ():
                     await self._check_versions([worker])

@@ -8,6 +8,7 @@ block of memory, at no cost worth speaking of, and what others have in the cache
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import mmap
 import os
@@ -61,7 +62,8 @@ def window(size: int) -> memoryview:
     """Memory that begins at a page, for `size` bytes of a file and what lies beside them in their pages."""
     memory = mmap.mmap(-1, -(-size // PAGE) * PAGE + PAGE)
     if size >= BLOCK and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # not in this kernel
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 
@@ -107,7 +109,7 @@ class DirectFile:
     def __init__(self, file: Any):
         self._file = file
         self._block = window(BLOCK)[:BLOCK]
-        self._filled = 0
+        self._filled = self._passed = 0  # bytes in the block; and in the file
         self._direct = direct(file, on=True)
 
     def __enter__(self) -> DirectFile:
@@ -135,5 +137,7 @@ class DirectFile:
         except OSError as error:
             if error.errno != errno.EINVAL or not self._direct:
                 raise
-            self._direct = direct(self._file, on=False)  # a file system that says so late
+            self._direct = direct(self._file, on=False)  # a file system that says so late,
+            self._file.seek(self._passed)  # with a part of the block, perhaps
             self._file.write(self._block)
+        self._passed += BLOCK

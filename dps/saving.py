@@ -204,11 +204,14 @@ class Writing(threading.Thread):
         What counts is time on a core, not how long it took: where cores are short, who waits for one takes none.
         """
         now, spent = time.monotonic(), time.thread_time() + self._reading
+        due = self._rested + (spent - self._spent) / SHARE
         if self.serving.requests != self._requests:
             self._requests, self._asked = self.serving.requests, now
         if now - self._asked < RECENT:
-            time.sleep(min(max(self._rested + (spent - self._spent) / SHARE - now, 0), LONGEST_REST))
-        self._rested, self._spent = time.monotonic(), spent
+            time.sleep(min(max(due - now, 0), LONGEST_REST))
+        else:
+            due = now  # nobody has waited for us
+        self._rested, self._spent = max(due, time.monotonic()), spent  # what was not rested yet is owed
 
     def wait(self, function: Callable[..., Any], *args: Any) -> Any:
         """What a function gives in the endpoint's thread."""

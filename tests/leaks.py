@@ -113,6 +113,7 @@ class _Dask:
         )
         files = files - Counter(_target(fd) for fd in helpers if fd is not None)
         sockets = {_target(c.fd): c for c in psutil.Process().net_connections("inet")} if files else {}
+        ours = self.ports | _ports_of_links() if sockets else self.ports
         found = []
         for name in files.elements():
             socket = sockets.get(name)
@@ -120,7 +121,7 @@ class _Dask:
             if socket is None:  # files, pipes, event loops: clusters make and drop them at will
                 if not self.live:
                     found.append(f"descriptor {name}")
-            elif not self.live or not ends & (self.ports | _ports_of_links()):
+            elif not self.live or not ends & ours:
                 found.append(f"socket {socket.laddr} -> {socket.raddr or ''} {socket.status}")
         return found
 

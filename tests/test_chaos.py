@@ -215,8 +215,10 @@ def test_servers_and_trainers_are_killed_and_stopped(copies, seconds):
         chaos = Chaos(client, ps, seed, copies, kill_trainers=True)
 
         def stop():
-            wait_until(chaos.suffered)
-            ps.client().assign("stop", [0], 1)
+            try:
+                wait_until(chaos.suffered)
+            finally:
+                ps.client().assign("stop", [0], 1)
 
         timer = threading.Timer(seconds, stop)
         timer.start()

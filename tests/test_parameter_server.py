@@ -576,6 +576,26 @@ def add_up(trainer, parts):
     return float(trainer.pull("n", [1])[0])
 
 
+def test_who_seems_empty_stays_until_the_table_is_there_that_is_being_made(client, monkeypatch):
+    making, warm = threading.Event(), dps.server.warm
+
+    def slowly(spec):
+        making.set()
+        time.sleep(1.0)
+        warm(spec)
+
+    with dps.ParameterServer(client, servers=2) as ps:
+        monkeypatch.setattr(dps.server, "warm", slowly)
+        maker = threading.Thread(target=ps.table, args=("w",), kwargs={"rows": 8, "shards": 4})
+        maker.start()
+        assert making.wait(30)
+        ps.scale(1)
+        maker.join()
+        ps.client().push("w", np.arange(8), 1.0)
+        wait_until(lambda: ps.servers == 1)
+        assert ps.client().pull("w", np.arange(8)).tolist() == [1.0] * 8
+
+
 def test_closing_while_a_server_comes_up_leaves_nothing_behind(client, monkeypatch, caplog):
     making, warm = threading.Event(), dps.server.warm
 

@@ -410,7 +410,6 @@ def test_a_link_tells_of_its_life():
     assert not link.open
     place.host.sleep(1)
     assert link.open
-    assert link.unsent == 0
     assert told == ["up", (7, b"1234\5\0\6\0")]
     link.close()
     assert told[-1] != "end", "it is told later: nobody is called back from his own call"

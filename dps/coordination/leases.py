@@ -300,11 +300,12 @@ class Leases:
         return max(0.0, float(np.min(self._ends(now)[held], initial=np.inf)) - now)
 
     def alone(self, trainer: int, epoch: int, without: Collection[int] = ()) -> bool:
-        """Whether just one other holds something of an epoch, and `trainer` could get that: who else would help?"""
+        """Whether an epoch's last portion is with another, and `trainer` could get that: who else would help?"""
         held = (self._leases["portion"] >= 0) & (self._leases["epoch"] == epoch)
         held[trainer] = False
         portions = self._leases["portion"][held]
-        return len(portions) == 1 and int(self._partition[portions[0]]) not in without
+        last = len(portions) == 1 and np.array_equal(np.flatnonzero(self._there(epoch)), portions)
+        return last and int(self._partition[portions[0]]) not in without
 
     def left(self) -> int:
         """Portions that are not done yet, of the earliest epoch that is under way."""

@@ -143,7 +143,7 @@ def handed_over(old: Place, step: Step, servers: Collection[int], copies: int, e
     That is so where copies were lost since it was asked: of `servers`, which are up and stay, too few are left.
     """
     chain = [n for n in old.chain if n != step.server]
-    if step.what == LEAD and step.server in old.chain:
+    if step.what == LEAD and step.server in old.chain and step.server in servers:
         chain.insert(0, step.server)
     if sum(n in servers for n in chain) < max(1, min(copies, len(servers))):
         return old._replace(stepping_down=False)

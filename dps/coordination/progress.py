@@ -284,6 +284,7 @@ class Diagnosis:
         explains it."""
         reports = self.history.reports()
         lost, running, absent = state == "lost", state == "running", state == "expected"
+        quiet |= not (reports > 0).any()  # as long as all read their data, say, nobody is late
         absent &= (silent > ABSENT) & (reports > 0).any()
         known = (reports > 0) & (len(state) > 1)  # else it may well be at something long
         limit = np.where(known, np.fmax(np.maximum(SILENT, long), CLOCKS * usual), ABSENT)

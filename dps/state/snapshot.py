@@ -113,7 +113,7 @@ class Cut:
     def fetch_keys(self) -> None:
         """Put the keys of a keyed shard together, for :meth:`pieces`. Any thread may do it, while the shard goes on."""
         if self._tables:
-            self._keys = keys_of(self._tables, self._end)
+            self._keys, self._tables = keys_of(self._tables, self._end), ()
 
     def pieces(self, most: int) -> Iterator[tuple[np.ndarray | tuple[int, int], np.ndarray]]:
         """The rows in the order of their birth, about `most` bytes at a time: ops may be applied in between.

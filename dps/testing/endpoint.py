@@ -264,10 +264,6 @@ class SimLink(End):
         self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
         self._deadline = self.host.later(config.seconds("connect"), self.close)
 
-    @property
-    def unsent(self) -> int:
-        return 0 if self.over else self.outward.unsent
-
     def send(self, header: Header, buffers: Sequence[Any] = ()) -> None:
         if not self.over:
             frame = bytearray(encode_header(header))

@@ -37,7 +37,7 @@ from dps.wire import frames, session
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.memory import Buffer
 from dps.wire.outbox import Outbox
-from dps.wire.quiet import AtMost, keep_alive
+from dps.wire.quiet import GONE, AtMost, keep_alive
 
 if TYPE_CHECKING:
     from dps.wire.endpoint import Endpoint
@@ -89,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         encrypted = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=int(encrypted))  # TLS transports pause at that size, others above it
         if (sock := transport.get_extra_info("socket")) is not None:
-            keep_alive(sock)
+            keep_alive(sock, max(GONE, self.endpoint.patience))
         loop = self.endpoint.loop
         self._deadline = loop.call_later(config.seconds("connect"), self._too_slow)
         if not self.endpoint.admit(self):

@@ -1,8 +1,8 @@
 """Link: an endpoint's own connection to another endpoint: server to controller, server to the next of its chain.
 
 It lives in the endpoint's loop, proves the secret as a client's channel does, and then passes frames on: whole ones,
-in order, to `on_frame`. Sending never blocks; `unsent` tells how much the other side has not taken yet, and who sends
-in bulk looks at it. A link that broke stays broken: its owner makes another.
+in order, to `on_frame`. Sending never blocks: who sends in bulk waits for what was sent to be confirmed. A link that
+broke stays broken: its owner makes another.
 """
 
 from __future__ import annotations
@@ -70,11 +70,6 @@ class Link(asyncio.BufferedProtocol):
             self._over()
 
     # -- out
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that the other side has not taken yet."""
-        return 0 if self._outbox is None else self._outbox.nbytes + self._transport.get_write_buffer_size()
 
     def send(self, header: Header, buffers: Sequence[Any] = ()) -> None:
         """Pass a frame on. The buffers must not change before the other side has answered (or the link ended)."""

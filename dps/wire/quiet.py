@@ -41,12 +41,13 @@ class AtMost(logging.Filter):
         return self._count <= self._most
 
 
-def keep_alive(sock: socket.socket) -> None:
-    """Have the system break a connection when the peer's machine is gone, or takes nothing: there is another way.
+def keep_alive(sock: socket.socket, gone: float | None = None) -> None:
+    """Have the system break a connection when the peer's machine is `gone` so long, or takes nothing.
 
-    A trainer so has half of `dps.timeouts.rejoin` left for it. Nobody speaks meanwhile, or what is said is not taken.
+    A trainer so has half of `dps.timeouts.rejoin` left for another way. Nobody speaks meanwhile, or what is said is not
+    taken: a client may be at work and take an answer later, so those that answer are to be more patient.
     """
-    options = {**ALIVE, "TCP_USER_TIMEOUT": GONE * 1000}
+    options = {**ALIVE, "TCP_USER_TIMEOUT": round(1000 * (GONE if gone is None else gone))}
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in options.items():
         if hasattr(socket, option):  # Linux; elsewhere the system's own times hold
