@@ -584,6 +584,17 @@ def test_one_that_hangs_in_the_last_portion_of_an_epoch_is_helped_whatever_the_s
     assert not life()
 
 
+def test_nobody_stays_for_one_that_has_more_to_do_than_its_last():
+    portions = Portions([[0], [1]], 0, allot=lambda count: 1)
+    portions.asked(0, {"epoch": 0, "declare": [[0, 100]]}, 0.0)
+    alone, wish = [], {"epoch": 0}
+    while (got := portions.asked(0, {**wish, "next": {"have": [0], "without": []}}, 0.0)["portion"]) is not None:
+        alone.append(portions.leases.alone(1, 0))
+        wish = {"epoch": 0, "done": [got.number, 1.0]}
+    assert len(alone) > 2
+    assert alone == [False] * (len(alone) - 1) + [True]
+
+
 def test_of_many_one_stays_for_the_last():
     portions = Portions([[n] for n in range(4)], 0, allot=lambda count: 1)
     offer = {"have": [], "without": []}

@@ -401,6 +401,8 @@ def test_few_reports_no_findings():
     history = History(3)
     diagnosis = Diagnosis(history)
     assert diagnosis.look(0.0, [0] * 3, ["expected"] * 3, [0.0] * 3, [], 0) == []
+    for now in (60.0, 61.0):  # all of them read their data, and it takes long
+        assert diagnosis.look(now, [0] * 3, ["running"] * 3, [now] * 3, [], 0) == []
     history.report(0, 1.0, row(clocks=1, compute=5.0), 1, {})
     history.report(1, 1.0, row(clocks=1, compute=0.1), 1, {})
     assert diagnosis.look(1.0, [1, 1, 0], ["running"] * 3, [0.0] * 3, [], 0) == []
