@@ -401,11 +401,21 @@ def test_few_reports_no_findings():
     history = History(3)
     diagnosis = Diagnosis(history)
     assert diagnosis.look(0.0, [0] * 3, ["expected"] * 3, [0.0] * 3, [], 0) == []
-    for now in (60.0, 61.0):  # all of them read their data, and it takes long
-        assert diagnosis.look(now, [0] * 3, ["running"] * 3, [now] * 3, [], 0) == []
     history.report(0, 1.0, row(clocks=1, compute=5.0), 1, {})
     history.report(1, 1.0, row(clocks=1, compute=0.1), 1, {})
     assert diagnosis.look(1.0, [1, 1, 0], ["running"] * 3, [0.0] * 3, [], 0) == []
+
+
+def test_nobody_is_dead_while_all_read_their_data():
+    history = History(3)
+    diagnosis = Diagnosis(history)
+    for now in np.arange(0.0, 60.0):
+        assert diagnosis.look(now, [0] * 3, ["running"] * 3, [now] * 3, [], 0) == []
+    for n in (0, 1):
+        history.report(n, 60.0, row(clocks=1, compute=0.1), 1, {})
+    assert kinds(diagnosis.look(60.0, [1, 1, 0], ["waiting"] * 2 + ["running"], [0.0, 0.0, 60.0], [], 0)) == [
+        ("dead", 2, None)
+    ]
 
 
 def test_leased_work_is_compared_by_the_pull():
