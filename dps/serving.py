@@ -188,6 +188,7 @@ class Serving:
             return  # begun by a dump of a later placement, which overtook this one
         line = chain if joiner is None else [*chain, joiner]
         if me not in line:
+            table.elsewhere[number] = self.epoch
             if copy is not None:
                 del table.copies[number]
                 self.relay.drop(copy)
@@ -405,6 +406,8 @@ class Serving:
         meta, arrays = unpack_arrays(header, body)
         copy = table.copies.get(header.shard)
         if header.number == 0:
+            if header.epoch <= table.elsewhere.get(header.shard, -1):  # late: we are not to join any more
+                raise FencedError(f"server {self.number} no longer takes shard {header.shard} of epoch {header.epoch}")
             if copy is not None and (not copy.joining or header.epoch < copy.fence):
                 raise DPSError(f"server {self.number} does not begin shard {header.shard} anew at {header.epoch}")
             joining = Joining(table.spec, header.shard)

@@ -34,6 +34,7 @@ class Table:
     def __init__(self, spec: TableSpec, server: int, frame_limit: int):
         self.spec, self.server, self.frame_limit = spec, server, frame_limit
         self.copies: dict[int, Copy] = {}
+        self.elsewhere: dict[int, int] = {}  # shard -> the last placement (its epoch) that gave us no part in it
         self.dtype = np.dtype(spec.dtype)
         self.row_bytes = spec.dim * spec.itemsize
         self.waits = spec.ack == "copies"

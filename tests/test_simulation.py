@@ -105,6 +105,11 @@ def test_a_thousand_trainers_do_the_same_again():
     assert thousand(1) == thousand(1) != thousand(2)
 
 
+def test_a_dump_that_comes_when_nobody_waits_for_it_any_more_leaves_no_copy():
+    """Server 2 was cut off from server 1, which was to bring it a shard: by the time it heard of that, another had."""
+    check_schedule(809536)
+
+
 def test_a_failure_is_told_with_its_schedule_and_trace():
     def wrong(sim, schedule):
         sim.table("t")
