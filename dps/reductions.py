@@ -1,4 +1,4 @@
-"""What a collective answers: allreduce, broadcast and barrier as functions of what everybody has brought."""
+"""What a collective answers: allreduce, allgather, broadcast and barrier as functions of what everybody has brought."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dps.errors import DPSError, InputError
+from dps.errors import DPSError, InputError, LimitError
 from dps.wire import frames
 
-__all__ = ["answer", "reduce"]
+__all__ = ["COLLECT_LIMIT", "answer", "reduce"]
 
+COLLECT_LIMIT = 1 << 24  # bytes of one trainer's part of a collective, and of an answer: they are for small things
 NUMBERS: Any = re.compile("[<>|][biufc][0-9]{1,2}")  # dtypes; numpy takes much more
 REDUCTIONS: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 
@@ -29,6 +30,10 @@ def reduce(about: str, parts: dict[int, bytes]) -> bytes:
     """What a collective answers: in trainer order, so that the same parts give the same bits."""
     try:
         wish = frames.decode_json(about.encode())
+        if wish["op"] == "allgather":  # of any sizes: `frames.pack_item`
+            if (size := sum(map(len, parts.values()))) > COLLECT_LIMIT:
+                raise LimitError(f"a collective takes up to {COLLECT_LIMIT} bytes, not {size}: use a table")
+            return b"".join(parts[n] for n in sorted(parts))
         op, shape, dtype = wish["op"], tuple(wish["shape"]), np.dtype(NUMBERS.fullmatch(wish["dtype"])[0])
         arrays = [np.frombuffer(parts[n], dtype, math.prod(shape)).reshape(shape) for n in sorted(parts)]
         if op == "barrier":

@@ -12,7 +12,7 @@ JOIN     JSON run, trainer, incarnation,       JSON clock (to go on at), stalene
 TICK     clock: iterations completed;          when it may go on: parties: trainers that count,
          count: iterations planned (0 unknown) start: the staleness + 1 (NO_BOUND: none)
          a report, now and then (`reports.py`)
-COLLECT  JSON about (op, dtype, shape, root)   the reduced array, raw
+COLLECT  JSON about (op, dtype, shape, root)   the reduced array, raw; of allgather all parts
          then the array, raw; clock and
          number: the place, see `gather.py`
 LEAVE    JSON failed (a text, or null),        nothing, when it is noted
@@ -58,6 +58,7 @@ from dps.errors import (
     TrainerLostError,
 )
 from dps.portions import Portions
+from dps.reductions import COLLECT_LIMIT
 from dps.reports import TrainerReport
 from dps.run import Run, Waiting
 from dps.wire import frames
@@ -68,7 +69,6 @@ __all__ = ["Run", "Runs"]
 
 logger = logging.getLogger(__name__)
 
-COLLECT_LIMIT = 1 << 24  # bytes of one trainer's part of a collective: they are for small things
 SPLIT = ("compute", "pull", "push", "wait", "serialise")
 MOST_ORIGINS, MOST_ATTEMPTS = (1 << 32) - 1, (1 << 16) - 1  # their fields in a frame hold no more
 MOST_ELASTIC = 1000  # runs that go on until they are ended

@@ -442,6 +442,7 @@ def every_collective(trainer, parts):
     assert trainer.allreduce(np.float32(me), "min") == 0
     assert trainer.allreduce(np.array([me, 1]), "mean").tolist() == [1.0, 1.0]
     assert trainer.allreduce(np.zeros(0)).tolist() == []
+    assert trainer.allgather(b"x" * 5 * me) == [b"", b"xxxxx", b"xxxxxxxxxx"]
     assert trainer.broadcast(np.arange(3) * me, root=2).tolist() == [0, 2, 4]
     assert trainer.broadcast(me).tolist() == 0
     assert trainer.broadcast(np.full(5, me % 2 == 1), root=1).tolist() == [True] * 5
@@ -497,12 +498,23 @@ def leave_early(trainer, parts, then="allreduce"):
         (["allreduce(1, 'median')"] * 3, "allreduce takes sum, mean, max or min, not 'median'"),
         (["allreduce('a')"] * 3, "takes arrays of numbers"),
         (["allreduce(np.zeros(1 << 22))"] * 3, "a collective takes up to"),
+        (["allgather(bytes(6 << 20))"] * 3, "a collective takes up to"),
     ],
 )
 def test_collectives_that_do_not_fit(client, ps, calls, words):
     with pytest.raises(InputError, match=words):
         ps.run(call, some(client, 3), args=(calls,))
     assert ps.run(call, some(client, 3), args=(["allreduce(1)"] * 3,)) == [3, 3, 3]
+
+
+def test_a_collective_that_took_too_long_is_asked_for_again(impatient, client, ps):
+    """What was brought stays there: whoever comes in between finds it, and who asks again is at the same place."""
+    with ps.open_run(trainers=2) as run, run.trainer() as early, run.trainer() as late:
+        for _ in range(2):
+            with pytest.raises(ClockTimeoutError, match="not there: trainers 1"):
+                early.allgather(b"a")
+        assert late.allgather(b"b") == [b"a", b"b"]
+        assert early.allgather(b"a") == [b"a", b"b"]
 
 
 def call(trainer, parts, calls):

@@ -26,7 +26,7 @@ import numpy as np
 
 from dps import config
 from dps.client import Change, Client, Ticket
-from dps.errors import ControllerGoneError, InputError, StoppedError
+from dps.errors import ClockTimeoutError, ControllerGoneError, InputError, StoppedError
 from dps.reports import TrainerReport
 from dps.training.batches import Batches
 from dps.transfers import TableRoute
@@ -107,18 +107,12 @@ class Trainer(Client):
     ):
         super().__init__(ticket, pool)
         self.run, self.number = run, trainer
-        self._wish: dict[str, Any] = {
-            "run": run,
-            "trainer": trainer,
-            "incarnation": incarnation,
-            "where": where,
-            "joins": 0,
-        }
+        about = {"run": run, "trainer": trainer, "incarnation": incarnation, "where": where}
+        self._wish: dict[str, Any] = {**about, "joins": 0}
         self._cancelled = cancelled
         self._ticked: Request | None = None  # a tick whose answer is still to be read
         self._report: TrainerReport | None = None  # goes with all that is sent until something is answered
-        self._calls = 0  # collectives called at this clock
-        self._planned = 0
+        self._calls = self._planned = 0  # collectives called at this clock; iterations there are to be
         self._clock_patience = config.seconds("clock") + GRACE
         self.clock = self._reached = 0  # the latter by an attempt before this one
         try:
@@ -276,23 +270,33 @@ class Trainer(Client):
             raise InputError(f"broadcast from trainer {root}: the run has trainers 0 to {self.trainers - 1}")
         return self._meet("broadcast", np.asarray(value), root=root)
 
+    def allgather(self, content: bytes) -> list[bytes]:
+        """The bytes that each trainer brings, on all of them, by trainer; at most 16 MiB of all together."""
+        return frames.unpack_items(self._bring({"op": "allgather"}, frames.pack_item(content)))
+
     def _meet(self, op: str, array: np.ndarray, **about: Any) -> np.ndarray:
         if array.dtype.kind not in "biufc":
             raise InputError(f"{op} takes arrays of numbers, not {array.dtype}")
+        raw = np.ascontiguousarray(array).tobytes()
+        answer = self._bring({"op": op, "dtype": array.dtype.str, "shape": list(array.shape), **about}, raw)
+        return np.frombuffer(bytearray(answer), array.dtype, array.size).reshape(array.shape)
+
+    def _bring(self, about: dict[str, Any], raw: bytes) -> bytes | bytearray:
         if self._portions is not None:
-            self._portions.outside(op)
+            self._portions.outside(about["op"])
         self._check()
         self.wait()
-        about = {"op": op, "dtype": array.dtype.str, "shape": list(array.shape), **about}
         text = frames.encode_json(about)
-        raw = np.ascontiguousarray(array).tobytes()
         body = text + raw.ljust(frames.padded(len(raw)), b"\0")
         header = Header(frames.COLLECT, clock=self.clock, number=self._calls, count=len(text))
         self._calls += 1
-        with self._lock, self._waiting() as began:
-            deadline = began + self._clock_patience
-            answer = self._again(lambda: self._controller().ask(header, body).result(deadline).body)
-        return np.frombuffer(bytearray(answer), array.dtype, array.size).reshape(array.shape)
+        try:
+            with self._lock, self._waiting() as began:
+                deadline = began + self._clock_patience
+                return self._again(lambda: self._controller().ask(header, body).result(deadline).body)
+        except ClockTimeoutError:
+            self._calls -= 1  # who asks again is at the same place
+            raise
 
     # -- the end
 

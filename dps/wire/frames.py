@@ -44,8 +44,10 @@ __all__ = [
     "encode_error",
     "encode_header",
     "pack_arrays",
+    "pack_item",
     "padded",
     "unpack_arrays",
+    "unpack_items",
 ]
 
 MAGIC = 0x5044  # "DP"
@@ -184,3 +186,22 @@ def unpack_arrays(header: Header, body: memoryview) -> tuple[dict[str, Any], lis
         return about["meta"], arrays
     except (TypeError, KeyError, ValueError) as error:
         raise ProtocolError(f"a piece of a dump that cannot be read: {error}") from None
+
+
+def pack_item(content: bytes) -> bytes:
+    """Bytes with their length before them, in whole words: several in a row can be told apart.
+
+    >>> unpack_items(pack_item(b"one") + pack_item(b"") + pack_item(b"another"))
+    [b'one', b'', b'another']
+    """
+    return len(content).to_bytes(8, "little") + content.ljust(padded(len(content)), b"\0")
+
+
+def unpack_items(body: Any) -> list[bytes]:
+    """What :func:`pack_item` packed."""
+    items, rest = [], memoryview(body)
+    while rest:
+        size = int.from_bytes(rest[:8], "little")
+        items.append(bytes(rest[8 : 8 + size]))
+        rest = rest[8 + padded(size) :]
+    return items
