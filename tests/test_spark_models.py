@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
+import contextlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import dask
@@ -23,7 +24,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from servers import wait_until
 
 import dps
-from dps.errors import ClockTimeoutError, InputError, InputTypeError, StoppedError
+from dps.errors import ClockTimeoutError, InputError, InputTypeError, StoppedError, TrainerLostError
 from dps.models import LogisticRegression, spark_pieces
 from dps.models.partitions import piece_of, summary
 from dps.models.spark import SparkLogisticRegression, SparkLogisticRegressionModel
@@ -164,32 +165,82 @@ def test_who_comes_again_is_told_what_it_was_told(little):
     assert planned == [2]
 
 
-def test_the_driver_waits_as_long_as_spark_reads(monkeypatch):
-    """A wait for the first trainer that was too long for the controller begins again."""
-    gathered, late = spark_pieces._gathered, []
+def test_nobody_waits_in_vain_for_spark_to_read(monkeypatch):
+    """Waits that were too long for the controller begin again: of trainers for each other, and for the driver."""
+    allgather, late = dps.Trainer.allgather, Counter()
 
-    def watched(trainer, brought):
+    def watched(trainer, content):
         try:
-            return gathered(trainer, brought)
+            return allgather(trainer, content)
         except ClockTimeoutError:
-            late.append(brought)
+            late[trainer.run] += 1
             raise
 
-    monkeypatch.setattr(spark_pieces, "_gathered", watched)
+    monkeypatch.setattr(dps.Trainer, "allgather", watched)
     with (
         dask.config.set({"dps.timeouts.clock": "200 ms"}),
         dps.LocalCluster(servers=1, trainers=0, processes=False, dashboard_address=None) as cluster,
         dps.ParameterServer(cluster, servers=1) as ps,
-        ThreadPoolExecutor(1) as threads,
         ps.open_run(trainers=2) as meeting,
+        ps.open_run(trainers=3) as run,
+        ThreadPoolExecutor(4) as threads,
     ):
-        planned = threads.submit(spark_pieces._planned, ps, meeting, lambda surveys: sum(surveys()))
-        ps.open_run(trainers=1)
-        wait_until(lambda: len(late) >= 2, 30)
-        with meeting.trainer("trainer") as me:
-            gathered(me, pickle.dumps([1, 2]))
-            assert pickle.loads(b"".join(gathered(me, b""))) == 3
-        assert planned.result(30) is None
+
+        def plan(surveys):
+            before = late[meeting.number]
+            wait_until(lambda: late[meeting.number] > before + 1, 30)
+            return summary(surveys()).rows
+
+        def surveyed(rows):
+            with run.trainer() as me:
+                pieces = [piece_of(0, (X[:rows], Y[:rows]), None, 20, None)]
+                return spark_pieces._surveyed(me, pieces, meeting, lambda trainer, pieces, plan: plan)
+
+        planned = threads.submit(spark_pieces._planned, ps, meeting, plan)
+        found = [threads.submit(surveyed, rows) for rows in (3, 4)]
+        wait_until(lambda: late[run.number] > 3, 30)
+        found.append(threads.submit(surveyed, 5))
+        assert [each.result(60) for each in found] == [12] * 3
+        assert planned.exception(60) is None
+
+
+def test_a_driver_that_cannot_come_stops_the_trainers(little, monkeypatch):
+    def broken(ps, meeting):
+        raise OSError("no scheduler")
+
+    monkeypatch.setattr(spark_pieces, "_begun", broken)
+    found, error = meet(little, [piece_of(0, (X[:3], Y[:3]), None, 20, None)], None)
+    assert isinstance(found, StoppedError)
+    assert isinstance(error, OSError)
+
+
+def test_the_driver_waits_for_its_own_run(little):
+    with little.open_run(trainers=2) as meeting, little.open_run(trainers=1) as other, other.trainer():
+        assert not spark_pieces._begun(little, meeting)
+        with meeting.trainer():
+            assert spark_pieces._begun(little, meeting)
+
+
+@pytest.mark.parametrize("kind", [StoppedError, TrainerLostError])
+def test_what_ends_the_meeting_too_is_told_by_the_run(monkeypatch, kind):
+    """A trainer that is lost is missed by both runs."""
+
+    class Server:
+        @contextlib.contextmanager
+        def open_run(self, trainers):
+            yield None
+
+        def run(self, *args, **options):
+            raise TrainerLostError("by the run")
+
+    def planned(*args):
+        raise kind("by the meeting")
+
+    monkeypatch.setattr(spark_pieces, "_planned", planned)
+    pieces = object.__new__(spark_pieces.SparkPieces)
+    pieces._data = None
+    with pytest.raises(TrainerLostError, match="by the run"):
+        pieces.train(Server(), None, None)
 
 
 def test_a_driver_whose_run_never_begins_plans_nothing(little):

@@ -7,7 +7,9 @@ trainer of a small run beside, where it meets the first one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +21,7 @@ import pandas as pd
 import scipy.sparse
 
 import dps
-from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError
+from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError, TrainerLostError
 from dps.models.encoding import Layout
 from dps.models.partitions import Surveys, piece_of, summary, survey_of
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkPieces", "block_of", "is_spark", "session_of", "unwrapped"]
 
-POLL = 0.05  # seconds between two looks whether the run has begun
+POLL = 0.05  # seconds between two looks whether the trainers have come so far
 PARTS = ("type", "size", "indices", "values")  # of Spark's vectors, as it stores them
 
 
@@ -83,7 +85,7 @@ class SparkPieces:
                     return ps.run(_surveyed, self._data, args=(meeting, function), **options)
             except DPSError:
                 wrong = None if planned is None else planned.exception()  # it has ended with the meeting
-                if wrong is not None and not isinstance(wrong, StoppedError):
+                if wrong is not None and not isinstance(wrong, (StoppedError, TrainerLostError)):
                     raise wrong from None  # and that is why the trainers were stopped
                 raise
 
@@ -210,42 +212,47 @@ def _surveyed(trainer: dps.Trainer, partitions: list[Any], meeting: dps.OpenRun,
         if isinstance(piece, DPSError):
             raise piece
     pieces = [piece for piece in flat if piece is not None]
-    seen = [summary([survey_of(piece) for piece in pieces])] if pieces else []
-    notes, answer = _gathered(trainer, pickle.dumps(seen)), b""
+    surveys = _gathered(trainer, [summary([survey_of(piece) for piece in pieces])] if pieces else [])
+    plans: list[Any] = []
     if trainer.number == 0:
         with meeting.trainer("trainer", trainer.attempt) as me:
-            _gathered(me, pickle.dumps([survey for note in notes for survey in pickle.loads(note)]))
-            answer = b"".join(_gathered(me, b""))
-    return function(trainer, pieces, pickle.loads(b"".join(_gathered(trainer, answer))))
+            _gathered(me, surveys)
+            plans = _gathered(me, [])
+    (plan,) = _gathered(trainer, plans)
+    return function(trainer, pieces, plan)
 
 
 def _planned(ps: dps.ParameterServer, meeting: dps.OpenRun, plan: Callable[[Surveys], Any]) -> None:
     """The driver's part."""
-    while not _begun(ps, meeting):  # where tables collect pushes, no run begins while another one goes on
-        time.sleep(POLL)
-    with meeting.trainer("driver") as me:
-        while True:
-            try:
-                surveys = pickle.loads(b"".join(_gathered(me, b"")))
-                break
-            except ClockTimeoutError:  # Spark reads and queues for as long as it takes; a run that fails ends this one
-                continue
-        if not surveys:
-            raise InputError("X has 0 rows: there is nothing to learn from")
-        _gathered(me, pickle.dumps(plan(lambda: surveys)))
+    try:
+        while not _begun(ps, meeting):  # where tables collect pushes, no run begins while another one goes on
+            time.sleep(POLL)
+        with meeting.trainer("driver") as me:
+            surveys = _gathered(me, [])
+            if not surveys:
+                raise InputError("X has 0 rows: there is nothing to learn from")
+            _gathered(me, [plan(lambda: surveys)])
+    except BaseException:
+        with contextlib.suppress(DPSError):  # the first error counts
+            meeting.close()  # the trainer would wait there
+        raise
 
 
 def _begun(ps: dps.ParameterServer, meeting: dps.OpenRun) -> bool:
-    """Whether the run that the meeting is for has begun, or never will."""
-    runs = {run["run"]: run for run in ps.status()["runs"]}
-    return max(runs) > meeting.number or runs[meeting.number]["stopped"] is not None
+    """Whether the first trainer of the run is at the meeting, or never will be."""
+    seen = json.loads(ps._call("progress", run=meeting.number))
+    return bool(seen["connected"]) or seen["stopped"] is not None
 
 
-def _gathered(trainer: dps.Trainer, brought: bytes) -> list[bytes]:
-    """What each trainer of a run brings, on all of them."""
-    sizes = trainer.allreduce(np.where(np.arange(trainer.trainers) == trainer.number, len(brought), 0))
-    ends = np.cumsum(sizes)
-    everything, end = np.zeros(ends[-1], np.uint8), ends[trainer.number]
-    everything[end - len(brought) : end] = np.frombuffer(brought, np.uint8)
-    found = trainer.allreduce(everything, "max").tobytes()
-    return [found[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+def _gathered(trainer: dps.Trainer, brought: list[Any]) -> list[Any]:
+    """What all trainers of a run bring, on each of them.
+
+    Spark reads and queues for as long as it takes, which may be longer than the controller lets a trainer wait for the
+    others: it asks again. A run that fails ends this.
+    """
+    while True:
+        try:
+            notes = trainer.allgather(pickle.dumps(brought))
+        except ClockTimeoutError:
+            continue
+        return [each for note in notes for each in pickle.loads(note)]
