@@ -247,6 +247,13 @@ def test_labels_of_any_type(client, names):
         assert model.score(X, labels) > 0.75
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_sparse_data_without_a_number_in_it(ps, classes):
+    model = LogisticRegression(ps, epochs=1).fit(scipy.sparse.csr_matrix((60, 3)), np.arange(60) % classes)
+    np.testing.assert_array_equal(model.coef_, np.zeros((1 if classes == 2 else 3, 3)))
+    assert model.predict(np.ones((1, 3))).shape == (1,)
+
+
 def test_sorted_labels_and_few_rows(client):
     iris = load_iris()
     features = StandardScaler().fit_transform(iris.data)

@@ -50,14 +50,15 @@ class LiveWeights:
         known: Any = range(features)
         if not self.dense:  # most features of a wide model were never seen
             known = np.sort(np.concatenate([np.zeros(0, np.int64), *self.client.keys(self.coef)]))
+        intercept = self.intercept()
         keys, values = [], []
         for start in range(0, max(1, len(known)), PIECE):
             piece = np.asarray(known[start : start + PIECE], np.int64)
-            rows = self.of(piece).reshape(len(piece), -1)
+            rows = self.of(piece).reshape(len(piece), len(intercept))  # of no keys too
             there = rows.any(axis=1)
             keys.append(piece[there])
             values.append(rows[there])
-        return HomeWeights(np.concatenate(keys), np.concatenate(values), self.intercept(), self.layout)
+        return HomeWeights(np.concatenate(keys), np.concatenate(values), intercept, self.layout)
 
 
 class HomeWeights:
