@@ -83,6 +83,23 @@ def test_dataframe(spark, ps, table, partitions):
     assert [t["clients"] for t in told] == [0, 0]
 
 
+@pytest.mark.parametrize("partitions", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_what_a_dataframe_shuffles_is_computed_once(spark, ps, table, partitions):
+    """Though the number of its partitions is known only when that is done."""
+    computed = spark.sparkContext.accumulator(0)
+
+    def counted(batches):
+        for batch in batches:
+            computed.add(batch.num_rows)
+            yield batch
+
+    frame = spark.range(100, numPartitions=2).mapInArrow(counted, "id long").repartition(partitions)
+    told = ps.run(programs.count, frame, args=(table,), staleness=math.inf)
+    assert counts(ps, table) == once(100)
+    assert sum(len(t["rows"]) for t in told) == partitions
+    assert computed.value == 100
+
+
 def test_dataframe_read_by_a_function(spark, ps):
     frame = dps.spark.read_with(spark.range(100, numPartitions=5).where("id >= 20 and id < 41"), programs.read_ids)
     parts = [(n, [i for i in range(20 * n, 20 * n + 20) if 20 <= i < 41]) for n in range(5)]

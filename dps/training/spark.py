@@ -119,10 +119,10 @@ class Frames(Records):
     read: spark_tasks.Build
 
     def __init__(self, frame: Any, read: spark_tasks.Build | None):
-        self.frame, self.session = frame, frame.sparkSession
+        self.session = frame.sparkSession
         self.read = read or as_pandas(frame)
         self.context = self.session.sparkContext
-        self.partitions = int(frame.rdd.getNumPartitions())
+        self.frame, self.partitions = planned(frame)
 
     def setting(self, name: str, default: str) -> str:
         return str(self.session.conf.get(name, default))
@@ -161,6 +161,19 @@ class ConnectFrames(Frames):
 
     def cancel(self, tag: str) -> None:
         self.session.interruptTag(tag)
+
+
+def planned(frame: Any) -> tuple[Any, int]:
+    """A DataFrame by the physical plan that it has now, and the number of its partitions.
+
+    To tell the number Spark runs the stages before the last shuffle (adaptive execution goes by their sizes). Whatever
+    is made of `frame` itself is planned anew, and would run them again.
+    """
+    from pyspark.sql import DataFrame
+
+    rows = frame._jdf.queryExecution().toRdd()
+    again = frame.sparkSession._jsparkSession.internalCreateDataFrame(rows, frame._jdf.schema(), False)
+    return DataFrame(again, frame.sparkSession), int(rows.getNumPartitions())
 
 
 def as_pandas(frame: Any) -> spark_tasks.Build:
