@@ -92,18 +92,18 @@ def map_partitions_with_ps(
     return result
 
 
-def read_with(frame: Any, function: Callable[..., Any]) -> Any:
-    """A DataFrame for :meth:`dps.ParameterServer.run` whose partitions are not pandas frames but what `function` makes.
+def read_with(data: Any, function: Callable[..., Any]) -> Any:
+    """Data for :meth:`dps.ParameterServer.run` whose partitions are what `function` makes of them.
 
-    It is called on the executors as the batches arrive, so that they need not all be in memory, and no pandas frame is
-    made: columns of lists are quick to read so.
+    It is called on the executors as records or batches arrive, so that they need not all be in memory, and neither
+    lists nor pandas frames are made: columns of lists are quick to read so.
 
     Parameters
     ----------
-    frame : DataFrame
+    data : RDD or DataFrame
     function : callable
-        Called as ``function(number of the partition, iterator of pyarrow.RecordBatch)``. Where it raises, Spark takes
-        it for an error of the data, and runs the stage again.
+        Called as ``function(number of the partition, iterator)``, of records or of ``pyarrow.RecordBatch``. Where it
+        raises, Spark takes it for an error of the data, and runs the stage again.
 
     Returns
     -------
@@ -117,9 +117,9 @@ def read_with(frame: Any, function: Callable[..., Any]) -> Any:
     >>> def train_on(ps, frame, train):
     ...     return ps.run(train, dps.spark.read_with(frame, longest), staleness=1)
     """
-    if not spark.is_spark(frame) or spark.is_rdd(frame) or isinstance(frame, spark.ReadWith):
-        raise InputTypeError(f"a DataFrame of Spark's, not a {type(frame).__name__}")
-    return spark.ReadWith(frame, function)
+    if not spark.is_spark(data) or isinstance(data, spark.ReadWith):
+        raise InputTypeError(f"an RDD or a DataFrame of Spark's, not a {type(data).__name__}")
+    return spark.ReadWith(data, function)
 
 
 def finished(data: Any) -> None:

@@ -64,6 +64,11 @@ def read_ids(number, batches):
     return number, [each for batch in batches for each in batch["id"].to_pylist()]
 
 
+def total(number, numbers):
+    """For `read_with`, of an RDD."""
+    return number, sum(numbers)
+
+
 def given(trainer, partitions):
     return partitions
 

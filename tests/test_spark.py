@@ -106,11 +106,18 @@ def test_dataframe_read_by_a_function(spark, ps):
     assert ps.run(programs.given, frame) == [parts[::2], parts[1::2]]
     frame = dps.spark.read_with(spark.range(10, numPartitions=2), programs.read_ids)
     assert ps.run(programs.given, frame) == [[(0, list(range(5)))], [(1, list(range(5, 10)))]]
-    for wrong in (frame, spark.sparkContext.range(2), [1]):
-        with pytest.raises(InputTypeError, match="a DataFrame of Spark's, not a"):
+    for wrong in (frame, [1]):
+        with pytest.raises(InputTypeError, match="an RDD or a DataFrame of Spark's, not a"):
             dps.spark.read_with(wrong, programs.read_ids)
     with pytest.raises(InputTypeError, match="not a ReadWith"):
         dps.spark.map_partitions_with_ps(frame, programs.count_frames, ps, schema="id long")
+
+
+def test_rdd_read_by_a_function(spark, ps):
+    rdd = spark.sparkContext.range(100, numSlices=5)
+    parts = [(n, sum(range(20 * n, 20 * n + 20))) for n in range(5)]
+    totals = dps.spark.read_with(rdd, programs.total)
+    assert ps.run(programs.given, totals) == [parts[::2], parts[1::2]]
 
 
 def test_connections_outlive_tasks(spark, ps, table):

@@ -91,11 +91,11 @@ def test_vectors_that_are_refused():
 
 def test_blocks_of_a_partition_are_one_piece():
     blocks = [(scipy.sparse.csr_matrix(X[:3]), Y[:3]), (X[3:3], Y[3:3]), (X[3:10], Y[3:10])]
-    ((block, y, layout),) = spark_pieces._one_record(0, blocks, (None, 20, None))
+    block, y, layout = spark_pieces._piece(0, iter(blocks), (None, 20, None))
     np.testing.assert_array_equal(block.toarray(), X[:10])
     np.testing.assert_array_equal(y, Y[:10])
     assert layout.features == WIDTH
-    assert list(spark_pieces._one_record(0, blocks[1:2], (None, 20, None))) == [None]
+    assert spark_pieces._piece(0, iter(blocks[1:2]), (None, 20, None)) is None
 
 
 def test_what_is_wrong_with_the_data_is_no_failure_to_read_it():
@@ -103,9 +103,9 @@ def test_what_is_wrong_with_the_data_is_no_failure_to_read_it():
         ((Vectors.dense([1.0]), 1.0), "items of an RDD are pairs"),
         ((X[:3], Y[:2]), r"shape \(3, 6\) and labels y of shape \(2,\)"),
     ):
-        (found,) = spark_pieces._one_record(0, [record], (None, 20, None))
+        found = spark_pieces._piece(0, iter([record]), (None, 20, None))
         with pytest.raises((InputError, InputTypeError), match=message):
-            spark_pieces._surveyed(None, [[found]], None, None)
+            spark_pieces._surveyed(None, [found], None, None)
 
 
 @pytest.fixture

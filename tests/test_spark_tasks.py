@@ -35,13 +35,21 @@ def shuffled(pieces, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_records_in_pieces_come_back_in_order(seed, monkeypatch):
-    monkeypatch.setattr(spark_tasks, "PIECE", 7)
+    monkeypatch.setattr(spark_tasks, "PIECE", 50)
     partitions = {0: list(range(100)), 2: [], 3: list("abcdefg"), 5: [None, {"x": 1}]}
     pieces = [piece for part, records in partitions.items() for piece in spark_tasks.record_pieces(part, records)]
-    assert max(len(records) for _, (_, records) in pieces) == 7
-    shares = [[1, 4], [0, 2, 3, 5]]
-    assert spark_tasks.sorted_pieces(shares, None, 1, shuffled(pieces, seed)) == list(partitions.values())
-    assert spark_tasks.sorted_pieces(shares, None, 0, iter([])) == [[], []]
+    assert 50 < max(len(pickled) for _, (_, pickled) in pieces) < 150
+    shares, read = [[1, 4], [0, 2, 3, 5]], spark_tasks.record_list
+    assert spark_tasks.sorted_pieces(shares, pickle.loads, read, 1, shuffled(pieces, seed)) == list(partitions.values())
+    assert spark_tasks.sorted_pieces(shares, pickle.loads, read, 0, iter([])) == [[], []]
+
+
+def test_pieces_are_of_some_size_whatever_the_records_are():
+    def lengths(records):
+        return [len(pickle.loads(pickled)) for _, (_, pickled) in spark_tasks.record_pieces(0, records)]
+
+    assert lengths(bytes(spark_tasks.PIECE + n) for n in range(4)) == [1] * 4
+    assert lengths(range(10)) == [1, 2, 4, 3]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -53,11 +61,11 @@ def test_batches_in_pieces_come_back_in_order(seed, partition):
         for batch in spark_tasks.frame_pieces(table.slice(50 * (part > 0), 50).to_batches(max_chunksize=9)):
             pieces += [(row["index"], (row["number"], row["rows"])) for row in batch.to_pylist()]
     read = functools.partial(spark_tasks.pandas_frame, table.schema)
-    found = spark_tasks.sorted_pieces([[0, 1, 2]], read, 0, shuffled(pieces, seed))
+    found = spark_tasks.sorted_pieces([[0, 1, 2]], spark_tasks.batches_of, read, 0, shuffled(pieces, seed))
     assert [len(frame) for frame in found] == [50, 0, 50]
     pd.testing.assert_frame_equal(pd.concat([found[0], found[2]], ignore_index=True), table.to_pandas())
     assert list(found[1].columns) == ["n", "text"]
-    (whole,) = spark_tasks.one_frame(read, 0, iter(table.to_batches()))
+    (whole,) = spark_tasks.one_partition(read, 0, iter(table.to_batches()))
     pd.testing.assert_frame_equal(whole, table.to_pandas())
 
 

@@ -12,7 +12,7 @@ import functools
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class SparkPieces:
                 "with an RDD y is None: its items are pairs (X, y), each a block of rows and its labels"
             )
         else:
-            self._data = X.mapPartitionsWithIndex(functools.partial(_one_record, how=how))
+            self._data = dps.spark.read_with(X, functools.partial(_piece, how=how))
 
     def train(
         self, ps: dps.ParameterServer, plan: Callable[[Surveys], Any], function: Callable, **options: Any
@@ -121,13 +121,8 @@ def _chosen(frame: Any, label: str) -> tuple[Any, Callable]:
 
 
 def _read(number: int, batches: Iterable[pa.RecordBatch], pair: Callable, how: tuple) -> Any:
-    """For `read_with`."""
+    """A partition of a DataFrame."""
     return _piece(number, map(pair, batches), how)
-
-
-def _one_record(number: int, blocks: Iterable[Any], how: tuple) -> Iterator[Any]:
-    """For `mapPartitionsWithIndex`."""
-    yield _piece(number, blocks, how)
 
 
 def _vectors(batch: pa.RecordBatch) -> tuple[Any, np.ndarray]:
@@ -207,11 +202,10 @@ def block_of(kind: pa.Array, size: pa.Array, indices: pa.Array, values: pa.Array
 
 def _surveyed(trainer: dps.Trainer, partitions: list[Any], meeting: dps.OpenRun, function: Callable) -> Any:
     """Survey the pieces together, have the driver plan, and train."""
-    flat = [piece for part in partitions for piece in (part if isinstance(part, list) else [part])]
-    for piece in flat:
+    for piece in partitions:
         if isinstance(piece, DPSError):
             raise piece
-    pieces = [piece for piece in flat if piece is not None]
+    pieces = [piece for piece in partitions if piece is not None]
     surveys = _gathered(trainer, [summary([survey_of(piece) for piece in pieces])] if pieces else [])
     plans: list[Any] = []
     if trainer.number == 0:

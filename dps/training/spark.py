@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import json
 import math
+import pickle
 import threading
 import time
 import uuid
@@ -39,9 +40,9 @@ SHOW = 0.25  # seconds between two looks at the trainers' clocks
 
 @dataclasses.dataclass(frozen=True)
 class ReadWith:
-    """A DataFrame, and what makes a trainer's partition of the Arrow batches of one of its own."""
+    """An RDD or DataFrame, and what makes a trainer's partition of the records or Arrow batches of one of its own."""
 
-    frame: Any
+    data: Any
     read: spark_tasks.Build
 
 
@@ -65,10 +66,11 @@ def is_rdd(data: Any) -> bool:
 class Records:
     """An RDD."""
 
-    read: spark_tasks.Build | None = None
+    opened: Callable[[bytes], Any] = staticmethod(pickle.loads)  # what is in a piece that was shuffled
 
-    def __init__(self, rdd: Any):
+    def __init__(self, rdd: Any, read: spark_tasks.Build | None):
         self.rdd, self.context = rdd, rdd.context
+        self.read = read or spark_tasks.record_list
         self.partitions = int(rdd.getNumPartitions())
 
     def setting(self, name: str, default: str) -> str:
@@ -83,18 +85,21 @@ class Records:
                 return slots
         return max(1, self.context.defaultParallelism // int(self.setting("spark.task.cpus", "1")))
 
+    def one(self) -> spark_tasks.Read:
+        return functools.partial(spark_tasks.one_partition, self.read)
+
     def pieces(self) -> Any:
         return self.rdd.mapPartitionsWithIndex(spark_tasks.record_pieces)
 
     def whole(self, job: Job) -> list[bytes]:
         """Each partition a trainer."""
-        return collected(self.rdd, functools.partial(spark_tasks.train, job, spark_tasks.one_list))
+        return collected(self.rdd, functools.partial(spark_tasks.train, job, self.one()))
 
     def shared(self, job: Job, shares: list[list[int]]) -> list[bytes]:
         """Several partitions a trainer."""
         owners = {part: trainer for trainer, parts in enumerate(shares) for part in parts}
         pieces = self.pieces().partitionBy(len(shares), owners.__getitem__)
-        read = functools.partial(spark_tasks.sorted_pieces, shares, self.read)
+        read = functools.partial(spark_tasks.sorted_pieces, shares, self.opened, self.read)
         return collected(pieces, functools.partial(spark_tasks.train, job, read))
 
     def tagged(self, tag: str, action: Callable[[], list[bytes]]) -> Callable[[], list[bytes]]:
@@ -116,7 +121,7 @@ class Records:
 class Frames(Records):
     """A DataFrame."""
 
-    read: spark_tasks.Build
+    opened = staticmethod(spark_tasks.batches_of)
 
     def __init__(self, frame: Any, read: spark_tasks.Build | None):
         self.session = frame.sparkSession
@@ -132,10 +137,8 @@ class Frames(Records):
         return rows.map(lambda row: (row[0], (row[1], bytes(row[2]))))
 
     def whole(self, job: Job) -> list[bytes]:
-        read = functools.partial(spark_tasks.one_frame, self.read)
-        results = self.frame.mapInArrow(
-            functools.partial(spark_tasks.train_frames, job, read), "result binary", barrier=True
-        )
+        task = functools.partial(spark_tasks.train_frames, job, self.one())
+        results = self.frame.mapInArrow(task, "result binary", barrier=True)
         return [bytes(row[0]) for row in results.repartition(1).collect()]  # as in `collected`
 
 
@@ -190,10 +193,10 @@ def collected(rdd: Any, task: Callable[..., Any]) -> list[bytes]:
 
 def source(data: Any, trainers: int | None = None) -> Records:
     """What there is to be known of Spark's data."""
+    data, read = (data.data, data.read) if isinstance(data, ReadWith) else (data, None)
     if is_rdd(data):
-        return Records(data)
-    frame, read = (data.frame, data.read) if isinstance(data, ReadWith) else (data, None)
-    return ConnectFrames(frame, read, trainers) if ".connect." in type(frame).__module__ else Frames(frame, read)
+        return Records(data, read)
+    return ConnectFrames(data, read, trainers) if ".connect." in type(data).__module__ else Frames(data, read)
 
 
 def launch(

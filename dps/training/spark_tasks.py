@@ -32,24 +32,25 @@ __all__ = [
     "Failed",
     "Job",
     "Stopped",
+    "batches_of",
     "elastic",
     "elastic_frames",
     "frame_pieces",
-    "one_frame",
-    "one_list",
+    "one_partition",
     "pandas_frame",
+    "record_list",
     "record_pieces",
     "sorted_pieces",
     "train",
     "train_frames",
 ]
 
-PIECE = 10_000  # records that travel together
+PIECE = 1 << 20  # bytes of records that travel together, about
 LOOK = 0.5  # seconds between two questions after a successor
 pool = Pool()  # the connections of this process, which outlive its tasks
 
 Read = Callable[[int, Iterator[Any]], list]  # the partitions of a trainer, out of what Spark hands over
-Build = Callable[[int, Iterator[Any]], Any]  # one of a DataFrame: (its number, its Arrow batches)
+Build = Callable[[int, Iterator[Any]], Any]  # one of them: (its number, its records or Arrow batches)
 
 
 class Job(NamedTuple):
@@ -207,14 +208,14 @@ def _portable(error: Exception, number: int) -> Exception:
 # -- partitions as they come, and as pieces that were shuffled
 
 
-def one_list(index: int, records: Iterator[Any]) -> list[list]:
-    """A partition of an RDD, whole."""
-    return [list(records)]
+def one_partition(read: Build, index: int, content: Iterator[Any]) -> list[Any]:
+    """A partition, whole."""
+    return [read(index, content)]
 
 
-def one_frame(read: Build, index: int, batches: Iterator[Any]) -> list[Any]:
-    """A partition of a DataFrame, whole."""
-    return [read(index, batches)]
+def record_list(index: int, records: Iterable[Any]) -> list[Any]:
+    """A partition of an RDD as a list."""
+    return list(records)
 
 
 def pandas_frame(schema: Any, index: int, batches: Iterable[Any]) -> Any:
@@ -225,12 +226,13 @@ def pandas_frame(schema: Any, index: int, batches: Iterable[Any]) -> Any:
     return (pa.Table.from_batches(found) if found else schema.empty_table()).to_pandas()
 
 
-def record_pieces(index: int, records: Iterable[Any]) -> Iterator[tuple[int, tuple[int, list]]]:
-    """A partition of an RDD as pieces that can be put together again: (partition, (how many before it, records))."""
-    records, number = iter(records), 0
-    while piece := list(islice(records, PIECE)):
+def record_pieces(index: int, records: Iterable[Any]) -> Iterator[tuple[int, tuple[int, bytes]]]:
+    """A partition of an RDD as pieces that can be put together again: (partition, (how many before it, a pickle))."""
+    records, number, count = iter(records), 0, 1
+    while found := list(islice(records, count)):
+        piece = cloudpickle.dumps(found)
         yield index, (number, piece)
-        number += 1
+        number, count = number + 1, 2 * count if len(piece) < PIECE else max(1, count // 2)
 
 
 def frame_pieces(batches: Iterator[Any]) -> Iterator[Any]:
@@ -246,20 +248,22 @@ def frame_pieces(batches: Iterator[Any]) -> Iterator[Any]:
         yield pa.RecordBatch.from_arrays([index, pa.array([number], pa.int32()), rows], ["index", "number", "rows"])
 
 
-def sorted_pieces(shares: list[list[int]], read: Build | None, index: int, pieces: Iterator[Any]) -> list[Any]:
-    """The partitions of trainer `index`, out of pieces in any order: lists of records, or what `read` makes of them."""
-    found: dict[int, list[tuple[int, Any]]] = defaultdict(list)
-    for part, piece in pieces:
-        found[part].append(piece)
-    partitions: list[Any] = []
-    for part in shares[index]:
-        ordered = [content for _, content in sorted(found.pop(part, []), key=lambda piece: piece[0])]
-        partitions.append([r for piece in ordered for r in piece] if read is None else read(part, _opened(ordered)))
-    return partitions
-
-
-def _opened(streams: list[bytes]) -> Iterator[Any]:
+def batches_of(stream: bytes) -> Iterator[Any]:
+    """The batches in an Arrow stream."""
     import pyarrow as pa
 
-    for stream in streams:
-        yield from pa.ipc.open_stream(stream)
+    yield from pa.ipc.open_stream(stream)
+
+
+def sorted_pieces(
+    shares: list[list[int]], opened: Callable[[bytes], Iterable[Any]], read: Build, index: int, pieces: Iterator[Any]
+) -> list[Any]:
+    """What `read` makes of the partitions of trainer `index`, out of pieces in any order."""
+    found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    for part, piece in pieces:
+        found[part].append(piece)
+    partitions = []
+    for part in shares[index]:
+        ordered = sorted(found.pop(part, []))
+        partitions.append(read(part, (each for _, piece in ordered for each in opened(piece))))
+    return partitions
