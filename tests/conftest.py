@@ -10,8 +10,8 @@ import pytest
 
 from dps.wire.endpoint import new_loop
 
-# No test fails because the machine is busy, or because chance made the first examples large or useless; and fixtures that
-# all examples of a test share are meant.
+# No test fails because the machine is busy, or because chance made the first examples large or useless; and fixtures
+# that all examples of a test share are meant.
 QUICK = hypothesis.settings(deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 hypothesis.settings.register_profile("quick", QUICK)
 hypothesis.settings.register_profile("thorough", QUICK, max_examples=2_000)
