@@ -252,6 +252,20 @@ def test_keys_are_put_together_while_the_index_grows() -> None:
         growing.result(60)
 
 
+def test_a_key_that_is_seen_half_written_on_its_way_is_read_where_it_came_from() -> None:
+    index, count = KeyIndex(), 0
+    while not len(index.old):
+        insert(index, np.arange(count, count + 100))
+        count += 100
+    slots, old = index.tables[:2]
+    moving = slots[np.isin(slots[:, 2], old[:, 2]) & (slots[:, 2] != 0)]
+    assert len(moving) > 100
+    half = slots.copy()
+    half[np.isin(half[:, 2], moving[:, 2]), 0] = -1  # the row is there, and not all of the key
+    assert (keys_of((half, old), count) == np.arange(count)).all()
+    assert not (keys_of((old, half), count) == np.arange(count)).all(), "else this would show nothing"
+
+
 def test_memory_per_key() -> None:
     """12 bytes a slot; 15 to 22.5 bytes a key, up to 37.5 while growing, with room for one batch."""
     index, rng = KeyIndex(), np.random.default_rng(0)
