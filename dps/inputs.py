@@ -43,6 +43,8 @@ def _integers(keys: Any, table: str) -> np.ndarray:
     array = np.asarray(keys)
     if array.size == 0:
         return array.astype(np.int64)
+    if array.dtype.kind == "f" and not hasattr(keys, "dtype"):
+        array = _mixed_integers(keys, array)
     if array.dtype.kind in "iu":  # uint64 keeps its 64 bits: every one of the 2**64 keys is a key
         return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64)
     if array.dtype.kind in "OUST":
@@ -52,6 +54,14 @@ def _integers(keys: Any, table: str) -> np.ndarray:
     if array.dtype.kind == "b":
         raise InputTypeError(f"table {table!r}: keys are integers, not a mask; np.flatnonzero makes row numbers of it")
     raise InputTypeError(f"table {table!r}: keys are integers, not {array.dtype}")
+
+
+def _mixed_integers(keys: Any, array: np.ndarray) -> np.ndarray:
+    """A list whose integers lie on both sides of 2**63 as uint64: numpy makes floats of it, which are other keys."""
+    objects = np.asarray(keys, dtype=object)
+    if not all(isinstance(key, (int, np.integer)) for key in objects.flat):
+        return array
+    return np.array([int(key) % 2**64 for key in objects.flat], np.uint64).reshape(objects.shape)
 
 
 def row_shape(shape: tuple[int, ...], spec: TableSpec) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ def test_any_array_of_integers_is_keys(array: np.ndarray, how: str) -> None:
     elif how == "read-only":
         array = readonly(array)
     before = array.copy()
-    check_keys(array.tolist() if how == "list" and array.dtype != np.uint64 else array, before)
+    check_keys(array.tolist() if how == "list" else array, before)
     np.testing.assert_array_equal(array, before)
 
 
@@ -82,6 +82,10 @@ def test_keys_that_need_no_copy_are_not_copied() -> None:
         (range(4), np.arange(4)),
         ([2**63 - 1, -(2**63)], np.array([2**63 - 1, -(2**63)])),
         ([2**63, 2**64 - 1], np.array([2**63, 2**64 - 1], np.uint64)),
+        ([2**63, 0], np.array([2**63, 0], np.uint64)),  # floats to numpy, as are the next three
+        ([2**64 - 1, -1], np.array([-1, -1])),
+        ([[2**63 + 1, 3], [4, 2**53 + 1]], np.array([[2**63 + 1, 3], [4, 2**53 + 1]], np.uint64)),
+        ((np.uint64(2**63), np.int64(-2)), np.array([2**63, 2**64 - 2], np.uint64)),
         (pd.Series([7, 8, 7], index=[3, 2, 1]), np.array([7, 8, 7])),
         (pd.Series([2**64 - 1], dtype="uint64"), np.array([-1])),
         (pd.Series([7, 8], dtype="Int64"), np.array([7, 8])),
@@ -101,6 +105,7 @@ def test_what_else_is_keys(keys, expected: np.ndarray) -> None:
     [
         (1.0, "table 'w': keys are integers, not float64"),
         ([1, 2.5], "not float64"),
+        ([2**63, 2.5], "not float64"),
         (np.ones(3, np.float32), "not float32"),
         ([True, False], "keys are integers, not a mask; np.flatnonzero makes row numbers of it"),
         (pd.Series([True]), "not a mask"),
