@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
 
 
 MANY = settings(max_examples=60, stateful_step_count=40, deadline=None)
-HUNT = settings(MANY, max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
+HUNT = settings(MANY, max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
 
 
 def test_any_sequence(slow_growth) -> None:

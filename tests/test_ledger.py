@@ -163,7 +163,7 @@ def test_ranges_of_ended_origins_are_bounded(monkeypatch) -> None:
         ledger.check(4, 0)
 
 
-HUNT = settings(max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
+HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
 MUTANTS = [
     ("seen", "number <= last[2]", "number < last[2]"),
     ("seen", "clock < last[1] or", ""),

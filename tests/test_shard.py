@@ -321,7 +321,7 @@ def test_checks_name_shard_and_rows() -> None:
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-HUNT = settings(max_examples=200, derandomize=True, database=None, phases=[Phase.generate])
+HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
 KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
 BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator=0.25), init=dps.Constant(0.5))
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))

@@ -381,7 +381,7 @@ def test_an_ended_run_does_not_hinder_a_cut_of_the_next() -> None:
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-HUNT = settings(max_examples=150, derandomize=True, database=None, phases=[Phase.generate])
+HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
 KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
 BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator=0.25), init=dps.Normal(1.0, seed=1))
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))

@@ -213,7 +213,7 @@ def test_a_connection_is_in_order_exactly_once_until_it_breaks():
     settings(max_examples=300)(given(data=st.data())(converse))()
 
 
-HUNT = settings(max_examples=1000, derandomize=True, database=None, phases=[Phase.generate])
+HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
 MUTANTS = [
     (Pipe, "_arrive", "self._flying.popleft()", "self._flying.pop()"),
     (Pipe, "_arrive", "self._flying.popleft()", "self._flying[0]"),

@@ -224,7 +224,7 @@ def test_every_difference_is_named() -> None:
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-HUNT = settings(max_examples=200, derandomize=True, database=None, phases=[Phase.generate])
+HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
 KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
 SUMMED, MEANT = dataclasses.replace(KEYED, aggregate="sum"), dataclasses.replace(DENSE, aggregate="mean")
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
