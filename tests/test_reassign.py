@@ -18,7 +18,7 @@ import dask.bag as db
 import numpy as np
 import pytest
 from distributed import Client
-from servers import wait_until
+from servers import PATIENCE, wait_until
 
 import dps
 from dps.checkpointing import Checkpointer
@@ -34,7 +34,7 @@ from dps.training.run import resumed
 
 EPOCH = 10**6  # a row's key in the next epoch is so much greater
 SEEDS = 3
-GO = threading.Event()  # for tasks in this process: they find this very module
+GO, REFUSED, FETCHED = threading.Event(), threading.Event(), threading.Event()  # for tasks in this process
 NOTES = []
 
 
@@ -234,16 +234,30 @@ def test_a_trainer_that_is_run_again(ps):
     assert ps.client().pull("n", [-1]) == 3
 
 
+def slowly_in_the_end(trainer, parts, batch_size):
+    """However busy the machine: trainer 1 gets to ask for both partitions of trainer 0."""
+    for batch in trainer.iterate(parts, 2, batch_size=batch_size):
+        if trainer.number == 0:
+            assert REFUSED.wait(PATIENCE)
+            assert FETCHED.wait(PATIENCE)
+        count(trainer, batch)
+
+
 def test_a_partition_that_cannot_be_fetched(ps, monkeypatch, caplog):
     fetch = Stock.fetch
+    REFUSED.clear()
+    FETCHED.clear()
 
     def fetch_some(self, partition, check):
         if partition == self.shares[0][0]:
+            REFUSED.set()
             raise OSError("no such luck")
-        return fetch(self, partition, check)
+        found = fetch(self, partition, check)
+        FETCHED.set()
+        return found
 
     monkeypatch.setattr(Stock, "fetch", fetch_some)
-    ps.run(slowly, rows(60, 60, 60, 60), trainers=2, reassign=True, kwargs={"batch_size": 3})
+    ps.run(slowly_in_the_end, rows(60, 60, 60, 60), trainers=2, reassign=True, kwargs={"batch_size": 3})
     assert (counted(ps, 240, 2) == 1).all()
     assert caplog.text.count("trainer 1 does without partition") == 1
     assert "no such luck" in caplog.text
