@@ -7,6 +7,7 @@ books.py          which ops there are, and so what must be in the tables
 __main__.py       many schedules
 faults.py         Faults: what goes wrong, as named numbers; Mischief sees to it
 roles.py          the controller and the servers
+trainers.py       Crew: what runs the trainers, and runs them again
 channel.py        what clients and trainers see of the network
 endpoint.py       what roles see of it
 network.py        connections: order, delay, breaks, partitions

@@ -13,28 +13,17 @@ from dps.errors import DPSError, InputError, StoppedError
 from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import Add, Optimizer
-from dps.testing.channel import SimClient, SimTrainer
+from dps.testing.channel import SimClient
 from dps.testing.faults import Faults, Mischief
 from dps.testing.network import Network
 from dps.testing.roles import SECRET, SESSION, SimController
+from dps.testing.trainers import Crew, Job
 from dps.testing.world import Party, StuckError, World
 from dps.training.data import share
-from dps.training.portions import Portions
 
 __all__ = ["Simulation"]
 
 DASK_NOTICES = 0.02  # seconds in which Dask learns that a worker process has ended
-
-
-class Job:
-    """One `run`: what its trainers do, and what became of them."""
-
-    def __init__(self, function: Callable[..., Any], data: Sequence[Any], shares: list[list[int]], reassign: bool):
-        self.function, self.data, self.shares, self.reassign = function, data, shares, reassign
-        self.number = 0
-        self.results: list[Any] = [None] * len(shares)
-        self.left = set(range(len(shares)))  # trainers whose function has not returned
-        self.errors: list[Exception] = []  # those of trainers, in the order of time
 
 
 class Simulation:
@@ -97,23 +86,23 @@ class Simulation:
     ):
         if servers < 1 or trainers < 1:
             raise InputError(f"a simulation has at least one server and one trainer, not {servers} and {trainers}")
-        self.faults, self._compute, self._timeout = faults or Faults(), compute, timeout
+        self.faults, self._timeout = faults or Faults(), timeout
         self._world = World(seed)
         self._network = Network(self._world, self.faults.latency, self.faults.window)
         self._network.repeats, self._network.keep_alive = self.faults.repeats, self.faults.keep_alive
         self._network.dump_piece, self._network.dump_rate = dump
-        acts = {"crashes": self._crash_one, "twins": self._run_twice, "moves": self._change_servers}
-        self._mischief = Mischief(self._network, self.faults, acts, lambda: self._controller.fragile())
         self.parties: dict[str, Party] = {}
         hire = lambda number: self._party(f"server-{number}")  # noqa: E731
         self._controller = SimController(self._network, self._party("controller"), hire, servers)
         self._copies = copies
-        self._trainers = [f"trainer-{n}" for n in range(trainers)]
-        self._slow = {name: self._slowness() for name in self._trainers}
+        names = [f"trainer-{n}" for n in range(trainers)]
+        slow = {name: self._slowness() for name in names}
         self._ticket = Ticket(SESSION, self._controller.endpoint.address, SECRET)
-        self._clients: list[Any] = []  # kept, so that none is closed by the garbage collector at any moment
-        self._job: Job | None = None
-        self._attempts: dict[int, int] = {}  # of the job's trainers
+        hire_trainer = lambda name: self._party(name, slow[name])  # noqa: E731
+        self._crew = Crew(self._network, hire_trainer, self._ticket, names, compute)
+        self._clients: list[SimClient] = []  # kept, so that none is closed by the garbage collector at any moment
+        acts = {"crashes": self._crash_one, "twins": self._crew.run_twice, "moves": self._change_servers}
+        self._mischief = Mischief(self._network, self.faults, acts, self._controller.fragile)
         self._party("driver")
         while not self._controller.ready:
             self._world.step()
@@ -183,12 +172,10 @@ class Simulation:
         StuckError
             Not over after `timeout` virtual seconds.
         """
-        shares = share([[]] * len(data), self._trainers[: len(data)])
+        shares = share([[]] * len(data), self._crew.names[: len(data)])
         job = Job(lambda trainer, parts: function(trainer, parts, *args, **kwargs or {}), data, shares, reassign)
         job.number = self._controller.start_run(shares, None if math.isinf(staleness) else int(staleness), reassign)
-        self._job, self._attempts = job, {}
-        for number in range(len(shares)):
-            self._begin(job, number, 0)
+        self._crew.begin(job)
         self._mischief.begin()
         until = self._world.now + self._timeout
         try:
@@ -200,11 +187,11 @@ class Simulation:
                 self._turn(until, job)
         finally:
             self._mischief.end()
-            self._job = None
-        if job.errors:
+            self._crew.job = None
+        if (error := job.error()) is not None:
             with contextlib.suppress(DPSError):  # the run's own error counts
                 self._controller.settle(keep=False)
-            raise next((e for e in job.errors if not isinstance(e, StoppedError)), job.errors[0])
+            raise error
         self._controller.settle(keep=True)
         return job.results
 
@@ -357,50 +344,12 @@ class Simulation:
             raise StuckError(f"the run was not over after {self._timeout:g} virtual seconds: {about}")
         self._world.step()
 
-    def _begin(self, job: Job, number: int, attempt: int) -> None:
-        """One attempt at being a trainer, as a task of a new party."""
-        if self._job is job:
-            name = self._trainers[number]
-            self._party(name, self._slow[name]).spawn(self._train, job, number, attempt)
-
-    def _train(self, job: Job, number: int, attempt: int) -> None:
-        """As the task of `ps.run`: join, call the user's function, leave."""
-        host = self.parties[self._trainers[number]]
-        trainer, result, failure = None, None, None
-        try:
-            trainer = SimTrainer(self._network, host, self._ticket, job.number, number, attempt, self._compute)
-            self._clients.append(trainer)
-            parts = [job.data[n] for n in job.shares[number]]
-            if job.reassign:
-                trainer._portions = Portions(trainer, job.shares, parts, lambda n: trainer.fetch(job.data[n]))
-            result = job.function(trainer, parts)
-            trainer.leave()
-        except Exception as error:
-            failure = error
-            if trainer is not None and attempt == self._attempts.get(number, 0):
-                with contextlib.suppress(DPSError):  # the run is over: what counts is the trainer's own error
-                    trainer.leave(failed=f"{type(error).__name__}: {error}"[:1000])
-        finally:
-            if trainer is not None:
-                trainer.close()
-        if isinstance(failure, AssertionError) or attempt == self._attempts.get(number, 0):  # else it was run again
-            if failure is not None:
-                job.errors.append(failure)
-            job.results[number] = result
-            job.left.discard(number)
-
     # -- what befalls parties
-
-    def _at_work(self) -> list[int]:
-        return [] if self._job is None else [n for n in sorted(self._job.left) if not self._current(n).dead]
-
-    def _current(self, number: int) -> Party:
-        return self.parties[self._trainers[number]]
 
     def _crash_one(self, draw: random.Random) -> None:
         """By chance: trainers at work, and servers whose shards have other copies, if they come back."""
         if self.faults.restart is not None:
-            mortals = [self._current(n) for n in self._at_work()] + self._controller.expendable()
+            mortals = self._crew.at_work() + self._controller.expendable()
             party = self._mischief.choose(mortals)
             if party is not None:
                 self._crash(party, draw.random() < 0.25)
@@ -411,7 +360,6 @@ class Simulation:
         self._world.note("%s crashes%s", party, " silently" if silent else "")
         self._mischief.hit.add(party.name)
         self._network.crash(party, silent)
-        number = self._trainers.index(party.name) if party.name in self._trainers else -1
         if party.name.startswith("server-"):
             notice = self.faults.keep_alive if silent else self._world.random.uniform(0, DASK_NOTICES)
             self._world.at(
@@ -419,23 +367,8 @@ class Simulation:
             )
             if self.faults.restart is not None:
                 self._at(self.faults.restart, self._controller.spare)
-        elif self._job is not None and number in self._job.left and self._current(number) is party:
-            if self.faults.restart is None:
-                self._job.left.discard(number)
-            else:
-                self._begin_again(self._job, number, self.faults.restart)
-
-    def _begin_again(self, job: Job, number: int, delay: float) -> None:
-        attempt = self._attempts[number] = self._attempts.get(number, 0) + 1
-        self._at(delay, lambda: self._begin(job, number, attempt))
-
-    def _run_twice(self, draw: random.Random) -> None:
-        """A trainer that is at work is run once more, as if it were lost."""
-        numbers = self._at_work()
-        if self._job is not None and numbers:
-            number = draw.choice(numbers)
-            self._world.note("%s is run a second time", self._trainers[number])
-            self._begin_again(self._job, number, 0.0)
+        else:
+            self._crew.lost(party, self.faults.restart)
 
     def _change_servers(self, draw: random.Random) -> None:
         """More servers, or fewer, or another one for one that goes."""
