@@ -4,6 +4,7 @@
 simulation.py     Simulation: the public face
 schedules.py      check_schedule: a cluster, faults and a workload from one number, and all that must hold
 books.py          which ops there are, and so what must be in the tables
+losses.py         what may be missing of tables with ack="memory"
 __main__.py       many schedules
 faults.py         Faults: what goes wrong, as named numbers; Mischief sees to it
 roles.py          the controller and the servers

@@ -39,6 +39,7 @@ class SimChannel(Channel, End):
         self.what, self.closed, self.idle = what, False, idle
         self._gone, self.traffic = gone, Traffic()
         self._requests: dict[int, Request] = {}
+        self._losses = network.losses
         self._next = 1
         self._reading = None
         self._limit = config.nbytes("frame")
@@ -161,6 +162,8 @@ class SimChannel(Channel, End):
         request = self._requests.get(header.request)
         if request is None or header.kind == frames.ERROR or request.sink is None:
             self._finish_small(header, request, bytes(body))
+            if request is not None and header.kind != frames.ERROR:
+                self._losses.answered(request, self.peer_name)
             return
         if header.body != frames.padded(request.size):
             raise ProtocolError(f"{self.what} answered {header.body} bytes where {request.size} were asked for")
@@ -175,6 +178,7 @@ class SimChannel(Channel, End):
             request.sink.advance(n)
             request.size, start = request.size - n, start + n
         request.header, request.done = header, True
+        self._losses.answered(request, self.peer_name)
 
     def close(self) -> None:
         self.closed = True

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from dps.testing.losses import Losses
 from dps.testing.world import Party, World
 from dps.wire.quiet import GONE
 
@@ -226,13 +227,14 @@ class Wire:
 class Network:
     """All wires and who listens where."""
 
-    def __init__(self, world: World, latency: tuple[float, float], window: int):
+    def __init__(self, world: World, latency: tuple[float, float], window: int, losses: Losses | None = None):
         self.world, self.window = world, window
         self.endpoints: dict[tuple[str, int], SimEndpoint] = {}
         self.wires: dict[Wire, None] = {}
         self.partitions: list[tuple[frozenset[str], frozenset[str]]] = []  # from these to those nothing arrives
         self.repeats = 0.0  # share of pushes that arrive twice
         self.keep_alive: float = GONE  # seconds after which the system finds out that nobody is there any more
+        self.losses = losses or Losses()
         self.dump_piece, self.dump_rate = 1 << 20, 400e6  # bytes in a frame, bytes a second, of what a joiner is given
         self._least, self._rate = latency[0], 1.0 / max(latency[1], 1e-9)
         self._draw = world.random.expovariate

@@ -13,13 +13,14 @@ from typing import Any
 from dps import config
 from dps.crew import AGAIN as MIND
 from dps.errors import NameInUseError, ServerGoneError
-from dps.fleet import LOOK, Fleet, Recruit
+from dps.fleet import LOOK, Recruit
 from dps.member import BEAT
 from dps.runs import Runs
 from dps.serving import Serving
 from dps.state.ops import TableSpec
 from dps.state.transfer import same
 from dps.testing.endpoint import SimEndpoint
+from dps.testing.losses import WatchedFleet
 from dps.testing.network import Network
 from dps.testing.world import Party
 from dps.wire import frames
@@ -53,7 +54,7 @@ class SimController:
         self._network, self._hire, self.party = network, hire, party
         self.endpoint = SimEndpoint(network, party, on_close=self._closed)
         self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
-        self.fleet, self.runs = Fleet(self.endpoint, SESSION), Runs(SESSION, self.endpoint.now)
+        self.fleet, self.runs = WatchedFleet(self.endpoint, SESSION, network.losses), Runs(SESSION, self.endpoint.now)
         self.servers: dict[int, SimServer] = {}
         self.wanted = servers
         self.workers = 0  # that Dask has to spare
@@ -211,6 +212,8 @@ class SimController:
             raise NameInUseError(f"there is a table {spec.name!r} already")
         self._last_table += 1
         spec = dataclasses.replace(spec, id=self._last_table)
+        if spec.ack == "memory":
+            self._network.losses.tables.add(spec.id)
         places = self.fleet.add_table(spec.to_dict())
 
         def create(server: SimServer, reply: Callable[[Any], None]) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import dask
 
@@ -96,17 +97,27 @@ def _plan(
 
 
 def count_ops(sim: Simulation, schedule: Schedule) -> None:
-    """The scenario of dps itself: trainers push and pull, and every op is accounted for."""
+    """The scenario of dps itself: trainers and clients push and pull, and every op is accounted for."""
     draw = random.Random(f"work {schedule.seed}")
+    clients = draw.choice((0, 0, 0, 1, 2))
     specs = []
     for name in ("a", "b")[: draw.choice((1, 1, 2))]:
         rows, shards = draw.choice(((None, 1), (None, 2), (None, 4), (9, 1), (9, 3)))
         aggregate = "sum" if schedule.staleness == 0 and draw.random() < 0.4 else None
-        spec = sim.table(name, schedule.trainers, rows=rows, dtype="int64", aggregate=aggregate, shards=shards)
+        ack = draw.choice(("copies", "copies", "copies", "memory"))
+        made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards, "ack": ack}
+        spec = sim.table(name, schedule.trainers + clients, **made)
         specs.append(spec)
-    books = Books(draw, specs, schedule.trainers, schedule.clocks, schedule.staleness)
+    books = Books(draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, sim.losses)
     skipping = draw.random() < 0.5
+    pauses = random.Random(f"pauses {schedule.seed}")
+
+    def pause() -> float:
+        return pauses.choice((0.0, schedule.compute, sum(schedule.faults.latency))) * pauses.expovariate(1.0)
+
+    others = [sim.submit(books.call, author, pause) for author in books.authors[schedule.trainers :]]
     sim.run(books.train, range(schedule.trainers), staleness=schedule.staleness, args=(skipping,))
+    sim.gather(others)
     sim.rest()
     books.close(sim.client())
 

@@ -15,10 +15,11 @@ from dps.state.ops import TableSpec
 from dps.state.optimizers import Add, Optimizer
 from dps.testing.channel import SimClient
 from dps.testing.faults import Faults, Mischief
+from dps.testing.losses import Losses
 from dps.testing.network import Network
 from dps.testing.roles import SECRET, SESSION, SimController
 from dps.testing.trainers import Crew, Job
-from dps.testing.world import Party, StuckError, World
+from dps.testing.world import Party, StuckError, Task, World
 from dps.training.data import share
 
 __all__ = ["Simulation"]
@@ -86,9 +87,10 @@ class Simulation:
     ):
         if servers < 1 or trainers < 1:
             raise InputError(f"a simulation has at least one server and one trainer, not {servers} and {trainers}")
+        self.losses = Losses()
         self.faults, self._timeout = faults or Faults(), timeout
         self._world = World(seed)
-        self._network = Network(self._world, self.faults.latency, self.faults.window)
+        self._network = Network(self._world, self.faults.latency, self.faults.window, self.losses)
         self._network.repeats, self._network.keep_alive = self.faults.repeats, self.faults.keep_alive
         self._network.dump_piece, self._network.dump_rate = dump
         self.parties: dict[str, Party] = {}
@@ -101,6 +103,7 @@ class Simulation:
         hire_trainer = lambda name: self._party(name, slow[name])  # noqa: E731
         self._crew = Crew(self._network, hire_trainer, self._ticket, names, compute)
         self._clients: list[SimClient] = []  # kept, so that none is closed by the garbage collector at any moment
+        self._others: list[Task] = []  # that were submitted
         acts = {"crashes": self._crash_one, "twins": self._crew.run_twice, "moves": self._change_servers}
         self._mischief = Mischief(self._network, self.faults, acts, self._controller.fragile)
         self._party("driver")
@@ -122,13 +125,14 @@ class Simulation:
         finite: bool = False,
         shards: int | None = None,
         copies: int | None = None,
+        ack: str = "copies",
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
         if shards is None:
             wanted = len(self._controller.servers)
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, rows)
         made = (optimizer or Add(), init or Zeros(), aggregate, finite, shards)
-        spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies)
+        spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack)
         return self._controller.create_table(spec)
 
     def client(self) -> SimClient:
@@ -195,6 +199,29 @@ class Simulation:
         self._controller.settle(keep=True)
         return job.results
 
+    def submit(self, function: Callable[..., Any], *args: Any) -> Task:
+        """Call ``function(client, *args)`` in a party of its own, with a client without a clock; `gather` waits."""
+        party = self._party(f"client-{len(self._others)}")
+
+        def call() -> Any:
+            with SimClient(self._network, party, self._ticket) as client:
+                self._clients.append(client)
+                return function(client, *args)
+
+        self._others.append(party.spawn(call))
+        return self._others[-1]
+
+    def gather(self, tasks: Iterable[Task]) -> list[Any]:
+        """What tasks have returned, when all are done; None where the party has crashed. Raises their first error."""
+        until, tasks = self._world.now + self._timeout, list(tasks)
+        while (left := [task.party.name for task in tasks if not task.done]) and self._world.now <= until:
+            self._world.step()
+        if left:
+            raise StuckError(f"{', '.join(left)} were not done after {self._timeout:g} virtual seconds")
+        for error in (task.error for task in tasks if isinstance(task.error, Exception)):
+            raise error
+        return [task.value for task in tasks]
+
     # -- time and faults
 
     @property
@@ -223,7 +250,8 @@ class Simulation:
     def crash(self, party: str, at: float = 0.0, *, silent: bool = False) -> None:
         """In `at` seconds a party ends; silent: as when its machine does, so that nobody is told.
 
-        `Faults.restart` seconds later a trainer is begun anew, as another attempt, and a server is replaced.
+        `Faults.restart` seconds later a trainer is begun anew, as another attempt, and a server is replaced. A party
+        of `submit` is not.
         """
         self._at(at, lambda: self._crash(self._find(party), silent))
 
@@ -349,7 +377,8 @@ class Simulation:
     def _crash_one(self, draw: random.Random) -> None:
         """By chance: trainers at work, and servers whose shards have other copies, if they come back."""
         if self.faults.restart is not None:
-            mortals = self._crew.at_work() + self._controller.expendable()
+            others = [task.party for task in self._others if not task.done]
+            mortals = self._crew.at_work() + self._controller.expendable() + others
             party = self._mischief.choose(mortals)
             if party is not None:
                 self._crash(party, draw.random() < 0.25)
