@@ -85,6 +85,11 @@ class Checkpointer:
         self._margin = 0, 0  # a run, and which of the margins was enough: its trainers are about as fast as they were
         self._forgiven = 0  # the last run that may have failed: its tables were restored since
 
+    @property
+    def busy(self) -> bool:
+        """Whether one is being taken or restored."""
+        return self._busy.locked()
+
     # -- taking them
 
     async def take(self, wish: Wish) -> dict[str, Any]:

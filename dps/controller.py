@@ -24,6 +24,7 @@ from typing import Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dps import config
+from dps.adapting import Adapter
 from dps.checkpointing import Checkpointer, Wish
 from dps.cordon import Cordon
 from dps.crew import Crew
@@ -52,7 +53,7 @@ __all__ = ["Controller"]
 logger = logging.getLogger(__name__)
 
 VERBS = (
-    *("open", "describe", "close_session", "add_table", "drop_table", "status", "scale", "retire"),
+    *("open", "describe", "close_session", "add_table", "drop_table", "status", "scale", "adapt", "retire"),
     *("checkpoint", "restore"),
     *("start_run", "progress", "stop_run", "end_run", "settle", "set_staleness"),
     *("snapshot", "history"),
@@ -140,6 +141,7 @@ class Controller(SchedulerPlugin):
             self.scheduler, self.cordon, session.fleet, self.server, args, self._in_endpoint, self._serving, version
         )
         session.checkpointer = Checkpointer(session.runs, session.fleet, session.crew, self._in_endpoint)
+        session.adapter = Adapter(session.fleet, session.monitor, session.crew, session.checkpointer, self._in_endpoint)
         session.connect(lambda text: self._tell(name, text))
         try:
             await self._in_endpoint(self._admit_session, session)
@@ -178,6 +180,7 @@ class Controller(SchedulerPlugin):
             "name": session.name,
             "secret": session.secret,
             "copies": session.copies,
+            "adapt": json.dumps(session.adapter.describe()),
             "controller": [self.endpoint.host, self.endpoint.port],
             "servers": about["servers"],
             "tables": json.dumps(about["tables"]),
@@ -191,6 +194,7 @@ class Controller(SchedulerPlugin):
             return
         session.opened.set()
         session.checkpointer.stop()
+        session.adapter.end()
         await session.crew.close()
         await self._in_endpoint(self._dismiss_session, session)
         if not self.sessions and self.endpoint is not None:
@@ -198,8 +202,14 @@ class Controller(SchedulerPlugin):
             await asyncio.get_running_loop().run_in_executor(None, endpoint.stop)
 
     async def scale(self, comm: Any = None, name: str = "", servers: int = 1) -> None:
-        """Have that many servers; shards move while training goes on."""
-        await self._session(name).crew.scale(servers)
+        """Have that many servers, whatever the load; shards move while training goes on."""
+        session = self._session(name)
+        session.adapter.end()
+        await session.crew.scale(servers)
+
+    async def adapt(self, comm: Any = None, name: str = "", wish: str = "") -> None:
+        """Have as many servers as the load asks for."""
+        self._session(name).adapter.begin(**json.loads(wish))
 
     async def retire(self, comm: Any = None, name: str = "", server: int = 0) -> None:
         """Empty one server, then close it; a spare worker takes its place, if there is one."""
@@ -247,7 +257,7 @@ class Controller(SchedulerPlugin):
         runs = await self._in_endpoint(lambda: [run.describe() for run in session.runs.runs.values()])
         checkpoints = {"last": session.checkpointer.last, "error": session.checkpointer.error}
         found = [{"run": run["run"], **finding} for run in runs for finding in run["stragglers"]]
-        about |= {"checkpoints": checkpoints, "stragglers": found}
+        about |= {"checkpoints": checkpoints, "stragglers": found, "adapt": session.adapter.describe()}
         return json.dumps({**about, "name": name, "servers": servers, "wanted": session.crew.wanted, "runs": runs})
 
     # -- RPC: checkpoints

@@ -86,6 +86,12 @@ class Crew:
         """Those that can be called."""
         return [server for server in self.servers() if server.up and self._made(server)]
 
+    @property
+    def settled(self) -> bool:
+        """Whether there are just as many as are wanted, and no server or table is being made."""
+        making = self._starting or self._staffing.locked() or self.changing.locked()
+        return not making and len(self.up()) == len(self.servers()) == self.wanted
+
     def _made(self, server: Recruit) -> bool:
         """Whether its actor is there; it reports to the fleet a moment before."""
         task = self.scheduler.tasks.get(server.key)
@@ -147,6 +153,11 @@ class Crew:
         uses = self._others()
         workers = [w for w in dedicated or self.scheduler.workers if w not in mine]
         return sorted(workers, key=uses.count), bool(dedicated)
+
+    def spares(self) -> list[str]:
+        """Workers that further servers could have now; no ordinary ones where there have been dedicated ones."""
+        workers, dedicated = self._candidates()
+        return workers if dedicated or not self.dedicated else []
 
     async def _start_server(self, worker: str, timeout: float) -> None:
         """An actor on that worker, with the session's tables but without rows; up when it reports to the fleet."""
@@ -252,8 +263,7 @@ class Crew:
                             await self._in_endpoint(self.fleet.trim, self.wanted)
                         for server in [s for s in servers if s.leaving and self.fleet.empty(s.number)]:
                             await self._close_server(server)
-                workers, dedicated = self._candidates()
-                for worker in workers[: max(0, missing)] if dedicated or not self.dedicated else ():
+                for worker in self.spares()[: max(0, missing)]:
                     await self._check_versions([worker])
                     await self._start_server(worker, config.seconds("start"))
             except Exception as error:

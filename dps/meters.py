@@ -90,10 +90,10 @@ class Meters:
     clock : callable
         Seconds, on a clock that only goes forward and tells microseconds apart.
     usage : callable, optional
-        (processor seconds, bytes of memory) of this process. Without one they are 0.
+        (processor seconds of this process, of this thread, bytes of memory). Without one they are 0.
     """
 
-    def __init__(self, clock: Callable[[], float], usage: Callable[[], tuple[float, int]] | None = None):
+    def __init__(self, clock: Callable[[], float], usage: Callable[[], tuple[float, float, int]] | None = None):
         self.clock, self.usage = clock, usage
         self.lag = 0.0  # since the last report, the worst time that somebody else was kept waiting for this thread
         self._due: float | None = None
@@ -141,7 +141,7 @@ class Meters:
         Those that do not fit come in the next reports. To see how large many shards have become takes milliseconds, so
         that goes by turns, too; until then they are what they were.
         """
-        cpu, memory = self.usage() if self.usage is not None else (0.0, 0)
+        cpu, busy, memory = self.usage() if self.usage is not None else (0.0, 0.0, 0)
         lag, self.lag = self.lag, 0.0
         for table in tables.values() if anew else ():
             table.meter.told = ()
@@ -160,23 +160,26 @@ class Meters:
             if (told := table.meter.report()) is not None:
                 changed[number] = told
         self._first = put_off[0] if put_off else 0
-        about = {"cpu": round(cpu, 6), "memory": memory, "lag": round(max(0.0, lag), 6), "connections": connections}
+        about = {"cpu": round(cpu, 6), "busy": round(busy, 6), "memory": memory}
+        about |= {"lag": round(max(0.0, lag), 6), "connections": connections}
         return {**about, "unconfirmed": [*unconfirmed[:2], round(unconfirmed[2], 6)], "tables": changed}
 
 
-def process_usage() -> tuple[float, int]:
-    """(processor seconds, resident bytes) of this process; where /proc is missing, the most bytes it ever had.
+def process_usage() -> tuple[float, float, int]:
+    """(processor seconds of this process, of this thread, resident bytes of the process).
+
+    Where /proc is missing, the bytes are the most that it ever had.
 
     Examples
     --------
-    >>> seconds, nbytes = process_usage()
-    >>> seconds > 0 and nbytes > 1 << 20
+    >>> seconds, busy, nbytes = process_usage()
+    >>> min(seconds, busy) > 0 and nbytes > 1 << 20
     True
     """
     nbytes = 0
     with contextlib.suppress(OSError, IndexError, ValueError), open("/proc/self/statm", "rb") as statm:
-        return time.process_time(), int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return time.process_time(), time.thread_time(), int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if resource is not None:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         nbytes = most if os.uname().sysname == "Darwin" else most << 10
-    return time.process_time(), nbytes
+    return time.process_time(), time.thread_time(), nbytes

@@ -152,6 +152,11 @@ class Monitor:
         rates = watch.rates()
         return Server(number, rates.service, rates.p99, watch.about["lag"], recruit.up, now - watch.age)
 
+    def loads(self, since: float) -> dict[int, tuple[float, float]]:
+        """The part of its time that a server is at work, and bytes of its rows; of those that have told since then."""
+        watches = {n: watch for n, watch in self._servers.items() if watch.steady(since) and n in self.fleet.servers}
+        return {n: (w.busy(), sum(table["bytes"] for table in w.tables().values())) for n, w in watches.items()}
+
     def snapshot(self) -> dict[str, Any]:
         """All of it, now."""
         now, wall = self.now(), self.wall()

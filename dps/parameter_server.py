@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from dps import config
-from dps.archive import Archive
 from dps.display import PATIENCE, Status, Tables, parameter_server_html
 from dps.errors import (
     ClosedError,
@@ -18,6 +17,7 @@ from dps.errors import (
     InputError,
 )
 from dps.handle import check_name
+from dps.scaling import Scaling, check_servers
 from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import Add, Optimizer
@@ -28,7 +28,7 @@ from dps.training.run import check, launch, start
 __all__ = ["ParameterServer"]
 
 
-class ParameterServer(Archive):
+class ParameterServer(Scaling):
     """Parameter shards on dedicated workers of a Dask cluster.
 
     Parameters
@@ -75,8 +75,7 @@ class ParameterServer(Archive):
         timeout: float | None = None,
     ):
         check_name(name)
-        if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= 1024:
-            raise InputError(f"servers is a whole number from 1 to 1024, not {servers!r}")
+        check_servers("servers", servers)
         if isinstance(copies, bool) or not isinstance(copies, int) or not 1 <= copies <= servers:
             raise InputError(f"copies is a whole number from 1 to the number of servers, {servers}, not {copies!r}")
         self._prepare(client, name)
@@ -157,7 +156,8 @@ class ParameterServer(Archive):
         finite : bool
             Refuse NaN and infinity.
         shards : int, optional
-            Slices; a power of two for keyed tables. By default ``dps.shards-per-server`` for each server.
+            Slices; a power of two for keyed tables. By default ``dps.shards-per-server`` for each server that there is,
+            or may come (:meth:`adapt` with a maximum).
         copies : int, optional
             How many servers hold each row: with R copies, R - 1 servers may die and nothing acknowledged is lost. By
             default what the parameter server was started with.
@@ -175,7 +175,7 @@ class ParameterServer(Archive):
         NameInUseError, InputError
         """
         if shards is None:
-            wanted = self.servers * config.count("shards-per-server")
+            wanted = self._most_servers() * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
         spec = TableSpec(name, rows, dim, dtype, optimizer or Add(), init or Zeros(), aggregate, finite, shards)
         spec = dataclasses.replace(spec, copies=self.copies if copies is None else copies, ack=ack)
@@ -193,27 +193,6 @@ class ParameterServer(Archive):
         """The tables there are."""
         tables = json.loads(self._call("describe")["tables"])
         return Tables((name, TableSpec.from_dict(table["spec"])) for name, table in tables.items())
-
-    # -- servers
-
-    @property
-    def servers(self) -> int:
-        """How many servers are up; :meth:`status` tells which."""
-        return sum(server["alive"] for server in self._call("describe")["servers"])
-
-    def scale(self, servers: int) -> None:
-        """Have that many servers. Shards move while training goes on; :meth:`status` shows how far they are.
-
-        More servers come up as soon as there are workers for them. Of fewer, those with the highest numbers are emptied
-        first and closed then.
-        """
-        if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= 1024:
-            raise InputError(f"servers is a whole number from 1 to 1024, not {servers!r}")
-        self._call("scale", servers=servers)
-
-    def retire(self, server: int) -> None:
-        """Empty one server and close it, while training goes on; another takes its place, if there is a worker."""
-        self._call("retire", server=server)
 
     # -- work
 

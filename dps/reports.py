@@ -97,7 +97,7 @@ class ServerReport:
     Examples
     --------
     >>> pulls = {"pull": [2, 20, 1600, 0.001], "push": [0, 0, 0, 0.0], "rows": 10, "bytes": 800, "shards": {0: 20}}
-    >>> about = {"cpu": 1.5, "memory": 1 << 20, "lag": 0.01, "connections": 2, "unconfirmed": [0, 0, 0.0]}
+    >>> about = {"cpu": 1.5, "busy": 1.0, "memory": 1 << 20, "lag": 0.01, "connections": 2, "unconfirmed": [0, 0, 0.0]}
     >>> ServerReport.decode(ServerReport.encode({**about, "tables": {3: pulls}}))["tables"][3]["shards"]
     {0: 20.0}
     """
@@ -119,7 +119,8 @@ class ServerReport:
         what = "a server's report"
         about = _mapping(frames.decode_json(body), what, 32)
         report: dict[str, Any] = {
-            name: _number(about.get(name), f"{what}: {name}") for name in ("cpu", "memory", "lag", "connections")
+            name: _number(about.get(name), f"{what}: {name}")
+            for name in ("cpu", "busy", "memory", "lag", "connections")
         }
         report["unconfirmed"] = _row(about.get("unconfirmed"), 3, f"{what}: unconfirmed")
         tables = report["tables"] = {}

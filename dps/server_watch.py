@@ -7,6 +7,7 @@ between the last report and one some seconds older.
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ class Seen(NamedTuple):
 
     time: float
     cpu: float
+    busy: float
     tables: dict[int, dict[str, Any]]
 
 
@@ -47,7 +49,7 @@ class ServerWatch:
     Attributes
     ----------
     about : dict
-        Of the last report, what is no table's: cpu, memory, lag, connections, unconfirmed.
+        Of the last report, what is no table's: cpu, busy, memory, lag, connections, unconfirmed.
     curves : Series
         Rates over time, for as long as there has been the server.
     """
@@ -62,7 +64,7 @@ class ServerWatch:
         """A report has come."""
         before = self._seen[-1].tables if self._seen else {}
         self.about = {name: value for name, value in report.items() if name != "tables"}
-        self._seen.append(Seen(now, report["cpu"], {**before, **report["tables"]}))
+        self._seen.append(Seen(now, report["cpu"], report["busy"], {**before, **report["tables"]}))
         rates = self.rates()
         self.curves.append(round(wall, 3), *(round(x, 6) for x in rates[:5]))
 
@@ -71,16 +73,27 @@ class ServerWatch:
         """When the last report came; 0 before the first."""
         return self._seen[-1].time if self._seen else 0.0
 
+    def steady(self, since: float = -math.inf) -> bool:
+        """Whether there are reports enough to tell rates by, of that time or later, and the last one is not old."""
+        return len(self._seen) > 1 and self._seen[-2].time > since and not self.quiet
+
     def cpu(self) -> float:
         """Cores that its process has used lately."""
-        if len(self._seen) < 2 or self.quiet:
+        return self._rate("cpu")
+
+    def busy(self) -> float:
+        """The part of its time that the thread which serves was at work lately."""
+        return self._rate("busy")
+
+    def _rate(self, seconds: str) -> float:
+        if not self.steady():
             return 0.0
-        seconds = max(self._seen[-1].time - self._seen[0].time, 1e-3)
-        return max(0.0, (self._seen[-1].cpu - self._seen[0].cpu) / seconds)
+        first, last = self._seen[0], self._seen[-1]
+        return max(0.0, (getattr(last, seconds) - getattr(first, seconds)) / max(last.time - first.time, 1e-3))
 
     def rates(self, tables: Iterable[int] | None = None) -> Rates:
         """Of all its tables, or of these."""
-        if len(self._seen) < 2 or self.quiet:
+        if not self.steady():
             return Rates()
         first, last = self._seen[0], self._seen[-1]
         sums, histogram = [0.0] * 4, Histogram()
@@ -105,7 +118,7 @@ class ServerWatch:
 
     def loads(self, table: int) -> dict[int, float]:
         """Keys a second of each shard that it is the primary of."""
-        if len(self._seen) < 2 or self.quiet:
+        if not self.steady():
             return {}
         first, last = self._seen[0], self._seen[-1]
         old = first.tables.get(table, {}).get("shards", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from dps.adapting import Adapter
 from dps.checkpointing import Checkpointer
 from dps.crew import Crew
 from dps.fleet import Fleet
@@ -21,6 +22,7 @@ class Session:
 
     crew: Crew
     checkpointer: Checkpointer
+    adapter: Adapter
 
     def __init__(self, name: str, endpoint: Endpoint, copies: int):
         self.name, self.copies = name, copies

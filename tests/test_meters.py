@@ -282,20 +282,20 @@ def test_a_late_timer_and_a_handler_that_sleeps_are_lag():
 def test_use_of_the_machine_is_told_if_there_is_a_way_to_know_it(monkeypatch):
     _, server = serving()
     assert (tell(server)["cpu"], tell(server)["memory"], tell(server)["connections"]) == (0, 0, 2)
-    _, server = serving(usage=lambda: (1.5, 4096))
-    assert (tell(server)["cpu"], tell(server)["memory"]) == (1.5, 4096)
-    cpu, memory = process_usage()
-    assert cpu > 0
+    _, server = serving(usage=lambda: (1.5, 0.5, 4096))
+    assert [tell(server)[name] for name in ("cpu", "busy", "memory")] == [1.5, 0.5, 4096]
+    cpu, busy, memory = process_usage()
+    assert min(cpu, busy) > 0
     assert memory > 1 << 20
 
     def nothing(*args, **kwargs):
         raise FileNotFoundError("no /proc")
 
     monkeypatch.setattr("builtins.open", nothing)
-    most = process_usage()[1]
+    most = process_usage()[2]
     assert most > 0.5 * memory, "the most it ever had"
     monkeypatch.setattr("dps.meters.resource", None)
-    assert process_usage()[1] == 0
+    assert process_usage()[2] == 0
 
 
 @contextmanager

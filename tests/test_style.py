@@ -27,10 +27,20 @@ LAYERS = [
     {"dps.copies", "dps.run", "dps.portions", "dps.monitor"},
     {"dps.tables", "dps.replication", "dps.member", "dps.fleet", "dps.delivery", "dps.runs"},  # parts of the roles
     {"dps.serving", "dps.saving", "dps.crew", "dps.checkpointing"},
+    {"dps.adapting"},
     {"dps.session"},
     {"dps.server", "dps.controller", "dps.client"},
     {"dps.display"},
-    {"dps.parameter_server", "dps.archive", "dps.handle", "dps.training", "dps.deploy", "dps.arrays", "dps.dashboard"},
+    {
+        "dps.parameter_server",
+        "dps.scaling",
+        "dps.archive",
+        "dps.handle",
+        "dps.training",
+        "dps.deploy",
+        "dps.arrays",
+        "dps.dashboard",
+    },
     {"dps.spark", "dps.yarn"},
     {"dps"},  # the public names
     {"dps.models", "dps.testing", "dps.preload", "dps.cli", "dps.demo"},
@@ -42,7 +52,7 @@ STRANGERS = [  # no party imports from another party
         {"dps.server", "dps.serving", "dps.tables", "dps.copies", "dps.replication", "dps.member", "dps.saving"}
         | {"dps.meters"},
         {"dps.controller", "dps.fleet", "dps.crew", "dps.run", "dps.runs", "dps.checkpointing", "dps.monitor"}
-        | {"dps.portions", "dps.run_watch", "dps.server_watch", "dps.session"},
+        | {"dps.portions", "dps.run_watch", "dps.server_watch", "dps.session", "dps.adapting"},
     ],
 ]
 ONLY = {  # all that these may import beside the standard library and themselves

@@ -1,4 +1,4 @@
-"""Commands about a parameter server as a whole: start, status, clocks, scale, close."""
+"""Commands about a parameter server as a whole: start, status, clocks, scale, adapt, close."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def status(where: Where) -> Answer:
     last, error = checkpoints["last"], checkpoints["error"]
     notes = [f"last checkpoint: {last['name']}, {last['rows']:,} rows"] if last else []
     notes += [f"the last checkpoint failed: {error}"] if error else []
+    notes += [adapting(about["adapt"])] if about["adapt"] else []
     notes += [what for _, what in about["events"][-5:]]
     return Answer(about, [head, servers_of(about), *notes])
 
@@ -80,6 +81,24 @@ def scale(where: Where, servers: int) -> Answer:
 
 
 @command
+@click.option("--minimum", type=SERVERS, help="Servers that there are always")
+@click.option("--maximum", type=SERVERS, help="Servers that there are at most  [default: as many as have workers]")
+@click.option("--interval", metavar="DURATION", help="Between two looks")
+@click.option("--wait-count", type=click.IntRange(1), help="Looks that find too many servers, until one goes")
+@click.option("--busy", type=click.FloatRange(0, 1, min_open=True), help="Part of its time that one may be at work")
+@click.option("--memory", metavar="SIZE", help="What one server may have in use  [default: Dask's limit of its worker]")
+def adapt(where: Where, **options: Any) -> Answer:
+    """Let the number of servers follow the load.
+
+    `scale` ends it, `status` tells how it is. The settings dps.adaptive are the defaults.
+    """
+    with attached(where) as ps:
+        ps.adapt(**options)
+        about = ps.status()["adapt"]
+    return Answer(about, [adapting(about)])
+
+
+@command
 def close(where: Where) -> Answer:
     """Stop the servers.
 
@@ -90,13 +109,24 @@ def close(where: Where) -> Answer:
     return Answer({"closed": ps.name}, [f"parameter server {ps.name!r} is closed"])
 
 
-COMMANDS = [start, status, clocks, scale, close]
+COMMANDS = [start, status, clocks, scale, adapt, close]
 
 
 def servers_of(about: dict[str, Any]) -> Table:
     """One line for each server."""
     columns = ["server", "worker", "state", "rows", "memory", "requests", "clients"]
     return Table(columns, [line(server) for server in about["servers"]])
+
+
+def adapting(about: dict[str, Any]) -> str:
+    """How the number of servers follows the load.
+
+    >>> adapting({"minimum": 1, "maximum": None, "servers": 2, "why": "not looked yet"})
+    'adapt: 1 server or more, now 2: not looked yet'
+    """
+    least, most = about["minimum"], about["maximum"]
+    limits = f"{counted(least, 'server')} or more" if most is None else f"{least} to {counted(most, 'server')}"
+    return f"adapt: {limits}, now {about['servers']}: {about['why']}"
 
 
 def line(server: dict[str, Any]) -> list[str | int | None]:
