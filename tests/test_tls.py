@@ -119,16 +119,19 @@ def test_a_client_of_another_authority_is_refused(contexts, patience) -> None:
 
 
 def test_a_client_that_trusts_anybody_is_still_refused(contexts, patience) -> None:
-    """It is the endpoint that asks for a certificate of its own authority."""
+    """It is the endpoint that asks for a certificate of its own authority, and tells why it is not content."""
     listen, connect = contexts
     other = Security.temporary().get_connection_args("client")["ssl_context"]
     other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
     with Kit(listen) as kit:
-        for context in (other, bare):
-            with refused("the peer.*refuses our certificate"):
-                kit.channel(context)
+        for context, words in (other, "unknown ca"), (bare, "certificate required"):
+            for version in ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2:
+                context.maximum_version = version
+                words = "handshake failure" if (context, version) == (bare, ssl.TLSVersion.TLSv1_2) else words
+                with refused(f"the peer at .*alert {words}.*certificates of the same authority", AccessDeniedError):
+                    kit.channel(context)
         assert not kit.endpoint.connections
         assert healthy(kit, connect)
 
@@ -178,13 +181,36 @@ def test_servers_refuse_a_client_without_tls_and_one_of_another_authority(securi
 
 
 @pytest.mark.timeout(30)
-def test_a_certificate_that_does_not_verify_is_not_tried_again(security) -> None:
+@pytest.mark.parametrize(("trusting", "words"), [(False, "CERTIFICATE_VERIFY_FAILED"), (True, "alert unknown ca")])
+def test_a_certificate_that_does_not_verify_is_not_tried_again(security, trusting, words) -> None:
+    """Neither theirs nor ours."""
+    context = Security.temporary().get_connection_args("client")["ssl_context"]
+    if trusting:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    stranger = SimpleNamespace(get_connection_args=lambda role: {"ssl_context": context})
     with encrypted(security), Servers(1) as servers:
         servers.table(TableSpec("t", rows=4))
         with dask.config.set({"dps.timeouts.request": "60 s"}), servers.client() as client:
-            client.ticket = dps.Ticket("s", client.ticket.controller, servers_module.SECRET, Security.temporary())
-            with pytest.raises(AccessDeniedError, match=r"server 0 .* at .*CERTIFICATE_VERIFY_FAILED"):
+            client.ticket = dps.Ticket("s", client.ticket.controller, servers_module.SECRET, stranger)
+            with pytest.raises(AccessDeniedError, match=rf"server 0 .* at .*{words}"):
                 client.pull("t")
+
+
+def test_why_a_handshake_failed_is_told_once_and_then_it_has(contexts, patience) -> None:
+    """Who does not listen to it, and stays, is disconnected as anybody who does not shake hands."""
+    listen, connect = contexts
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    with Kit(listen) as kit:
+        for more in b"more", b"":
+            with contextlib.closing(bare.wrap_socket(socket.create_connection(kit.address, 10))) as sock:
+                plain = socket.socket(fileno=sock.detach())
+                with contextlib.closing(plain):
+                    plain.settimeout(IN_TIME)
+                    plain.sendall(more)
+                    while plain.recv(1 << 12):
+                        pass
+        assert healthy(kit, connect)
 
 
 def test_a_handshake_that_breaks_off_may_be_tried_again(contexts, patience) -> None:

@@ -164,7 +164,8 @@ class Channel:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock)
             self._socket: Plain | Tls = Plain(sock) if tls is None else Tls.over(sock, tls, deadline, idle)
-        except DPSError:  # raised by `idle`; some are OSErrors too
+            self._introduce(session_name, secret, deadline, tls is not None)
+        except DPSError:  # raised by `idle`, or by the peer; some are OSErrors too
             raise
         except ssl.SSLError as error:
             raise AccessDeniedError(
@@ -173,7 +174,6 @@ class Channel:
             ) from error
         except OSError as error:
             raise gone(f"{what} cannot be reached at {address[0]}:{address[1]}: {error}") from error
-        self._introduce(session_name, secret, deadline, tls is not None)
         self._limit = config.nbytes("frame")
 
     def _introduce(self, session_name: str, secret: str, deadline: float, tls: bool) -> None:
@@ -201,6 +201,8 @@ class Channel:
         except self._gone as error:
             if not (tls and greeting.header is None):
                 raise
+            if self._socket.refusal is not None:
+                raise self._socket.refusal from None
             raise self._gone(f"{error}; over TLS, that is also how it refuses our certificate") from error
         except BaseException:
             self.close()

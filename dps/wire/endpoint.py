@@ -20,6 +20,7 @@ from dps.wire.frames import Header
 from dps.wire.link import Link
 from dps.wire.memory import Incoming
 from dps.wire.quiet import AtMost
+from dps.wire.sockets import Verdict
 
 try:
     import uvloop
@@ -86,6 +87,8 @@ class Endpoint:
         asyncio.set_event_loop(self.loop)
         try:
             patience = None if tls is None else config.seconds("connect")
+            if tls is not None:
+                tls.sslobject_class = Verdict
             listening = self.loop.create_server(
                 lambda: Connection(self), host, 0, ssl=tls, backlog=1024, ssl_handshake_timeout=patience
             )

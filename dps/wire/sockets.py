@@ -1,5 +1,8 @@
 """Sockets of a channel: plain TCP and TLS, non-blocking underneath, with waiting that does not sleep at once.
 
+TLS 1.3. The side that connects has shaken hands before the other has seen its certificate: the verdict comes with the
+first bytes that it reads. So a listener must send it (`Verdict`), and who connects look for it (`Tls.refusal`).
+
 Waiting. For the first moments `receive` polls without sleeping: waking a sleeping core costs more (40 to 80 us on
 virtual machines) than a server needs to answer. It gives way to whoever else wants the core, which may be the server.
 """
@@ -14,7 +17,7 @@ import ssl
 import time
 from collections.abc import Callable
 
-__all__ = ["Plain", "Tls", "connected"]
+__all__ = ["Plain", "Tls", "Verdict", "connected"]
 
 SPIN = 50e-6  # seconds of polling before going to sleep
 SLICE = 0.25  # seconds of sleep between two looks at the deadline and at `idle`
@@ -57,8 +60,32 @@ def _await(sock: socket.socket, event: int, deadline: float, idle: Callable[[], 
     raise TimeoutError("timed out")
 
 
+class Verdict(ssl.SSLObject):
+    """The listening side of TLS in an event loop: says why it refuses a peer, where loops close the connection mutely.
+
+    For `SSLContext.sslobject_class`. What is to be said is ready when the handshake fails, but loops drop it then. They
+    send it when the handshake waits for the peer; so it does, once more, and fails when the peer answers or goes away.
+    """
+
+    _refused: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        """As it does, failing at the second call."""
+        if self._refused is not None:
+            raise self._refused
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, *BROKEN):
+            raise
+        except ssl.SSLError as error:
+            self._refused = error
+            raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "the alert is to be sent") from error
+
+
 class Plain:
     """A TCP socket."""
+
+    refusal: ssl.SSLError | None = None  # why the peer will not speak TLS with us, once it has said so
 
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
@@ -142,6 +169,8 @@ class Tls(Plain):
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 if patience > 0 and not attempt:
                     self.wait(patience)
-            except OSError:
+            except OSError as error:
+                if isinstance(error, ssl.SSLError) and not isinstance(error, BROKEN):
+                    self.refusal = error
                 return 0
         return None
