@@ -86,6 +86,15 @@ def test_dataframe(spark, ps, table, partitions):
 @pytest.mark.parametrize("partitions", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_what_a_dataframe_shuffles_is_computed_once(spark, ps, table, partitions):
     """Though the number of its partitions is known only when that is done."""
+    frame, computed = shuffled(spark, partitions)
+    told = ps.run(programs.count, frame, args=(table,), staleness=math.inf)
+    assert counts(ps, table) == once(100)
+    assert sum(len(t["rows"]) for t in told) == partitions
+    assert computed.value == 100
+
+
+def shuffled(spark, partitions):
+    """A DataFrame behind a shuffle, and how many rows went in."""
     computed = spark.sparkContext.accumulator(0)
 
     def counted(batches):
@@ -93,11 +102,7 @@ def test_what_a_dataframe_shuffles_is_computed_once(spark, ps, table, partitions
             computed.add(batch.num_rows)
             yield batch
 
-    frame = spark.range(100, numPartitions=2).mapInArrow(counted, "id long").repartition(partitions)
-    told = ps.run(programs.count, frame, args=(table,), staleness=math.inf)
-    assert counts(ps, table) == once(100)
-    assert sum(len(t["rows"]) for t in told) == partitions
-    assert computed.value == 100
+    return spark.range(100, numPartitions=2).mapInArrow(counted, "id long").repartition(partitions), computed
 
 
 def test_dataframe_read_by_a_function(spark, ps):
@@ -236,6 +241,15 @@ def test_dataframe_in_ordinary_stages(spark, ps, table):
     assert counted.selectExpr("sum(id)").first()[0] == 4950
     assert counted.count() == 100
     assert counts(ps, table) == once(100)
+    dps.spark.finished(counted)
+
+
+def test_what_a_dataframe_shuffles_is_computed_once_in_ordinary_stages_too(spark, ps, table):
+    frame, computed = shuffled(spark, 3)
+    counted = dps.spark.map_partitions_with_ps(frame, programs.count_frames, ps, schema="id long", args=(table,))
+    assert [counted.count() for _ in range(2)] == [100, 100]
+    assert counts(ps, table) == once(100)
+    assert computed.value == 100
     dps.spark.finished(counted)
 
 

@@ -366,7 +366,7 @@ def elastic(
     if trainers is None:
         if ".connect." in type(data).__module__:
             raise InputError("with Spark Connect one cannot see how many partitions there are: say trainers=, at least")
-        trainers = int((data if records else data.rdd).getNumPartitions())
+        data, trainers = (data, int(data.getNumPartitions())) if records else planned(data)
     number = call("start_run", trainers=max(1, trainers), staleness=None, elastic=True)
     job = Job(ticket, number, 0, function, args, kwargs)
     if records:
