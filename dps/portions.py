@@ -92,7 +92,7 @@ class Portions:
             if told["portion"] is None:
                 told["missing"] = self.leases.missing(trainer, epoch, without) if without else None
                 again = self.leases.pending(epoch, now)
-                stays = told["missing"] is not None or self.leases.alone(trainer, epoch, without) or held_back()
+                stays = told["missing"] is not None or held_back() or self.leases.stays(trainer, epoch, without)
                 if again is not None and stays:
                     told["again"] = max(LOOK[0], len(self.leases.shares) / RATE, min(again, LOOK[1]))
                 else:

@@ -13,9 +13,9 @@ that are *free* (nobody has done them, nobody holds them):
 2. else one of a partition of another trainer that it has at hand (it has fetched it before);
 3. else one of the trainer that has most left to do, of the partition with most of it, the last: that is to be fetched;
 4. else, none being free, the one that another trainer has held longest, once more: whoever is done first counts;
-5. else nothing: the epoch is over for it, it ticks. (Where it would only wait then, it asks again and again: the one
-   whom it would wait for may need help yet. So it does where just one other is still at work on the epoch, `alone`:
-   nobody else would be there to help, should that one hang.)
+5. else nothing: the epoch is over for it, it ticks. (Where it would only wait then, it asks again and again: those
+   whom it would wait for may need help yet. So does, of those that need not wait, the first to come when all that is
+   left is in others' hands, `stays`: nobody else would be there to help, should they hang.)
 
 2 to 4 only if it is expected to be done sooner than the others would be without its help. So a slow trainer does not
 take the last portion away from a fast one, and nobody fetches what is not worth it.
@@ -138,6 +138,7 @@ class Leases:
         self._declared: dict[int, int] = {}  # partition -> batches
         self._alike: dict[int, tuple[int, dict[str, Any]]] = {}  # epoch -> who was first to say how, and how
         self._latest = start - 1  # epoch that anybody has begun
+        self._stays = -1  # the trainer that was told last to stay, in case the others hang
         trainers = len(self.shares)  # of each:
         self._leases = np.zeros(trainers, [("portion", "i8"), ("epoch", "i8"), ("since", "f8"), ("at", "i8")])
         self._leases["portion"] = -1  # it holds none
@@ -299,13 +300,16 @@ class Leases:
         held = (self._leases["portion"] >= 0) & (self._leases["epoch"] == epoch)
         return max(0.0, float(np.min(self._ends(now)[held], initial=np.inf)) - now)
 
-    def alone(self, trainer: int, epoch: int, without: Collection[int] = ()) -> bool:
-        """Whether an epoch's last portion is with another, and `trainer` could get that: who else would help?"""
-        held = (self._leases["portion"] >= 0) & (self._leases["epoch"] == epoch)
-        held[trainer] = False
-        portions = self._leases["portion"][held]
-        last = len(portions) == 1 and np.array_equal(np.flatnonzero(self._there(epoch)), portions)
-        return last and int(self._partition[portions[0]]) not in without
+    def stays(self, trainer: int, epoch: int, without: Collection[int] = ()) -> bool:
+        """Whether `trainer` is to stay while others do what is left of an epoch: who else would help, if they hang?"""
+        left = self._there(epoch)
+        if not left.any() or not self._holders[left].all() or np.isin(self._partition[left], list(without)).all():
+            return False
+        other = self._stays
+        there = other != -1 and self._clocks[other] <= epoch and not self._gone[other] and self._lease(other) is None
+        if not there:
+            self._stays = trainer
+        return self._stays == trainer
 
     def left(self) -> int:
         """Portions that are not done yet, of the earliest epoch that is under way."""
