@@ -70,12 +70,13 @@ class Adapter:
         self._task = self._rule = None
 
     def describe(self) -> dict[str, Any] | None:
-        """What is followed, and what was seen last, as plain values; None where nothing is."""
+        """What is followed, and what was seen last, as plain values and as a line; None where nothing is."""
         if self._rule is None:
             return None
-        most = self._rule.maximum
-        limits = {"minimum": self._rule.minimum, "maximum": int(most) if math.isfinite(most) else None}
-        return {**self._wish, **limits, "servers": self.crew.wanted, "why": self._why}
+        least, most, now = self._rule.minimum, self._rule.maximum, self.crew.wanted
+        limits = f"{least} to {most}" if math.isfinite(most) else f"{least} or more"
+        about = {**self._wish, "maximum": most if math.isfinite(most) else None, "servers": now, "why": self._why}
+        return about | {"text": f"adapt: {limits}, now {now}: {self._why}"}
 
     async def _mind(self, rule: Adaptive, interval: float) -> None:
         failed = ""
@@ -109,8 +110,7 @@ class Adapter:
             await self._in_endpoint(self.fleet.note, text, logging.INFO)
             await asyncio.shield(self.crew.scale(servers))  # whole, or not at all
         elif news:
-            remedy = "start a worker (dask worker ... --resources dps=1), or have ps.adapt(maximum=...) higher"
-            await self._in_endpoint(self.fleet.note, f"adapt: {self._why}; {remedy}")
+            await self._in_endpoint(self.fleet.note, f"adapt: {self._why}")
 
     def _limit(self) -> float:
         """Bytes that each server may have in use: Dask's limit of its worker; infinite without one."""

@@ -135,6 +135,7 @@ def status_html(status: dict[str, Any], trouble: str | None = None, dashboard: s
         tables=tables,
         runs=[about_run(run) for run in reversed(status.get("runs", []))],
         checkpoints=status.get("checkpoints", {}),
+        adapt=status.get("adapt"),
         events=status.get("events", [])[::-1],
     )
 

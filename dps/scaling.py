@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import dask
 from dask.utils import parse_bytes, parse_timedelta
@@ -78,7 +79,7 @@ class Scaling(Archive):
         ...         ps.status()["adapt"]
         2
         """
-        given = {"minimum": minimum, "maximum": maximum, "interval": interval}
+        given: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "interval": interval}
         given |= {"wait-count": wait_count, "busy": busy, "memory": memory}
         wish = {name: dask.config.get(f"dps.adaptive.{name}") if x is None else x for name, x in given.items()}
         if wish["maximum"] != math.inf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 import math
@@ -12,8 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from distributed import Client
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from servers import wait_until
 from test_fleet import World
 
@@ -111,6 +113,7 @@ def test_more_load_never_has_fewer_servers(rule, load, servers, busy, held):
     assert life(rule, servers, [load] * LONG)[-1] <= life(other, servers, [heavier] * LONG)[-1]
 
 
+@settings(max_examples=40)
 @given(RULES, LOADS, st.integers(1, 12), st.randoms(use_true_random=False))
 def test_a_load_that_trembles_does_not_make_it_flap(rule, load, servers, random):
     def trembling():
@@ -163,6 +166,10 @@ def test_what_cannot_be_had_is_said_once():
     assert [rule.look(Load(4, held=9, limit=1)).news for _ in range(3)] == [False] * 3
     rule.look(Load(4))  # it was over
     assert rule.look(Load(4, held=9, limit=1)).news
+    rule.look(Load(4))
+    busy = [rule.look(Load(4, busy=4)) for _ in range(5)]
+    assert not any(verdict.news for verdict in busy), "to be busy at the maximum is what a maximum is for"
+    assert "6 are needed, and 4 is the maximum" in busy[-1].why
 
 
 def test_the_reason_is_told():
@@ -307,7 +314,7 @@ def test_no_worker_is_free(shell, caplog):
     shell.free = []
     assert shell.look(5) == []
     (said,) = [record.getMessage() for record in caplog.records if "adapt" in record.getMessage()]
-    assert "no worker is free for another; start a worker (dask worker ... --resources dps=1)" in said
+    assert "no worker is free for another: start one, dask worker ... --resources dps=1" in said
     shell.free = ["tcp://w9"]
     assert shell.look() == [3]
 
@@ -338,6 +345,12 @@ def test_it_goes_on_after_an_error_that_is_said_once(shell, caplog):
 # -- on a cluster
 
 
+def printed(status):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(status)
+    return console.export_text()
+
+
 def test_wishes_of_users_and_how_it_ends():
     options = {"processes": False, "dashboard_address": None}
     with (
@@ -358,6 +371,9 @@ def test_wishes_of_users_and_how_it_ends():
         with dps.ParameterServer.attach(client) as ps:  # whoever asked for it may be gone
             about = ps.status()["adapt"]
             assert (about["minimum"], about["maximum"], about["servers"]) == (2, 3, 2)
+            assert about["text"].startswith("adapt: 2 to 3, now 2: ")
+            assert "adapt: 2 to 3, now 2: " in ps.status()._repr_html_()
+            assert "adapt: 2 to 3, now 2: " in printed(ps.status())
             ps.scale(1)
             assert json.loads(json.dumps(ps.status()))["adapt"] is None
             wait_until(lambda: ps.servers == 1)

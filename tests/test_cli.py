@@ -142,6 +142,14 @@ def test_start_scale_and_close(run, client):
     assert "exists in this cluster" in run("start", "--name", "two", status=1).stderr
     assert run("scale", 2, "--name", "two").stdout.startswith("2 servers wanted")
     assert json.loads(run("status", "--name", "two", "--json").stdout)["wanted"] == 2
+    assert run("adapt", "--name", "two", "--minimum", 2, "--maximum", 2).stdout.startswith("adapt: 2 to 2, now 2: ")
+    about = json.loads(run("adapt", "--name", "two", "--memory", "1 GiB", "--interval", "9 s", "--json").stdout)
+    assert (about["minimum"], about["maximum"], about["memory"], about["interval"]) == (1, None, 1 << 30, 9)
+    assert "adapt: 1 or more, now 2: " in run("status", "--name", "two").stdout
+    run("adapt", "--name", "two", "--busy", 2, status=2)
+    assert "from 3 to 2 servers" in run("adapt", "--minimum", 3, "--maximum", 2, "--name", "two", status=1).stderr
+    run("scale", 2, "--name", "two")
+    assert json.loads(run("status", "--name", "two", "--json").stdout)["adapt"] is None
     with dps.ParameterServer.attach(client, "two") as two:
         assert two.name == "two"
     assert run("close", "--name", "two", "--json").stdout == '{\n  "closed": "two"\n}\n'
@@ -340,4 +348,6 @@ def test_every_command_has_the_same_options():
         options = {option for parameter in command.params for option in parameter.opts}
         assert {"--scheduler", "--scheduler-file", "--name", "--tls-ca-file", "--json"} <= options, name
         assert len(command.get_short_help_str(60)) > 10
-    assert {"status", "tables", "clocks", "checkpoint", "restore", "scale", "export", "train"} <= set(group.commands)
+    assert {"status", "tables", "clocks", "checkpoint", "restore", "scale", "adapt", "export", "train"} <= set(
+        group.commands
+    )

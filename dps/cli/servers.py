@@ -48,7 +48,7 @@ def status(where: Where) -> Answer:
     last, error = checkpoints["last"], checkpoints["error"]
     notes = [f"last checkpoint: {last['name']}, {last['rows']:,} rows"] if last else []
     notes += [f"the last checkpoint failed: {error}"] if error else []
-    notes += [adapting(about["adapt"])] if about["adapt"] else []
+    notes += [about["adapt"]["text"]] if about["adapt"] else []
     notes += [what for _, what in about["events"][-5:]]
     return Answer(about, [head, servers_of(about), *notes])
 
@@ -95,7 +95,7 @@ def adapt(where: Where, **options: Any) -> Answer:
     with attached(where) as ps:
         ps.adapt(**options)
         about = ps.status()["adapt"]
-    return Answer(about, [adapting(about)])
+    return Answer(about, [about["text"]])
 
 
 @command
@@ -116,17 +116,6 @@ def servers_of(about: dict[str, Any]) -> Table:
     """One line for each server."""
     columns = ["server", "worker", "state", "rows", "memory", "requests", "clients"]
     return Table(columns, [line(server) for server in about["servers"]])
-
-
-def adapting(about: dict[str, Any]) -> str:
-    """How the number of servers follows the load.
-
-    >>> adapting({"minimum": 1, "maximum": None, "servers": 2, "why": "not looked yet"})
-    'adapt: 1 server or more, now 2: not looked yet'
-    """
-    least, most = about["minimum"], about["maximum"]
-    limits = f"{counted(least, 'server')} or more" if most is None else f"{least} to {counted(most, 'server')}"
-    return f"adapt: {limits}, now {about['servers']}: {about['why']}"
 
 
 def line(server: dict[str, Any]) -> list[str | int | None]:

@@ -103,7 +103,7 @@ class Adaptive:
         if self._more:
             most = min(self.maximum, now + load.spare)
             if now >= most:
-                return self._short(now, f"{why}; {needed} are needed, ", most < self.maximum)
+                return self._short(now, f"{why}; {needed} are needed, ", most < self.maximum, must > now)
             if must > now:
                 cause = "rows need more" if now >= max(self.minimum, load.copies) else "there are to be more"
                 return self._change(int(min(max(now + 1, self.minimum), most)), f"{cause}: {why}")
@@ -130,10 +130,14 @@ class Adaptive:
         self._told = False
         return Verdict(servers, why, True)
 
-    def _short(self, now: int, why: str, workers: bool) -> Verdict:
-        """More are needed than can be had: said once."""
-        what = "and no worker is free for another" if workers else f"and {self.maximum:g} is the maximum"
-        news, self._told = not self._told, True
+    def _short(self, now: int, why: str, workers: bool, urgent: bool) -> Verdict:
+        """More are needed than can be had: said once. To be busy at the maximum is what a maximum is for."""
+        if workers:
+            what = "and no worker is free for another: start one, dask worker ... --resources dps=1"
+        else:
+            what = f"and {self.maximum:g} is the maximum" + (": have it higher, ps.adapt(maximum=...)" * urgent)
+        news = (workers or urgent) and not self._told
+        self._told |= news
         return Verdict(now, why + what, news)
 
     def _why(self, load: Load) -> str:

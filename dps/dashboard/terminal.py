@@ -273,6 +273,8 @@ class StatusView:
         servers = [about_server(server) for server in status["servers"]]
         up = sum(server["state"] == "up" for server in servers)
         yield packed([status["name"], f"{up} of {status.get('wanted', len(servers))} servers"], width)
+        if status.get("adapt"):
+            yield line(status["adapt"]["text"])
         last, error = (status.get("checkpoints", {}).get(key) for key in ("last", "error"))
         if last:
             yield line(f"last checkpoint: {last['name']}, {last['rows']:,} rows")
