@@ -51,7 +51,7 @@ class Adapter:
         self._rule: Adaptive | None = None
         self._memory: float | None = None
         self._wish: dict[str, Any] = {}
-        self._why = ""
+        self.why = ""
         self._rests = -1, math.inf  # since which epoch, and when, nothing moves
         self._task: asyncio.Future | None = None
 
@@ -59,7 +59,7 @@ class Adapter:
         """Follow the load from now on, in place of what was wished before; the rest is `Adaptive`'s."""
         adaptive = Adaptive(**rule)
         self.end()
-        self._rule, self._memory, self._why = adaptive, memory, "not looked yet"
+        self._rule, self._memory, self.why = adaptive, memory, "not looked yet"
         self._wish = {**rule, "interval": interval, "memory": memory}
         self._task = asyncio.ensure_future(self._mind(adaptive, interval))
 
@@ -75,8 +75,8 @@ class Adapter:
             return None
         least, most, now = self._rule.minimum, self._rule.maximum, self.crew.wanted
         limits = f"{least} to {most}" if math.isfinite(most) else f"{least} or more"
-        about = {**self._wish, "maximum": most if math.isfinite(most) else None, "servers": now, "why": self._why}
-        return about | {"text": f"adapt: {limits}, now {now}: {self._why}"}
+        about = {**self._wish, "maximum": most if math.isfinite(most) else None, "servers": now, "why": self.why}
+        return about | {"text": f"adapt: {limits}, now {now}: {self.why}"}
 
     async def _mind(self, rule: Adaptive, interval: float) -> None:
         failed = ""
@@ -85,32 +85,30 @@ class Adapter:
                 await self.look(rule)
                 failed = ""
             except Exception as error:
-                self._why = f"{type(error).__name__}: {error}"
-                if self._why != failed:  # said once
-                    failed = self._why
-                    logger.warning(
-                        "parameter server %r: its number of servers stays: %s", self.fleet.session, self._why
-                    )
+                self.why = f"{type(error).__name__}: {error}"
+                if self.why != failed:  # said once
+                    failed = self.why
+                    logger.warning("parameter server %r: its number of servers stays: %s", self.fleet.session, self.why)
             await asyncio.sleep(interval)
 
     async def look(self, rule: Adaptive) -> None:
         """See, decide, act."""
         if self.checkpointer.busy:  # over soon, and nothing has moved: what was seen before counts
-            self._why = "waits for a checkpoint"
+            self.why = "waits for a checkpoint"
             return
         load = await self._in_endpoint(self._load) if self.crew.settled else None
         if load is None:
-            self._why = "waits for servers, shards and reports on their way"
+            self.why = "waits for servers, shards and reports on their way"
             rule.restart()
             return
         load = load._replace(limit=self._memory or self._limit(), spare=len(self.crew.spares()))
-        servers, self._why, news = rule.look(load)
+        servers, self.why, news = rule.look(load)
         if servers != load.servers:
-            text = f"adapt: {load.servers} -> {servers} servers, {self._why}"
+            text = f"adapt: {load.servers} -> {servers} servers, {self.why}"
             await self._in_endpoint(self.fleet.note, text, logging.INFO)
             await asyncio.shield(self.crew.scale(servers))  # whole, or not at all
         elif news:
-            await self._in_endpoint(self.fleet.note, f"adapt: {self._why}")
+            await self._in_endpoint(self.fleet.note, f"adapt: {self.why}")
 
     def _limit(self) -> float:
         """Bytes that each server may have in use: Dask's limit of its worker; infinite without one."""

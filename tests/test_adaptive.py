@@ -22,6 +22,7 @@ from test_fleet import World
 import dps
 from dps.adapting import Adapter
 from dps.coordination.adaptive import GROW, MEMORY, SLACK, Adaptive, Load
+from dps.coordination.placement import rechained
 from dps.errors import InputError
 
 # -- the rule
@@ -258,14 +259,18 @@ def test_one_server_goes_where_that_is_enough():
     assert shell.look(2) == [2]
 
 
-@pytest.mark.parametrize("what", ["joiner", "step", "leaving", "silent", "cut off", "new", "unready", "crew", "quiet"])
+@pytest.mark.parametrize(
+    "what", ["joiner", "due", "step", "leaving", "silent", "cut off", "new", "unready", "crew", "quiet"]
+)
 def test_it_waits_for_what_is_unfinished(shell, what):
-    shell.limit(130)
     world, fleet = shell.world, shell.world.fleet
+    assert shell.look() == []
     if what == "joiner":
         world.start()
         world.wait(0.2)
         assert any(p.joiner is not None for p in world.places())
+    elif what == "due":  # nobody has begun to bring back the second copy
+        world.places()[0] = rechained(world.places()[0], (0,), None, fleet.epoch)
     elif what == "step":
         world.places()[0] = world.places()[0]._replace(stepping_down=True)
     elif what == "leaving":
@@ -283,10 +288,13 @@ def test_it_waits_for_what_is_unfinished(shell, what):
         shell.crew.settled = False
     else:
         del shell.told[1]
+    shell.limit(130)
     shell.told |= dict.fromkeys(fleet.servers, (0.0, 200.0)) if what != "quiet" else {}
-    shell.adapter.monitor.loads = lambda since: {} if since == world.time else shell.loads(since)
-    assert shell.look(5) == []
-    assert "on their way" in shell.adapter._why
+    shell.adapter.monitor.loads = lambda since: {} if since == world.time else shell.told  # a report each second
+    for _ in range(5):
+        world.time += 1
+        assert shell.look() == []
+        assert "on their way" in shell.adapter.why
 
 
 def test_what_was_told_before_all_came_to_rest_does_not_count(shell):
