@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import psutil
 import pytest
 import spark_programs as programs
+from pyspark.ml.linalg import Vectors
 from servers import wait_until
-from sparks import session, standalone
+from sparks import children, session, standalone
 
 import dps
 from dps.errors import InputError
+from dps.models import LogisticRegression
 
 pytestmark = [
     pytest.mark.spark,
@@ -113,3 +119,49 @@ def test_an_executor_killed_in_a_barrier_stage(spark, ps, table, tmp_path):
     assert os.listdir(tmp_path) == ["killed"]
     assert min(attempts) >= 1
     assert counts(ps, table) == ONCE
+
+
+def labelled(spark):
+    """A DataFrame of two partitions."""
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(400, 6))
+    y = (X @ [1, -2, 0.5, 0, 3, -1] + draw.logistic(size=400) > 0).astype(float)
+    rows = [(Vectors.dense(row), float(label)) for row, label in zip(X, y, strict=True)]
+    return spark.sparkContext.parallelize(rows, 2).toDF(["features", "label"])
+
+
+def executors():
+    """Spark's, JVMs all of them."""
+    found = []
+    for process in children(os.getpid()):
+        with contextlib.suppress(psutil.Error):  # others come and go
+            if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+@pytest.mark.slow
+def test_an_executor_killed_while_a_model_is_fitted(spark, ps):
+    """Trainers go on where they were: the same numbers as without, to the last bit, and no loss that nobody knows."""
+    frame, steady = labelled(spark), {"aggregate": True, "batch_size": 20, "epochs": 150, "progress": False}
+
+    def clocks():
+        runs = [run for run in ps.status()["runs"] if run["stopped"] is None and run["planned"][0]]
+        return runs[-1]["clocks"] if runs else [0]
+
+    undisturbed = LogisticRegression(ps, **steady).fit(frame)
+    with ThreadPoolExecutor(1) as threads:
+        before = len(ps.status()["runs"])
+        fitting = threads.submit(LogisticRegression(ps, **steady).fit, frame)
+        wait_until(lambda: len(ps.status()["runs"]) > before and 100 < min(clocks()) < 1000, 120)
+        found = executors()
+        found[0].kill()
+        model = fitting.result(200)
+    assert len(found) == 2
+    assert max(ps.status()["runs"][-1]["attempts"]) > 1
+    np.testing.assert_array_equal(model.coef_, undisturbed.coef_)
+    np.testing.assert_array_equal(model.intercept_, undisturbed.intercept_)
+    known = np.flatnonzero(~np.isnan(model.loss_curve_))
+    assert 1 < known[0] < 149
+    assert known.tolist() == list(range(known[0], 150))
+    np.testing.assert_array_equal(model.loss_curve_[known[1] :], undisturbed.loss_curve_[known[1] :])  # one in part

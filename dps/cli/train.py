@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -89,7 +90,7 @@ def train(
         "output": output,
         "classes": model.classes_.tolist(),
         "features": model.n_features_in_,
-        "loss_curve": model.loss_curve_,
+        "loss_curve": [None if math.isnan(loss) else loss for loss in model.loss_curve_],
         "seconds": seconds,
         "test": score,
     }

@@ -81,7 +81,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     feature_names_in_ : ndarray
         Columns of a DataFrame, in any order.
     loss_curve_ : list of float
-        Mean training loss of each epoch, as seen while training.
+        Mean training loss of each epoch, as seen while training; nan where all trainers were begun again since.
     seconds_ : dict
         Trainers' time, summed: "compute", "pull", "push", "wait", "serialise".
 
@@ -261,7 +261,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         with contextlib.closing(SparkPieces(*how) if is_spark(X) else DaskPieces(ps.dask_client, *how)) as pieces:
             reports = pieces.train(ps, plan, train, staleness=self.staleness, progress=self.progress)
         losses = sum(report[0] for report in reports)
-        self.loss_curve_ += (losses[:, 0] / np.maximum(losses[:, 1], 1)).tolist()
+        self.loss_curve_ += [loss / rows if rows else math.nan for loss, rows in losses.tolist()]
         for _, seconds in reports:
             for kind, spent in seconds.items():
                 self.seconds_[kind] += spent
