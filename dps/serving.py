@@ -6,8 +6,8 @@ chain. Which, the controller says (PLACE); `replication.py` forwards ops and wai
 
 Three rules keep an old primary from doing harm. It answers pulls of replicated tables only while it holds a lease,
 renewed by beats to the controller, who waits for the lease to end before it puts another in its place. It acknowledges
-a push only when the next in the chain has it, who refuses senders that have been replaced. And what it holds when it
-learns that it was replaced, it drops.
+a push only when the next in the chain has it, who refuses senders that have been replaced (or, with ``ack="memory"``,
+while it holds the lease). And what it holds when it learns that it was replaced, it drops.
 """
 
 from __future__ import annotations
@@ -271,6 +271,8 @@ class Serving:
 
     def _take_push(self, connection: Any, header: Header, body: memoryview, release: Callable[[], None]) -> Served:
         table, count = self._table(header), header.count
+        if not table.waits:  # no backup will refuse it: a primary that was replaced must do so itself
+            self._leased(header)
         spec = table.spec
         request = table.cut(header, body)
         nbytes = count * table.row_bytes

@@ -56,6 +56,8 @@ class Simulation:
     ----------
     parties : dict
         Name -> party: ``"controller"``, ``"server-0"``, ..., ``"trainer-0"``, ..., ``"driver"``.
+    losses : Losses
+        What tables with ``ack="memory"`` may have lost.
 
     Examples
     --------
