@@ -472,6 +472,7 @@ WRONG = {
     "who hands over does not wait for what memory alone has acknowledged": [
         (Relay, "_tell_stepped_down", "copy.drained", "True")
     ],
+    "who acknowledges from memory needs no lease": [(Serving, "_take_push", "not table.waits", "False")],
     "what memory has acknowledged is not passed on": [
         (Serving, "_change", "if fresh and self.relay.busy", "if fresh and self.relay.busy and table.waits")
     ],
@@ -513,6 +514,7 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "a backup's ledger learns nothing": [4, 6, 9],
     "a backup takes ops without a clock for nobody's": [9, 20, 21],
     "who hands over does not wait for what memory alone has acknowledged": [577],
+    "who acknowledges from memory needs no lease": [907364],
     "what memory has acknowledged is not passed on": [12, 21, 37],
     "a dump leaves out the ledger": [6, 7, 9],
     "a joiner misses the ops during its dump": [4, 21, 26],
@@ -525,7 +527,7 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "a judge who slept condemns all": [62, 409],
     "the lease is not waited for": [141],
     "a repeat is acknowledged before what it repeats": [277],
-    "an older connection joins": [899],
+    "an older connection joins": [10770],
 }
 RARE = {  # seen once in some thousand schedules
     "new requests are sent before failed ones": [
