@@ -27,6 +27,7 @@ __all__ = ["PAGE", "DirectFile", "ahead", "direct", "is_local", "sync", "window"
 
 PAGE = 4096  # what is passed on directly begins at a multiple of this, in memory and in the file
 BLOCK = 4 << 20  # bytes that are written at a time
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # else: Windows
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0: the system has no such thing
 
 
@@ -60,7 +61,8 @@ def direct(file: Any, on: bool) -> bool:
 
 def window(size: int) -> memoryview:
     """Memory that begins at a page, for `size` bytes of a file and what lies beside them in their pages."""
-    memory = mmap.mmap(-1, -(-size // PAGE) * PAGE + PAGE)
+    # Private: the system has large pages for such memory, not for what processes might share.
+    memory = mmap.mmap(-1, -(-size // PAGE) * PAGE + PAGE, **PRIVATE)
     if size >= BLOCK and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # not in this kernel
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -260,3 +260,17 @@ def test_memory_is_found_where_the_kernel_has_no_huge_pages(monkeypatch):
 
     monkeypatch.setattr(disk.mmap, "mmap", Memory)
     assert len(disk.window(disk.BLOCK)) >= disk.BLOCK
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
+def test_memory_is_our_own_so_that_it_can_have_huge_pages():
+    memory = disk.window(disk.BLOCK)
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    with open("/proc/self/maps") as lines:
+        kinds = [kind for bounds, kind in (line.split()[:2] for line in lines) if holds(bounds, address)]
+    assert kinds == ["rw-p"]
+
+
+def holds(bounds, address):
+    low, high = (int(bound, 16) for bound in bounds.split("-"))
+    return low <= address < high

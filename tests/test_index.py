@@ -252,6 +252,19 @@ def test_keys_are_put_together_while_the_index_grows() -> None:
         growing.result(60)
 
 
+def test_only_keys_of_wanted_rows_are_looked_for() -> None:
+    index, count = KeyIndex(), 3000
+    while index.count < count or not len(index.old):  # some keys in each of the two tables
+        index.insert(np.arange(index.count, index.count + 100) << 33, np.empty(100, np.int64))
+    wanted = np.zeros(1 + count, np.uint8)
+    wanted[1 + np.arange(0, count, 7)] = 2
+    found, untouched = keys_of(index.tables, count, wanted), np.full(1 + count, -1)
+    assert (found[::7] == np.arange(0, count, 7) << 33).all()
+    for slots in index.tables[:2]:
+        module._collect(slots, wanted, untouched)
+    assert (np.flatnonzero(untouched != -1) == np.flatnonzero(wanted)).all()
+
+
 def test_a_key_that_is_seen_half_written_on_its_way_is_read_where_it_came_from() -> None:
     index, count = KeyIndex(), 0
     while not len(index.old):

@@ -32,6 +32,7 @@ GROWTH = 1.5
 SMALLEST = 64
 MOVE_PER_KEY = 10  # slots moved over for each key of a request while growing (above 1 / (FULL_AT - GROW_AT)),
 MOVE_AT_LEAST = 8192  # and for each request: about 20 us
+ALL = np.zeros(0, np.uint8)
 
 
 # Plain @njit helpers, unsigned slot numbers: inline="always" would count references to the arrays once a key (25 ns),
@@ -134,26 +135,33 @@ def _move(slots, old, start, moved, bits, quota):
 
 
 @njit(nogil=True, cache=True)
-def _collect(slots, keys):
-    """keys[row] = key for every occupied slot of one of these rows."""
+def _collect(slots, wanted, keys):
+    """keys[row + 1] = key for every occupied slot of one of these rows, if wanted[row + 1] (of length 0: all are).
+
+    What empty slots hold goes to keys[0]: whether a slot is empty cannot be predicted, and costs more than that.
+    """
+    end, every = np.uint64(keys.shape[0]), wanted.shape[0] == 0
     for i in range(slots.shape[0]):
-        row = np.int64(slots[i, 2]) - 1
-        if 0 <= row < keys.shape[0]:
-            keys[row] = (np.int64(slots[i, 1]) << 32) | (np.int64(slots[i, 0]) & 0xFFFFFFFF)
+        n = np.uint64(slots[i, 2])
+        if n < end and (every or wanted[n]):
+            keys[n] = (np.int64(slots[i, 1]) << 32) | (np.int64(slots[i, 0]) & 0xFFFFFFFF)
 
 
-def keys_of(tables: tuple, count: int) -> np.ndarray:
+def keys_of(tables: tuple, count: int, wanted: np.ndarray = ALL) -> np.ndarray:
     """The keys of rows 0 to count - 1, int64, from the `tables` of an index that has so many.
+
+    With `wanted`, uint8[1 + count], only the keys of rows that are not 0 there are looked for (wanted[0] is of no row,
+    and 0); the others may be anything.
 
     The index may go on changing meanwhile, in another thread. What it writes then are keys of later rows, which are
     passed over, and keys on their way from `old` into `slots`: those may be seen half-written, and `old`, where
     nothing is ever erased, is read after them.
     """
     slots, old = tables[:2]
-    keys = np.empty(count, np.int64)
-    _collect(slots, keys)
-    _collect(old, keys)
-    return keys
+    keys = np.empty(1 + count, np.int64)
+    _collect(slots, wanted, keys)
+    _collect(old, wanted, keys)
+    return keys[1:]
 
 
 def _empty(capacity: int) -> np.ndarray:

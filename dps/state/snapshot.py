@@ -89,7 +89,7 @@ class Cut:
         self._rows = len(shard)  # of the shard, born until now
         self._given, self._end = 0, len(shard.rows)  # rows from, to: still to be given
         self._is_complete = self._is_committed = False
-        self._tables: tuple[Any, ...] = ()  # those of the index, at the moment when the cut was complete
+        self._tables: tuple[Any, ...] = ()  # those of the index, and whose keys, when the cut was complete
         self._keys: np.ndarray | None = None  # of its rows
         if clock is None:
             self.complete()
@@ -108,12 +108,16 @@ class Cut:
             self._is_complete, self._end = True, len(self.shard)
             self.rows = int(count_wanted(self._place, self._flags, CHANGED, self._end))
             if self.shard.spec.keyed:
-                self._tables = self.shard.index.tables  # type: ignore[union-attr]
+                wanted = NO_FLAGS
+                if len(self._flags):  # a copy: they go on changing, and may be moved
+                    wanted = np.zeros(1 + self._end, np.uint8)
+                    np.bitwise_and(self._flags[: self._end], CHANGED, out=wanted[1:])
+                self._tables = self.shard.index.tables, self._end, wanted  # type: ignore[union-attr]
 
     def fetch_keys(self) -> None:
         """Put the keys of a keyed shard together, for :meth:`pieces`. Any thread may do it, while the shard goes on."""
         if self._tables:
-            self._keys, self._tables = keys_of(self._tables, self._end), ()
+            self._keys, self._tables = keys_of(*self._tables), ()
 
     def pieces(self, most: int) -> Iterator[tuple[np.ndarray | tuple[int, int], np.ndarray]]:
         """The rows in the order of their birth, about `most` bytes at a time: ops may be applied in between.
