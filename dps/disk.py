@@ -90,7 +90,8 @@ def ahead(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator
 class DirectFile:
     """Writes into an open local file, in whole blocks past the page cache where its file system can do that.
 
-    What remains at the end may have any length, and goes the usual way. So does everything on other file systems.
+    So go the whole pages of what remains at the end; its last bytes, fewer than a page, go the usual way. So does
+    everything on other file systems.
 
     Parameters
     ----------
@@ -118,9 +119,12 @@ class DirectFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        whole = self._filled // PAGE * PAGE
+        if kind is None and whole:
+            self._pass_on(self._block[:whole])
         direct(self._file, on=False)
         if kind is None:
-            self._file.write(self._block[: self._filled])
+            self._file.write(self._block[whole : self._filled])
 
     def write(self, view: memoryview) -> None:
         """Pass these bytes on, now or later."""
@@ -130,16 +134,16 @@ class DirectFile:
             self._block[self._filled : end] = part
             self._filled, view = end, view[len(part) :]
             if end == BLOCK:
-                self._pass_on()
+                self._pass_on(self._block)
                 self._filled = 0
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, pages: memoryview) -> None:
         try:
-            self._file.write(self._block)
+            self._file.write(pages)
         except OSError as error:
             if error.errno != errno.EINVAL or not self._direct:
                 raise
             self._direct = direct(self._file, on=False)  # a file system that says so late,
             self._file.seek(self._passed)  # with a part of the block, perhaps
-            self._file.write(self._block)
-        self._passed += BLOCK
+            self._file.write(pages)
+        self._passed += len(pages)

@@ -82,7 +82,8 @@ def test_any_bytes_in_any_parts(how, size, data, small, tmp_path, monkeypatch):
     assert (tmp_path / "file").read_bytes() == content
     if how == "direct" and can(tmp_path):
         whole = [(2 * PAGE, True)] * (size // (2 * PAGE))
-        assert writes == [*whole, (size % (2 * PAGE), False)]
+        rest = [(PAGE, True)] * (size % (2 * PAGE) // PAGE)
+        assert writes == [*whole, *rest, (size % PAGE, False)], "only the last bytes go through the page cache"
 
 
 def test_a_disk_that_is_full(small, tmp_path):
