@@ -52,8 +52,9 @@ def every(
         yield ps._call("snapshot")
         if number == count:
             return
-        due = max(due + interval, time.monotonic())  # after a long answer it does not hurry
-        if (pause or rest)(due - time.monotonic()):
+        now = time.monotonic()
+        due = max(due + interval, now)  # after a long answer it does not hurry
+        if (pause or rest)(due - now):
             return
 
 
