@@ -6,7 +6,6 @@ of reports are merged, curves are thinned, findings are counted.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -78,8 +77,12 @@ class RunWatch:
         self.history.report(trainer, now, report.row, clock, report.servers)
         for name, (count, total, last) in report.metrics.items():
             if name not in self.last:
-                if len(self.last) == METRICS:
-                    continue
+                if len(self.last) == METRICS:  # trainers may log different names
+                    if not _is_loss(name) or any(map(_is_loss, self.last)):
+                        continue
+                    dropped = next(reversed(self.last))
+                    for known in (self.last, self.metrics, self._sums):
+                        known.pop(dropped, None)
                 self.last[name] = [None] * self.trainers
                 self.metrics[name] = Series(("time", "clock", "value"), POINTS)
             self.last[name][trainer] = last
@@ -171,8 +174,9 @@ class RunWatch:
         return [self._dict(finding) for finding in self.found]
 
     def logged(self) -> dict[str, list[float | None]]:
-        """The last value of each metric, by trainer."""
-        return {name: list(values) for name, values in itertools.islice(self.last.items(), EACH)}
+        """The last value of each metric, by trainer: of losses first, for those are what pages show of each."""
+        shown = sorted(self.last.items(), key=lambda metric: not _is_loss(metric[0]))[:EACH]
+        return {name: list(values) for name, values in shown}
 
     def latest(self) -> dict[str, float]:
         """The last point of each metric."""
@@ -240,6 +244,11 @@ def plain(trainer: Mapping[str, Any]) -> dict[str, Any]:
     columns = {name: _rounded(trainer["rows"][:, i], 6) for i, name in enumerate(COLUMNS)}
     about = {"time": _rounded(trainer["time"], 4), "clock": trainer["clock"].astype(int).tolist()}
     return {**trainer, **about, "rows": columns}
+
+
+def _is_loss(name: str) -> bool:
+    """Whether it is what tells if a run converges."""
+    return "loss" in name.lower()
 
 
 def _rounded(array: Any, digits: int) -> list[float]:

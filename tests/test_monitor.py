@@ -89,6 +89,23 @@ def test_the_last_value_of_each_metric_and_trainer_is_kept_of_a_bounded_number()
     watch.reported(1, 0, report(1)._replace(metrics={"auc": (2, 1.5, 0.75), **told}), 5, 1.0)
     assert watch.logged()["auc"] == [None, 0.75]
     assert len(watch.logged()) == 16
+    assert "metric31" not in watch.curves(), "32 names were known by then"
+
+
+def test_the_loss_is_always_among_those_that_are_kept():
+    told = {f"metric{n}": (1, float(n), float(n)) for n in range(31)}
+    watch = RunWatch(2)
+    watch.reported(0, 0, report(1)._replace(metrics={**told, "val_loss": (1, 0.5, 0.5)}), 5, 1.0)
+    assert next(iter(watch.logged().items())) == ("val_loss", [0.5, None])
+    assert len(watch.logged()) == 16
+    watch = RunWatch(2)
+    watch.reported(0, 0, report(1)._replace(metrics={**told, "last": (1, 0.0, 0.0)}), 5, 1.0)
+    watch.reported(1, 0, report(1)._replace(metrics={"more": (1, 0.0, 0.0), "loss": (1, 0.25, 0.25)}), 5, 1.0)
+    looked(watch, 1.5)
+    assert watch.logged()["loss"] == [None, 0.25]
+    assert watch.curves()["loss"]["value"] == [0.25]
+    assert len(watch.curves()) == 32
+    assert not {"last", "more"} & watch.curves().keys()
 
 
 def test_fractions_are_of_the_last_seconds_and_a_wait_that_goes_on_counts():
