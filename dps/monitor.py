@@ -18,7 +18,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dps.coordination.progress import AutoStaleness, Finding, Server
@@ -106,13 +106,16 @@ class Monitor:
         """Look at one run."""
         if run.over:
             self._end(run)
-            if run.number <= max(self.runs.runs) - RUNS:
+            if run.watch is not None and sum(_counts(other) for other in self._newer(run)) >= RUNS:
                 run.watch = None  # megabytes, if it had many trainers
         elif run.watch is not None and (run.active or run.watch.found):
             try:
                 self._diagnose(run, now)
             except Exception:
                 run.unwatched()
+
+    def _newer(self, run: Any) -> Iterator[Any]:
+        return (other for other in self.runs.runs.values() if other.number > run.number)
 
     def _diagnose(self, run: Any, now: float) -> None:
         servers = [self._server(number, now) for number in sorted(self.fleet.servers)]
@@ -162,7 +165,7 @@ class Monitor:
         now, wall = self.now(), self.wall()
         self._made = now
         fleet = self.fleet.describe()
-        newest = sorted(self.runs.runs, reverse=True)[:RUNS]
+        shown = [run for run in self.runs.runs.values() if _counts(run) or not run.over]
         return {
             "name": self.runs.session,
             "time": round(wall, 3),
@@ -170,7 +173,7 @@ class Monitor:
             "wanted": self.wanted(),
             "failures": self.fleet.failures,
             "moves": sum(joiner is not None for table in fleet["tables"].values() for joiner in table["joiners"]),
-            "runs": [self._shown(self.runs.runs[number], now, wall) for number in newest],
+            "runs": [self._shown(run, now, wall) for run in sorted(shown, key=_number, reverse=True)[:RUNS]],
             "servers": [self._about_server(about, fleet["tables"]) for about in fleet["servers"]],
             "tables": {name: self._about_table(about) for name, about in fleet["tables"].items()},
             "throughput": self._throughput(),
@@ -345,6 +348,15 @@ def _rates(rates: Rates) -> dict[str, float]:
 def _waiting(run: Any) -> dict[int, float]:
     """Since when each trainer that waits does."""
     return {n: waiting.since for n, waiting in (*run.ticking.items(), *run.meeting.items())}
+
+
+def _counts(run: Any) -> bool:
+    """Whether it is one of those that are kept: not one that ended well and had no work, where parties only met."""
+    return run.watch is None or run.watch.worked or _state(run) == "failed"
+
+
+def _number(run: Any) -> int:
+    return int(run.number)
 
 
 def _state(run: Any) -> str:

@@ -30,6 +30,7 @@ PARTS = [COLUMNS.index(name) for name in SPLIT]
 CLOCKS, TOTAL, COMPUTE, WAIT = (COLUMNS.index(name) for name in ("clocks", "total", "compute", "wait"))
 KEYS = [COLUMNS.index("keys_pulled"), COLUMNS.index("keys_pushed")]
 BYTES = [COLUMNS.index("bytes_in"), COLUMNS.index("bytes_out")]
+WORK = [COLUMNS.index(name) for name in ("clocks", "pulls", "pushes")]
 ROWS = COLUMNS.index("rows")
 
 
@@ -181,6 +182,11 @@ class RunWatch:
     def latest(self) -> dict[str, float]:
         """The last point of each metric."""
         return {name: series.last()[-1] for name, series in self.metrics.items() if series.last()}
+
+    @property
+    def worked(self) -> bool:
+        """Whether a trainer has told of an iteration, a pull or a push: in some runs they only meet."""
+        return bool(self.history.totals()[:, WORK].any())
 
     def findings(self) -> list[dict[str, Any]]:
         """All there ever were, with `until` (None: it still holds)."""

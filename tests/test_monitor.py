@@ -7,6 +7,7 @@ import math
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import numpy as np
@@ -20,6 +21,7 @@ from snapshots import snapshot as sample_snapshot
 
 import dps
 from dps.errors import InputError
+from dps.monitor import RUNS
 from dps.reports import COLUMNS, TrainerReport
 from dps.run_watch import SPLIT, RunWatch
 from dps.series import Series
@@ -286,6 +288,34 @@ def test_a_snapshot_of_a_run_adds_up(ready):
     for name in SPLIT:  # the last report comes with the leave: nothing is missing
         assert after["totals"][name] == pytest.approx(sum(split[name] for split in splits), rel=0.02, abs=0.02)
     assert json.loads(ps._call("history"))["ended"] is not None
+
+
+def push_once(trainer, parts):
+    trainer.push("w", [trainer.number], [[1.0, 1.0]])
+
+
+def test_a_run_in_which_parties_only_met_takes_the_place_of_no_other(ready):
+    """As a fit with Spark has one, of its driver and its first trainer, beside the run."""
+    client, _ = ready
+    with dps.ParameterServer(client, servers=1, name="met") as ps:
+        ps.table("w", dim=2)
+        for n in range(RUNS + 1):
+            with ps.open_run(trainers=2) as meeting:
+                going = json.loads(ps._call("snapshot"))["runs"][0]
+                assert (going["run"], going["state"]) == (meeting.number, "running"), "while it goes on it is seen"
+                ps.run(push_once, [dask.delayed(n)], progress=False)
+                with ThreadPoolExecutor(2) as threads:
+                    assert list(threads.map(lambda k: meet(meeting, k), range(2))) == [[b"0", b"1"]] * 2
+        runs = json.loads(ps._call("snapshot"))["runs"]
+        assert [run["run"] for run in runs] == [2 * n + 2 for n in range(RUNS, 0, -1)]
+        assert all(run["totals"] for run in runs)
+        wait_until(lambda: not json.loads(ps._call("history", run=2))["trainers"])  # of the first nothing is kept
+        assert all(json.loads(ps._call("history", run=run["run"]))["trainers"] for run in runs)
+
+
+def meet(meeting, number):
+    with meeting.trainer() as trainer:
+        return sorted(trainer.allgather(b"%d" % number))
 
 
 # -- the dial
