@@ -3,6 +3,9 @@
 A request that is answered is counted, with the time from the beginning of its handler to the last byte of its answer
 handed on; that a push waits for its copies is no work of this server, and shows as what is unconfirmed. One that is
 refused does not count. Counts only grow, so that a report that is lost takes nothing away.
+
+The queue is what has come and waits while a request is served. It is looked at when one has been, at most every `PAUSE`
+and for at most a `SHARE` of the time.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ __all__ = ["Meter", "Meters", "process_usage"]
 
 BITS = 64  # that the microseconds of a time may have
 SHARDS = 256  # that one report looks at for their size
+PAUSE, SHARE = 0.01, 1 / 500  # seconds between two looks at the queue, at least; part of the time that they may take
 
 
 class Requests:
@@ -82,6 +86,29 @@ class Meter:
         return {"pull": pulls.row(), "push": pushes.row(), "rows": rows, "bytes": nbytes, **times, "shards": shards}
 
 
+class Queue:
+    """Requests that waited, whenever one looked."""
+
+    __slots__ = ("looks", "nbytes", "requests", "untaken", "worst")
+
+    def __init__(self) -> None:
+        self.looks = self.requests = 0  # how often one has looked, and the sum of what was found
+        self.worst = self.nbytes = self.untaken = 0  # since the last report: most requests, bytes, slow readers
+
+    def seen(self, requests: int, nbytes: int, untaken: int) -> None:
+        """One look."""
+        self.looks += 1
+        self.requests += requests
+        self.worst, self.nbytes = max(self.worst, requests), max(self.nbytes, nbytes)
+        self.untaken = max(self.untaken, untaken)
+
+    def report(self) -> list[int]:
+        """As it travels: counts that only grow, then the worst since the last report."""
+        told = [self.looks, self.requests, self.worst, self.nbytes, self.untaken]
+        self.worst = self.nbytes = self.untaken = 0
+        return told
+
+
 class Meters:
     """All that a server measures, and the report of it (see :class:`dps.reports.ServerReport`).
 
@@ -91,10 +118,19 @@ class Meters:
         Seconds, on a clock that only goes forward and tells microseconds apart.
     usage : callable, optional
         (processor seconds of this process, of this thread, bytes of memory). Without one they are 0.
+    waiting : callable, optional
+        Requests that wait, their bytes, and connections whose peers have yet to take an answer.
     """
 
-    def __init__(self, clock: Callable[[], float], usage: Callable[[], tuple[float, float, int]] | None = None):
-        self.clock, self.usage = clock, usage
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        usage: Callable[[], tuple[float, float, int]] | None = None,
+        waiting: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
+    ):
+        self.clock, self.usage, self.waiting = clock, usage, waiting
+        self.queue = Queue()
+        self._again = 0.0  # when to look at the queue next
         self.lag = 0.0  # since the last report, the worst time that somebody else was kept waiting for this thread
         self._due: float | None = None
         self._first = 0  # the table to begin the next report with
@@ -123,8 +159,16 @@ class Meters:
                 shards[copy.number] += b - a
             if seconds > self.lag:
                 self.lag = seconds
+            if began + seconds >= self._again:
+                self._look_at_queue()
 
         return handle
+
+    def _look_at_queue(self) -> None:
+        began = self.clock()
+        self.queue.seen(*self.waiting())
+        now = self.clock()
+        self._again = now + max(PAUSE, (now - began) / SHARE)
 
     def looked(self, again: float) -> None:
         """The loop's timer has gone off; it is to do so again in so many seconds."""
@@ -143,6 +187,7 @@ class Meters:
         """
         cpu, busy, memory = self.usage() if self.usage is not None else (0.0, 0.0, 0)
         lag, self.lag = self.lag, 0.0
+        self._look_at_queue()
         for table in tables.values() if anew else ():
             table.meter.told = ()
         changed: dict[int, Any] = {}
@@ -160,8 +205,8 @@ class Meters:
             if (told := table.meter.report()) is not None:
                 changed[number] = told
         self._first = put_off[0] if put_off else 0
-        about = {"cpu": round(cpu, 6), "busy": round(busy, 6), "memory": memory}
-        about |= {"lag": round(max(0.0, lag), 6), "connections": connections}
+        about: dict[str, Any] = {"cpu": round(cpu, 6), "busy": round(busy, 6), "memory": memory}
+        about |= {"lag": round(max(0.0, lag), 6), "connections": connections, "queue": self.queue.report()}
         return {**about, "unconfirmed": [*unconfirmed[:2], round(unconfirmed[2], 6)], "tables": changed}
 
 

@@ -275,7 +275,16 @@ class Monitor:
 
     def _about_server(self, server: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
         watch = self._servers.get(server["number"]) or ServerWatch()
-        about = {"cpu": 0, "memory": 0, "lag": 0, "connections": 0, "unconfirmed": [0, 0, 0], **watch.about}
+        about: dict[str, Any] = {
+            "cpu": 0,
+            "memory": 0,
+            "lag": 0,
+            "connections": 0,
+            "unconfirmed": [0] * 3,
+            "queue": [0] * 5,
+        }
+        about |= watch.about
+        _, _, worst, waiting, untaken = map(int, about["queue"])
         held = [chain for table in tables.values() for chain in table["chains"] if server["number"] in chain]
         known = watch.tables().values()
         return {
@@ -284,6 +293,12 @@ class Monitor:
             "lag": about["lag"],
             "cpu": round(watch.cpu(), 4),
             **_rates(watch.rates()),
+            "busy": round(watch.busy(), 4),
+            "queue": round(watch.queue(), 3),
+            "queue_worst": worst,
+            "queue_bytes": waiting,
+            "wait": round(watch.wait(), 6),
+            "untaken": untaken,
             "unconfirmed": int(about["unconfirmed"][0]),
             "behind": round(about["unconfirmed"][2], 6),
             "rows": int(sum(table["rows"] for table in known)),

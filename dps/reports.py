@@ -97,7 +97,8 @@ class ServerReport:
     Examples
     --------
     >>> pulls = {"pull": [2, 20, 1600, 0.001], "push": [0, 0, 0, 0.0], "rows": 10, "bytes": 800, "shards": {0: 20}}
-    >>> about = {"cpu": 1.5, "busy": 1.0, "memory": 1 << 20, "lag": 0.01, "connections": 2, "unconfirmed": [0, 0, 0.0]}
+    >>> about = {"cpu": 1.5, "busy": 1.0, "memory": 1 << 20, "lag": 0.01, "connections": 2}
+    >>> about |= {"unconfirmed": [0, 0, 0.0], "queue": [9, 3, 1, 640, 0]}
     >>> ServerReport.decode(ServerReport.encode({**about, "tables": {3: pulls}}))["tables"][3]["shards"]
     {0: 20.0}
     """
@@ -123,6 +124,7 @@ class ServerReport:
             for name in ("cpu", "busy", "memory", "lag", "connections")
         }
         report["unconfirmed"] = _row(about.get("unconfirmed"), 3, f"{what}: unconfirmed")
+        report["queue"] = _row(about.get("queue"), 5, f"{what}: queue")
         tables = report["tables"] = {}
         for name, told in _mapping(about.get("tables", {}), f"{what}: tables", MOST_TABLES).items():
             where = f"{what}: table {name!r:.100}"

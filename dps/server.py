@@ -62,7 +62,7 @@ class Server:
             warm(spec)
         name, host = f"server-{session}-{number}", host_of(worker.address)
         self.endpoint = Endpoint(name, host, {}, tls=listening_tls(worker), connecting=linking_tls(worker))
-        meters = Meters(time.perf_counter, process_usage)
+        meters = Meters(time.perf_counter, process_usage, self.endpoint.waiting)
         self.serving = Serving(self.endpoint, session, number, secrets[1], (controller[0], controller[1]), meters)
         self.saver = Saver(self.serving, self.endpoint)
         self.endpoint.call(self._begin, session, secrets, worker)

@@ -18,7 +18,7 @@ __all__ = ["Rates", "ServerWatch"]
 
 KEPT = 8  # reports over which rates are taken: 4 s
 POINTS = 512  # of the curves of a server
-CURVES = ("time", "requests", "keys", "bytes", "p50", "p99")
+CURVES = ("time", "requests", "keys", "bytes", "p50", "p99", "queue", "wait")
 NONE = (0, 0, 0, 0.0)
 Histogram = collections.Counter[int]
 
@@ -40,6 +40,7 @@ class Seen(NamedTuple):
     time: float
     cpu: float
     busy: float
+    queue: tuple[float, float]  # looks, and the sum of what was found
     tables: dict[int, dict[str, Any]]
 
 
@@ -49,7 +50,7 @@ class ServerWatch:
     Attributes
     ----------
     about : dict
-        Of the last report, what is no table's: cpu, busy, memory, lag, connections, unconfirmed.
+        Of the last report, what is no table's: cpu, busy, memory, lag, connections, unconfirmed, queue.
     curves : Series
         Rates over time, for as long as there has been the server.
     """
@@ -64,9 +65,10 @@ class ServerWatch:
         """A report has come."""
         before = self._seen[-1].tables if self._seen else {}
         self.about = {name: value for name, value in report.items() if name != "tables"}
-        self._seen.append(Seen(now, report["cpu"], report["busy"], {**before, **report["tables"]}))
-        rates = self.rates()
-        self.curves.append(round(wall, 3), *(round(x, 6) for x in rates[:5]))
+        looks, requests = report["queue"][:2]
+        self._seen.append(Seen(now, report["cpu"], report["busy"], (looks, requests), {**before, **report["tables"]}))
+        values = *self.rates()[:5], self.queue(), self.wait()
+        self.curves.append(round(wall, 3), *(round(x, 6) for x in values))
 
     @property
     def age(self) -> float:
@@ -90,6 +92,17 @@ class ServerWatch:
             return 0.0
         first, last = self._seen[0], self._seen[-1]
         return max(0.0, (getattr(last, seconds) - getattr(first, seconds)) / max(last.time - first.time, 1e-3))
+
+    def queue(self) -> float:
+        """Requests that waited lately while others were served, on the average."""
+        if not self.steady():
+            return 0.0
+        (looks, requests), (before, found) = self._seen[-1].queue, self._seen[0].queue
+        return max(0.0, requests - found) / max(1.0, looks - before)
+
+    def wait(self) -> float:
+        """Seconds until it is the turn of one that comes now: of those that wait, each takes the mean time."""
+        return self.queue() * self.rates().service
 
     def rates(self, tables: Iterable[int] | None = None) -> Rates:
         """Of all its tables, or of these."""

@@ -219,6 +219,7 @@ class Serving:
         """Tables, rows and bytes."""
         tables = {table.spec.name: table.describe() for table in self.tables.values()}
         about = {"server": self.number, "epoch": self.epoch, "requests": self.requests, "tables": tables}
+        about["queue"] = self.meters.waiting()[0]
         return {**about, "connections": len(self.endpoint.connections), **self.relay.describe()}
 
     def _table(self, header: Header) -> Table:

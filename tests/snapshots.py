@@ -107,6 +107,12 @@ def server_of(rng: np.random.Generator, number: int) -> dict[str, Any]:
         "bytes_rate": round(float(rng.normal(3e7, 1e6)), 1),
         "p50": 64e-6,
         "p99": 512e-6,
+        "busy": round(float(rng.uniform(0.4, 0.6)), 4),
+        "queue": round(float(rng.uniform(0.2, 0.9)), 3),
+        "queue_worst": int(rng.integers(2, 9)),
+        "queue_bytes": int(rng.integers(1e5, 2e5)),
+        "wait": round(float(rng.uniform(1e-5, 1e-4)), 6),
+        "untaken": 0,
         "unconfirmed": int(rng.integers(0, 5)),
         "behind": round(float(rng.uniform(0, 0.003)), 5),
         "rows": int(rng.integers(1e5, 2e5)),
@@ -185,6 +191,7 @@ def history(trainers: int = 4, servers: int = 2, seed: int = 0) -> dict[str, Any
         )
     made = snapshot(trainers, servers, seed)
     curves = {name: made["throughput"][name] for name in ("time", "requests", "keys", "bytes", "p50", "p99")}
+    curves |= {"queue": rng.uniform(0, 1, 120).round(3).tolist(), "wait": rng.uniform(0, 1e-4, 120).round(6).tolist()}
     return {
         "name": "dps",
         "run": 1,

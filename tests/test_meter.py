@@ -141,7 +141,8 @@ json_values = st.recursive(
     max_leaves=20,
 )
 SERVER = {
-    "cpu": 1.0, "busy": 0.5, "memory": 2, "lag": 0.0, "connections": 1, "unconfirmed": [0, 0, 0.0],
+    "cpu": 1.0, "busy": 0.5, "memory": 2, "lag": 0.0, "connections": 1,
+    "unconfirmed": [0, 0, 0.0], "queue": [3, 2, 1, 64, 0],
     "tables": {"3": {"pull": [1, 2, 3, 0.1], "push": [0, 0, 0, 0.0], "rows": 4, "bytes": 16,
                      "pull_ms": {"5": 1}, "push_ms": {}, "shards": {"0": 2}}},
 }  # fmt: skip

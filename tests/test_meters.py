@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from delays import slow_server
 from distributed import Client
-from servers import Servers, wait_until
+from peers import Raw
+from servers import SECRET, Servers, wait_until
 
 import dps
 from dps.errors import DPSError
 from dps.fleet import Fleet
 from dps.member import BEAT, REPORT
-from dps.meters import SHARDS, Meters, process_usage
+from dps.meters import PAUSE, SHARDS, Meters, process_usage
 from dps.reports import MOST_TABLES, ServerReport, quantile
 from dps.serving import Serving
 from dps.state.ops import TableSpec
 from dps.wire import frames
-from dps.wire.frames import Header, padded
+from dps.wire.frames import Header, encode_header, padded
 
 
 class FakeEndpoint:
@@ -330,6 +331,88 @@ def test_what_a_backup_has_not_confirmed_is_told_with_its_age():
         servers.quiet()
         assert lag() == (0, 0, 0)
         assert tell(server)["tables"][1]["push"][:3] == [2, 6, 2 * (8 + 3 * 16)], "each push counts once"
+
+
+def measured(servers):
+    """The first server looks at its queue, as those on workers do; what its report says of it."""
+    endpoint, server = servers.endpoints[0], servers.servers[0]
+    server.meters.waiting = endpoint.waiting
+
+    def told():
+        return dict(zip(QUEUE, ServerReport.decode(endpoint.call(server._report, True))["queue"], strict=True))
+
+    return told
+
+
+QUEUE = ("looks", "requests", "worst", "bytes", "untaken")
+
+
+def test_requests_that_have_come_and_wait_are_the_queue():
+    with Servers(1) as servers, servers.client() as one, servers.client() as two:
+        servers.table(TableSpec("n", dtype="int64", shards=1))
+        told, endpoint, server = measured(servers), servers.endpoints[0], servers.servers[0]
+        for client in (one, two):
+            client.push("n", [1], 1)
+        told()
+        server.meters._again = 0.0
+        with held(servers, 0):
+            pending = [client.push_async("n", [1, 2, 3], 1) for client in (one, one, one, two, two)]
+            pending.append(two.push_async("n", range(30_000), 1))  # more than the system takes: its end is to come
+            wait_until(lambda: endpoint.waiting()[0] == 6 and endpoint.waiting()[1] > 1 << 16)
+            assert server.describe()["queue"] == 6
+        for push in pending:
+            push.result()
+        worst = told()
+        assert (worst["worst"], worst["untaken"]) == (5, 0), "one is served, the others wait"
+        assert worst["bytes"] > 1 << 16
+        assert endpoint.call(endpoint.waiting) == (0, 0, 0)
+        later = told()
+        assert (later["worst"], later["bytes"]) == (0, 0)
+        assert later["requests"] >= worst["requests"] >= 5
+
+
+LOOK = (3, 640, 1)
+
+
+def test_the_queue_is_looked_at_now_and_then():
+    clock, asked = Clock(), []
+    endpoint = FakeEndpoint()
+    meters = Meters(clock, waiting=lambda: asked.append(clock.time) or LOOK)
+    server = Serving(endpoint, "s", 0, "ab", ("there", 1), meters)
+    server.create(ONE[0], range(1))
+    server.adopt({"epoch": 1, "servers": {"0": ["here", 1]}, "tables": {"1": [[[0], None, [1], False]]}})
+    for _ in range(1000):
+        clock.takes = [PAUSE / 10]
+        server.handlers[frames.PULL](FakePeer(), *request(ONE[0], frames.PULL, [1]))
+    assert 90 <= len(asked) <= 110
+    assert tell(server)["queue"] == [len(asked), 3 * len(asked), *LOOK]
+    asked.clear()
+
+    def slow():
+        asked.append(clock.time)
+        clock.time += PAUSE
+        return 0, 0, 0
+
+    server.meters.waiting = slow
+    for _ in range(1000):
+        clock.takes = [PAUSE / 10]
+        server.handlers[frames.PULL](FakePeer(), *request(ONE[0], frames.PULL, [1]))
+    assert len(asked) == 1, "looking shall take a small part of the time only"
+
+
+def test_a_client_that_does_not_take_its_answer_is_no_queue_of_the_server():
+    with Servers(1) as servers, servers.client() as client:
+        spec = servers.table(TableSpec("d", rows=1 << 20, dim=16, shards=1))
+        told, endpoint = measured(servers), servers.endpoints[0]
+        header, _ = request(spec, frames.PULL, [1 << 20])
+        with Raw((endpoint.host, endpoint.port)) as lazy:
+            lazy.send(lazy.hello(SECRET, "s"))
+            lazy.send(3 * encode_header(header))  # 64 MiB each, and nothing is read
+            wait_until(lambda: endpoint.call(endpoint.waiting)[2] == 1)
+            client.pull("d", [1])
+            assert endpoint.call(endpoint.waiting) == (0, 0, 1)
+            about = told()
+            assert (about["worst"], about["untaken"]) == (0, 1)
 
 
 def test_the_controller_is_told_exactly_what_was_asked_for(monkeypatch):

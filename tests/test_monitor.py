@@ -180,7 +180,7 @@ def counted(requests, seconds=0.001, memory=1e8):
     table = {"pull": pulls, "push": [0, 0, 0, 0.0], "pull_ms": {9: requests}, "push_ms": {}}
     tables = {3: {**table, "rows": 7, "bytes": 56, "shards": {0: 4 * requests, 1: 6 * requests}}}
     about = {"cpu": requests / 1000, "busy": requests / 2000, "memory": memory, "lag": 0.0, "connections": 1}
-    return {**about, "unconfirmed": [0, 0, 0.0], "tables": tables}
+    return {**about, "unconfirmed": [0, 0, 0.0], "queue": [requests // 10, requests // 2, 9, 640, 0], "tables": tables}
 
 
 def test_rates_are_differences_of_counters():
@@ -198,10 +198,13 @@ def test_rates_are_differences_of_counters():
     assert (watch.cpu(), watch.busy()) == pytest.approx((0.1, 0.05))
     assert watch.steady(9.0)
     assert not watch.steady(10.0), "only one report is later than that"
+    assert watch.queue() == pytest.approx(5), "200 requests were served, 20 looks found 100 that waited"
+    assert watch.wait() == pytest.approx(5 * 0.001)
+    assert watch.curves.columns()["queue"] == pytest.approx([0, 5])
     quiet = {**counted(300), "tables": {}}  # nothing has changed, so nothing was said
     for n in range(20):
         watch.reported(quiet, 13.0 + n, 1e9)
-    assert watch.rates().requests == 0
+    assert watch.rates().requests == watch.queue() == watch.wait() == watch.busy() == 0
     assert watch.tables()[3]["rows"] == 7
     watch.keep({4})
     assert not watch.tables()

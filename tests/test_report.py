@@ -102,7 +102,7 @@ def test_it_says_who_why_and_what_to_do():
     assert "staleness 1 trainers 4 servers 2 dps 0.3.0 Python 3.11.7" in text
     assert "40 s trainer 3 is slow: permanent" in text
     assert "server 0 holds shard 3 of table 'weights'" in text
-    assert page.counts["svg"] == 11  # bars, areas, heat map, 2 of clocks, 2 of the loss, 4 of servers
+    assert page.counts["svg"] == 13  # bars, areas, heat map, 2 of clocks, 2 of the loss, 6 of servers
     assert "trainer 3, compute: 16.7" in page.titles  # 20 s x 0.1 / 0.12
     assert "trainer 0, compute: 8.33" in page.titles
     assert "compute 52%, pull 8%, wait 31%, push 7%, serialise 2% from 0 s to 333 ms" in page.titles
@@ -126,7 +126,7 @@ def test_it_is_readable_and_small_with_1000_trainers():
 def test_any_number_of_trainers(trainers):
     page = Page(report(slow_history(trainers, slow=None), VERSIONS))
     assert f"{trainers} trainer{'s' * (trainers > 1)} made" in page.text
-    assert page.counts["svg"] == 11
+    assert page.counts["svg"] == 13
 
 
 def test_names_and_errors_are_text():
@@ -221,7 +221,7 @@ def test_a_browser_shows_it_without_a_network(tmp_path):
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             context.close()
         browser.close()
-    assert len(boxes) == 11
+    assert len(boxes) == 13
     assert not wrong
     assert asked == [path.as_uri()] * 2
     assert backs == ["rgb(255, 255, 255)", "rgb(20, 23, 26)"]
@@ -282,7 +282,7 @@ def test_servers_outlive_a_run():
     assert 1 <= len(places) <= 3  # of 120 points in 2,000 s, those of 20 s
     assert all(70 <= place <= 548 for place in places)
     counted = [event["ts"] for event in valid(timeline(made)) if event["ph"] == "C"]
-    assert len(counted) == 2 * 3 * len(places)
+    assert len(counted) == 2 * 4 * len(places)
     assert max(counted) <= 20_000_000
 
 
@@ -339,7 +339,7 @@ def test_a_timeline_of_a_run():
     assert ticked[-1]["name"] == "clock 166"
     assert ticked[-1]["args"]["keys_pulled"] == 10.0
     counters = {event["name"] for event in events if event["ph"] == "C"}
-    assert counters == {f"server {n} {what}" for n in (0, 1) for what in ("requests/s", "keys/s", "p99 ms")}
+    assert counters == {f"server {n} {what}" for n in (0, 1) for what in ("requests/s", "keys/s", "p99 ms", "queue")}
     assert {event["pid"] for event in events if event["ph"] == "C"} == {SERVERS}
     noted = [event["name"] for event in events if event["pid"] == EVENTS and event["ph"] == "i"]
     assert noted[:2] == [
@@ -371,7 +371,10 @@ def test_a_timeline_of_nothing():
     made = history(2)
     for told in made["trainers"]:
         told |= {"time": [], "clock": [], "rows": {name: [] for name in told["rows"]}}
-    made |= {"servers": [{"number": 0, "time": [], "requests": [], "keys": [], "p99": []}], "stragglers": []}
+    made |= {
+        "servers": [{"number": 0, "time": [], "requests": [], "keys": [], "p99": [], "queue": []}],
+        "stragglers": [],
+    }
     assert not [event for event in valid(timeline(made)) if event["ph"] in "XC"]
 
 

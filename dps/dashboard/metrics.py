@@ -56,6 +56,12 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "server_cpu_cores": ("Cores that a server keeps busy", ("server",)),
     "server_memory_bytes": ("A server's memory", ("server",)),
     "server_lag_seconds": ("How late a server's event loop is, at worst", ("server",)),
+    "server_busy": ("Part of its time that the thread which serves is at work", ("server",)),
+    "server_queue": ("Requests that wait while a server serves others, on the average", ("server",)),
+    "server_queue_worst": ("Most requests that waited at once, of late", ("server",)),
+    "server_queue_bytes": ("Most bytes of requests that waited at once, of late", ("server",)),
+    "server_wait_seconds": ("How long a request waits for those that came before it, on the average", ("server",)),
+    "server_untaken": ("Most clients at once that had yet to take an answer, of late", ("server",)),
     "server_connections": ("Open connections of a server", ("server",)),
     "server_requests_per_second": ("Requests that a server answers", ("server",)),
     "server_keys_per_second": ("Keys pulled from and pushed to a server", ("server",)),
@@ -148,6 +154,8 @@ def _of_server(server: Mapping[str, Any]) -> Iterator[Sample]:
             ("keys_per_second", "keys_rate"),
             ("bytes_per_second", "bytes_rate"),
         ),
+        *(("busy", "busy"), ("queue", "queue"), ("queue_worst", "queue_worst"), ("queue_bytes", "queue_bytes")),
+        *(("wait_seconds", "wait"), ("untaken", "untaken")),
         *(("unconfirmed", "unconfirmed"), ("behind_seconds", "behind"), ("rows", "rows")),
     ):
         yield f"server_{metric}", (number,), server[field]

@@ -268,6 +268,8 @@ def servers(history: Mapping[str, Any], until: float) -> Iterator[str]:
         ("requests", Axis("requests a second")),
         ("p50", Axis("p50 latency", span)),
         ("p99", Axis("p99 latency", span)),
+        ("queue", Axis("requests that wait")),
+        ("wait", Axis("how long they wait", span)),
     ):
         grid = np.array(max((server["time"] for server in there), key=len), np.float64) - history["began"]
         curves = []

@@ -28,7 +28,7 @@ from dps.dashboard.look import (
     ticks,
 )
 from dps.dashboard.palette import BLUE, GREEN, ORANGE, SEQUENTIAL
-from dps.dashboard.words import short, span
+from dps.dashboard.words import queue_text, short, span
 
 __all__ = ["Placement", "Servers", "Shards", "Throughput"]
 
@@ -51,8 +51,8 @@ class Servers(Html):
             shown = sorted(servers, key=lambda s: (s["alive"], -(s["p99"] or 0.0)))[:MOST_SERVERS]
         most = max(1.0, *(server["keys_rate"] for server in servers))
         usual = float(np.median([server["p99"] or 0.0 for server in servers]))
-        head = ["server", "state", "requests/s", "keys/s", "p50", "p99", "lag", "cores", "memory"]
-        head += ["unconfirmed", "behind", "rows", "shards"]
+        head = ["server", "state", "requests/s", "keys/s", "busy", "queue", "wait", "p50", "p99", "lag", "cores"]
+        head += ["memory", "unconfirmed", "behind", "rows", "shards"]
         rows = [self._row(server, most, usual) for server in shown]
         up = sum(server["alive"] for server in servers)
         left = f"<p class='soft'>the {len(shown)} slowest of {len(servers)}</p>" if len(shown) < len(servers) else ""
@@ -70,6 +70,9 @@ class Servers(Html):
             f"<span class='{'good' if state == 'up' else 'bad'}'>{state}</span>",
             short(server["requests_rate"]),
             bar + short(server["keys_rate"]),
+            f"{server['busy']:.0%}",
+            queue_text(server, "<span class='bad'>▲ {}</span>"),
+            span(server["wait"]),
             span(server["p50"]),
             p99,
             span(server["lag"]),

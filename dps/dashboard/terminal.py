@@ -186,16 +186,17 @@ class Overview:
         return [*cells, Split([sum(known(part)) for part in PARTS]), *map(line, numbers)]
 
     def _servers(self, rows: int, wide: bool) -> Any:
-        names = ["server", "state", "cpu", "memory", "requests/s", "keys/s", "p50", "p99"]
-        names += ["lag", "behind", "unconfirmed", "rows", "shards", "worker"] if wide else []
+        names = ["server", "state", "cpu", "memory", "requests/s", "keys/s", "queue", "p50", "p99"]
+        names += ["busy", "wait", "lag", "behind", "unconfirmed", "rows", "shards", "worker"] if wide else []
         columns = grid(names, left=("state", "worker"))
         servers = sorted(self.snapshot["servers"], key=lambda server: (server["alive"], -(server["p99"] or 0.0)))
         for server in servers[:rows]:
             state = "leaving" if server["leaving"] else "up" if server["alive"] else "gone"
             cells = [str(server["number"]), state, f"{server['cpu'] or 0:.0%}", short(server["memory"], "B")]
-            cells += [short(server["requests_rate"]), short(server["keys_rate"])]
+            cells += [short(server["requests_rate"]), short(server["keys_rate"]), short(server["queue"])]
             cells += [span(server["p50"]), span(server["p99"])]
             if wide:
+                cells += [f"{server['busy']:.0%}", span(server["wait"])]
                 cells += [span(server["lag"]), span(server["behind"]), short(server["unconfirmed"])]
                 cells += [short(server["rows"]), f"{server['shards']}", str(server["worker"])]
             columns.add_row(*map(line, cells))
@@ -291,10 +292,12 @@ class StatusView:
             yield line(f"{time.strftime('%H:%M:%S', time.localtime(when))}  {text}")
 
     def _servers(self, servers: Sequence[dict[str, Any]]) -> Any:
-        columns = grid(["server", "state", "rows", "memory", "requests", "worker"], left=("state", "worker"))
+        names = ["server", "state", "rows", "memory", "requests", "queue", "worker"]
+        columns = grid(names, left=("state", "worker"))
         for server in servers[: MOST["servers"]]:
             cells = [f"{server['number']}", server["state"], short(server["rows"]), server["nbytes"]]
-            columns.add_row(*map(line, [*cells, short(server.get("requests")), str(server["worker"])]))
+            cells += [short(server.get("requests")), short(server.get("queue")), str(server["worker"])]
+            columns.add_row(*map(line, cells))
         return titled(columns, len(servers) - MOST["servers"])
 
     def _tables(self, servers: Sequence[dict[str, Any]]) -> Any:

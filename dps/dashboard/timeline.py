@@ -85,7 +85,7 @@ def slices(one: Windows, marked: bool) -> Iterator[Event]:
 def counters(server: Mapping[str, Any], history: Mapping[str, Any]) -> Iterator[Event]:
     """Of one server, as curves; servers outlive runs, so only while this one went on."""
     began, ended = history["began"], history["ended"] or float("inf")
-    curves = (("requests/s", "requests", 1.0), ("keys/s", "keys", 1.0), ("p99 ms", "p99", 1e3))
+    curves = (("requests/s", "requests", 1.0), ("keys/s", "keys", 1.0), ("p99 ms", "p99", 1e3), ("queue", "queue", 1.0))
     for name, column, factor in curves:
         for when, value in zip(server["time"], server[column], strict=True):
             if value is not None and began <= when <= ended:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["convergence", "finding_text", "learning_curve", "short", "span", "subject"]
+__all__ = ["convergence", "finding_text", "learning_curve", "queue_text", "short", "span", "subject"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
+BUSY = 0.8  # part of its time for which a server's thread serves requests: more is hardly to be had
 KINDS = {
     "transient": "is slow for a moment",
     "permanent": "is slow for good",
@@ -56,6 +57,22 @@ def span(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def queue_text(server: Mapping[str, Any], full: str = "{}") -> str:
+    """How many requests wait at a server: lately on the average, and at most since it reported last.
+
+    Where they make the bottleneck (its thread has no time left, and there is always one that waits), as `full` says it.
+
+    Examples
+    --------
+    >>> queue_text({"queue": 0.25, "queue_worst": 3, "busy": 0.4})
+    '0.25, 3'
+    >>> queue_text({"queue": 6.5, "queue_worst": 9, "busy": 0.97}, full="! {}")
+    '! 6.5, 9'
+    """
+    text = f"{short(server['queue'])}, {short(server['queue_worst'])}"
+    return full.format(text) if server["busy"] > BUSY and server["queue"] >= 1 else text
 
 
 def subject(finding: Mapping[str, Any]) -> str:

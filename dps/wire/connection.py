@@ -38,6 +38,7 @@ from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.memory import Buffer
 from dps.wire.outbox import Outbox
 from dps.wire.quiet import GONE, AtMost, keep_alive
+from dps.wire.waiting import waiting
 
 if TYPE_CHECKING:
     from dps.wire.endpoint import Endpoint
@@ -136,6 +137,23 @@ class Connection(asyncio.BufferedProtocol):
         self._handle_frames()
         if not self._held_up():
             self.transport.resume_reading()
+
+    @property
+    def untaken(self) -> bool:
+        """The peer has yet to take an answer: until then nothing of what it sent is looked at."""
+        return self._paused
+
+    def waiting(self) -> tuple[int, int]:
+        """Frames that are still to be handled, and their bytes, as far as they have come."""
+        sock = self.transport.get_extra_info("socket")
+        if self.session is None or sock is None or self.transport.is_closing():
+            return 0, 0
+        encrypted = self.transport.get_extra_info("ssl_object") is not None
+        inbox = self._inbox[self._start : self._end]
+        if self._body is None:
+            return waiting(sock, encrypted, inbox, None)
+        count, nbytes = waiting(sock, encrypted, inbox, len(self._body) - self._filled)
+        return count, nbytes + self._filled
 
     def _held_up(self) -> bool:
         return self._paused or self._suspended or self._waiting or self.transport.is_closing()

@@ -135,6 +135,17 @@ class Endpoint:
         """Seconds on a clock that only goes forward."""
         return self.loop.time()
 
+    def waiting(self) -> tuple[int, int, int]:
+        """Frames that have come and wait for this thread, their bytes, and connections that wait for their peers."""
+        frames = nbytes = untaken = 0
+        for connection in self.connections:
+            if connection.untaken:
+                untaken += 1
+            else:
+                more, size = connection.waiting()
+                frames, nbytes = frames + more, nbytes + size
+        return frames, nbytes, untaken
+
     def later(self, seconds: float, function: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
         """Call `function` in a while; the handle's `cancel` prevents it."""
         return self.loop.call_later(seconds, function, *args)

@@ -67,6 +67,7 @@ RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL = 1, 2, 4, 8, 16, 32
 NO_BOUND = 1 << 31  # in the answer to a TICK: `start` is the staleness plus 1, or this where nobody is held back
 
 _HEADER = struct.Struct("<HBBIIIIIqIIqIHHQ")
+_BODY = struct.Struct("<Q")  # its last field
 HEADER_SIZE = _HEADER.size
 assert HEADER_SIZE == 64
 
@@ -127,6 +128,11 @@ def decode_header(buffer: Any, offset: int, limit: int) -> Header:
             f"a frame announces a body of {header.body} bytes; at most {limit}, in whole words, are taken"
         )
     return header
+
+
+def body_size(buffer: Any, offset: int) -> int:
+    """Bytes that follow the header at `offset`, by its own word."""
+    return int(_BODY.unpack_from(buffer, offset + HEADER_SIZE - _BODY.size)[0])
 
 
 def encode_json(value: Any) -> bytes:
