@@ -23,7 +23,7 @@ __all__ = ["Saver"]
 logger = logging.getLogger(__name__)
 
 PIECE = 1 << 20  # bytes that are read in one go, between two requests
-SHARE = 0.15  # of one core: what reading and writing may take, while there are requests;
+SHARE = 0.06  # of one core: what reading and writing may take, while there are requests;
 RECENT = 0.1  # seconds after the last one: there are none any more
 LONGEST_REST = 0.25  # seconds
 LOOK = 0.5  # seconds between two looks whether somebody still wants the files
