@@ -67,11 +67,11 @@ def queue_text(server: Mapping[str, Any], full: str = "{}") -> str:
     Examples
     --------
     >>> queue_text({"queue": 0.25, "queue_worst": 3, "busy": 0.4})
-    '0.25, 3'
+    '0.25 (3)'
     >>> queue_text({"queue": 6.5, "queue_worst": 9, "busy": 0.97}, full="! {}")
-    '! 6.5, 9'
+    '! 6.5 (9)'
     """
-    text = f"{short(server['queue'])}, {short(server['queue_worst'])}"
+    text = f"{short(round(server['queue'], 2))} ({short(server['queue_worst'])})"
     return full.format(text) if server["busy"] > BUSY and server["queue"] >= 1 else text
 
 
