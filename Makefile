@@ -84,9 +84,9 @@ test: $(READY)  ## the tests, without the slow ones
 chaos: $(READY) simulate  ## the slow tests: long random faults, many examples; and many simulated schedules
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m slow $(ARGS)
 
-# In `make test` the examples are the same each time. A failure prints how to see it again.
+# In `make test` the examples are the same each time. A failure prints its example, and it is tried first the next time.
 .PHONY: explore
-explore: $(READY)  ## the tests by examples, with new ones and many
+explore: $(READY)  ## the tests by examples, with new ones
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 $$(grep -l "^from hypothesis" tests/test_*.py) $(ARGS)
 
 # Each failure comes with its seed, and with how to see all that happened.

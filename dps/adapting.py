@@ -36,6 +36,8 @@ class Adapter:
         Servers' workers, and who must not be disturbed.
     in_endpoint : callable
         Runs a function in the endpoint's thread.
+    copies : int
+        Of tables that are still to come.
     """
 
     def __init__(
@@ -45,14 +47,15 @@ class Adapter:
         crew: Crew,
         checkpointer: Checkpointer,
         in_endpoint: Callable[..., Awaitable[Any]],
+        copies: int,
     ):
         self.fleet, self.monitor, self.crew, self.checkpointer = fleet, monitor, crew, checkpointer
-        self._in_endpoint = in_endpoint
+        self._in_endpoint, self._copies = in_endpoint, copies
         self._rule: Adaptive | None = None
         self._memory: float | None = None
         self._wish: dict[str, Any] = {}
         self.why = ""
-        self._rests = -1, math.inf  # since which epoch, and when, nothing moves
+        self._rests: tuple[Any, float] = None, math.inf  # what is where, and since when it is
         self._task: asyncio.Future | None = None
 
     def begin(self, interval: float, memory: float | None, **rule: Any) -> None:
@@ -63,17 +66,19 @@ class Adapter:
         self._wish = {**rule, "interval": interval, "memory": memory}
         self._task = asyncio.ensure_future(self._mind(adaptive, interval))
 
-    def end(self) -> None:
-        """The number stays what it is, until somebody says another."""
+    def end(self) -> dict[str, Any] | None:
+        """The number stays what it is, until somebody says another. Returns what :meth:`begin` was told, if it was."""
         if self._task is not None:
             self._task.cancel()
+        wish = None if self._rule is None else self._wish
         self._task = self._rule = None
+        return wish
 
     def describe(self) -> dict[str, Any] | None:
         """What is followed, and what was seen last, as plain values and as a line; None where nothing is."""
         if self._rule is None:
             return None
-        least, most, now = self._rule.minimum, self._rule.maximum, self.crew.wanted
+        least, most, now = self._rule.minimum, self._rule.maximum, len(self.crew.up())
         limits = f"{least} to {most}" if math.isfinite(most) else f"{least} or more"
         about = {**self._wish, "maximum": most if math.isfinite(most) else None, "servers": now, "why": self.why}
         return about | {"text": f"adapt: {limits}, now {now}: {self.why}"}
@@ -93,7 +98,7 @@ class Adapter:
 
     async def look(self, rule: Adaptive) -> None:
         """See, decide, act."""
-        if self.checkpointer.busy:  # over soon, and nothing has moved: what was seen before counts
+        if self.checkpointer.busy:  # nothing has moved: what was seen before counts
             self.why = "waits for a checkpoint"
             return
         load = await self._in_endpoint(self._load) if self.crew.settled else None
@@ -106,9 +111,14 @@ class Adapter:
         if servers != load.servers:
             text = f"adapt: {load.servers} -> {servers} servers, {self.why}"
             await self._in_endpoint(self.fleet.note, text, logging.INFO)
-            await asyncio.shield(self.crew.scale(servers))  # whole, or not at all
         elif news:
             await self._in_endpoint(self.fleet.note, f"adapt: {self.why}")
+        if servers != load.servers or self.crew.wanted > max(servers, rule.maximum):  # asked for, and not to be had
+            await asyncio.shield(self._scale(rule, servers))  # whole, or not at all
+
+    async def _scale(self, rule: Adaptive, servers: int) -> None:
+        if self._rule is rule:  # nobody has said another number meanwhile
+            await self.crew.scale(servers)
 
     def _limit(self) -> float:
         """Bytes that each server may have in use: Dask's limit of its worker; infinite without one."""
@@ -120,16 +130,17 @@ class Adapter:
         fleet, servers = self.fleet, self.fleet.servers
         tables = {name: (spec["copies"], fleet.places[name]) for name, spec in fleet.specs.items()}
         places = [p for _, shards in tables.values() for p in shards]
+        what = sorted(servers), {fleet.specs[name]["id"]: tuple(shards) for name, (_, shards) in tables.items()}
         if (
-            fleet.epoch != self._rests[0]
+            what != self._rests[0]  # the epoch would tell more: a checkpoint begins one, too
             or any(s.gone or s.doubted or s.leaving or not (s.up and s.ready) for s in servers.values())
             or any(p.joiner is not None or p.stepping_down or not p.chain for p in places)
             or any(next_steps(tables, servers, (), 1))
         ):
-            self._rests = fleet.epoch, self.monitor.now()
+            self._rests = what, self.monitor.now()
         loads = self.monitor.loads(self._rests[1])  # what was told before may count a shard twice that has moved
         if not servers or servers.keys() != loads.keys():
             return None
-        copies = max((copies for copies, _ in tables.values()), default=1)
+        copies = max(self._copies, *(copies for copies, _ in tables.values()), 1)
         busy, held = (sum(values) for values in zip(*loads.values(), strict=True))
         return Load(len(servers), busy, held, copies=copies, pieces=max(1, sum(len(p.chain) for p in places)))

@@ -141,7 +141,9 @@ class Controller(SchedulerPlugin):
             self.scheduler, self.cordon, session.fleet, self.server, args, self._in_endpoint, self._serving, version
         )
         session.checkpointer = Checkpointer(session.runs, session.fleet, session.crew, self._in_endpoint)
-        session.adapter = Adapter(session.fleet, session.monitor, session.crew, session.checkpointer, self._in_endpoint)
+        session.adapter = Adapter(
+            session.fleet, session.monitor, session.crew, session.checkpointer, self._in_endpoint, session.copies
+        )
         session.connect(lambda text: self._tell(name, text))
         try:
             await self._in_endpoint(self._admit_session, session)
@@ -204,8 +206,13 @@ class Controller(SchedulerPlugin):
     async def scale(self, comm: Any = None, name: str = "", servers: int = 1) -> None:
         """Have that many servers, whatever the load; shards move while training goes on."""
         session = self._session(name)
-        session.adapter.end()
-        await session.crew.scale(servers)
+        adapted = session.adapter.end()
+        try:
+            await session.crew.scale(servers)
+        except InputError:
+            if adapted is not None:
+                session.adapter.begin(**adapted)
+            raise
 
     async def adapt(self, comm: Any = None, name: str = "", wish: str = "") -> None:
         """Have as many servers as the load asks for."""

@@ -88,9 +88,11 @@ class Crew:
 
     @property
     def settled(self) -> bool:
-        """Whether there are just as many as are wanted, and no server or table is being made."""
+        """Whether there are as many as are wanted, or as there can be, and no server or table is being made."""
         making = self._starting or self._staffing.locked() or self.changing.locked()
-        return not making and len(self.up()) == len(self.servers()) == self.wanted
+        up = len(self.up())
+        enough = up == self.wanted or (up < self.wanted and not self.spares())
+        return not making and up == len(self.servers()) and enough
 
     def _made(self, server: Recruit) -> bool:
         """Whether its actor is there; it reports to the fleet a moment before."""

@@ -66,6 +66,9 @@ def window(size: int) -> memoryview:
     if size >= BLOCK and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # not in this kernel
             memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_DONTFORK"):  # open(2): a child is not to have private memory that is being read into
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_DONTFORK)
     return memoryview(memory)
 
 
@@ -90,8 +93,8 @@ def ahead(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator
 class DirectFile:
     """Writes into an open local file, in whole blocks past the page cache where its file system can do that.
 
-    So go the whole pages of what remains at the end; its last bytes, fewer than a page, go the usual way. So does
-    everything on other file systems.
+    So go the whole pages of what remains at the end, if there are two or more (one would stay in the file's own buffer);
+    the last bytes go the usual way. So does everything on other file systems.
 
     Parameters
     ----------

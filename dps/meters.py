@@ -187,7 +187,8 @@ class Meters:
         """
         cpu, busy, memory = self.usage() if self.usage is not None else (0.0, 0.0, 0)
         lag, self.lag = self.lag, 0.0
-        self._look_at_queue()
+        if self.clock() >= self._again:
+            self._look_at_queue()
         for table in tables.values() if anew else ():
             table.meter.told = ()
         changed: dict[int, Any] = {}

@@ -158,7 +158,7 @@ class Monitor:
     def loads(self, since: float) -> dict[int, tuple[float, float]]:
         """The part of its time that a server is at work, and bytes of its rows; of those that have told since then."""
         watches = {n: watch for n, watch in self._servers.items() if watch.steady(since) and n in self.fleet.servers}
-        return {n: (w.busy(), sum(table["bytes"] for table in w.tables().values())) for n, w in watches.items()}
+        return {n: (w.busy(since), sum(table["bytes"] for table in w.tables().values())) for n, w in watches.items()}
 
     def snapshot(self) -> dict[str, Any]:
         """All of it, now."""
@@ -182,8 +182,9 @@ class Monitor:
         }
 
     def history(self, number: int = 0) -> dict[str, Any]:
-        """All that is remembered of a run; 0 is the last one."""
-        run, now, wall = self.runs.known(number or max(self.runs.runs, default=0)), self.now(), self.wall()
+        """All that is remembered of a run; 0 is the last one that is shown."""
+        shown = [n for n, run in self.runs.runs.items() if _counts(run) or not run.over]
+        run, now, wall = self.runs.known(number or max(shown or self.runs.runs, default=0)), self.now(), self.wall()
         watch = run.watch
         if run.over:
             self._end(run)
@@ -285,6 +286,7 @@ class Monitor:
         }
         about |= watch.about
         _, _, worst, waiting, untaken = map(int, about["queue"])
+        rates = watch.rates()
         held = [chain for table in tables.values() for chain in table["chains"] if server["number"] in chain]
         known = watch.tables().values()
         return {
@@ -292,12 +294,12 @@ class Monitor:
             **{name: int(about[name]) for name in ("memory", "connections")},
             "lag": about["lag"],
             "cpu": round(watch.cpu(), 4),
-            **_rates(watch.rates()),
+            **_rates(rates),
             "busy": round(watch.busy(), 4),
             "queue": round(watch.queue(), 3),
             "queue_worst": worst,
             "queue_bytes": waiting,
-            "wait": round(watch.wait(), 6),
+            "wait": round(watch.queue() * rates.service, 6),  # of those that wait, each takes the mean time
             "untaken": untaken,
             "unconfirmed": int(about["unconfirmed"][0]),
             "behind": round(about["unconfirmed"][2], 6),

@@ -15,6 +15,7 @@ from dps.errors import InputError
 __all__ = ["Scaling", "check_servers"]
 
 MOST = 1024  # servers
+LEAST = 0.01  # seconds between two looks
 
 
 class Scaling(Archive):
@@ -87,8 +88,10 @@ class Scaling(Archive):
         check_servers("minimum", wish["minimum"])
         seconds = parse_timedelta(wish["interval"])
         nbytes = None if wish["memory"] is None else parse_bytes(wish["memory"])
-        if seconds <= 0 or (nbytes is not None and nbytes <= 0):
-            raise InputError(f"interval={wish['interval']!r}, memory={wish['memory']!r}: both are more than nothing")
+        if seconds < LEAST or (nbytes is not None and nbytes <= 0):
+            raise InputError(
+                f"interval={wish['interval']!r}, memory={wish['memory']!r}: {LEAST} s or more, and more than nothing"
+            )
         about = {"minimum": wish["minimum"], "maximum": wish["maximum"], "interval": seconds, "memory": nbytes}
         about |= {"wait_count": wish["wait-count"], "busy": wish["busy"]}
         self._call("adapt", wish=json.dumps(about))

@@ -67,7 +67,8 @@ class ServerWatch:
         self.about = {name: value for name, value in report.items() if name != "tables"}
         looks, requests = report["queue"][:2]
         self._seen.append(Seen(now, report["cpu"], report["busy"], (looks, requests), {**before, **report["tables"]}))
-        values = *self.rates()[:5], self.queue(), self.wait()
+        rates = self.rates()
+        values = *rates[:5], self.queue(), self.queue() * rates.service
         self.curves.append(round(wall, 3), *(round(x, 6) for x in values))
 
     @property
@@ -83,14 +84,14 @@ class ServerWatch:
         """Cores that its process has used lately."""
         return self._rate("cpu")
 
-    def busy(self) -> float:
-        """The part of its time that the thread which serves was at work lately."""
-        return self._rate("busy")
+    def busy(self, since: float = -math.inf) -> float:
+        """The part of its time that the thread which serves was at work lately, or since then."""
+        return self._rate("busy", since)
 
-    def _rate(self, seconds: str) -> float:
-        if not self.steady():
+    def _rate(self, seconds: str, since: float = -math.inf) -> float:
+        if not self.steady(since):
             return 0.0
-        first, last = self._seen[0], self._seen[-1]
+        first, last = next(seen for seen in self._seen if seen.time > since), self._seen[-1]
         return max(0.0, (getattr(last, seconds) - getattr(first, seconds)) / max(last.time - first.time, 1e-3))
 
     def queue(self) -> float:
@@ -99,10 +100,6 @@ class ServerWatch:
             return 0.0
         (looks, requests), (before, found) = self._seen[-1].queue, self._seen[0].queue
         return max(0.0, requests - found) / max(1.0, looks - before)
-
-    def wait(self) -> float:
-        """Seconds until it is the turn of one that comes now: of those that wait, each takes the mean time."""
-        return self.queue() * self.rates().service
 
     def rates(self, tables: Iterable[int] | None = None) -> Rates:
         """Of all its tables, or of these."""

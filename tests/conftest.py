@@ -15,7 +15,7 @@ from dps.wire.endpoint import new_loop
 # by itself and not by luck; `make explore` draws others, and more.
 QUICK = hypothesis.settings(deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 hypothesis.settings.register_profile("quick", QUICK, derandomize=True, database=None)
-hypothesis.settings.register_profile("thorough", QUICK, max_examples=2_000)
+hypothesis.settings.register_profile("thorough", QUICK, max_examples=2_000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 new_loop().close()  # the first loop of a process makes a pipe that libuv keeps for ever: that is no leak

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from servers import wait_until
+from servers import PATIENCE, wait_until
 from test_fleet import World
 
 import dps
@@ -195,9 +196,10 @@ def test_wishes_that_cannot_be(wish):
 class Shell:
     """An adapter beside a fleet whose servers do what they are asked."""
 
-    def __init__(self, servers=2, **table):
+    def __init__(self, servers=2, copies=1, tables=1, **table):
         self.world, self.asked, self.workers = World(servers), [], {}
-        self.world.table(**table)
+        for _ in range(tables):
+            self.world.table(**table)
         self.world.settle(1.0)
         self.settled, self.busy, self.free = True, False, ["tcp://w9"]
         self.told = dict.fromkeys(self.world.fleet.servers, (0.0, 100.0))
@@ -212,12 +214,12 @@ class Shell:
         fleet = self.world.fleet
         self.crew = SimpleNamespace(
             scale=scale, spares=lambda: self.free, servers=lambda: list(fleet.servers.values()), settled=True,
-            wanted=servers, scheduler=self,
+            up=lambda: list(fleet.servers.values()), wanted=servers, scheduler=self,
         )  # fmt: skip
         monitor = SimpleNamespace(now=lambda: self.world.time, loads=self.loads)
         self.checkpointer = SimpleNamespace(busy=False)
-        self.adapter = Adapter(fleet, monitor, self.crew, self.checkpointer, in_endpoint)
-        self.rule = Adaptive(1, 4, wait_count=2)
+        self.adapter = Adapter(fleet, monitor, self.crew, self.checkpointer, in_endpoint, copies)
+        self.rule = self.adapter._rule = Adaptive(1, 4, wait_count=2)
 
     def loads(self, since):
         self.seen.append(since)
@@ -314,7 +316,34 @@ def test_a_checkpoint_is_waited_for_and_forgets_nothing(shell):
     shell.checkpointer.busy = True
     assert shell.look(5) == []
     shell.checkpointer.busy = False
+    shell.world.fleet.set_remedy("restore that one")  # a new epoch, and nothing has moved
     assert shell.look() == [3]
+
+
+def test_copies_of_tables_to_come_are_kept():
+    shell = Shell(3, copies=2, tables=0)
+    shell.told = dict.fromkeys(shell.told, (0.0, 0.0))
+    assert shell.look(9) == [2] * 4, "fewer are asked for until they are there"
+    shell = Shell(2, copies=2, tables=0)
+    shell.told = dict.fromkeys(shell.told, (0.0, 0.0))
+    assert shell.look(9) == []
+
+
+def test_more_that_were_wanted_than_could_be_had_do_not_come_later(shell):
+    shell.crew.wanted, shell.free = 6, []
+    assert shell.look() == [2], "6 are more than the maximum"
+    shell.crew.wanted = 4
+    assert shell.look() == []
+
+
+def test_who_says_another_number_has_the_last_word(shell):
+    async def main():
+        note, shell.world.fleet.note = shell.world.fleet.note, lambda *about: (shell.adapter.end(), note(*about))
+        await shell.adapter.look(shell.rule)
+
+    shell.limit(130)
+    asyncio.run(main())
+    assert shell.asked == []
 
 
 def test_no_worker_is_free(shell, caplog):
@@ -331,12 +360,15 @@ def test_it_goes_on_after_an_error_that_is_said_once(shell, caplog):
     async def main():
         shell.crew.spares = lambda: 1 / 0
         shell.adapter.begin(0.001, None, minimum=1, maximum=4)
+        until = asyncio.get_running_loop().time() + PATIENCE
         while "ZeroDivisionError" not in shell.adapter.describe()["why"]:
+            assert asyncio.get_running_loop().time() < until
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)
         shell.crew.spares = lambda: ["tcp://w9"]
         shell.adapter.begin(0.001, 130, minimum=1, maximum=math.inf)
         while not shell.asked:
+            assert asyncio.get_running_loop().time() < until
             await asyncio.sleep(0.001)
         about = shell.adapter.describe()
         shell.adapter.end()
@@ -396,6 +428,7 @@ def train(trainer, partitions):
         trainer.push("counts", keys, 1)
         np.add.at(total, keys, 1)
         trainer.tick()
+        time.sleep(0.01)  # servers are to be at rest but for their rows
     return total
 
 
@@ -406,7 +439,7 @@ def test_servers_come_and_go_with_the_rows_while_training_stays_exact():
         Client(cluster) as client,
         dps.ParameterServer(client) as ps,
     ):
-        ps.adapt(1, 2, interval="100 ms", wait_count=3, memory="8 MiB")
+        ps.adapt(1, 2, interval="100 ms", wait_count=3, busy=1, memory="8 MiB")
         ps.table("stop", rows=1, dtype="int64")
         ps.table("counts", dtype="int64", shards=4)
         results = []

@@ -199,12 +199,11 @@ def test_rates_are_differences_of_counters():
     assert watch.steady(9.0)
     assert not watch.steady(10.0), "only one report is later than that"
     assert watch.queue() == pytest.approx(5), "200 requests were served, 20 looks found 100 that waited"
-    assert watch.wait() == pytest.approx(5 * 0.001)
     assert watch.curves.columns()["queue"] == pytest.approx([0, 5])
     quiet = {**counted(300), "tables": {}}  # nothing has changed, so nothing was said
     for n in range(20):
         watch.reported(quiet, 13.0 + n, 1e9)
-    assert watch.rates().requests == watch.queue() == watch.wait() == watch.busy() == 0
+    assert watch.rates().requests == watch.queue() == watch.busy() == 0
     assert watch.tables()[3]["rows"] == 7
     watch.keep({4})
     assert not watch.tables()

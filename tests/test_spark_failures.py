@@ -150,11 +150,11 @@ def test_an_executor_killed_while_a_model_is_fitted(spark, ps):
         return runs[-1]["clocks"] if runs else [0]
 
     undisturbed = LogisticRegression(ps, **steady).fit(frame)
+    found = executors()
     with ThreadPoolExecutor(1) as threads:
         before = len(ps.status()["runs"])
         fitting = threads.submit(LogisticRegression(ps, **steady).fit, frame)
         wait_until(lambda: len(ps.status()["runs"]) > before and 100 < min(clocks()) < 1000, 120)
-        found = executors()
         found[0].kill()
         model = fitting.result(200)
     assert len(found) == 2

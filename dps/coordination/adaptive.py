@@ -100,6 +100,7 @@ class Adaptive:
         beyond = now > max(self.maximum, must)
         self._more = self._more + 1 if needed > now and not beyond else 0
         self._fewer = self._fewer + 1 if now > max(must, min(enough, self.maximum)) else 0
+        self._told &= needed > now
         if self._more:
             most = min(self.maximum, now + load.spare)
             if now >= most:
@@ -109,10 +110,8 @@ class Adaptive:
                 return self._change(int(min(max(now + 1, self.minimum), most)), f"{cause}: {why}")
             if self._more >= GROW:
                 return self._change(now + 1, f"they are too busy: {why}")
-        elif self._fewer:
-            self._told = False
-            if self._fewer >= self.wait_count or beyond:
-                return self._change(now - 1, f"{f'{self.maximum:g} is the maximum' if beyond else 'fewer do'}: {why}")
+        elif self._fewer and (self._fewer >= self.wait_count or beyond):
+            return self._change(now - 1, f"{f'{self.maximum:g} is the maximum' if beyond else 'fewer do'}: {why}")
         return Verdict(now, why, False)
 
     def _needed(self, load: Load, slack: float = 1.0) -> tuple[int, int]:
@@ -131,12 +130,15 @@ class Adaptive:
         return Verdict(servers, why, True)
 
     def _short(self, now: int, why: str, workers: bool, urgent: bool) -> Verdict:
-        """More are needed than can be had: said once. To be busy at the maximum is what a maximum is for."""
+        """More are needed than can be had: said once, and of work when it has lasted.
+
+        To be busy at the maximum is what a maximum is for.
+        """
         if workers:
             what = "and no worker is free for another: start one, dask worker ... --resources dps=1"
         else:
             what = f"and {self.maximum:g} is the maximum" + (": have it higher, ps.adapt(maximum=...)" * urgent)
-        news = (workers or urgent) and not self._told
+        news = (urgent or (workers and self._more >= GROW)) and not self._told
         self._told |= news
         return Verdict(now, why + what, news)
 

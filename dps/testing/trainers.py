@@ -2,8 +2,8 @@
 
 A trainer is a task of a party of its own. When that party crashes, or is thought to have, another attempt at the same
 trainer is begun in a new one, of the same name; the one before may live on, as a zombie. The result and the error that
-count are those of the attempt begun last. An AssertionError counts whoever
-raises it: what a zombie sees must hold, too.
+count are those of the attempt begun last. An AssertionError counts whoever raises it: what a zombie sees must hold as
+well.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each connection is read when the loop comes to it, so most of what waits for a busy thread is in the system's buffers.
 How much there is the system says (FIONREAD); how many frames that is, their headers say, which are looked at without
-being read (MSG_PEEK). That is a question of microseconds for each connection, to be asked now and then.
+being read (MSG_PEEK). That takes microseconds for each connection: it is to be asked now and then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ImportError:  # Windows: what is in the system's buffers is not known
 
 __all__ = ["unread", "waiting"]
 
-PEEK = 1 << 16  # bytes that are looked at
+PEEK = 1 << 14  # bytes that are looked at
 
 
 def unread(sock: Any) -> int:
@@ -53,16 +53,14 @@ def waiting(sock: Any, encrypted: bool, inbox: memoryview, missing: int | None) 
     frames, at = (0, 0) if missing is None else (1, missing)
     known = bytes(inbox)
     total = len(known) + there
-    if there and encrypted:
-        return frames + 1, total
-    if there and at < total:
+    if there and at < total and not encrypted:
         known += _peeked(sock, min(there, PEEK))
-    while at < total:
+    while at < (len(known) if encrypted else total):
         frames += 1
         if at + HEADER_SIZE > len(known):  # the rest is not known
             break
         at += HEADER_SIZE + body_size(known, at)
-    return frames, total
+    return frames + bool(there and encrypted), total
 
 
 def _peeked(sock: Any, nbytes: int) -> bytes:
