@@ -93,8 +93,8 @@ def ahead(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator
 class DirectFile:
     """Writes into an open local file, in whole blocks past the page cache where its file system can do that.
 
-    So go the whole pages of what remains at the end, if there are two or more (one would stay in the file's own buffer);
-    the last bytes go the usual way. So does everything on other file systems.
+    So go the whole pages of what remains at the end, if there are two or more (one stays in the file's own buffer); the
+    last bytes go the usual way. So does everything on other file systems.
 
     Parameters
     ----------
