@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from oracles import mutant
 
 from dps.coordination import placement
-from dps.coordination.placement import DROP, JOIN, Place, next_steps, place, without
+from dps.coordination.placement import DROP, JOIN, Place, Step, next_steps, place, without
 from dps.errors import InputError
 
 # ---- the beginning --------------------------------------------------------------------------------------------------
@@ -339,6 +339,12 @@ def test_a_backup_in_doubt_is_not_asked_to_lead():
     assert list(placement.next_steps({"w": (2, places)}, [0, 1], [], moves=4)) == []
 
 
+def test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go():
+    old = Place((0, 1), None, (1, 1), stepping_down=True)
+    found = placement.handed_over(old, Step(DROP, "w", 0, 0), servers=[0, 2], copies=2, epoch=9)  # 1 is in doubt
+    assert found == old._replace(stepping_down=False)
+
+
 WRONG = [
     ("rechained", "== previous else epoch", "== previous or previous is None else epoch"),
     ("rechained", "else epoch)", "else epoch - 1)"),
@@ -375,6 +381,7 @@ WRONG = [
 def hunt():
     """Examples that a rule gets right by luck only if it is right."""
     test_a_backup_in_doubt_is_not_asked_to_lead()
+    test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go()
     run_state_machine_as_test(
         Placements,
         settings=settings(max_examples=6_000, derandomize=True, database=None, phases=[Phase.generate], deadline=None),

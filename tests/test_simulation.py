@@ -529,7 +529,7 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "acknowledged before it is copied": [6, 24, 25],
     "a backup's ledger learns nothing": [4, 6, 9],
     "a backup takes ops without a clock for nobody's": [9, 20, 21],
-    "who hands over does not wait for what memory alone has acknowledged": [577],
+    "who hands over does not wait for what memory alone has acknowledged": [684],
     "who acknowledges from memory needs no lease": [907364],
     "what memory has acknowledged is not passed on": [12, 21, 37],
     "a dump leaves out the ledger": [6, 7, 9],
@@ -538,12 +538,12 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "pulls need no lease": [3903],
     "failed requests are sent again in any order": [4, 17, 24],
     "ops are not counted anew at each clock": [13, 14, 24],
-    "a new chain is not told what is unconfirmed": [67, 296],
+    "a new chain is not told what is unconfirmed": [497],
     "a joiner is promoted when its dump begins": [0, 4, 6],
     "a judge who slept condemns all": [62, 409],
     "the lease is not waited for": [141],
-    "a repeat is acknowledged before what it repeats": [277],
-    "an older connection joins": [10770],
+    "a repeat is acknowledged before what it repeats": [2735, 201232],
+    "an older connection joins": [180323],
 }
 RARE = {  # seen once in some thousand schedules
     "new requests are sent before failed ones": [
