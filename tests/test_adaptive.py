@@ -414,6 +414,11 @@ def test_wishes_of_users_and_how_it_ends():
             assert about["text"].startswith("adapt: 2 to 3, now 2: ")
             assert "adapt: 2 to 3, now 2: " in ps.status()._repr_html_()
             assert "adapt: 2 to 3, now 2: " in printed(ps.status())
+            ps.table("two", copies=2)
+            with pytest.raises(InputError, match="2 copies"):
+                ps.scale(1)
+            assert ps.status()["adapt"]["maximum"] == 3, "what is refused changes nothing"
+            ps.drop("two")
             ps.scale(1)
             assert json.loads(json.dumps(ps.status()))["adapt"] is None
             wait_until(lambda: ps.servers == 1)
