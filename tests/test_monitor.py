@@ -313,6 +313,9 @@ def test_a_run_in_which_parties_only_met_takes_the_place_of_no_other(ready):
         assert all(run["totals"] for run in runs)
         wait_until(lambda: not json.loads(ps._call("history", run=2))["trainers"])  # of the first nothing is kept
         assert all(json.loads(ps._call("history", run=run["run"]))["trainers"] for run in runs)
+        with ps.open_run(trainers=2) as meeting, ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda k: meet(meeting, k), range(2)))
+        assert json.loads(ps._call("history", run=0))["run"] == runs[0]["run"], "which ps.report takes by itself"
 
 
 def meet(meeting, number):
