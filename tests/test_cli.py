@@ -142,10 +142,10 @@ def test_start_scale_and_close(run, client):
     assert "exists in this cluster" in run("start", "--name", "two", status=1).stderr
     assert run("scale", 2, "--name", "two").stdout.startswith("2 servers wanted")
     assert json.loads(run("status", "--name", "two", "--json").stdout)["wanted"] == 2
-    assert run("adapt", "--name", "two", "--minimum", 2, "--maximum", 2).stdout.startswith("adapt: 2 to 2, now 2: ")
+    assert run("adapt", "--name", "two", "--minimum", 2, "--maximum", 2).stdout.startswith("adapt: 2 to 2, now ")
     about = json.loads(run("adapt", "--name", "two", "--memory", "1 GiB", "--interval", "9 s", "--json").stdout)
     assert (about["minimum"], about["maximum"], about["memory"], about["interval"]) == (1, None, 1 << 30, 9)
-    assert "adapt: 1 or more, now 2: " in run("status", "--name", "two").stdout
+    assert "adapt: 1 or more, now " in run("status", "--name", "two").stdout
     run("adapt", "--name", "two", "--busy", 2, status=2)
     assert "from 3 to 2 servers" in run("adapt", "--minimum", 3, "--maximum", 2, "--name", "two", status=1).stderr
     run("scale", 2, "--name", "two")
