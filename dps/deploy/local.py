@@ -157,6 +157,18 @@ class LocalCluster(SpecCluster):
             n = max(n, math.ceil(parse_bytes(memory) / self._memory_per_worker()))
         if cores is not None:
             n = max(n, math.ceil(cores / self._threads_per_worker()))
+        if self.asynchronous:
+            self._have(n)
+            return NoOpAwaitable()
+
+        async def in_loop() -> None:  # which may be going through the specifications at this moment
+            self._have(n)
+
+        return self.sync(in_loop)
+
+    scale_up = scale  # the old name, which SpecCluster keeps as well
+
+    def _have(self, n: int) -> None:
         trainers = [name for name in self.worker_spec if name not in self._servers]
         started = {worker["name"] for worker in self.scheduler_info["workers"].values()}
         trainers.sort(key=started.__contains__, reverse=True)  # go first: those not yet up, then the newest
@@ -166,9 +178,6 @@ class LocalCluster(SpecCluster):
             self.worker_spec.update(self.new_worker_spec())
         assert self.loop is not None
         self.loop.add_callback(self._correct_state)
-        return NoOpAwaitable() if self.asynchronous else None
-
-    scale_up = scale  # the old name, which SpecCluster keeps as well
 
     async def scale_down(self, workers: Any) -> None:
         """Close these workers, by name; servers among them stay."""
