@@ -114,6 +114,9 @@ class Monitor:
             except Exception:
                 run.unwatched()
 
+    def _visible(self) -> list[Any]:
+        return [run for run in self.runs.runs.values() if _counts(run) or not run.over]
+
     def _newer(self, run: Any) -> Iterator[Any]:
         return (other for other in self.runs.runs.values() if other.number > run.number)
 
@@ -165,7 +168,6 @@ class Monitor:
         now, wall = self.now(), self.wall()
         self._made = now
         fleet = self.fleet.describe()
-        shown = [run for run in self.runs.runs.values() if _counts(run) or not run.over]
         return {
             "name": self.runs.session,
             "time": round(wall, 3),
@@ -173,7 +175,7 @@ class Monitor:
             "wanted": self.wanted(),
             "failures": self.fleet.failures,
             "moves": sum(joiner is not None for table in fleet["tables"].values() for joiner in table["joiners"]),
-            "runs": [self._shown(run, now, wall) for run in sorted(shown, key=_number, reverse=True)[:RUNS]],
+            "runs": [self._shown(run, now, wall) for run in sorted(self._visible(), key=_number, reverse=True)[:RUNS]],
             "servers": [self._about_server(about, fleet["tables"]) for about in fleet["servers"]],
             "tables": {name: self._about_table(about) for name, about in fleet["tables"].items()},
             "throughput": self._throughput(),
@@ -183,8 +185,8 @@ class Monitor:
 
     def history(self, number: int = 0) -> dict[str, Any]:
         """All that is remembered of a run; 0 is the last one that is shown."""
-        shown = [n for n, run in self.runs.runs.items() if _counts(run) or not run.over]
-        run, now, wall = self.runs.known(number or max(shown or self.runs.runs, default=0)), self.now(), self.wall()
+        last = max(map(_number, self._visible() or self.runs.runs.values()), default=0)
+        run, now, wall = self.runs.known(number or last), self.now(), self.wall()
         watch = run.watch
         if run.over:
             self._end(run)
