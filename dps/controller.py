@@ -18,7 +18,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -224,15 +224,26 @@ class Controller(SchedulerPlugin):
 
     # -- RPC: tables
 
-    async def add_table(self, comm: Any = None, name: str = "", spec: str = "") -> dict[str, Any]:
-        """Make a table on all servers, then publish it: nobody sees half of one."""
+    async def add_table(
+        self,
+        comm: Any = None,
+        name: str = "",
+        spec: str = "",
+        exist_ok: bool = False,
+        free: list[str] | tuple[str, ...] = (),
+    ) -> dict[str, Any]:
+        """Make a table on all servers, then publish it, so that a client never sees a part of one.
+
+        With `exist_ok`, a table that is there already is the answer if it has the same fields; those in `free`, which
+        the caller left to their defaults, may differ.
+        """
         session = self._session(name)
         async with session.crew.changing:
             fields = json.loads(spec)
             if fields["name"] in session.fleet.specs:
-                raise NameInUseError(
-                    f"parameter server {name!r} has a table {fields['name']!r} already; drop it, or take another name"
-                )
+                there = session.fleet.specs[fields["name"]]
+                self._same_table(name, there, fields, exist_ok, free)
+                return {"spec": json.dumps(there), "id": there["id"]}
             fields["id"] = session.new_table()
             TableSpec.from_dict(fields)  # refuse here what the servers would refuse
             places = await self._in_endpoint(session.fleet.add_table, fields)
@@ -245,6 +256,19 @@ class Controller(SchedulerPlugin):
                 raise
             await self._in_endpoint(session.fleet.publish_table, fields, places)
             return {"spec": spec, "id": fields["id"]}
+
+    @staticmethod
+    def _same_table(name: str, there: dict, asked: dict, exist_ok: bool, free: Iterable[str]) -> None:
+        """Refuse a table of a name in use, unless it may exist and is what was asked for."""
+        table = f"parameter server {name!r} has a table {asked['name']!r}"
+        if not exist_ok:
+            raise NameInUseError(
+                f"{table} already; drop it, take another name, or pass exist_ok=True to use it as it is"
+            )
+        differ = [k for k in asked if k not in {"id", *free} and asked[k] != there[k]]
+        if differ:
+            what = "; ".join(f"{k} is {there[k]!r}, not {asked[k]!r}" for k in differ)
+            raise NameInUseError(f"{table} that differs: {what}. Ask for the same, drop it, or take another name")
 
     async def drop_table(self, comm: Any = None, name: str = "", table: str = "") -> None:
         session = self._session(name)

@@ -15,6 +15,7 @@ from dps.errors import (
     ClosedError,
     DPSError,
     InputError,
+    NameInUseError,
 )
 from dps.handle import check_name
 from dps.scaling import Scaling, check_servers
@@ -50,7 +51,7 @@ class ParameterServer(Scaling):
     TooFewWorkersError
         Fewer suitable workers than servers.
     NameInUseError
-        One of that name is there already: :meth:`attach` to it.
+        One of that name is there already: :meth:`attach` to it, or use :meth:`get_or_start`.
 
     Examples
     --------
@@ -116,6 +117,64 @@ class ParameterServer(Scaling):
             raise
         return self
 
+    @classmethod
+    def get_or_start(
+        cls,
+        client: Any = None,
+        servers: int = 1,
+        *,
+        copies: int = 1,
+        name: str = "dps",
+        timeout: float | None = None,
+    ) -> ParameterServer:
+        """Attach to the parameter server of that name, or start it where there is none: for cells that run again.
+
+        Parameters
+        ----------
+        client, servers, copies, name, timeout
+            As for :class:`ParameterServer`. `servers` counts for a new one only, because the number of servers of a
+            running one may have changed since (:meth:`scale`, :meth:`adapt`).
+
+        Returns
+        -------
+        ParameterServer
+            A started one is closed at the end of a ``with`` block; one that was there already is only detached.
+
+        Raises
+        ------
+        NameInUseError
+            The one that is there was started with another number of `copies`.
+        TooFewWorkersError
+            Fewer suitable workers than servers.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     ps = dps.ParameterServer.get_or_start(cluster)
+        ...     ps.table("w", exist_ok=True).name
+        ...     again = dps.ParameterServer.get_or_start(cluster)  # the cell runs a second time
+        ...     again.table("w", exist_ok=True).id == ps.tables["w"].id
+        ...     again.detach()
+        ...     ps.close()
+        'w'
+        True
+        """
+        try:
+            self = cls.attach(client, name)
+        except ClosedError:
+            try:
+                return cls(client, servers, copies=copies, name=name, timeout=timeout)
+            except NameInUseError:  # another process has started it since
+                self = cls.attach(client, name)
+        if self.copies != copies:
+            there = self.copies
+            self.detach()
+            raise NameInUseError(
+                f"parameter server {name!r} runs with copies={there}, not {copies}: ask for copies={there}, close it "
+                "first, or take another name"
+            )
+        return self
+
     # -- tables
 
     def table(
@@ -132,6 +191,7 @@ class ParameterServer(Scaling):
         shards: int | None = None,
         copies: int | None = None,
         ack: str = "copies",
+        exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table.
 
@@ -164,6 +224,9 @@ class ParameterServer(Scaling):
         ack : {"copies", "memory"}
             When a push is acknowledged: when all copies have it; or when one has, which is faster, and loses what the
             others had not yet got (milliseconds' worth) should that one die.
+        exist_ok : bool
+            Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
+            the same words; otherwise the error says what differs. A cell of a notebook can then run again.
 
         Returns
         -------
@@ -172,15 +235,19 @@ class ParameterServer(Scaling):
 
         Raises
         ------
-        NameInUseError, InputError
+        NameInUseError
+            There is a table of that name; with `exist_ok`, there is one that differs.
+        InputError
+            A value that a table cannot have.
         """
+        free = ["shards"] if shards is None else []  # their default follows the number of servers, which may change
         if shards is None:
             wanted = self._most_servers() * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
         spec = TableSpec(name, rows, dim, dtype, optimizer or Add(), init or Zeros(), aggregate, finite, shards)
         spec = dataclasses.replace(spec, copies=self.copies if copies is None else copies, ack=ack)
-        made = self._call("add_table", spec=json.dumps(spec.to_dict()))
-        return TableSpec.from_dict({**spec.to_dict(), "id": made["id"]})
+        made = self._call("add_table", spec=json.dumps(spec.to_dict()), exist_ok=exist_ok, free=free)
+        return TableSpec.from_dict({**json.loads(made["spec"]), "id": made["id"]})
 
     def drop(self, table: str) -> None:
         """Forget a table and its rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import socket
@@ -114,6 +115,40 @@ def test_without_a_client_it_takes_the_current_one(client):
     with dps.ParameterServer() as ps:
         assert ps.dask_client is client
     assert client.status == "running"
+
+
+def test_the_cell_of_a_notebook_runs_again(client):
+    def cell(**changed):
+        ps = dps.ParameterServer.get_or_start(client, servers=2, copies=2)
+        return ps, ps.table("w", **{"dim": 2, "optimizer": dps.SGD(0.5), "exist_ok": True, **changed})
+
+    first, table = cell()
+    first.client().push("w", [7], [[2.0, 4.0]])
+    second, again = cell()
+    assert again == table
+    assert second.client().pull("w", [7]).tolist() == [[-1.0, -2.0]]
+    with pytest.raises(NameInUseError, match=r"dim is 2, not 3.*Ask for the same"):
+        cell(dim=3)
+    with pytest.raises(NameInUseError, match=r"'w' already; .*pass exist_ok=True"):
+        cell(exist_ok=False)
+    with pytest.raises(NameInUseError, match="shards is 8, not 2"):
+        cell(shards=2)
+    with pytest.raises(NameInUseError, match="runs with copies=2, not 1"):
+        dps.ParameterServer.get_or_start(client)
+    with second:
+        pass
+    assert second.closed
+    assert first.client().pull("w", [7]).tolist() == [[-1.0, -2.0]]
+    first.close()
+
+
+def test_get_or_start_twice_at_once_is_one_parameter_server(client):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        handles = list(pool.map(lambda _: dps.ParameterServer.get_or_start(client, servers=2), range(2)))
+    handles[0].table("w")
+    assert list(handles[1].tables) == ["w"]
+    for handle in handles:
+        handle.close()
 
 
 def test_an_asynchronous_client_is_refused(cluster):
