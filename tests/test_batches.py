@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse
 import sparse
@@ -86,9 +87,69 @@ def test_lists_and_other_things():
     assert iterate_partition([1, 2, 3]) == [1, 2, 3]
     assert iterate_partition([DENSE])[0] is DENSE  # a bag of one array, not a tuple of aligned ones
     assert iterate_partition([(DENSE, 1), (DENSE, 2)], 1)[1][0][1] == 2
-    for thing in [{"a": 1}, "text", 3, None, (1, 2), np.float64(3), np.array(5), ()]:
-        assert len(iterate_partition(thing, 2)) == 1
-        assert iterate_partition(thing, 2)[0] is thing
+    for thing in WITHOUT_ROWS:
+        (batch,) = iterate_partition(thing)
+        assert batch is thing
+
+
+class Tensor:
+    """What is used of torch's: a shape that is a tuple, slices, and no rows where it is sparse."""
+
+    def __init__(self, values, sparse=False):
+        self.values, self.shape, self.is_sparse = values, values.shape, sparse
+
+    def __getitem__(self, rows):
+        return Tensor(self.values[rows])
+
+
+COLUMNS = {
+    "tuple with a list": (DENSE, list("abcdefg")),
+    "lists": (list("abcdefg"), range(7)),
+    "dict": {"X": DENSE, "names": list("abcdefg"), "weights": None},
+    "nested": ({"X": scipy.sparse.csr_array(DENSE), "names": pd.Series(list("abcdefg"))}, (np.arange(7), None)),
+    "tensors": (Tensor(DENSE), Tensor(np.arange(7))),
+    "tensor": Tensor(DENSE),
+    "table": pa.table({"name": list("abcdefg"), "i": range(7)}),
+    "columns of Arrow": (pa.array(range(7)), pa.chunked_array([range(3), range(4)])),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_whatever_has_rows_is_cut(kind):
+    partition = COLUMNS[kind]
+    batches = iterate_partition(partition, 3)
+    assert [row_count(batch) for batch in batches] == [3, 3, 1]
+    assert {type(batch) for batch in batches} == {type(partition)}
+    (whole,) = iterate_partition(partition)
+    assert whole is partition
+    assert row_count(whole) == 7
+
+
+def test_what_is_in_the_rows_of_columns():
+    assert iterate_partition((["a", "b", "c"], range(3)), 2) == [(["a", "b"], range(2)), (["c"], range(2, 3))]
+    (X, (y, w)), _ = iterate_partition(({"a": [1, 2, 3]}, (DENSE[:3, 0], None)), 2)
+    assert (X, y.tolist(), w) == ({"a": [1, 2]}, [0, 1], None)
+    assert iterate_partition(COLUMNS["table"], 5)[1]["name"].to_pylist() == ["f", "g"]
+    assert [t[1].values.tolist() for t in iterate_partition(COLUMNS["tensors"], 4)] == [[0, 1, 2, 3], [4, 5, 6]]
+    assert iterate_partition(({"a": []}, []), 2) == iterate_partition(({"a": []}, [])) == []
+
+
+WITHOUT_ROWS = [{"a": 1}, {}, "text", b"text", 3, None, (1, 2), np.float64(3), np.array(5), (), (None,), iter([1, 2])]
+WITHOUT_ROWS += [(DENSE, 0.5), (DENSE, iter([1])), (["a"], "text"), Tensor(DENSE, sparse=True), {1, 2}]
+
+
+@pytest.mark.parametrize("thing", WITHOUT_ROWS, ids=repr)
+def test_what_cannot_be_cut_is_refused(thing):
+    """It was one batch an epoch without a word: a tuple that holds a list, a dict, a scalar, a generator."""
+    with pytest.raises(InputError, match=rf"batch_size=2.*{type(thing).__name__}.*no.*prepare=function.*leave out"):
+        iterate_partition(thing, 2)
+
+
+def test_a_refusal_names_every_part():
+    with pytest.raises(InputError, match=r"\[0\] \(ndarray\) has 7 rows; \[1\]\['a'\] \(float\) has no rows"):
+        iterate_partition((DENSE, {"a": 0.5}), 2)
+    with pytest.raises(InputError, match=r"it \(sparse tensor\) has no rows"):
+        iterate_partition(Tensor(DENSE, sparse=True), 2)
 
 
 @pytest.mark.parametrize("empty", [[], np.empty((0, 3)), pd.DataFrame({"a": []}), (np.empty((0, 2)), np.empty(0))])
@@ -101,6 +162,15 @@ def test_lengths_that_differ():
         iterate_partition((DENSE, np.zeros(6)), 2)
     with pytest.raises(InputError, match=r"have 7, 8, 7 rows"):
         row_count((DENSE, np.zeros(8), np.zeros(7)))
+    for partition in [(DENSE, ["a"] * 6), {"X": DENSE, "y": np.zeros(6)}, (DENSE, ({"y": [0] * 6},))]:
+        with pytest.raises(
+            InputError, match=rf"type {type(partition).__name__} have 7, 6 rows.*\((list|ndarray)\) has 6"
+        ):
+            iterate_partition(partition, 2)
+    with pytest.raises(InputError, match=r"have 7, 6 rows"):  # arrays: a mistake, however large the batches
+        iterate_partition((DENSE, np.zeros(6)))
+    rows_and_words = (["a", "b"], ["c"])
+    assert iterate_partition(rows_and_words)[0] is rows_and_words
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "3", True])

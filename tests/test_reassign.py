@@ -309,6 +309,25 @@ class Lone:
 OFFER = {"have": [], "without": []}
 
 
+def columns(trainer, parts):
+    for batch in trainer.iterate(parts, epochs=2, batch_size=3):
+        assert len(batch["id"]) == len(batch["names"]) == 3
+        count(trainer, batch["id"])
+    return trainer.meter.rows
+
+
+def test_portions_of_columns(ps, client):
+    """A dict with a list in it is cut into rows in a run with leases as well: it was one batch an epoch."""
+    parts = client.scatter(
+        [{"id": np.arange(6), "names": list("abcdef")}, {"id": np.arange(6, 9), "names": list("ghi")}]
+    )
+    assert sum(ps.run(columns, parts, reassign=True, trainers=2)) >= 18  # more: a portion that two trainers ran
+    assert (counted(ps, 9, 2) == 1).all()
+    parts = client.scatter([(np.arange(6), list("abcde"))])
+    with pytest.raises(InputError, match=r"tuple have 6, 5 rows.*prepare=function"):
+        ps.run(columns, parts, reassign=True)
+
+
 @pytest.mark.parametrize("failures", [1, TRIES - 1, TRIES])
 def test_what_nobody_else_will_do_is_tried_again(failures):
     trainer, tried = Lone(), []

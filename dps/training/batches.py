@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,52 +19,95 @@ from dps.errors import InputError
 __all__ = ["Batches", "iterate_partition", "row_count", "rows"]
 
 
-def _kind(value: Any) -> str:
-    """numpy, scipy, sparse, pandas; "" for anything that has no rows."""
-    if isinstance(value, np.ndarray):
-        return "numpy" if value.ndim else ""
-    scipy_sparse, sparse, pandas = (sys.modules.get(name) for name in ("scipy.sparse", "sparse", "pandas"))
-    if scipy_sparse is not None and scipy_sparse.issparse(value):
-        return "scipy"
-    if sparse is not None and isinstance(value, sparse.SparseArray):
-        return "sparse" if value.ndim else ""
-    if pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index)):
-        return "pandas"
-    return ""
+def _rows_alone(value: Any) -> int | None:
+    """Rows of one array, table or list; None for what has no rows.
+
+    Arrays are recognised by their `shape`, so that torch, jax or polars need not be imported for it.
+    """
+    if isinstance(value, (list, range)):
+        return len(value)
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and not isinstance(value, type):
+        known = bool(shape) and isinstance(shape[0], (int, np.integer)) and not getattr(value, "is_sparse", False)
+        return int(shape[0]) if known and (hasattr(value, "__getitem__") or _is_scipy(value)) else None
+    if callable(getattr(value, "slice", None)) and hasattr(value, "__len__"):  # a column of Arrow has no shape
+        return len(value)
+    return None
 
 
-def _is_aligned(partition: Any) -> bool:
-    """Whether a tuple or list means row-aligned arrays: at least one, and nothing but arrays (or None: no weights)."""
+def _is_scipy(value: Any) -> bool:
+    scipy_sparse = sys.modules.get("scipy.sparse")
+    return scipy_sparse is not None and bool(scipy_sparse.issparse(value))
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and _rows_alone(value) is not None
+
+
+def _is_aligned(partition: list) -> bool:
+    """Whether a list means row-aligned arrays, as a tuple does: at least two, beside None (no weights)."""
     arrays = [part for part in partition if part is not None]
-    return bool(arrays) and all(map(_kind, arrays)) and (isinstance(partition, tuple) or len(arrays) > 1)
+    return len(arrays) > 1 and all(map(_is_array, arrays))
+
+
+class _Part(NamedTuple):
+    """An array, table or list within a partition."""
+
+    name: str
+    value: Any
+    rows: int | None
+
+    def __str__(self) -> str:
+        kind = type(self.value).__name__
+        if getattr(self.value, "is_sparse", False):
+            kind = "sparse tensor"
+        return f"{self.name} ({kind}) has {'no' if self.rows is None else self.rows} rows"
+
+
+def _parts(value: Any, name: str = "") -> list[_Part]:
+    """What of a partition is to be cut at the same rows; tuples and dicts may be nested."""
+    if value is None and name:
+        return []
+    if isinstance(value, (tuple, dict)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [part for key, each in items for part in _parts(each, f"{name}[{key!r}]")]
+    return [_Part(name or "it", value, _rows_alone(value))]
 
 
 def row_count(partition: Any) -> int | None:
-    """Rows of a partition: items of a list, common length of a tuple of arrays; None for what cannot be cut.
+    """Rows of a partition: items of a list, common length of a tuple or dict of arrays; None for what cannot be cut.
 
     Raises
     ------
     InputError
-        The arrays of a tuple have different numbers of rows.
+        The parts of a tuple or dict have different numbers of rows.
 
     Examples
     --------
     >>> row_count((np.zeros((3, 2)), np.zeros(3)))
     3
+    >>> row_count({"user": ["a", "b"], "rating": np.zeros(2)})
+    2
     """
-    if _kind(partition):
-        return int(partition.shape[0])
-    if not isinstance(partition, (tuple, list)):
+    parts = _parts(tuple(partition) if isinstance(partition, list) and _is_aligned(partition) else partition)
+    counts = [part.rows for part in parts]
+    if not counts or None in counts:
         return None
-    if not _is_aligned(partition):
-        return len(partition) if isinstance(partition, list) else None
-    rows = [part.shape[0] for part in partition if part is not None]
-    if len(set(rows)) > 1:
+    if len(set(counts)) > 1:
         raise InputError(
-            f"the arrays of a partition have {', '.join(map(str, rows))} rows; they must all have the same number"
-            " (were they cut at different places? dask: X.chunks, y.chunks)"
+            f"the parts of a partition of type {type(partition).__name__} have {', '.join(map(str, counts))} rows; they"
+            " must all have the same number to be cut together (were they cut at different places? dask: X.chunks,"
+            f" y.chunks). {_remedy(parts)}"
         )
-    return int(rows[0])
+    return counts[0]
+
+
+def _remedy(parts: list[_Part]) -> str:
+    return (
+        f"Of the partition, {'; '.join(map(str, parts)) or 'nothing is left'}. Make arrays, lists or data frames of one"
+        " length of it, in a tuple or a dict (trainer.iterate(..., prepare=function) does so to each partition), or"
+        " leave out batch_size: then a whole partition is one batch"
+    )
 
 
 def rows(batch: Any) -> int:
@@ -96,18 +139,23 @@ def _csr_rows(csr: Any, start: int, stop: int) -> Any:
     return rows
 
 
-def _slicer(value: Any) -> Callable[[int, int], Any]:
-    """A function (start, stop) -> those rows."""
-    kind = _kind(value)
+def _cutter(value: Any) -> Callable[[int, int], Any]:
+    """A function (start, stop) -> those rows, of a whole partition or a part of it."""
     if value is None:
         return lambda start, stop: None
-    if kind == "scipy":
+    if isinstance(value, tuple):
+        cuts = [_cutter(part) for part in value]
+        return lambda start, stop: tuple(cut(start, stop) for cut in cuts)
+    if isinstance(value, dict):
+        columns = {name: _cutter(part) for name, part in value.items()}
+        return lambda start, stop: {name: cut(start, stop) for name, cut in columns.items()}
+    if hasattr(value, "iloc"):  # pandas
+        return lambda start, stop: value.iloc[start:stop]
+    if _is_scipy(value):
         csr = value if value.ndim == 2 and value.format == "csr" else value.tocsr()
         return lambda start, stop: _csr_rows(csr, start, stop)
-    if kind == "pandas" and hasattr(value, "iloc"):
-        return lambda start, stop: value.iloc[start:stop]
-    if kind == "sparse" and not hasattr(value, "__getitem__"):  # sparse.DOK slices badly
-        value = value.asformat("coo")
+    if callable(getattr(value, "slice", None)):  # Arrow and polars
+        return lambda start, stop: value.slice(start, stop - start)
     return lambda start, stop: value[start:stop]
 
 
@@ -117,12 +165,13 @@ def iterate_partition(partition: Any, batch_size: int | None = None) -> list:
     Parameters
     ----------
     partition
-        - a tuple of row-aligned arrays such as ``(X, y)`` (or a list of two or more; ``None`` in it stays ``None``):
-          batches are tuples of row slices;
-        - a numpy array, scipy.sparse matrix (CSR rows share memory with it; other formats are converted to CSR once),
-          :mod:`sparse` array, pandas DataFrame, Series or Index: row slices;
+        - a tuple of what has rows, such as ``(X, y)`` (or a list of two or more arrays; ``None`` in it stays ``None``),
+          or a dict of columns; tuples and dicts may be nested: batches are tuples or dicts of row slices;
+        - an array, which may be of numpy, :mod:`sparse`, torch or any other with a ``shape`` and slices; a scipy.sparse
+          matrix (CSR rows share memory with it; other formats are converted to CSR once); a pandas, polars or Arrow
+          table or column: row slices;
         - a list (a partition of a Dask bag): batches are lists of items;
-        - anything else: one batch, as it is.
+        - anything else: one batch, as it is, without a `batch_size`.
     batch_size
         Rows in a batch. ``None``: the whole partition is one batch, except that of a list each item is one.
 
@@ -131,32 +180,44 @@ def iterate_partition(partition: Any, batch_size: int | None = None) -> list:
     list
         The batches; none for a partition without rows.
 
+    Raises
+    ------
+    InputError
+        A `batch_size` is given, and the partition, or a part of it, has no rows (a scalar, a generator), or its parts
+        have different numbers of rows.
+
     Examples
     --------
     >>> [y.tolist() for X, y in iterate_partition((np.zeros((5, 2)), np.arange(5)), 2)]
     [[0, 1], [2, 3], [4]]
     >>> iterate_partition(["a", "b", "c"], 2)
     [['a', 'b'], ['c']]
-    >>> iterate_partition({"not": "rows"}, 2)
-    [{'not': 'rows'}]
+    >>> iterate_partition({"user": ["a", "b", "c"], "rating": [5, 3, 4]}, 2)
+    [{'user': ['a', 'b'], 'rating': [5, 3]}, {'user': ['c'], 'rating': [4]}]
     """
     size = _checked_size(batch_size)
-    rows = row_count(partition)
-    if rows is None:
-        return [partition]
-    if rows == 0:
-        return []
-    aligned = isinstance(partition, (tuple, list)) and _is_aligned(partition)
-    if isinstance(partition, list) and not aligned:
-        return list(partition) if size is None else [partition[i : i + size] for i in range(0, rows, size)]
+    if isinstance(partition, list) and _is_aligned(partition):
+        partition = tuple(partition)
     if size is None:
-        return [tuple(partition) if aligned else partition]
-    bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
-    if not aligned:
-        cut = _slicer(partition)
-        return [cut(start, stop) for start, stop in bounds]
-    cuts = [_slicer(part) for part in partition]
-    return [tuple(cut(start, stop) for cut in cuts) for start, stop in bounds]
+        return _whole(partition)
+    count = row_count(partition)
+    if count is None:
+        raise InputError(
+            f"batch_size={size}: a partition of type {type(partition).__name__} cannot be cut into rows. "
+            + _remedy(_parts(partition))
+        )
+    cut = _cutter(partition)
+    return [cut(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _whole(partition: Any) -> list:
+    """The one batch of a partition that is not to be cut; of a list each item."""
+    if isinstance(partition, list):
+        return list(partition)
+    parts = _parts(partition)
+    if parts and all(_is_array(part.value) for part in parts):
+        row_count(partition)  # raises where arrays differ: a mistake, however large the batches
+    return [] if parts and all(part.rows == 0 for part in parts) else [partition]
 
 
 class Batches(Sequence):

@@ -140,8 +140,13 @@ class Trainer(Participant):
         Yields
         ------
         object
-            A batch: rows of a partition; of a partition ``(X, y)``, a pair. The same objects in every epoch, so that
-            :func:`dps.localize` does its work once.
+            A batch: rows of a partition; of a partition ``(X, y)``, a pair, and of a dict of columns, a dict. The same
+            objects in every epoch, so that :func:`dps.localize` does its work once.
+
+        Raises
+        ------
+        InputError
+            A `batch_size` is given and a partition has no rows to cut, or its parts have different numbers of rows.
         """
         if self._portions is not None:
             yield from self._portions.iterate(partitions, epochs, batch_size, shuffle, prepare)
