@@ -22,6 +22,7 @@ import dps
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PROGRAMS = ["README.md", "docs/quickstart.md"]  # each block of python of these is a whole program
 LANGUAGES = {"python", "bash", "console", "", "text", "yaml", "toml", "json"}  # exactly so: no "python no-run"
 LANGUAGES |= {"{toctree}", "{include} ../CHANGELOG.md"}  # Sphinx's: no code
 SECONDS = 600  # a limit for what hangs, on a busy machine
@@ -107,7 +108,7 @@ def test_blocks_have_a_known_language(page):
 
 @pytest.mark.processes
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in PROGRAMS])
 def test_page_runs_as_a_story(page, tmp_path):
     if not any(b.language == "python" for b in blocks((ROOT / page).read_text())):
         return
@@ -116,6 +117,27 @@ def test_page_runs_as_a_story(page, tmp_path):
     status, output = run(program, SECONDS)
     assert status is not None, f"{page} took more than {SECONDS} s\n{output[-4000:]}"
     assert status == 0, f"{page}\n{output[-4000:]}"
+
+
+def programs() -> list:
+    """Each block of python of the pages in PROGRAMS, named by its page and line."""
+    return [
+        pytest.param(block.code, id=f"{page}:{block.line}")
+        for page in PROGRAMS
+        for block in blocks((ROOT / page).read_text())
+        if block.language == "python"
+    ]
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("code", programs())
+def test_a_block_runs_as_a_file(code, tmp_path):
+    program = tmp_path / "first.py"
+    program.write_text(code)
+    status, output = run(program, SECONDS)
+    assert status == 0, output[-4000:]
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("page", PAGES)
