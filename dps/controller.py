@@ -33,7 +33,6 @@ from dps.errors import (
     ClosedError,
     InputError,
     NameInUseError,
-    ProtocolError,
     ServerGoneError,
     StoppedError,
     UnknownTableError,
@@ -46,6 +45,7 @@ from dps.state.ops import TableSpec
 from dps.wire import frames
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import Header
+from dps.wire.rights import TO_CONTROLLER, guarded
 from dps.wire.session import of_servers
 
 __all__ = ["Controller"]
@@ -166,7 +166,7 @@ class Controller(SchedulerPlugin):
             for kind in FLEET_FRAMES:
                 handlers[kind] = self._to_fleet
             host, tls = host_of(self.scheduler.address), listening_tls(self.scheduler)
-            self.endpoint = Endpoint("controller", host, handlers, self._frame_end, tls)
+            self.endpoint = Endpoint("controller", host, guarded(TO_CONTROLLER, handlers), self._frame_end, tls)
             self.endpoint.call(self._look)
         return self.endpoint
 
@@ -444,8 +444,6 @@ class Controller(SchedulerPlugin):
 
     def _to_fleet(self, connection: Connection, header: Header, body: memoryview) -> None:
         session = self._of(connection)
-        if connection.session != of_servers(session.name):
-            raise ProtocolError(f"a frame of kind {header.kind} from somebody who is no server")
         session.fleet.handlers[header.kind](connection, header, body)
 
     def _to_runs(self, verb: str) -> Callable[[Connection, Header, memoryview], None]:

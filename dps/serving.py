@@ -38,6 +38,7 @@ from dps.state.transfer import Joining
 from dps.tables import Request, Table, op_of
 from dps.wire import frames
 from dps.wire.frames import Header, padded, unpack_arrays
+from dps.wire.rights import TO_SERVER, guarded
 from dps.wire.session import of_servers
 
 __all__ = ["Serving"]
@@ -81,18 +82,19 @@ class Serving:
         self.epoch = self.requests = 0
         self.stopped = False
         self._mute = False  # reports have failed
-        self._peers = of_servers(session)
+        peers = of_servers(session)
         self.meters = meters or Meters(endpoint.now)
-        self.member = Member(endpoint, self._peers, number, secret, controller, self.adopt, self._report)
-        self.relay = Relay(endpoint, self._peers, secret, self.member.report)
-        self.handlers: dict[int, Handler] = {
+        self.member = Member(endpoint, peers, number, secret, controller, self.adopt, self._report)
+        self.relay = Relay(endpoint, peers, secret, self.member.report)
+        handlers: dict[int, Handler] = {
             frames.PULL: self.meters.timed(self._pull),
             frames.PUSH: self.meters.timed(self._push),
             frames.SCAN: self._scan,
             frames.STATUS: self._status,
-            frames.REPLICATE: self._from_server(self._replicate),
-            frames.DUMP: self._from_server(self._take_dump),
+            frames.REPLICATE: self._replicate,
+            frames.DUMP: self._take_dump,
         }
+        self.handlers = guarded(TO_SERVER, handlers)
 
     def start(self) -> None:
         """Report to the controller, and go on doing so."""
@@ -344,16 +346,6 @@ class Serving:
         return Op(CLOSE, None, what, np.empty((0, table.spec.dim), table.dtype), clock, 1)
 
     # -- the server before us in a chain
-
-    def _from_server(self, handler: Handler) -> Handler:
-        """Only a server may send such frames."""
-
-        def handle(connection: Any, header: Header, body: memoryview) -> None:
-            if connection.session != self._peers:
-                raise ProtocolError(f"a frame of kind {header.kind} from somebody who is no server")
-            handler(connection, header, body)
-
-        return handle
 
     def _replicate(self, connection: Any, header: Header, body: memoryview) -> None:
         self._holding(self._take_op, connection, header, body)

@@ -33,7 +33,7 @@ from dps.serving import Serving
 from dps.state.ops import TableSpec
 from dps.state.partition import group
 from dps.tables import Table
-from dps.wire import frames, session
+from dps.wire import frames, rights, session
 from dps.wire.channel import Channel, ViewSink
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import Header, encode_json, padded
@@ -219,13 +219,12 @@ def test_more_shards_than_there_are(tables) -> None:
 
 SLOW = "another client (waited|suffered)"  # by then its client asks the controller, which is none
 CHANGED = "rows changed|another client suffered"
-LET_IN, SERVE = "secret is None or not session.proves(", "if self.session is None:"
+LET_IN, SERVE = "secret is None or not session.proves(", "if self.session is None"
 MUTANTS = [
     (Table, "cut", "used > len(body)", "used > 1 << 40", "handlers broke"),
     (Table, "cut", "min(counts, default=0) < 0", "False", CHANGED),
     (Serving, "_take_push", "+ padded(nbytes) != len(body)", "+ padded(nbytes) > len(body)", CHANGED),
     (Connection, "_prove", LET_IN, "secret is None or not (lambda *_: True)(", "welcomed with no proof"),
-    (Connection, "_handle", SERVE, "if self.session is None and header.kind == frames.HELLO:", "served before"),
     (Connection, "_next_frame", "end - start >= HEADER_SIZE", "end - start > 0", "without a fault was refused"),
     (Endpoint, "forget", "self.connections.discard(connection)", "pass", "closed where it should have greeted"),
 ]
@@ -240,6 +239,14 @@ def fuzz_variant() -> None:
 def test_a_broken_variant_is_caught(monkeypatch, owner: type, name: str, old: str, new: str, words: str) -> None:
     monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
     with pytest.raises(AssertionError, match=words):
+        fuzz_variant()
+
+
+def test_a_frame_that_is_served_before_the_proof_is_caught(monkeypatch) -> None:
+    """Two fences stand before it: the connection's, and the table of rights."""
+    monkeypatch.setattr(rights, "role_of", mutant(rights.role_of, "return STRANGER", "return CLIENT"))
+    monkeypatch.setattr(Connection, "_handle", mutant(Connection._handle, SERVE, f"{SERVE} and header.kind == 2"))
+    with pytest.raises(AssertionError, match="served before"):
         fuzz_variant()
 
 

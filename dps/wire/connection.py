@@ -38,6 +38,7 @@ from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.memory import Buffer
 from dps.wire.outbox import Outbox
 from dps.wire.quiet import GONE, AtMost, keep_alive
+from dps.wire.rights import STRANGER, TO_ANY, allowed
 from dps.wire.waiting import waiting
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _prove(self, header: Header, body: memoryview) -> None:
         """The first frame: HELLO with the session's name and a proof of its secret."""
-        if header.kind != frames.HELLO:
+        if not allowed(TO_ANY, STRANGER, header.kind, header.flags):
             raise ProtocolError("the first frame must prove the session secret")
         hello = frames.decode_json(body)
         name, nonce = (hello.get("session"), hello.get("nonce")) if isinstance(hello, dict) else ("", "")

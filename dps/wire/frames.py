@@ -1,7 +1,8 @@
 """Frames: a header of 64 bytes, then a body of raw little-endian arrays. Pure: bytes in, numbers out.
 
 Every body is a whole number of 8-byte words, so that frames that arrive together stay aligned and arrays are read in
-place. Nothing is ever unpickled; texts are JSON. Which fields a kind uses, and what its body holds:
+place. Nothing is ever unpickled; texts are JSON. Who may send a kind, and with which flags, is in `rights.py`. Which
+fields a kind uses, and what its body holds:
 
 ======== ============================================ ==================================================
 kind     header                                       body

@@ -1,0 +1,100 @@
+"""Rights: which frames an endpoint takes, from which role and with which flags. Pure.
+
+A peer has one of three roles, by what it has proved: a stranger has proved nothing yet, a client knows the session's
+secret, a server knows the servers' secret. The controller is no role here, because it never connects to a server: its
+control operations (settle, retire, create a table) are calls of the server's actor over Dask, and PLACE is an answer
+on the connection that the server has made. The tables below are the whole truth: an endpoint carries out nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dps.errors import ProtocolError
+from dps.wire import frames
+from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, Header
+
+__all__ = ["CLIENT", "SERVER", "STRANGER", "TO_ANY", "TO_CONTROLLER", "TO_SERVER", "allowed", "guarded", "role_of"]
+
+STRANGER, CLIENT, SERVER = "stranger", "client", "server"
+
+Handler = Callable[[Any, Header, memoryview], Any]
+Rights = Mapping[str, Mapping[int, frozenset[int]]]  # role -> kind -> the values that `Header.flags` may have
+
+
+def _each(*choices: tuple[int, ...]) -> frozenset[int]:
+    """One of each group of choices, in every combination."""
+    return frozenset(sum(chosen) for chosen in itertools.product(*choices))
+
+
+PLAIN = frozenset({0})
+PULLS = _each((0, RANGE), (0, CERTIFICATE))
+PUSHES = _each((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
+RUNS = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK, frames.LEASE)
+CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})  # close the sums of a clock; retire origins
+
+TO_ANY: Rights = {STRANGER: {frames.HELLO: PLAIN}}
+TO_SERVER: Rights = {
+    CLIENT: {frames.PULL: PULLS, frames.PUSH: PUSHES, frames.SCAN: PLAIN, frames.STATUS: PLAIN},
+    SERVER: {frames.REPLICATE: PUSHES | CONTROLS, frames.DUMP: PLAIN},
+}
+TO_CONTROLLER: Rights = {
+    CLIENT: dict.fromkeys((frames.ROUTE, *RUNS), PLAIN),
+    SERVER: dict.fromkeys((frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT), PLAIN),
+}
+
+
+def role_of(session: str | None) -> str:
+    """The role of a peer that has proved the secret of this name, see :func:`dps.wire.session.of_servers`.
+
+    >>> role_of(None), role_of("dps"), role_of("dps/servers")
+    ('stranger', 'client', 'server')
+    """
+    if session is None:
+        return STRANGER
+    return SERVER if session.endswith("/servers") else CLIENT
+
+
+def allowed(rights: Rights, role: str, kind: int, flags: int) -> bool:
+    """Whether a peer of that role may send such a frame.
+
+    >>> allowed(TO_SERVER, CLIENT, frames.PUSH, frames.RULE_ADD)
+    True
+    >>> allowed(TO_SERVER, CLIENT, frames.PUSH, frames.CONTROL)
+    False
+    """
+    return flags in rights.get(role, {}).get(kind, ())
+
+
+def guarded(rights: Rights, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
+    """The handlers of an endpoint, each behind a check of who may send what it handles.
+
+    A handler without a right, or a right without a handler, is a mistake of the caller's: ValueError.
+    """
+    kinds = {kind for by_kind in rights.values() for kind in by_kind}
+    if kinds != handlers.keys():
+        raise ValueError(f"the table of rights names kinds {sorted(kinds)}, the handlers {sorted(handlers)}")
+    return {kind: _guard(rights, kind, handler) for kind, handler in handlers.items()}
+
+
+def _guard(rights: Rights, kind: int, handler: Handler) -> Handler:
+    by_role = {role: by_kind[kind] for role, by_kind in rights.items() if kind in by_kind}
+
+    def handle(connection: Any, header: Header, body: memoryview) -> Any:
+        role = role_of(connection.session)
+        if header.flags not in by_role.get(role, ()):
+            raise _refusal(by_role, role, header)
+        return handler(connection, header, body)
+
+    return handle
+
+
+def _refusal(by_role: Mapping[str, frozenset[int]], role: str, header: Header) -> ProtocolError:
+    if role in by_role:
+        return ProtocolError(
+            f"a frame of kind {header.kind} has flags {header.flags}: from a {role} it is taken with flags "
+            f"{', '.join(map(str, sorted(by_role[role])))} only"
+        )
+    return ProtocolError(f"a frame of kind {header.kind} from a {role}: it is taken from a {' or '.join(by_role)} only")
