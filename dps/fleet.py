@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 LOOK = 0.1  # seconds between two looks
 UNFIT = 1.0  # seconds that a server that was out of step joins nothing
+BACK_OFF = 3.0  # times `dps.timeouts.step-down`: how long a primary that could not hand over serves before the next try
 MOVES = 4  # shards that are brought to another server at a time
 EVENTS = 256  # of the last things that happened, how many are remembered
 
@@ -108,6 +109,7 @@ class Fleet:
         self.reported: Callable[[int, dict[str, Any]], None] = lambda number, report: None  # what beats bring
         self._watch = Watch(config.seconds("silence"), LOOK)
         self._handing: dict[tuple[str, int], tuple[Step, int, float]] = {}  # shard -> what for, since epoch, until
+        self._resting: dict[tuple[str, int], tuple[int, float]] = {}  # shard -> primary that could not hand over, until
         self._held: set[int] = set()  # doubted servers that silent ones wait for
         self._next = 0
         self._settled: tuple | None = None  # what the last look saw: epoch, servers
@@ -155,6 +157,7 @@ class Fleet:
     def drop_table(self, name: str) -> dict[str, Any] | None:
         self.places.pop(name, None)
         self._handing = {key: value for key, value in self._handing.items() if key[0] != name}
+        self._resting = {key: value for key, value in self._resting.items() if key[0] != name}
         spec = self.specs.pop(name, None)
         self._publish()
         return spec
@@ -304,23 +307,46 @@ class Fleet:
                 server.doubted = True
         if fresh or self._held:
             self._bury()
-        changed = False
-        for (name, shard), (_, _, until) in list(self._handing.items()):
-            if now > until:
-                del self._handing[name, shard]
-                if name in self.places:
-                    self._put(name, shard, self.places[name][shard]._replace(stepping_down=False))
-                    changed = True
+        changed = self._end_handing(now)
         staying, leaving = self._staying(), self._staying(leaving=True)
         unfit = [n for n in staying if now < self.servers[n].unfit_until]
-        known = (self.epoch, staying, leaving, unfit)
+        resting = self._rests(now)
+        known = (self.epoch, staying, leaving, unfit, resting)
         if known != self._settled or changed:  # else there is still nothing to do
             self._settled = known
-            for step in list(next_steps(self._tables(), staying, leaving, MOVES, unfit)):
+            for step in list(next_steps(self._tables(), staying, leaving, MOVES, unfit, resting)):
                 self._take(step, now)
                 changed = True
         if changed:
             self._publish()
+
+    def _end_handing(self, now: float) -> bool:
+        """A primary that could not hand over in time goes on serving; whether there is one."""
+        late = [key for key, (_, _, until) in self._handing.items() if now > until]
+        changed = False
+        for name, shard in late:
+            del self._handing[name, shard]
+            p = self.places[name][shard]
+            if not p.stepping_down:  # another has become the primary meanwhile
+                continue
+            patience = config.seconds("step-down")
+            self._put(name, shard, p._replace(stepping_down=False))
+            self._resting[name, shard] = p.chain[0], now + BACK_OFF * patience
+            self.note(
+                f"server {p.chain[0]} could not hand over shard {shard} of table {name!r} within {patience:g} s "
+                f"(dps.timeouts.step-down): it goes on serving, and is asked again in {BACK_OFF * patience:g} s"
+            )
+            changed = True
+        return changed
+
+    def _rests(self, now: float) -> set[tuple[str, int]]:
+        """The shards whose primary is not asked to hand over now, because it could not do so a moment ago."""
+        self._resting = {
+            (name, shard): (primary, until)
+            for (name, shard), (primary, until) in self._resting.items()
+            if now < until and self.places[name][shard].chain[:1] == (primary,)
+        }
+        return set(self._resting)
 
     def _take(self, step: Step, now: float) -> None:
         p = self.places[step.table][step.shard]

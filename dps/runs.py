@@ -34,6 +34,9 @@ refused. Whatever else comes over a connection that is no longer the trainer's (
 on its way, its LEAVE, its end) changes nothing, and what waited there is told so. Each distinct incarnation is one
 *attempt*, which the servers know the ops of; the *origin* is the trainer's number among all that make ops.
 
+A trainer has one request that waits. Should it send another TICK or COLLECT over the same connection before the first
+is answered, the later one waits (a tick for the higher clock), and the first is refused at once.
+
 An *elastic* run is one whose trainers come when somebody schedules them, leave, and perhaps come again: nobody waits
 for another, who is lost is not missed, who fails stops nobody. It goes on until it is ended.
 """
@@ -256,7 +259,7 @@ class Runs:
         if body:
             run.reported(trainer, lambda: TrainerReport.decode(body), header.clock, now)
         released = run.clock.tick(trainer, header.clock, now)  # refuses one that may not tick
-        run.ticking[trainer] = Waiting(connection, header, now)
+        _await(run.ticking, trainer, Waiting(connection, header, now))
         run.passed(trainer)
         self._release(run, released)
 
@@ -281,7 +284,7 @@ class Runs:
             _tell(Waiting(connection, header, now), met)
             return
         met = run.gather.arrive(about, trainer, place, bytes(body[header.count :]))
-        run.meeting[trainer] = Waiting(connection, header, now)
+        _await(run.meeting, trainer, Waiting(connection, header, now))
         # Who waits here pushes nothing before the others are here too: it does not hold back their ticks.
         self._release(run, run.clock.leave(trainer, now))
         self._met(run, met)
@@ -430,6 +433,19 @@ class Runs:
 def _unread(kind: str, fields: str, wish: Any, error: Exception) -> DPSError:
     """What is wrong with a frame's JSON, unless it is about the run."""
     return error if isinstance(error, DPSError) else ProtocolError(f"a {kind} lacks its {fields}: {wish!r:.200}")
+
+
+def _await(waiting: dict[int, Waiting], trainer: int, request: Waiting) -> None:
+    """Keep a request until it can be answered. A trainer has one such request: an earlier one is refused now, because
+    otherwise nothing would ever answer it."""
+    earlier, waiting[trainer] = waiting.get(trainer), request
+    if earlier is not None and earlier.header.request != request.header.request:
+        earlier.fail(
+            InputError(
+                f"trainer {trainer} asked again (clock {request.header.clock}) before its request of clock "
+                f"{earlier.header.clock} was answered: only the later one counts"
+            )
+        )
 
 
 def _replaced(run: Run, trainer: int) -> StoppedError:

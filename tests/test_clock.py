@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from oracles import mutant
 
 import dps.coordination.gather
 from dps.coordination.clock import Clock
@@ -102,6 +103,15 @@ class Machine(RuleBasedStateMachine):
     def tick_again(self, pick, back):
         n = self.those("joined")[pick % len(self.those("joined"))]
         self.agree(self.clock.tick(n, max(0, self.clocks[n] - back), self.now), asked=n)
+
+    @precondition(lambda self: self.since)
+    @rule(pick=ALWAYS, steps=st.sampled_from([1, 2]))
+    def tick_on_while_it_waits(self, pick, steps):
+        """Only the higher clock counts, and the wait begins anew."""
+        n = sorted(self.since)[pick % len(self.since)]
+        del self.since[n]
+        self.clocks[n] += steps
+        self.agree(self.clock.tick(n, self.clocks[n], self.now), asked=n)
 
     @precondition(lambda self: self.those("joined", "lost"))
     @rule(pick=ALWAYS, twice=st.booleans())
@@ -288,8 +298,17 @@ class DoesNotFence(Clock):
         pass
 
 
+class ForgetsTheHigherTick(Clock):
+    tick = mutant(Clock.tick, "self._waiting.pop(trainer, None)", "pass")
+
+
+class ReleasesAtTheLowerTick(Clock):
+    _settle = mutant(Clock._settle, "and clock == self._clocks[trainer]", "")
+
+
 WRONG = [OneTooMany, OneTooFew, SlowestWaits, WakesOnlyOnEquality, CountsTicks, Paracel, ForgetsLeavers]
 WRONG += [LeavingReleasesNobody, CountsOnlyWhoJoined, LostDoNotCount, ReleasesOne, MovesBack, DoesNotFence]
+WRONG += [ForgetsTheHigherTick, ReleasesAtTheLowerTick]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -370,6 +389,14 @@ STORIES = {
         join 0
         tick 0 1 -> 0
         tick 0 1000 -> 0
+        """,
+    "a higher tick takes the place of one that waits": """
+        run staleness 0 trainers 2
+        join 0 1
+        tick 0 1 ->
+        tick 0 2 ->
+        tick 1 1 -> 1
+        tick 1 2 -> 0 1
         """,
     "one that has not joined counts": """
         run staleness 0 trainers 2

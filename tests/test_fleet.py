@@ -6,11 +6,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from oracles import mutant
 
 from dps import config
 from dps.coordination.placement import next_steps
 from dps.errors import InputError, ProtocolError, TooFewWorkersError
-from dps.fleet import LOOK, UNFIT, Fleet
+from dps.fleet import BACK_OFF, LOOK, UNFIT, Fleet
 from dps.member import BEAT
 from dps.state.ops import TableSpec
 from dps.wire import frames
@@ -504,21 +505,75 @@ def test_a_primary_that_steps_down_is_followed_by_the_one_chosen():
     assert world.fleet.epoch == epoch
 
 
-def test_a_primary_that_does_not_step_down_goes_on_after_a_while():
+def test_a_primary_that_cannot_hand_over_goes_on_and_is_asked_again_after_a_back_off():
     world, shard, number = handing_over()
-    since = world.fleet.epoch
-    until = world.time + STEP_DOWN
-    while world.time < until - LOOK:
+    since, asked = world.fleet.epoch, world.time
+    while world.time < asked + STEP_DOWN - LOOK:
         world.wait(LOOK)
         assert world.places()[shard].stepping_down
-    world.wait(2 * LOOK)  # it goes on, and is asked again
+    world.wait(2 * LOOK)
+    assert not world.places()[shard].stepping_down
     assert world.fleet.epoch > since
-    told = [decode_json(body) for header, body in world.lines[0].said if header.kind == frames.PLACE]
-    assert [about["tables"]["1"][shard][3] for about in told if about["epoch"] >= since] == [True, False, True] or (
-        [about["tables"]["1"][shard][3] for about in told if about["epoch"] >= since][:2] == [True, True]
-    )
+    assert any(f"server 0 could not hand over shard {shard} of table 'w'" in text for _, text in world.fleet.events)
     world.tell(0, frames.STEPPED_DOWN, table="w", shard=shard, epoch=since)  # an answer to the first time
     assert world.chains()[shard] == (0, number)
+    again = world.time + BACK_OFF * STEP_DOWN
+    while world.time < again - 4 * LOOK:
+        world.wait(LOOK)
+        assert world.lines[0].placement["tables"]["1"][shard][3] is False, "the primary serves"
+    world.wait(4 * LOOK)
+    assert world.lines[0].placement["tables"]["1"][shard][3] is True, "the primary is asked again"
+    world.tell(0, frames.STEPPED_DOWN, table="w", shard=shard, epoch=since)
+    assert world.chains()[shard] == (0, number)
+    world.tell(0, frames.STEPPED_DOWN, table="w", shard=shard, epoch=world.fleet.epoch)
+    assert world.chains()[shard] == (number, 0)
+
+
+def leaving_in_vain():
+    """A world in which server 0 leaves and could not hand over its only shard to server 1; server 2 has joined."""
+    world = World(3)
+    world.table(shards=1)
+    assert world.chains() == [(0, 1)]
+    world.fleet.retire([0])
+    world.wait(LOOK)
+    world.tell(1, frames.CAUGHT_UP, table="w", shard=0, server=2, epoch=world.fleet.epoch)
+    world.wait(2 * LOOK)
+    assert world.places()[0].stepping_down
+    world.wait(STEP_DOWN + 2 * LOOK)
+    assert world.places()[0][::3] == ((0, 1, 2), False)
+    return world
+
+
+def test_a_server_that_leaves_and_cannot_hand_over_serves_and_is_asked_again_after_a_back_off():
+    world = leaving_in_vain()
+    epoch = world.fleet.epoch
+    world.wait(BACK_OFF * STEP_DOWN - 10 * LOOK)
+    assert world.fleet.epoch == epoch
+    world.settle(10 * LOOK)
+    assert world.chains() == [(1, 2)]
+    assert world.fleet.empty(0)
+
+
+def test_the_back_off_of_a_primary_does_not_hold_for_its_successor():
+    world = leaving_in_vain()
+    world.fleet.worker_gone("tcp://w0")
+    world.cut(0)
+    assert world.chains() == [(1, 2)]
+    assert world.start() == 3
+    world.fleet.retire([1])
+    world.wait(LOOK)
+    world.tell(2, frames.CAUGHT_UP, table="w", shard=0, server=3, epoch=world.fleet.epoch)
+    world.wait(2 * LOOK)
+    assert world.places()[0][::3] == ((1, 2, 3), True)
+
+
+def test_what_is_late_where_another_leads_by_now_is_no_failure():
+    world, _, number = handing_over()
+    world.fleet.worker_gone("tcp://w0")
+    world.cut(0)
+    world.wait(STEP_DOWN + 1)
+    assert world.chains() == [(number,), (number,)]
+    assert not any("could not hand over" in text for _, text in world.fleet.events)
 
 
 def test_a_primary_that_dies_while_it_steps_down():
@@ -671,3 +726,36 @@ def test_a_look_at_a_fleet_that_is_settled_does_not_go_through_its_shards(monkey
     world.settle()
     assert asked
     assert world.fleet.empty(0)
+
+
+# ---- the tests themselves -------------------------------------------------------------------------------------------
+
+ASKED_AGAIN = test_a_primary_that_cannot_hand_over_goes_on_and_is_asked_again_after_a_back_off
+WRONG = {
+    "a step-down that timed out leaves its mark": ("_end_handing", "p._replace(stepping_down=False)", "p", ASKED_AGAIN),
+    "it is asked again at once": ("_end_handing", "self._resting[name, shard] = ", "_ = ", ASKED_AGAIN),
+    "who leaves is asked again at once": (
+        *("_end_handing", "self._resting[name, shard] = ", "_ = "),
+        test_a_server_that_leaves_and_cannot_hand_over_serves_and_is_asked_again_after_a_back_off,
+    ),
+    "it is never asked again": ("_rests", "now < until", "True", ASKED_AGAIN),
+    "the end of a back-off is not noticed": ("look", "unfit, resting)\n", "unfit)\n", ASKED_AGAIN),
+    "a step-down never times out": ("_end_handing", "if now > until", "if False", ASKED_AGAIN),
+    "a late answer counts": ("stepped_down", 'about["epoch"] < since', "False", ASKED_AGAIN),
+    "the back-off holds for whoever leads": (
+        *("_rests", "self.places[name][shard].chain[:1] == (primary,)", "True"),
+        test_the_back_off_of_a_primary_does_not_hold_for_its_successor,
+    ),
+    "a primary that is gone is said to have failed": (
+        *("_end_handing", "not p.stepping_down", "False"),
+        test_what_is_late_where_another_leads_by_now_is_no_failure,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_fleet_is_caught(name, monkeypatch):
+    method, old, new, scenario = WRONG[name]
+    monkeypatch.setattr(Fleet, method, mutant(getattr(Fleet, method), old, new))
+    with pytest.raises(AssertionError):
+        scenario()

@@ -345,6 +345,24 @@ def test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go():
     assert found == old._replace(stepping_down=False)
 
 
+def test_a_primary_that_rests_is_not_asked_to_hand_over():
+    """Everything else goes on: copies are made and given up, and other shards are handed over."""
+    chain, resting = (1, 1, 1), {("w", 0)}
+
+    def steps(places, servers, leaving=(), resting=resting):
+        return list(placement.next_steps({"w": (2, places)}, servers, leaving, 4, (), resting))
+
+    leaving = [Place((0, 1, 2), None, chain), Place((0, 1, 2), None, chain)]
+    assert steps(leaving, [1, 2], [0]) == [Step(DROP, "w", 1, 0)]
+    assert steps(leaving, [1, 2], [0], ()) == [Step(DROP, "w", 0, 0), Step(DROP, "w", 1, 0)]
+    assert steps([Place((0, 1), None, (1, 1))], [1, 2], [0]) == [Step(JOIN, "w", 0, 2)]
+    assert steps([Place((0, 1, 2), None, chain)], [0, 2], [1]) == [Step(DROP, "w", 0, 1)]
+    uneven = [Place((0, 1), None, (1, 1)) for _ in range(3)]
+    assert steps(uneven, [0, 1], resting=()) == [Step("lead", "w", 0, 1)]
+    assert steps(uneven, [0, 1]) == [Step("lead", "w", 1, 1)]
+    assert steps(uneven, [0, 1], resting={("w", n) for n in range(3)}) == []
+
+
 WRONG = [
     ("rechained", "== previous else epoch", "== previous or previous is None else epoch"),
     ("rechained", "else epoch)", "else epoch - 1)"),
@@ -362,6 +380,9 @@ WRONG = [
     ("next_steps", "p.joiner is not None or p.stepping_down or (", "(p.joiner is not None and False) or ("),
     ("next_steps", "not busy and not any(p.joiner is not None or p.stepping_down for p in places)", "True"),
     ("next_steps", "free -= 1", "pass"),
+    ("next_steps", "(name, number) in resting", "False"),
+    ("next_steps", "what == DROP and server == p.chain[0] and (name", "(name"),
+    ("_even_out", "() if (name, number) in resting else ", ""),
     ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "not chain"),
     ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "False"),
     ("handed_over", "chain.insert(0, step.server)", "chain.append(step.server)"),
@@ -382,6 +403,7 @@ def hunt():
     """Examples that a rule gets right by luck only if it is right."""
     test_a_backup_in_doubt_is_not_asked_to_lead()
     test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go()
+    test_a_primary_that_rests_is_not_asked_to_hand_over()
     run_state_machine_as_test(
         Placements,
         settings=settings(max_examples=6_000, derandomize=True, database=None, phases=[Phase.generate], deadline=None),

@@ -10,11 +10,13 @@ import time
 import dask
 import numpy as np
 import pytest
+import servers as real_servers
 from oracles import mutant
 from peers import soon
 from servers import SECRET, Servers, wait_until
 
 import dps
+from dps.coordination.placement import rechained
 from dps.errors import DPSError, MovedError, RequestTimeoutError, UnknownTableError
 from dps.replication import Relay
 from dps.serving import Serving
@@ -452,6 +454,52 @@ def test_who_is_out_of_a_chain_says_no_more_that_it_has_stepped_down():
         assert servers.reports == []
 
 
+# ---- one frame for several shards, of which one goes another way ----------------------------------------------------
+
+
+@contextlib.contextmanager
+def on_the_way(count: int = 3):
+    """Three shards on servers 0, 1, and pushes to all of them that server 1 has not seen, each in one frame."""
+    with Servers(3) as servers:
+        servers.table(TableSpec("n", rows=48, dtype="int64", shards=3, copies=2), owners=[0, 0, 0])
+        with servers.client() as client:
+            client.push("n", slice(0, 48), np.ones(48, np.int64))
+            with held(servers, 1):
+                servers.deaf.add(1)  # else it is told, which it cannot be
+                pending = [client.push_async("n", slice(0, 48), np.ones(48, np.int64)) for _ in range(count)]
+                relay = servers.servers[0].relay
+                wait_until(lambda: relay.unconfirmed()[0] == count)
+                yield servers, client, pending
+            servers.deaf.clear()
+            servers.place()
+            for each in pending:
+                each.result(timeout=real_servers.PATIENCE)
+            assert (client.pull("n", slice(0, 48)) == 1 + count).all()
+            assert servers.differences() == []
+
+
+def split_over_a_line(broken: bool) -> None:
+    """The frames are split because the middle shard has lost its backup; the other shards' parts are sent again."""
+    with on_the_way() as (servers, client, pending):
+        if broken:
+            link = servers.servers[0].relay._wires[1].link
+            servers.endpoints[0].call(link.close)
+            wait_until(lambda: servers.servers[0].relay._wires[1].link is not link)
+        (_, places) = servers.tables["n"]
+        servers.put("n", 1, rechained(places[1], (0,), None, servers.epoch + 1))
+        assert servers.servers[0].relay.unconfirmed()[0] == 2 * len(pending)
+        client.pull("n", [0])  # what was answered before has come by then
+        assert not any(each.done for each in pending), "server 1 has confirmed nothing"
+
+
+def test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again():
+    split_over_a_line(broken=False)
+
+
+def test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke():
+    split_over_a_line(broken=True)
+
+
 # ---- those who were replaced ----------------------------------------------------------------------------------------
 
 
@@ -567,6 +615,18 @@ WRONG = [
     (Relay, "_tell_stepped_down", "if copy.drained:", "if True:", test_nobody_steps_down_before_all_is_confirmed),
     (Relay, "drop", "copy.stepping_down = False", "pass",
      test_who_is_out_of_a_chain_says_no_more_that_it_has_stepped_down),
+    (Relay, "_take", "self._write(wire, number)", "pass",
+     test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again),
+    (Relay, "_take", "again.append(wire.last)", "kept.pop(wire.last)",
+     test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke),
+    (Relay, "_take", "kept[wire.last] = single", "self._write(wire, number)",
+     test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke),
+    (Relay, "_take", "for single in self._split(forward):", "for single in [forward]:",
+     test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke),
+    (Relay, "_split", "waiter.left += len(singles) - 1", "pass",
+     test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again),
+    (Relay, "_up", "self.send(wire.number, forward)", "len(forward.parts) > 1 and self.send(wire.number, forward)",
+     test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke),
     (Relay, "press", "self.backlog > self._limit", "False",
      lambda: within(test_a_primary_takes_no_more_than_its_backup_confirms)),
     (Relay, "follow", "if not copy.drained:", "if False:", lambda: within(repeats_wait)),

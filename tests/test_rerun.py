@@ -22,12 +22,14 @@ import pytest
 from distributed import Client, get_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import mutant
 from servers import wait_until
 
 import dps
 from dps import run as real_run
 from dps import runs as real_runs
 from dps.coordination import gather as real_gather
+from dps.coordination.clock import Clock
 from dps.errors import ControllerGoneError, InputError, ProtocolError, StoppedError, TrainerLostError
 from dps.runs import Runs
 from dps.training.tasks import Job, choosing, free_threads, train
@@ -412,6 +414,47 @@ def test_one_lost_in_a_meeting_is_told_what_came_of_it_and_counts_meanwhile():
     assert again.answer(again.collect(0, 0, 5))[1] == np.int64(111).tobytes()
     assert again.answer(again.tick(1)) is not None
     assert None not in [peers[n + 1].answer(request) for n, request in enumerate(ticks)]
+
+
+def test_a_request_that_comes_while_an_earlier_one_waits_takes_its_place():
+    """The earlier one is answered too, with an error: nothing waits for ever."""
+    runs = Runs("s", lambda: 0.0)
+    runs.start(2, 0)
+    peers = [Peer(runs) for _ in range(2)]
+    for n, peer in enumerate(peers):
+        peer.join(1, n, 1)
+    first, second = peers[0].tick(1), peers[0].tick(2)
+    with pytest.raises(InputError, match=r"trainer 0 asked again \(clock 2\) before its request of clock 1"):
+        peers[0].answer(first)
+    assert runs.describe(1)["clocks"] == [2, 0]
+    assert peers[1].answer(peers[1].tick(1)) is not None
+    assert peers[0].answer(second) is None, "trainer 0 is at clock 2, and trainer 1 at 1"
+    assert runs.describe(1)["waiting"] == [0]
+    peers[1].tick(2)
+    assert peers[0].answer(second) is not None
+    met, again = peers[0].collect(2, 0, 1), peers[0].collect(2, 0, 2)
+    with pytest.raises(InputError, match="asked again"):
+        peers[0].answer(met)
+    assert peers[1].answer(peers[1].collect(2, 0, 40))[1] == np.int64(42).tobytes()
+    assert peers[0].answer(again)[1] == np.int64(42).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "old", "new"),
+    [
+        (Runs, "tick", "_await(run.ticking, trainer, ", "run.ticking.setdefault(trainer, "),
+        (Runs, "collect", "_await(run.meeting, trainer, ", "run.meeting.setdefault(trainer, "),
+        (real_runs, "_await", "earlier.fail(", "("),
+        (real_runs, "_await", "earlier is not None and earlier.header.request != request.header.request", "False"),
+        (Clock, "tick", "self._waiting.pop(trainer, None)", "pass"),
+        (Clock, "_settle", "and clock == self._clocks[trainer]", ""),
+        (Clock, "tick", "self._uncount(self._clocks[trainer])", "pass"),
+    ],
+)
+def test_a_wrong_place_of_a_request_is_caught(owner, name, old, new, monkeypatch):
+    monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test_a_request_that_comes_while_an_earlier_one_waits_takes_its_place()
 
 
 @pytest.mark.parametrize("wish", [b"[]", b"1", b"{}", b'{"run": 1, "trainer": 1e999, "incarnation": 1}', b"null"])

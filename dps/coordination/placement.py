@@ -156,6 +156,7 @@ def next_steps(
     leaving: Collection[int],
     moves: int,
     unfit: Collection[int] = (),
+    resting: Collection[tuple[str, int]] = (),
 ) -> Iterator[Step]:
     """What to do now.
 
@@ -171,6 +172,8 @@ def next_steps(
         How many joiners there may be at a time.
     unfit : collection of int
         Those that are not to join anything now.
+    resting : collection of (str, int)
+        Table and shard where the primary is not asked to hand over now, because it could not do so a moment ago.
 
     Yields
     ------
@@ -199,12 +202,14 @@ def next_steps(
             what, server = step
             if p.joiner is not None or p.stepping_down or (what == JOIN and free <= 0):
                 continue
+            if what == DROP and server == p.chain[0] and (name, number) in resting:
+                continue
             if what == JOIN:
                 free -= 1
                 load[server] += 1
             yield Step(what, name, number, server)
     if not busy and not any(p.joiner is not None or p.stepping_down for p in places):
-        yield from _even_out(tables, load, free, unfit)
+        yield from _even_out(tables, load, free, unfit, resting)
 
 
 def surplus(tables: Mapping[str, tuple[int, Sequence[Place]]], servers: Collection[int], wanted: int) -> list[int]:
@@ -241,7 +246,11 @@ def _mend(
 
 
 def _even_out(
-    tables: Mapping[str, tuple[int, Sequence[Place]]], load: Counter[int], free: int, unfit: Collection[int]
+    tables: Mapping[str, tuple[int, Sequence[Place]]],
+    load: Counter[int],
+    free: int,
+    unfit: Collection[int],
+    resting: Collection[tuple[str, int]],
 ) -> Iterator[Step]:
     """One step towards the same number of copies, then of primaries, on every server."""
     if len(load) < 2:
@@ -258,7 +267,7 @@ def _even_out(
     found = None
     for name, (_, shards) in tables.items():
         for number, p in enumerate(shards):
-            for backup in p.chain[1:]:
+            for backup in () if (name, number) in resting else p.chain[1:]:
                 gain = heads[p.chain[0]] - heads[backup] if backup in heads else 0
                 if gain > 1 and (found is None or gain > found[0]):
                     found = gain, Step(LEAD, name, number, backup)
