@@ -2,17 +2,14 @@
 
 import importlib.metadata
 
-import dask_sphinx_theme  # fail here, and not in the middle of a page
-
 project = "dps"
 author = "dps developers"
 project_copyright = f"2026, {author}"
 version = release = importlib.metadata.version("dps")
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "myst_parser"]
-templates_path = ["_templates"]
 
-html_theme = dask_sphinx_theme.__name__
+html_theme = "sphinx_book_theme"
 html_copy_source = False
 html_title = f"dps {release}"
 html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}

@@ -144,7 +144,7 @@ def needing(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise MissingPackageError(f"{error}: pip install 'dps[{extra}]'") from error
+        raise MissingPackageError(f"{error}: pip install 'dps[{extra}]'", name=error.name) from error
 
 
 def by_name(name: str) -> type[DPSError]:

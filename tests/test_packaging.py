@@ -109,3 +109,31 @@ def test_an_extra_alone_is_enough(built, extra, tmp_path):
         for args in (["-m", "pip", "install", "-q", what], ["-m", "pip", "check"], ["-c", f"import {EXTRAS[extra]}"]):
             done = subprocess.run([python, *args], cwd=tmp_path, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
+
+
+WITHOUT = """
+import importlib, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[2].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import dps  # needs none of them
+try:
+    importlib.import_module(sys.argv[1])
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "absent", "extra"),
+    [("dps.models", "sklearn", "models"), ("dps.models.spark", "pyspark", "spark"), ("dps.yarn", "skein", "yarn")],
+)
+def test_a_missing_package_is_named_with_its_extra(module, absent, extra):
+    command = [sys.executable, "-c", WITHOUT, module, absent]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert absent in printed
+    assert f"pip install 'dps[{extra}]'" in printed

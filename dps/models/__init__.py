@@ -4,8 +4,11 @@ Needs scikit-learn, scipy and pandas: ``pip install dps[models]``. A stage for S
 ``dps.models.spark``.
 """
 
-from dps.models.encoding import encode_frame
-from dps.models.files import read_files, read_libsvm
-from dps.models.logistic import LogisticRegression
+from dps.errors import needing
+
+with needing("models"):
+    from dps.models.encoding import encode_frame
+    from dps.models.files import read_files, read_libsvm
+    from dps.models.logistic import LogisticRegression
 
 __all__ = ["LogisticRegression", "encode_frame", "read_files", "read_libsvm"]

@@ -6,41 +6,44 @@ import os
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-from pyspark import keyword_only
-from pyspark.ml import Estimator, Model
-from pyspark.ml.functions import array_to_vector
-from pyspark.ml.linalg import DenseMatrix, DenseVector, Matrix, SparseVector, Vector
-from pyspark.ml.param import Param, Params, TypeConverters
-from pyspark.ml.param.shared import (
-    HasElasticNetParam,
-    HasFeaturesCol,
-    HasFitIntercept,
-    HasLabelCol,
-    HasMaxIter,
-    HasPredictionCol,
-    HasProbabilityCol,
-    HasRawPredictionCol,
-    HasRegParam,
-    HasSeed,
-    HasSolver,
-    HasStepSize,
-)
-from pyspark.ml.util import (
-    DefaultParamsReadable,
-    DefaultParamsReader,
-    DefaultParamsWritable,
-    DefaultParamsWriter,
-    MLReadable,
-    MLReader,
-    MLWritable,
-    MLWriter,
-)
-from pyspark.sql import DataFrame, functions
-from pyspark.sql.pandas.functions import pandas_udf
 
-from dps.errors import InputError
+from dps.errors import InputError, needing
+
+with needing("spark"):
+    import pandas as pd
+    import pyarrow as pa
+    from pyspark import keyword_only
+    from pyspark.ml import Estimator, Model
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.ml.linalg import DenseMatrix, DenseVector, Matrix, SparseVector, Vector
+    from pyspark.ml.param import Param, Params, TypeConverters
+    from pyspark.ml.param.shared import (
+        HasElasticNetParam,
+        HasFeaturesCol,
+        HasFitIntercept,
+        HasLabelCol,
+        HasMaxIter,
+        HasPredictionCol,
+        HasProbabilityCol,
+        HasRawPredictionCol,
+        HasRegParam,
+        HasSeed,
+        HasSolver,
+        HasStepSize,
+    )
+    from pyspark.ml.util import (
+        DefaultParamsReadable,
+        DefaultParamsReader,
+        DefaultParamsWritable,
+        DefaultParamsWriter,
+        MLReadable,
+        MLReader,
+        MLWritable,
+        MLWriter,
+    )
+    from pyspark.sql import DataFrame, functions
+    from pyspark.sql.pandas.functions import pandas_udf
+
 from dps.models.encoding import Layout
 from dps.models.logistic import LogisticRegression
 from dps.models.spark_pieces import block_of, unwrapped
