@@ -157,6 +157,14 @@ def test_links_inside_the_project_lead_somewhere(page):
     assert not [t for t in targets if t and not ((ROOT / page).parent / t).exists()]
 
 
+def test_the_design_page_names_every_file_and_no_other():
+    page = (ROOT / "docs" / "design.md").read_text()
+    there = {path.name for folder in ("dps", "tests", "docs", "benchmarks") for path in (ROOT / folder).rglob("*.py")}
+    absent = [p for p in (ROOT / "dps").rglob("*.py") if not p.stem.startswith("__") and p.stem not in page]
+    assert not absent, "say in docs/design.md what these are for"
+    assert not set(re.findall(r"\b[a-z_]+\.py\b", page)) - there, "the page names files that are gone"
+
+
 # The pages as Sphinx builds them
 
 
