@@ -33,6 +33,7 @@ from typing import Any
 from dps.disk import is_local, sync
 from dps.errors import CheckpointError, InputError
 from dps.manifest import Checkpoint
+from dps.names import check_name
 from dps.shard_files import FileRecord, ShardFile, open_filesystem, write_shard
 from dps.state.ops import TableSpec
 
@@ -113,7 +114,7 @@ class Store:
     def chain(self, name: str, *, checksums: bool = False) -> tuple[Checkpoint, ...]:
         """The full checkpoint that `name` builds on, the increments since, and `name` itself; each verified."""
         found: deque[Checkpoint] = deque()  # the parent of each before it
-        parent: str | None = name
+        parent: str | None = check_name("checkpoint", name)
         while parent is not None:
             checkpoint = self._read(parent)
             if found and checkpoint.depth != found[0].depth - 1:

@@ -39,6 +39,7 @@ from dps.errors import (
 )
 from dps.fleet import LOOK, Recruit
 from dps.monitor import history_json
+from dps.names import check_name
 from dps.runs import Runs
 from dps.session import Session
 from dps.state.ops import TableSpec
@@ -129,6 +130,7 @@ class Controller(SchedulerPlugin):
         version: str | None = None,
     ) -> dict[str, Any]:
         """Start a parameter server: find workers, start a server on each. `version` is the driver's, for messages."""
+        check_name("parameter server", name)
         if name in self.sessions:
             raise NameInUseError(
                 f"a parameter server named {name!r} exists in this cluster; dps.ParameterServer.attach(client, "

@@ -46,6 +46,7 @@ from dps.coordination.placement import (
 )
 from dps.coordination.watch import Watch
 from dps.errors import InputError, ProtocolError, TooFewWorkersError
+from dps.names import shown
 from dps.reports import ServerReport
 from dps.wire import frames
 from dps.wire.frames import Header
@@ -277,7 +278,9 @@ class Fleet:
             joiner = None if p.joiner == who or not chain else p.joiner
             self._put(name, shard, rechained(p, chain, joiner, self.epoch + 1))
         for name, shards in out.items():
-            self.note(f"server {who} is out of step with {_named(shards)} of table {name!r}: {about['why']}")
+            self.note(
+                f"server {who} is out of step with {_named(shards)} of table {name!r}: {shown(about['why'], 1000)}"
+            )
         if out:
             if who in self.servers:
                 self.servers[who].unfit_until = self.endpoint.now() + UNFIT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 from typing import Any
 
@@ -13,10 +12,10 @@ from dps.client import Client, Ticket
 from dps.controller import Controller
 from dps.dashboard import Surfaces
 from dps.dask_side import ask_versions, own_version
-from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, InputTypeError, NameInUseError
+from dps.errors import ClosedError, ControllerGoneError, DPSError, InputTypeError, NameInUseError
 from dps.server import Server
 
-__all__ = ["Handle", "check_name"]
+__all__ = ["Handle"]
 
 
 class Handle:
@@ -98,10 +97,3 @@ class Handle:
 
     def _scheduler_address(self) -> str:
         return str(self.dask_client.scheduler_info(n_workers=0).get("address", ""))
-
-
-def check_name(name: str) -> None:
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-        raise InputError(
-            f"a parameter server's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r}"
-        )

@@ -19,7 +19,8 @@ import threading
 from typing import Any
 
 from dps.errors import InputError
-from dps.reports import COLUMNS, MOST_METRIC, MOST_METRICS, MOST_NAME, MOST_SERVERS, TrainerReport
+from dps.names import check_name
+from dps.reports import COLUMNS, MOST_METRIC, MOST_METRICS, MOST_SERVERS, TrainerReport
 from dps.wire.channel import Traffic
 
 __all__ = ["Meter"]
@@ -139,8 +140,7 @@ class Meter:
     def log(self, name: str, value: Any) -> None:
         """A number of the user's own."""
         if name not in self._names:
-            if not (0 < len(name) <= MOST_NAME and name.isprintable()):
-                raise InputError(f"a metric's name has 1 to {MOST_NAME} printable characters; {name!r:.100} has not")
+            check_name("metric", name)
             if len(self._names) == MOST_METRICS:
                 raise InputError(f"metric {name!r} is one too many: {MOST_METRICS} names were logged already")
         try:

@@ -17,7 +17,7 @@ from dps.errors import (
     InputError,
     NameInUseError,
 )
-from dps.handle import check_name
+from dps.names import check_name
 from dps.scaling import Scaling, check_servers
 from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec
@@ -75,7 +75,7 @@ class ParameterServer(Scaling):
         name: str = "dps",
         timeout: float | None = None,
     ):
-        check_name(name)
+        check_name("parameter server", name)
         check_servers("servers", servers)
         if isinstance(copies, bool) or not isinstance(copies, int) or not 1 <= copies <= servers:
             raise InputError(f"copies is a whole number from 1 to the number of servers, {servers}, not {copies!r}")
@@ -106,7 +106,7 @@ class ParameterServer(Scaling):
         ClosedError
             There is none of that name.
         """
-        check_name(name)
+        check_name("parameter server", name)
         self = cls.__new__(cls)
         self._prepare(client, name)
         try:
@@ -198,7 +198,7 @@ class ParameterServer(Scaling):
         Parameters
         ----------
         name : str
-            Unique in this parameter server.
+            Unique in this parameter server; 1 to 200 printable characters.
         dim : int
             Values in a row.
         rows : int, optional
@@ -251,7 +251,7 @@ class ParameterServer(Scaling):
 
     def drop(self, table: str) -> None:
         """Forget a table and its rows."""
-        self._call("drop_table", table=table)
+        self._call("drop_table", table=check_name("table", table))
         if self._client is not None:
             self._client.forget_routes()  # another of that name may follow
 

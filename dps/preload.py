@@ -21,7 +21,7 @@ from dps import config
 from dps.controller import Controller
 from dps.dashboard import Surfaces
 from dps.errors import DPSError, InputError
-from dps.handle import check_name
+from dps.names import check_name
 from dps.server import Server
 from dps.state.ops import TableSpec
 from dps.state.warm import warm
@@ -43,7 +43,7 @@ opening: dict[str, asyncio.Task] = {}  # by the scheduler's id
 async def dask_setup(process: Any, servers: int | None, copies: int, name: str) -> None:
     """What Dask calls with the scheduler, or with a worker."""
     if isinstance(process, Scheduler):
-        check_name(name)
+        check_name("parameter server", name)
         if copies > (servers or 1):
             raise InputError(f"--copies {copies} of each row need as many servers, not {servers}")
         await process.register_scheduler_plugin(Controller(Server, Surfaces()), idempotent=True)

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dps.coordination.history import COLUMNS
-from dps.errors import ProtocolError
+from dps.errors import InputError, ProtocolError
+from dps.names import check_name
 from dps.wire import frames
 
-__all__ = ["COLUMNS", "MOST_METRIC", "MOST_METRICS", "MOST_NAME", "ServerReport", "TrainerReport", "quantile"]
+__all__ = ["COLUMNS", "MOST_METRIC", "MOST_METRICS", "ServerReport", "TrainerReport", "quantile"]
 
 TIMES = 7  # the first of COLUMNS, in "t"; the rest, in "n", are counts
-MOST_METRICS, MOST_NAME, MOST_METRIC = 32, 64, 1e100  # metrics in a report; characters of a name; size of a value
+MOST_METRICS, MOST_METRIC = 32, 1e100  # metrics in a report; size of a value
 MOST_SERVERS, MOST_TABLES, MOST_SHARDS, MOST_BUCKET = 4096, 64, 1 << 12, 63
 MOST = 1e18  # of any time or count: their sums stay finite, and exact enough
 
@@ -197,9 +198,10 @@ def _counts(value: Any, what: str, most: int) -> dict[int, float]:
 
 
 def _named(name: str, what: str) -> str:
-    if not (0 < len(name) <= MOST_NAME and name.isprintable()):
-        raise ProtocolError(f"{what}: a metric's name has 1 to {MOST_NAME} printable characters, not {name!r:.100}")
-    return name
+    try:
+        return check_name("metric", name)
+    except InputError as error:
+        raise ProtocolError(f"{what}: {error}") from None
 
 
 def _metric(value: Any, what: str) -> tuple[int, float, float | None]:

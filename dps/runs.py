@@ -60,6 +60,7 @@ from dps.errors import (
     StoppedError,
     TrainerLostError,
 )
+from dps.names import check_name, shown
 from dps.portions import Portions
 from dps.reductions import COLLECT_LIMIT
 from dps.reports import TrainerReport
@@ -209,7 +210,7 @@ class Runs:
         wish = frames.decode_json(body)
         try:
             number, trainer, named = int(wish["run"]), int(wish["trainer"]), wish["incarnation"]
-            place, joins = str(wish.get("where", ""))[:200], int(wish.get("joins", 0))
+            place, joins = shown(wish.get("where", ""), 200), int(wish.get("joins", 0))
             incarnation = None if named is None else int(named)
         except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
             raise ProtocolError(f"a trainer's JOIN lacks its run, trainer or incarnation: {wish!r:.200}") from None
@@ -310,14 +311,14 @@ class Runs:
         if trainer not in run.left:
             return
         if report.get("failed"):
-            self.stop(run.number, StoppedError(f"trainer {trainer} failed: {str(report['failed'])[:1000]}"))
+            self.stop(run.number, StoppedError(f"trainer {trainer} failed: {shown(report['failed'], 1000)}"))
         else:
             self._gone(run, trainer)
 
     def reserve(self, connection: Connection, header: Header, body: memoryview) -> None:
         wish = frames.decode_json(body)
         try:
-            run, name, count = self.known(int(wish["run"])), str(wish["name"])[:200], int(wish["count"])
+            run, name, count = self.known(int(wish["run"])), check_name("trainer", wish["name"]), int(wish["count"])
         except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
             raise _unread("RESERVE", "run, name or count", wish, error) from None
         if run.stopped is not None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.errors import InputError, InputTypeError
+from dps.names import check_name
 from dps.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.state.optimizers import Add, Optimizer, optimizer_from_dict
 
@@ -46,7 +47,7 @@ class TableSpec:
     Parameters
     ----------
     name : str
-        Unique in its parameter server.
+        Unique in its parameter server; 1 to 200 printable characters.
     rows : int or None
         Number of rows of a dense table; None for a keyed one (any int64 key).
     dim : int
@@ -92,9 +93,7 @@ class TableSpec:
     id: int = 0
 
     def __post_init__(self):
-        where = f"table {self.name!r}"
-        if not isinstance(self.name, str) or not self.name or len(self.name) > 200:
-            raise InputError(f"a table's name is a text of 1 to 200 characters, not {self.name!r}")
+        where = f"table {check_name('table', self.name)!r}"
         if not isinstance(self.optimizer, Optimizer):
             raise InputTypeError(
                 f"{where}: optimizer must be one of dps's, such as dps.Adagrad(0.1), not {self.optimizer!r}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from dps.client import Client, Ticket
 from dps.errors import DPSError, InputError
+from dps.names import check_name
 from dps.training.trainer import Trainer
 from dps.wire import frames
 from dps.wire.frames import Header
@@ -111,7 +112,8 @@ class OpenRun:
         InputError
             So many are no longer free.
         """
-        wish = {"run": self.number, "name": uuid.uuid4().hex if name is None else name, "count": count}
+        name = uuid.uuid4().hex if name is None else check_name("trainer", name)
+        wish = {"run": self.number, "name": name, "count": count}
         with Client(self.ticket) as client:
             return client._ask_controller(Header(frames.RESERVE), wish)["first"]
 
