@@ -38,7 +38,7 @@ from typing import Any
 from distributed import Client
 from distributed.core import Status
 
-__all__ = ["RESOURCE", "Cordon", "client_of"]
+__all__ = ["RESOURCE", "Cordon", "client_of", "natural"]
 
 logger = logging.getLogger("distributed.dps.cordon")
 
@@ -116,7 +116,7 @@ class Cordon:
             return []
         self._renew()
         found = [ws for ws in self._scheduler.workers.values() if is_dps(ws) and ws.status in OPEN]
-        return [ws.address for ws in sorted(found, key=lambda ws: (_natural(ws.name), ws.address))]
+        return [ws.address for ws in sorted(found, key=lambda ws: (natural(ws.name), ws.address))]
 
     def admit(self, keys: Iterable[str]) -> dict[str, str]:
         """Let these keys through, and tell the state of each: "unknown" before the scheduler has heard of it.
@@ -233,10 +233,10 @@ def missing(scheduler: Any) -> str | None:
     return None
 
 
-def _natural(name: object) -> Sequence[Any]:
-    """server-2 before server-10.
+def natural(name: object) -> Sequence[Any]:
+    """A key to sort the names of workers by: numbers in them count as numbers, so server-2 comes before server-10.
 
-    >>> sorted(["server-10", "server-2"], key=_natural)
+    >>> sorted(["server-10", "server-2"], key=natural)
     ['server-2', 'server-10']
     """
     return [int(part) if part.isdecimal() else part for part in re.split("([0-9]+)", str(name))]

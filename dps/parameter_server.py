@@ -277,6 +277,7 @@ class ParameterServer(Scaling):
         resume: bool = False,
         within: OpenRun | None = None,
         reassign: bool = False,
+        by: str = "trainer",
     ) -> list[Any]:
         """Train: call ``function(trainer, partitions)`` on as many trainers as there are free threads, all at once.
 
@@ -315,10 +316,18 @@ class ParameterServer(Scaling):
             Dask data, functions that go through it with :meth:`dps.Trainer.iterate`, and pushes that depend on the
             batch alone in which keys they name, and how many they are. See *Work re-assignment* in the documentation.
 
+        by : {"trainer", "partition"}
+            How results are listed. With "partition" the function returns a list with one result for each of its
+            partitions, and the list that comes back has one for each partition of the data, in their order, whichever
+            trainer had them.
+
         Returns
         -------
         list
-            What `function` returned, by trainer.
+            What `function` returned, by trainer; or the results of all partitions, by partition. Which partitions a
+            trainer had is ``trainer.partition_numbers`` in the function: the same ones whenever the same data lies on
+            the same workers and as many threads are free. (Data that is not persisted is computed anew for each run,
+            perhaps elsewhere.)
 
         Raises
         ------
@@ -330,7 +339,7 @@ class ParameterServer(Scaling):
             A trainer was lost with its worker, and could not be run again within ``dps.timeouts.rejoin``, or not with
             its data.
         """
-        check(staleness, trainers, retries, resume, within, reassign)
+        check(staleness, trainers, retries, resume, within, reassign, by)
         about = self._call("describe")
         options: dict[str, Any] = {
             "staleness": staleness,
@@ -342,6 +351,7 @@ class ParameterServer(Scaling):
             "resume": resume,
             "restored": json.loads(about["restored"]),
             "within": within,
+            "by": by,
         }
         try:
             if spark.is_spark(data):

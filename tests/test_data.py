@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import dps
 from dps.errors import InputError, InputTypeError
-from dps.training.data import partitions, share
+from dps.training.data import Shares, partitions, share
 from dps.training.run import spread
 
 WORKERS = st.sampled_from("abcde")
@@ -53,6 +53,24 @@ def test_partitions_that_lie_everywhere_are_all_local(case):
     holders = [sorted(set(slots))] * (copies * len(slots))
     shares = share(holders, slots)
     assert [len(parts) for parts in shares] == [copies] * len(slots)
+
+
+@given(ONE_HOLDER, SLOTS)
+@example([["a"]] * 6, ["a", "b"])
+def test_partitions_that_were_fetched_do_not_change_the_assignment(holders, slots):
+    shares, keys = Shares(), list(range(len(holders)))
+    first = shares.of(keys, holders, slots)
+    now_at = {part: slots[n] for n, parts in enumerate(first) for part in parts}
+    copied = [[*workers, now_at[part]] for part, workers in enumerate(holders)]
+    for lying in (copied, holders, copied):
+        assert shares.of(keys, lying, slots) == first
+
+
+def test_an_assignment_that_fits_no_more_is_made_anew():
+    shares, keys = Shares(), [0, 1, 2, 3]
+    assert shares.of(keys, [["a"], ["b"]] * 2, ["a", "b"]) == [[0, 2], [1, 3]]
+    assert shares.of(keys, [["b"], ["a"]] * 2, ["a", "b"]) == [[1, 3], [0, 2]]
+    assert shares.of(keys, [["b"], ["a"]] * 2, ["a"]) == [[0, 1, 2, 3]]
 
 
 @given(SLOTS, HOLDERS, st.integers(1, 8))

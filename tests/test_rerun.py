@@ -788,7 +788,9 @@ def test_every_trainer_run_twice_at_once(tmp_path):
 
         def begin():
             workers = [next(free) for _ in range(2)]
-            return [client.submit(train, job, n, [np.arange(80)], workers=[workers[n]], pure=False) for n in range(2)]
+            return [
+                client.submit(train, job, n, [n], [np.arange(80)], workers=[workers[n]], pure=False) for n in range(2)
+            ]
 
         first = begin()
         wait_until(lambda: ps.status()["runs"][0]["clocks"] == [37, 37])

@@ -137,6 +137,59 @@ def test_delayed_values(ps):
     assert flat(ps.run(parts_and_place, parts[3])) == [3]
 
 
+def numbered(trainer, parts):
+    trainer.barrier()
+    assert len(trainer.partition_numbers) == len(parts)
+    return dict(zip(trainer.partition_numbers, parts, strict=True))
+
+
+@pytest.mark.parametrize("reassign", [False, True])
+def test_a_trainer_knows_which_partitions_it_has(client, ps, reassign):
+    results = ps.run(numbered, some(client, 7), reassign=reassign)
+    assert [len(found) for found in results] in ([3, 2, 2], [2, 3, 2], [2, 2, 3])
+    assert {number: part for found in results for number, part in found.items()} == {n: n for n in range(7)}
+
+
+def test_trainers_of_an_open_run_know_the_numbers_of_their_callers_data(client, ps):
+    with ps.open_run(trainers=2, staleness=math.inf) as run, run.trainer("alone") as trainer:
+        assert trainer.partition_numbers == []
+        function = lambda trainer, parts: (trainer.number, trainer.partition_numbers)  # noqa: E731
+        assert ps.run(function, some(client, 3), trainers=1, within=run) == [(1, [0, 1, 2])]
+
+
+def test_results_by_partition(client, ps):
+    def squares(trainer, parts):
+        return [part**2 for part in parts]
+
+    assert ps.run(squares, some(client, 7), by="partition") == [n**2 for n in range(7)]
+    assert ps.run(squares, some(client, 4), trainers=1, by="partition", reassign=True) == [0, 1, 4, 9]
+
+
+@pytest.mark.parametrize(
+    ("result", "found"), [([1], "list of 1"), ((1, 2, 3), "tuple of 3"), (None, "NoneType"), ("ab", "str")]
+)
+def test_results_by_partition_are_as_many_as_partitions(client, ps, result, found):
+    with pytest.raises(InputError, match=rf"trainer 0 has 2 \(trainer.partition_numbers\), and returned a {found}$"):
+        ps.run(lambda trainer, parts: result, some(client, 2), trainers=1, by="partition")
+
+
+def test_the_same_data_is_assigned_in_the_same_way_in_every_run(client, ps):
+    """Also where partitions were fetched, and lie on two workers in the second run."""
+    names = {w: info["name"] for w, info in client.scheduler_info(-1)["workers"].items() if not info["resources"]}
+    last = max(names, key=names.get)
+    data = [client.submit(int, n, workers=[last], pure=False) for n in range(8)]
+    wait(data)
+
+    def which(trainer, parts):
+        trainer.barrier()
+        return get_worker().name, trainer.partition_numbers
+
+    first = ps.run(which, data)
+    assert [name for name, _ in first] == sorted(names.values())  # not in the order of addresses, which are random
+    for _ in range(5):
+        assert ps.run(which, data) == first
+
+
 def test_what_is_persisted_is_trained_where_it_lies(client, ps):
     futures = some(client, 6)
     lies = {n: [*client.who_has([future])[future.key]] for n, future in enumerate(futures)}

@@ -67,6 +67,17 @@ def test_more_partitions_than_slots_are_shared_whole_and_in_order(spark, ps, tab
     assert [t["rows"] for t in told] == [parts[::2], parts[1::2]]
 
 
+def test_results_by_partition(spark, ps):
+    def largest(trainer, partitions):
+        return [(number, max(rows)) for number, rows in zip(trainer.partition_numbers, partitions, strict=True)]
+
+    rdd = spark.sparkContext.range(100, numSlices=5)
+    assert ps.run(largest, rdd, staleness=100, by="partition") == [(n, 20 * n + 19) for n in range(5)]
+    lazy = dps.spark.map_partitions_with_ps(rdd, lambda trainer, rows: [(trainer.partition_numbers, max(rows))], ps)
+    assert lazy.collect() == [([n], 20 * n + 19) for n in range(5)]
+    dps.spark.finished(lazy)
+
+
 def test_fewer_trainers(spark, ps, table):
     rdd = spark.sparkContext.parallelize(range(30), 3).filter(lambda n: n >= 10)  # the first partition is empty
     (told,) = ps.run(programs.count, rdd, trainers=1, args=(table,))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dask.base import is_dask_collection
+from dask.base import is_dask_collection, tokenize
 from dask.delayed import Delayed
 from distributed import Client, Future, futures_of, wait
 
 from dps.errors import InputError, InputTypeError
 
-__all__ = ["partitions", "share"]
+__all__ = ["ByPartition", "Shares", "by_partition", "partitions", "share"]
+
+REMEMBERED = 64  # assignments, of the data that was trained on last
 
 
 def partitions(client: Client, data: Any) -> list[tuple[Future, ...]]:
@@ -101,3 +105,87 @@ def share(holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[i
     while max(map(len, shares)) > min(map(len, shares)) + 1:
         min(shares, key=len).append(max(shares, key=len).pop())
     return [sorted(parts) for parts in shares]
+
+
+class Shares:
+    """Assignments that were made before, so that the same data on the same workers is assigned in the same way again.
+
+    :func:`share` alone does not ensure that, because a partition that was fetched by its trainer lies on two workers
+    afterwards.
+
+    Examples
+    --------
+    >>> shares, keys, slots = Shares(), ["x0", "x1", "x2"], ["a", "b"]
+    >>> shares.of(keys, [["a"], ["a"], ["a"]], slots)
+    [[0, 1], [2]]
+    >>> shares.of(keys, [["a"], ["a", "b"], ["a", "b"]], slots)  # by itself, `share` would give [[0], [1, 2]]
+    [[0, 1], [2]]
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # several threads may each have a run
+        self._before: OrderedDict[str, list[list[int]]] = OrderedDict()  # the one used least recently comes first
+
+    def of(self, keys: Sequence[Any], holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[int]]:
+        """The assignment of before, unless more partitions would lie at their trainers with that of :func:`share`.
+
+        Parameters
+        ----------
+        keys : sequence
+            What the partitions are known by.
+        holders, slots
+            As for :func:`share`.
+        """
+
+        def local(shares: list[list[int]]) -> int:
+            return sum(slots[n] in holders[part] for n, parts in enumerate(shares) for part in parts)
+
+        name, shares = tokenize(keys, slots), share(holders, slots)
+        with self._lock:
+            before = self._before.pop(name, shares)
+            chosen = self._before[name] = before if local(before) >= local(shares) else shares
+            while len(self._before) > REMEMBERED:
+                self._before.popitem(last=False)
+        return [list(parts) for parts in chosen]
+
+
+class ByPartition:
+    """A training function whose result is checked: a list with one result for each of its partitions.
+
+    Parameters
+    ----------
+    function : callable
+        The user's training function.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> trainer = SimpleNamespace(number=0, partition_numbers=[1, 4])
+    >>> ByPartition(lambda trainer, parts: [sum(part) for part in parts])(trainer, [[1, 2], [3]])
+    [3, 3]
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, trainer: Any, parts: Any, *args: Any, **kwargs: Any) -> list:
+        results = self.function(trainer, parts, *args, **kwargs)
+        count = len(trainer.partition_numbers)
+        if not isinstance(results, (list, tuple)) or len(results) != count:
+            found = f" of {len(results)}" if isinstance(results, (list, tuple)) else ""
+            raise InputError(
+                f'with by="partition" the function returns a list with one result for each of its partitions: trainer '
+                f"{trainer.number} has {count} (trainer.partition_numbers), and returned a {type(results).__name__}"
+                f"{found}"
+            )
+        return list(results)
+
+
+def by_partition(results: Sequence[Sequence[Any]], shares: Sequence[Sequence[int]]) -> list[Any]:
+    """The results in the order of the partitions, where each trainer has returned one for each of its own.
+
+    >>> by_partition([["a", "c"], ["b"]], [[0, 2], [1]])
+    ['a', 'b', 'c']
+    """
+    pairs = (pair for mine, found in zip(shares, results, strict=True) for pair in zip(mine, found, strict=True))
+    return [result for _, result in sorted(pairs, key=lambda pair: pair[0])]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from dps import config
@@ -46,9 +46,10 @@ class Participant(Client):
         where: str = "",
         cancelled: Callable[[], bool] | None = None,
         pool: Pool | None = None,
+        partition_numbers: Sequence[int] = (),
     ):
         super().__init__(ticket, pool)
-        self.run, self.number = run, trainer
+        self.run, self.number, self.partition_numbers = run, trainer, list(partition_numbers)
         about = {"run": run, "trainer": trainer, "incarnation": incarnation, "where": where}
         self._wish: dict[str, Any] = {**about, "joins": 0}
         self._cancelled = cancelled

@@ -18,7 +18,7 @@ from dps import config
 from dps.client import Ticket
 from dps.dask_side import ask_versions
 from dps.errors import DPSError, InputError, TooFewWorkersError, by_name
-from dps.training.data import partitions, share
+from dps.training.data import ByPartition, Shares, by_partition, partitions
 from dps.training.open_run import OpenRun, checked_bound
 from dps.training.portions import Stock
 from dps.training.progress import ProgressBar
@@ -30,6 +30,8 @@ POLL = 0.05  # seconds between two looks at the trainers' tasks,
 SHOW = 0.25  # at their clocks,
 LOOK = 2.0  # and, while nobody is missing, at their workers
 LATE = 1.0  # seconds that a trainer's own error may arrive after it has left
+
+assignments = Shares()  # which trainer had which partitions, in all runs of this process
 
 
 def launch(
@@ -50,6 +52,7 @@ def launch(
     restored: dict[str, Any] | None,
     within: OpenRun | None,
     reassign: bool,
+    by: str,
 ) -> list[Any]:
     """Run `function` on trainers over `data`; what :meth:`dps.ParameterServer.run` does.
 
@@ -72,17 +75,19 @@ def launch(
             shares = resumed(restored, trainers, len(rows), reassign) if resume else None
             slots = choose(client, serving, ticket.session, lying, trainers if shares is None else len(shares))
             ask_versions(client, sorted(set(slots)))
-            shares = shares or share(lying, slots)
-            parts = [[rows[n] if isinstance(data, tuple) else rows[n][0] for n in mine] for mine in shares]
-            run, first = begin(call, staleness, shares, resume, within, reassign)
-            seats = [Seat(first + n, *seat) for n, seat in enumerate(zip(slots, parts, strict=True))]
             keys = [[future.key for future in row] for row in rows]
+            shares = shares or assignments.of(keys, lying, slots)
+            parts = [[rows[n] if isinstance(data, tuple) else rows[n][0] for n in mine] for mine in shares]
+            function = ByPartition(function) if by == "partition" else function
+            run, first = begin(call, staleness, shares, resume, within, reassign)
+            seats = [Seat(first + n, *seat) for n, seat in enumerate(zip(slots, shares, parts, strict=True))]
             stock = Stock(keys, shares, isinstance(data, tuple)) if reassign else None
             tasks = Tasks(client, Job(ticket, run, function, args, kwargs, retries, stock), serving, seats)
             tasks.start()
         with ProgressBar(progress) as bar:
             watch(tasks, seen, stop, bar)
-        return [seat.result for seat in tasks.seats]
+        results = [seat.result for seat in tasks.seats]
+        return by_partition(results, shares) if by == "partition" else results
     except BaseException as error:
         if tasks is not None:
             text = f"the run was stopped: {error!r}"
@@ -97,9 +102,12 @@ def check(
     resume: bool,
     within: OpenRun | None,
     reassign: bool = False,
+    by: str = "trainer",
 ) -> None:
     """Refuse what no run can be asked for."""
     checked_bound(staleness)
+    if by not in ("trainer", "partition"):
+        raise InputError(f'results come by="trainer" or by="partition", not by={by!r}')
     if trainers is not None and (not isinstance(trainers, int) or isinstance(trainers, bool) or trainers < 1):
         raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {trainers!r}")
     if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:

@@ -28,6 +28,7 @@ from dps import config
 from dps.client import Ticket
 from dps.errors import InputError, InputTypeError, StoppedError, TooFewWorkersError, by_name
 from dps.training import spark_tasks
+from dps.training.data import ByPartition, by_partition
 from dps.training.open_run import OpenRun
 from dps.training.progress import ProgressBar
 from dps.training.run import begin, resumed
@@ -214,6 +215,7 @@ def launch(
     resume: bool,
     restored: dict[str, Any] | None,
     within: OpenRun | None,
+    by: str,
 ) -> list[Any]:
     """Run `function` on trainers over Spark's data; what :meth:`dps.ParameterServer.run` does.
 
@@ -230,7 +232,8 @@ def launch(
         number = _trainers(where, trainers)
         shares = [list(range(n, count, number)) for n in range(number)]
     run, first = begin(call, staleness, shares, resume, within)
-    job = Job(ticket, run, first, function, args, kwargs, retries)
+    function = ByPartition(function) if by == "partition" else function
+    job = Job(ticket, run, first, function, args, kwargs, retries, shares)
     numbers = set(range(first, first + len(shares)))
     work = None
 
@@ -242,7 +245,8 @@ def launch(
         action = functools.partial(where.whole, job) if whole else functools.partial(where.shared, job, shares)
         work = Work(where, action)
         with ProgressBar(progress) as bar:
-            return watch(work, seen, numbers, bar)
+            results = watch(work, seen, numbers, bar)
+        return by_partition(results, shares) if by == "partition" else results
     except BaseException as error:
         with contextlib.suppress(Exception):  # the first error is the one to raise
             call("stop_run", run=run, reason=f"the run was stopped: {error!r}"[:500])

@@ -63,6 +63,7 @@ class Job(NamedTuple):
     args: tuple
     kwargs: dict[str, Any]
     retries: int = 0
+    shares: list[list[int]] | None = None  # of each trainer of a barrier stage: the numbers of its partitions
 
 
 class Stopped(NamedTuple):
@@ -103,8 +104,9 @@ def train_frames(job: Job, read: Read, batches: Iterator[Any]) -> Iterator[Any]:
 def _attempt(job: Job, number: int, read: Callable[[], list]) -> Any:
     incarnation = _context().taskAttemptId()
     trainer = partitions = None
+    mine = [] if job.shares is None else job.shares[number - job.first]
     try:
-        trainer = Trainer(job.ticket, job.run, number, incarnation, _where(), pool=pool)
+        trainer = Trainer(job.ticket, job.run, number, incarnation, _where(), pool=pool, partition_numbers=mine)
         partitions = read()  # which may take long: who comes again is to be back before
         result = job.function(trainer, partitions, *job.args, **job.kwargs)
         trainer.leave()
@@ -129,7 +131,8 @@ def elastic(job: Job, index: int, data: Iterator[Any]) -> Iterator[Any]:
     number, incarnation = job.first + index, _context().taskAttemptId()
     trainer = None
     try:
-        trainer = Trainer(job.ticket, job.run, number, incarnation, _where(), pool=pool)
+        about = (job.ticket, job.run, number, incarnation, _where())
+        trainer = Trainer(*about, pool=pool, partition_numbers=[index])
         results = job.function(trainer, data, *job.args, **job.kwargs)
         yield from () if results is None else results
         trainer.leave()

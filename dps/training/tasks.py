@@ -20,6 +20,7 @@ from distributed import Client, Future, KilledWorker, Lock, get_worker
 
 from dps import config
 from dps.client import Ticket
+from dps.cordon import natural
 from dps.errors import ControllerGoneError, StoppedError, TrainerLostError
 from dps.training.portions import Portions, Stock
 from dps.training.trainer import Trainer
@@ -50,7 +51,7 @@ class Stopped(NamedTuple):
     reason: str
 
 
-def train(job: Job, number: int, parts: list) -> Any:
+def train(job: Job, number: int, partition_numbers: list[int], parts: list) -> Any:
     """The task of one trainer: join, call the user's function, leave."""
     worker = get_worker()
     state = worker.state.tasks[worker.get_current_task()]
@@ -59,7 +60,8 @@ def train(job: Job, number: int, parts: list) -> Any:
         return state.state != "executing" and state.state != "long-running"
 
     try:
-        trainer = Trainer(job.ticket, job.run, number, state.run_id, worker.address, cancelled)
+        about = (job.ticket, job.run, number, state.run_id, worker.address, cancelled)
+        trainer = Trainer(*about, partition_numbers=partition_numbers)
     except StoppedError as error:
         return Stopped(str(error))
     if (stock := job.stock) is not None:
@@ -87,8 +89,8 @@ def _leave(trainer: Trainer, error: BaseException) -> None:
 class Seat:
     """One trainer: its data, its task, and what became of it."""
 
-    def __init__(self, number: int, worker: str, parts: list):
-        self.number, self.worker, self.parts = number, worker, parts
+    def __init__(self, number: int, worker: str, partition_numbers: list[int], parts: list):
+        self.number, self.worker, self.partition_numbers, self.parts = number, worker, partition_numbers, parts
         self.future: Future | None = None
         self.losses = 0
         self.homeless: float | None = None  # since when it has no thread,
@@ -201,7 +203,7 @@ class Tasks:
         # No task of an earlier attempt, or of an earlier session of that name, may be taken for this one.
         key = f"dps-train-{self.job.ticket.session}-{self.job.run}-{seat.number}-{uuid.uuid4().hex[:8]}"
         seat.future = self.client.submit(
-            *(train, self.job, seat.number, seat.parts),
+            *(train, self.job, seat.number, seat.partition_numbers, seat.parts),
             workers=[seat.worker],
             key=key,
             pure=False,
@@ -274,8 +276,12 @@ def holders(client: Client, shares: list[list[Future]]) -> list[list[str]]:
 
 
 def free_threads(client: Client, serving: set[str]) -> list[str]:
-    """For each thread that can take a trainer, its worker: the first threads of all workers before the second ones."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    """For each thread that can take a trainer, its worker: the first threads of all workers before the second ones.
+
+    Workers come in the order of their names, because the same workers are to get the same trainers in every run.
+    """
+    found = client.scheduler_info(n_workers=-1)["workers"]
+    workers = dict(sorted(found.items(), key=lambda item: (natural(item[1]["name"]), item[0])))
     busy = client.processing()
     free = {
         address: info["nthreads"] - len(busy.get(address, ()))
@@ -295,6 +301,7 @@ def lack(client: Client, serving: set[str]) -> str:
 
 
 def spread(slots: list[str], holders: list[list[str]], count: int) -> list[str]:
-    """The `count` slots to use, those on workers that hold data first."""
+    """The `count` slots to use, in the order of `slots`: those on workers that hold data come before others."""
     held = {worker for workers in holders for worker in workers}
-    return sorted(slots, key=lambda worker: worker not in held)[:count]
+    chosen = sorted(range(len(slots)), key=lambda n: slots[n] not in held)[:count]
+    return [slots[n] for n in sorted(chosen)]

@@ -50,11 +50,18 @@ class Trainer(Participant):
         Asked now and then whether to stop.
     pool : Pool, optional
         Where connections come from, and go to.
+    partition_numbers : sequence of int
+        Which partitions of the data its caller has given to it.
 
     Attributes
     ----------
     number : int
         Which trainer of the run this is.
+    partition_numbers : list of int
+        The numbers of its partitions, in the order in which the function is given them: partition n is the n-th of the
+        data that was passed to ``ps.run`` (each call with ``within=`` counts its own data from 0). With
+        ``reassign=True`` they are the partitions that it was given; it may work on others as well. Empty for a trainer
+        that was given no data.
     clock : int
         Iterations completed, those skipped after a restart included.
     attempt : int
