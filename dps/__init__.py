@@ -49,7 +49,7 @@ from dps.training.localize import localize
 from dps.training.open_run import OpenRun
 from dps.training.trainer import Trainer
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "FTRL",

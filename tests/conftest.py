@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import hypothesis
@@ -20,6 +21,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 new_loop().close()  # the first loop of a process makes a pipe that libuv keeps for ever: that is no leak
 os.environ[leaks.MARK] = str(os.getpid())
+collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_spark*.py"]  # they import it
 FAILED = pytest.StashKey[bool]()
 
 

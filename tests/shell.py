@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner
 from servers import PATIENCE, wait_until
 
 DASK = Path(sys.executable).with_name("dask")
 SECONDS = PATIENCE
+# Click before 8.2 keeps standard error apart only where it is told to.
+APART = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+RUNNER = CliRunner(**APART)  # `dask ps`, in this process
 VARIABLES = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": "5 m"}
 
 

@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
-from click.testing import CliRunner
 from dask.distributed import Client, Security
-from shell import DASK
+from shell import DASK, RUNNER
 from sklearn.datasets import dump_svmlight_file
 from sklearn.metrics import log_loss, roc_auc_score
 
@@ -46,7 +45,7 @@ def run(cluster):
 
     def run(*args, status=0, scheduler=cluster.scheduler_address):
         where = ["--scheduler", scheduler] if scheduler else []
-        result = CliRunner().invoke(group, [*map(str, args), *where])
+        result = RUNNER.invoke(group, [*map(str, args), *where])
         assert result.exit_code == status, (result.output, result.exception)
         assert "Traceback" not in result.output
         return result
@@ -309,11 +308,11 @@ def test_tls(tmp_path):
     options = [str(part) for pair in files.items() for part in pair]
     with dps.LocalCluster(1, 1, processes=False, security=security, dashboard_address=None) as cluster:
         where = ["--scheduler", cluster.scheduler_address]
-        assert CliRunner().invoke(group, ["start", *where, *options]).exit_code == 0
-        result = CliRunner().invoke(group, ["status", "--json", *where, *options])
+        assert RUNNER.invoke(group, ["start", *where, *options]).exit_code == 0
+        result = RUNNER.invoke(group, ["status", "--json", *where, *options])
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["scheduler"].startswith("tls://")
-        assert CliRunner().invoke(group, ["close", *where, *options]).exit_code == 0
+        assert RUNNER.invoke(group, ["close", *where, *options]).exit_code == 0
 
 
 # How it looks

@@ -63,6 +63,12 @@ if __name__ == "__main__":
 """
 
 
+def needs_spark(page: Path) -> bool:
+    """Whether a python block of `page` imports pyspark, which is installed for developers only."""
+    code = "\n".join(b.code for b in blocks(page.read_text()) if b.language == "python")
+    return re.search(r"^\s*(import|from) pyspark\b", code, re.M) is not None
+
+
 def run(program: Path, seconds: float) -> tuple[int | None, str]:
     """Exit status (None: out of time) and output of a program run in its own folder. Its processes end with it."""
     with subprocess.Popen(
@@ -112,6 +118,8 @@ def test_blocks_have_a_known_language(page):
 def test_page_runs_as_a_story(page, tmp_path):
     if not any(b.language == "python" for b in blocks((ROOT / page).read_text())):
         return
+    if needs_spark(ROOT / page):
+        pytest.importorskip("pyspark")
     program = tmp_path / "story.py"
     program.write_text(story(ROOT / page))
     status, output = run(program, SECONDS)
@@ -170,6 +178,7 @@ def test_the_design_page_names_every_file_and_no_other():
 
 @pytest.mark.timeout(SECONDS)
 def test_the_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx")
     options = ["-W", "--keep-going", "-q", "-b", "html", "-d", tmp_path / "doctrees"]
     command = [sys.executable, "-m", "sphinx", *options, ROOT / "docs", tmp_path / "html"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)

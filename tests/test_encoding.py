@@ -49,7 +49,10 @@ def test_zeros_are_not_stored_and_missing_values_are():
 def test_categories_strings_and_objects_are_alike():
     words = FRAME[["city"]]
     expected = encode_frame(words.astype(object), 16).toarray()
-    for kind in ("category", "str", "string"):
+    kinds = ["category", "string"]
+    if pd.Series(["a"]).dtype != object:  # before pandas 3, "str" makes the word "None" of what is missing
+        kinds.append("str")
+    for kind in kinds:
         np.testing.assert_array_equal(encode_frame(words.astype(kind), 16).toarray(), expected)
 
 

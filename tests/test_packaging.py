@@ -34,7 +34,8 @@ EXTRAS = {  # what each brings: a module of dps, or of somebody else's, that nee
     "dashboard": "dps.dashboard, bokeh, prometheus_client",
     "complete": "dps.models, dps.demo, dps.testing, cryptography",
 }
-OF_DEVELOPERS = {"test", "docs", "bench"}
+OF_DEVELOPERS = {"test", "docs", "dev", "bench"}
+BESIDE = ["docs", "examples", "tests"]  # folders that the sdist has beside the package
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -56,9 +57,10 @@ def built(tmp_path_factory):
     """(wheel, sdist), of a copy: a build leaves things behind."""
     source, out = tmp_path_factory.mktemp("source") / "dps", tmp_path_factory.mktemp("dist")
     source.mkdir()
-    for file in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / file, source)
-    shutil.copytree(ROOT / "dps", source / "dps", ignore=shutil.ignore_patterns("__pycache__"))
+    for file in filter(Path.is_file, ROOT.glob("[!.]*")):
+        shutil.copy(file, source)
+    for folder in ("dps", *BESIDE):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     build(source, "--sdist", "--wheel", "--outdir", out)
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return wheel, sdist
@@ -92,6 +94,14 @@ def test_the_sdist_builds_the_same_wheel(built, tmp_path):
     build(folder, "--wheel", "--outdir", tmp_path / "again")
     (again,) = (tmp_path / "again").glob("*.whl")
     assert names(again) == names(built[0])
+
+
+def test_the_sdist_has_what_a_user_reads_runs_and_tests(built):
+    with tarfile.open(built[1]) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    files = {p for folder in BESIDE for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    assert not {file.relative_to(ROOT).as_posix() for file in files} - packed
+    assert {"CHANGELOG.md", "LICENSE", "README.md", "environment.yml", "examples/quickstart.ipynb"} <= packed
 
 
 def test_every_extra_is_tried():

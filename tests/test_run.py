@@ -60,7 +60,7 @@ def impatient():
 
 def some(client, count):
     """`count` partitions: 0, 1, 2, ... spread over the workers of trainers."""
-    workers = sorted(a for a, info in client.scheduler_info(-1)["workers"].items() if not info["resources"])
+    workers = sorted(a for a, info in client.scheduler_info(n_workers=-1)["workers"].items() if not info["resources"])
     spread = [[client.submit(int, n, workers=[workers[n % len(workers)]], pure=False)] for n in range(count)]
     wait(spread)
     return [future for (future,) in spread]
@@ -206,7 +206,9 @@ def test_what_is_persisted_is_trained_where_it_lies(client, ps):
 
 
 def test_a_single_trainer_goes_to_the_data(client, ps):
-    for worker in sorted(a for a, info in client.scheduler_info(-1)["workers"].items() if not info["resources"]):
+    for worker in sorted(
+        a for a, info in client.scheduler_info(n_workers=-1)["workers"].items() if not info["resources"]
+    ):
         futures = [client.submit(int, n, workers=[worker], pure=False) for n in range(3)]
         assert ps.run(parts_and_place, futures, trainers=1) == [(0, 1, worker, [0, 1, 2])]
 
@@ -298,7 +300,7 @@ def test_busy_threads_are_not_counted(client, ps):
 
 
 def resources(client, address):
-    return client.scheduler_info(-1)["workers"][address]["resources"]
+    return client.scheduler_info(n_workers=-1)["workers"][address]["resources"]
 
 
 def test_each_thread_takes_a_trainer():
@@ -457,7 +459,9 @@ def shares_of(client, data):
     """Who had which partition: scattered data lies on one worker each, and stays there."""
     from dps.training.data import share
 
-    workers = list(dict.fromkeys(a for a, i in client.scheduler_info(-1)["workers"].items() if not i["resources"]))
+    workers = list(
+        dict.fromkeys(a for a, i in client.scheduler_info(n_workers=-1)["workers"].items() if not i["resources"])
+    )
     lies = [client.who_has([future])[future.key] for future in data]
     shares = share(lies, workers)
     assert {len(parts) for parts in shares} == {3}

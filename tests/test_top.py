@@ -14,11 +14,11 @@ import time
 
 import pytest
 import tqdm
-from click.testing import CliRunner
 from dask.distributed import Client
 from IPython.lib.pretty import pretty
 from rich.console import Console
 from servers import PATIENCE
+from shell import RUNNER
 from snapshots import snapshot
 
 import dps
@@ -164,7 +164,7 @@ def told(monkeypatch):
 
 
 def invoke(*args, status=0):
-    result = CliRunner().invoke(group, ["top", "--interval", "0.1", *args])
+    result = RUNNER.invoke(group, ["top", "--interval", "0.1", *args])
     assert result.exit_code == status, (result.output, result.exception)
     return result
 

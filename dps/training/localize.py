@@ -90,8 +90,12 @@ def _localize_csr(csr: Any) -> tuple[np.ndarray, Any]:
 
 
 def _as_csr(X: Any) -> Any:
+    if not hasattr(X, "to_scipy_sparse"):
+        return X.tocsr()
+    from scipy.sparse import csr_array
+
     try:
-        return (X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X).tocsr()
+        return csr_array(X.to_scipy_sparse())  # sparse before 0.17 makes a matrix
     except ValueError as error:  # sparse: a fill value other than 0
         raise InputError(f"localize cannot take this {type(X).__name__}: {error}") from error
 
