@@ -29,7 +29,7 @@ PATIENCE = 60.0  # a limit for what hangs: processes take long to end while the 
 
 FOREVER_THREADS = re.compile("^Dask-Offload")
 FOREVER_PROCESSES = re.compile("resource_tracker|multiprocessing.forkserver")
-LIVE_THREADS = re.compile("Dask-|^IO loop|^AsyncProcess |^QueueFeederThread|^Profile|^TCP-Executor|^asyncio_")
+LIVE_THREADS = re.compile("Dask-|^IO loop|^AsyncProcess |^QueueFeederThread|^Profile|^TCP-Executor|^asyncio_|^bokeh-")
 
 
 @dataclass(frozen=True)

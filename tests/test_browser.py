@@ -61,6 +61,9 @@ def url():
 def browser():
     with playwright.sync_playwright() as tools:
         browser = tools.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGS)
+        first = browser.new_page()
+        first.goto("about:blank")
+        first.close()  # processes that chromium starts with its first page are there before a test begins
         yield browser
         browser.close()
 

@@ -11,7 +11,7 @@ from distributed.dashboard.components import add_periodic_callback
 from dps.dashboard.look import Html, Plot, style
 from dps.dashboard.metrics import complain
 from dps.dashboard.plots import PLOTS, Headline
-from dps.dashboard.routes import Routes, frame, in_one_message, theme
+from dps.dashboard.routes import Routes, frame, theme
 
 __all__ = ["Document", "install"]
 
@@ -62,9 +62,6 @@ class Document:
             return
         other, self.shown = shown[0] != self.shown[0], shown
         self.count += 1
-        in_one_message(self.choice.document, lambda: self._draw(view, other))
-
-    def _draw(self, view: dict[str, Any] | None, other: bool) -> None:
         for plot in self.plots:
             if len(self.plots) > 1 and self.count % plot.every and not other:
                 continue

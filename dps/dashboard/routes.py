@@ -1,29 +1,33 @@
-"""What is put into a live scheduler's web server, by interfaces of Bokeh and distributed that are not public.
+"""What is put into a live scheduler's web server, by interfaces of Bokeh and distributed that are not documented.
 
-All of them are used here and nowhere else, as they are in bokeh 3.9.2 and distributed 2026.8.0:
+All of them are used here and nowhere else. Bokeh's private attributes are not used at all: they differ between its
+releases. Each entry says what is lost where a release of distributed or Bokeh lacks that interface:
 
 * ``scheduler.http_application.applications``, of which the first `BokehTornado` is the dashboard (what
-  ``/individual-plots.json`` looks at, so a second one would not be found);
-* ``BokehTornado._applications``, ``._loop`` and ``.prefix``, ``ApplicationContext._loop``: a page made after the start;
-* ``template_variables(scheduler)``, remembered for each scheduler: the tabs and the menu of every page;
-* ``default_router.rules`` of tornado's applications: what `add_handlers` has put there can be taken out again;
-* ``Document.callbacks._held_events``, ``ServerSession._subscribed_connections`` and ``._pending_writes``,
-  ``ServerConnection._socket``, ``Serializer``, ``patch_doc``: many changes of a document in one message;
+  ``/individual-plots.json`` looks at, so a second one would not be found): the pages;
+* ``BokehTornado.applications`` is the dict that its handlers read, so a page can be added after the start: the pages;
+* ``template_variables(scheduler)``, remembered for each scheduler, holds the tabs and the menu of every page: the tab
+  and the entries in the menu;
+* ``env`` and ``BOKEH_THEME`` of Dask's own plots: the bar at the top, and the theme;
+* ``default_router.rules`` of tornado's applications: what `add_handlers` has put there cannot be taken out again;
 * ``COLLECTORS`` and ``PrometheusHandler._collectors``: what ``/metrics`` asks, with ``.server`` set to the scheduler
-  that is asked, so that two schedulers of one process do not mix.
+  that is asked, so that two schedulers of one process do not mix: the metrics.
 
-tests/test_dashboard.py says which of them has changed when one has.
+Nothing else is lost, and `dps.dashboard.surfaces` logs what is. tests/test_dashboard.py takes each of them away.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Routes", "collect_for", "frame", "in_one_message", "theme"]
+__all__ = ["Routes", "collect_for", "frame", "theme"]
+
+logger = logging.getLogger("distributed.dps.dashboard")
 
 
 class Routes:
@@ -55,28 +59,27 @@ class Routes:
         from bokeh.server.urls import per_app_patterns
 
         bokeh = self.bokeh
-        extra = {"prefix": (bokeh.prefix or "") + "/", **self._menus()}
+        extra = {"prefix": (bokeh.prefix or "") + "/", **self.menus}
         application = Application(FunctionHandler(functools.partial(document, extra)), DocumentLifecycleHandler())
-        context = ApplicationContext(application, url=url)
-        context._loop = bokeh._loop
+        context = ApplicationContext(application, io_loop=bokeh.io_loop, url=url)
         place, patterns = bokeh.prefix + url, []
         for path, handler, *_ in per_app_patterns:
             arguments = {"application_context": context, "bokeh_websocket_path": place + "/ws"}
             if path == "/ws":
                 arguments |= {"compression_level": None, "mem_level": None}
             patterns.append((place + path, handler, arguments))
-        bokeh._applications[url] = context
+        bokeh.applications[url] = context
         self.undo.append(lambda: _close(bokeh, url))
         self._rules(bokeh, patterns)
         context.run_load_hook()
 
     def tab(self, page: str) -> None:
         """A tab in the bar at the top of every page."""
-        self._listed(self._menus()["pages"], page)
+        self._listed(self.menus["pages"], page)
 
     def plot(self, url: str, name: str) -> None:
         """An entry in the menu "More..." of every page."""
-        self._listed(self._menus()["plots"], {"url": url.strip("/"), "name": name})
+        self._listed(self.menus["plots"], {"url": url.strip("/"), "name": name})
 
     def remove(self) -> None:
         """Leave the scheduler as it was."""
@@ -84,11 +87,17 @@ class Routes:
             with contextlib.suppress(Exception):
                 self.undo.pop()()
 
-    def _menus(self) -> dict[str, Any]:
-        from distributed.dashboard.scheduler import template_variables
+    @functools.cached_property
+    def menus(self) -> dict[str, Any]:
+        """What the bar at the top of every page lists; changes of these lists are seen by all pages."""
+        try:
+            from distributed.dashboard.scheduler import template_variables
 
-        found: dict[str, Any] = template_variables(self.scheduler)
-        return found
+            found: dict[str, Any] = template_variables(self.scheduler)
+            return {"pages": [], "plots": [], **found}
+        except Exception:
+            logger.warning("the dashboard of this distributed has no list of pages: /dps gets no tab", exc_info=True)
+            return {"pages": [], "plots": []}
 
     def _listed(self, menu: list, entry: Any) -> None:
         if entry not in menu:
@@ -105,61 +114,41 @@ class Routes:
 
 def _close(bokeh: Any, url: str) -> None:
     """Take a page out; documents that somebody looks at are updated no more."""
-    context = bokeh._applications.pop(url)
+    context = bokeh.applications.pop(url)
     for session in list(context.sessions):
         for callback in session.document.session_callbacks:
             session.document.remove_periodic_callback(callback)
 
 
-def in_one_message(document: Any, change: Callable[[], None]) -> None:
-    """Call `change`, which changes a document that is locked; its browsers get all of that in one message.
-
-    Bokeh's own way is a message for each change, of three frames and two more for each array, and each goes through
-    all models of the document: most of what an open page cost.
-    """
-    context = document.session_context if document is not None else None
-    if context is None or context.session is None:  # nobody has it yet
-        return change()
-    models = len(document.models)
-    document.hold("combine")
-    try:
-        change()
-    finally:
-        if len(document.models) == models:
-            events, document.callbacks._held_events = document.callbacks._held_events, []
-            _send(document, context.session, events)
-        document.unhold()  # what is new in Bokeh's own way: browsers make views of it between two messages
-
-
-def _send(document: Any, session: Any, events: list[Any]) -> None:
-    from bokeh.core.serialization import Serializer
-    from bokeh.protocol.messages.patch_doc import patch_doc
-
-    for event in events:
-        if event.callback_invoker is not None:
-            event.callback_invoker()
-    if events and session._subscribed_connections:  # whoever connects later gets all of the document
-        serializer = Serializer(references=document.models.synced_references, deferred=False)  # arrays within the text
-        message = patch_doc(patch_doc.create_header(), {}, {"events": serializer.encode(events)})
-        session._pending_writes += [c._socket.send_message(message) for c in session._subscribed_connections]
-
-
 def theme() -> Any:
-    """The theme of Dask's own plots."""
-    from distributed.dashboard.components.scheduler import BOKEH_THEME
+    """The theme of Dask's own plots, or Bokeh's default."""
+    try:
+        from distributed.dashboard.components.scheduler import BOKEH_THEME
 
-    return BOKEH_THEME
+        return BOKEH_THEME
+    except ImportError:
+        from bokeh.themes import Theme
+
+        return Theme(json={})
 
 
+@functools.cache
 def frame(style: str, content: str) -> Any:
-    """Template of a page with Dask's bar at the top."""
-    from distributed.dashboard.components.scheduler import env
+    """Template of a page with Dask's bar at the top; without that where Dask's template is not to be had."""
+    try:
+        from distributed.dashboard.components.scheduler import env
 
-    return env.from_string(
-        '{% extends "base.html" %}{% from macros import embed %}'
-        "{% block extra_resources %}<style>" + style + "</style>{% endblock %}"
-        "{% block content %}" + content + "{{ plot_script }}{% endblock %}"
-    )
+        return env.from_string(
+            '{% extends "base.html" %}{% from macros import embed %}'
+            "{% block extra_resources %}<style>" + style + "</style>{% endblock %}"
+            "{% block content %}" + content + "{{ plot_script }}{% endblock %}"
+        )
+    except Exception:  # jinja2 reports a missing template and a missing variable each in its own way
+        logger.warning("the page /dps goes without Dask's bar at the top", exc_info=True)
+        return (
+            "{% block preamble %}<style>" + style + "</style>{% endblock %}"
+            "{% block contents %}" + content + "{% endblock %}"
+        )
 
 
 def collect_for(collector: Any) -> None:
