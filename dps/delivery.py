@@ -41,6 +41,7 @@ from dps.errors import (
     StoppedError,
     UnknownTableError,
 )
+from dps.host import host_load, thread_usage
 from dps.meter import Meter
 from dps.state.ops import NO_CLOCK, TableSpec
 from dps.transfers import Call, Leg, TableRoute, again, chunks, count_of, legs, send
@@ -74,11 +75,12 @@ class Courier:
     trainer = 0  # the origin: who we are to the servers; given by the controller
     attempt = 0
     parties = 1
+    _probes: tuple[Any, ...] = thread_usage, host_load  # of the processors, for the meter
     _acting = 0  # the origin of a portion of work, in whose name ops are made (`training/portions.py`)
 
     def __init__(self, ticket: Ticket, pool: Pool | None = None):
         self.ticket, self._pool = ticket, pool
-        self.meter = Meter(self._now())
+        self.meter = Meter(self._now(), *self._probes)
         self.seconds = self.meter.seconds
         self._lock = threading.RLock()
         self._closed = False

@@ -16,9 +16,12 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections.abc import Callable
 from typing import Any
 
+from dps.coordination.hosts import Load
 from dps.errors import InputError
+from dps.host import ThreadUsage
 from dps.names import check_name
 from dps.reports import COLUMNS, MOST_METRIC, MOST_METRICS, MOST_SERVERS, TrainerReport
 from dps.wire.channel import Traffic
@@ -51,6 +54,10 @@ class Meter:
     ----------
     now : float
         The time; all others are by the same clock.
+    usage : callable, optional
+        What the calling thread has had of the processors. Asked once a report, because it costs microseconds.
+    load : callable, optional
+        The load of the machine, or None.
 
     Examples
     --------
@@ -67,11 +74,15 @@ class Meter:
 
     __slots__ = (
         "_due",
+        "_load",
+        "_load_told",
         "_lock",
         "_metrics",
         "_names",
         "_number",
         "_told",
+        "_usage",
+        "_used",
         "again",
         "began",
         "clocks",
@@ -87,7 +98,15 @@ class Meter:
         "servers",
     )
 
-    def __init__(self, now: float):
+    def __init__(
+        self,
+        now: float,
+        usage: Callable[[], ThreadUsage] | None = None,
+        load: Callable[[], Load | None] = lambda: None,
+    ):
+        self._usage, self._load = usage, load
+        self._used: ThreadUsage | None = None  # at the last report
+        self._load_told: Load | None = None
         self.began = self.mark = now
         self.held = 0.0  # of the time since `mark`: when preparing was held up
         self.seconds = {"pull": 0.0, "push": 0.0, "wait": 0.0, "serialise": 0.0}
@@ -171,6 +190,7 @@ class Meter:
         """A run of so many trainers begins; the more they are, the more rarely each one reports."""
         self.began, self.every = now, max(REPORT, trainers / RATE)
         self._due = now + self.every
+        self._used = self._usage() if self._usage is not None else None
 
     def split(self, now: float) -> dict[str, float]:
         """Where all the time went."""
@@ -183,10 +203,11 @@ class Meter:
         times = [self.seconds[name] for name in ("pull", "wait", "push", "serialise")]
         counts = [self.pulls, self.pushes, self.keys_pulled, self.keys_pushed]
         counts += [sum(t.received for t in traffic), sum(t.sent for t in traffic), self.rows, self.again]
-        done = [float(self.clocks), now - self.began, 0.0, *times, *map(float, counts)]
+        done = [float(self.clocks), now - self.began, 0.0, *times, 0.0, 0.0, *map(float, counts)]
         row = [max(0.0, a - b) for a, b in zip(done, told, strict=True)]
         row[2] = max(0.0, row[1] - sum(row[3:7]))
         row[1] = sum(row[2:7])
+        row[7:9] = self._processor(own=row[2] + row[6])
         fresh = ((n, t) for n, t in self.servers.items() if (t.answers, t.blocked) != servers_told.get(n, (0, 0.0)))
         servers = {}
         for n, t in itertools.islice(fresh, MOST_SERVERS):
@@ -199,4 +220,17 @@ class Meter:
         self._told = done, servers_told
         self._number += 1
         self._due = now + self.every
-        return TrainerReport(self._number, row, servers, metrics)
+        load, told_load = self._load(), self._load_told
+        self._load_told = load
+        return TrainerReport(self._number, row, servers, metrics, None if load is told_load else load)
+
+    def _processor(self, own: float) -> tuple[float, float]:
+        """Seconds since the last report that this thread ran, and that it was ready and did not. Where that is not
+        known (another thread reports than before), it is taken to have run for all of its `own` time."""
+        if self._usage is None:
+            return own, 0.0
+        before, used = self._used, self._usage()
+        self._used = used
+        if before is None or before.thread != used.thread:
+            return own, 0.0
+        return max(0.0, used.cpu - before.cpu), max(0.0, used.starved - before.starved)

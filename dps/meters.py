@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dps.coordination.hosts import Load
 from dps.reports import MOST_TABLES
 from dps.wire.frames import ANSWER, PULL, Header, padded
 
@@ -120,6 +121,10 @@ class Meters:
         (processor seconds of this process, of this thread, bytes of memory). Without one they are 0.
     waiting : callable, optional
         Requests that wait, their bytes, and connections whose peers have yet to take an answer.
+    starved : callable, optional
+        Seconds that the calling thread was ready to run while no processor was free.
+    load : callable, optional
+        The load of the machine, or None.
     """
 
     def __init__(
@@ -127,7 +132,10 @@ class Meters:
         clock: Callable[[], float],
         usage: Callable[[], tuple[float, float, int]] | None = None,
         waiting: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
+        starved: Callable[[], float] = lambda: 0.0,
+        load: Callable[[], Load | None] = lambda: None,
     ):
+        self.starved, self.load = starved, load
         self.clock, self.usage, self.waiting = clock, usage, waiting
         self.queue = Queue()
         self._again = 0.0  # when to look at the queue next
@@ -207,6 +215,7 @@ class Meters:
                 changed[number] = told
         self._first = put_off[0] if put_off else 0
         about: dict[str, Any] = {"cpu": round(cpu, 6), "busy": round(busy, 6), "memory": memory}
+        about |= {"starved": round(self.starved(), 6), "host": self.load()}
         about |= {"lag": round(max(0.0, lag), 6), "connections": connections, "queue": self.queue.report()}
         return {**about, "unconfirmed": [*unconfirmed[:2], round(unconfirmed[2], 6)], "tables": changed}
 

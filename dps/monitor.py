@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dps.coordination.hosts import Hosts
 from dps.coordination.progress import AutoStaleness, Finding, Server
 from dps.errors import InputError
 from dps.run_watch import plain
@@ -58,6 +59,7 @@ class Monitor:
         self.runs, self.fleet, self.now, self.wall = runs, fleet, now, wall
         self.checkpoints: Callable[[], dict[str, Any]] = lambda: {"last": None, "error": None}
         self.wanted: Callable[[], int] = lambda: 0
+        self.hosts = Hosts()
         self._servers: dict[int, ServerWatch] = {}
         self._diagnosed = self._made = self._viewed = -math.inf
         self._snapshot: dict[str, Any] | None = None
@@ -70,6 +72,8 @@ class Monitor:
     def beaten(self, number: int, report: dict[str, Any]) -> None:
         """A server's beat has brought a report."""
         self._servers.setdefault(number, ServerWatch()).reported(report, self.now(), self.wall())
+        if report.get("host") is not None:
+            self.hosts.told(report["host"], self.now())
 
     def look(self) -> None:
         """Now and then: who is slow, is somebody looking. Never fails: whoever calls looks after servers, too."""
@@ -95,6 +99,9 @@ class Monitor:
             there = {spec["id"] for spec in self.fleet.specs.values()}
             for watch in self._servers.values():
                 watch.keep(there)
+            for run in self.runs.runs.values():
+                for at, load in run.watch.loads() if run.watch is not None else ():
+                    self.hosts.told(load, at)
             for run in self.runs.runs.values():
                 self._attend(run, now)
         viewed = now - self._viewed
@@ -127,7 +134,7 @@ class Monitor:
             states = ["left" if state in ("expected", "lost") else state for state in states]
         clocks = [run.clock.clock_of(n) for n in range(run.trainers)]
         args = (now, self.wall(), clocks, states, run.clock.ages(now), servers, run.staleness)
-        new, over = run.watch.look(*args)
+        new, over = run.watch.look(*args, self.hosts.lately(now))
         self._tell(run.number, new, over)
         wish = run.watch.wish(now, _waiting(run))
         if wish is not None and wish != run.staleness:
@@ -156,7 +163,10 @@ class Monitor:
         if watch is None:
             return Server(number, 0.0, 0.0, 0.0, recruit.up, 0.0)
         rates = watch.rates()
-        return Server(number, rates.service, rates.p99, watch.about["lag"], recruit.up, now - watch.age)
+        age, ran = now - watch.age, watch.busy()
+        cost = ran / rates.requests if rates.requests else math.inf
+        about = watch.about["lag"], recruit.up, age, watch.host, ran, watch.starved(), cost
+        return Server(number, rates.service, rates.p99, *about)
 
     def loads(self, since: float) -> dict[int, tuple[float, float]]:
         """The part of its time that a server is at work, and bytes of its rows; of those that have told since then."""
@@ -177,6 +187,7 @@ class Monitor:
             "moves": sum(joiner is not None for table in fleet["tables"].values() for joiner in table["joiners"]),
             "runs": [self._shown(run, now, wall) for run in sorted(self._visible(), key=_number, reverse=True)[:RUNS]],
             "servers": [self._about_server(about, fleet["tables"]) for about in fleet["servers"]],
+            "hosts": self._about_hosts(now),
             "tables": {name: self._about_table(about) for name, about in fleet["tables"].items()},
             "throughput": self._throughput(),
             "events": [[round(when, 3), text] for when, text in fleet["events"][-EVENTS:]],
@@ -271,10 +282,22 @@ class Monitor:
         }
         if run.watch is None:
             return about | {"totals": {}, "stragglers": [], "strip": [], "metrics": {}, "logged": {}}
-        columns |= run.watch.columns(now, _waiting(run), run.left)
+        columns |= {"host": list(run.watch.hosts), **run.watch.columns(now, _waiting(run), run.left)}
         about |= {"totals": run.watch.totals(), "stragglers": run.watch.stragglers()}
         about |= {"strip": run.watch.strips(wall - now), "metrics": run.watch.curves()}
         return about | {"logged": run.watch.logged()}
+
+    def _about_hosts(self, now: float) -> list[dict[str, Any]]:
+        """The machines: how loaded they are, who is on them."""
+        found = []
+        watches = [run.watch for run in self.runs.runs.values() if run.watch is not None and not run.over]
+        over = {finding.host for watch in watches for finding in watch.found if finding.kind == "overloaded"}
+        for host in self.hosts.lately(now):
+            numbers = [n for n, watch in sorted(self._servers.items()) if watch.host == host.name]
+            about = {"host": host.name, "cores": host.cores, "tasks": round(host.tasks, 2), "busy": round(host.busy, 4)}
+            about |= {"stolen": round(host.stolen, 4), "overloaded": host.name in over, "servers": numbers}
+            found.append(about | {"trainers": sum(watch.hosts.count(host.name) for watch in watches)})
+        return found
 
     def _about_server(self, server: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
         watch = self._servers.get(server["number"]) or ServerWatch()
@@ -296,6 +319,8 @@ class Monitor:
             **{name: int(about[name]) for name in ("memory", "connections")},
             "lag": about["lag"],
             "cpu": round(watch.cpu(), 4),
+            "host": watch.host,
+            "starved": round(watch.starved(), 4),
             **_rates(rates),
             "busy": round(watch.busy(), 4),
             "queue": round(watch.queue(), 3),
@@ -383,5 +408,7 @@ def _state(run: Any) -> str:
 
 
 def _title(finding: Finding) -> str:
+    if finding.host is not None:
+        return f"machine {finding.host} is overloaded"
     who = f"server {finding.server}" if finding.trainer is None else f"trainer {finding.trainer}"
     return f"{who} is slow ({finding.kind})" if finding.kind != "dead" else f"{who} is not heard of"

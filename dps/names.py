@@ -38,6 +38,7 @@ RULES = {
     "table": Rule(200),
     "trainer": Rule(200),  # of a run that several callers share
     "metric": Rule(64),
+    "machine": Rule(64),
 }
 
 
@@ -46,7 +47,7 @@ def check_name(kind: str, name: object) -> str:
 
     Parameters
     ----------
-    kind : {"parameter server", "checkpoint", "table", "trainer", "metric"}
+    kind : {"parameter server", "checkpoint", "table", "trainer", "metric", "machine"}
     name : str
 
     Raises

@@ -10,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dps.coordination.history import COLUMNS
+from dps.coordination.hosts import Load
 from dps.errors import InputError, ProtocolError
 from dps.names import check_name
 from dps.wire import frames
 
 __all__ = ["COLUMNS", "MOST_METRIC", "MOST_METRICS", "ServerReport", "TrainerReport", "quantile"]
 
-TIMES = 7  # the first of COLUMNS, in "t"; the rest, in "n", are counts
+TIMES = 9  # the first of COLUMNS, in "t"; the rest, in "n", are counts
 MOST_METRICS, MOST_METRIC = 32, 1e100  # metrics in a report; size of a value
 MOST_SERVERS, MOST_TABLES, MOST_SHARDS, MOST_BUCKET = 4096, 64, 1 << 12, 63
+MOST_CORES = 1 << 16
 MOST = 1e18  # of any time or count: their sums stay finite, and exact enough
 
 
@@ -35,28 +37,32 @@ class TrainerReport(NamedTuple):
         Server -> requests answered, seconds spent blocked waiting for it.
     metrics : mapping of str to (int, float, float or None)
         Name -> how many finite values, their sum, the last value (None if that was not finite).
+    load : Load, optional
+        Of the machine that it runs on, as it was read last.
 
     Examples
     --------
-    >>> report = TrainerReport(1, [float(n) for n in range(15)], {0: (3.0, 0.25)}, {"loss": (2, 1.5, 0.5)})
+    >>> report = TrainerReport(1, [float(n) for n in range(17)], {0: (3.0, 0.25)}, {"loss": (2, 1.5, 0.5)})
     >>> TrainerReport.decode(report.encode()) == report
     True
     >>> TrainerReport.decode(b'{"r": 1, "t": [1, -2]}')
     Traceback (most recent call last):
-    dps.errors.ProtocolError: a trainer's report: t has 2 numbers, not 7
+    dps.errors.ProtocolError: a trainer's report: t has 2 numbers, not 9
     """
 
     number: int
     row: Sequence[float]
     servers: Mapping[int, tuple[float, float]]
     metrics: Mapping[str, tuple[int, float, float | None]]
+    load: Load | None = None
 
     def asdict(self) -> dict[str, Any]:
         """As it travels."""
         row = [_short(x) for x in self.row]
         about: dict[str, Any] = {"r": self.number, "t": row[:TIMES], "n": row[TIMES:]}
         about["s"] = {str(n): [_short(requests), _short(seconds)] for n, (requests, seconds) in self.servers.items()}
-        return about | {"m": {name: list(metric) for name, metric in self.metrics.items()}}
+        about |= {"m": {name: list(metric) for name, metric in self.metrics.items()}}
+        return about if self.load is None else about | {"h": list(self.load)}
 
     def encode(self) -> bytes:
         """The body of a frame."""
@@ -89,7 +95,7 @@ class TrainerReport(NamedTuple):
         metrics = {}
         for name, metric in _mapping(about.get("m", {}), f"{what}: m", MOST_METRICS).items():
             metrics[_named(name, what)] = _metric(metric, f"{what}: metric {name!r:.100}")
-        return cls(number, row, servers, metrics)
+        return cls(number, row, servers, metrics, _load(about.get("h"), f"{what}: h"))
 
 
 class ServerReport:
@@ -98,7 +104,7 @@ class ServerReport:
     Examples
     --------
     >>> pulls = {"pull": [2, 20, 1600, 0.001], "push": [0, 0, 0, 0.0], "rows": 10, "bytes": 800, "shards": {0: 20}}
-    >>> about = {"cpu": 1.5, "busy": 1.0, "memory": 1 << 20, "lag": 0.01, "connections": 2}
+    >>> about = {"cpu": 1.5, "busy": 1.0, "starved": 0.5, "memory": 1 << 20, "lag": 0.01, "connections": 2}
     >>> about |= {"unconfirmed": [0, 0, 0.0], "queue": [9, 3, 1, 640, 0]}
     >>> ServerReport.decode(ServerReport.encode({**about, "tables": {3: pulls}}))["tables"][3]["shards"]
     {0: 20.0}
@@ -122,8 +128,9 @@ class ServerReport:
         about = _mapping(frames.decode_json(body), what, 32)
         report: dict[str, Any] = {
             name: _number(about.get(name), f"{what}: {name}")
-            for name in ("cpu", "busy", "memory", "lag", "connections")
+            for name in ("cpu", "busy", "starved", "memory", "lag", "connections")
         }
+        report["host"] = _load(about.get("host"), f"{what}: host")
         report["unconfirmed"] = _row(about.get("unconfirmed"), 3, f"{what}: unconfirmed")
         report["queue"] = _row(about.get("queue"), 5, f"{what}: queue")
         tables = report["tables"] = {}
@@ -202,6 +209,25 @@ def _named(name: str, what: str) -> str:
         return check_name("metric", name)
     except InputError as error:
         raise ProtocolError(f"{what}: {error}") from None
+
+
+def _host(name: Any, what: str) -> str:
+    try:
+        return check_name("machine", name)
+    except InputError as error:
+        raise ProtocolError(f"{what}: {error}") from None
+
+
+def _load(value: Any, what: str) -> Load | None:
+    """The load of a machine; None where there is none."""
+    if value is None:
+        return None
+    if type(value) is not list or len(value) != len(Load._fields):
+        raise ProtocolError(f"{what} is [{', '.join(Load._fields)}], not {value!r:.100}")
+    cores, tasks, busy, stolen = (_number(x, what) for x in value[1:])
+    if type(value[1]) is not int or not 1 <= cores <= MOST_CORES or max(busy, stolen) > 1:
+        raise ProtocolError(f"{what}: {cores:g} cores, {busy:g} of them busy and {stolen:g} stolen, cannot be")
+    return Load(_host(value[0], what), int(cores), tasks, busy, stolen)
 
 
 def _metric(value: Any, what: str) -> tuple[int, float, float | None]:

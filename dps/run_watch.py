@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dps.coordination.hosts import Host, Load
 from dps.coordination.progress import COLUMNS, AutoStaleness, Diagnosis, Finding, History, Server
 from dps.reports import TrainerReport
 from dps.series import Series
@@ -31,7 +32,8 @@ CLOCKS, TOTAL, COMPUTE, WAIT = (COLUMNS.index(name) for name in ("clocks", "tota
 KEYS = [COLUMNS.index("keys_pulled"), COLUMNS.index("keys_pushed")]
 BYTES = [COLUMNS.index("bytes_in"), COLUMNS.index("bytes_out")]
 WORK = [COLUMNS.index(name) for name in ("clocks", "pulls", "pushes")]
-ROWS = COLUMNS.index("rows")
+ROWS, SERIALISE = COLUMNS.index("rows"), COLUMNS.index("serialise")
+CPU, STARVED = COLUMNS.index("cpu"), COLUMNS.index("starved")
 
 
 class RunWatch:
@@ -58,6 +60,8 @@ class RunWatch:
         self.auto: AutoStaleness | None = None
         self.metrics: dict[str, Series] = {}
         self.last: dict[str, list[float | None]] = {}  # metric -> by trainer
+        self.hosts: list[str | None] = [None] * trainers  # the machine of each
+        self._loads: dict[str, tuple[float, Load]] = {}  # of machines, since they were asked for last
         self._ever: list[dict[str, Any]] = []
         self._sums: dict[str, list[float]] = {}  # metric -> [count, sum] since the last look
         self._reports: dict[int, tuple[int, int]] = {}  # trainer -> (attempt, number) of its last report
@@ -76,6 +80,9 @@ class RunWatch:
         self._reports[trainer] = attempt, report.number
         self._clock = max(self._clock, float(clock))
         self.history.report(trainer, now, report.row, clock, report.servers)
+        if report.load is not None:
+            self.hosts[trainer] = report.load.host
+            self._loads[report.load.host] = now, report.load
         for name, (count, total, last) in report.metrics.items():
             if name not in self.last:
                 if len(self.last) == METRICS:  # trainers may log different names
@@ -91,6 +98,11 @@ class RunWatch:
             sums[0] += count
             sums[1] += total
 
+    def loads(self) -> list[tuple[float, Load]]:
+        """When and how loaded machines were, as trainers have told since this was asked last."""
+        told, self._loads = list(self._loads.values()), {}
+        return told
+
     def look(
         self,
         now: float,
@@ -100,13 +112,14 @@ class RunWatch:
         ages: Sequence[float],
         servers: Sequence[Server],
         staleness: float,
+        hosts: Sequence[Host] = (),
     ) -> tuple[list[Finding], list[Finding]]:
         """Once a second: who is slow. Returns the findings that are new, and those that no longer hold."""
         self._offset, self._clock = wall - now, sum(clocks) / len(clocks)
         self._draw(wall, self._clock)
-        before = {(f.kind, f.trainer, f.server): f for f in self.found}
-        self.found = self.diagnosis.look(now, clocks, states, ages, servers, staleness)
-        after = {(f.kind, f.trainer, f.server): f for f in self.found}
+        before = {_key(f): f for f in self.found}
+        self.found = self.diagnosis.look(now, clocks, states, ages, servers, staleness, hosts, self.hosts)
+        after = {_key(f): f for f in self.found}
         new, over = ([f for k, f in a.items() if k not in b] for a, b in ((after, before), (before, after)))
         for finding in over:
             self._close(finding, wall)
@@ -150,6 +163,9 @@ class RunWatch:
         ):
             told[name] = _rounded(np.where(known, amount / total, 0), 3)
         work = (sums[:, TOTAL] - sums[:, WAIT]) / np.maximum(sums[:, CLOCKS], 1)
+        own = sums[:, COMPUTE] + sums[:, SERIALISE]
+        told["cpu"] = _rounded(np.minimum(sums[:, CPU] / np.maximum(own, 1e-9), 1.0) * known, 4)  # of its own time
+        told["starved"] = _rounded(np.where(known, np.minimum(sums[:, STARVED] / total, 1.0), 0), 4)
         told["step"] = _rounded(np.where(sums[:, CLOCKS] > 0, work, 0), 6)
         return told
 
@@ -240,7 +256,7 @@ class RunWatch:
 
     def _close(self, finding: Finding, wall: float) -> None:
         for entry in reversed(self._ever):
-            if (entry["kind"], entry["trainer"], entry["server"]) == (finding.kind, finding.trainer, finding.server):
+            if (entry["kind"], entry["trainer"], entry["server"], entry["host"]) == _key(finding):
                 entry["until"] = entry["until"] or wall
                 return
 
@@ -250,6 +266,10 @@ def plain(trainer: Mapping[str, Any]) -> dict[str, Any]:
     columns = {name: _rounded(trainer["rows"][:, i], 6) for i, name in enumerate(COLUMNS)}
     about = {"time": _rounded(trainer["time"], 4), "clock": trainer["clock"].astype(int).tolist()}
     return {**trainer, **about, "rows": columns}
+
+
+def _key(finding: Finding) -> tuple[str, int | None, int | None, str | None]:
+    return finding.kind, finding.trainer, finding.server, finding.host
 
 
 def _is_loss(name: str) -> bool:

@@ -23,6 +23,7 @@ from dps.checkpoint import Store
 from dps.copies import Waiter
 from dps.dask_side import host_of, linking_tls, listening_tls
 from dps.errors import MovedError
+from dps.host import host_load, starved
 from dps.meters import Meters, process_usage
 from dps.restore import Origins, SavedShard, fill
 from dps.saving import Saver
@@ -62,7 +63,7 @@ class Server:
             warm(spec)
         name, host = f"server-{session}-{number}", host_of(worker.address)
         self.endpoint = Endpoint(name, host, {}, tls=listening_tls(worker), connecting=linking_tls(worker))
-        meters = Meters(time.perf_counter, process_usage, self.endpoint.waiting)
+        meters = Meters(time.perf_counter, process_usage, self.endpoint.waiting, starved, host_load)
         self.serving = Serving(self.endpoint, session, number, secrets[1], (controller[0], controller[1]), meters)
         self.saver = Saver(self.serving, self.endpoint)
         self.endpoint.call(self._begin, session, secrets, worker)

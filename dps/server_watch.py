@@ -40,6 +40,7 @@ class Seen(NamedTuple):
     time: float
     cpu: float
     busy: float
+    starved: float
     queue: tuple[float, float]  # looks, and the sum of what was found
     tables: dict[int, dict[str, Any]]
 
@@ -50,13 +51,16 @@ class ServerWatch:
     Attributes
     ----------
     about : dict
-        Of the last report, what is no table's: cpu, busy, memory, lag, connections, unconfirmed, queue.
+        Of the last report, what is no table's: cpu, busy, starved, memory, lag, connections, unconfirmed, queue.
+    host : str or None
+        The machine that it runs on.
     curves : Series
         Rates over time, for as long as there has been the server.
     """
 
     def __init__(self) -> None:
         self.about: dict[str, Any] = {}
+        self.host: str | None = None
         self.curves = Series(CURVES, POINTS)
         self.quiet = False  # it has not reported for a while: what it did before is not what it does
         self._seen: collections.deque[Seen] = collections.deque(maxlen=KEPT)
@@ -64,9 +68,12 @@ class ServerWatch:
     def reported(self, report: Mapping[str, Any], now: float, wall: float) -> None:
         """A report has come."""
         before = self._seen[-1].tables if self._seen else {}
-        self.about = {name: value for name, value in report.items() if name != "tables"}
+        self.about = {name: value for name, value in report.items() if name not in ("tables", "host")}
+        load = report.get("host")
+        self.host = self.host if load is None else load.host
         looks, requests = report["queue"][:2]
-        self._seen.append(Seen(now, report["cpu"], report["busy"], (looks, requests), {**before, **report["tables"]}))
+        times = report["cpu"], report["busy"], report["starved"]
+        self._seen.append(Seen(now, *times, (looks, requests), {**before, **report["tables"]}))
         rates = self.rates()
         values = *rates[:5], self.queue(), self.queue() * rates.service
         self.curves.append(round(wall, 3), *(round(x, 6) for x in values))
@@ -87,6 +94,10 @@ class ServerWatch:
     def busy(self, since: float = -math.inf) -> float:
         """The part of its time that the thread which serves was at work lately, or since then."""
         return self._rate("busy", since)
+
+    def starved(self) -> float:
+        """The part of its time that this thread was ready to run lately while no processor was free."""
+        return self._rate("starved")
 
     def _rate(self, seconds: str, since: float = -math.inf) -> float:
         if not self.steady(since):

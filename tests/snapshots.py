@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 SPLIT = ("compute", "pull", "wait", "push", "serialise")
-COUNTED = ("pulls", "pushes", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "rows", "again")
+COUNTED = ("pulls", "pushes", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "rows", "again", "cpu", "starved")
 BEGAN = 1_795_000_000.0
 
 
@@ -52,6 +52,9 @@ def run_of(rng: np.random.Generator, trainers: int, now: float) -> dict[str, Any
         "age": rng.uniform(0, 0.3, trainers).round(3).tolist(),
         "attempts": [1] * trainers,
         "step": rng.normal(0.04, 0.002, trainers).round(5).tolist(),
+        "host": [f"node-{n % 4}" for n in range(trainers)],
+        "cpu": [0.97] * trainers,
+        "starved": [0.01] * trainers,
     }
     losses = rng.normal(0.12, 0.01, trainers).round(5).tolist()
     columns |= {name: parts[:, i].round(4).tolist() for i, name in enumerate(SPLIT)}
@@ -67,6 +70,7 @@ def run_of(rng: np.random.Generator, trainers: int, now: float) -> dict[str, Any
                 "share": 0.51,
                 "why": f"trainer {slow} computes 0.08 s a clock, the others 0.039 s, for 12 s now",
                 "remedy": "staleness does not help; lease its work out: ps.run(..., reassign=True)",
+                "host": None,
             }
         ]
     shown = [n for n in (slow, *range(min(trainers, 32) - 1)) if n is not None]
@@ -99,6 +103,8 @@ def server_of(rng: np.random.Generator, number: int) -> dict[str, Any]:
         "alive": True,
         "leaving": False,
         "cpu": round(float(rng.uniform(0.2, 0.9)), 3),
+        "host": f"node-{number % 4}",
+        "starved": 0.01,
         "memory": int(rng.integers(2e8, 3e8)),
         "lag": round(float(rng.uniform(0, 0.004)), 5),
         "connections": 9,
@@ -120,6 +126,12 @@ def server_of(rng: np.random.Generator, number: int) -> dict[str, Any]:
         "shards": 8,
         "copies": 8,
     }
+
+
+def host_of(number: int, trainers: int, servers: int) -> dict[str, Any]:
+    mine = list(range(number, servers, 4))
+    about = {"host": f"node-{number}", "cores": 8, "tasks": 3.5, "busy": 0.45, "stolen": 0.0, "overloaded": False}
+    return about | {"servers": mine, "trainers": len(range(number, trainers, 4))}
 
 
 def table_of(rng: np.random.Generator, servers: int, shards: int = 16) -> dict[str, Any]:
@@ -158,6 +170,7 @@ def snapshot(trainers: int = 4, servers: int = 2, seed: int = 0) -> dict[str, An
         "moves": 1,
         "runs": [run_of(rng, trainers, now)],
         "servers": [server_of(rng, n) for n in range(servers)],
+        "hosts": [host_of(n, trainers, servers) for n in range(min(4, max(trainers, servers)))],
         "tables": {"weights": table_of(rng, servers), "bias": table_of(rng, servers, servers)},
         "throughput": {
             "time": (now - 0.5 * np.arange(points)[::-1]).tolist(),

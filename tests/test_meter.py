@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from servers import Servers, wait_until
 
 import dps
+from dps.coordination.hosts import Load
 from dps.errors import ControllerGoneError, InputError, ProtocolError, StoppedError
 from dps.meter import Meter
 from dps.reports import COLUMNS, MOST_METRIC, MOST_METRICS, ServerReport, TrainerReport
@@ -122,6 +123,7 @@ reports = st.builds(
         st.tuples(st.integers(0, 1000), metric, st.one_of(st.none(), metric)),
         max_size=5,
     ),
+    st.sampled_from([None, Load("n7", 2, 3.0, 0.75, 0.25)]),
 )
 
 
@@ -131,7 +133,7 @@ def test_a_report_arrives_as_it_was_sent(report):
     assert len(body) % 8 == 0
     told = TrainerReport.decode(body)
     assert told.row == pytest.approx(report.row, abs=1e-9)
-    assert (told.number, told.metrics) == (report.number, report.metrics)
+    assert (told.number, told.metrics, told.load) == (report.number, report.metrics, report.load)
     assert {n: pytest.approx(pair, abs=1e-9) for n, pair in report.servers.items()} == told.servers
 
 
@@ -141,12 +143,14 @@ json_values = st.recursive(
     max_leaves=20,
 )
 SERVER = {
-    "cpu": 1.0, "busy": 0.5, "memory": 2, "lag": 0.0, "connections": 1,
+    "cpu": 1.0, "busy": 0.5, "starved": 0.25, "host": ["n7", 2, 3.0, 0.5, 0.0],
+    "memory": 2, "lag": 0.0, "connections": 1,
     "unconfirmed": [0, 0, 0.0], "queue": [3, 2, 1, 64, 0],
     "tables": {"3": {"pull": [1, 2, 3, 0.1], "push": [0, 0, 0, 0.0], "rows": 4, "bytes": 16,
                      "pull_ms": {"5": 1}, "push_ms": {}, "shards": {"0": 2}}},
 }  # fmt: skip
-TRAINER = TrainerReport(1, [1.0] * len(COLUMNS), {0: (1.0, 0.5)}, {"loss": (1, 2.0, 2.0)}).asdict()
+LOAD = Load("n7", 2, 3.0, 0.75, 0.25)
+TRAINER = TrainerReport(1, [1.0] * len(COLUMNS), {0: (1.0, 0.5)}, {"loss": (1, 2.0, 2.0)}, LOAD).asdict()
 
 
 def places(value, path=()):
@@ -182,7 +186,7 @@ def test_what_is_no_report_is_refused(kind, whole, data):
     ("change", "words"),
     [
         ({"r": 0}, "r is its number, 1 or more, not 0"),
-        ({"t": [1.0] * 6}, "t has 6 numbers, not 7"),
+        ({"t": [1.0] * 6}, "t has 6 numbers, not 9"),
         ({"n": [1.0] * 7 + [-1]}, "n is a number from 0 to 1e\\+18, not -1"),
         ({"n": [1.0] * 7 + [math.nan]}, "n is a number .* not nan"),
         ({"s": {"x": [1, 1]}}, "a server is a whole number .* not 'x'"),
@@ -191,6 +195,10 @@ def test_what_is_no_report_is_refused(kind, whole, data):
         ({"m": {"x" * 65: [1, 1, 1]}}, "name is 1 to 64 .* has 65"),
         ({"m": {"loss": [1, math.nan, 1]}}, "metric 'loss': its sum is a finite number, not nan"),
         ({"m": {"loss": [1, 1, math.inf]}}, "its last value is a finite number, not inf"),
+        ({"h": ["n7", 2, 1.0, 0.5]}, "h is \\[host, cores, tasks, busy, stolen\\], not"),
+        ({"h": ["n7", 0, 1.0, 0.5, 0.0]}, "h: 0 cores, 0.5 of them busy and 0 stolen, cannot be"),
+        ({"h": ["n7", 2, 1.0, 1.5, 0.0]}, "h: 2 cores, 1.5 of them busy and 0 stolen, cannot be"),
+        ({"h": ["a\nb", 2, 1.0, 0.5, 0.0]}, "a machine's name is 1 to 64 printable characters"),
         ({"m": {str(n): [1, 1, 1] for n in range(33)}}, "m has 33 entries; at most 32"),
     ],
 )

@@ -179,7 +179,15 @@ def counted(requests, seconds=0.001, memory=1e8):
     pulls = [requests, 10 * requests, 80 * requests, seconds * requests]
     table = {"pull": pulls, "push": [0, 0, 0, 0.0], "pull_ms": {9: requests}, "push_ms": {}}
     tables = {3: {**table, "rows": 7, "bytes": 56, "shards": {0: 4 * requests, 1: 6 * requests}}}
-    about = {"cpu": requests / 1000, "busy": requests / 2000, "memory": memory, "lag": 0.0, "connections": 1}
+    about = {
+        "cpu": requests / 1000,
+        "busy": requests / 2000,
+        "starved": requests / 4000,
+        "host": None,
+        "memory": memory,
+        "lag": 0.0,
+        "connections": 1,
+    }
     return {**about, "unconfirmed": [0, 0, 0.0], "queue": [requests // 10, requests // 2, 9, 640, 0], "tables": tables}
 
 
@@ -195,7 +203,7 @@ def test_rates_are_differences_of_counters():
     assert watch.rates([4]).requests == 0
     assert watch.rates([3]) == rates
     assert watch.loads(3) == pytest.approx({0: 400, 1: 600})
-    assert (watch.cpu(), watch.busy()) == pytest.approx((0.1, 0.05))
+    assert (watch.cpu(), watch.busy(), watch.starved()) == pytest.approx((0.1, 0.05, 0.025))
     assert watch.steady(9.0)
     assert not watch.steady(10.0), "only one report is later than that"
     assert watch.queue() == pytest.approx(5), "200 requests were served, 20 looks found 100 that waited"

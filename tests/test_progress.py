@@ -551,8 +551,8 @@ class WaitingIsWork(rates.Window):
 
 
 WRONG = {
-    "the mean of all": (progress, "others", _mean_of_all, "permanent", {"trainers": 3, "factor": 1.4}),
-    "the median of all": (progress, "others", _median_of_all, "permanent", {"trainers": 2, "factor": 1.4}),
+    "the mean of all": (rates, "others", _mean_of_all, "permanent", {"trainers": 3, "factor": 1.4}),
+    "the median of all": (rates, "others", _median_of_all, "permanent", {"trainers": 2, "factor": 1.4}),
     "waiting is work": (progress, "Window", WaitingIsWork, "permanent", {"trainers": 8, "staleness": 0}),
     "silence is death": (progress, "SILENT", 0.0, "transient", {"how": "pause", "factor": 30.0, "trainers": 4}),
     "slow is slow for good": (Diagnosis, "_streaks", _always_slow, "transient", {"how": "neighbour", "factor": 4.0}),
@@ -576,7 +576,7 @@ def test_wrong_rules_are_found_out(name, monkeypatch):
 def test_a_second_straggler_does_not_hide_the_first(monkeypatch):
     told = {1: {"compute": 0.0152}, 2: {"compute": 0.0152}}  # 1.4 times as long as trainer 0
     assert {f.trainer for f in Run(3).go(12, told=told)} == {1, 2}
-    monkeypatch.setattr(progress, "others", lambda values: (np.nansum(values) - values) / 2)
+    monkeypatch.setattr(rates, "others", lambda values: (np.nansum(values) - values) / 2)
     assert not Run(3).go(12, told=told), "the mean of the others does"
 
 

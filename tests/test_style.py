@@ -23,7 +23,7 @@ LAYERS = [
     {"dps.state", "dps.coordination", "dps.wire"},
     {"dps.checkpoint", "dps.manifest", "dps.shard_files", "dps.disk", "dps.restore", "dps.export"},
     {"dps.calls", "dps.hashing", "dps.transfers", "dps.inputs", "dps.reductions", "dps.cordon", "dps.dask_side"}
-    | {"dps.reports", "dps.meter", "dps.meters", "dps.series", "dps.run_watch", "dps.server_watch"},
+    | {"dps.reports", "dps.host", "dps.meter", "dps.meters", "dps.series", "dps.run_watch", "dps.server_watch"},
     {"dps.copies", "dps.run", "dps.portions", "dps.monitor"},
     {"dps.tables", "dps.replication", "dps.member", "dps.fleet", "dps.delivery", "dps.runs"},  # parts of the roles
     {"dps.serving", "dps.saving", "dps.crew", "dps.checkpointing"},

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from dps.coordination.hosts import Hosts, Load
 from dps.coordination.progress import COLUMNS, Diagnosis, Finding, History, Server
 
 __all__ = ["CAUSES", "Trace", "Verdict", "judge", "make"]
 
-CAUSES = ("none", "transient", "permanent", "skew", "server", "network", "dead")
+CAUSES = ("none", "transient", "permanent", "skew", "server", "network", "dead", "overloaded")
+MOVING = ("retire", "move ", "another machine", "another one", "another worker")  # in a remedy
 LOOK = 1.0
 SERVICE_OVER = 4.0  # seconds of which a server's mean service is
 
@@ -41,6 +43,8 @@ class Trace:
         [clocks, trainers, len(COLUMNS)]: what it would report of that iteration alone.
     waits : ndarray
         [clocks, trainers, servers]: seconds blocked at each server.
+    machines : Machines
+        Where everything runs.
     """
 
     seed: int
@@ -59,6 +63,12 @@ class Trace:
     ticks: np.ndarray
     rows: np.ndarray
     waits: np.ndarray
+    machines: Machines
+
+    @property
+    def host(self) -> str | None:
+        """The machine that is overloaded."""
+        return self.machines.name(self.machines.crowded) if self.machines.crowded is not None else None
 
     @property
     def trainers(self) -> int:
@@ -86,7 +96,8 @@ class Trace:
     def looks(self, diagnosis: Callable[[History], Diagnosis] = Diagnosis) -> Iterator[tuple[float, list[Finding]]]:
         """What is found, look by look."""
         rng = np.random.default_rng([self.seed, 99])
-        history = History(self.trainers)
+        history, hosts = History(self.trainers), Hosts()
+        where = [self.machines.name(place) for place in self.machines.trainers]
         judge, reports = diagnosis(history), iter([*self.reports(), (math.inf,)])
         for trainer, joined in enumerate(self.joined):
             history.begin(trainer, float(joined))
@@ -98,7 +109,10 @@ class Trace:
                 seen = {n: (requests, float(seconds)) for n, seconds in enumerate(waits)}
                 history.report(trainer, time, row.tolist(), clock, seen)
                 report = next(reports)
-            yield now, judge.look(now, *self.state(now), self.told(now, rng), self.staleness)
+            for load in self.machines.loads(now >= self.began):
+                hosts.told(load, now)
+            about = self.told(now, rng), self.staleness, hosts.lately(now), where
+            yield now, judge.look(now, *self.state(now), *about)
 
     def state(self, now: float) -> tuple[list[int], list[str], list[float]]:
         """Clocks, states and ages."""
@@ -127,8 +141,100 @@ class Trace:
                     lag += delay * rng.uniform(0.8, 1.2)
                 if self.how == "silent":
                     age, alive = now - self.began, now - self.began < 2.5
-            found.append(Server(number, service, 3 * service, lag, alive, age))
+            about = number, service, 3 * service, lag, alive, age
+            found.append(self.machines.server(Server(*about), now - self.began, self.factor))
         return found
+
+
+@dataclasses.dataclass
+class Machines:
+    """Which machine everything runs on, and how loaded each one is; one may be overloaded.
+
+    Its chance is its own, so that what befalls the rest of a run does not depend on it.
+    """
+
+    rng: np.random.Generator
+    trainers: np.ndarray  # the machine of each
+    servers: np.ndarray
+    cores: int
+    threads: np.ndarray  # a processor, that want one, on each machine
+    measured: bool  # whether the kernel tells how long threads wait for processors
+    share: float  # of its own time, that a trainer's thread runs
+    crowded: int | None = None
+
+    @staticmethod
+    def name(number: int) -> str:
+        return f"node-{number}"
+
+    def loads(self, begun: bool) -> list[Load]:
+        """A reading of each."""
+        found = []
+        for number, threads in enumerate(self.threads):
+            crowded = begun and number == self.crowded
+            usual = threads if crowded else min(threads, 1.1)
+            tasks = usual * self.cores  # a load average, where that is all there is
+            tasks = float(self.rng.poisson(tasks)) if self.measured else tasks
+            busy = self.rng.uniform(0.95, 1.0) if crowded else min(1.0, usual * self.rng.uniform(0.85, 1.0))
+            found.append(Load(self.name(number), self.cores, tasks, float(busy)))
+        return found
+
+    def server(self, server: Server, since: float, factor: float) -> Server:
+        """What a server on that machine says of itself."""
+        place, rng = int(self.servers[server.number]), self.rng
+        ran = float(rng.uniform(0.005, 0.5))
+        starved, cost = ran * float(rng.uniform(0, 0.05)), server.service * float(rng.uniform(0.8, 1.0))
+        if place == self.crowded and since >= 0:
+            starved = ran * (factor - 1) * float(rng.uniform(0.7, 1.5))
+            late = float(rng.exponential(0.004 * factor)) * min(1.0, since / SERVICE_OVER)
+            lag = server.lag + float(rng.uniform(0.01, 0.03)) * factor
+            server = server._replace(service=server.service + late, p99=server.p99 + 5 * late, lag=lag)
+        starved = starved if self.measured else 0.0
+        return server._replace(host=self.name(place), ran=ran, starved=starved, cost=cost)
+
+    def work(self, rows: np.ndarray, waits: np.ndarray, usual: float, first: int, factor: float) -> None:
+        """Fill in what the processors did; on the overloaded machine, from the clock `first` on, all takes longer."""
+        put = {name: rows[:, :, i] for i, name in enumerate(COLUMNS)}
+        put["cpu"][:] = self.share * put["compute"] + put["serialise"]
+        put["starved"][:] = 0.01 * put["cpu"] * self.rng.exponential(1.0, put["cpu"].shape)
+        if self.crowded is not None:
+            here, clocks = self.trainers == self.crowded, len(rows)
+            weight = math.exp(-usual / 2.0)  # others' work comes and goes within seconds
+            stretch = self.rng.normal(0, 0.3, (clocks, len(here)))
+            for clock in range(1, clocks):
+                stretch[clock] = weight * stretch[clock - 1] + math.sqrt(1 - weight**2) * stretch[clock]
+            bias = self.rng.normal(0, 0.15, len(here))  # and not all get the same share
+            stretch = np.maximum(1.0, 1 + (factor - 1) * np.exp(stretch + bias))
+            stretch[:first], stretch[:, ~here] = 1.0, 1.0
+            late = self.rng.exponential(0.002 * factor, waits.shape) * (stretch[:, :, None] > 1)
+            late += self.rng.exponential(0.004 * factor, waits.shape) * (self.servers == self.crowded)
+            late[:first] = 0.0
+            waits += late
+            for verb in ("pull", "push"):
+                put[verb][:] += 0.5 * late.sum(axis=2)
+            for name in ("compute", "serialise"):
+                ran = put[name] * (self.share if name == "compute" else 1.0)
+                put["starved"][:] += ran * (stretch - 1)
+                put[name][:] += ran * (stretch - 1)
+            put["starved"][:] += here[None, :] * late.sum(axis=2) * 0.5
+            put["total"][:] = put["compute"] + put["serialise"] + put["pull"] + put["push"]
+        if not self.measured:
+            put["starved"][:] = 0.0
+
+
+def _machines(kind: str, how: str, factor: float, seed: int, trainers: int, servers: int) -> Machines:
+    rng = np.random.default_rng([seed, CAUSES.index(kind), 7])
+    number = 1 if how == "one" or rng.random() < 0.3 else int(rng.integers(2, max(3, min(16, trainers))))
+    if how == "some":
+        number = max(2, number)
+    where = rng.integers(number, size=trainers), rng.integers(number, size=servers)
+    threads = rng.uniform(0.05, 1.1, number)
+    share = float(rng.uniform(0.9, 1.0) if rng.random() < 0.6 else rng.uniform(0.02, 0.9))
+    made = Machines(rng, *where, int(rng.choice([2, 4, 16, 64])), threads, bool(rng.random() < 0.8), share)
+    if kind == "overloaded":
+        made.crowded = int(rng.choice(made.trainers))
+        made.threads[made.crowded] = factor
+        made.share = max(made.share, 0.6)
+    return made
 
 
 def make(kind: str, seed: int, **fixed: Any) -> Trace:
@@ -139,11 +245,11 @@ def make(kind: str, seed: int, **fixed: Any) -> Trace:
     servers = fixed.get("servers") or int(rng.integers(1, 5))
     usual = fixed.get("usual") or math.exp(rng.uniform(math.log(0.005), math.log(2.0)))
     staleness = fixed.get("staleness", rng.choice([0, 2, math.inf]))
-    who = int(rng.integers(trainers)) if kind not in ("none", "server") else None
+    who = int(rng.integers(trainers)) if kind not in ("none", "server", "overloaded") else None
     server = int(rng.integers(servers)) if kind == "server" else None
     factor, how = _cause(kind, rng, usual, servers)
     factor, how = fixed.get("factor", factor), fixed.get("how", how)
-    early = kind in ("permanent", "skew", "server", "network") and how != "silent" and rng.random() < 0.5
+    early = kind in ("permanent", "skew", "server", "network", "overloaded") and how != "silent" and rng.random() < 0.5
     begin = fixed.get("begin", 0.0 if early else rng.uniform(5, 8))
     span = {"dead": max(5.0, 10 * usual) + 5, "transient": 10.0 + 3 * usual}.get(
         kind, max(12.0, 3.2 * usual * (1 + factor))
@@ -151,6 +257,8 @@ def make(kind: str, seed: int, **fixed: Any) -> Trace:
     rows, waits = _work(rng, trainers, servers, usual, staleness, clocks=int(1.6 * (begin + span) / usual) + 12)
     first = 0 if begin == 0 else max(2, int(begin / (1.1 * usual)))
     last = _put_in(kind, how, factor, who, server, usual, rows, waits, first)
+    machines = _machines(kind, how, factor, seed, trainers, servers)
+    machines.work(rows, waits, usual, first, factor)
     joined = rng.uniform(0, 0.3, trainers)
     begins, ticks = _ticks(joined, rows[:, :, COLUMNS.index("total")], staleness)
     with np.errstate(invalid="ignore"):
@@ -160,7 +268,7 @@ def make(kind: str, seed: int, **fixed: Any) -> Trace:
     ended = math.inf if last is None else float(ticks[last - 1, who])
     until = min(began + span, float(np.where(np.isfinite(ticks), ticks, np.inf)[-1].min()))
     about = (seed, kind, who, server, float(staleness), usual, factor, how, began, ended, until)
-    return Trace(*about, joined, begins, ticks, rows, waits)
+    return Trace(*about, joined, begins, ticks, rows, waits, machines)
 
 
 def _cause(kind: str, rng: np.random.Generator, usual: float, servers: int) -> tuple[float, str]:
@@ -176,6 +284,8 @@ def _cause(kind: str, rng: np.random.Generator, usual: float, servers: int) -> t
     if kind in ("server", "network"):
         ways = ["service", "service", "lag", "silent"] if kind == "server" else ["both", "pull", "push"]
         return max(0.03 / usual, rng.uniform(0.5, 3)), str(rng.choice(ways))
+    if kind == "overloaded":
+        return rng.uniform(1.6, 5), str(rng.choice(["one", "some"]))
     return 1.0, str(rng.choice(["lost", "frozen"])) if kind == "dead" else ""
 
 
@@ -281,6 +391,7 @@ class Verdict:
     kind: str  # "none" too
     right: bool  # kind, and who
     seconds: float  # from the beginning of the cause until it was named so
+    advice: tuple[str, ...] = ()  # remedies that would have moved something
 
 
 def judge(trace: Trace, diagnosis: Callable[[History], Diagnosis] = Diagnosis) -> Verdict:
@@ -288,15 +399,18 @@ def judge(trace: Trace, diagnosis: Callable[[History], Diagnosis] = Diagnosis) -
 
     On the way to a lasting one, the name "transient" is no mistake. Whatever is named at a run without a cause is.
     """
-    counts: dict[tuple[str, int | None, int | None], int] = {}
-    first: dict[tuple[str, int | None, int | None], float] = {}
+    counts: dict[tuple[str, int | None, int | None, str | None], int] = {}
+    first: dict[tuple[str, int | None, int | None, str | None], float] = {}
+    advice = set()
     for now, found in trace.looks(diagnosis):
         for finding in found:
-            key = finding.kind, finding.trainer, finding.server
+            if any(words in finding.remedy for words in MOVING):
+                advice.add(finding.remedy)
+            key = finding.kind, finding.trainer, finding.server, finding.host
             counts[key] = counts.get(key, 0) + 1
             first.setdefault(key, now)
     if not counts:
-        return Verdict("none", trace.kind == "none", 0.0)
+        return Verdict("none", trace.kind == "none", 0.0, tuple(advice))
     key = max(counts, key=lambda key: (key[0] != "transient", counts[key]))
-    right = key == (trace.kind, trace.trainer, trace.server)
-    return Verdict(key[0], right, first[key] - trace.began)
+    right = key == (trace.kind, trace.trainer, trace.server, trace.host)
+    return Verdict(key[0], right, first[key] - trace.began, tuple(advice))

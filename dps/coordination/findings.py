@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 __all__ = ["KINDS", "Finding", "Part", "Silence", "advise", "duration", "explain"]
 
-KINDS = ("transient", "permanent", "skew", "server", "network", "dead")
+KINDS = ("transient", "permanent", "skew", "server", "network", "dead", "overloaded")
 
 MOST = 1e6  # a factor is finite
 NOTED = 0.15  # part of the excess that is worth a word
@@ -18,12 +18,17 @@ REMEDIES = {
     "permanent": "staleness does not help; give it less to do, ps.run(..., reassign=True), or another machine",
     "skew": "make partitions of one size (repartition), or lease the work out: ps.run(..., reassign=True)",
     "network": "look at the network of its machine, or run it on another one",
+    "overloaded": "see what else runs there, and end it; or start no more threads there than it has processors",
     "dead": "it is run again on another worker; if it is not back within dps.timeouts.rejoin the run ends",
 }
 
 LEASED = dict.fromkeys(  # where work is leased out already
     ("permanent", "skew"), "the others do its work (reassign=True); if there is too little of that, another machine"
 )
+
+CROWDED = "its machine is overloaded: see to that first; a trainer is given less to do by ps.run(..., reassign=True)"
+MOVING = {REMEDIES["permanent"], REMEDIES["network"], *LEASED.values()}  # what is no remedy on such a machine
+GRAVITY = {"transient": 0.1, "overloaded": 1.5, "dead": 3.0}  # a second of these, beside a second of another kind
 
 
 class Finding(NamedTuple):
@@ -34,7 +39,7 @@ class Finding(NamedTuple):
     kind : str
         One of KINDS.
     trainer, server : int, optional
-        Who: one of them.
+        Who: one of them; neither where it is a machine.
     factor : float
         How many times slower than the median of the others; of one that is silent, for how many usual clocks it is.
     since : float
@@ -43,6 +48,8 @@ class Finding(NamedTuple):
         Part of its time (of a server: of the trainers' time) that is lost by it.
     why, remedy : str
         For people.
+    host : str, optional
+        The machine, if the finding is about one.
     """
 
     kind: str
@@ -53,6 +60,20 @@ class Finding(NamedTuple):
     share: float
     why: str
     remedy: str
+    host: str | None = None
+
+    def weight(self, now: float) -> float:
+        """How much it matters: by its kind, by how long it has lasted, and by how much is lost.
+
+        Examples
+        --------
+        >>> lasting = Finding("permanent", 1, None, 1.5, 0.0, 0.33, "", "")
+        >>> passing = Finding("transient", 2, None, 9.0, 58.0, 0.89, "", "")
+        >>> lasting.weight(60.0) > passing.weight(60.0)
+        True
+        """
+        lost = max(self.share, 0.01) if math.isfinite(self.share) else 0.01
+        return GRAVITY.get(self.kind, 1.0) * lost * max(now - self.since, 1.0)
 
 
 class Part(NamedTuple):

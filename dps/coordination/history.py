@@ -24,6 +24,7 @@ __all__ = ["COLUMNS", "History"]
 
 COLUMNS = (
     *("clocks", "total", "compute", "pull", "wait", "push", "serialise"),  # iterations; seconds
+    *("cpu", "starved"),  # seconds that the thread ran, and that it was ready to run but had no processor
     *("pulls", "pushes", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "rows", "again"),
 )
 

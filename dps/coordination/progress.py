@@ -16,6 +16,8 @@ server    most trainers lose time at a server that the others do not       move 
           cost; what it says of itself confirms that; or it is silent
 network   it waits for servers longer than the other trainers do           look at its link; another machine
 dead      its connection is lost, or it is silent for 10 usual clocks      it is run again, or the run ends
+overload  a machine has more to run than processors, and a party there     end what else runs there; fewer parties
+          measurably waits for one (`overload.py`)
 ========= ================================================================ ===========================================
 
 That a permanent straggler is not a transient one matters: bounded staleness (SSP, Ho et al., NIPS 2013) hides delays
@@ -32,19 +34,24 @@ thousand someone is always unlucky.
 **No flapping.** A finding holds at half of what it took to be made (in logarithms), and for some seconds after the last
 look that confirmed it; what was called permanent is not called transient again; another kind must show three times.
 
+**An overloaded machine** explains that those on it are slow: they are judged by the processor time that they need. It
+is named instead of them, and no finding advises to move anything because of it.
+
 **A judge that slept** (a look that is late) does not take silence for death: it counts only from when it woke.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from dps.coordination.autostaleness import AutoStaleness
-from dps.coordination.findings import KINDS, Finding, Part, Silence, advise, explain
+from dps.coordination.findings import CROWDED, KINDS, MOVING, Finding, Part, Silence, advise, explain
 from dps.coordination.history import COLUMNS, History
+from dps.coordination.hosts import Host
+from dps.coordination.overload import Overload
 from dps.coordination.rates import Window, noise, others
 from dps.coordination.slow_servers import Server, silence, slow_servers
 
@@ -105,7 +112,8 @@ class Diagnosis:
         self._reports = np.zeros(history.trainers, np.int64)  # at the last look
         self._usual: list[float] = []  # seconds of a clock, at the last looks
         self._lags: dict[int, tuple[float, ...]] = {}  # of each server, at the last looks
-        self._held: dict[tuple[int | None, int | None], _Held] = {}  # by trainer or server
+        self._overload = Overload(history.trainers)
+        self._held: dict[_Who, _Held] = {}
 
     def look(
         self,
@@ -115,6 +123,8 @@ class Diagnosis:
         ages: Sequence[float],
         servers: Sequence[Server],
         staleness: float,
+        hosts: Sequence[Host] = (),
+        where: Sequence[str | None] = (),
     ) -> list[Finding]:
         """Who holds the run up now. To be called about once a second.
 
@@ -130,19 +140,24 @@ class Diagnosis:
         servers : sequence of Server
         staleness : float
             Of the run.
+        hosts : sequence of Host
+            The machines of trainers and servers, as far as their load is known.
+        where : sequence of str or None
+            The machine of each trainer.
         """
         if now - self._looked > ASLEEP and self._looked > -math.inf:
             self._awake = now
         previous, self._looked = self._looked, now
+        crowded = self._crowded(now, servers, hosts, where)
+        strained = self._overload.servers
         lately = self._window(SHORT, now)
-        held = {server for (_, server) in self._held if server is not None}
+        held = {server for (_, server, _) in self._held if server is not None}
         self._lags = {s.number: (*self._lags.get(s.number, (0.0, 0.0)), s.lag)[-3:] for s in servers}
         # How late a loop is three times in a row: once proves nothing, on a busy machine.
         servers = [server._replace(lag=min(self._lags[server.number])) for server in servers]
-        found = slow_servers(lately, servers, held, now, self._awake)
-        forgiven = [finding.server for finding in found if finding.server is not None]
-        for server in forgiven:
-            lately.forgive(server)
+        found = slow_servers(lately, servers, held, now, self._awake, strained, self._overload.trainers)
+        forgiven = {finding.server for finding in found if finding.server is not None} | strained
+        self._fair(lately, forgiven)
         state = np.array(states)
         self._free[state == "waiting"] = now
         signs = np.fmax(np.maximum(self._free, self._awake), self.history.ended)
@@ -151,7 +166,7 @@ class Diagnosis:
         # What the others need for a clock; one that is in the midst of a long one needs at least so long. Of a shorter
         # silence part may have been a wait, between two looks.
         midst = np.where((state == "running") & (silent > long), silent, np.nan)
-        usual = others(np.fmax(lately.step, midst))
+        usual = lately.usual("step", least=midst)
         if not np.isnan(usual).all():
             found += self._slow(now, previous, lately, usual, state, forgiven)
         quiet = any(silence(server, now, self._awake) for server in servers)  # who is silent may be waiting for it
@@ -159,18 +174,43 @@ class Diagnosis:
         clock = np.fmax(clock, others(np.where((state == "running") & (silent > long / 2), silent, 0.0)))
         clock = np.where(clock > 0, clock, np.nan)  # nobody has reported yet
         found += self._silent(now, clock, long, silent, state, clocks, quiet)
-        return [advise(finding, staleness) for finding in self._hold(now, found, states)]
+        return [advise(self._spared(finding), staleness) for finding in self._hold(now, crowded + found, states)]
+
+    # -- overloaded machines
+
+    def _crowded(
+        self, now: float, servers: Sequence[Server], hosts: Sequence[Host], where: Sequence[str | None]
+    ) -> list[Finding]:
+        """The machines that are overloaded. From here on, parties there are judged by their processor time."""
+        self._overload.trainers[:] = False  # they are looked at as they are on the clock
+        told = {server.number: (server.host, server.ran, server.starved) for server in servers}
+        return self._overload.look(now, self._window(SHORT, now), hosts, where, told)
+
+    def _explained(self, who: _Who) -> bool:
+        """Whether an overloaded machine may be why this party is slow."""
+        trainer, server, _ = who
+        return server in self._overload.servers or (trainer is not None and bool(self._overload.trainers[trainer]))
+
+    def _spared(self, finding: Finding) -> Finding:
+        """What remains to be said of a party on an overloaded machine does not advise to move it."""
+        moved = finding.remedy in MOVING and self._explained(_who(finding))
+        return finding._replace(remedy=CROWDED) if moved else finding
 
     # -- slow
 
-    def _window(self, seconds: float | np.ndarray, now: float, forgiven: Iterable[int] = ()) -> Window:
+    def _window(self, seconds: float | np.ndarray, now: float) -> Window:
         """The reports of the last seconds, or the newest one. The first of an attempt, with its imports and compiling,
         only where there is no other."""
         reports = self.history.reports()
         counts = np.minimum(self.history.within(seconds, now), reports - 1)
-        window = Window(self.history, np.maximum(counts, np.minimum(reports, 1)))
+        return Window(self.history, np.maximum(counts, np.minimum(reports, 1)))
+
+    def _fair(self, window: Window, forgiven: Set[int]) -> Window:
+        """Without what slow servers and overloaded machines have cost the trainers."""
         for server in forgiven:
             window.forgive(server)
+        if self._overload.trainers.any():
+            window.excuse(self._overload.trainers.copy(), self._overload.stolen)
         return window
 
     def _slow(
@@ -180,7 +220,7 @@ class Diagnosis:
         lately: Window,
         usual: np.ndarray,
         state: np.ndarray,
-        forgiven: Sequence[int],
+        forgiven: Set[int],
     ) -> list[Finding]:
         self._remember(now, previous, usual, forgiven)
         ease, ease_lasting = np.ones((2, self.history.trainers))
@@ -194,15 +234,16 @@ class Diagnosis:
         needed = np.maximum(LATELY, (3 + unlucky) * self._chance(lately, sigma))
         slow = here & (_log(lately.step, usual) > ease * needed) & (self.history.reports() > 1)
         if slow.any():  # a long iteration that all have had is in everybody's reports, but not in the same windows
-            longer = self._window(2 * (SHORT + np.nanmax((lately.step * lately.clocks)[slow])), now, forgiven)
-            slow &= _log(longer.step, others(longer.step)) > TWICE * ease * needed
+            seconds = 2 * (SHORT + np.nanmax((lately.step * lately.clocks)[slow]))
+            longer = self._fair(self._window(seconds, now), forgiven)
+            slow &= _log(longer.step, longer.usual("step")) > TWICE * ease * needed
         # for good
         since, times, typical = self._streaks()
         lasting = here & (now - since >= LASTS) & (times >= np.clip(6 // lately.step, 2, 4))
         if lasting.any():
-            streak = self._window(np.where(lasting, now - since, LONG), now, forgiven)
+            streak = self._fair(self._window(np.where(lasting, now - since, LONG), now), forgiven)
             needed = np.maximum(FOR_GOOD, (2.5 + unlucky / 2) * self._chance(streak, sigma))
-            factor = _log(streak.step, others(streak.step))
+            factor = _log(streak.step, streak.usual("step"))
             lasting &= factor > ease_lasting * needed
             lasting &= typical > ease_lasting * np.minimum(FOR_GOOD, 0.5 * factor)
         found = [self._name(int(n), streak, float(since[n]), True, now) for n in np.flatnonzero(lasting)]
@@ -210,7 +251,7 @@ class Diagnosis:
         began = now - lately.step * lately.clocks
         return found + [self._name(int(n), lately, float(began[n]), False, now) for n in np.flatnonzero(slow)]
 
-    def _remember(self, now: float, previous: float, usual: np.ndarray, forgiven: Sequence[int]) -> None:
+    def _remember(self, now: float, previous: float, usual: np.ndarray, forgiven: Set[int]) -> None:
         """Who was slow in the reports that are new since the last look. While all are slower than they were (busy
         machines, an evaluation), nobody can tell."""
         reports, before = self.history.reports(), self._reports
@@ -223,7 +264,7 @@ class Diagnosis:
         if self._usual and self._usual[-1] > STRANGE * np.median(self._usual):
             return
         fresh = self.history.within(now - previous, now) > 0
-        window = self._window(np.where(fresh, now - previous, 0.0), now, forgiven)
+        window = self._fair(self._window(np.where(fresh, now - previous, 0.0), now), forgiven)
         self._looks[0, 0] = fresh
         self._looks[1, 0] = fresh * _log(window.step, usual)
         self._looks[2, 0] = self.history.ended - np.nan_to_num(window.step * window.clocks)
@@ -254,16 +295,16 @@ class Diagnosis:
 
     def _name(self, trainer: int, window: Window, since: float, lasting: bool, now: float) -> Finding:
         """Which kind of slowness it is."""
-        parts = {name: Part(*_pair(getattr(window, name), trainer)) for name in ("step", "own", "blocked")}
-        loads = {name: Part(*_pair(getattr(window, name), trainer)) for name in ("rows", "keys", "requests")}
+        parts = {name: _part(window, name, trainer) for name in ("step", "own", "blocked")}
+        loads = {name: _part(window, name, trainer) for name in ("rows", "keys", "requests")}
         blocked = parts["blocked"].excess > parts["own"].excess
         part = parts["blocked" if blocked else "own"]
         causes = [loads[name] for name in (("keys", "requests") if blocked else ("rows", "keys"))]
         load = max(causes, key=lambda load: load.factor)
         if load.factor >= SKEWED and load.factor - 1 >= EXPLAINED * (part.factor - 1):
             kind = "skew"
-        elif blocked:
-            kind = "network"
+        elif blocked:  # on an overloaded machine it may have slept through the answer
+            kind = "transient" if self._overload.trainers[trainer] else "network"
         else:
             kind = "permanent" if lasting else "transient"
         return explain(kind, trainer, parts, loads, since, now, window.unit, int(window.again[trainer]))
@@ -300,7 +341,7 @@ class Diagnosis:
 
     def _hold(self, now: float, found: list[Finding], states: Sequence[str]) -> list[Finding]:
         """The findings that hold now: without flapping."""
-        fresh = {(finding.trainer, finding.server): finding for finding in found}
+        fresh = {_who(finding): finding for finding in found}
         for key, finding in fresh.items():
             if key in self._held:
                 self._held[key].confirm(finding, now)
@@ -309,9 +350,17 @@ class Diagnosis:
         for key, held in list(self._held.items()):
             heard = held.finding.kind == "dead" and key not in fresh
             gone = key[0] is not None and states[key[0]] == "left"
+            gone |= key not in fresh and self._explained(key)
             if gone or heard or now - held.confirmed > HOLD:
                 del self._held[key]
-        return sorted((held.finding for held in self._held.values()), key=lambda f: (KINDS.index(f.kind) < 3, -f.share))
+        return sorted((held.finding for held in self._held.values()), key=lambda finding: -finding.weight(now))
+
+
+_Who = tuple[int | None, int | None, str | None]  # a trainer, a server, or a machine
+
+
+def _who(finding: Finding) -> _Who:
+    return finding.trainer, finding.server, finding.host
 
 
 class _Held:
@@ -341,6 +390,6 @@ def _log(steps: np.ndarray, usual: np.ndarray) -> np.ndarray:
     return np.nan_to_num(np.log(np.maximum(steps, 1e-9) / np.maximum(usual, 1e-9)))
 
 
-def _pair(values: np.ndarray, trainer: int) -> tuple[float, float]:
-    """Its own value, and that of the others."""
-    return float(values[trainer]), float(others(values)[trainer])
+def _part(window: Window, name: str, trainer: int) -> Part:
+    """Its own value, and what is usual with the others."""
+    return Part(float(getattr(window, name)[trainer]), float(window.usual(name)[trainer]))

@@ -42,6 +42,8 @@ class Window:
         whoever waits for a slow one would look slow.
     keys, rows, requests, bytes : ndarray
         A clock.
+    cpu, starved : ndarray
+        Seconds a clock that the thread ran, and that it was ready to run but had no processor (0: not measured).
     servers : list of int
     at, asked : ndarray
         Seconds blocked at each server, and requests to it, a clock: [trainers, servers].
@@ -57,11 +59,14 @@ class Window:
         self.blocked = per[:, WIDTH["pull"]] + per[:, WIDTH["push"]]
         self.step = self.own + self.blocked
         self.gap = np.nan_to_num(self.step * self.clocks) / np.maximum(counts, 1)
+        self.cpu, self.starved = per[:, WIDTH["cpu"]], per[:, WIDTH["starved"]]
         self.rows = per[:, WIDTH["rows"]]
         self.requests = per[:, WIDTH["pulls"]] + per[:, WIDTH["pushes"]]
         self.keys = per[:, WIDTH["keys_pulled"]] + per[:, WIDTH["keys_pushed"]]
         self.bytes = per[:, WIDTH["bytes_in"]] + per[:, WIDTH["bytes_out"]]
         self.again = sums[:, WIDTH["again"]]
+        self.excused = np.zeros(history.trainers, bool)
+        self._clock: dict[str, np.ndarray] = {}  # seconds on the clock, where some of them were excused since
         self.servers, found = history.blocked(counts)
         self.asked, self.at = np.moveaxis(found / self.clocks[:, None, None], 2, 0)
 
@@ -70,6 +75,35 @@ class Window:
         if server in self.servers:
             lost = self.at[:, self.servers.index(server)]
             self.blocked, self.step = self.blocked - lost, self.step - lost
+
+    def lost(self, unmeasured: bool = True, stolen: bool = False) -> np.ndarray:
+        """Seconds a clock for want of a processor. Where that is not measured: what it did not run of its own time, if
+        `unmeasured` says that this counts. `stolen`: a hypervisor takes processors away, which nobody measures."""
+        idle = np.maximum(self.own - self.cpu, 0.0)
+        measured = (self.starved > 0) & (not stolen)
+        return np.where(measured, np.minimum(self.starved, self.step), idle if unmeasured else 0.0)
+
+    def excuse(self, trainers: np.ndarray, stolen: np.ndarray) -> None:
+        """Leave out of what these need what they lost for want of a processor: it is their machine's fault. `stolen`:
+        those whose processors a hypervisor takes away, which nobody measures."""
+        self.excused, self._clock = trainers, {"own": self.own, "blocked": self.blocked, "step": self.step}
+        idle = np.maximum(self.own - self.cpu, 0.0)
+        own = np.where((self.starved > 0) & ~stolen, np.minimum(self.starved, idle), idle)
+        blocked = np.minimum(np.maximum(self.starved - own, 0.0), self.blocked)
+        self.own, self.blocked = self.own - trainers * own, self.blocked - trainers * blocked
+        self.step = self.own + self.blocked
+
+    def usual(self, name: str, least: np.ndarray | float = -np.inf) -> np.ndarray:
+        """What is usual with the others: of the values of that name, or `least` where that is more.
+
+        How much of its time one that was excused would have needed elsewhere is not known exactly. So it is compared
+        with what its like needed at least; and those that were not excused, with what it took on the clock.
+        """
+        values = np.fmax(getattr(self, name), least)
+        if name not in self._clock:
+            return others(values)
+        clock = np.where(self.excused, np.fmax(self._clock[name], least), values)
+        return np.where(self.excused, others(values), others(clock))
 
     def bytes_of_request(self) -> float:
         """Bytes that a request and its answer have, usually."""

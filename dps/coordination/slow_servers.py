@@ -9,12 +9,13 @@ run with one server has no other to compare with, and only that measure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import math
+from collections.abc import Collection, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
 
-from dps.coordination.findings import MOST, Finding, duration
+from dps.coordination.findings import CROWDED, MOST, Finding, duration
 from dps.coordination.rates import Window, others
 
 __all__ = ["Server", "silence", "slow_servers"]
@@ -42,6 +43,12 @@ class Server(NamedTuple):
     alive : bool
     age : float
         Seconds since it was heard of.
+    host : str, optional
+        The machine that it runs on.
+    ran, starved : float
+        Parts of its time that the thread which serves ran lately, and that it was ready to run but had no processor.
+    cost : float
+        Processor seconds of that thread for a request.
     """
 
     number: int
@@ -50,6 +57,15 @@ class Server(NamedTuple):
     lag: float
     alive: bool
     age: float
+    host: str | None = None
+    ran: float = 0.0
+    starved: float = 0.0
+    cost: float = math.inf
+
+    def excused(self) -> Server:
+        """As it would be if its machine had processors for it: judged by the processor time that requests take. How
+        late its loop is says nothing then."""
+        return self._replace(service=min(self.service, self.cost), p99=min(self.p99, self.cost), lag=0.0)
 
 
 def silence(server: Server, now: float, awake: float) -> float:
@@ -59,8 +75,19 @@ def silence(server: Server, now: float, awake: float) -> float:
     return seconds if not server.alive or seconds > QUIET else 0.0
 
 
-def slow_servers(window: Window, servers: Sequence[Server], held: Set[int], now: float, awake: float) -> list[Finding]:
+def slow_servers(
+    window: Window,
+    servers: Sequence[Server],
+    held: Set[int],
+    now: float,
+    awake: float,
+    slowed: Collection[int] = (),
+    trainers: np.ndarray | None = None,
+) -> list[Finding]:
     """The servers that hold trainers up, by the trainers' reports in `window`. Of those `held` already, half is enough.
+
+    `slowed` are those servers, and `trainers` a mask of those trainers, that their machines slow. Such a server must
+    take more processor time than others for its requests. Such a trainer is no witness of what it waits for.
 
     Examples
     --------
@@ -77,6 +104,10 @@ def slow_servers(window: Window, servers: Sequence[Server], held: Set[int], now:
     found = [_quiet(server, now, awake) for server in servers if silence(server, now, awake)]
     known = [server for server in servers if not silence(server, now, awake) and server.number in window.servers]
     reported = ~np.isnan(window.step)
+    free = reported if trainers is None else reported & ~trainers
+    doubtful = not free.any()
+    reported = reported if doubtful else free
+    known = [server.excused() if server.number in slowed else server for server in known]
     if not known or not reported.any():
         return found
     columns = [window.servers.index(server.number) for server in known]
@@ -91,13 +122,19 @@ def slow_servers(window: Window, servers: Sequence[Server], held: Set[int], now:
         alone, ease = len(known) == 1, 0.5 if server.number in held else 1.0
         takes = ordinary if alone else max(float(service[i]), CALL / 3)
         itself = min(costs[i], asked[i] * (server.service - takes))  # by its own word
-        lost = max(costs[i] - usual[i], itself)
+        excused = server.number in slowed
+        lost = itself if excused else max(costs[i] - usual[i], itself)
         share = lost / max(step, 1e-9)
         late = LATER if alone else max(LATE, 3 * float(lag[i]))
         confirmed = server.service > ease * SEVERAL * takes or (server.lag > ease * late and lost > OFTEN * server.lag)
-        far = lost > ease * FAR * ordinary * max(asked[i], 1) and costs[i] > FARTHER * usual[i]
+        far = (
+            not (excused or doubtful)
+            and lost > ease * FAR * ordinary * max(asked[i], 1)
+            and costs[i] > FARTHER * usual[i]
+        )
         if (confirmed and share > ease * CONFIRMED) or (far and share > ease * SUSPECTED):
-            found.append(_slow(server, float(costs[i]), float(usual[i]), float(share), confirmed, alone, now))
+            made = _slow(server, float(costs[i]), float(usual[i]), float(share), confirmed, alone, now)
+            found.append(made._replace(remedy=CROWDED) if excused else made)
     return found
 
 

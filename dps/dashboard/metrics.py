@@ -23,7 +23,7 @@ logger = logging.getLogger("distributed.dps.dashboard")
 
 ONE_BY_ONE = 128
 STATES = ("running", "waiting", "lost", "left", "expected")
-KINDS = ("transient", "permanent", "skew", "server", "network", "dead")
+KINDS = ("transient", "permanent", "skew", "server", "network", "dead", "overloaded")
 QUANTILES = (0.05, 0.5, 0.95)
 
 # name: (what it is, labels after session). A name that ends in _total is a counter.

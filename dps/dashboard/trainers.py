@@ -36,6 +36,7 @@ KINDS = {  # kind: what it is, and what helps, for those who have not read the m
     "server": ("a server", "move the shard"),
     "network": ("the network", "look at its host"),
     "dead": ("nobody is there", "look at its worker"),
+    "overloaded": ("too much runs on a machine", "end what else runs there"),
 }
 
 

@@ -18,6 +18,7 @@ KINDS = {
     "server": "is slow",
     "network": "has a slow network",
     "dead": "gives no sign",
+    "overloaded": "is overloaded",
 }
 
 
@@ -83,9 +84,9 @@ def subject(finding: Mapping[str, Any]) -> str:
     >>> subject({"kind": "permanent", "trainer": 3, "server": None}), subject({"trainer": None, "server": 0})
     ('trainer 3', 'server 0')
     """
-    for role in ("trainer", "server"):
+    for role, word in (("trainer", "trainer"), ("server", "server"), ("host", "machine")):
         if finding.get(role) is not None:
-            return f"{role} {finding[role]}"
+            return f"{word} {finding[role]}"
     return "all trainers"
 
 

@@ -191,6 +191,7 @@ class _Simulated(Client):
 
     _network: Network
     _host: Party
+    _probes = ()  # a simulation is the same on every machine
 
     def _connect(
         self, address: tuple[str, int], what: str, gone: type[DPSError] = ServerGoneError, idle: Any = None
