@@ -25,6 +25,12 @@ collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_spar
 FAILED = pytest.StashKey[bool]()
 
 
+def pytest_collection_modifyitems(items):
+    """The name of a test is the same in each process: with an address in it, `make test` would run nothing."""
+    if wrong := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"names of tests with an address in memory, give them ids: {wrong}")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import distributed.versions
+import pytest
 from click.testing import CliRunner
 from servers import PATIENCE, wait_until
 
@@ -96,6 +98,8 @@ class Shell:
 
 def pretend(folder: Path, version: str) -> dict[str, str]:
     """Environment of a process in which another version of dps is installed, as far as its metadata go."""
+    if not hasattr(distributed.versions, "version"):
+        pytest.skip("this Dask asks the imported module for its version, not its metadata")
     info = folder / version / f"dps-{version}.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dps\nVersion: {version}\n")

@@ -138,7 +138,7 @@ WITHOUT_ROWS = [{"a": 1}, {}, "text", b"text", 3, None, (1, 2), np.float64(3), n
 WITHOUT_ROWS += [(DENSE, 0.5), (DENSE, iter([1])), (["a"], "text"), Tensor(DENSE, sparse=True), {1, 2}]
 
 
-@pytest.mark.parametrize("thing", WITHOUT_ROWS, ids=repr)
+@pytest.mark.parametrize("thing", WITHOUT_ROWS, ids=lambda thing: type(thing).__name__)
 def test_what_cannot_be_cut_is_refused(thing):
     """It was one batch an epoch without a word: a tuple that holds a list, a dict, a scalar, a generator."""
     with pytest.raises(InputError, match=rf"batch_size=2.*{type(thing).__name__}.*no.*prepare=function.*leave out"):
