@@ -105,7 +105,9 @@ class Checkpointer:
                     break
                 except (MovedError, ServerGoneError) as error:
                     if time.monotonic() > until:
-                        raise CheckpointError(f"no checkpoint under {wish.url}: {error}") from error
+                        raise CheckpointError(
+                            f"no checkpoint under {wish.url} was begun within {config.limit('request')}: {error}"
+                        ) from error
                     await asyncio.sleep(AGAIN)
             self._parents[wish.url] = done.name
             nbytes, rows = sum(f.size for f in done.files), sum(f.rows for f in done.files)
@@ -189,7 +191,7 @@ class Checkpointer:
                 return
             if time.monotonic() > until:
                 raise RequestTimeoutError(
-                    f"clock {clock} was not reached within dps.timeouts.clock; "
+                    f"no checkpoint: clock {clock}, which it is of, was not reached within {config.limit('clock')}; "
                     f"{run.clock.explain(behind, self.runs.now())}"
                 )
             await asyncio.sleep(LOOK)
@@ -203,7 +205,10 @@ class Checkpointer:
             if all(answer is not None for answer in answers):
                 return [FileRecord(**fields) for answer in answers for fields in answer]
             if time.monotonic() > until:
-                raise RequestTimeoutError("a checkpoint was not written within dps.timeouts.checkpoint")
+                raise RequestTimeoutError(
+                    f"a checkpoint was not written within {config.limit('checkpoint')}: its store is slow, or the "
+                    f"servers are busy; see how far the last one came in ps.status(), or raise the setting"
+                )
             await asyncio.sleep(pause)
             pause = min(1.5 * pause, SELDOM)  # asking costs the servers time
 

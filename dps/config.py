@@ -8,7 +8,7 @@ import dask
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
-__all__ = ["count", "nbytes", "seconds"]
+__all__ = ["count", "limit", "nbytes", "seconds"]
 
 with open(pathlib.Path(__file__).with_name("dps.yaml")) as file:
     defaults = yaml.safe_load(file)
@@ -24,6 +24,24 @@ def seconds(name: str) -> float:
     10
     """
     return parse_timedelta(dask.config.get(f"dps.timeouts.{name}"))
+
+
+def limit(name: str, value: float | None = None) -> str:
+    """A time limit in words, for the error of whoever has run into it: its value, and the setting that it comes from.
+
+    Parameters
+    ----------
+    name : str
+        Of the setting, under ``dps.timeouts``.
+    value : float, optional
+        Seconds, where the setting was read earlier; what it says now by default.
+
+    Examples
+    --------
+    >>> limit("request")
+    '60 s (dps.timeouts.request)'
+    """
+    return f"{seconds(name) if value is None else value:g} s (dps.timeouts.{name})"
 
 
 def nbytes(name: str) -> int:

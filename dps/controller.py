@@ -390,7 +390,8 @@ class Controller(SchedulerPlugin):
             await asyncio.sleep(0.05 if left else 0)
         if left:
             raise ServerGoneError(
-                f"{len(left)} shards could not be settled within dps.timeouts.stop: no server has them"
+                f"the end of a run has not reached {len(left)} shards within {config.limit('stop')}, because no server "
+                f"has them now: see dask ps status; where servers are only slow to take over, raise the setting"
             )
 
     # -- inside: the scheduler's loop

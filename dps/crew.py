@@ -29,6 +29,10 @@ PREFER_DEDICATED = 2.0  # seconds to wait for a worker with the dps resource bef
 ALREADY = 0.02  # seconds between two looks whether a server has come up
 FAILED = 5.0  # seconds until it is tried again, where that failed
 PATIENCE = {"status": "connect", "create_table": "start", "close": "stop", "load": "checkpoint"}  # else "request"
+DOING = {
+    "create_table": ": the first table of a kind makes it compile kernels, which a busy machine takes long for",
+    "load": ": it was reading a checkpoint",
+}
 AGAIN = 0.5  # seconds between two looks whether a server is missing, or may be closed
 
 
@@ -202,7 +206,10 @@ class Crew:
                 if future.status == "error":
                     await future  # raises its own error
                 if now() > until:
-                    raise ServerGoneError(f"server {number} on {worker} was not up within {patience:g} s")
+                    raise ServerGoneError(
+                        f"server {number} on {worker} was not up within {patience:g} s: {config.limit('start')}, "
+                        f"and the timeout of the call. See the worker's log; if it is only busy, raise the setting"
+                    )
                 await asyncio.sleep(ALREADY)
             if number not in self.fleet.servers:
                 raise ServerGoneError(
@@ -223,7 +230,10 @@ class Crew:
             try:
                 answer = await asyncio.wait_for(self.scheduler.rpc(worker).versions(**ASK), config.seconds("connect"))
             except (OSError, TimeoutError) as error:
-                raise ServerGoneError(f"worker {worker}, meant for a server, does not answer: {error!r}") from error
+                raise ServerGoneError(
+                    f"worker {worker}, meant for a server, has not said its version of dps within "
+                    f"{config.limit('connect')}: {error!r}. See its log; if it is only busy, raise the setting"
+                ) from error
             found[f"worker {worker}"] = version_in(answer)
         same_versions(found)
 
@@ -283,14 +293,19 @@ class Crew:
 
     async def call(self, server: Recruit, method: str, *args: Any) -> Any:
         """Call a server's actor, through its worker."""
-        where = f"server {server.number} on {server.worker}"
+        where, setting = f"server {server.number} on {server.worker}", PATIENCE.get(method, "request")
+        patience = config.seconds(setting)
         try:
             call = self.scheduler.rpc(server.worker).actor_execute(
                 actor=server.key, function=method, args=list(args), kwargs={}
             )
-            patience = config.seconds(PATIENCE.get(method, "request"))
             answer = await asyncio.wait_for(call, patience)
         except (TimeoutError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise ServerGoneError(
+                    f"{where} has not answered {method!r} within {config.limit(setting, patience)}"
+                    f"{DOING.get(method, '')}. See its log; if it is only busy, raise the setting"
+                ) from error
             raise ServerGoneError(f"{where} did not answer {method!r}: {error!r}") from error
         if answer["status"] != "OK":
             raise _unpack(answer["exception"], where)

@@ -373,14 +373,15 @@ class Runs:
                 )
             for trainer in run.clock.overdue(now, self.patience):
                 if (waiting := run.ticking.pop(trainer, None)) is not None:
-                    waiting.fail(ClockTimeoutError(run.clock.explain(trainer, now)))
+                    why = f"{run.clock.explain(trainer, now)}; the limit is {config.limit('clock', self.patience)}"
+                    waiting.fail(ClockTimeoutError(why))
             for trainer in [t for t, waiting in run.meeting.items() if now - waiting.since > self.patience]:
                 waiting = run.meeting.pop(trainer)
                 absent = sorted(set(range(run.trainers)) - run.meeting.keys() - run.left - {trainer})
                 text = (
                     f"trainer {trainer} has waited {now - waiting.since:.0f} s in a barrier or another collective; "
                     f"not there: trainers {', '.join(map(str, absent))}. All must make the same collective calls; "
-                    f"dps.timeouts.clock is the limit"
+                    f"the limit is {config.limit('clock', self.patience)}"
                 )
                 waiting.fail(ClockTimeoutError(text))
 

@@ -104,7 +104,8 @@ class Server:
 
         shards, waiter = self.endpoint.call(settle)
         if not done.wait(config.seconds("request")) or waiter.error is not None:
-            raise MovedError(f"server {self.serving.number}: a run's end has not reached all copies: {waiter.error}")
+            why = waiter.error or f"it was not confirmed within {config.limit('request')}"
+            raise MovedError(f"server {self.serving.number}: a run's end has not reached all copies: {why}")
         return json.dumps(shards)
 
     def cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> str:

@@ -198,3 +198,24 @@ def test_a_channel_that_would_not_read_locks_up(kit, monkeypatch) -> None:
     limit = dask.config.set({"dps.timeouts.request": "300 ms"})
     with limit, kit.channels() as (channel,), pytest.raises(RequestTimeoutError, match="no bytes"):
         flood(channel)
+
+
+def test_time_limits_name_their_settings() -> None:
+    """Each says which setting it is, its value, what was being done, and what helps."""
+    told = r"the peer has not answered in time, 0.[0-9]+ s; the limit is 0.3 s \(dps.timeouts.request\) unless"
+    busy = r"the thread of test has not come to _snapshot within 0.3 s \(dps.timeouts.request\): it is busy"
+    with dask.config.set({"dps.timeouts.request": "300 ms", "dps.timeouts.clock": "700 s"}), Kit() as kit:
+        kit.endpoint.handlers[frames.TICK] = kit.park
+        with kit.channels() as (channel,), pytest.raises(RequestTimeoutError, match=told):
+            channel.send(Header(PARK), ()).result(time.monotonic() + 0.2)
+        with kit.channels() as (channel,), pytest.raises(RequestTimeoutError, match=r"700 s \(dps.timeouts.clock\)"):
+            channel.send(Header(frames.TICK), ()).result(time.monotonic() + 0.1)
+        blocking = threading.Event()
+        kit.endpoint.ask(blocking.wait)
+        with pytest.raises(RequestTimeoutError, match=busy):
+            kit.endpoint.call(_snapshot)
+        blocking.set()
+
+
+def _snapshot() -> None:
+    """What an endpoint's thread may be asked for."""

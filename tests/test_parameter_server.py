@@ -31,6 +31,7 @@ from dps.errors import (
     InputTypeError,
     NameInUseError,
     RequestTimeoutError,
+    ServerGoneError,
     TooFewWorkersError,
     UnknownTableError,
 )
@@ -507,6 +508,23 @@ def test_a_table_that_one_server_cannot_make_is_made_nowhere(client, monkeypatch
         monkeypatch.undo()
         ps.table("w")
         ps.client().push("w", range(10), 1.0)
+
+
+def test_a_table_that_takes_too_long_to_make_names_the_limit_and_the_cause(client, monkeypatch):
+    create = dps.server.Server.create_table
+
+    def busy(self, spec, shards):
+        time.sleep(0.5)
+        create(self, spec, shards)
+
+    with dps.ParameterServer(client) as ps:
+        monkeypatch.setattr(dps.server.Server, "create_table", busy)
+        words = r"server 0 .* 'create_table' within 0.05 s \(dps.timeouts.start\): the first table of a kind .* compile"
+        with dask.config.set({"dps.timeouts.start": "50 ms"}), pytest.raises(ServerGoneError, match=words):
+            ps.table("w")
+        assert [*ps.tables] == []
+        monkeypatch.undo()
+        ps.table("w")
 
 
 def test_what_a_table_cannot_be(client):

@@ -406,16 +406,34 @@ def test_few_reports_no_findings():
     assert diagnosis.look(1.0, [1, 1, 0], ["running"] * 3, [0.0] * 3, [], 0) == []
 
 
-def test_nobody_is_dead_while_all_read_their_data():
+def test_a_trainer_at_its_first_clock_is_not_silent_while_its_connection_lives():
+    """It reads its data, imports, compiles: no other clock tells how long that takes."""
     history = History(3)
     diagnosis = Diagnosis(history)
     for now in np.arange(0.0, 60.0):
         assert diagnosis.look(now, [0] * 3, ["running"] * 3, [now] * 3, [], 0) == []
     for n in (0, 1):
         history.report(n, 60.0, row(clocks=1, compute=0.1), 1, {})
-    assert kinds(diagnosis.look(60.0, [1, 1, 0], ["waiting"] * 2 + ["running"], [0.0, 0.0, 60.0], [], 0)) == [
-        ("dead", 2, None)
-    ]
+    for now in np.arange(60.0, 600.0):
+        assert diagnosis.look(now, [1, 1, 0], ["waiting"] * 2 + ["running"], [0.0, 0.0, now], [], 0) == []
+    found = diagnosis.look(600.0, [1, 1, 0], ["waiting"] * 2 + ["lost"], [0.0, 0.0, 600.0], [], 0)
+    assert kinds(found) == [("dead", 2, None)]
+    history.report(2, 601.0, row(clocks=1, compute=600.0), 1, {})
+    for now in np.arange(601.0, 606.0):  # from now on it is known
+        assert diagnosis.look(now, [1, 1, 1], ["waiting"] * 2 + ["running"], [0.0, 0.0, now - 601], [], 0) == []
+
+
+def test_the_only_trainer_is_judged_by_its_own_clocks():
+    """Clocks of 20 s: half a minute without a word is nothing."""
+    history = History(1)
+    diagnosis, dead = Diagnosis(history), []
+    for now in np.arange(0.0, 60.0):
+        if now and now % 20 == 0:
+            history.report(0, now, row(clocks=1, compute=20.0), int(now / 20), {})
+        assert diagnosis.look(now, [int(now / 20)], ["running"], [now % 20], [], 0) == []
+    for now in np.arange(60.0, 400.0):
+        dead += [now - 40] * bool(diagnosis.look(now, [2], ["running"], [now - 40], [], 0))
+    assert dead[0] == 201, "ten usual clocks"
 
 
 def test_leased_work_is_compared_by_the_pull():

@@ -20,6 +20,9 @@ overload  a machine has more to run than processors, and a party there     end w
           measurably waits for one (`overload.py`)
 ========= ================================================================ ===========================================
 
+A trainer that has not completed a clock yet is not silent while its connection lives: its first clock loads data,
+imports and compiles, and no other clock tells how long that takes.
+
 That a permanent straggler is not a transient one matters: bounded staleness (SSP, Ho et al., NIPS 2013) hides delays
 that go round, but with one trainer slow for good the others are idle just as long at any bound, and only giving it less
 to do helps (FlexRR, Harlap et al., SoCC 2016). What published systems get wrong, and this file does not: it compares
@@ -69,7 +72,7 @@ REPEATS = 3  # looks that must agree on another kind
 SILENT, CLOCKS = 5.0, 10  # seconds and usual clocks of silence: dead
 PAUSE, PAUSED = 1.0, 6  # ... and: a pause
 GAPS = 3  # usual gaps between reports: longer than usual
-ABSENT = 30.0  # seconds: never joined; or has not reported yet, or is the only one, and silent
+ABSENT = 30.0  # seconds: never joined; or is the only one, and silent
 ASLEEP = 3.0  # seconds between two looks: the judge slept
 SKEWED, EXPLAINED = 1.15, 0.6  # a load so many times the others', that explains so much of the excess
 
@@ -327,9 +330,10 @@ class Diagnosis:
         lost, running, absent = state == "lost", state == "running", state == "expected"
         quiet |= not (reports > 0).any()  # as long as all read their data, say, nobody is late
         absent &= (silent > ABSENT) & (reports > 0).any()
-        known = (reports > 0) & (len(state) > 1)  # else it may well be at something long
-        limit = np.where(known, np.fmax(np.maximum(SILENT, long), CLOCKS * usual), ABSENT)
-        dead = running & (silent > limit) & (not quiet)
+        begun = reports > 0  # else it is at its first clock: how long that takes, nothing tells
+        known = begun & (len(state) > 1)
+        limit = np.fmax(np.maximum(np.where(known, SILENT, ABSENT), long), CLOCKS * usual)
+        dead = running & begun & (silent > limit) & (not quiet)
         paused = running & (silent > np.fmax(long, PAUSED * usual)) & known & ~dead & (not quiet)
         usual, ahead, found = np.nan_to_num(usual, nan=1.0), max(clocks), []
         for n in map(int, np.flatnonzero(lost | dead | paused | absent)):

@@ -60,7 +60,8 @@ class Stock:
                 check()
                 if time.monotonic() > until:
                     raise RequestTimeoutError(
-                        f"partition {partition} was not here within {patience:g} s (dps.timeouts.fetch)"
+                        f"partition {partition} was not here within {config.limit('fetch', patience)}: the workers "
+                        f"that have it are busy or gone, or it is large; raise the setting, or make partitions smaller"
                     )
             found = waiting.result()
         finally:

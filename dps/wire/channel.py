@@ -26,6 +26,7 @@ from dps.wire.sockets import SLICE, Plain, Tls, connected
 __all__ = ["Channel", "Request", "Sink", "Traffic", "ViewSink"]
 
 INBOX = 1 << 16
+LIMITS = {frames.TICK: "clock", frames.COLLECT: "clock", frames.HELLO: "connect", frames.GREETING: "connect"}
 
 
 class Sink(Protocol):
@@ -68,9 +69,10 @@ class Traffic:
 class Request:
     """A request on its way: its sink, and what became of it."""
 
-    __slots__ = ("body", "channel", "done", "error", "header", "leg", "size", "sink")
+    __slots__ = ("body", "channel", "done", "error", "header", "kind", "leg", "size", "sink")
 
-    def __init__(self, channel: Channel, sink: Sink | None, size: int):
+    def __init__(self, channel: Channel, sink: Sink | None, size: int, kind: int = 0):
+        self.kind = kind  # of its frame
         self.leg: Any = None  # what to send again if the channel breaks: see `transfers.py`
         self.channel = channel
         self.sink = sink
@@ -178,7 +180,7 @@ class Channel:
 
     def _introduce(self, session_name: str, secret: str, deadline: float, tls: bool) -> None:
         """Prove that we know the secret, and see the peer prove it too."""
-        greeting = Request(self, None, 0)
+        greeting = Request(self, None, 0, frames.GREETING)
         self._requests[0] = greeting
         nonce = session.new_nonce()
         try:
@@ -197,7 +199,9 @@ class Channel:
             if not session.proves(claim, secret, "server", nonce, theirs):
                 raise ProtocolError(f"{self.what} does not know the session secret")
         except RequestTimeoutError as error:  # it hangs, or its machine is gone: nothing was asked of it yet
-            raise self._gone(f"{self.what} has not greeted in time (dps.timeouts.connect)") from error
+            raise self._gone(
+                f"{self.what} has not greeted in time, {config.limit('connect')}: it is busy, hangs, or is cut off"
+            ) from error
         except self._gone as error:
             if not (tls and greeting.header is None):
                 raise
@@ -232,7 +236,7 @@ class Channel:
                     return answer
             if nbytes == 0:
                 raise self._gone(f"{self.what} closed the connection")
-            request = self._requests[number] = Request(self, None, 0)
+            request = self._requests[number] = Request(self, None, 0, header.kind)
             if nbytes is not None:
                 self._end = nbytes
                 self._parse()
@@ -251,7 +255,7 @@ class Channel:
             raise self._gone(f"the connection to {self.what} is closed")
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
-        request = self._requests[number] = Request(self, sink, size)
+        request = self._requests[number] = Request(self, sink, size, header.kind)
         self.traffic.sent += HEADER_SIZE + header.body
         try:
             head = encode_header(header, number)
@@ -284,7 +288,10 @@ class Channel:
             if sent or deadline is None:
                 deadline = now + self._patience
             if now > deadline:
-                raise RequestTimeoutError(f"{self.what} has taken no bytes for {self._patience:g} s")
+                raise RequestTimeoutError(
+                    f"{self.what} has taken no bytes for {config.limit('request', self._patience)}: it is busy, hangs, "
+                    f"or is cut off; see its log"
+                )
             readable = self._socket.wait(SLICE, also_write=True)
             if readable and self._requests:
                 self._read(0)
@@ -303,7 +310,11 @@ class Channel:
             while not request.done:
                 left = deadline - now
                 if left <= 0:
-                    raise RequestTimeoutError(f"{self.what} has not answered in time")
+                    raise RequestTimeoutError(
+                        f"{self.what} has not answered in time, {deadline - began:.3g} s; the limit is "
+                        f"{config.limit(LIMITS.get(request.kind, 'request'))} unless the call names another. It is "
+                        f"busy, hangs, or is cut off: see its log"
+                    )
                 if not self._read(min(left, SLICE)) and self.idle is not None:
                     self.idle()
                 now = time.monotonic()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dps import config
+from dps.errors import RequestTimeoutError
 from dps.wire.connection import Connection
 from dps.wire.frames import Header
 from dps.wire.link import Link
@@ -66,7 +67,7 @@ class Endpoint:
         tls: ssl.SSLContext | None = None,
         connecting: ssl.SSLContext | None = None,
     ):
-        self.connecting = connecting
+        self.name, self.connecting = name, connecting
         self.handlers = handlers
         self.secrets: dict[str, str] = {}  # session name -> secret; only the endpoint's thread changes it
         self.frame_limit = config.nbytes("frame")
@@ -81,7 +82,11 @@ class Endpoint:
         self.loop: asyncio.AbstractEventLoop = new_loop()
         self._thread = threading.Thread(target=self._run, args=(host, tls), name=f"dps-{name}", daemon=True)
         self._thread.start()
-        self.host, self.port = host, self._ready.result(config.seconds("connect"))
+        if not concurrent.futures.wait([self._ready], config.seconds("connect")).done:
+            raise RequestTimeoutError(
+                f"{self.name} does not listen on {host} after {config.limit('connect')}: is the machine overloaded?"
+            )
+        self.host, self.port = host, self._ready.result()
 
     def _run(self, host: str, tls: ssl.SSLContext | None) -> None:
         asyncio.set_event_loop(self.loop)
@@ -110,9 +115,16 @@ class Endpoint:
         finally:
             self.loop.close()
 
-    def call(self, function: Callable[..., Any], *args: Any, timeout: float = 60) -> Any:
-        """Run `function` in the endpoint's thread, and wait for its result."""
-        return self.ask(function, *args).result(timeout)
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run `function` in the endpoint's thread, and wait for its result, within ``dps.timeouts.request``."""
+        coming = self.ask(function, *args)
+        concurrent.futures.wait([coming], self.patience)
+        if not coming.done():
+            raise RequestTimeoutError(
+                f"the thread of {self.name} has not come to {function.__name__} within "
+                f"{config.limit('request', self.patience)}: it is busy, or hangs; see the log of its process"
+            )
+        return coming.result()
 
     def ask(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
         """Run `function` in the endpoint's thread; where its result will be."""
