@@ -7,7 +7,7 @@ author = "dps developers"
 project_copyright = f"2026, {author}"
 version = release = importlib.metadata.version("dps")
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "myst_parser"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "myst_parser", "sphinx_click"]
 
 html_theme = "sphinx_book_theme"
 html_copy_source = False

@@ -58,9 +58,9 @@ def train(
 ) -> Answer:
     """Train a logistic regression on files.
 
-    DATA are libsvm, Parquet or CSV files, patterns and URLs too (s3://bucket/*.csv). It is trained in the cluster that
-    --scheduler names, with servers of its own, or with --name on those, where its tables stay; without a cluster, on
-    this machine.
+    DATA are libsvm, Parquet or CSV files, patterns (day-?.csv) and URLs (s3://bucket/) too. It is trained in the
+    cluster that --scheduler names, with servers of its own, or with --name on those, where its tables stay; without a
+    cluster, on this machine.
     """
     with needing("models"):
         from dps.models import LogisticRegression, read_files
