@@ -9,6 +9,8 @@ version = release = importlib.metadata.version("dps")
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "myst_parser", "sphinx_click"]
 
+smartquotes = False  # they would turn the two dashes of options into one
+
 html_theme = "sphinx_book_theme"
 html_copy_source = False
 html_title = f"dps {release}"
