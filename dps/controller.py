@@ -81,6 +81,7 @@ class Controller(SchedulerPlugin):
     def __init__(self, server: type, surfaces: Any = None) -> None:
         self.server, self.surfaces = server, surfaces
         self.sessions: dict[str, Session] = {}
+        self._ending: dict[str, asyncio.Future[None]] = {}  # those being closed
         self.cordon = Cordon()
         self.endpoint: Endpoint | None = None
         self.scheduler: Any = None
@@ -131,6 +132,8 @@ class Controller(SchedulerPlugin):
     ) -> dict[str, Any]:
         """Start a parameter server: find workers, start a server on each. `version` is the driver's, for messages."""
         check_name("parameter server", name)
+        while name in self._ending:
+            await asyncio.wait([self._ending[name]])
         if name in self.sessions:
             raise NameInUseError(
                 f"a parameter server named {name!r} exists in this cluster; dps.ParameterServer.attach(client, "
@@ -192,16 +195,22 @@ class Controller(SchedulerPlugin):
         }
 
     async def close_session(self, comm: Any = None, name: str = "") -> None:
-        """End a parameter server: its servers stop, its rows are forgotten."""
+        """End a parameter server: its servers stop, its rows are forgotten. Further callers wait for the first."""
         session = self.sessions.pop(name, None)
-        if session is None:
-            return
+        if session is not None:
+            ending = self._ending[name] = asyncio.ensure_future(self._end(session))
+            ending.add_done_callback(lambda _: self._ending.pop(name))
+        if name in self._ending:
+            await asyncio.shield(self._ending[name])
+
+    async def _end(self, session: Session) -> None:
         session.opened.set()
         session.checkpointer.stop()
         session.adapter.end()
         await session.crew.close()
         await self._in_endpoint(self._dismiss_session, session)
-        if not self.sessions and self.endpoint is not None:
+        last = not self.sessions and self._ending.keys() == {session.name}  # else another one still needs it
+        if last and self.endpoint is not None:
             endpoint, self.endpoint = self.endpoint, None
             await asyncio.get_running_loop().run_in_executor(None, endpoint.stop)
 

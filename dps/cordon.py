@@ -38,7 +38,7 @@ from typing import Any
 from distributed import Client
 from distributed.core import Status
 
-__all__ = ["RESOURCE", "Cordon", "client_of", "natural"]
+__all__ = ["RESOURCE", "Cordon", "client_of", "close_client", "natural"]
 
 logger = logging.getLogger("distributed.dps.cordon")
 
@@ -197,9 +197,23 @@ async def client_of(scheduler: Any, security: Any) -> AsyncIterator[Client]:
         async with Client(scheduler.address, asynchronous=True, security=security, set_as_default=False) as client:
             yield client
     finally:
-        runner = getattr(client, "_loop_runner", None)
-        if runner is not None:
-            runner.stop()
+        _leave_loop(client)
+
+
+def close_client(client: Client) -> None:
+    """Close a synchronous Dask client.
+
+    A client whose scheduler has gone closes itself, and forgets to count itself out of the users of its loop: where the
+    loop is a cluster's of this process, its thread would never end.
+    """
+    client.close()
+    _leave_loop(client)
+
+
+def _leave_loop(client: Client) -> None:
+    runner = getattr(client, "_loop_runner", None)
+    if runner is not None:
+        runner.stop()
 
 
 def is_dps(ws: Any) -> bool:

@@ -43,6 +43,7 @@ from dps.errors import (
 )
 from dps.host import host_load, thread_usage
 from dps.meter import Meter
+from dps.once import Once
 from dps.state.ops import NO_CLOCK, TableSpec
 from dps.transfers import Call, Leg, TableRoute, again, chunks, count_of, legs, send
 from dps.wire import frames
@@ -80,6 +81,7 @@ class Courier:
 
     def __init__(self, ticket: Ticket, pool: Pool | None = None):
         self.ticket, self._pool = ticket, pool
+        self._closing = Once(f"closing a client of {ticket.session!r}")
         self.meter = Meter(self._now(), *self._probes)
         self.seconds = self.meter.seconds
         self._lock = threading.RLock()
@@ -435,6 +437,9 @@ class Courier:
 
     def close(self) -> None:
         """Close all connections. Anything not waited for is lost."""
+        self._closing(self._close)
+
+    def _close(self) -> None:
         self._closed = True
         channels, self._controller_channel = [self._controller_channel, *self._channels.values()], None
         for channel in channels:

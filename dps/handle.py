@@ -10,9 +10,11 @@ from distributed import Client as DaskClient
 
 from dps.client import Client, Ticket
 from dps.controller import Controller
+from dps.cordon import close_client
 from dps.dashboard import Surfaces
 from dps.dask_side import ask_versions, own_version
 from dps.errors import ClosedError, ControllerGoneError, DPSError, InputTypeError, NameInUseError
+from dps.once import Once
 from dps.server import Server
 
 __all__ = ["Handle"]
@@ -25,6 +27,7 @@ class Handle:
         self.name = name
         self.copies = 1
         self.closed = False
+        self._closing = Once(f"closing parameter server {name!r}")
         self._attached = False  # taken up, not started, by this handle: `with` then leaves the servers running
         self._own_client = client is not None and not isinstance(client, DaskClient)
         if client is None:
@@ -93,7 +96,7 @@ class Handle:
         if self._client is not None:
             self._client.close()
         if self._own_client:
-            self.dask_client.close()
+            close_client(self.dask_client)
 
     def _scheduler_address(self) -> str:
         return str(self.dask_client.scheduler_info(n_workers=0).get("address", ""))

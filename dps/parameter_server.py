@@ -443,13 +443,16 @@ class ParameterServer(Scaling):
 
     def detach(self) -> None:
         """Let go of the servers without stopping them: :meth:`attach` takes them up again, here or elsewhere."""
-        if not self.closed:
-            self._let_go()
+        self._closing(self._let_go)
 
     def close(self) -> None:
-        """Stop the servers, whoever started them; their rows are gone."""
-        if self.closed:
-            return
+        """Stop the servers, whoever started them; their rows are gone.
+
+        Several threads may do so: one closes, and the others return when it has.
+        """
+        self._closing(self._close)
+
+    def _close(self) -> None:
         try:
             with contextlib.suppress(OSError, ClosedError):
                 self._call("close_session")

@@ -25,6 +25,7 @@ from dps.dask_side import host_of, linking_tls, listening_tls
 from dps.errors import MovedError
 from dps.host import host_load, starved
 from dps.meters import Meters, process_usage
+from dps.once import Once
 from dps.restore import Origins, SavedShard, fill
 from dps.saving import Saver
 from dps.serving import Serving
@@ -55,6 +56,7 @@ class Server:
 
     def __init__(self, session: str, number: int, secrets: tuple[str, str], controller: tuple[str, int]):
         worker = get_worker()
+        self._closing = Once(f"closing server {number}")
         if multiprocessing.parent_process() is not None:
             # A process that ends takes all that numba has compiled apart, object by object. That is most of its end,
             # and on a busy machine longer than the 4 s for which its nanny waits.
@@ -152,6 +154,9 @@ class Server:
 
     def close(self) -> None:
         """Stop serving; the endpoint's thread ends."""
+        self._closing(self._close)
+
+    def _close(self) -> None:
         self.saver.close()
         self.endpoint.call(self.serving.stop)
         self.endpoint.stop()

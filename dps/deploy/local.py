@@ -17,6 +17,7 @@ from distributed.utils import NoOpAwaitable
 
 from dps.cordon import RESOURCE
 from dps.errors import InputError, InputTypeError
+from dps.once import Once
 
 __all__ = ["LocalCluster"]
 
@@ -122,6 +123,7 @@ class LocalCluster(SpecCluster):
         server = {**options, "nthreads": 1, "resources": {RESOURCE: 1}, "memory_limit": 0}
         trainer = {"cls": kind, "options": {**options, "nthreads": threads_per_trainer, "memory_limit": memory_limit}}
         self.processes = processes
+        self._closing = Once("closing the cluster")
         self._servers = {f"server-{n}": {"cls": kind, "options": server} for n in range(servers)}
         super().__init__(
             workers={**self._servers, **{f"trainer-{n}": trainer for n in range(trainers)}},
@@ -140,6 +142,18 @@ class LocalCluster(SpecCluster):
         return (
             f"{type(self).__name__}({address!r}, servers={servers}, trainers={trainers}, status={self.status.name!r})"
         )
+
+    def close(self, timeout: float | None = None) -> Any:
+        """End the workers and the scheduler. Several threads may ask for it: one does it, and the others wait.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for that.
+        """
+        if self.asynchronous:
+            return super().close(timeout)
+        return self._closing(super().close, timeout)
 
     def scale(self, n: int = 0, memory: str | int | None = None, cores: int | None = None) -> Any:
         """Have `n` workers for trainers, or as many as have so much memory and so many cores. Servers stay.

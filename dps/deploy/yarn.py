@@ -20,6 +20,7 @@ from dps.deploy.yarn_application import Application
 from dps.deploy.yarn_services import TrainersScheduler, find_scheduler, publish
 from dps.deploy.yarn_specification import SCHEDULER, SERVER, WORKER, read_specification, skein, specification
 from dps.errors import DPSError, InputError, InputTypeError
+from dps.once import Once
 
 __all__ = ["YarnCluster"]
 
@@ -141,6 +142,7 @@ class YarnCluster(Cluster):
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=True)
         self.security = Security()
         self._application = application
+        self._closing = Once("closing the cluster")
         self._scheduler: TrainersScheduler | None = None
         self._listen, self._encrypt = listen or {}, security
         self._end: tuple[str | None, str | None] = (None, None)  # how the application is to end when this is closed
@@ -365,10 +367,13 @@ class YarnCluster(Cluster):
         timeout : float, optional
             Seconds to wait for that.
         """
-        closed = super().close(timeout)
-        if not self.called_from_running_loop:
-            self._loop_runner.stop()
-        return closed
+        if self.called_from_running_loop:
+            return super().close(timeout)
+        return self._closing(self._close_and_stop, timeout)
+
+    def _close_and_stop(self, timeout: float | None) -> None:
+        super().close(timeout)
+        self._loop_runner.stop()
 
     async def _close(self) -> None:
         if self.status in (Status.closing, Status.closed):

@@ -89,11 +89,11 @@ class Participant(Client):
         self._has_left = True
         self.close()
 
-    def close(self) -> None:
-        """Close all connections. Who has not left is lost to the others."""
+    def _close(self) -> None:
+        """Close all connections. A trainer that has not left is lost to the others."""
         if not self._has_left and self._controller_channel is not None:
             self._controller_channel.close()  # it is ours alone, and its end tells
-        super().close()
+        super()._close()
 
     # -- the clock, and others at it
 

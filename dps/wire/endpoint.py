@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import ssl
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 from dps import config
 from dps.errors import RequestTimeoutError
+from dps.once import Once
 from dps.wire.connection import Connection
 from dps.wire.frames import Header
 from dps.wire.link import Link
@@ -78,6 +80,7 @@ class Endpoint:
         self.incoming = Incoming(max(config.nbytes("incoming"), self.frame_limit), self.connections)
         self._most = config.count("limits.connections")
         self._on_close = on_close
+        self._stopping = Once(f"stopping the endpoint {name}")
         self._ready: concurrent.futures.Future[int] = concurrent.futures.Future()
         self.loop: asyncio.AbstractEventLoop = new_loop()
         self._thread = threading.Thread(target=self._run, args=(host, tls), name=f"dps-{name}", daemon=True)
@@ -178,9 +181,12 @@ class Endpoint:
 
     def stop(self) -> None:
         """Close the listener and every connection; the thread ends."""
-        if self._thread.is_alive():
+        self._stopping(self._stop)
+
+    def _stop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: a server's thread ends with its worker
             self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(10)
+        self._thread.join(10)
 
     def admit(self, connection: Connection) -> bool:
         """Whether there is room for one more connection; strangers make room, the longest here first."""
