@@ -22,6 +22,11 @@ A hole: `client.rebalance()` looks at no status, and may put data (no tasks) on 
 The private interfaces are the stream handler ``worker-status-change``, `Scheduler.running` and `Scheduler.transitions`.
 :meth:`Cordon.problem` says why they do not look as they should; then nothing is cordoned off, servers start all the
 same (their actors are pinned to addresses), and ordinary tasks may land beside them.
+
+Versions: these interfaces are the same in distributed 2024.12, the oldest release that dps allows, and in 2026.8; the
+tests run with both. What differs between the two needs nothing here: `Client.scheduler_info` takes ``n_workers`` since
+2025, and before took and ignored it; the versions that processes report were those of the imported modules, and are
+those of the installed packages.
 """
 
 from __future__ import annotations

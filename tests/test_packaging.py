@@ -35,7 +35,7 @@ EXTRAS = {  # what each brings: a module of dps, or of somebody else's, that nee
     "complete": "dps.models, dps.demo, dps.testing, cryptography",
 }
 OF_DEVELOPERS = {"test", "docs", "dev", "bench"}
-BESIDE = ["docs", "examples", "tests"]  # folders that the sdist has beside the package
+BESIDE = [".ci", "benchmarks", "docs", "examples", "tests"]  # folders that the sdist has beside the package
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -21,7 +21,7 @@ JARS = ("hadoop-client-*", "slf4j-api-*", "log4j-*", "jcl-over-slf4j*")  # of py
 def needed() -> str | None:
     """What is missing here."""
     if shutil.which("javac") is None:
-        return "needs a Java compiler: apt-get install openjdk-17-jdk-headless"
+        return "needs a Java compiler: make jdk"
     return None
 
 
