@@ -109,7 +109,7 @@ test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS
 test-portable: $(READY)
 	$(PYTEST) -n 2 --dist loadfile $(PORTABLE:%=tests/test_%.py) $(ARGS)
 
-# Everything but Spark and YARN, which the extra `test` leaves out, and S3: TESTS=... for less.
+# Everything but Spark, S3 and the pages, whose packages the extra `test` leaves out: TESTS=... for less.
 OLDEST := .venv-oldest
 TESTS ?= tests
 .PHONY: test-oldest

@@ -1,6 +1,6 @@
 """The oldest releases that setup.cfg allows, as lines for pip: `make test-oldest` runs the tests with exactly these.
 
-``python tests/oldest.py`` prints them for the extra ``test``, which brings all that users install but Spark and YARN.
+``python tests/oldest.py`` prints them for the extra ``test``, which brings all that users install but Spark.
 It needs nothing but Python, because it runs before anything is installed.
 """
 
