@@ -59,8 +59,9 @@ def impatient():
 
 
 def some(client, count):
-    """`count` partitions: 0, 1, 2, ... spread over the workers of trainers."""
-    workers = sorted(a for a, info in client.scheduler_info(n_workers=-1)["workers"].items() if not info["resources"])
+    """`count` partitions: 0, 1, 2, ... spread over the workers of trainers, in the order of their names."""
+    found = client.scheduler_info(n_workers=-1)["workers"]
+    workers = sorted((a for a, info in found.items() if not info["resources"]), key=lambda a: found[a]["name"])
     spread = [[client.submit(int, n, workers=[workers[n % len(workers)]], pure=False)] for n in range(count)]
     wait(spread)
     return [future for (future,) in spread]
