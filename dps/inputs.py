@@ -1,7 +1,7 @@
 """What callers may hand in as keys and values, turned into what travels: int64 keys, rows in the table's dtype.
 
-numpy, pandas, `scipy.sparse` and `sparse` objects are recognised by their own attributes; none of those packages is
-imported for it.
+Objects of numpy, pandas, `scipy.sparse`, `sparse` and torch are recognised by their own attributes; none of those
+packages is imported for it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def as_keys(keys: Any, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
 def _integers(keys: Any, table: str) -> np.ndarray:
     if hasattr(keys, "__dask_graph__"):
         raise InputTypeError(f"table {table!r}: keys are a Dask collection; compute it, or pull inside a task")
+    _check_tensor(keys, f"table {table!r}: the keys")
     if hasattr(keys, "to_numpy"):  # pandas Series, Index
         keys = keys.to_numpy()
     array = np.asarray(keys)
@@ -54,6 +55,28 @@ def _integers(keys: Any, table: str) -> np.ndarray:
     if array.dtype.kind == "b":
         raise InputTypeError(f"table {table!r}: keys are integers, not a mask; np.flatnonzero makes row numbers of it")
     raise InputTypeError(f"table {table!r}: keys are integers, not {array.dtype}")
+
+
+def _check_tensor(value: Any, what: str) -> None:
+    """Refuse tensors of torch that numpy cannot read, and say what makes them readable.
+
+    A tensor that requires gradients is not detached here: where a parameter is pushed instead of its gradient, the
+    table would be trained with it.
+    """
+    if getattr(value, "requires_grad", False):
+        raise InputTypeError(
+            f"{what} are a tensor that requires gradients: push its gradient, tensor.grad, or pass tensor.detach()"
+        )
+    device = getattr(getattr(value, "device", None), "type", "cpu")
+    if device != "cpu":
+        raise InputTypeError(f"{what} are a tensor on device {value.device}: pass tensor.cpu()")
+    layout, dtype = (str(getattr(value, name, "")) for name in ("layout", "dtype"))
+    if layout.startswith("torch.sparse") and layout != "torch.sparse_coo":
+        raise InputTypeError(
+            f"{what} are a tensor of layout {layout}: pass tensor.to_sparse_coo() or tensor.to_dense()"
+        )
+    if dtype == "torch.bfloat16":
+        raise InputTypeError(f"{what} are a tensor of {dtype}, which numpy does not have: pass tensor.float()")
 
 
 def _mixed_integers(keys: Any, array: np.ndarray) -> np.ndarray:
@@ -83,6 +106,10 @@ def as_rows(values: Any, shape: tuple[int, ...], count: int, spec: TableSpec) ->
         values = values.to_numpy()
     elif hasattr(values, "todense"):
         values = np.asarray(values.todense())
+    elif not isinstance(values, np.ndarray):
+        _check_tensor(values, f"table {spec.name!r}: the values")
+        if getattr(values, "is_sparse", False):
+            values = values.to_dense()
     array = np.asarray(values)
     if count == 0 and array.size == 0:
         return np.empty((0, spec.dim), spec.dtype)
@@ -125,18 +152,25 @@ def check_out(out: np.ndarray, shape: tuple[int, ...], spec: TableSpec) -> None:
 def split_sparse(table: str, spec: TableSpec, keys: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """(keys, values) of a sparse vector, or of a sparse matrix [rows, dim]; None for anything else.
 
-    A vector (shape (n,), (n, 1) or (1, n)) is taken by its stored elements, a matrix by its rows that have any.
+    A vector (shape (n,), (n, 1) or (1, n)) is taken by its stored elements, a matrix by its rows that have any. The
+    gradient of a sparse embedding of torch, a COO tensor whose elements are whole rows, is taken by those rows.
     """
-    if not (hasattr(keys, "nnz") and hasattr(keys, "shape")):
+    if getattr(keys, "is_sparse", False):
+        coords, data = _of_tensor(keys, table)
+        if len(coords) == 1 and data.ndim == 2 and data.shape[1] == spec.dim:
+            return coords[0], data[:, 0] if spec.dim == 1 else data
+    elif hasattr(keys, "nnz") and hasattr(keys, "shape"):
+        matrix = keys.tocoo() if hasattr(keys, "tocoo") else keys
+        coords = matrix.coords if hasattr(matrix, "coords") else (matrix.row, matrix.col)
+        data = np.asarray(matrix.data)
+    else:
         return None
-    matrix = keys.tocoo() if hasattr(keys, "tocoo") else keys
-    coords = matrix.coords if hasattr(matrix, "coords") else (matrix.row, matrix.col)
-    shape, data = matrix.shape, np.asarray(matrix.data)
+    shape = tuple(keys.shape)
     if len(shape) == 1:
         return np.asarray(coords[0], np.int64), data
-    if len(shape) == 2 and spec.dim == 1 and 1 in shape:
+    if len(shape) == len(coords) == 2 and spec.dim == 1 and 1 in shape:
         return np.asarray(coords[int(shape[0] == 1 and shape[1] != 1)], np.int64), data
-    if len(shape) == 2 and shape[1] == spec.dim:
+    if len(shape) == len(coords) == 2 and shape[1] == spec.dim:
         rows, place = np.unique(np.asarray(coords[0], np.int64), return_inverse=True)
         values = np.zeros((len(rows), spec.dim), data.dtype)
         np.add.at(values, (place, np.asarray(coords[1])), data)
@@ -144,3 +178,10 @@ def split_sparse(table: str, spec: TableSpec, keys: Any) -> tuple[np.ndarray, np
     raise InputError(
         f"table {table!r} of dim {spec.dim}: a sparse object of shape {shape} is no vector, and not [rows, {spec.dim}]"
     )
+
+
+def _of_tensor(tensor: Any, table: str) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Coordinates and elements of a COO tensor of torch; what it has at one place several times is summed."""
+    _check_tensor(tensor, f"table {table!r}: the keys")
+    tensor = tensor.coalesce()
+    return tuple(np.asarray(tensor.indices())), np.asarray(tensor.values())

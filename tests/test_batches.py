@@ -93,10 +93,10 @@ def test_lists_and_other_things():
 
 
 class Tensor:
-    """What is used of torch's: a shape that is a tuple, slices, and no rows where it is sparse."""
+    """What is used of torch's: a shape that is a tuple, slices, and no slices where it is sparse."""
 
-    def __init__(self, values, sparse=False):
-        self.values, self.shape, self.is_sparse = values, values.shape, sparse
+    def __init__(self, values, layout="strided"):
+        self.values, self.shape, self.layout = values, values.shape, f"torch.{layout}"
 
     def __getitem__(self, rows):
         return Tensor(self.values[rows])
@@ -135,7 +135,7 @@ def test_what_is_in_the_rows_of_columns():
 
 
 WITHOUT_ROWS = [{"a": 1}, {}, "text", b"text", 3, None, (1, 2), np.float64(3), np.array(5), (), (None,), iter([1, 2])]
-WITHOUT_ROWS += [(DENSE, 0.5), (DENSE, iter([1])), (["a"], "text"), Tensor(DENSE, sparse=True), {1, 2}]
+WITHOUT_ROWS += [(DENSE, 0.5), (DENSE, iter([1])), (["a"], "text"), Tensor(DENSE, "sparse_csr"), {1, 2}]
 
 
 @pytest.mark.parametrize("thing", WITHOUT_ROWS, ids=lambda thing: type(thing).__name__)
@@ -149,7 +149,7 @@ def test_a_refusal_names_every_part():
     with pytest.raises(InputError, match=r"\[0\] \(ndarray\) has 7 rows; \[1\]\['a'\] \(float\) has no rows"):
         iterate_partition((DENSE, {"a": 0.5}), 2)
     with pytest.raises(InputError, match=r"it \(sparse tensor\) has no rows"):
-        iterate_partition(Tensor(DENSE, sparse=True), 2)
+        iterate_partition(Tensor(DENSE, "sparse_csr"), 2)
 
 
 @pytest.mark.parametrize("empty", [[], np.empty((0, 3)), pd.DataFrame({"a": []}), (np.empty((0, 2)), np.empty(0))])

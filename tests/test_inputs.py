@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -338,3 +339,107 @@ def test_a_sparse_object_of_a_wrong_shape_is_named(dim: int, shape: tuple[int, .
     words = rf"table 'w' of dim {dim}: a sparse object of shape \({', '.join(map(str, shape))}\) is n"
     with pytest.raises(InputError, match=words):
         split_sparse("w", TableSpec("w", dim=dim), sparse.COO(np.ones(shape)))
+
+
+# ---- tensors of torch -----------------------------------------------------------------------------------------------
+
+
+class StandIn:
+    """What is used of a tensor of torch, with the errors that torch gives."""
+
+    def __init__(self, values, layout="torch.strided", indices=None, shape=None, grad=False, device="cpu", dtype=None):
+        self._values, self._indices, self.layout = np.asarray(values), indices, layout
+        self.shape = self._values.shape if shape is None else shape
+        self.requires_grad, self.device = grad, SimpleNamespace(type=device)
+        self.is_sparse = layout == "torch.sparse_coo"
+        self.dtype = f"torch.{dtype or self._values.dtype}"
+
+    def __array__(self, dtype=None, copy=None):
+        if self.requires_grad:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        if self.layout != "torch.strided" or self.device.type != "cpu":
+            raise TypeError(f"can't convert {self.layout} layout tensor to numpy. Use Tensor.to_dense() first.")
+        if self.dtype == "torch.bfloat16":
+            raise TypeError("Got unsupported ScalarType BFloat16")
+        return self._values
+
+    def coalesce(self):
+        return self
+
+    def indices(self):
+        return StandIn(self._indices)
+
+    def values(self):
+        return StandIn(self._values)
+
+    def to_dense(self):
+        dense = np.zeros(self.shape, self._values.dtype)
+        dense[tuple(np.asarray(self._indices))] = self._values
+        return StandIn(dense)
+
+
+def tensors_of(package):
+    """(dense, coo, csr) makers; of a stand-in, or of torch itself."""
+    if package == "torch":
+        torch = pytest.importorskip("torch")
+
+        def coo(indices, values, shape, **how):
+            return torch.sparse_coo_tensor(torch.tensor(indices), torch.tensor(values), shape, **how)
+
+        def dense(values, dtype=None, **how):
+            return torch.tensor(values, dtype=getattr(torch, dtype or "float32"), **how)
+
+        return dense, coo, lambda: torch.eye(3).to_sparse_csr()
+
+    def coo(indices, values, shape, requires_grad=False):
+        return StandIn(np.array(values), "torch.sparse_coo", np.array(indices), shape, requires_grad)
+
+    def dense(values, dtype="float32", requires_grad=False):
+        known = "float32" if dtype == "bfloat16" else dtype
+        return StandIn(np.array(values, known), dtype=dtype, grad=requires_grad)
+
+    return dense, coo, lambda: StandIn(np.eye(3), "torch.sparse_csr")
+
+
+@pytest.mark.parametrize("package", ["stand-in", "torch"])
+def test_tensors(package):
+    dense, coo, _ = tensors_of(package)
+    wide, narrow = TableSpec("w", dim=2), TableSpec("n")
+    check_keys(dense([[3, 1]], "int64"), np.array([[3, 1]]))
+    np.testing.assert_array_equal(as_rows(dense([[1.0, 2.0]]), (1,), 1, wide), [[1, 2]])
+    keys, rows = split_sparse("w", wide, coo([[7, 9]], [[1.0, 2.0], [3.0, 4.0]], (10, 2)))  # of a sparse embedding
+    assert (keys.tolist(), rows.tolist()) == ([7, 9], [[1, 2], [3, 4]])
+    keys, rows = split_sparse("w", wide, coo([[1, 5], [0, 1]], [1.0, 2.0], (10, 2)))
+    assert (keys.tolist(), rows.tolist()) == ([1, 5], [[1, 0], [0, 2]])
+    for indices, values, shape in ([[4, 6]], [1.0, 2.0], (8,)), ([[4, 6]], [[1.0], [2.0]], (8, 1)):
+        keys, rows = split_sparse("n", narrow, coo(indices, values, shape))
+        assert (keys.tolist(), rows.tolist()) == ([4, 6], [1, 2])
+    values = as_rows(coo([[0, 1], [1, 0]], [5.0, 6.0], (2, 2)), (2,), 2, wide)
+    np.testing.assert_array_equal(values, [[0, 5], [6, 0]])
+    with pytest.raises(InputError, match=r"of dim 2: a sparse object of shape \(8, 3\) is no vector"):
+        split_sparse("w", wide, coo([[4]], [[1.0, 2.0, 3.0]], (8, 3)))
+
+
+@pytest.mark.parametrize("package", ["stand-in", "torch"])
+def test_tensors_that_numpy_cannot_read(package):
+    """They gave torch's own errors, of numpy() and layouts, or that keys are integers."""
+    dense, coo, csr = tensors_of(package)
+    spec = TableSpec("w", dim=3)
+    grad = r"table 'w': the {} are a tensor that requires gradients: push its gradient, tensor\.grad, or .*detach\(\)"
+    with pytest.raises(InputTypeError, match=grad.format("values")):
+        as_rows(dense([[1.0, 2.0, 3.0]], requires_grad=True), (1,), 1, spec)
+    with pytest.raises(InputTypeError, match=grad.format("keys")):
+        as_keys(dense([1.0], requires_grad=True), "w")
+    with pytest.raises(InputTypeError, match=grad.format("keys")):
+        split_sparse("w", spec, coo([[4]], [[1.0, 2.0, 3.0]], (8, 3), requires_grad=True))
+    for call in (lambda: as_rows(csr(), (3,), 3, spec), lambda: as_keys(csr(), "w")):
+        with pytest.raises(InputTypeError, match=r"of layout torch\.sparse_csr: pass tensor\.to_sparse_coo\(\) or"):
+            call()
+    with pytest.raises(InputTypeError, match=r"of torch\.bfloat16, which numpy does not have: pass tensor\.float\(\)"):
+        as_rows(dense([[1.0, 2.0, 3.0]], dtype="bfloat16"), (1,), 1, spec)
+
+
+def test_a_tensor_on_another_device():
+    for call in (lambda t: as_keys(t, "w"), lambda t: as_rows(t, (1,), 1, TableSpec("w"))):
+        with pytest.raises(InputTypeError, match=r"are a tensor on device .*cuda.*: pass tensor\.cpu\(\)"):
+            call(StandIn([1], device="cuda"))

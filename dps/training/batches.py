@@ -16,7 +16,7 @@ import numpy as np
 
 from dps.errors import InputError
 
-__all__ = ["Batches", "iterate_partition", "row_count", "rows"]
+__all__ = ["Batches", "cutter", "iterate_partition", "row_count", "rows"]
 
 
 def _rows_alone(value: Any) -> int | None:
@@ -28,7 +28,7 @@ def _rows_alone(value: Any) -> int | None:
         return len(value)
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and not isinstance(value, type):
-        known = bool(shape) and isinstance(shape[0], (int, np.integer)) and not getattr(value, "is_sparse", False)
+        known = bool(shape) and isinstance(shape[0], (int, np.integer)) and not _is_sparse_tensor(value)
         return int(shape[0]) if known and (hasattr(value, "__getitem__") or _is_scipy(value)) else None
     if callable(getattr(value, "slice", None)) and hasattr(value, "__len__"):  # a column of Arrow has no shape
         return len(value)
@@ -38,6 +38,11 @@ def _rows_alone(value: Any) -> int | None:
 def _is_scipy(value: Any) -> bool:
     scipy_sparse = sys.modules.get("scipy.sparse")
     return scipy_sparse is not None and bool(scipy_sparse.issparse(value))
+
+
+def _is_sparse_tensor(value: Any) -> bool:
+    """Whether it is a tensor of torch in a layout without rows that could be sliced."""
+    return str(getattr(value, "layout", "")).startswith("torch.sparse")
 
 
 def _is_array(value: Any) -> bool:
@@ -59,7 +64,7 @@ class _Part(NamedTuple):
 
     def __str__(self) -> str:
         kind = type(self.value).__name__
-        if getattr(self.value, "is_sparse", False):
+        if _is_sparse_tensor(self.value):
             kind = "sparse tensor"
         return f"{self.name} ({kind}) has {'no' if self.rows is None else self.rows} rows"
 
@@ -139,15 +144,15 @@ def _csr_rows(csr: Any, start: int, stop: int) -> Any:
     return rows
 
 
-def _cutter(value: Any) -> Callable[[int, int], Any]:
+def cutter(value: Any) -> Callable[[int, int], Any]:
     """A function (start, stop) -> those rows, of a whole partition or a part of it."""
     if value is None:
         return lambda start, stop: None
     if isinstance(value, tuple):
-        cuts = [_cutter(part) for part in value]
+        cuts = [cutter(part) for part in value]
         return lambda start, stop: tuple(cut(start, stop) for cut in cuts)
     if isinstance(value, dict):
-        columns = {name: _cutter(part) for name, part in value.items()}
+        columns = {name: cutter(part) for name, part in value.items()}
         return lambda start, stop: {name: cut(start, stop) for name, cut in columns.items()}
     if hasattr(value, "iloc"):  # pandas
         return lambda start, stop: value.iloc[start:stop]
@@ -206,7 +211,7 @@ def iterate_partition(partition: Any, batch_size: int | None = None) -> list:
             f"batch_size={size}: a partition of type {type(partition).__name__} cannot be cut into rows. "
             + _remedy(_parts(partition))
         )
-    cut = _cutter(partition)
+    cut = cutter(partition)
     return [cut(start, min(start + size, count)) for start in range(0, count, size)]
 
 
