@@ -284,7 +284,7 @@ def hash_strings(values: Any, seed: int = 0) -> np.ndarray:
     return _hash_any(values, _seed(seed)).view(np.int64)
 
 
-def hash_columns(frame: Any, bits: int | None = None, seed: int = 0) -> np.ndarray:
+def hash_columns(frame: Any, bits: int | None = None, seed: int = 0, multi: Sequence[Any] = ()) -> Any:
     """Feature hashing of categorical columns: one key for each (column name, value).
 
     Parameters
@@ -297,11 +297,23 @@ def hash_columns(frame: Any, bits: int | None = None, seed: int = 0) -> np.ndarr
         where collisions do not matter in practice.
     seed
         As for :func:`hash_strings`.
+    multi : sequence of column names
+        Columns with several values in a cell: a list, tuple, set or array of texts or whole numbers. Each value is a
+        feature of that column, with the key that it has where it stands alone.
 
     Returns
     -------
-    int64 array ``[rows, columns]``
-        A missing value has a key of its own in each column.
+    int64 array ``[rows, columns]``, or scipy.sparse.csr_matrix
+        A missing value has a key of its own in each column. With `multi`, rows have different numbers of features:
+        then a matrix of float32 ones, of shape ``(rows, 2**bits)``, whose columns are the keys. A row has its features
+        in the order of the columns and values; an empty list has none.
+
+    Raises
+    ------
+    InputTypeError
+        Numeric columns, or a cell with several values in a column that is not named in `multi`.
+    InputError
+        `multi` names no column, or is given without `bits` (1 to 62: a sparse matrix counts its columns in int64).
 
     Examples
     --------
@@ -310,6 +322,9 @@ def hash_columns(frame: Any, bits: int | None = None, seed: int = 0) -> np.ndarr
     ((2, 2), True, True)
     >>> bool(keys[1, 0] == keys[0, 1])  # the same value in another column
     False
+    >>> X = hash_columns({"city": ["Oslo", "Rome"], "tags": [["sea", "old"], []]}, bits=20, multi=["tags"])
+    >>> X.shape, X.nnz  # X[0] has three features, X[1] has one
+    ((2, 1048576), 4)
     """
     if bits is not None and (isinstance(bits, bool) or not isinstance(bits, (int, np.integer)) or not 1 <= bits <= 63):
         raise InputError(f"bits is a whole number from 1 to 63, or None; not {bits!r}")
@@ -320,6 +335,9 @@ def hash_columns(frame: Any, bits: int | None = None, seed: int = 0) -> np.ndarr
         )
     start, mask = _seed(seed), np.uint64(WORD if bits is None else 2**bits - 1)
     columns = list(frame.items())
+    several = _several(multi, [name for name, _ in columns], bits)
+    if several:
+        return _sparse(columns, several, start, mask, int(bits or 0))
     hashed = [_hash_column(name, values, start) for name, values in columns]
     rows = len(frame) if hasattr(frame, "columns") else len(hashed[0]) if hashed else 0
     out = np.empty((rows, len(columns)), np.int64)
@@ -330,10 +348,69 @@ def hash_columns(frame: Any, bits: int | None = None, seed: int = 0) -> np.ndarr
     return out
 
 
+def _several(multi: Sequence[Any], names: list[Any], bits: int | None) -> set[Any]:
+    """The columns that have several values in a cell."""
+    several = {multi} if isinstance(multi, str) else set(multi)
+    if unknown := several.difference(names):
+        raise InputError(
+            f"multi names {', '.join(sorted(map(repr, unknown)))}, and the columns are {', '.join(map(repr, names))}"
+        )
+    if several and not (bits is not None and bits <= 62):
+        raise InputError(
+            f"bits={bits}: with multi= the keys are the columns of a sparse matrix, so say bits=, from 1 to 62"
+        )
+    return several
+
+
+def _sparse(columns: list[tuple[Any, Any]], several: set[Any], seed: np.uint64, mask: np.uint64, bits: int) -> Any:
+    """The features of all columns as a CSR matrix of ones, row by row."""
+    from scipy.sparse import csr_matrix
+
+    counts: list[np.ndarray] = []  # of each column: how many features each row has,
+    keys: list[np.ndarray] = []  # and their keys
+    for name, values in columns:
+        if name in several:
+            lengths, hashes = _hash_cells(name, values, seed)
+        else:
+            hashes = _hash_column(name, values, seed)
+            lengths = np.ones(len(hashes), np.int64)
+        if counts and lengths.shape != counts[0].shape:
+            raise InputError(f"column {name!r} has shape {lengths.shape}; the first one has {len(counts[0])} rows")
+        out = np.empty(len(hashes), np.int64)
+        _combine(_hash_texts([str(name)], seed)[0], hashes, mask, out)
+        counts.append(lengths)
+        keys.append(out)
+    rows = len(counts[0])
+    ends = np.zeros(rows + 1, np.int64)
+    np.cumsum(np.sum(counts, axis=0), out=ends[1:])
+    order = np.argsort(np.concatenate([np.repeat(np.arange(rows), each) for each in counts]), kind="stable")
+    indices = np.concatenate(keys)[order]
+    return csr_matrix((np.ones(len(indices), np.float32), indices, ends), shape=(rows, 2**bits))
+
+
+def _hash_cells(name: Any, values: Any, seed: np.uint64) -> tuple[np.ndarray, np.ndarray]:
+    """(how many values each cell has, the hashes of all of them); a missing cell, or a single value, has one."""
+    lengths: list[int] = []
+    flat: list[Any] = []
+    for cell in values:
+        if isinstance(cell, np.ndarray):
+            cell = cell.tolist()
+        if isinstance(cell, (list, tuple, set, frozenset)):
+            lengths.append(len(cell))
+            flat += sorted(cell, key=str) if isinstance(cell, (set, frozenset)) else cell
+        else:
+            lengths.append(1)
+            flat.append(cell)
+    return np.array(lengths, np.int64), _hash_column(name, flat, seed)
+
+
 def _hash_column(name: Any, values: Any, seed: np.uint64) -> np.ndarray:
     if isinstance(values, np.ndarray) and values.dtype.kind == "b":
         values = values.astype(object)
     try:
         return _hash_any(values, seed)
     except InputTypeError as error:
-        raise InputTypeError(f"column {name!r}: {error} (a column of codes: frame[name].astype('category'))") from None
+        remedy = "a column of codes: frame[name].astype('category')"
+        if any(f"a {kind}:" in str(error) for kind in ("list", "tuple", "set", "frozenset", "ndarray")):
+            remedy = f"several values in a cell: hash_columns(..., bits=20, multi=[{name!r}])"
+        raise InputTypeError(f"column {name!r}: {error} ({remedy})") from None

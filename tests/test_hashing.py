@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dps.errors import InputError, InputTypeError
 from dps.hashing import hash_columns, hash_strings
+from dps.training.localize import localize
 
 WORD = 2**64 - 1
 
@@ -235,3 +236,64 @@ def test_columns_that_are_refused():
         hash_columns({"a": ["x"], "b": ["x", "y"]})
     with pytest.raises(InputError, match="seed"):
         hash_strings(["a"], seed=0.5)
+
+
+# ---- several values in a cell ---------------------------------------------------------------------------------------
+
+TAGS = [["sea", "old"], [], None, ("sea",), np.array(["new", "sea", "new"]), "alone", {"b", "a"}, [7, None]]
+FLAT = [["sea", "old"], [], [None], ["sea"], ["new", "sea", "new"], ["alone"], ["a", "b"], ["7", None]]
+
+
+def key_of(column, value):
+    return mix(unsigned_oracle(column) ^ mix(unsigned_oracle(value)))
+
+
+@pytest.mark.parametrize("container", [list, lambda cells: pd.Series(cells, dtype=object)], ids=["list", "series"])
+@pytest.mark.parametrize("bits", [10, 62])
+def test_each_value_of_a_cell_is_a_feature_of_its_column(bits, container):
+    """Lists, tuples, sets and arrays in a cell were refused; a value has the key that it has where it stands alone."""
+    city = [str(n) for n in range(len(TAGS))]
+    X = hash_columns({"tags": container(TAGS), "city": city}, bits=bits, multi=["tags"])
+    assert X.shape == (len(TAGS), 2**bits)
+    assert X.dtype == np.float32
+    for n, values in enumerate(FLAT):
+        expected = [key_of("tags", value) % 2**bits for value in values] + [key_of("city", city[n]) % 2**bits]
+        assert X.indices[X.indptr[n] : X.indptr[n + 1]].tolist() == expected
+    assert (X.data == 1).all()
+
+
+def test_ints_in_cells_and_arrow_lists():
+    ids = [[1, 2], [], [3]]
+    expected = [key_of("ids", text) % 2**40 for text in "123"]
+    columns = [
+        ids,
+        [np.array(each, np.int32) for each in ids],
+        pd.Series(ids, dtype=pd.ArrowDtype(pa.list_(pa.int64()))),
+    ]
+    for column in columns:
+        X = hash_columns(pd.DataFrame({"ids": pd.Series(list(column), dtype=object)}), bits=40, multi="ids")
+        assert (X.indices.tolist(), X.indptr.tolist()) == (expected, [0, 2, 2, 3])
+    assert hash_columns(pd.DataFrame({"ids": columns[2]}), bits=40, multi=["ids"]).indices.tolist() == expected
+
+
+def test_features_of_several_values_can_be_localized():
+    X = hash_columns({"tags": [["a", "b"], ["b", "b"]]}, bits=62, multi=["tags"])
+    keys, small = localize(X)
+    assert sorted(keys.tolist()) == sorted(hash_columns({"tags": ["a", "b"]}, bits=62)[:, 0].tolist())
+    assert sorted(small.sum(axis=0).A1.tolist()) == [1, 3]
+    assert hash_columns({"tags": []}, bits=8, multi=["tags"]).shape == (0, 256)
+
+
+def test_several_values_that_are_refused():
+    for cell in (["a"], ("a",), {"a"}, np.array(["a"])):
+        with pytest.raises(InputTypeError, match=r"column 't'.*several values in a cell.*multi=\['t'\]"):
+            hash_columns({"t": [cell, "b"]})
+    for bits in (None, 63):
+        with pytest.raises(InputError, match=rf"bits={bits}: .* from 1 to 62"):
+            hash_columns({"t": [["a"]]}, bits=bits, multi=["t"])
+    with pytest.raises(InputError, match="multi names 'u', and the columns are 't'"):
+        hash_columns({"t": [["a"]]}, bits=9, multi=["u"])
+    with pytest.raises(InputError, match="column 'b' has shape"):
+        hash_columns({"a": [["x"]], "b": ["x", "y"]}, bits=9, multi=["a"])
+    with pytest.raises(InputTypeError, match="column 't': cannot hash value 0, a dict"):
+        hash_columns({"t": [[{}]]}, bits=9, multi=["t"])
