@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 VERBS = (
     *("open", "describe", "close_session", "add_table", "drop_table", "status", "scale", "adapt", "retire"),
     *("checkpoint", "restore"),
-    *("start_run", "progress", "stop_run", "end_run", "settle", "set_staleness"),
+    *("start_run", "progress", "stop_run", "end_run", "settle", "set_staleness", "set_rejoin"),
     *("snapshot", "history"),
 )
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
@@ -358,6 +358,12 @@ class Controller(SchedulerPlugin):
         else:
             bound = math.inf if staleness is None else staleness
             await self._in_endpoint(session.monitor.set_staleness, bound, run)
+
+    async def set_rejoin(
+        self, comm: Any = None, name: str = "", run: int = 0, seconds: float = 0.0, setting: str = ""
+    ) -> None:
+        """How long lost trainers of a run may take to be back, if that is longer than usual; `setting` says so."""
+        await self._in_endpoint(self._session(name).runs.set_rejoin, run, float(seconds), setting)
 
     async def snapshot(self, comm: Any = None, name: str = "") -> str:
         """Everything that is to be seen, as JSON: see `monitor.py`."""

@@ -55,6 +55,7 @@ class Run:
         self.ticking: dict[int, Waiting] = {}  # trainers whose tick waits,
         self.meeting: dict[int, Waiting] = {}  # or whose collective does
         self.lost: dict[int, float] = {}  # trainer -> when its connection broke
+        self.rejoin: tuple[float, str] | None = None  # seconds until it must be back, and which setting says so
         self.left: set[int] = set()
         self.reserved: dict[str, tuple[int, int]] = {}  # name -> first number, how many
         self.stopped: DPSError | None = None

@@ -25,8 +25,9 @@ PEEK     JSON run, trainer                     JSON incarnation, state (joined, 
                                                expected), stopped (a text, or null)
 ======== ===================================== ========================================================
 
-A trainer whose connection breaks without LEAVE is *lost*. If it is not back within `dps.timeouts.rejoin`, the run is
-stopped: every waiting trainer gets the reason at once, every other one at its next tick.
+A trainer whose connection breaks without LEAVE is *lost*. If it is not back within `dps.timeouts.rejoin` (of a run on
+Spark, as long as Spark lets a barrier stage wait for slots), the run is stopped: every waiting trainer gets the reason
+at once, every other one at its next tick.
 
 Twice, late, out of date. A trainer is the *connection* that joined last for it. JOIN may come again: over another
 connection, of the same incarnation (the first one broke) or a later one (the task was run again); an earlier one is
@@ -189,6 +190,12 @@ class Runs:
                 self.note(f"run {run.number}: staleness {run.staleness:g}, before {before:g} {by}".rstrip())
             self._release(run, released)
         return [run.number for run in going]
+
+    def set_rejoin(self, number: int, seconds: float, setting: str) -> None:
+        """Lost trainers of a run may take so long to be back, where that is longer than ``dps.timeouts.rejoin``."""
+        run = self.known(number)
+        if seconds > (run.rejoin or (self.rejoin,))[0]:
+            run.rejoin = seconds, setting
 
     def stop(self, number: int, error: DPSError) -> None:
         """End a run: all who wait are told now, the others at their next tick."""
@@ -357,10 +364,11 @@ class Runs:
 
     def look(self) -> None:
         """Now and then: give up the lost, answer those who have waited too long."""
-        now, rejoin = self.now(), self.rejoin
+        now = self.now()
         for run in list(self.runs.values()):
             if run.stopped is not None:
                 continue
+            rejoin, setting = run.rejoin or (self.rejoin, "dps.timeouts.rejoin")
             for trainer in [t for t, since in run.lost.items() if now - since > rejoin and not run.elastic]:
                 place = run.where.get(trainer, "?")
                 clock = run.clock.clock_of(trainer)
@@ -368,7 +376,7 @@ class Runs:
                     run.number,
                     TrainerLostError(
                         f"trainer {trainer} of run {run.number} (on {place}) vanished at clock {clock} and was not "
-                        f"back within {rejoin:g} s (dps.timeouts.rejoin); did its worker die, or run out of memory?"
+                        f"back within {rejoin:g} s ({setting}); did its worker die, or run out of memory?"
                     ),
                 )
             for trainer in run.clock.overdue(now, self.patience):

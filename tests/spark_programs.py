@@ -164,6 +164,16 @@ def count_and_die(trainer, partitions, table, folder):
     return trainer.attempt
 
 
+def count_slowly_on(trainer, partitions, table):
+    """As `count`, slow at the first attempt: there is time for an accident."""
+    for partition in partitions:
+        for number in rows_of(partition):
+            trainer.push(table, [number], 1)
+            time.sleep(0 if trainer.attempt else 0.2)
+            trainer.tick()
+    return trainer.attempt
+
+
 def each_and_die(trainer, numbers, table, folder):
     for place, number in enumerate(numbers):
         trainer.push(table, [number], 1)

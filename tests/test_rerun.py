@@ -396,6 +396,37 @@ def test_a_lost_trainer_that_is_not_back_in_time_ends_the_run():
         Peer(runs).join(1, 1, 2)
 
 
+def test_a_run_on_spark_waits_as_long_as_spark_does():
+    """The limit of one run can be longer than `dps.timeouts.rejoin`, never shorter; the error names what set it."""
+    now = [0.0]
+    with dask.config.set({"dps.timeouts.rejoin": "20 s"}):
+        runs = Runs("s", lambda: now[0])
+    for _ in range(3):
+        runs.start(1, 0)
+    runs.set_rejoin(2, 600, "Spark's setting")
+    runs.set_rejoin(2, 30, "another")
+    runs.set_rejoin(3, 5, "too short")
+    for number in (1, 2, 3):
+        peer = Peer(runs)
+        peer.join(number, 0, 1)
+        peer.end()
+    with pytest.raises(InputError, match="no run number 9"):
+        runs.set_rejoin(9, 600, "")
+
+    def stopped(at):
+        now[0] = at
+        runs.look()
+        return [runs.runs[number].stopped for number in (1, 2, 3)]
+
+    assert stopped(19) == [None, None, None]
+    first, second, third = stopped(21)
+    assert second is None
+    for error in (first, third):
+        assert "not back within 20 s (dps.timeouts.rejoin)" in str(error)
+    assert stopped(599)[1] is None
+    assert "not back within 600 s (Spark's setting)" in str(stopped(601)[1])
+
+
 def test_one_lost_in_a_meeting_is_told_what_came_of_it_and_counts_meanwhile():
     runs = Runs("s", lambda: 0.0)
     runs.start(3, 0)

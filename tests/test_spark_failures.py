@@ -7,6 +7,7 @@ import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
+import dask
 import numpy as np
 import psutil
 import pytest
@@ -52,7 +53,8 @@ def both_executors(spark):
 
 @pytest.fixture(scope="module")
 def ps(spark):
-    with dps.spark.start(spark, servers=1) as ps:
+    """No executor is back so soon: what counts is how long Spark itself has a barrier stage wait."""
+    with dask.config.set({"dps.timeouts.rejoin": "0.2s"}), dps.spark.start(spark, servers=1) as ps:
         yield ps
 
 
@@ -117,6 +119,26 @@ def test_an_executor_killed_in_a_barrier_stage(spark, ps, table, tmp_path):
     rdd = spark.sparkContext.range(100, numSlices=2)
     attempts = ps.run(programs.count_and_die, rdd, staleness=3, args=(table, str(tmp_path)))
     assert os.listdir(tmp_path) == ["killed"]
+    assert min(attempts) >= 1
+    assert counts(ps, table) == ONCE
+
+
+def test_all_executors_killed_when_the_trainers_have_ticked(spark, ps, table):
+    """Spark runs the stage again when it has executors again, and that takes longer than `dps.timeouts.rejoin`."""
+    rdd = spark.sparkContext.range(100, numSlices=2)
+
+    def run():
+        return ps.status()["runs"][-1]
+
+    with ThreadPoolExecutor(1) as threads:
+        before = len(ps.status()["runs"])
+        counting = threads.submit(ps.run, programs.count_slowly_on, rdd, staleness=3, args=(table,))
+        wait_until(lambda: len(ps.status()["runs"]) > before and min(run()["clocks"]) > 5, 120)
+        found = executors()
+        for executor in found:
+            executor.kill()
+        attempts = counting.result(200)
+    assert len(found) == 2
     assert min(attempts) >= 1
     assert counts(ps, table) == ONCE
 

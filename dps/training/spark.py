@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import cloudpickle
+from dask.utils import parse_timedelta
 
 from dps import config
 from dps.client import Ticket
@@ -37,6 +38,7 @@ from dps.training.spark_tasks import Failed, Job, Stopped
 __all__ = ["ReadWith", "elastic", "is_spark", "launch"]
 
 SHOW = 0.25  # seconds between two looks at the trainers' clocks
+CHECK = "spark.scheduler.barrier.maxConcurrentTasksCheck"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +79,15 @@ class Records:
     def setting(self, name: str, default: str) -> str:
         """One of Spark's settings."""
         return str(self.context.getConf().get(name, default))
+
+    def patience(self) -> float:
+        """Seconds that Spark lets a barrier stage wait for slots: so long may lost trainers take to be back.
+
+        Spark runs the whole stage again, when it has executors again. When it gives up, its job fails, and that ends
+        the run: the limit is only for a stage that Spark would wait with for ever.
+        """
+        interval, failures = self.setting(f"{CHECK}.interval", "15s"), self.setting(f"{CHECK}.maxFailures", "40")
+        return float(parse_timedelta(interval)) * int(failures)
 
     def slots(self) -> int:
         """How many tasks can run at once, as far as the driver knows."""
@@ -241,6 +252,8 @@ def launch(
         return json.loads(call("progress", run=run))
 
     try:
+        limit = f"{CHECK}.interval times maxFailures"
+        call("set_rejoin", run=run, seconds=where.patience(), setting=f"{limit}, or dps.timeouts.rejoin if longer")
         whole = shares == [[n] for n in range(count)]
         action = functools.partial(where.whole, job) if whole else functools.partial(where.shared, job, shares)
         work = Work(where, action)
