@@ -23,6 +23,7 @@ from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import Add, Optimizer
 from dps.training import spark
+from dps.training.columns import chosen, in_memory, scattered
 from dps.training.open_run import OpenRun, checked_bound
 from dps.training.run import check, launch, start
 
@@ -278,6 +279,7 @@ class ParameterServer(Scaling):
         within: OpenRun | None = None,
         reassign: bool = False,
         by: str = "trainer",
+        columns: Any = None,
     ) -> list[Any]:
         """Train: call ``function(trainer, partitions)`` on as many trainers as there are free threads, all at once.
 
@@ -285,10 +287,13 @@ class ParameterServer(Scaling):
         ----------
         function : callable
             Given a :class:`dps.Trainer` and the list of its partitions; runs in a Dask task where they lie.
-        data : dask collection, tuple of them, list of futures or delayed values, RDD or DataFrame of Spark's
+        data : dask collection, list of futures or delayed values, RDD or DataFrame of Spark's, or data in memory
             A bag, array (row blocks) or dataframe; data that is persisted already is used where it lies. A tuple such
             as ``(X, y)`` gives partitions that are tuples. Of Spark's data, a partition is a list of records, or a
-            pandas DataFrame, and the trainers are the tasks of one barrier stage.
+            pandas DataFrame, and the trainers are the tasks of one barrier stage. Data in memory (arrays, sparse
+            matrices, pandas frames, lists, dicts of columns, tuples of these) is cut by rows into a partition for each
+            trainer: as many as asked for, or as there are threads outside the servers. It is sent to the workers, to
+            two of them each partition, so that the run survives the loss of one.
         staleness : int, math.inf or "auto"
             How many iterations the fastest trainer may lead the slowest: 0 is bulk-synchronous (BSP), s is
             stale-synchronous (SSP), ``math.inf`` is asynchronous. "auto" begins with 1, gives more while trainers wait
@@ -315,7 +320,10 @@ class ParameterServer(Scaling):
             clock, and with it the staleness, counts epochs; each batch counts once in each, whoever works on it. For
             Dask data, functions that go through it with :meth:`dps.Trainer.iterate`, and pushes that depend on the
             batch alone in which keys they name, and how many they are. See *Work re-assignment* in the documentation.
-
+        columns : str, or list of names and of lists of names, optional
+            Of a DataFrame of Dask, Spark or pandas, or a dict of columns: each partition is a tuple of numpy arrays,
+            the same for all of them. A name gives an array [rows], a list of names within the list an array [rows,
+            names]: ``columns=(["a", "b"], "y")``. One name alone gives an array instead of a tuple.
         by : {"trainer", "partition"}
             How results are listed. With "partition" the function returns a list with one result for each of its
             partitions, and the list that comes back has one for each partition of the data, in their order, whichever
@@ -331,6 +339,8 @@ class ParameterServer(Scaling):
 
         Raises
         ------
+        InputError, InputTypeError
+            Data that cannot be cut into partitions, or that has not these columns.
         Exception
             The first error of a trainer, with its own traceback; the others are stopped within seconds.
         TooFewWorkersError
@@ -341,6 +351,10 @@ class ParameterServer(Scaling):
         """
         check(staleness, trainers, retries, resume, within, reassign, by)
         about = self._call("describe")
+        serving = {server["worker"] for server in about["servers"]}
+        restored = json.loads(about["restored"])
+        if columns is not None:
+            data = chosen(self.dask_client, data, columns)
         options: dict[str, Any] = {
             "staleness": staleness,
             "trainers": trainers,
@@ -349,7 +363,7 @@ class ParameterServer(Scaling):
             "kwargs": kwargs or {},
             "progress": progress,
             "resume": resume,
-            "restored": json.loads(about["restored"]),
+            "restored": restored,
             "within": within,
             "by": by,
         }
@@ -361,8 +375,9 @@ class ParameterServer(Scaling):
                     )
                 results = spark.launch(self.ticket, self._call, function, data, **options)
             else:
-                serving = {server["worker"] for server in about["servers"]}
                 options["reassign"] = reassign
+                if in_memory(data):
+                    data = scattered(self.dask_client, data, serving, trainers, restored if resume else None)
                 results = launch(self.dask_client, self.ticket, self._call, serving, function, data, **options)
         except BaseException:
             if within is None:

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import dask.bag
+import numpy as np
+import pandas as pd
 import psutil
 import pytest
 import spark_programs as programs
@@ -19,6 +21,7 @@ from servers import wait_until
 
 import dps
 from dps.errors import InputError, InputTypeError, StoppedError, TooFewWorkersError, UnknownTableError
+from dps.training.columns import arrays
 
 ps, spark = sparks.ps, sparks.spark
 pytestmark = [
@@ -114,6 +117,29 @@ def shuffled(spark, partitions):
             yield batch
 
     return spark.range(100, numPartitions=2).mapInArrow(counted, "id long").repartition(partitions), computed
+
+
+def test_columns_are_the_arrays_that_they_are_on_dask(spark, ps):
+    """With columns= the same function trains on frames of Spark and of Dask; it was given pandas, blocks or records."""
+    rows = [(n, n % 3, n / 2 if n else None, chr(97 + n), ["x"] * (n % 3)) for n in range(10)]
+    frame = spark.createDataFrame(rows, "id long, `a.b` int, half double, word string, tags array<string>").repartition(
+        3
+    )
+    choice = (["id", "a.b"], "half", "word", "tags")
+    parts = [part for parts in ps.run(programs.given, frame, columns=choice, trainers=2) for part in parts]
+    assert len(parts) == 3
+    assert {type(part) for part in parts} == {tuple}
+    expected = arrays(pd.DataFrame(rows, columns=["id", "a.b", "half", "word", "tags"]), choice)
+    order = np.argsort(np.concatenate([part[0][:, 0] for part in parts]))
+    for found, wanted in zip(zip(*parts, strict=True), expected, strict=True):
+        whole = np.concatenate(found)[order]
+        assert (type(whole), whole.dtype.kind, whole.shape) == (np.ndarray, wanted.dtype.kind, wanted.shape)
+        same = [list(cell) for cell in whole] == [list(cell) for cell in wanted] if whole.dtype.kind == "O" else None
+        assert np.array_equal(whole, wanted, equal_nan=True) if same is None else same
+    with pytest.raises(InputError, match=r"no columns 'nope'; it has 'id', 'a\.b', 'half'"):
+        ps.run(programs.given, frame, columns=["id", "nope"])
+    with pytest.raises(InputTypeError, match=r"a Spark DataFrame; a .*RDD has none: \.toDF\(\)"):
+        ps.run(programs.given, frame.rdd, columns=["id"])
 
 
 def test_dataframe_read_by_a_function(spark, ps):

@@ -67,8 +67,9 @@ def _futures(client: Client, data: Any, what: str) -> list[Future]:
         if all(isinstance(part, Delayed) for part in data):
             return client.compute(list(data))
     raise InputTypeError(
-        f"{what} is a {type(data).__name__}; ps.run takes a Dask bag, array or dataframe, or a list of futures or "
-        f"delayed values (dask.array.from_array and client.scatter make them of what is in memory)"
+        f"{what} is a {type(data).__name__}; ps.run takes a Dask bag, array or dataframe, a list of futures or "
+        f"delayed values, or data in memory (arrays, frames, lists and dicts of columns), or a tuple of these, "
+        f"of which either all are in memory or none (dask.array.from_array makes a Dask array of one)"
     )
 
 

@@ -1,0 +1,210 @@
+"""Data in memory, and columns of tables as arrays: what `ps.run` makes of them before it looks for partitions.
+
+A training function should see one kind of partition, whatever the data comes from. With ``columns=``, the partitions of
+Dask's, Spark's and pandas' frames are all tuples of numpy arrays. Data in memory is cut by rows into partitions, one
+for each thread that may take a trainer, and scattered.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from dask import delayed
+from dask.base import is_dask_collection
+from dask.delayed import Delayed
+from distributed import Client, Future
+
+from dps.errors import InputError, InputTypeError, TooFewWorkersError
+from dps.training import spark, spark_tasks
+from dps.training.batches import cutter, row_count
+
+__all__ = ["arrays", "chosen", "in_memory", "scattered"]
+
+COPIES = 2  # of each partition that was in memory: a worker may be lost, and the driver need not send it again
+
+
+def arrays(frame: Any, columns: Any) -> Any:
+    """Columns of a table as numpy arrays.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame or mapping of names to columns
+    columns : str, or list of names and of lists of names
+        A name gives an array [rows]; a list of names within the list gives one array [rows, names].
+
+    Returns
+    -------
+    ndarray or tuple of ndarray
+        A tuple, but for a single name.
+
+    Examples
+    --------
+    >>> arrays({"a": [1, 2], "b": [3, 4], "y": [0.5, 1.5]}, (["a", "b"], "y"))
+    (array([[1, 3],
+           [2, 4]]), array([0.5, 1.5]))
+    """
+    if not isinstance(columns, (list, tuple)):
+        return _array(frame[columns])
+    return tuple(
+        np.column_stack([_array(frame[name]) for name in each])
+        if isinstance(each, (list, tuple))
+        else _array(frame[each])
+        for each in columns
+    )
+
+
+def _array(column: Any) -> np.ndarray:
+    """One column; missing numbers are NaN, whatever marks them in the table."""
+    dtype = getattr(column, "dtype", None)
+    if hasattr(column, "to_numpy"):
+        numeric = getattr(dtype, "kind", "O") in "biuf" and not isinstance(dtype, np.dtype)
+        if numeric and column.isna().any():
+            return column.to_numpy(np.float64, na_value=np.nan)
+        return column.to_numpy(getattr(dtype, "numpy_dtype", None) if numeric else None)
+    return np.asarray(column)
+
+
+def _names(columns: Any) -> list[Any]:
+    """The names in `columns`, each once."""
+    names: list[Any] = []
+    for each in columns if isinstance(columns, (list, tuple)) else [columns]:
+        names += each if isinstance(each, (list, tuple)) else [each]
+        if isinstance(each, (list, tuple)) and (not each or any(isinstance(name, (list, tuple)) for name in each)):
+            names = []
+            break
+    if not names:
+        raise InputError(
+            "columns is a name, or a list of names and of lists of names, such as ['user', 'item'] or (['a', 'b'],"
+            f" 'y'); not {columns!r}"
+        )
+    return list(dict.fromkeys(names))
+
+
+def _check(known: Sequence[Any], names: list[Any]) -> None:
+    known = list(known)
+    if missing := [name for name in names if name not in known]:
+        shown = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
+        raise InputError(f"the data has no columns {', '.join(map(repr, missing))}; it has {shown}")
+    if twice := [name for name in names if known.count(name) > 1]:
+        raise InputError(f"the data has several columns of the name {', '.join(map(repr, twice))}: rename them")
+
+
+def chosen(client: Client, data: Any, columns: Any) -> Any:
+    """`data` with partitions that are tuples of arrays: these columns of each.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    data : DataFrame of Dask, Spark or pandas, dict of columns, or list of delayed or future frames
+    columns
+        As in :func:`arrays`.
+
+    Raises
+    ------
+    InputError
+        A column is not there, or `columns` is no choice of columns.
+    InputTypeError
+        The data has no named columns.
+    """
+    names, pick = _names(columns), functools.partial(arrays, columns=columns)
+    if spark.is_spark(data):
+        return _of_spark(data, names, pick)
+    if is_dask_collection(data) and hasattr(data, "columns") and hasattr(data, "to_delayed"):
+        _check(data.columns, names)
+        return [delayed(pick)(part) for part in data[names].to_delayed()]
+    if isinstance(data, (Delayed, Future)):
+        data = [data]
+    if isinstance(data, list) and data:
+        if all(isinstance(part, Delayed) for part in data):
+            return [delayed(pick)(part) for part in data]
+        if all(isinstance(part, Future) for part in data):
+            return client.map(pick, data, pure=False)
+    if hasattr(data, "columns") and hasattr(data, "iloc"):
+        _check(data.columns, names)
+        return pick(data)
+    if isinstance(data, dict):
+        _check(list(data), names)
+        return pick(data)
+    raise InputTypeError(
+        f"columns= names columns of a table, and a {type(data).__name__} has none: pass a DataFrame of Dask, Spark or "
+        "pandas, or a dict of arrays (a bag or an RDD becomes a frame by .to_dataframe() or .toDF())"
+    )
+
+
+def _of_spark(data: Any, names: list[Any], pick: Any) -> Any:
+    if isinstance(data, spark.ReadWith) or not hasattr(data, "mapInArrow"):
+        raise InputTypeError(f"columns= names columns of a Spark DataFrame; a {type(data).__name__} has none: .toDF()")
+    _check(data.columns, names)
+    frame = data.select(*("`" + str(name).replace("`", "``") + "`" for name in names))
+    frame = frame.toDF(*(f"c{n}" for n in range(len(names))))  # a dot in a name stops Spark from passing the frame on
+    return spark.ReadWith(frame, functools.partial(_pick_from_arrow, spark.as_pandas(frame), names, pick))
+
+
+def _pick_from_arrow(read: spark_tasks.Build, names: list[Any], pick: Any, index: int, batches: Any) -> Any:
+    frame = read(index, batches)
+    return pick({name: frame[f"c{n}"] for n, name in enumerate(names)})
+
+
+def in_memory(data: Any) -> bool:
+    """Whether the rows themselves are here: arrays, frames, lists and dicts of columns, or a tuple of them.
+
+    Examples
+    --------
+    >>> in_memory((np.ones(3), [1, 2, 3])), in_memory("text"), in_memory([])
+    (True, False, False)
+    """
+    if isinstance(data, tuple):
+        return bool(data) and all(part is None or in_memory(part) for part in data) and row_count(data) is not None
+    if is_dask_collection(data) or isinstance(data, (Delayed, Future)):
+        return False
+    if isinstance(data, dict):
+        return bool(data) and not any(map(_remote, data.values())) and row_count(data) is not None
+    if isinstance(data, list):
+        return bool(data) and not any(_remote(item) or (hasattr(item, "shape") and np.ndim(item)) for item in data)
+    return row_count(data) is not None
+
+
+def _remote(value: Any) -> bool:
+    return is_dask_collection(value) or isinstance(value, (Delayed, Future)) or spark.is_spark(value)
+
+
+def scattered(
+    client: Client, data: Any, serving: set[str], trainers: int | None, restored: dict[str, Any] | None = None
+) -> list[Future]:
+    """Data in memory, cut into partitions of consecutive rows, on the workers that trainers run on.
+
+    There is a partition for each trainer: as many as asked for, or as there are threads outside the servers; as many as
+    before in a run that goes on. They differ by at most one row.
+
+    Raises
+    ------
+    InputError
+        No rows, or parts of a tuple or dict with different numbers of rows.
+    TooFewWorkersError
+        All workers are servers.
+    """
+    rows = row_count(data)
+    if not rows:
+        raise InputError(f"the data, a {type(data).__name__} in memory, has no rows")
+    threads = {
+        worker: int(info["nthreads"])
+        for worker, info in client.scheduler_info(n_workers=-1)["workers"].items()
+        if worker not in serving and not info.get("resources", {}).get("dps")
+    }
+    if not threads:
+        raise TooFewWorkersError(
+            f"no worker is left for data in memory and its trainers: all {len(serving)} are servers; add workers"
+        )
+    before = restored and sum(map(len, restored["partitions"]))
+    count = min(before or trainers or sum(threads.values()), rows)
+    return client.scatter(_cut(data, rows, count), workers=sorted(threads), hash=False, broadcast=COPIES)
+
+
+def _cut(data: Any, rows: int, count: int) -> list[Any]:
+    edges = [n * rows // count for n in range(count + 1)]
+    cut = cutter(data)
+    return [cut(start, stop) for start, stop in itertools.pairwise(edges)]
