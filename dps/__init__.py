@@ -44,7 +44,7 @@ from dps.parameter_server import ParameterServer
 from dps.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, RMSprop
-from dps.state.schedules import Cosine, Exponential, InverseTime, Step, Warmup
+from dps.state.schedules import Cosine, Exponential, InverseSqrt, InverseTime, Step, Warmup
 from dps.training.localize import localize
 from dps.training.open_run import OpenRun
 from dps.training.trainer import Trainer
@@ -65,6 +65,7 @@ __all__ = [
     "Cosine",
     "DPSError",
     "Exponential",
+    "InverseSqrt",
     "InverseTime",
     "LocalCluster",
     "Momentum",

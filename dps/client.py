@@ -32,6 +32,7 @@ FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_ORDER = np.zeros(0, np.int32)
 NO_ROWS = (0, 0)
 SCAN = 1 << 20  # keys asked for at a time
+MOST_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 
 
 class Change(NamedTuple):
@@ -42,6 +43,7 @@ class Change(NamedTuple):
     target: Grouping | tuple[int, int]  # keys by shard, or (first row, end) of a dense table
     values: np.ndarray
     answered: np.ndarray | None  # where the new values go, if they were asked for
+    rows: int = -1  # of data that it stands for, in a mean over rows
 
 
 class Client(Courier):
@@ -147,7 +149,9 @@ class Client(Courier):
         """
         return self._pull(table, keys, None, certified=True).result()
 
-    def push(self, table: str | Mapping[str, Any], keys: Any = None, values: Any = None) -> None:
+    def push(
+        self, table: str | Mapping[str, Any], keys: Any = None, values: Any = None, rows: int | None = None
+    ) -> None:
         """Hand values (gradients) to the table's optimizer on the servers.
 
         Returns when every server has applied its part. A key that occurs several times gets the sum of its values, in
@@ -158,20 +162,30 @@ class Client(Courier):
         table : str or mapping of str to (keys, values)
             A table's name; or several tables in one round trip.
         keys : array_like of int, slice or None
-            As in :meth:`pull`. A sparse vector, or a sparse matrix [rows, dim], may be given alone.
+            As in :meth:`pull`. A sparse vector, or a sparse matrix [rows, dim], may be given alone: of scipy, of
+            :mod:`sparse`, or of torch (COO), such as the gradient of a sparse embedding.
         values : array_like
             ``keys.shape + (dim,)`` (or without the last axis where dim is 1), or one number for all.
+        rows : int, optional
+            For tables with ``aggregate="mean"``, by trainers: how many rows of data the values are the sum over. The
+            sum of all pushes of a clock is then divided by the sum of their rows, instead of the number of trainers.
+            Of two pushes of one batch to a table, one says 0. All pushes of a clock to a table say it, or none.
+
+        Raises
+        ------
+        InputError
+            Shapes or dtypes that do not fit; `rows` where there is no mean, or said by some pushes of a clock only.
         """
         if isinstance(table, Mapping):
             with self._lock:
                 self.meter.begin(self._now())
                 self._steady()
-                changes = [self._prepare(name, keys, values, PUSH) for name, (keys, values) in table.items()]
+                changes = [self._prepare(name, k, v, PUSH, rows=rows) for name, (k, v) in table.items()]
                 waiting = [self._opened(self._send(change)) for change in changes]
             for pending in waiting:
                 pending.result()
         else:
-            self.push_async(table, keys, values).result()
+            self.push_async(table, keys, values, rows).result()
 
     def add(self, table: str, keys: Any = None, values: Any = None) -> None:
         """Add values to rows, past the optimizer. Parameters as in :meth:`push`."""
@@ -192,12 +206,12 @@ class Client(Courier):
         """
         return self._pull(table, keys, out, keep=True)
 
-    def push_async(self, table: str, keys: Any = None, values: Any = None) -> Pending:
+    def push_async(self, table: str, keys: Any = None, values: Any = None, rows: int | None = None) -> Pending:
         """As :meth:`push`, of one table, but return once the request is written; ``.result()`` waits.
 
         The arrays may be reused as soon as this returns.
         """
-        return self._push(table, keys, values, PUSH, keep=True)
+        return self._push(table, keys, values, PUSH, keep=True, rows=rows)
 
     def push_pull_async(self, table: str, keys: Any = None, values: Any = None, out: Any = None) -> Pending:
         """As :meth:`push_pull`, but return once the request is written; ``.result()`` waits for the values."""
@@ -265,16 +279,33 @@ class Client(Courier):
             return self._opened(pending)
 
     def _push(
-        self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None, keep: bool = False
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        rule: int,
+        answer: bool = False,
+        out: Any = None,
+        keep: bool = False,
+        rows: int | None = None,
     ) -> Pending:
         """With `keep`, the caller may change the arrays before the push is acknowledged."""
         with self._lock:
             self.meter.begin(self._now())
             self._steady()
-            change = self._prepare(table, keys, values, rule, answer, out)
+            change = self._prepare(table, keys, values, rule, answer, out, rows)
             return self._opened(self._send(change, keep))
 
-    def _prepare(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Change:
+    def _prepare(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        rule: int,
+        answer: bool = False,
+        out: Any = None,
+        rows: int | None = None,
+    ) -> Change:
         """Everything that can be wrong with a push is found here, before anything of it, or of its fellows, is sent."""
         route = self._route(table)
         spec = route.spec
@@ -286,32 +317,48 @@ class Client(Courier):
             keys, values = sparse[0], sparse[1] if values is None else values
         if values is None:
             raise InputError(f"table {table!r}: a push takes keys and values; values are missing")
-        rows = self._rows(route, keys)
+        weight = self._weight(spec, rows)
+        span = self._rows(route, keys)
         target: Grouping | tuple[int, int]
-        if rows is not None:
-            shape: tuple[int, ...] = (rows[1] - rows[0],)
-            target, array = rows, as_rows(values, shape, shape[0], spec)
+        if span is not None:
+            shape: tuple[int, ...] = (span[1] - span[0],)
+            target, array = span, as_rows(values, shape, shape[0], spec)
         else:
             flat, shape = as_keys(keys, table)
             array = as_rows(values, shape, len(flat), spec)
             target = group(flat, spec.rows or 0, spec.shards, table)
-        return Change(route, rule, target, array, self._make_out(out, shape, spec) if answer else None)
+        return Change(route, rule, target, array, self._make_out(out, shape, spec) if answer else None, weight)
+
+    def _weight(self, spec: TableSpec, rows: int | None) -> int:
+        """`rows` of a push, as they travel."""
+        if rows is None:
+            return -1
+        if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or not 0 <= rows < MOST_ROWS:
+            raise InputError(
+                f"table {spec.name!r}: rows is how many rows of data a push stands for, 0 or more; not {rows!r}"
+            )
+        if spec.aggregate != "mean" or self.clock == NO_CLOCK:
+            why = "this client has no clock" if spec.aggregate == "mean" else f"it has aggregate={spec.aggregate!r}"
+            raise InputError(
+                f"table {spec.name!r}: rows= weighs the pushes of trainers in a table with aggregate='mean', and {why}"
+            )
+        return int(rows)
 
     def _send(self, change: Change, keep: bool = False) -> Pending:
         """Write the requests of a prepared push."""
-        route, rule, target, values, answered = change
+        route, rule, target, values, answered, weight = change
         spec = route.spec
         flags = FLAGS[rule] | (0 if answered is None else frames.ANSWER)
         rows = None if answered is None else answered.reshape(-1, spec.dim)
         if not isinstance(target, Grouping):
-            header = self._header(frames.PUSH, flags | frames.RANGE, spec)
+            header = self._header(frames.PUSH, flags | frames.RANGE, spec, weight)
             return Pending(self, "push", self._start(route, Call(header, None, target, values, rows), keep), answered)
         at_once = spec.aggregate is None or self.clock == NO_CLOCK  # else the servers sum, also repeats
         if rule == PUSH and at_once and spec.optimizer.repeats == "sum":
             merged = coalesce(target)
             if merged is not None:
                 return self._push_merged(route, flags, target, merged, values, answered)
-        call = Call(self._header(frames.PUSH, flags, spec), target, NO_ROWS, values, rows)
+        call = Call(self._header(frames.PUSH, flags, spec, weight), target, NO_ROWS, values, rows)
         if answered is not None and len(target.keys) * (8 + route.row_bytes) > self._chunk:
             # cut into several requests, a key may be repeated in a later one: ask when all have been applied
             header = self._header(frames.PUSH, FLAGS[rule], spec)
@@ -389,7 +436,7 @@ class Client(Courier):
         check_out(out, full, spec)
         return out
 
-    def _header(self, kind: int, flags: int, spec: TableSpec) -> Header:
+    def _header(self, kind: int, flags: int, spec: TableSpec, rows: int = -1) -> Header:
         origin, attempt = (self._acting, 0) if self._acting else (self.trainer, self.attempt)
         who = (origin, 0, self.clock)
-        return Header(kind, flags, 0, spec.id, self._epoch, *who, parties=self.parties, attempt=attempt)
+        return Header(kind, flags, 0, spec.id, self._epoch, *who, rows=rows, parties=self.parties, attempt=attempt)

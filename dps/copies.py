@@ -58,8 +58,8 @@ class Part(NamedTuple):
     def op(self, request: Op, values: np.ndarray) -> Op:
         """What the request with these `values` asks of this shard."""
         _, keys, start, a, b = self
-        rule, _, _, _, clock, parties, origin, attempt, number, answer = request
-        return Op(rule, keys, start, values[a:b], clock, parties, origin, attempt, number, answer)
+        rule, _, _, _, clock, parties, origin, attempt, number, answer, rows = request
+        return Op(rule, keys, start, values[a:b], clock, parties, origin, attempt, number, answer, rows)
 
 
 class Waiter:
@@ -134,6 +134,6 @@ class Forward:
             buffers.append(bytes(padding))
         body = numbers.nbytes + (8 * (b - a) if listed else 0) + nbytes + padding
         who = (head.trainer, head.number, head.clock)  # a header is made once: `_replace` takes longer than all else
-        where = (low, shards, first.start, b - a)
+        where = (low, shards, head.rows, first.start, b - a)
         kind, flags, table = frames.REPLICATE, head.flags, head.table
         return Header(kind, flags, request, table, epoch, *who, *where, head.parties, head.attempt, body), buffers

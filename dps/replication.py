@@ -154,6 +154,8 @@ class Relay:
             part = fresh[i][0]
             j, end = i + 1, part.b
             while j < len(fresh) and fresh[j][0].copy.successor == part.copy.successor and fresh[j][0].a == end:
+                if header.rows > 0 and fresh[j][0].copy.number != fresh[j - 1][0].copy.number + 1:
+                    break  # the frame is for all shards from its first to its last
                 end = fresh[j][0].b
                 j += 1
             if part.copy.successor is not None:

@@ -288,6 +288,7 @@ class Serving:
         for copy, keys, _, a, b in request.parts:  # all that can fail comes before the first change
             if op.origin:
                 copy.shard.ledger.check(op.origin, op.attempt)
+            copy.shard.check_weight(op)
             if keys is not None and spec.keyed:
                 copy.shard.reserve(b - a)
         waiter = Waiter()

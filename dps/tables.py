@@ -41,7 +41,11 @@ class Table:
         self.meter = Meter(spec.shards, self.row_bytes)
 
     def cut(self, header: Header, body: memoryview, primary: bool = True) -> Request:
-        """A request cut by shard; refused unless this server is the primary of all of them (or need not be)."""
+        """A request cut by shard; refused unless this server is the primary of all of them (or need not be).
+
+        A push that stands for rows of data has a part for each shard that it names, also without keys there: so the
+        divisor of a mean is the same in all shards.
+        """
         spec = self.spec
         parts: list[Part] = []
         if header.count * self.row_bytes > self.frame_limit:
@@ -52,8 +56,8 @@ class Table:
             row, end = header.start, header.start + header.count
             for number in range(header.shard, min(header.shard + header.shards, spec.shards)):
                 stop = min(end, bound(number + 1, spec.rows, spec.shards))
-                if row < stop:
-                    copy = self.copy(number, primary)
+                if row < stop or header.rows > 0:
+                    copy, stop = self.copy(number, primary), max(row, stop)
                     if not copy.joining:
                         copy.shard.check(None, row, stop - row)
                     parts.append(Part(copy, None, row, row - header.start, stop - header.start))
@@ -68,7 +72,7 @@ class Table:
         keys = np.frombuffer(body, np.int64, header.count, 8 * header.shards)
         a = 0
         for number, count in enumerate(counts, header.shard):
-            if count > 0:
+            if count > 0 or (header.rows > 0 and count == 0):
                 copy = self.copy(number, primary)
                 if not copy.joining:
                     copy.shard.check(keys[a : a + count], 0, count)
@@ -160,4 +164,4 @@ def op_of(header: Header) -> Op:
         rule = ADD if header.flags & frames.RULE_ADD else ASSIGN if header.flags & frames.RULE_ASSIGN else PUSH
         values = None
     who = (header.trainer, header.attempt, header.number)
-    return Op(rule, None, header.start, values, header.clock, header.parties, *who, answer)
+    return Op(rule, None, header.start, values, header.clock, header.parties, *who, answer, header.rows)

@@ -92,14 +92,16 @@ def legs(call: Call, route: TableRoute, chunk: int) -> Iterator[tuple[int, Leg]]
     own, and has the same one when it is sent again.
     """
     shards, rows, most = route.spec.shards, count_of(call), rows_of(chunk, call, route)
-    for number, a in enumerate(range(0, rows, most), call.header.number):
-        whole = call if a == 0 else call._replace(header=call.header._replace(number=number))
+    weight = call.header.rows
+    for number, a in enumerate(range(0, max(rows, int(weight > 0)), most), call.header.number):
+        rest = {"number": number, "rows": min(weight, 0)}  # the rows of data count once: with the first chunk
+        whole = call if a == 0 else call._replace(header=call.header._replace(**rest))
         yield from again(Leg(whole, 0, shards, a, min(a + most, rows)), route)
 
 
 def chunks(call: Call, route: TableRoute, chunk: int) -> int:
     """How many chunks a call is cut into: so many numbers it takes."""
-    return -(-count_of(call) // rows_of(chunk, call, route))
+    return max(-(-count_of(call) // rows_of(chunk, call, route)), int(call.header.rows > 0))
 
 
 def rows_of(chunk: int, call: Call, route: TableRoute) -> int:
@@ -108,14 +110,18 @@ def rows_of(chunk: int, call: Call, route: TableRoute) -> int:
 
 
 def again(leg: Leg, route: TableRoute) -> Iterator[tuple[int, Leg]]:
-    """(server, leg) for each server that serves a part of `leg` by this route."""
+    """(server, leg) for each server that serves a part of `leg` by this route.
+
+    A push that stands for rows of data goes to all shards, because all of them divide by the same number.
+    """
     call = leg.call
+    everywhere = call.header.rows > 0
     for server, first, end in route.runs:
         first, end = max(first, leg.first), min(end, leg.end)
         if first < end:
             low, high = limits(call, route.spec, first, end)
-            a, b = max(low, leg.a), min(high, leg.b)
-            if a < b:
+            a, b = (min(max(edge, leg.a), leg.b) for edge in (low, high))
+            if a < b or everywhere:
                 yield server, Leg(call, first, end, a, b)
 
 
@@ -153,6 +159,7 @@ def send(leg: Leg, row_bytes: int, channel: Channel) -> Request:
         body += nbytes + padding
         if order is None:
             pieces += [values[a:b], PADDING[:padding]] if padding else [values[a:b]]
+            pieces = [piece for piece in pieces if len(piece)]  # none of a push that only has its rows to say here
         else:
             pieces = gathered(pieces, values, order, a, b, padding)
     request = channel.send(header._replace(body=body), pieces, sink, 0 if sink is None else nbytes)

@@ -67,7 +67,7 @@ class Model:
     def __init__(self, spec: TableSpec):
         self.spec, self.rows, self.clock = spec, {}, 0
         self.sums: dict[int, np.ndarray] | None = None
-        self.sums_clock, self.parties = 0, 1
+        self.sums_clock, self.parties, self.rows_of_data = 0, 1, -1
 
     def fresh(self, key: int) -> np.ndarray:
         spec = self.spec
@@ -85,14 +85,15 @@ class Model:
         rules = {PUSH: self.spec.optimizer, ADD: dps.Add(), ASSIGN: dps.Assign()}
         rules[rule].step(row, update[None], clock=clock)
 
-    def apply(self, rule: int, keys: list[int], values: np.ndarray, clock: int, parties: int) -> None:
+    def apply(self, rule: int, keys: list[int], values: np.ndarray, clock: int, parties: int, rows: int = -1) -> None:
         self.close_before(clock)
         self.clock = max(self.clock, clock)
         aside = rule == PUSH and self.spec.aggregate is not None and clock != NO_CLOCK
         if aside and self.sums is None:
-            self.sums, self.sums_clock, self.parties = {}, clock, 1
+            self.sums, self.sums_clock, self.parties, self.rows_of_data = {}, clock, 1, -1
         if aside:
             self.parties = max(self.parties, parties)
+            self.rows_of_data += 0 if rows < 0 else rows + (self.rows_of_data < 0)
         for key, update in zip(keys, values, strict=True):
             if aside:
                 self.sums[key] = self.sums.get(key, np.zeros_like(update)) + update
@@ -105,8 +106,9 @@ class Model:
 
     def settle(self, keep: bool) -> None:
         sums, self.sums = self.sums, None
+        count = self.parties if self.rows_of_data < 0 else max(1, self.rows_of_data)
         for key, update in (sums or {}).items() if keep else ():
-            self.change(PUSH, key, update / self.parties if self.spec.aggregate == "mean" else update, self.sums_clock)
+            self.change(PUSH, key, update / count if self.spec.aggregate == "mean" else update, self.sums_clock)
 
 
 # ---- random tables and ops ------------------------------------------------------------------------------------------
@@ -189,4 +191,5 @@ class Origins:
         values = np.random.default_rng(draw(st.integers(0, 99))).integers(-16, 16, (count, spec.dim)).astype(spec.dtype)
         if spec.dtype != "int64":
             values /= 8
-        return Op(draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN])), keys, start, values, clock, draw(st.integers(1, 3)))
+        rule, parties = draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN])), draw(st.integers(1, 3))
+        return Op(rule, keys, start, values, clock, parties, rows=draw(st.sampled_from([-1, -1, 0, 3])))

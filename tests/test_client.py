@@ -17,6 +17,7 @@ from oracles import Model, mix
 from servers import Servers
 
 import dps
+from dps.errors import InputError
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 
 POOL = [0, 1, -1, 2**63 - 1, -(2**63), *range(100, 130)]
@@ -296,6 +297,84 @@ def test_aggregated_tables(servers) -> None:
         one.push("t", [1], [2.0])
         servers.settle()
         assert two.pull("t", [1]).tolist() == [-5]
+
+
+def trainers(servers, count: int) -> list:
+    """Clients that say they are trainers of one run."""
+    clients = [servers.client() for _ in range(count)]
+    for number, client in enumerate(clients):
+        client.trainer, client.parties, client.clock = number + 1, count, 0
+    return clients
+
+
+@pytest.mark.parametrize("rows", [None, 40])
+@pytest.mark.parametrize("shards", [1, 8])
+def test_a_mean_over_rows(servers, rows: int | None, shards: int) -> None:
+    """Trainers with batches of different sizes step as one process with the sum of their gradients over all rows.
+
+    The divisor is that of the whole clock also in shards that some trainers have no keys in, of pushes without any
+    keys, and of two pushes of one batch.
+    """
+    servers.table(TableSpec("t", rows, dim=2, dtype="float64", shards=shards, aggregate="mean", optimizer=dps.SGD(1.0)))
+    rng, expected = np.random.default_rng(3), np.zeros((40, 2))
+    clients = trainers(servers, 3)
+    for clock in range(4):
+        total, sums = 0, np.zeros((40, 2))
+        for number, client in enumerate(clients):
+            client.clock, client._number = clock, 0
+            size = int(rng.integers(1, 2**20))
+            keys = rng.permutation(40)[: [1, 7, 0][(number + clock) % 3]]
+            gradient = rng.normal(size=(len(keys), 2))
+            client.push("t", keys, gradient, rows=size)
+            client.push_async("t", [39], [gradient.sum(axis=0)], rows=0).result()
+            if rows is not None and number == 1:
+                client.push({"t": (slice(3, 5), 1.0)}, rows=1)
+                sums[3:5] += 1
+                total += 1
+            np.add.at(sums, keys, gradient)
+            sums[39] += gradient.sum(axis=0)
+            total += size
+        expected -= sums / total
+    servers.settle()
+    np.testing.assert_allclose(clients[0].pull("t", np.arange(40)), expected, rtol=1e-12, atol=1e-18)
+    for client in clients:
+        client.close()
+
+
+def test_rows_of_a_push_in_several_chunks(servers) -> None:
+    """The rows of data count once, however many requests carry a push."""
+    servers.table(TableSpec("t", dim=2, shards=4, aggregate="mean", optimizer=dps.SGD(1.0)))
+    one, two = trainers(servers, 2)
+    one._chunk = 64
+    one.push("t", np.arange(50), np.full((50, 2), 6.0), rows=5)
+    two.push("t", [7], [[4.0, 4.0]], rows=1)
+    servers.settle()
+    np.testing.assert_allclose(one.pull("t", [6, 7]), [[-1, -1], [-10 / 6] * 2], rtol=1e-6)
+
+
+def test_who_may_say_rows(servers) -> None:
+    servers.table(TableSpec("mean", aggregate="mean", optimizer=dps.SGD(1.0), shards=2))
+    servers.table(TableSpec("sum", aggregate="sum"))
+    one, two = trainers(servers, 2)
+    for wrong in (-1, 1.5, "3", True, 2**31):
+        with pytest.raises(InputError, match="rows is how many rows of data a push stands for, 0 or more"):
+            one.push("mean", [1], [1.0], rows=wrong)
+    with pytest.raises(InputError, match="in a table with aggregate='mean', and it has aggregate='sum'"):
+        one.push("sum", [1], [1.0], rows=3)
+    with servers.client() as client, pytest.raises(InputError, match="this client has no clock"):
+        client.push("mean", [1], [1.0], rows=3)
+    one.push("mean", [1], [8.0], rows=4)
+    for keys in ([1], [2, 3, 4, 5, 6]):
+        with pytest.raises(
+            InputError, match=r"some pushes of clock 0 say rows=.*to all pushes to the table, or to none"
+        ):
+            two.push("mean", keys, np.ones(len(keys)))
+    two.clock, two._number = 1, 0
+    two.push("mean", [2], [2.0])  # of another clock: a mean over its trainers
+    with pytest.raises(InputError, match="some pushes of clock 1"):
+        two.push("mean", [2], [2.0], rows=1)
+    servers.settle()
+    assert one.pull("mean", [1, 2]).tolist() == [-2, -1]
 
 
 def test_a_client_travels_as_its_ticket(servers) -> None:

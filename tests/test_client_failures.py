@@ -255,6 +255,8 @@ def test_what_does_not_fit_a_frame_is_refused(servers, client) -> None:
 # ---- any request to a server ----------------------------------------------------------------------------------------
 
 words = st.one_of(st.integers(0, 12), st.sampled_from([2**31, 2**32 - 1, 255, 4096]))
+halves = st.one_of(st.integers(0, 12), st.sampled_from([2**15, 2**16 - 1, 255, 4096]))
+signed = st.sampled_from([-1, 0, 1, 5, 2**31 - 1, -(2**31)])
 starts = st.one_of(st.integers(-3, 12), st.sampled_from([2**62, -(2**62), 2**63 - 1, -(2**63)]))
 BODY = np.concatenate([[1, 2, 0, 1, 0, 0, 0, 0], np.arange(40)]).astype(np.int64).tobytes()
 
@@ -265,8 +267,8 @@ BODY = np.concatenate([[1, 2, 0, 1, 0, 0, 0, 0], np.arange(40)]).astype(np.int64
     kind=st.sampled_from([frames.PULL, frames.PUSH, frames.STATUS]),
     table=st.sampled_from(["t", "d", "i", "f"]),
     fields=st.fixed_dictionaries(
-        {"shard": words, "shards": words, "count": words},
-        optional={"table": words, "parties": st.integers(0, 65535), "clock": starts},
+        {"shard": halves, "shards": halves, "count": words},
+        optional={"table": words, "rows": signed, "parties": st.integers(0, 65535), "clock": starts},
     ),
     start=starts,
     flags=st.integers(0, 15),

@@ -17,11 +17,10 @@ from dps.wire.frames import HEADER_SIZE, MAGIC, Header, decode_header, encode_he
 
 LIMIT = 1 << 30
 i64 = st.integers(-(2**63), 2**63 - 1)
-SIGNED, BITS = {"clock", "start"}, {"kind": 8, "flags": 8, "parties": 16, "attempt": 16}  # others are of 32 bits
+SIGNED = {"clock": i64, "start": i64, "rows": st.integers(-(2**31), 2**31 - 1)}
+BITS = {"kind": 8, "flags": 8, "shard": 16, "shards": 16, "parties": 16, "attempt": 16}  # others are of 32 bits
 FIELDS = {
-    name: i64 if name in SIGNED else st.integers(0, 2 ** BITS.get(name, 32) - 1)
-    for name in Header._fields
-    if name != "body"
+    name: SIGNED.get(name, st.integers(0, 2 ** BITS.get(name, 32) - 1)) for name in Header._fields if name != "body"
 }
 
 
@@ -39,12 +38,12 @@ def test_headers_come_back(fields: dict, words: int, offset: int) -> None:
 
 def test_the_layout_is_fixed() -> None:
     """Processes of different versions must at least be able to say hello."""
-    header = Header(*range(1, 15), body=8)
+    header = Header(*range(1, 16), body=8)
     assert encode_header(header).hex() == (
         "44500102030000000400000005000000060000000700000008000000000000000900"
-        "00000a0000000b000000000000000c0000000d000e000800000000000000"
+        "0a000b0000000c000000000000000d0000000e000f000800000000000000"
     )
-    assert frames.VERSION == 2
+    assert frames.VERSION == 3
     assert encode_header(Header(0)).startswith(b"DP")
     kinds = {name: value for name, value in vars(frames).items() if name.isupper() and isinstance(value, int)}
     named = [kinds[k] for k in ("GREETING", "HELLO", "WELCOME", "PULL", "PUSH", "STATUS", "OK", "ERROR")]
@@ -59,7 +58,7 @@ def test_the_layout_is_fixed() -> None:
     "fields",
     [
         *({"kind": 256}, {"kind": -1}, {"request": 2**32}, {"count": -1}, {"clock": 2**63}, {"start": -(2**63) - 1}),
-        *({"attempt": 2**16}, {"parties": 2**16}),
+        *({"attempt": 2**16}, {"parties": 2**16}, {"shards": 2**16}, {"rows": 2**31}),
     ],
 )
 def test_a_number_that_does_not_fit_is_named(fields: dict) -> None:

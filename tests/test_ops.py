@@ -30,7 +30,6 @@ from dps.state.ops import (
     TableSpec,
 )
 from dps.state.optimizers import Optimizer
-from dps.state.schedules import InverseSqrt
 
 WRONG = [
     ({"name": ""}, InputError, "a table's name is 1 to 200 printable characters; '' has 0"),
@@ -101,8 +100,8 @@ def test_it_is_frozen() -> None:
 
 def test_an_op_has_its_fields_in_this_order() -> None:
     assert Op._fields[:6] == ("rule", "keys", "start", "values", "clock", "parties")
-    assert Op._fields[6:] == ("origin", "attempt", "number", "answer")
-    assert Op._field_defaults == {"origin": 0, "attempt": 0, "number": 0, "answer": False}
+    assert Op._fields[6:] == ("origin", "attempt", "number", "answer", "rows")
+    assert Op._field_defaults == {"origin": 0, "attempt": 0, "number": 0, "answer": False, "rows": -1}
     assert (PUSH, ADD, ASSIGN, CLOSE, RETIRE, NO_CLOCK) == (0, 1, 2, 3, 4, -1)
     assert (OLDER, KEEP, DROP) == (0, 1, 2)
 
@@ -116,7 +115,7 @@ seeds = st.integers(0, 2**64 - 1)
 plain_rates = st.one_of(
     positive,
     st.builds(dps.InverseTime, positive, decay=least),
-    st.builds(InverseSqrt, positive, decay=least),
+    st.builds(dps.InverseSqrt, positive, decay=least),
     st.builds(dps.Exponential, positive, factor=st.floats(1e-6, 1)),
     st.builds(dps.Step, positive, every=st.integers(1, 10**9), factor=st.floats(1e-6, 1)),
     st.builds(dps.Cosine, positive, clocks=st.integers(1, 10**9)),

@@ -108,6 +108,7 @@ def test_all_copies_are_equal_bit_for_bit(copies, seed):
         TableSpec("dense", rows=50, dim=2, optimizer=dps.Adam(0.1), shards=5, copies=copies, ack="memory"),
         TableSpec("sums", dim=2, aggregate="mean", optimizer=dps.Momentum(0.1), shards=4, copies=copies),
         TableSpec("int", dtype="int64", shards=4, copies=copies),
+        TableSpec("rows", aggregate="mean", optimizer=dps.Momentum(0.1), shards=8, copies=copies),
     ]
 
     def use(client, seed, errors):
@@ -125,6 +126,9 @@ def test_all_copies_are_equal_bit_for_bit(copies, seed):
                         verbs[rng.integers(len(verbs))](spec.name, keys, values)
                     if rng.integers(2):
                         client.push("dense", slice(3, 40), rng.random((37, 2)))
+                    if client.clock >= 0:  # a mean over rows of data: also to shards without keys of it
+                        keys = rng.integers(0, 50, rng.integers(0, 4))
+                        client.push("rows", keys, rng.random(len(keys)), rows=int(rng.integers(0, 9)))
                     client.clock, client._number = clock, 0
         except BaseException as error:
             errors.append(error)
@@ -144,6 +148,30 @@ def test_all_copies_are_equal_bit_for_bit(copies, seed):
         servers.settle()
         assert servers.differences() == [], "also after the open sums were closed"
         assert not servers.reports
+
+
+@pytest.mark.parametrize("rows", [None, 60])
+def test_rows_of_data_count_once_through_a_failover(rows):
+    """In a mean over rows, what was pushed before the primary died and what is sent again count once, in all shards."""
+    spec = TableSpec("w", rows, aggregate="mean", dtype="float64", optimizer=dps.SGD(1.0), shards=8, copies=2)
+    with Servers(3) as servers:
+        servers.table(spec)
+        one, two = servers.client(), servers.client()
+        with one, two:
+            for client in (one, two):
+                client.parties, client.clock = 2, 0
+            one.push("w", [1, 2, 3], [10.0, 20.0, 30.0], rows=3)
+            servers.kill(0, told=False)
+            again = two.push_async("w", [3, 50], [6.0, 70.0], rows=7)
+            servers.without(0)
+            again.result()
+            two.push("w", slice(3, 5) if rows else [3, 4], 4.0, rows=0)
+            assert servers.differences() == [], "the rows of data are in every copy of the open sums"
+            sums = [copy.shard.sums for _, s in servers.alive() for copy in s.tables[1].copies.values() if copy.primary]
+            assert [each.rows for each in sums] == [10] * 8
+            servers.settle()
+            assert one.pull("w", [1, 2, 3, 4, 50]).tolist() == [-1, -2, -4, -0.4, -7]
+            assert servers.differences() == []
 
 
 def test_the_comparison_itself_sees_a_difference():

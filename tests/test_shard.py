@@ -18,7 +18,7 @@ from dps.errors import KeyRangeError, StoppedError
 from dps.state import shard as module
 from dps.state.ops import ADD, ASSIGN, CLOSE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.partition import bound, group
-from dps.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, make_shard
+from dps.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, Sums, make_shard
 
 
 def check(shard: DenseShard | KeyedShard, model: Model) -> None:
@@ -71,10 +71,11 @@ def one_action(draw: st.DrawFn, spec: TableSpec, shard: Shard, model: Model) -> 
             values /= 8
         named = None if ranged else np.array(keys, np.int64)
         shard.check(named, start, len(keys))
-        shard.apply(Op(rule, named, start, values, clock, parties))
+        data = draw(st.sampled_from([-1, -1, 0, 1, 5, 1000]))
+        shard.apply(Op(rule, named, start, values, clock, parties, rows=data))
         kept = values.copy()
         values[:] = 77  # the shard keeps nothing of what it was handed
-        model.apply(rule, keys, kept, clock, parties)
+        model.apply(rule, keys, kept, clock, parties, data)
 
 
 def play(draw: st.DrawFn, spec: TableSpec) -> None:
@@ -335,9 +336,11 @@ MUTANTS = [
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "_apply_rows", "op.clock != NO_CLOCK", "True"),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "settle", "and keep", ""),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "settle", '== "mean"', '== "sum"'),
-    (dataclasses.replace(KEYED, aggregate="mean"), KeyedSums, "as_op", "self.parties\n", "2\n"),
-    (dataclasses.replace(KEYED, aggregate="mean"), KeyedSums, "add", "max(self.parties, op.parties)", "op.parties"),
-    (dataclasses.replace(DENSE, aggregate="mean"), DenseSums, "add", "max(self.parties, op.parties)", "op.parties"),
+    (dataclasses.replace(KEYED, aggregate="mean"), KeyedSums, "as_op", "self.divisor\n", "2\n"),
+    (dataclasses.replace(KEYED, aggregate="mean"), Sums, "add", "max(self.parties, op.parties)", "op.parties"),
+    (dataclasses.replace(DENSE, aggregate="mean"), Sums, "add", "max(self.parties, op.parties)", "op.parties"),
+    (dataclasses.replace(DENSE, aggregate="mean"), Sums, "add", "max(self.rows, 0) + op.rows", "op.rows"),
+    (dataclasses.replace(KEYED, aggregate="mean"), Sums, "add", "op.rows >= 0", "op.rows > 0"),
     (dataclasses.replace(DENSE, aggregate="sum"), DenseSums, "as_op", "self.sums[keys]", "self.sums[: len(keys)]"),
     (
         dataclasses.replace(DENSE, aggregate="sum", optimizer=dps.Assign()),

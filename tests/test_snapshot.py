@@ -62,7 +62,7 @@ class Trainers:
         keys = op.keys.tolist() if op.keys is not None else range(op.start, op.start + len(op.values))
         for model, last in [(self.model, None), (self.cut_model, self.cut_last)]:
             if model is not None and (last is None or op.clock < self.before):
-                model.apply(op.rule, keys, op.values, op.clock, op.parties)
+                model.apply(op.rule, keys, op.values, op.clock, op.parties, op.rows)
             elif model is not None:  # what is outside the cut says all the same that an earlier clock is over
                 model.close_before(op.clock)
         if self.cut_model is not None and op.clock < self.before:

@@ -213,7 +213,7 @@ def test_every_difference_is_named() -> None:
     assert same(pushed(), pushed(keys=(6, 5))).startswith("sums 0, number 0: 5 and 6")
     closed = pushed()
     closed.settle(keep=True)
-    assert same(pushed(), closed) == "open clock: (1, 2) and None"
+    assert same(pushed(), closed) == "open clock: (1, 2, -1) and None"
     assert same(pushed(), make_shard(dataclasses.replace(SPEC, dim=3), 0)).startswith("spec: ")
     zero, minus = (make_shard(TableSpec("d", rows=3, shards=1), 0) for _ in range(2))
     minus.rows[2] = -0.0
@@ -240,6 +240,7 @@ MUTANTS = [
     (KEYED, Joining, "apply", "op if self._complete else ", ""),
     (SUMMED, Joining, "begin", 'meta["sums"] is not None', "False"),
     (MEANT, Joining, "begin", "self._shard.sums.parties = parties", "pass"),
+    (MEANT, Joining, "begin", "self._shard.sums.rows = rows", "pass"),
     (SUMMED, Joining, "begin", "new_sums(clock)", "new_sums(clock + 1)"),
     (MEANT, Joining, "begin", "self._shard.sums.load(arrays)", "pass"),
     (DENSE, Joining, "add", "self._rows += len(rows)", "self._rows += len(rows) - 1"),

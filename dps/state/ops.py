@@ -38,6 +38,7 @@ class Op(NamedTuple):
     attempt: int = 0  # which incarnation of the origin
     number: int = 0  # of the op among those of its clock: (clock, number) is its seq
     answer: bool = False  # keep the new values: they may be asked for again
+    rows: int = -1  # of data that a push stands for: aggregate="mean" divides by their sum; -1: it does not say
 
 
 @dataclasses.dataclass(frozen=True)

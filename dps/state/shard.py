@@ -3,7 +3,9 @@
 A shard does what it is told in the order it is told: `apply(op)` for changes, `pull` for copies. It knows no sockets,
 threads or time, so the same ops give the same bits anywhere.
 
-Aggregation (`aggregate="sum"` or `"mean"`). The pushes of clock c are summed aside. With staleness 0 no trainer
+Aggregation (`aggregate="sum"` or `"mean"`). The pushes of clock c are summed aside. A mean divides by the number of
+trainers or, where pushes say how many rows of data they stand for, by the sum of those; such a push comes to every
+shard, because the divisor must not depend on which keys lie where. With staleness 0 no trainer
 reaches c + 1 before all pushes of c were acknowledged, so the first request stamped with a later clock may close c:
 one step of the optimizer on the sums. `settle` closes (or throws away) what the last clock of a run left.
 
@@ -174,6 +176,19 @@ class Shard(abc.ABC):
         else:
             (ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL)(rows, index, start, op.values, NO_NUMBERS)
 
+    def check_weight(self, op: Op) -> None:
+        """Raise InputError where an op says how many rows it stands for, and others of its clock do not (or reversed).
+
+        A mean over rows and one over trainers have no common divisor.
+        """
+        sums = self.sums
+        counts = self.spec.aggregate == "mean" and op.rule == PUSH and op.clock != NO_CLOCK
+        if counts and sums is not None and sums.clock == op.clock and (sums.rows < 0) != (op.rows < 0):
+            raise InputError(
+                f"table {self.spec.name!r}: some pushes of clock {op.clock} say rows=, and some do not; a mean is over "
+                "rows or over trainers: pass rows= to all pushes to the table, or to none"
+            )
+
     @property
     def _nbytes_aside(self) -> int:
         return sum(each.nbytes for each in (self.sums, self.cut, self.changed) if each is not None)
@@ -338,13 +353,29 @@ class KeyedShard(Shard):
 class Sums(abc.ABC):
     """The pushes of one open clock, summed row by row."""
 
-    clock: int
-    parties: int
     nbytes: int
 
-    @abc.abstractmethod
+    def __init__(self, clock: int):
+        self.clock = clock
+        self.parties = 1  # trainers,
+        self.rows = -1  # and rows of data that the pushes stand for; -1: they do not say
+
     def add(self, op: Op) -> None:
         """Sum one more push."""
+        self.parties = max(self.parties, op.parties)
+        if op.rows >= 0:
+            self.rows = max(self.rows, 0) + op.rows
+        if len(op.values):
+            self.add_rows(op)
+
+    @property
+    def divisor(self) -> int:
+        """What a mean divides by; pushes of no rows at all are only summed."""
+        return self.parties if self.rows < 0 else max(1, self.rows)
+
+    @abc.abstractmethod
+    def add_rows(self, op: Op) -> None:
+        """Sum the rows of one more push."""
 
     @abc.abstractmethod
     def to_arrays(self) -> list[np.ndarray]:
@@ -356,12 +387,13 @@ class Sums(abc.ABC):
 
     @abc.abstractmethod
     def as_op(self, mean: bool) -> Op:
-        """All of them as one push; with `mean`, divided by the number of trainers."""
+        """All of them as one push; with `mean`, divided by the number of trainers, or of rows."""
 
 
 class DenseSums(Sums):
     def __init__(self, shard: DenseShard, clock: int):
-        self.clock, self.parties, self.low = clock, 1, shard.low
+        super().__init__(clock)
+        self.low = shard.low
         self.sums = np.zeros((len(shard), shard.spec.dim), shard.spec.dtype)
         self.touched = np.zeros(len(shard), np.bool_)
 
@@ -369,12 +401,10 @@ class DenseSums(Sums):
     def nbytes(self) -> int:  # type: ignore[override]
         return self.sums.nbytes + self.touched.nbytes
 
-    def add(self, op: Op) -> None:
-        self.parties = max(self.parties, op.parties)
+    def add_rows(self, op: Op) -> None:
         index, start = (NO_INDEX, op.start - self.low) if op.keys is None else (op.keys - self.low, 0)
-        if len(op.values):
-            accumulate(self.sums, index, start, op.values)
-            mark(self.touched, index, start, len(op.values))
+        accumulate(self.sums, index, start, op.values)
+        mark(self.touched, index, start, len(op.values))
 
     def to_arrays(self) -> list[np.ndarray]:
         return [self.sums, self.touched]
@@ -384,7 +414,7 @@ class DenseSums(Sums):
 
     def as_op(self, mean: bool) -> Op:
         if mean:
-            self.sums /= self.parties
+            self.sums /= self.divisor
         if self.touched.all():
             return Op(PUSH, None, self.low, self.sums, self.clock, self.parties)
         keys = np.flatnonzero(self.touched)
@@ -395,7 +425,7 @@ class KeyedSums(Sums):
     """A small keyed shard of its own, with addition for its optimizer."""
 
     def __init__(self, spec: TableSpec, number: int, clock: int):
-        self.clock, self.parties = clock, 1
+        super().__init__(clock)
         plain = TableSpec(spec.name, dim=spec.dim, dtype=spec.dtype, shards=spec.shards)
         self.shard = KeyedShard(plain, number)
 
@@ -403,8 +433,7 @@ class KeyedSums(Sums):
     def nbytes(self) -> int:  # type: ignore[override]
         return self.shard.nbytes
 
-    def add(self, op: Op) -> None:
-        self.parties = max(self.parties, op.parties)
+    def add_rows(self, op: Op) -> None:
         self.shard._change(op)
 
     def to_arrays(self) -> list[np.ndarray]:
@@ -416,7 +445,7 @@ class KeyedSums(Sums):
     def as_op(self, mean: bool) -> Op:
         sums = self.shard.rows[: len(self.shard)]
         if mean:
-            sums /= self.parties
+            sums /= self.divisor
         return Op(PUSH, self.shard.index.keys(), 0, sums, self.clock, self.parties)
 
 

@@ -69,7 +69,7 @@ class Dump:
         meta = {"clock": shard.clock, "version": shard.version, "rows": len(shard), "sums": None}
         if shard.sums is None:
             return meta, []
-        return {**meta, "sums": [shard.sums.clock, shard.sums.parties]}, shard.sums.to_arrays()
+        return {**meta, "sums": [shard.sums.clock, shard.sums.parties, shard.sums.rows]}, shard.sums.to_arrays()
 
     def piece(self, most: int) -> Piece | None:
         """The next rows, about `most` bytes of them; None when the piece before was the last.
@@ -154,9 +154,10 @@ class Joining:
         """Take what :meth:`Dump.head` gave."""
         self._shard.restore(meta["clock"], meta["version"], Ledger())
         if meta["sums"] is not None:
-            clock, parties = meta["sums"]
+            clock, parties, rows = meta["sums"]
             self._shard.sums = self._shard.new_sums(clock)
             self._shard.sums.parties = parties
+            self._shard.sums.rows = rows
             self._shard.sums.load(arrays)
 
     def add(self, meta: dict[str, Any], arrays: list[np.ndarray]) -> None:
@@ -194,7 +195,11 @@ def _parts(shard: DenseShard | KeyedShard) -> dict[str, Any]:
     """All that copies of a shard have in common, as plain values and arrays."""
     sums = shard.sums
     parts: dict[str, Any] = {"spec": shard.spec, "number": shard.number, "version": shard.version}
-    parts |= {"clock": shard.clock, "open clock": sums and (sums.clock, sums.parties), "row count": len(shard)}
+    parts |= {
+        "clock": shard.clock,
+        "open clock": sums and (sums.clock, sums.parties, sums.rows),
+        "row count": len(shard),
+    }
     parts |= {f"ledger's {name}": array for name, array in shard.ledger.to_arrays().items()}
     parts |= {f"sums {i}": array for i, array in enumerate(sums.to_arrays() if sums else ())}
     if isinstance(shard, KeyedShard):

@@ -247,7 +247,16 @@ class Trainer(Participant):
         """Where the time since joining went, in seconds: "compute", "pull", "push", "wait", "serialise"."""
         return self.meter.split(self._now())
 
-    def _prepare(self, table: str, keys: Any, values: Any, rule: int, answer: bool = False, out: Any = None) -> Change:
+    def _prepare(
+        self,
+        table: str,
+        keys: Any,
+        values: Any,
+        rule: int,
+        answer: bool = False,
+        out: Any = None,
+        rows: int | None = None,
+    ) -> Change:
         spec = self._route(table).spec
         if spec.aggregate is not None and self._portions is not None:
             raise InputError(
@@ -259,4 +268,4 @@ class Trainer(Participant):
                 f"table {table!r} collects a clock's pushes (aggregate={spec.aggregate!r}), which needs staleness 0; "
                 f"this run has {json.dumps(self.staleness)}"
             )
-        return super()._prepare(table, keys, values, rule, answer, out)
+        return super()._prepare(table, keys, values, rule, answer, out, rows)

@@ -10,7 +10,10 @@ kind     header                                       body
 PULL     table, epoch, clock, shard, shards, count    counts int64[shards], keys int64[count]
 PUSH     the same and trainer, attempt, number,       the same, then values [count, dim]
          parties; flags: RULE_ADD or RULE_ASSIGN;
-         ANSWER asks for the new values
+         ANSWER asks for the new values; rows:
+         of data (0 or more): a weighted mean's. With
+         more than 0 it is for all `shards`, also
+         those that have none of its keys
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
 ...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`serving.py`)
 SCAN     table, shard, start: how many to pass over,   nothing; answer: keys int64[count], in the order
@@ -52,7 +55,7 @@ __all__ = [
 ]
 
 MAGIC = 0x5044  # "DP"
-VERSION = 2
+VERSION = 3
 
 # kinds
 GREETING, HELLO, WELCOME = 1, 2, 3
@@ -67,14 +70,14 @@ RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL = 1, 2, 4, 8, 16, 32
 
 NO_BOUND = 1 << 31  # in the answer to a TICK: `start` is the staleness plus 1, or this where nobody is held back
 
-_HEADER = struct.Struct("<HBBIIIIIqIIqIHHQ")
+_HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
 _BODY = struct.Struct("<Q")  # its last field
 HEADER_SIZE = _HEADER.size
 assert HEADER_SIZE == 64
 
 
 class Header(NamedTuple):
-    """The fields of a frame, all unsigned but `clock` and `start`."""
+    """The fields of a frame, all unsigned but `clock`, `rows` and `start`."""
 
     kind: int
     flags: int = 0
@@ -86,6 +89,7 @@ class Header(NamedTuple):
     clock: int = -1
     shard: int = 0  # first shard
     shards: int = 0  # how many, from there on
+    rows: int = -1  # of data that a push stands for, in a weighted mean; -1: it does not say
     start: int = 0  # first row, with RANGE
     count: int = 0  # type: ignore[assignment]  # keys or rows
     parties: int = 0  # trainers in the run
