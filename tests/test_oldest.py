@@ -101,11 +101,12 @@ def test_readme_classifiers_and_ci_name_the_same_pythons():
     assert SETUP["options"]["python_requires"] == f">={tested[0]}"
     assert f"Python {tested[0]} to {tested[-1]} on Linux or macOS." in (ROOT / "README.md").read_text()
     commands = (ROOT / ".ci" / "run").read_text().split()
-    assert {"test-pythons", "test-oldest-portable", "test"} <= set(commands)
+    assert {"test-pythons", "test-oldest-quickly", "test"} <= set(commands)
 
 
-def test_the_portable_tests_are_there():
-    assert not [name for name in makefile("PORTABLE") if not (ROOT / "tests" / f"test_{name}.py").exists()]
+@pytest.mark.parametrize("variable", ["PORTABLE", "SENSITIVE"])
+def test_the_tests_of_a_list_are_there(variable):
+    assert not [name for name in makefile(variable) if not (ROOT / "tests" / f"test_{name}.py").exists()]
 
 
 def test_a_python_is_found_or_not():
