@@ -20,8 +20,8 @@ from dask.utils import parse_timedelta
 from dps.client import Client, Ticket
 from dps.dashboard.report import report
 from dps.dashboard.timeline import timeline
-from dps.display import Checkpoint
-from dps.errors import ClosedError, InputError, UnknownTableError
+from dps.display import PATIENCE, Checkpoint, held, held_text
+from dps.errors import ClosedError, DPSError, InputError, UnknownTableError
 from dps.export import export
 from dps.handle import Handle
 from dps.state.ops import TableSpec
@@ -236,6 +236,8 @@ class Archive(Handle):
         """
         history = self._history(path, run)
         versions = {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+        with contextlib.suppress(DPSError):  # servers that do not answer are no reason to go without a report
+            history["held"] = held_text(held(json.loads(self._call("status", callback_timeout=PATIENCE))))
         return write(path, report(history, versions).encode())
 
     def timeline(self, path: str | os.PathLike[str], run: int | None = None) -> str:

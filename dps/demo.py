@@ -17,6 +17,7 @@ from sklearn import linear_model
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dps
+from dps.display import dashboard_link
 from dps.models import LogisticRegression, datasets, encode_frame
 
 BITS = 18
@@ -50,7 +51,7 @@ def train(X: Any, y: np.ndarray, args: argparse.Namespace) -> tuple[Any, float]:
     began = time.perf_counter()
     with dps.LocalCluster(servers=1, trainers=2) as cluster, Client(cluster) as client:
         up = time.perf_counter() - began
-        print(f"1 server and 2 trainers, up in {up:.1f} s; dashboard: {cluster.dashboard_link}", flush=True)
+        print(f"1 server and 2 trainers, up in {up:.1f} s; dashboard: {dashboard_link(client)}", flush=True)
         model = LogisticRegression(client, epochs=args.epochs, staleness=args.staleness, progress=True)
         began = time.perf_counter()
         model.fit(X, y)

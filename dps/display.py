@@ -5,7 +5,6 @@ What is shown never raises and never waits for long: a cell's output comes, what
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
 import os
@@ -17,7 +16,8 @@ from dask.widgets import TEMPLATE_PATHS, get_environment
 
 from dps.state.ops import TableSpec
 
-__all__ = ["PATIENCE", "Checkpoint", "Clocks", "Status", "Tables", "clocks_html", "parameter_server_html", "summary"]
+__all__ = ["PATIENCE", "Checkpoint", "Clocks", "Status", "Tables", "clocks_html", "dashboard_link", "held", "held_text"]
+__all__ += ["parameter_server_html", "summary"]
 
 TEMPLATE_PATHS.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates"))
 PATIENCE = 2.0  # seconds for the controller's answer, and again for that of the servers
@@ -100,12 +100,48 @@ class Status(dict[str, Any]):
 # -- how
 
 
+def dashboard_link(client: Any) -> str | None:
+    """The page of dps in Dask's dashboard, as a browser reaches it; None without a dashboard.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> dashboard_link(SimpleNamespace(dashboard_link="https://hub/user/me/proxy/8787/status"))
+    'https://hub/user/me/proxy/8787/dps'
+    """
+    try:
+        link = client.dashboard_link
+    except Exception:  # Dask raises KeyError where the scheduler has none, and other errors once it is gone
+        return None
+    return f"{str(link).removesuffix('/status').rstrip('/')}/dps" if link else None
+
+
+def held(status: dict[str, Any]) -> dict[str, int]:
+    """What the servers hold: tables, and their rows and bytes, copies included.
+
+    Examples
+    --------
+    >>> servers = [{"tables": {"w": {"rows": 3, "bytes": 96}}}, {"tables": {"w": {"rows": 3, "bytes": 96}}}]
+    >>> held({"servers": servers, "tables": {"w": {}}})
+    {'tables': 1, 'rows': 6, 'bytes': 192}
+    """
+    parts = [part for server in status["servers"] for part in server.get("tables", {}).values()]
+    sums = {name: sum(part[name] for part in parts) for name in ("rows", "bytes")}
+    return {"tables": len(status["tables"]), **sums}
+
+
+def held_text(of: dict[str, int]) -> str:
+    """
+    >>> held_text({"tables": 1, "rows": 1200, "bytes": 38400})
+    '1 table, 1,200 rows, 37.50 kiB'
+    """
+    return f"{of['tables']} table{'s' * (of['tables'] != 1)}, {of['rows']:,} rows, {format_bytes(of['bytes'])}"
+
+
 def parameter_server_html(ps: Any) -> str:
     """A handle: what its controller and servers say, or why they say nothing."""
     status: dict[str, Any] = {"name": ps.name}
-    trouble = link = None
-    with contextlib.suppress(Exception):
-        link = ps.dask_client.dashboard_link
+    trouble, link = None, dashboard_link(ps.dask_client)
     try:
         if ps.closed:
             return status_html(status, trouble="closed")
@@ -120,6 +156,7 @@ def parameter_server_html(ps: Any) -> str:
 def status_html(status: dict[str, Any], trouble: str | None = None, dashboard: str | None = None) -> str:
     """Servers, tables, clocks and checkpoints on one page."""
     servers = [about_server(server) for server in status.get("servers", [])]
+    told = any("tables" in server for server in status.get("servers", []))
     tables = [
         about_table(TableSpec.from_dict(table["spec"]), table["chains"], servers)
         for table in status.get("tables", {}).values()
@@ -130,6 +167,7 @@ def status_html(status: dict[str, Any], trouble: str | None = None, dashboard: s
         trouble=trouble,
         dashboard=dashboard,
         known="servers" in status,
+        held=held(status) if told else None,
         wanted=status.get("wanted"),
         servers=servers,
         tables=tables,

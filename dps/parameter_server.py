@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dps import config
-from dps.display import PATIENCE, Status, Tables, parameter_server_html
+from dps.display import PATIENCE, Status, Tables, dashboard_link, held, held_text, parameter_server_html
 from dps.errors import (
     ClosedError,
     DPSError,
@@ -447,6 +447,19 @@ class ParameterServer(Scaling):
     def staleness(self, value: float | str) -> None:
         self._call("set_staleness", staleness=checked_bound(value))
 
+    @property
+    def dashboard_link(self) -> str | None:
+        """The page of dps in Dask's dashboard, as a browser reaches it; None where the scheduler has no dashboard.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, processes=False, dashboard_address=":0") as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         ps.dashboard_link.endswith("/dps")
+        True
+        """
+        return dashboard_link(self.dask_client)
+
     def status(self) -> dict[str, Any]:
         """Servers (address, rows, bytes, requests), tables, runs (clocks, who waits) and stragglers, as plain values.
 
@@ -489,7 +502,10 @@ class ParameterServer(Scaling):
             return f"<dps.ParameterServer {self.name!r} ({type(error).__name__})>"
         count = sum(server["alive"] for server in about["servers"])
         plural = "" if count == 1 else "s"
-        return f"<dps.ParameterServer {self.name!r}: {count} server{plural} in {self._scheduler_address()}>"
+        said = f"{count} server{plural} in {self._scheduler_address()}"
+        with contextlib.suppress(DPSError):  # the servers do not answer, and the controller does
+            said += f", {held_text(held(json.loads(self._call('status', callback_timeout=PATIENCE))))}"
+        return f"<dps.ParameterServer {self.name!r}: {said}>"
 
     def _repr_html_(self) -> str:
         return parameter_server_html(self)

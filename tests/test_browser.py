@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 enough = threading.Event()
-CLOCKS = "Bokeh.documents[0].get_model_by_name('clocks').title.text"
+CLOCKS = "Bokeh.documents[0].get_model_by_name('clocks').children[0].text"
 
 
 def train(trainer, partitions):
@@ -91,13 +91,28 @@ def drawn(page) -> None:
 def test_the_page_is_drawn_and_follows_a_run(url, page):
     page.goto(f"{url}/dps")
     drawn(page)
-    page.wait_for_function(f"/[1-9][0-9,]* to/.test({CLOCKS})")
+    page.wait_for_function(f"/: [1-9][0-9,]* to/.test({CLOCKS})")
     seen = page.evaluate(CLOCKS)
     page.wait_for_function(f"{CLOCKS} != {seen!r}")
-    assert page.locator(".bk-Figure").count() == 8  # two of them with a second one below
+    assert page.locator(".bk-Figure:visible").count() == 2
     assert page.get_by_text("Does it converge?").is_visible()
-    assert page.get_by_text("Servers: 1 of 1 up").is_visible()
+    line = page.get_by_role("button", name="Servers: 1 of 1 up")
+    line.click()
+    page.get_by_role("columnheader", name="requests/s").wait_for()  # opened
     assert page.locator("a[href=dps]").first.text_content() == "Dps"
+
+
+def test_a_narrow_window_cuts_off_nothing(url, page):
+    page.set_viewport_size({"width": 600, "height": 900})
+    page.goto(f"{url}/dps")
+    drawn(page)
+    for line in page.locator(".fold button").all():
+        line.click()
+    page.locator(".bk-Figure:visible").nth(6).wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 600
+    cut = """elements => elements.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"""
+    assert page.locator(".heading").evaluate_all(cut) == []
+    assert page.locator(".scroll").evaluate_all(cut) == []
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import pytest
 import snapshots
 import tornado.escape
 from bokeh.document import Document as BokehDocument
-from bokeh.models import ColumnDataSource, Div, Plot
+from bokeh.models import ColumnDataSource, Div, HelpTool, Plot
 from dask.distributed import Client, LocalCluster
 from prometheus_client.parser import text_string_to_metric_families
 from servers import PATIENCE, wait_until
@@ -112,9 +112,8 @@ def document(snapshot, kinds=KINDS) -> tuple[BokehDocument, dict]:
 
 
 def words(plot) -> str:
-    """All that a plot says in HTML, and as titles."""
-    divs = [model.text for model in plot.root.select({"type": Div})]
-    return "\n".join(divs + [figure.title.text for figure in plot.root.select({"type": Plot})])
+    """All that a plot says in HTML."""
+    return "\n".join(model.text for model in plot.root.select({"type": Div}))
 
 
 # -- in a real scheduler
@@ -165,8 +164,9 @@ def test_a_real_run_is_seen(ps, get):
     made.to_json()
     assert "run 1: finished after" in words(plots["headline"])
     assert "weights" in words(plots["placement-and-events"])
-    assert "Clocks: 40 to 40" in words(plots["clocks"])
-    assert "Where the time goes, in the whole run: compute" in words(plots["split"])
+    assert plots["clocks"].title(view).startswith("Clocks: 40 to 40")
+    assert "40 to 40" in words(plots["clocks"])
+    assert plots["split"].title(view).startswith("Where the time goes, in the whole run: compute")
     found = families(get("/metrics"))
     assert found["dask_dps_run_running"].samples[0].value == 0
     assert found["dask_dps_table_rows"].samples[0].value == 200
@@ -243,7 +243,7 @@ def test_a_document_is_updated_by_what_bokeh_documents_alone(monkeypatch):
     views["dps"] = later
     shown.update()
     assert "777 to 778" in words(plots[0])
-    assert {event.model for event in heard} >= {plots[0].source, plots[0].root.title, plots[1].root}
+    assert {event.model for event in heard} >= {plots[0].source, plots[0].heading, plots[1].root}
 
 
 OTHERS = {"core.PrometheusHandler._collectors"}  # of distributed; the code goes on without
@@ -289,6 +289,70 @@ def test_one_update_of_the_page_is_few_changes():
     changed = [(event.model.id, getattr(event, "attr", None)) for event in heard]
     assert len(changed) == len(set(changed)), "a plot changes the same thing twice"
     assert len(changed) <= 40
+
+
+def folded(views) -> tuple[pages.Document, dict]:
+    plots = {"clocks": KINDS["clocks"](), "servers": KINDS["servers"](), "throughput": KINDS["throughput"]()}
+    shown = pages.Document(lambda: views, list(plots.values()))
+    shown.fold("Servers", [plots["servers"], plots["throughput"]])
+    shown.update()
+    return shown, plots
+
+
+def test_what_is_folded_tells_its_gist_and_is_not_updated_until_it_is_opened():
+    views = {"dps": snapshots.snapshot(4)}
+    shown, plots = folded(views)
+    (fold,) = shown.folds
+    assert fold.line.label.startswith("Servers: 2 of 2 up, ")
+    assert [plot.root.visible for plot in plots.values()] == [True, False, False]
+    before = words(plots["servers"])
+    for seed in range(1, 5):
+        views["dps"] = snapshots.snapshot(4, seed=seed)
+        views["dps"]["time"] += seed
+        views["dps"]["servers"][1]["alive"] = False
+        shown.update()
+    assert fold.line.label.startswith("Servers: 1 of 2 up, ")
+    assert words(plots["servers"]) == before
+    fold.line.active = True
+    assert "1 of 2 up" in words(plots["servers"])
+    assert fold.line.label == "Servers"
+    assert all(plot.root.visible for plot in plots.values())
+    fold.line.active = False
+    assert not plots["throughput"].root.visible
+
+
+def test_the_page_begins_with_what_matters_first(controller, show, get):
+    inside = [name for names in pages.FOLDS.values() for name in names]
+    assert [name for name in PLOTS if name not in inside] == ["clocks", "split", "stragglers"]
+    assert sorted(inside) == sorted(set(PLOTS) - {"clocks", "split", "stragglers"})
+    page = get("/dps")
+    assert page.count("<div class='fold'>") == len(pages.FOLDS)
+
+
+def test_figures_have_the_tools_and_the_help_of_dasks_plots(controller, get):
+    """As ``distributed.dashboard.components.scheduler`` has them: above, with a link to what the plot is."""
+    made, plots = document(snapshots.snapshot(4))
+    page = get("/dps-help")
+    for figure in made.select({"type": Plot}):
+        assert figure.toolbar_location == "above"
+        assert {type(tool).__name__ for tool in figure.toolbar.tools} >= {"ResetTool", "PanTool", "WheelZoomTool"}
+        assert figure.toolbar.active_scroll is None, "the wheel scrolls the page"
+        (help_,) = figure.select({"type": HelpTool})
+        assert f"id='{help_.redirect.removeprefix('dps-help#')}'" in page
+        assert len(help_.description) > 40
+        assert not figure.title.text, "Bokeh cuts off what is wider than the figure"
+    for name, plot in plots.items():
+        assert f"<dt id='{name}'>" in page
+        if name != "headline":
+            assert f"href='dps-help#{name}'" in words(plot)
+            assert plot.title(None)
+
+
+def test_the_documentation_tells_of_each_plot_what_the_help_does():
+    told = (ROOT / "docs" / "dashboard.md").read_text()
+    for name, kind in PLOTS.items():
+        assert kind.name == name
+        assert f"| {name} | {kind.asks} | {kind.shows} |" in told
 
 
 def test_browsers_say_nothing_back_of_what_they_draw():
@@ -443,12 +507,11 @@ def test_names_of_others_are_escaped():
     run["stragglers"][0] |= {"why": NAME, "remedy": NAME, "kind": NAME}
     made, _ = document(snapshot)
     divs = [div.text for div in made.select({"type": Div})]
-    assert sum("&lt;img" in text for text in divs) == 4
+    assert sum("&lt;img" in text for text in divs) == 7
     assert not any("<img" in text for text in divs)
-    drawn = [figure.title.text for figure in made.select({"type": Plot})]
-    drawn += [label for figure in made.select({"type": Plot}) for label in figure.yaxis.major_label_overrides.values()]
+    drawn = [label for figure in made.select({"type": Plot}) for label in figure.yaxis.major_label_overrides.values()]
     drawn += [item.label.value for figure in made.select({"type": Plot}) for it in figure.legend for item in it.items]
-    assert sum("onerror" in text for text in drawn) >= 4
+    assert sum("onerror" in text for text in drawn) >= 3
     assert not any("$$" in text for text in drawn)  # else Bokeh would take it for TeX
     told = [hover.tooltips for figure in made.select({"type": Plot}) for hover in figure.hover]
     assert "safe" not in str(told)  # Bokeh escapes what a tooltip shows, unless told that it is {safe}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import dask.widgets
 import pytest
@@ -102,7 +103,24 @@ def test_a_parameter_server(ps, client, tmp_path):
     assert text_of(ps.status()["runs"]).startswith(
         "Run 1 6 of 6 iterations, staleness 0; finished Trainer Clock 0 3 of 3"
     )
+    status = ps.status()
+    rows = sum(table["rows"] for server in status["servers"] for table in server["tables"].values())
+    assert rows >= 7
     assert repr(ps).startswith("<dps.ParameterServer 'dps': 2 servers in ")
+    assert f", 2 tables, {rows:,} rows, " in repr(ps)
+    head = page[: page.index("Worker")]  # of the part that is folded
+    assert f"Rows: {rows:,}, copies included Memory: " in head
+    assert ps.dashboard_link is None or ps.dashboard_link.endswith("/dps")
+
+
+def test_the_link_is_to_the_page_of_dps():
+    def of(link):
+        return display.dashboard_link(SimpleNamespace(dashboard_link=link))
+
+    assert of("http://h:8787/status") == "http://h:8787/dps"
+    assert of("/user/me/proxy/8787/status") == "/user/me/proxy/8787/dps"
+    assert of(None) is None
+    assert display.dashboard_link(None) is None  # whatever Dask raises
 
 
 def test_what_is_returned_is_as_plain_as_it_was(ps, tmp_path):

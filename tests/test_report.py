@@ -110,6 +110,12 @@ def test_it_says_who_why_and_what_to_do():
     assert "3 167 120 ms 83% 8% 0% 7% 2% 1.2k" in text  # the numbers
 
 
+def test_the_report_begins_with_what_the_servers_hold():
+    made = report(slow_history() | {"held": "1 table, 1,200 rows, 37.50 kiB"}, VERSIONS)
+    assert "the servers held 1 table, 1,200 rows, 37.50 kiB (copies included)" in made[: made.index("<h2>")]
+    assert "the servers held" not in report(slow_history(), VERSIONS)  # they did not answer
+
+
 def test_it_is_readable_and_small_with_1000_trainers():
     made = report(slow_history(1000, points=200, slow=999), VERSIONS)
     assert len(made) < 1_000_000

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from bokeh.models import ColumnDataSource
 
-from dps.dashboard.look import Anchor, Plot, hover, new_figure, number, plain, put, slim
+from dps.dashboard.look import Anchor, Drawn, hover, new_figure, number, plain, put, slim
 from dps.dashboard.palette import LINES
 from dps.dashboard.trainers import run_of
 from dps.dashboard.words import learning_curve, short
@@ -19,30 +19,38 @@ DASHES = ("solid", "dashed", "dotted", "dotdash")
 ALIKE = 30.0  # times the size of the first curve: what is larger or smaller is hidden until its name is clicked
 
 
-class Curves(Plot):
+class Curves(Drawn):
     """Every metric against something. A click on a name in the legend shows or hides its curve."""
 
-    title, label, column = "", "", ""
+    label, column, against = "", "", ""
+    asks = "Does it converge?"
+    shows = "All that trainer.log(...) was given; a click on a name hides its curve."
     every = 2
 
     def __init__(self, **layout: Any) -> None:
         self.sources: dict[str, ColumnDataSource] = {}
         self.run: int | None = None
-        self.root = new_figure(self.title, self.label, "", **layout)
-        self.root.y_range.only_visible = True
-        self.anchor = Anchor(self.root)
-        self.root.yaxis.formatter.use_scientific = True
+        self.figure = new_figure(self.label, "", **layout)
+        self.root = self.below_heading(self.figure)
+        self.figure.y_range.only_visible = True
+        self.anchor = Anchor(self.figure)
+        self.figure.yaxis.formatter.use_scientific = True
+
+    def title(self, snapshot: Mapping[str, Any] | None) -> str:
+        run = run_of(snapshot)
+        metrics = run["metrics"] if run else {}
+        main = learning_curve(metrics)
+        if main is None:
+            return f"{self.against}: nothing is logged; trainer.log(loss=...) does"
+        values = metrics[main]["value"]
+        return f"{self.against}: {main} is {short(values[-1])}" if values else self.against
 
     def update(self, snapshot: Mapping[str, Any] | None) -> None:
+        self.entitle(snapshot)
         run = run_of(snapshot)
         metrics = run["metrics"] if run else {}
         main = learning_curve(metrics)
         self.anchor.needed(not any(series["value"] for series in metrics.values()))
-        if run is None or main is None:
-            self.root.title.text = f"{self.title}: nothing is logged; trainer.log(loss=...) does"
-        else:
-            values = metrics[main]["value"]
-            self.root.title.text = plain(f"{self.title}: {main} is {short(values[-1])}" if values else self.title)
         for name in sorted(metrics, key=lambda name: (name != main, name)):
             if name not in self.sources:
                 self._add(name, _alike(metrics[main]["value"], metrics[name]["value"]))
@@ -55,7 +63,7 @@ class Curves(Plot):
     def _add(self, name: str, visible: bool) -> None:
         n = len(self.sources)
         source = self.sources[name] = ColumnDataSource({"x": number([]), "y": number([])})
-        line = self.root.line(
+        line = self.figure.line(
             *("x", "y"),
             source=source,
             color=LINES[n % len(LINES)],
@@ -64,10 +72,10 @@ class Curves(Plot):
             legend_label=plain(name),
             visible=visible,
         )
-        self.root.add_tools(hover([line], ("metric", "$name"), (self.label, "@x{0,0.0}"), ("value", "@y{0.0000}")))
+        self.figure.add_tools(hover([line], ("metric", "$name"), (self.label, "@x{0,0.0}"), ("value", "@y{0.0000}")))
         line.name = name
-        slim(self.root.legend, "right")
-        self.root.legend.click_policy = "hide"
+        slim(self.figure.legend, "top_right")
+        self.figure.legend.click_policy = "hide"
 
 
 def _alike(first: list[float | None], other: list[float | None]) -> bool:
@@ -79,10 +87,12 @@ def _alike(first: list[float | None], other: list[float | None]) -> bool:
 class LossTime(Curves):
     """The loss, and whatever else is logged, against time."""
 
-    title, label, column = "Metrics over time", "seconds since the run began", "time"
+    name, against = "loss-time", "Metrics over time"
+    label, column = "seconds since the run began", "time"
 
 
 class LossClock(Curves):
     """The loss, and whatever else is logged, against the mean clock: runs of different speed can be compared."""
 
-    title, label, column = "Metrics over clocks", "clock (mean over trainers)", "clock"
+    name, against = "loss-clock", "Metrics over clocks"
+    label, column = "clock (mean over trainers)", "clock"

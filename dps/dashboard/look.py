@@ -14,11 +14,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from bokeh.models import ColumnDataSource, CustomJSTickFormatter, Div, HoverTool, InlineStyleSheet, Title
+from bokeh.layouts import column
+from bokeh.models import (
+    ColumnDataSource,
+    CustomJSTickFormatter,
+    Div,
+    HelpTool,
+    HoverTool,
+    InlineStyleSheet,
+    PanTool,
+    ResetTool,
+    WheelZoomTool,
+)
 from bokeh.plotting import figure
 
-__all__ = ["BOTH", "Anchor", "Html", "Plot", "hover", "html_table", "new_figure", "nice", "number", "plain", "put"]
-__all__ += ["slim", "style", "text", "ticks"]
+__all__ = ["BOTH", "HELP", "Anchor", "Drawn", "Html", "Plot", "heading", "hover", "html_table", "new_figure", "nice"]
+__all__ += ["number", "plain", "put", "slim", "style", "text", "ticks"]
 
 LIGHT = {"ink": "#222", "soft": "#666", "line": "#ddd", "paper": "#fff", "bad": "#B33F00", "good": "#00694d"}
 DARK = {"ink": "#e6e6e6", "soft": "#aaa", "line": "#444", "paper": "#1b1b1b", "bad": "#ff9a57", "good": "#4fd1a5"}
@@ -26,6 +37,8 @@ BOTH = "#7f7f7f"  # ink for white and for black
 INKS = ("axis-label-text-color", "major-label-text-color", "text-color")
 LINES = ("axis-line-color", "major-tick-line-color", "minor-tick-line-color", "grid-line-color", "outline-line-color")
 FEW = 40
+MANY = 8  # columns of a table that needs all of the width of a page
+HELP = "dps-help"  # the page that tells what each plot is, beside the others
 
 
 def _variables(colours: Mapping[str, str]) -> str:
@@ -48,10 +61,14 @@ def style(selector: str) -> str:
 
 OF_TABLES = """
 :host { color: var(--dps-ink); font: 13px Helvetica, Arial, sans-serif; }
-h3 { font-size: 13px; margin: 4px 0 4px 6px; }
+h3 { display: inline; font-size: 13px; margin: 0; }
+.heading { margin: 4px 6px; overflow-wrap: anywhere; }
+.help { border: 1px solid var(--dps-line); border-radius: 50%; color: var(--dps-soft); cursor: help;
+  display: inline-block; font-size: 11px; height: 15px; line-height: 15px; margin-left: 4px;
+  text-align: center; text-decoration: none; width: 15px; }
 p { margin: 4px 6px; }
 .bk-clearfix { width: 100%; }
-.scroll { overflow: auto; max-height: 100%; }
+.scroll { container-type: inline-size; overflow: auto; max-height: 100%; }
 table { border-collapse: collapse; width: 100%; }
 th { color: var(--dps-soft); font-weight: normal; text-align: left; white-space: nowrap; }
 th, td { border-bottom: 1px solid var(--dps-line); padding: 3px 6px; vertical-align: top; }
@@ -59,6 +76,20 @@ th, td { border-bottom: 1px solid var(--dps-line); padding: 3px 6px; vertical-al
 .soft { color: var(--dps-soft); }
 .bad { color: var(--dps-bad); font-weight: bold; }
 .good { color: var(--dps-good); font-weight: bold; }
+@container (max-width: 620px) {
+  tr { border-bottom: 1px solid var(--dps-line); display: flex; flex-wrap: wrap; gap: 0 16px; padding: 4px 0; }
+  th { display: none; }
+  td, .n { border: 0; padding: 1px 6px; text-align: left; white-space: normal; overflow-wrap: anywhere; }
+  td:first-child { flex-basis: 100%; }
+  td:not(:first-child)::before { color: var(--dps-soft); content: attr(data-name) ": "; }
+}
+@container (max-width: 1000px) {
+  .many tr { border-bottom: 1px solid var(--dps-line); display: flex; flex-wrap: wrap; gap: 0 16px; padding: 4px 0; }
+  .many th { display: none; }
+  .many td, .many .n { border: 0; padding: 1px 6px; text-align: left; }
+  .many td:first-child { flex-basis: 100%; }
+  .many td:not(:first-child)::before { color: var(--dps-soft); content: attr(data-name) ": "; }
+}
 .beside { display: flex; flex-wrap: wrap; gap: 10px 30px; }
 .beside > div { flex: 1 1 400px; }
 .bar { background: #56B4E9; display: inline-block; height: 8px; margin-right: 6px; }
@@ -78,9 +109,15 @@ class Plot:
     """
 
     root: Any
+    name = ""  # of its page, /individual-dps-NAME
+    asks = shows = ""  # the question that it answers, and what to look at: its help
     every = 1  # on a page with other plots it is updated with every second snapshot, if this is 2
 
     def __init__(self, **layout: Any) -> None:
+        raise NotImplementedError
+
+    def title(self, snapshot: Mapping[str, Any] | None) -> str:
+        """What it is, a colon, and the gist of it; one line that also tells a reader who does not see the plot."""
         raise NotImplementedError
 
     def update(self, snapshot: Mapping[str, Any] | None) -> None:
@@ -88,11 +125,29 @@ class Plot:
         raise NotImplementedError
 
 
+class Drawn(Plot):
+    """A plot with figures. Its title is HTML above them, because Bokeh cuts off a title that is wider than a figure."""
+
+    heading: Any
+
+    def below_heading(self, *figures: Any) -> Any:
+        """The root: the title, and figures with the tools that Dask's plots have."""
+        sizing = figures[0].sizing_mode or "stretch_width"
+        self.heading = words(margin=(0, 5, 0, 5), sizing_mode="stretch_width")
+        for fig in figures:
+            fig.add_tools(HelpTool(description=f"{self.asks} {self.shows}", redirect=f"{HELP}#{self.name}"))
+        return column(self.heading, *figures, sizing_mode=sizing)
+
+    def entitle(self, snapshot: Mapping[str, Any] | None) -> None:
+        """Say in the title what there is now."""
+        self.heading.text = heading(self, self.title(snapshot))
+
+
 class Html(Plot):
     """A plot that is words: `html` makes them of a snapshot."""
 
     def __init__(self, **layout: Any) -> None:
-        self.root = Div(text="", stylesheets=[InlineStyleSheet(css=style(":host") + OF_TABLES)], **layout)
+        self.root = words(**layout)
 
     def html(self, snapshot: Mapping[str, Any] | None) -> str:
         """What to show; every word that comes from outside is escaped."""
@@ -102,16 +157,25 @@ class Html(Plot):
         self.root.text = self.html(snapshot)
 
 
-def new_figure(title: str, x: str, y: str, **about: Any) -> Any:
-    """A figure without tools but the mouse's hover."""
-    made = figure(
-        title=Title(text=title, text_font_size="13px"),
-        tools="",
-        toolbar_location=None,
-        x_axis_label=x,
-        y_axis_label=y,
-        **about,
+def words(**layout: Any) -> Any:
+    """A model for HTML, in which all looks as on the page."""
+    return Div(text="", stylesheets=[InlineStyleSheet(css=style(":host") + OF_TABLES)], **layout)
+
+
+def heading(plot: Plot, title: str) -> str:
+    """A title as HTML, which wraps where there is no room; the mouse over its question mark shows what to look at."""
+    name, _, gist = title.partition(": ")
+    help_ = (
+        f"<a class='help' href='{HELP}#{plot.name}' target='_blank' title='{text(plot.asks)} {text(plot.shows)}'>?</a>"
     )
+    return f"<div class='heading'><h3>{text(name)}</h3>{': ' if gist else ''}{text(gist)}{help_}</div>"
+
+
+def new_figure(x: str, y: str, **about: Any) -> Any:
+    """A figure with the tools of Dask's plots, above it as theirs. None is active: the wheel scrolls the page."""
+    made = figure(tools="", toolbar_location="above", x_axis_label=x, y_axis_label=y, **about)
+    made.add_tools(ResetTool(), PanTool(dimensions="width"), WheelZoomTool(dimensions="width"))
+    made.toolbar.active_drag = made.toolbar.active_scroll = None
     made.stylesheets = [InlineStyleSheet(css=style(":host"))]
     for model in (made, made.x_range, made.y_range):
         model.syncable = False  # browsers need not say how large it is there
@@ -238,10 +302,16 @@ def plain(value: Any) -> str:
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int] = ()) -> str:
-    """A table of HTML; `rows` are HTML already, `numbers` the columns to align as such."""
+    """A table of HTML; `rows` are HTML already, `numbers` the columns to align as such.
+
+    Where there is no room for its columns, each row becomes a few lines of names and values.
+    """
     of = dict.fromkeys(numbers, ' class="n"')
     top = "".join(f"<th{of.get(n, '')}>{text(name)}</th>" for n, name in enumerate(head))
+    cells = [f'<td data-name="{text(name)}"{of.get(n, "")}>' for n, name in enumerate(head)]
     body = "".join(
-        "<tr>" + "".join(f"<td{of.get(n, '')}>{cell}</td>" for n, cell in enumerate(row)) + "</tr>" for row in rows
+        "<tr>" + "".join(f"{begin}{cell}</td>" for begin, cell in zip(cells, row, strict=True)) + "</tr>"
+        for row in rows
     )
-    return f'<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
+    kind = "scroll many" if len(head) > MANY else "scroll"
+    return f'<div class="{kind}"><table><tr>{top}</tr>{body}</table></div>'

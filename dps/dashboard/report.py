@@ -100,6 +100,8 @@ def summary(history: Mapping[str, Any], trainers: Sequence[Windows], until: floa
     """Did it converge, where did the time go, who held it up, what to do."""
     if history.get("error"):
         yield f"It failed: {history['error']}"
+    if history.get("held"):
+        yield f"When this was written, the servers held {history['held']} (copies included)."
     if not trainers:
         yield "Nothing is kept of its trainers: they were more than 4,096, or four runs have followed."
         return

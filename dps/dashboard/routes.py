@@ -25,6 +25,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from distributed.http.utils import RequestHandler
+
 __all__ = ["Routes", "collect_for", "frame", "theme"]
 
 logger = logging.getLogger("distributed.dps.dashboard")
@@ -49,6 +51,10 @@ class Routes:
     def handler(self, path: str, handler: type, **arguments: Any) -> None:
         """Answer `path`, under whatever prefix the scheduler has, with a tornado handler."""
         self._rules(self.scheduler.http_application, [(rf"(?:/.*)?{path}", handler, arguments)])
+
+    def text(self, path: str, html: str) -> None:
+        """Answer `path` with a page that never changes."""
+        self.handler(path, TextHandler, html=html)
 
     def page(self, url: str, document: Callable[[dict[str, Any], Any], None]) -> None:
         """A page of the dashboard: `document` gets the template's variables and an empty document to fill."""
@@ -110,6 +116,17 @@ class Routes:
         application.add_handlers(r".*", patterns)
         for rule in [rule for rule in rules if rule not in before]:
             self.undo.append(lambda rule=rule: rules.remove(rule))  # type: ignore[misc]
+
+
+class TextHandler(RequestHandler):
+    """A page that never changes."""
+
+    def initialize(self, dask_server: Any = None, extra: Any = None, html: str = "") -> None:
+        super().initialize(dask_server, extra)
+        self.html = html
+
+    def get(self) -> None:
+        self.write(self.html)
 
 
 def _close(bokeh: Any, url: str) -> None:

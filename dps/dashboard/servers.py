@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from bokeh.layouts import column
 from bokeh.models import BasicTicker, ColorBar, ColumnDataSource, FixedTicker, LinearColorMapper, Range1d
 from dask.utils import format_bytes
 
 from dps.dashboard.look import (
     BOTH,
+    Drawn,
     Html,
-    Plot,
+    heading,
     hover,
     html_table,
     new_figure,
@@ -41,11 +41,23 @@ class Servers(Html):
     """Each server, and what stands out; of many the slowest."""
 
     every = 2
+    name = "servers"
+    asks = "Is a server slow, full, or behind with its copies?"
+    shows = "▲ marks a p99 of more than three times the usual, and the queue of a bottleneck."
+
+    def title(self, snapshot: Mapping[str, Any] | None) -> str:
+        servers = snapshot["servers"] if snapshot else []
+        if not servers:
+            return "Servers: none"
+        rows, memory = (sum(server[name] for server in servers) for name in ("rows", "memory"))
+        up = sum(server["alive"] for server in servers)
+        return f"Servers: {up} of {len(servers)} up, {short(rows)} rows with copies, {format_bytes(memory)} of memory"
 
     def html(self, snapshot: Mapping[str, Any] | None) -> str:
         servers = snapshot["servers"] if snapshot else []
+        top = heading(self, self.title(snapshot))
         if not servers:
-            return "<h3>Servers</h3><p class='soft'>none</p>"
+            return top
         shown = servers
         if len(servers) > MOST_SERVERS:
             shown = sorted(servers, key=lambda s: (s["alive"], -(s["p99"] or 0.0)))[:MOST_SERVERS]
@@ -54,9 +66,8 @@ class Servers(Html):
         head = ["server", "state", "requests/s", "keys/s", "busy", "queue", "wait", "p50", "p99", "lag", "cores"]
         head += ["memory", "unconfirmed", "behind", "rows", "shards"]
         rows = [self._row(server, most, usual) for server in shown]
-        up = sum(server["alive"] for server in servers)
         left = f"<p class='soft'>the {len(shown)} slowest of {len(servers)}</p>" if len(shown) < len(servers) else ""
-        return f"<h3>Servers: {up} of {len(servers)} up</h3>" + html_table(head, rows, range(2, len(head))) + left
+        return top + html_table(head, rows, range(2, len(head))) + left
 
     @staticmethod
     def _row(server: Mapping[str, Any], most: float, usual: float) -> tuple[str, ...]:
@@ -85,19 +96,23 @@ class Servers(Html):
         )
 
 
-class Shards(Plot):
+class Shards(Drawn):
     """A heat map of tables and their shards by load; each cell names its server."""
 
     every = 2
+    name = "shards"
+    asks = "Is the load even?"
+    shows = "A light cell among dark ones is a hot shard; the number in a cell is its server."
 
     def __init__(self, **layout: Any) -> None:
         self.source = ColumnDataSource({})
         self.mapper = LinearColorMapper(palette=_ramp(SEQUENTIAL, 64), low=0, high=1)
         self.y = Range1d(-0.5, 0.5)
-        self.root = new_figure("Shards", "shard", "", x_range=Range1d(-0.5, 0.5), y_range=self.y, **layout)
-        self.ticker = self.root.yaxis.ticker = FixedTicker(ticks=[])
+        self.figure = new_figure("shard", "", x_range=Range1d(-0.5, 0.5), y_range=self.y, **layout)
+        self.root = self.below_heading(self.figure)
+        self.ticker = self.figure.yaxis.ticker = FixedTicker(ticks=[])
         self.update(None)
-        cells = self.root.quad(
+        cells = self.figure.quad(
             source=self.source,
             **{side: side for side in ("left", "right", "bottom", "top")},
             fill_color={"field": "load", "transform": self.mapper},
@@ -106,23 +121,28 @@ class Shards(Plot):
         )
         words = {"text": "server", "source": self.source, "text_align": "center", "text_baseline": "middle"}
         for name, colour in (("on_dark", "white"), ("on_light", "black")):  # what is read on viridis
-            self.root.text("x", name, text_color=colour, text_font_size="11px", **words)
+            self.figure.text("x", name, text_color=colour, text_font_size="11px", **words)
         told = (
             ("table", "@table"),
             ("shard", "@shard"),
             ("load", "@load{0,0} keys/s"),
             ("against the mean", "@heat{0.0} x"),
         )
-        self.root.add_tools(hover([cells], *told, ("server", "@owner"), ("held by servers", "@held")))
+        self.figure.add_tools(hover([cells], *told, ("server", "@owner"), ("held by servers", "@held")))
         bar = ColorBar(color_mapper=self.mapper, width=10, background_fill_alpha=0, formatter=ticks())
         bar.major_label_text_color = BOTH
-        self.root.add_layout(bar, "right")
-        self.root.grid.visible = False
-        self.root.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
+        self.figure.add_layout(bar, "right")
+        self.figure.grid.visible = False
+        self.figure.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
+
+    def title(self, snapshot: Mapping[str, Any] | None) -> str:
+        tables = snapshot["tables"] if snapshot else {}
+        return _hottest(tables, _busiest(tables))
 
     def update(self, snapshot: Mapping[str, Any] | None) -> None:
+        self.entitle(snapshot)
         tables = snapshot["tables"] if snapshot else {}
-        shown = sorted(sorted(tables, key=lambda name: (-tables[name]["keys_rate"], name))[:MOST_TABLES])
+        shown = _busiest(tables)
         cells = [cell for row, name in enumerate(shown) for cell in _cells(row, name, tables[name])]
         columns = {name: list(values) for name, values in zip(CELL, zip(*cells, strict=True), strict=False)} or {
             name: [] for name in CELL
@@ -144,13 +164,12 @@ class Shards(Plot):
             on_light=np.where(dark, np.float32(np.nan), -row),
         )
         self.mapper.high = high
-        self.root.x_range.end = float(right.max(initial=1.0)) - 0.5
+        self.figure.x_range.end = float(right.max(initial=1.0)) - 0.5
         self.y.start, self.y.end = 0.5 - max(1, len(shown)), 0.5
         if self._shown != shown:
             self._shown = shown
             self.ticker.ticks = [-n for n in range(len(shown))]
-            self.root.yaxis.major_label_overrides = {-n: plain(name) for n, name in enumerate(shown)}
-        self.root.title.text = _hottest(tables, shown)
+            self.figure.yaxis.major_label_overrides = {-n: plain(name) for n, name in enumerate(shown)}
 
     _shown: list[str] | None = None
 
@@ -171,6 +190,11 @@ def _cells(row: int, name: str, table: Mapping[str, Any]) -> Iterable[tuple[Any,
         yield row, name, busy, left, right, load[busy], load[busy] / mean if mean else 0.0, said, word, held
 
 
+def _busiest(tables: Mapping[str, Any]) -> list[str]:
+    """Names of the tables to show, in their order."""
+    return sorted(sorted(tables, key=lambda name: (-tables[name]["keys_rate"], name))[:MOST_TABLES])
+
+
 def _hottest(tables: Mapping[str, Any], shown: list[str]) -> str:
     found = []
     for name in shown:
@@ -182,23 +206,26 @@ def _hottest(tables: Mapping[str, Any], shown: list[str]) -> str:
         return "Shards: nothing is pulled or pushed" if tables else "Shards: there is no table"
     heat, name, busy = max(found)
     left = f"; the {MOST_TABLES} busiest of {len(tables)} tables" if len(tables) > MOST_TABLES else ""
-    return plain(f"Shards by keys/s: the busiest is shard {busy} of {name!r}, {heat:.1f} times the mean{left}")
+    return f"Shards by keys/s: the busiest is shard {busy} of {name!r}, {heat:.1f} times the mean{left}"
 
 
-class Throughput(Plot):
+class Throughput(Drawn):
     """What all servers do, lately: requests, keys, and how long a request takes."""
 
     every = 2
+    name = "throughput"
+    asks = "How much goes through the servers, and how long does a request take?"
+    shows = "A falling curve with a rising p99 is a server at its limit."
 
     def __init__(self, **layout: Any) -> None:
         self.source = ColumnDataSource({})
         self.x = Range1d(-120, 0)
         sizing, height = layout.get("sizing_mode", "stretch_width"), layout.get("height") or 300
         about = {"sizing_mode": sizing, "height": max(100, height // 2), "x_range": self.x}
-        keys = new_figure("Throughput", "", "keys/s", y_range=Range1d(0, 1), **about)
-        late = new_figure("How long servers take for a request", "seconds ago", "ms", y_range=Range1d(0, 1), **about)
+        keys = new_figure("seconds ago", "keys/s", y_range=Range1d(0, 1), **about)
+        late = new_figure("seconds ago", "ms for a request", y_range=Range1d(0, 1), **about)
         self.keys, self.late = keys, late
-        self.root = column(keys, late, sizing_mode=sizing)
+        self.root = self.below_heading(keys, late)
         self.update(None)
         line = keys.line("x", "keys", source=self.source, color=BLUE, line_width=1.5)
         keys.varea("x", 0, "keys", source=self.source, fill_color=BLUE, fill_alpha=0.15)
@@ -216,7 +243,16 @@ class Throughput(Plot):
         late.add_layout(late.legend[0], "above")
         slim(late.legend, "top_right", "horizontal")
 
+    def title(self, snapshot: Mapping[str, Any] | None) -> str:
+        curves = snapshot["throughput"] if snapshot else {}
+        if not curves.get("time"):
+            return "Throughput: no server has reported yet"
+        last = {name: short(values[-1]) for name, values in curves.items()}
+        said = f"Throughput: {last['keys']} keys/s, {last['requests']} requests/s, {last['bytes']}B/s"
+        return f"{said}; 99 % of the requests within {span(curves['p99'][-1])}"
+
     def update(self, snapshot: Mapping[str, Any] | None) -> None:
+        self.entitle(snapshot)
         curves = snapshot["throughput"] if snapshot else {}
         x = (np.array(curves.get("time", []), float) - (snapshot["time"] if snapshot else 0.0)).astype(np.float32)
         columns = {name: number(curves.get(name, [])) for name in ("requests", "keys", "bytes")}
@@ -225,25 +261,28 @@ class Throughput(Plot):
         for fig, name in ((self.keys, "keys"), (self.late, "p99")):
             fig.y_range.end = nice(float(columns[name].max(initial=0.0)))
         self.x.start = min(-30.0, float(np.floor(x.min() / 10) * 10)) if len(x) else -30.0
-        if not len(x) or snapshot is None:
-            self.keys.title.text = "Throughput: no server has reported yet"
-            return
-        last = {name: short(values[-1]) for name, values in curves.items()}
-        said = f"Throughput: {last['keys']} keys/s, {last['requests']} requests/s, {last['bytes']}B/s"
-        self.keys.title.text = f"{said}; 99 % of the requests within {span(curves['p99'][-1])}"
 
 
 class Placement(Html):
     """Which server holds what, what moves, and what has happened lately."""
 
     every = 2
+    name = "placement-and-events"
+    asks = "What is where, and what has happened?"
+    shows = "0→1: 0-7 says that server 0 answers for shards 0 to 7, and server 1 has copies of them."
+
+    def title(self, snapshot: Mapping[str, Any] | None) -> str:
+        if snapshot is None:
+            return "Placement and events: none"
+        moves, last = snapshot["moves"], snapshot["checkpoints"].get("last")
+        moving = f"{moves} shard{'s' * (moves != 1)} on the way" if moves else "nothing moves"
+        saved = f", last checkpoint {last.get('name', '')}" if isinstance(last, dict) else ""
+        return f"Placement and events: placement {snapshot['epoch']}, {moving}{saved}"
 
     def html(self, snapshot: Mapping[str, Any] | None) -> str:
+        top = heading(self, self.title(snapshot))
         if snapshot is None:
-            return "<h3>Placement and events</h3><p class='soft'>none</p>"
-        moves, last = snapshot["moves"], snapshot["checkpoints"].get("last")
-        moving = f"<b>{moves} shard{'s' * (moves != 1)} on the way</b>" if moves else "nothing moves"
-        saved = f", last checkpoint {text(last.get('name', ''))}" if isinstance(last, dict) else ""
+            return top
         error = snapshot["checkpoints"].get("error")
         failed = f"<p class='bad'>checkpoint: {text(error)}</p>" if error else ""
         names = sorted(snapshot["tables"])
@@ -263,11 +302,11 @@ class Placement(Html):
         ]
         head = ("table", "rows", "optimizer", "servers: shards (the first server answers, the others are copies)")
         return (
-            f"<div class='beside'><div><h3>Placement {snapshot['epoch']}: {moving}{saved}</h3>{failed}"
+            f"{top}<div class='beside'><div>{failed}"
             + html_table(head, rows)
             + left
-            + "</div><div><h3>Events, the newest first</h3>"
-            + (html_table(("when", "what"), events) if events else "<p class='soft'>none</p>")
+            + "</div><div>"
+            + (html_table(("when", "events, the newest first"), events) if events else "<p class='soft'>no events</p>")
             + "</div></div>"
         )
 

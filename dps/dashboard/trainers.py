@@ -7,10 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from bokeh.layouts import column
 from bokeh.models import BasicTicker, ColumnDataSource, FixedTicker, Range1d
 
-from dps.dashboard.look import Anchor, Html, Plot, hover, html_table, new_figure, number, put, slim, text
+from dps.dashboard.look import Anchor, Drawn, Html, heading, hover, html_table, new_figure, number, put, slim, text
 from dps.dashboard.palette import BLUE, PART_COLOURS, PARTS, STATE_COLOURS
 from dps.dashboard.terminal import current_run
 from dps.dashboard.words import convergence, learning_curve, short, span, subject
@@ -59,6 +58,10 @@ def bounded(run: Mapping[str, Any]) -> str:
 
 class Headline(Html):
     """Does it converge, who holds it up, what is it, what to do: in one line of words each."""
+
+    name = "headline"
+    asks = "What is wrong, and what helps?"
+    shows = "Four answers, from left to right."
 
     def html(self, snapshot: Mapping[str, Any] | None) -> str:
         if snapshot is None:
@@ -123,23 +126,28 @@ def waited(run: Mapping[str, Any]) -> float | None:
     return float(shares[PARTS.index("wait")].sum() / total) if total > 0 else None
 
 
-class Clocks(Plot):
+class Clocks(Drawn):
     """How far each trainer is, and how far the first may be ahead of the last: the band of the staleness.
 
     Few trainers stand in the order of their numbers, many in that of their clocks.
     """
 
+    name = "clocks"
+    asks = "How far is each trainer?"
+    shows = "The band is the staleness: a trainer above it waits for the one at its lower edge."
+
     def __init__(self, **layout: Any) -> None:
         self.source = ColumnDataSource({})
-        self.root = new_figure("Clocks", "trainer", "clock", **layout)
-        self.root.y_range.range_padding, self.root.y_range.min_interval = 0.2, 3
-        self.anchor = Anchor(self.root)
+        self.figure = new_figure("trainer", "clock", **layout)
+        self.root = self.below_heading(self.figure)
+        self.figure.y_range.range_padding, self.figure.y_range.min_interval = 0.2, 3
+        self.anchor = Anchor(self.figure)
         self.update(None)
         look = {"fill_color": BLUE, "fill_alpha": 0.15, "line_color": BLUE, "line_alpha": 0.5}
-        self.root.hstrip("low", "high", source=self.source, **look)
-        self.root.scatter("x", "high", source=self.source, alpha=0)  # so that all of the band is in sight
+        self.figure.hstrip("low", "high", source=self.source, **look)
+        self.figure.scatter("x", "high", source=self.source, alpha=0)  # so that all of the band is in sight
         drawn = [
-            self.root.scatter(
+            self.figure.scatter(
                 *("x", state),
                 source=self.source,
                 marker=MARKERS[state],
@@ -152,18 +160,25 @@ class Clocks(Plot):
             for state, colour in STATE_COLOURS.items()
         ]
         about = (("trainer", "@trainer"), ("clock", "@clock{0,0}"), ("speed", "@rate{0.00} clocks/s"))
-        self.root.add_tools(hover(drawn, *about, ("last sign", "@age{0.0} s ago")))
-        self.root.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
-        self.root.yaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
-        self.root.xaxis.formatter.use_scientific = self.root.yaxis.formatter.use_scientific = False
-        self.root.add_layout(self.root.legend[0], "above")
-        slim(self.root.legend, "top_left", "horizontal")
+        self.figure.add_tools(hover(drawn, *about, ("last sign", "@age{0.0} s ago")))
+        self.figure.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
+        self.figure.yaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
+        self.figure.xaxis.formatter.use_scientific = self.figure.yaxis.formatter.use_scientific = False
+        self.figure.add_layout(self.figure.legend[0], "above")
+        slim(self.figure.legend, "top_left", "horizontal")
+
+    def title(self, snapshot: Mapping[str, Any] | None) -> str:
+        run = run_of(snapshot)
+        if run is None:
+            return "Clocks: nothing has been run yet"
+        low, high = run["minimum"], run["maximum"]
+        return f"Clocks: {low:,} to {high:,}, {high - low:,} between first and last; {bounded(run)}"
 
     def update(self, snapshot: Mapping[str, Any] | None) -> None:
         run = run_of(snapshot)
+        self.entitle(snapshot)
         self.anchor.needed(run is None)
         if run is None:
-            self.root.title.text = "Clocks: nothing has been run yet"
             put(self.source, **dict.fromkeys((*CLOCKS, *STATE_COLOURS), np.zeros(0)))
             return
         of, low = run["trainers"], run["minimum"]
@@ -178,26 +193,25 @@ class Clocks(Plot):
         for name, at in (("low", low), ("high", low + (run["staleness"] or 0))):  # drawn once, not for each trainer
             columns[name] = np.where(np.arange(count) == 0, np.float32(at), np.float32(np.nan))
         put(self.source, **columns)
-        self.root.xaxis.axis_label = "trainer" if count <= EACH else "trainers, the slowest first"
-        self.root.title.text = (
-            f"Clocks: {low:,} to {run['maximum']:,}, {run['maximum'] - low:,} between first and last; {bounded(run)}"
-        )
+        self.figure.xaxis.axis_label = "trainer" if count <= EACH else "trainers, the slowest first"
 
 
-class Split(Plot):
+class Split(Drawn):
     """What each trainer did lately, report by report; of many trainers the stragglers first, and all below."""
 
     every = 2
+    name = "split"
+    asks = "What do trainers spend their time on?"
+    shows = "Wait is lost time; a trainer that waits much less than the others is the one that they wait for."
 
     def __init__(self, **layout: Any) -> None:
         self.lanes, self.groups = ColumnDataSource({}), ColumnDataSource({})
         self.x = Range1d(-10, 0)
         sizing = layout.get("sizing_mode", "stretch_width")
         self.height = height = layout.get("height") or 300
-        self.top = new_figure("", "seconds ago", "trainer", sizing_mode=sizing, height=height, x_range=self.x)
+        self.top = new_figure("seconds ago", "trainer", sizing_mode=sizing, height=height, x_range=self.x)
         self.below = new_figure(
-            "All trainers, the last 10 s, in the order of their work",
-            "trainers, those that work most first",
+            "all trainers in the last 10 s, those that work most first",
             "share",
             sizing_mode="stretch_width",
             height=max(110, height // 3),
@@ -205,7 +219,7 @@ class Split(Plot):
             x_range=Range1d(0, 1),
             y_range=Range1d(0, 1),
         )
-        self.root = column(self.top, self.below, sizing_mode=sizing)
+        self.root = self.below_heading(self.top, self.below)
         self.ticker = self.top.yaxis.ticker = FixedTicker(ticks=[])
         self._draw_groups({}, 0)
         self.update(None)
@@ -230,8 +244,17 @@ class Split(Plot):
         self.below.yaxis.formatter.use_scientific = self.below.xaxis.formatter.use_scientific = False
         self.below.yaxis.ticker = FixedTicker(ticks=[0, 0.5, 1])
 
+    def title(self, snapshot: Mapping[str, Any] | None) -> str:
+        run = run_of(snapshot)
+        spent = sum(run["totals"].values()) if run else 0
+        if run is None or not spent:
+            return "Where the time goes: no trainer has reported yet"
+        parts = ", ".join(f"{part} {seconds / spent:.0%}" for part, seconds in run["totals"].items())
+        return f"Where the time goes, in the whole run: {parts}"
+
     def update(self, snapshot: Mapping[str, Any] | None) -> None:
         run = run_of(snapshot)
+        self.entitle(snapshot)
         count = len(run["trainers"]["state"]) if run else 0
         strips = run["strip"][: LANES if count <= LANES else FEWER] if run else []
         self._draw_lanes(strips, snapshot["time"] if snapshot else 0.0)
@@ -241,12 +264,6 @@ class Split(Plot):
             self.top.height = self.height - self.below.height * many
         if run and many:
             self._draw_groups(run["trainers"], count)
-        spent = sum(run["totals"].values()) if run else 0
-        if run is None or not spent:
-            self.top.title.text = "Where the time goes: no trainer has reported yet"
-            return
-        parts = ", ".join(f"{part} {seconds / spent:.0%}" for part, seconds in run["totals"].items())
-        self.top.title.text = f"Where the time goes, in the whole run: {parts}"
 
     def _draw_lanes(self, strips: list[dict[str, Any]], now: float) -> None:
         rows = [(lane, strip, len(strip["time"][-POINTS:])) for lane, strip in enumerate(strips)]
@@ -300,12 +317,20 @@ def _stacked(shares: np.ndarray, height: float) -> dict[str, np.ndarray]:
 class Stragglers(Html):
     """Who holds the others up: of which kind, how slow, since when, what it costs, why, and what to do."""
 
-    def html(self, snapshot: Mapping[str, Any] | None) -> str:
+    name = "stragglers"
+    asks = "Which trainer or server is slow, since when, and why?"
+    shows = "The last column is the remedy."
+
+    def title(self, snapshot: Mapping[str, Any] | None) -> str:
         run = run_of(snapshot)
+        return f"Stragglers: {len(run['stragglers'])}" if run and run["stragglers"] else "Stragglers"
+
+    def html(self, snapshot: Mapping[str, Any] | None) -> str:
+        run, top = run_of(snapshot), heading(self, self.title(snapshot))
         if snapshot is None or run is None:
-            return "<h3>Stragglers</h3><p class='soft'>nothing has been run yet</p>"
+            return top + "<p class='soft'>nothing has been run yet</p>"
         if not run["stragglers"]:
-            return "<h3>Stragglers</h3><p class='good'>✓ nobody holds the others up</p>"
+            return top + "<p class='good'>✓ nobody holds the others up</p>"
         where = run["trainers"]["where"]
         rows = []
         for found in run["stragglers"]:
@@ -323,4 +348,4 @@ class Stragglers(Html):
                 )
             )
         head = ("who", "kind", "slower", "for", "of its time", "why", "what to do")
-        return f"<h3>Stragglers: {len(rows)}</h3>" + html_table(head, rows, (2, 3, 4))
+        return top + html_table(head, rows, (2, 3, 4))
