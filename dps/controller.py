@@ -295,6 +295,8 @@ class Controller(SchedulerPlugin):
         session = self._session(name)
         parts = await session.crew.call_all("status")
         about = await self._in_endpoint(session.fleet.describe)
+        about |= {"news": await self._in_endpoint(session.fleet.news)}
+        about |= {"hosts": await self._in_endpoint(session.monitor.machines)}
         servers = [{**s, **json.loads(parts.get(s["number"], "{}"))} for s in about["servers"]]
         runs = await self._in_endpoint(lambda: [run.describe() for run in session.runs.runs.values()])
         checkpoints = {"last": session.checkpointer.last, "error": session.checkpointer.error}

@@ -263,13 +263,14 @@ def summary(run: dict[str, Any]) -> str:
     """
     clocks = run["clocks"]
     there = [n for n in range(len(clocks)) if n not in run["left"]]
-    found = sorted(run.get("stragglers", ()), key=lambda finding: -(finding["factor"] or 0.0))
+    found = run.get("stragglers", ())  # what matters most comes first
     slow = next((finding for finding in found if finding["trainer"] in there), None)
     slowest = slow["trainer"] if slow else min(there, key=lambda n: clocks[n], default=None)
     named = f" ({kind(slow)})" if slow else ""
     parts = [] if slowest is None or len(clocks) == 1 else [f"slowest: trainer {slowest} at {clocks[slowest]}{named}"]
     servers = [finding for finding in found if finding["trainer"] is None and finding["server"] is not None]
     parts += [f"server {finding['server']} is slow ({kind(finding)})" for finding in servers]
+    parts += [f"machine {finding['host']} is overloaded" for finding in found if finding.get("host") is not None]
     parts += [f"{len(run['waiting'])} waiting"] if run["waiting"] else []
     return ", ".join([*parts, *measured(run)])
 

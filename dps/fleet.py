@@ -106,6 +106,7 @@ class Fleet:
         self.remedy = "there is no checkpoint to restore it from"  # of a table whose last copy is gone
         self.route = b""
         self.events: collections.deque[tuple[float, str]] = collections.deque(maxlen=EVENTS)
+        self._stands: collections.deque[Callable[[], bool]] = collections.deque(maxlen=EVENTS)  # of each event
         self.told: Callable[[str], None] = lambda text: None  # who else is to hear of them
         self.reported: Callable[[int, dict[str, Any]], None] = lambda number, report: None  # what beats bring
         self._watch = Watch(config.seconds("silence"), LOOK)
@@ -182,7 +183,8 @@ class Fleet:
         staying = self._staying()
         for number in surplus(self._tables(), staying, wanted):
             self.servers[number].leaving = True
-            self.note(f"server {number} is to go: there are {len(staying)}, and {wanted} are wanted")
+            text = f"server {number} is to go: there are {len(staying)}, and {wanted} are wanted"
+            self.note(text, stands=self._there(number))
 
     def empty(self, number: int) -> bool:
         """Whether a server holds nothing (any more)."""
@@ -238,7 +240,7 @@ class Fleet:
                 self._bury()
         if server.silent:
             server.silent = False
-            self.note(f"server {server.number} is back")
+            self.note(f"server {server.number} is back", stands=self._there(server.number))
             self._bury()  # where all copies were silent, it takes over
             self._publish()
         connection.reply(Header(frames.OK, request=header.request))
@@ -247,7 +249,8 @@ class Fleet:
         about, name, shard, p = self._about(connection, body)
         feeder = p.chain[-1:] == (connection.party.number,)
         if feeder and p.joiner == about["server"] and about["epoch"] >= p.fences[-1]:
-            self.note(f"server {p.joiner} holds shard {shard} of table {name!r}", logging.INFO)
+            text = f"server {p.joiner} holds shard {shard} of table {name!r}"
+            self.note(text, logging.INFO, self._there(p.joiner))
             self._put(name, shard, appended(p, self.epoch + 1))
             self._publish()
 
@@ -304,7 +307,8 @@ class Fleet:
         for server in fresh:
             server.silent = True
             self.failures += 1
-            self.note(f"server {server.number} on {server.worker} is silent")
+            text = f"server {server.number} on {server.worker} is silent"
+            self.note(text, stands=lambda server=server: server.silent)  # type: ignore[misc]
         if fresh:
             for server in self.servers.values():
                 server.doubted = True
@@ -444,11 +448,16 @@ class Fleet:
         about = {"epoch": self.epoch, "servers": addresses, "tables": heads, "remedy": self.remedy}
         self.route = frames.encode_json(about)
 
-    def note(self, text: str, level: int = logging.WARNING) -> None:
-        """Something has happened that people may want to know."""
+    def note(self, text: str, level: int = logging.WARNING, stands: Callable[[], bool] = lambda: True) -> None:
+        """Something has happened that people may want to know; `stands` says whether it still concerns anything."""
         logger.log(level, "parameter server %r: %s", self.session, text)
         self.events.append((time.time(), text))
+        self._stands.append(stands)
         self.told(text)
+
+    def _there(self, server: int | None) -> Callable[[], bool]:
+        """Whether a server is still there, for news about it."""
+        return lambda: server in self.servers
 
     def mention(self, text: str) -> None:
         """As `note`, of something that need not be remembered."""
@@ -464,6 +473,10 @@ class Fleet:
         }
         servers = [server.describe() for _, server in sorted(self.servers.items())]
         return {"epoch": self.epoch, "servers": servers, "tables": tables, "events": list(self.events)}
+
+    def news(self) -> list[tuple[float, str]]:
+        """The events that still concern something: not those of runs that are over or of servers that were closed."""
+        return [event for event, stands in zip(self.events, self._stands, strict=True) if stands()]
 
 
 def _named(shards: list[int]) -> str:

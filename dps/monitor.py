@@ -14,6 +14,7 @@ that was made last, an object that is replaced whole, and that is made anew only
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import logging
 import math
@@ -24,7 +25,7 @@ from typing import Any
 from dps.coordination.hosts import Hosts
 from dps.coordination.progress import AutoStaleness, Finding, Server
 from dps.errors import InputError
-from dps.run_watch import plain
+from dps.run_watch import plain, same
 from dps.server_watch import Rates, ServerWatch
 
 __all__ = ["Monitor", "history_json"]
@@ -144,12 +145,25 @@ class Monitor:
         """What has changed; what passes is not worth a place among the events that a controller remembers."""
         for finding in new[:NEWS]:
             text = f"run {run}: {_title(finding)}: {finding.why}; {finding.remedy}"
-            (self.fleet.mention if finding.kind == "transient" else self.fleet.note)(text)
+            if finding.kind == "transient":
+                self.fleet.mention(text)
+            else:
+                self.fleet.note(text, stands=functools.partial(self._holds, run, finding))
         if len(new) > NEWS:
             kinds = collections.Counter(finding.kind for finding in new[NEWS:])
-            self.fleet.note(f"run {run}: and more: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}")
+            text = f"run {run}: and more: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
+            self.fleet.note(text, stands=lambda: self._goes_on(run))
         for finding in over[:NEWS]:
             self.fleet.mention(f"run {run}: no longer: {_title(finding)}")
+
+    def _goes_on(self, run: int) -> bool:
+        """Whether that run is not over."""
+        return run in self.runs.runs and not self.runs.runs[run].over
+
+    def _holds(self, run: int, finding: Finding) -> bool:
+        """Whether a finding of that run still does."""
+        watch = self.runs.runs[run].watch if self._goes_on(run) else None
+        return watch is not None and any(same(finding, found) for found in watch.found)
 
     def _end(self, run: Any) -> None:
         """The run is over: note when."""
@@ -187,7 +201,7 @@ class Monitor:
             "moves": sum(joiner is not None for table in fleet["tables"].values() for joiner in table["joiners"]),
             "runs": [self._shown(run, now, wall) for run in sorted(self._visible(), key=_number, reverse=True)[:RUNS]],
             "servers": [self._about_server(about, fleet["tables"]) for about in fleet["servers"]],
-            "hosts": self._about_hosts(now),
+            "hosts": self.machines(),
             "tables": {name: self._about_table(about) for name, about in fleet["tables"].items()},
             "throughput": self._throughput(),
             "events": [[round(when, 3), text] for when, text in fleet["events"][-EVENTS:]],
@@ -231,7 +245,8 @@ class Monitor:
                 raise InputError(f"nothing is kept of the reports of run {run.number}: {run.trainers} are too many")
             if run.watch.auto is None:
                 run.watch.auto = AutoStaleness(start=int(min(run.staleness, MOST_AUTO)))
-                self.fleet.note(f"run {run.number}: staleness {run.staleness:g}, set automatically from now on")
+                text = f"run {run.number}: staleness {run.staleness:g}, set automatically from now on"
+                self.fleet.note(text, stands=functools.partial(self._goes_on, run.number))
 
     # -- any thread
 
@@ -287,12 +302,12 @@ class Monitor:
         about |= {"strip": run.watch.strips(wall - now), "metrics": run.watch.curves()}
         return about | {"logged": run.watch.logged()}
 
-    def _about_hosts(self, now: float) -> list[dict[str, Any]]:
-        """The machines: how loaded they are, who is on them."""
+    def machines(self) -> list[dict[str, Any]]:
+        """How loaded the machines are, and who is on them."""
         found = []
         watches = [run.watch for run in self.runs.runs.values() if run.watch is not None and not run.over]
         over = {finding.host for watch in watches for finding in watch.found if finding.kind == "overloaded"}
-        for host in self.hosts.lately(now):
+        for host in self.hosts.lately(self.now()):
             numbers = [n for n, watch in sorted(self._servers.items()) if watch.host == host.name]
             about = {"host": host.name, "cores": host.cores, "tasks": round(host.tasks, 2), "busy": round(host.busy, 4)}
             about |= {"stolen": round(host.stolen, 4), "overloaded": host.name in over, "servers": numbers}

@@ -17,7 +17,7 @@ from dps.coordination.progress import COLUMNS, AutoStaleness, Diagnosis, Finding
 from dps.reports import TrainerReport
 from dps.series import Series
 
-__all__ = ["SPLIT", "RunWatch", "plain"]
+__all__ = ["SPLIT", "RunWatch", "plain", "same"]
 
 SPLIT = ("compute", "pull", "wait", "push", "serialise")
 LATELY = 10.0  # seconds over which rates and fractions are taken
@@ -270,6 +270,11 @@ def plain(trainer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _key(finding: Finding) -> tuple[str, int | None, int | None, str | None]:
     return finding.kind, finding.trainer, finding.server, finding.host
+
+
+def same(finding: Finding, other: Finding) -> bool:
+    """Whether two findings, made at different times, are of one kind and about the same party."""
+    return _key(finding) == _key(other)
 
 
 def _is_loss(name: str) -> bool:

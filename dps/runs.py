@@ -89,7 +89,7 @@ class Runs:
         self.session, self.now = session, now
         self.patience, self.rejoin = config.seconds("clock"), config.seconds("rejoin")
         self.runs: dict[int, Run] = {}
-        self.note: Callable[[str], None] = logger.info  # where news goes
+        self.note: Callable[[str, Callable[[], bool]], None] = lambda text, stands: logger.info(text)  # where news goes
         self._last = self._origins = 0
 
     # -- the driver's side
@@ -187,7 +187,8 @@ class Runs:
             released = run.clock.set_staleness(staleness)  # refuses what is no staleness
             if run.staleness != run.clock.staleness:
                 before, run.staleness = run.staleness, run.clock.staleness
-                self.note(f"run {run.number}: staleness {run.staleness:g}, before {before:g} {by}".rstrip())
+                text = f"run {run.number}: staleness {run.staleness:g}, before {before:g} {by}".rstrip()
+                self.note(text, lambda run=run: not run.over)  # type: ignore[misc]
             self._release(run, released)
         return [run.number for run in going]
 

@@ -31,7 +31,8 @@ class Session:
         self.runs = Runs(name)
         self.fleet = Fleet(endpoint, name)
         self.monitor = Monitor(self.runs, self.fleet, self.runs.now)
-        self.runs.note, self.fleet.reported = self.fleet.note, self.monitor.beaten
+        self.runs.note = lambda text, stands: self.fleet.note(text, stands=stands)
+        self.fleet.reported = self.monitor.beaten
         self.last_table = 0
 
     def connect(self, tell: Callable[[str], None]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pandas as pd
@@ -20,6 +22,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 import dps
 from dps.cli import ps as group
 from dps.cli.common import Table, _rich, plain, show
+from dps.coordination.hosts import Load
 from dps.errors import InputError
 from dps.models import LogisticRegression, read_files
 
@@ -73,6 +76,29 @@ def test_status(run, ps):
         [str(server["number"]), server["worker"], "up"] for server in about["servers"]
     ]
     assert sum(int(line.split()[3]) for line in lines[2:4]) == 9
+
+
+def test_status_dates_what_happened_and_leaves_out_what_has_ended(run, ps, cluster):
+    session = cluster.scheduler.plugins["dps-controller"].sessions["dps"]
+
+    def note():
+        session.fleet.note("run 9: trainer 0 is slow (permanent)", stands=lambda: 9 in session.runs.runs)
+        session.fleet.note("server 7 is to go", stands=session.fleet._there(7))
+        session.fleet.note("server 0 is to go", stands=session.fleet._there(0))
+        session.monitor.hosts.told(Load("n7", 2, 5.0, 0.99), session.monitor.now())
+
+    session.fleet.endpoint.call(note)
+    text = run("status").stdout
+    (line,) = [line for line in text.splitlines() if line.endswith("server 0 is to go")]
+    when = datetime.datetime.strptime(line.split("  ")[0], "%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=datetime.UTC)
+    assert abs(time.time() - when.timestamp()) < 300
+    assert "run 9" not in text
+    assert "server 7" not in text
+    assert "machine n7: 5.0 threads want its 2 processors, 99% busy" in text
+    about = json.loads(run("status", "--json").stdout)
+    assert [what for _, what in about["events"]][-3:-1] == ["run 9: trainer 0 is slow (permanent)", "server 7 is to go"]
+    assert [what for _, what in about["news"]][-1] == "server 0 is to go"
+    assert {"host": "n7", "cores": 2, "overloaded": False}.items() <= about["hosts"][-1].items()
 
 
 def test_tables(run, ps):

@@ -280,7 +280,7 @@ def status_of(**more):
     run |= {"connected": [0, 1], "stopped": EVIL, "error": "DPSError"}
     fields = {"name": "dps", "wanted": 2, "servers": [server], "tables": {EVIL: table}, "runs": [run]}
     checkpoints = {"last": {"name": "000001-ab", "rows": 8}, "error": EVIL}
-    return Status.of({**fields, "checkpoints": checkpoints, "events": [[0.0, EVIL]], **more})
+    return Status.of({**fields, "checkpoints": checkpoints, "news": [[0.0, EVIL]], **more})
 
 
 def test_status_is_a_table_in_a_terminal_and_stays_a_dict():
@@ -314,13 +314,15 @@ SLOW = {"kind": "network", "trainer": 1, "server": None, "factor": 3.25, "share"
 
 def test_progress_names_the_slowest_its_kind_and_the_loss():
     assert summary(seen()) == "slowest: trainer 2 at 6, 1 waiting"
-    told = {"stragglers": [{**SLOW, "trainer": 0, "factor": 2.0}, SLOW], "metrics": {"auc": 0.5, "loss": 0.123456}}
+    told = {"stragglers": [SLOW, {**SLOW, "trainer": 0, "factor": 2.0}], "metrics": {"auc": 0.5, "loss": 0.123456}}
     assert summary(seen(**told)) == "slowest: trainer 1 at 7 (network, 3.2x), 1 waiting, loss 0.1235"
     page = Clocks([seen(**told)])._repr_html_()
     assert "slowest: trainer 1 at 7 (network, 3.2x), 1 waiting, loss 0.1235" in page
     assert summary(seen(**told, left=[1])).startswith("slowest: trainer 0 at 7 (network, 2.0x)")
     server = {**SLOW, "kind": "server", "trainer": None, "server": 4, "factor": None}
     assert "server 4 is slow (server)" in summary(seen(stragglers=[server]))
+    machine = {**SLOW, "kind": "overloaded", "trainer": None, "host": "n7"}
+    assert summary(seen(stragglers=[machine])) == "slowest: trainer 2 at 6, machine n7 is overloaded, 1 waiting"
     over = Clocks([seen(**told, left=[0, 1, 2])])._repr_html_()
     assert "finished; loss 0.1235" in over
     assert "slowest" not in over

@@ -9,9 +9,11 @@ from dask.utils import format_bytes
 
 import dps
 from dps.cli.common import Answer, Table, Where, attached, command
+from dps.dashboard.words import crowded_first, machine_text, moment
 
 __all__ = ["COMMANDS"]
 
+NEWS, MACHINES = 5, 4  # events and machines that `status` shows
 SERVERS = click.IntRange(1, 1024)
 
 
@@ -34,7 +36,11 @@ def start(where: Where, servers: int, copies: int, timeout: float | None) -> Ans
 
 @command
 def status(where: Where) -> Answer:
-    """Servers, and what happened to them."""
+    """Servers, how loaded their machines are, and what happened.
+
+    Of what has happened it says when (in UTC), and leaves out what has ended since: runs that are over, servers that
+    are closed. With --json, "events" has all of it and "news" has what is shown.
+    """
     with attached(where) as ps:
         about = {"scheduler": ps._scheduler_address(), **ps.status()}
     up = sum(server["alive"] for server in about["servers"])
@@ -49,7 +55,8 @@ def status(where: Where) -> Answer:
     notes = [f"last checkpoint: {last['name']}, {last['rows']:,} rows"] if last else []
     notes += [f"the last checkpoint failed: {error}"] if error else []
     notes += [about["adapt"]["text"]] if about["adapt"] else []
-    notes += [what for _, what in about["events"][-5:]]
+    notes += [machine_text(host) for host in crowded_first(about["hosts"])[:MACHINES]]
+    notes += [f"{moment(when)}  {what}" for when, what in about["news"][-NEWS:]]
     return Answer(about, [head, servers_of(about), *notes])
 
 

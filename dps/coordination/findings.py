@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["KINDS", "Finding", "Part", "Silence", "advise", "duration", "explain"]
+__all__ = ["GRAVITY", "KINDS", "Finding", "Part", "Silence", "advise", "duration", "explain"]
 
 KINDS = ("transient", "permanent", "skew", "server", "network", "dead", "overloaded")
 

@@ -53,10 +53,17 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "trainer_share": ("Part of a trainer's time in the last 10 s", ("trainer", "activity")),
     "trainer_step_seconds": ("A trainer's work for one clock, waits not counted", ("trainer",)),
     "trainer_age_seconds": ("Time since a trainer's last sign of life", ("trainer",)),
+    "trainer_processor_share": ("Part of a trainer's computing in which its thread runs", ("trainer",)),
+    "trainer_starved_share": ("Part of a trainer's time in which it waits for a processor", ("trainer",)),
+    "host_processors": ("A machine's processors", ("host",)),
+    "host_threads": ("Threads that run or are ready to run on a machine, of all programs", ("host",)),
+    "host_busy": ("Part of a machine's processors' time that is in use", ("host",)),
+    "host_overloaded": ("Whether a machine slows what runs on it: 1 if it does", ("host",)),
     "server_cpu_cores": ("Cores that a server keeps busy", ("server",)),
     "server_memory_bytes": ("A server's memory", ("server",)),
     "server_lag_seconds": ("How late a server's event loop is, at worst", ("server",)),
     "server_busy": ("Part of its time that the thread which serves is at work", ("server",)),
+    "server_starved_share": ("Part of its time in which that thread waits for a processor", ("server",)),
     "server_queue": ("Requests that wait while a server serves others, on the average", ("server",)),
     "server_queue_worst": ("Most requests that waited at once, of late", ("server",)),
     "server_queue_bytes": ("Most bytes of requests that waited at once, of late", ("server",)),
@@ -139,6 +146,10 @@ def samples(view: Mapping[str, Any]) -> Iterator[Sample]:
     yield "servers", ("dead",), sum(not server["alive"] for server in servers)
     for server in servers:
         yield from _of_server(server)
+    for host in view["hosts"][:ONE_BY_ONE]:
+        for metric, field in (("processors", "cores"), ("threads", "tasks"), ("busy", "busy")):
+            yield f"host_{metric}", (host["host"],), host[field]
+        yield "host_overloaded", (host["host"],), float(host["overloaded"])
     for name, table in list(view["tables"].items())[:ONE_BY_ONE]:
         yield from _of_table(name, table)
     if (run := current_run(view)) is not None:
@@ -154,7 +165,14 @@ def _of_server(server: Mapping[str, Any]) -> Iterator[Sample]:
             ("keys_per_second", "keys_rate"),
             ("bytes_per_second", "bytes_rate"),
         ),
-        *(("busy", "busy"), ("queue", "queue"), ("queue_worst", "queue_worst"), ("queue_bytes", "queue_bytes")),
+        *(
+            ("busy", "busy"),
+            ("starved_share", "starved"),
+            ("queue", "queue"),
+            ("queue_worst", "queue_worst"),
+            ("queue_bytes", "queue_bytes"),
+        ),
+        ("starved_share", "starved"),
         *(("wait_seconds", "wait"), ("untaken", "untaken")),
         *(("unconfirmed", "unconfirmed"), ("behind_seconds", "behind"), ("rows", "rows")),
     ):
@@ -216,6 +234,7 @@ def _of_trainers(trainers: Mapping[str, Any]) -> Iterator[Sample]:
     for metric, field in (
         *(("trainer_clock", "clock"), ("trainer_clocks_per_second", "rate")),
         *(("trainer_step_seconds", "step"), ("trainer_age_seconds", "age")),
+        *(("trainer_processor_share", "cpu"), ("trainer_starved_share", "starved")),
     ):
         yield from ((metric, (n,), value) for n, value in enumerate(trainers.get(field, ())))
     for part in PARTS:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dps.coordination.findings import GRAVITY
 from dps.dashboard import svg
 from dps.dashboard.palette import LINES, PART_COLOURS, PARTS
 from dps.dashboard.svg import Axis, Line
@@ -117,7 +118,7 @@ def summary(history: Mapping[str, Any], trainers: Sequence[Windows], until: floa
         yield "Where the trainers' time went: " + ", ".join(f"{part} {shares[part]:.0%}" for part in most) + "."
     worst = sorted(history["stragglers"], key=lambda finding: -weight(finding, history["began"] + until))
     if worst:
-        first = worst[0]
+        first = headline(worst, history["began"] + until)
         others = {subject(finding) for finding in worst} - {subject(first)}
         more = f" {len(others)} more were named: {listed(sorted(others))}." if others else ""
         yield f"Who held it up: {finding_text(first)}; {first['why'].rstrip('.')}.{more}"
@@ -129,8 +130,19 @@ def summary(history: Mapping[str, Any], trainers: Sequence[Windows], until: floa
 
 
 def weight(finding: Mapping[str, Any], now: float) -> float:
-    """Seconds that were lost by it."""
-    return ((finding["until"] or now) - finding["since"]) * max(finding["share"] or 0.0, 0.01)
+    """How much it mattered: by its kind, and by the seconds that were lost by it."""
+    lost = max(finding["share"] or 0.0, 0.01) * ((finding["until"] or now) - finding["since"])
+    return GRAVITY.get(finding["kind"], 1.0) * lost
+
+
+def headline(found: Sequence[Mapping[str, Any]], now: float) -> Mapping[str, Any]:
+    """The one that mattered most, what was found of a party again and again taken together."""
+    sums: dict[tuple[str, str], float] = {}
+    for finding in found:
+        key = finding["kind"], subject(finding)
+        sums[key] = sums.get(key, 0.0) + weight(finding, now)
+    kind, who = max(sums, key=lambda key: sums[key])
+    return next(finding for finding in found if (finding["kind"], subject(finding)) == (kind, who))
 
 
 def shares_of(totals: Mapping[str, float]) -> dict[str, float]:

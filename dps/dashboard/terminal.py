@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dps.dashboard.palette import PART_COLOURS, PARTS, STATE_COLOURS
-from dps.dashboard.words import finding_text, learning_curve, short, span
+from dps.dashboard.words import crowded_first, finding_text, learning_curve, machine_text, moment, short, span
 from dps.display import Status, about_run, about_server, about_table
 from dps.state.ops import TableSpec
 
@@ -24,6 +24,7 @@ WIDE = 120  # columns from which there is room for more about each trainer
 LONGEST = 12  # characters of a metric's name at the head of a column
 LEAST = {"trainers": 4, "servers": 2, "tables": 1, "events": 2}  # rows, as long as there is room for any
 MOST = {"trainers": 24, "servers": 16, "tables": 16, "events": 8, "runs": 4}  # where the height is not bounded
+MACHINES = 4  # of which the load is told
 NAME = 24  # characters of a table's
 FINDINGS = 4  # stragglers, one by one
 
@@ -49,7 +50,7 @@ def slowest_first(run: Mapping[str, Any]) -> list[int]:
 def columns_of(run: Mapping[str, Any]) -> dict[str, list[Any]]:
     """What is known of each trainer, by name; of very many the controller keeps no more than the clocks."""
     of, count = run["trainers"], len(run["trainers"]["state"])
-    unknown = dict.fromkeys(("step", "rate", "keys_rate", "bytes_rate", "rows_rate", "logged"), [None] * count)
+    unknown = dict.fromkeys(("step", "rate", "keys_rate", "bytes_rate", "rows_rate", "cpu", "logged"), [None] * count)
     logged = run["logged"]
     told = {"logged": logged[str(learning_curve(logged))]} if logged else {}
     return {**unknown, **dict.fromkeys(PARTS, [0.0] * count), **of, **told}
@@ -115,6 +116,9 @@ class Overview:
         parts += [f"{short(load['requests'])} requests/s", f"{short(load['keys'])} keys/s"]
         parts += [f"p99 {span(load['p99'])}", time.strftime("%H:%M:%S", time.localtime(snapshot["time"]))]
         yield packed([snapshot["name"], *parts], width)
+        for host in crowded_first(snapshot["hosts"])[:MACHINES]:
+            if host["overloaded"]:
+                yield line((machine_text(host), "bold red"))
         if snapshot["checkpoints"]["error"]:
             yield line(("checkpoints: ", "bold red"), snapshot["checkpoints"]["error"])
         if run is None:
@@ -152,7 +156,7 @@ class Overview:
         of, order = columns_of(self.run), slowest_first(self.run)
         logged = learning_curve(self.run["logged"]) or "loss"
         names = ["trainer", "state", "clock", "step", "keys/s", logged[:LONGEST]]
-        names += ["clocks/s", "bytes/s", "seen", "where"] if wide else []
+        names += ["clocks/s", "bytes/s", "cpu", "seen", "where"] if wide else []
         columns = grid(names, left=("trainer", "state", "where"), bar="where its time goes", place=3)
         more = len(order) > rows
         for n in order[: rows - more]:
@@ -160,7 +164,8 @@ class Overview:
             numbers = [span(of["step"][n]), short(of["keys_rate"][n]), short(of["logged"][n])]
             if wide:
                 seen = f"{span(of['age'][n])} ago"
-                numbers += [short(of["rate"][n]), short(of["bytes_rate"][n], "B"), seen, str(of["where"][n])]
+                ran = "-" if of["cpu"][n] is None else f"{of['cpu'][n]:.0%}"  # of its computing
+                numbers += [short(of["rate"][n]), short(of["bytes_rate"][n], "B"), ran, seen, str(of["where"][n])]
             cells = [line(str(n)), line((state, STATE_COLOURS.get(state, ""))), line(f"{of['clock'][n]:,}")]
             columns.add_row(*cells, Split([of[part][n] for part in PARTS]), *map(line, numbers))
         if more:
@@ -180,7 +185,7 @@ class Overview:
         step, logged = (float(np.median(known(name))) if known(name) else None for name in ("step", "logged"))
         numbers = [span(step), short(sum(known("keys_rate"))), short(logged)]
         if wide:
-            numbers += [short(sum(known("rate"))), short(sum(known("bytes_rate")), "B"), "", ""]
+            numbers += [short(sum(known("rate"))), short(sum(known("bytes_rate")), "B"), "", "", ""]
         waiting = sum(of["state"][n] == "waiting" for n in rest)
         cells = [line(f"{len(rest):,} more"), line(f"{waiting:,} wait"), line(reach)]
         return [*cells, Split([sum(known(part)) for part in PARTS]), *map(line, numbers)]
@@ -288,8 +293,10 @@ class StatusView:
             yield from ("", self._tables(servers))
         for run in map(about_run, status["runs"][::-1][: MOST["runs"]]):
             yield from ("", *self._run(run, width))
-        for when, text in status.get("events", [])[-MOST["events"] :]:
-            yield line(f"{time.strftime('%H:%M:%S', time.localtime(when))}  {text}")
+        for host in crowded_first(status.get("hosts", []))[:MACHINES]:
+            yield line(machine_text(host))
+        for when, text in status.get("news", [])[-MOST["events"] :]:
+            yield line(f"{moment(when)}  {text}")
 
     def _servers(self, servers: Sequence[dict[str, Any]]) -> Any:
         names = ["server", "state", "rows", "memory", "requests", "queue", "worker"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["convergence", "finding_text", "learning_curve", "queue_text", "short", "span", "subject"]
+__all__ = ["convergence", "crowded_first", "finding_text", "learning_curve", "machine_text", "moment", "queue_text"]
+__all__ += ["short", "span", "subject"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
 BUSY = 0.8  # part of its time for which a server's thread serves requests: more is hardly to be had
@@ -58,6 +60,31 @@ def span(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def moment(when: float) -> str:
+    """A time, as all parties read it.
+
+    >>> moment(1_795_000_000)
+    '2026-11-18 11:06:40 UTC'
+    """
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(when))
+
+
+def machine_text(host: Mapping[str, Any]) -> str:
+    """How loaded a machine is.
+
+    >>> machine_text({"host": "n7", "cores": 2, "tasks": 6.04, "busy": 0.998, "overloaded": True})
+    'machine n7: 6.0 threads want its 2 processors, 100% busy: overloaded'
+    """
+    over = ": overloaded" if host["overloaded"] else ""
+    wanted = f"{host['tasks']:.1f} threads want its {host['cores']} processors"
+    return f"machine {host['host']}: {wanted}, {host['busy']:.0%} busy{over}"
+
+
+def crowded_first(hosts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Machines, those before that have the most to do for their processors."""
+    return sorted(hosts, key=lambda host: (not host["overloaded"], -host["tasks"] / host["cores"]))
 
 
 def queue_text(server: Mapping[str, Any], full: str = "{}") -> str:
