@@ -7,6 +7,10 @@ ticks, staleness 4. After five seconds one of these begins:
 * *server*: server 0 takes 50 ms longer for each request;
 * *twice as slow*: trainer 0 sleeps 40 ms for good.
 
+And a machine that is overloaded: the trainers, all equal, compute 20 ms of a processor's time an iteration, while busy
+loops, three for each processor, run on the same processors. Nobody is to be advised to move or retire anything.
+``--busy`` does this part alone.
+
 Looked at through what the pages and reports are made of. *Seen*: seconds until in one report the right bar has become
 longer by what was put in, within 10 %, and no other bar has (of what an iteration takes longer, 90 to 110 % is there).
 *Named*: until a finding of the right kind names the right party. Medians of the rounds.
@@ -14,9 +18,14 @@ longer by what was put in, within 10 %, and no other bar has (of what an iterati
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
 import json
+import os
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +42,8 @@ from dps.wire import frames
 
 STEP, DELAY, TRAINERS, SERVERS = 0.02, 0.05, 3, 2
 BEFORE, WITHIN = 6.0, 20.0
+LOOPS, BUSY = 3, 25.0  # busy loops a processor; seconds
+MOVING = ("retire", "move ", "another machine", "another one", "another worker")  # what no remedy may say meanwhile
 STOP, CODES = 9, {1: "compute", 2: "pull", 3: "push", 4: "slow"}
 KINDS = {
     "compute": ("transient", "permanent"),
@@ -87,6 +98,98 @@ def train(trainer: dps.Trainer, parts: list) -> dict[str, float]:
             trainer.push("w", keys, 1.0)
         trainer.tick()
     return trainer.split()
+
+
+def compute(trainer: dps.Trainer, parts: list) -> None:
+    """Iterate until told to stop: a pull, 20 ms of a processor's time, a push."""
+    keys = np.random.default_rng(trainer.number).integers(0, 1 << 30, 2000)
+    while trainer.pull("what", [0])[0] != STOP:
+        trainer.pull("w", keys)
+        until = time.thread_time() + STEP
+        while time.thread_time() < until:
+            pass
+        trainer.push("w", keys, 1.0)
+        trainer.tick()
+
+
+@contextlib.contextmanager
+def busy_loops(count: int, seconds: float) -> Iterator[None]:
+    """Programs that do nothing but run; they end by themselves, too."""
+    program = f"import time\nend = time.time() + {seconds}\nwhile time.time() < end: pass"
+    loops = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+class Watched:
+    """What was named while a run went on, look by look."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[float, frozenset[str], frozenset[str]]] = []  # time, who (kind), remedies
+
+    def look(self, ps: dps.ParameterServer) -> frozenset[str]:
+        told = json.loads(ps._call("snapshot"))
+        run = next((run for run in told["runs"] if run["state"] == "running"), None)
+        found = run["stragglers"] if run is not None else []
+        who = ((f["kind"], f["trainer"], f["server"], f["host"]) for f in found)
+        named = frozenset(" ".join(str(part) for part in parts if part is not None) for parts in who)
+        self.looks.append((time.monotonic(), named, frozenset(f["remedy"] for f in found)))
+        return named
+
+    def advice(self) -> set[str]:
+        """The remedies that would have moved something."""
+        told = {remedy for _, _, remedies in self.looks for remedy in remedies}
+        return {remedy for remedy in told if any(words in remedy for words in MOVING)}
+
+    def changes(self) -> int:
+        """How often a finding came or went, those apart that are only for a moment."""
+        lasting = [{name for name in named if not name.startswith("transient")} for _, named, _ in self.looks]
+        return sum(len(before ^ after) for before, after in itertools.pairwise(lasting))
+
+    def counts(self) -> str:
+        """Looks in which each was named, of all."""
+        counted = collections.Counter(name for _, named, _ in self.looks for name in named)
+        return ", ".join(f"{name}: {count} of {len(self.looks)}" for name, count in counted.most_common()) or "nobody"
+
+
+def one_busy(ps: dps.ParameterServer, seconds: float) -> tuple[Watched, float | None]:
+    """What is named while busy loops run, and after how many seconds the machine is."""
+    told, watched = ps.client(), Watched()
+    told.assign("what", [0], 0)
+    data = [dask.delayed(n) for n in range(TRAINERS)]
+    thread = threading.Thread(target=lambda: ps.run(compute, data, staleness=4, progress=False))
+    thread.start()
+    named = None
+    try:
+        time.sleep(BEFORE)
+        with busy_loops(LOOPS * (os.cpu_count() or 1), seconds + 30):
+            began = time.monotonic()
+            while time.monotonic() - began < seconds:
+                if any(name.startswith("overloaded") for name in watched.look(ps)) and named is None:
+                    named = time.monotonic() - began
+                time.sleep(0.5)
+    finally:
+        told.assign("what", [0], STOP)
+        thread.join(120)
+    return watched, named
+
+
+def report_busy(report: Report, ps: dps.ParameterServer, rounds: int, seconds: float) -> None:
+    """The rows of the overloaded machine."""
+    found = [one_busy(ps, seconds) for _ in range(rounds)]
+    report.add("host overloaded: named", statistics.median(WITHIN if n is None else n for _, n in found), "s")
+    advice = sum(bool(watched.advice()) for watched, _ in found)
+    report.add("host overloaded: rounds with advice to move", advice, "rounds", reach="<= 0 rounds")
+    changes = max(watched.changes() for watched, _ in found)
+    report.add("host overloaded: findings that came or went, worst", changes, "times", reach="<= 4 times")
+    for watched, _ in found:
+        report.note(f"host overloaded: named in looks: {watched.counts()}")
+        for remedy in watched.advice():
+            report.note(f"host overloaded: advised: {remedy}")
 
 
 def slow_server(on: bool, dask_worker: Worker) -> None:
@@ -187,7 +290,9 @@ def one(ps: dps.ParameterServer, client: Client, what: str) -> tuple[float | Non
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = parser(__doc__).parse_args(argv)
+    known = parser(__doc__)
+    known.add_argument("--busy", action="store_true", help="the overloaded machine alone")
+    options = known.parse_args(argv)
     rounds = 1 if options.quick else 5
     with (
         Report("diagnosis", options.json) as report,
@@ -197,6 +302,9 @@ def main(argv: list[str] | None = None) -> None:
     ):
         ps.table("w")
         ps.table("what", rows=1, dtype="int64")
+        report_busy(report, ps, rounds, 10.0 if options.quick else BUSY)
+        if options.busy:
+            return
         found: dict[str, list] = {what: [] for what in KINDS}
         for _ in range(rounds):
             for what in KINDS:

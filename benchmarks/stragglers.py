@@ -66,6 +66,8 @@ def main(argv: list[str] | None = None) -> None:
         healthy = verdicts["none"]
         alarms = sum(not v.right for v in healthy)
         report.add(f"false alarms, of {count} healthy runs", 100 * alarms / count, "%", reach="<= 5 %")
+        advised = sum(bool(v.advice) for v in verdicts["overloaded"])
+        report.add(f"advice to move something, of {count} overloaded", advised, "runs", reach="<= 0 runs")
         for cause, found in verdicts.items():
             report.add(f"{cause}: right", 100 * sum(v.right for v in found) / count, "%")
             seconds = [v.seconds for v in found if v.right]

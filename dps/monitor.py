@@ -303,7 +303,7 @@ class Monitor:
         return about | {"logged": run.watch.logged()}
 
     def machines(self) -> list[dict[str, Any]]:
-        """How loaded the machines are, and who is on them."""
+        """How loaded the machines are, and what runs on them."""
         found = []
         watches = [run.watch for run in self.runs.runs.values() if run.watch is not None and not run.over]
         over = {finding.host for watch in watches for finding in watch.found if finding.kind == "overloaded"}

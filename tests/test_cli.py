@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import functools
 import json
 import os
@@ -22,7 +22,6 @@ from sklearn.metrics import log_loss, roc_auc_score
 import dps
 from dps.cli import ps as group
 from dps.cli.common import Table, _rich, plain, show
-from dps.coordination.hosts import Load
 from dps.errors import InputError
 from dps.models import LogisticRegression, read_files
 
@@ -71,7 +70,7 @@ def test_status(run, ps):
     assert [server["alive"] for server in about["servers"]] == [True, True]
     lines = run("status").stdout.splitlines()
     assert lines[0].endswith("2 of 2 servers, 2 tables, 9 rows, 0 runs going on")
-    assert lines[1].split() == ["server", "worker", "state", "rows", "memory", "requests", "clients"]
+    assert lines[1].split() == ["server", "worker", "state", "rows", "memory", "requests", "clients", "load"]
     assert [line.split()[:3] for line in lines[2:4]] == [
         [str(server["number"]), server["worker"], "up"] for server in about["servers"]
     ]
@@ -85,20 +84,17 @@ def test_status_dates_what_happened_and_leaves_out_what_has_ended(run, ps, clust
         session.fleet.note("run 9: trainer 0 is slow (permanent)", stands=lambda: 9 in session.runs.runs)
         session.fleet.note("server 7 is to go", stands=session.fleet._there(7))
         session.fleet.note("server 0 is to go", stands=session.fleet._there(0))
-        session.monitor.hosts.told(Load("n7", 2, 5.0, 0.99), session.monitor.now())
 
     session.fleet.endpoint.call(note)
     text = run("status").stdout
     (line,) = [line for line in text.splitlines() if line.endswith("server 0 is to go")]
-    when = datetime.datetime.strptime(line.split("  ")[0], "%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=datetime.UTC)
+    when = dt.datetime.strptime(line.split("  ")[0], "%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=dt.UTC)
     assert abs(time.time() - when.timestamp()) < 300
     assert "run 9" not in text
     assert "server 7" not in text
-    assert "machine n7: 5.0 threads want its 2 processors, 99% busy" in text
     about = json.loads(run("status", "--json").stdout)
     assert [what for _, what in about["events"]][-3:-1] == ["run 9: trainer 0 is slow (permanent)", "server 7 is to go"]
     assert [what for _, what in about["news"]][-1] == "server 0 is to go"
-    assert {"host": "n7", "cores": 2, "overloaded": False}.items() <= about["hosts"][-1].items()
 
 
 def test_tables(run, ps):

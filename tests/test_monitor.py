@@ -461,7 +461,7 @@ def test_what_fails_at_looking_harms_no_run(ready, monkeypatch):
             assert ps.run(work, [dask.delayed(n) for n in range(2)], progress=False) == [50, 50]
             run = json.loads(ps._call("snapshot"))["runs"][0]
         assert run["trainers"]["clock"] == [50, 50]
-        assert run["stragglers"] == []
+        assert not [found for found in run["stragglers"] if found["kind"] != "overloaded"]
 
 
 def test_an_elastic_run_misses_nobody(ready):
@@ -471,7 +471,7 @@ def test_an_elastic_run_misses_nobody(ready):
     trainer = dps.Trainer(ps.ticket, run, 3, None)
     trainer.tick()
     time.sleep(2.5)
-    assert ps.status()["stragglers"] == []
+    assert not [found for found in ps.status()["stragglers"] if found["kind"] != "overloaded"]
     trainer.close()
     ps._call("end_run", run=run)
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from dps.coordination.hosts import Host, Hosts, Load
 from dps.coordination.progress import Server
 from dps.host import Counters, LoadReader, ThreadUsage
 from dps.meter import Meter
+from dps.monitor import Monitor
 from dps.reports import COLUMNS
 
 CPU, STARVED = COLUMNS.index("cpu"), COLUMNS.index("starved")
@@ -127,7 +129,7 @@ def test_equal_trainers_on_a_busy_machine_are_never_told_to_move(measured):
     assert not [f for found in run.ever for f in found if f.kind == "permanent"]
     found = run.found[0]
     assert (found.host, KINDS.index(found.kind)) == ("n7", 6)
-    assert "machine n7 is overloaded: 6.0 threads want its 2 processors; trainers 0, 1, 2, 3 have one for" in found.why
+    assert "6.0 threads want its 2 processors; trainers 0, 1, 2, 3 have one for" in found.why
     run.hosts = (CALM,)
     assert not run.go(15, told=crowded(range(4), 0.01)), "it is over"
 
@@ -213,3 +215,19 @@ def test_the_first_finding_is_the_one_that_matters_most():
     passing, lasting = Finding("transient", 0, None, 20, 59, 0.9, "", ""), Finding("skew", 1, None, 1.5, 0, 0.3, "", "")
     assert lasting.weight(60.0) > passing.weight(60.0)
     assert json.loads(json.dumps(run.found[0]._asdict(), allow_nan=False)) == run.found[0]._asdict()
+
+
+# -- telling it
+
+
+def test_the_monitor_tells_each_machine_once_and_who_is_on_it():
+    runs, fleet = SimpleNamespace(runs={}, session="s"), SimpleNamespace(servers={})
+    monitor = Monitor(runs, fleet, lambda: 3.0, lambda: 1e9)
+    usual = {"cpu": 1.0, "busy": 1.0, "starved": 0.0, "memory": 1, "lag": 0.0, "connections": 0, "tables": {}}
+    for number in (0, 1):
+        monitor.beaten(number, {**usual, "queue": [0] * 5, "host": Load("n7", 2, 4.0 + number, 1.0)})
+    (machine,) = monitor.machines()
+    assert machine == {
+        "host": "n7", "cores": 2, "tasks": 4.5, "busy": 1.0, "stolen": 0.0,
+        "overloaded": False, "servers": [0, 1], "trainers": 0,
+    }  # fmt: skip

@@ -147,16 +147,16 @@ def test_names_and_errors_are_text():
 
 def test_the_headline_is_what_mattered_most():
     made = slow_history()
-    (lasting,) = made["stragglers"]
+    lasting = {**made["stragglers"][0], "since": BEGAN + 5, "share": 0.5}
     passing = {**lasting, "kind": "transient", "trainer": 0, "factor": 40.0, "share": 0.97}
     passing |= {"since": BEGAN + 1, "until": BEGAN + 14}
-    again = [{**passing, "trainer": 1, "since": BEGAN + n, "until": BEGAN + n + 1} for n in range(0, 60, 2)]
+    again = [{**passing, "trainer": 1, "since": BEGAN + n, "until": BEGAN + n + 1} for n in range(0, 20, 2)]
     made["stragglers"] = [passing, *again, lasting]
     text = Page(report(made, VERSIONS)).text
     assert "Who held it up: trainer 3 is slow for good (permanent)" in text
     machine = {**lasting, "kind": "overloaded", "trainer": None, "host": "n7", "since": BEGAN, "share": 0.6}
     made["stragglers"].insert(0, machine)
-    assert "Who held it up: machine n7 is overloaded (overloaded), 2.0 times" in Page(report(made, VERSIONS)).text
+    assert "Who held it up: machine n7 is overloaded (overloaded); " in Page(report(made, VERSIONS)).text
 
 
 def test_of_a_run_that_has_told_nothing_yet():

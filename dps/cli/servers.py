@@ -9,7 +9,7 @@ from dask.utils import format_bytes
 
 import dps
 from dps.cli.common import Answer, Table, Where, attached, command
-from dps.dashboard.words import crowded_first, machine_text, moment
+from dps.dashboard.words import machine_text, moment
 
 __all__ = ["COMMANDS"]
 
@@ -55,9 +55,9 @@ def status(where: Where) -> Answer:
     notes = [f"last checkpoint: {last['name']}, {last['rows']:,} rows"] if last else []
     notes += [f"the last checkpoint failed: {error}"] if error else []
     notes += [about["adapt"]["text"]] if about["adapt"] else []
-    notes += [machine_text(host) for host in crowded_first(about["hosts"])[:MACHINES]]
+    notes += [machine_text(host) for host in about["hosts"] if host["overloaded"]][:MACHINES]
     notes += [f"{moment(when)}  {what}" for when, what in about["news"][-NEWS:]]
-    return Answer(about, [head, servers_of(about), *notes])
+    return Answer(about, [head, with_loads(servers_of(about), about["hosts"]), *notes])
 
 
 @command
@@ -123,6 +123,17 @@ def servers_of(about: dict[str, Any]) -> Table:
     """One line for each server."""
     columns = ["server", "worker", "state", "rows", "memory", "requests", "clients"]
     return Table(columns, [line(server) for server in about["servers"]])
+
+
+def with_loads(servers: Table, hosts: list[dict[str, Any]]) -> Table:
+    """The same, with the load of each one's machine: threads that want a processor, of how many.
+
+    >>> with_loads(Table(["server"], [[0], [1]]), [{"servers": [1], "tasks": 3.26, "cores": 2}])
+    Table(columns=['server', 'load'], rows=[[0, None], [1, '3.3 of 2']])
+    """
+    loads = {n: f"{host['tasks']:.1f} of {host['cores']}" for host in hosts for n in host["servers"]}
+    rows = [[*row, loads.get(int(row[0] or 0))] for row in servers.rows]
+    return Table([*servers.columns, "load"], rows)
 
 
 def line(server: dict[str, Any]) -> list[str | int | None]:

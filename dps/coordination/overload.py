@@ -1,4 +1,4 @@
-"""Overload: machines whose processors do not suffice for what runs on them, and whom that slows. Pure.
+"""Overload: machines whose processors do not suffice for what runs on them, and which parties that slows. Pure.
 
 A trainer tells, beside the time on the clock, for how long its thread ran and for how long it was ready to run but had
 no processor. On a machine that is loaded beyond its processors the difference is large, and it says nothing about the
@@ -57,7 +57,7 @@ class Overload:
     ...     machines = [Host("n7", cores=2, tasks=5.0, busy=1.0)]
     ...     found = overload.look(second, Window(history, history.reports()), machines, ["n7"] * 2, {})
     >>> print(found[0].why)
-    machine n7 is overloaded: 5.0 threads want its 2 processors; trainers 0, 1 have one for 40 % of their working time
+    5.0 threads want its 2 processors; trainers 0, 1 have one for 40 % of their working time
     """
 
     def __init__(self, trainers: int):
@@ -106,7 +106,7 @@ class Overload:
         here: np.ndarray,
         servers: Mapping[int, tuple[float, float]],
     ) -> None:
-        """One machine: is it overloaded, and whom does that slow."""
+        """One machine: is it overloaded, and which parties does that slow."""
         ease = 0.5 if name in self._since else 1.0
         crowded = machine is not None and machine.crowding > 1 + ease * (CROWDED - 1) and machine.busy > ease * BUSY
         stolen = machine is not None and machine.stolen > STOLEN
@@ -143,9 +143,9 @@ class Overload:
 def _finding(
     name: str, machine: Host | None, since: float, told: np.ndarray, share: np.ndarray, hungry: Mapping[int, float]
 ) -> Finding:
-    why = f"machine {name} is overloaded"
+    why = "its load is not known"
     if machine is not None:
-        why += f": {machine.tasks:.1f} threads want its {machine.cores} processors"
+        why = f"{machine.tasks:.1f} threads want its {machine.cores} processors"
         why += f", of which others are given {100 * machine.stolen:.0f} %" if machine.stolen > STOLEN else ""
     slowed = []
     if len(told):

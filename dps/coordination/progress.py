@@ -116,7 +116,7 @@ class Diagnosis:
         self._usual: list[float] = []  # seconds of a clock, at the last looks
         self._lags: dict[int, tuple[float, ...]] = {}  # of each server, at the last looks
         self._overload = Overload(history.trainers)
-        self._held: dict[_Who, _Held] = {}
+        self._held: dict[_Party, _Held] = {}
 
     def look(
         self,
@@ -189,14 +189,14 @@ class Diagnosis:
         told = {server.number: (server.host, server.ran, server.starved) for server in servers}
         return self._overload.look(now, self._window(SHORT, now), hosts, where, told)
 
-    def _explained(self, who: _Who) -> bool:
+    def _explained(self, party: _Party) -> bool:
         """Whether an overloaded machine may be why this party is slow."""
-        trainer, server, _ = who
+        trainer, server, _ = party
         return server in self._overload.servers or (trainer is not None and bool(self._overload.trainers[trainer]))
 
     def _spared(self, finding: Finding) -> Finding:
         """What remains to be said of a party on an overloaded machine does not advise to move it."""
-        moved = finding.remedy in MOVING and self._explained(_who(finding))
+        moved = finding.remedy in MOVING and self._explained(_party(finding))
         return finding._replace(remedy=CROWDED) if moved else finding
 
     # -- slow
@@ -345,7 +345,7 @@ class Diagnosis:
 
     def _hold(self, now: float, found: list[Finding], states: Sequence[str]) -> list[Finding]:
         """The findings that hold now: without flapping."""
-        fresh = {_who(finding): finding for finding in found}
+        fresh = {_party(finding): finding for finding in found}
         for key, finding in fresh.items():
             if key in self._held:
                 self._held[key].confirm(finding, now)
@@ -360,10 +360,10 @@ class Diagnosis:
         return sorted((held.finding for held in self._held.values()), key=lambda finding: -finding.weight(now))
 
 
-_Who = tuple[int | None, int | None, str | None]  # a trainer, a server, or a machine
+_Party = tuple[int | None, int | None, str | None]  # a trainer, a server, or a machine
 
 
-def _who(finding: Finding) -> _Who:
+def _party(finding: Finding) -> _Party:
     return finding.trainer, finding.server, finding.host
 
 

@@ -78,7 +78,7 @@ class Window:
 
     def lost(self, unmeasured: bool = True, stolen: bool = False) -> np.ndarray:
         """Seconds a clock for want of a processor. Where that is not measured: what it did not run of its own time, if
-        `unmeasured` says that this counts. `stolen`: a hypervisor takes processors away, which nobody measures."""
+        `unmeasured` says that this counts. `stolen`: a hypervisor takes processors away, which is not measured."""
         idle = np.maximum(self.own - self.cpu, 0.0)
         measured = (self.starved > 0) & (not stolen)
         return np.where(measured, np.minimum(self.starved, self.step), idle if unmeasured else 0.0)

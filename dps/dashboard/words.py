@@ -126,10 +126,12 @@ def finding_text(finding: Mapping[str, Any]) -> str:
     'trainer 3 is slow for good (permanent), 2.0 times'
     >>> finding_text({"kind": "dead", "trainer": 0, "server": None, "factor": 0.0})
     'trainer 0 gives no sign (dead)'
+    >>> finding_text({"kind": "overloaded", "trainer": None, "server": None, "host": "n7", "factor": 2.5})
+    'machine n7 is overloaded (overloaded)'
     """
     kind = str(finding["kind"])
     factor = finding.get("factor") or 0.0
-    much = f", {factor:.1f} times" if factor > 1 and kind != "dead" else ""
+    much = f", {factor:.1f} times" if factor > 1 and kind not in ("dead", "overloaded") else ""
     return f"{subject(finding)} {KINDS.get(kind, 'is slow')} ({kind}){much}"
 
 
