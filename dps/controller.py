@@ -40,6 +40,7 @@ from dps.errors import (
 from dps.fleet import LOOK, Recruit
 from dps.monitor import history_json
 from dps.names import check_name
+from dps.refusals import as_value
 from dps.runs import Runs
 from dps.session import Session
 from dps.state.ops import TableSpec
@@ -94,7 +95,7 @@ class Controller(SchedulerPlugin):
         if problem := self.cordon.problem():
             logger.warning("servers cannot be cordoned off, ordinary tasks may land on them: %s", problem)
         for verb in VERBS:
-            scheduler.handlers[f"dps_{verb}"] = getattr(self, verb)
+            scheduler.handlers[f"dps_{verb}"] = as_value(getattr(self, verb))
         self._loop = asyncio.get_running_loop()
         if self.surfaces is not None:
             self.surfaces.install(self)
@@ -203,6 +204,10 @@ class Controller(SchedulerPlugin):
         if name in self._ending:
             await asyncio.shield(self._ending[name])
 
+    async def close_all(self) -> None:
+        """End all parameter servers: their cluster is about to close."""
+        await asyncio.gather(*(self.close_session(name=name) for name in list(self.sessions)))
+
     async def _end(self, session: Session) -> None:
         session.opened.set()
         session.checkpointer.stop()
@@ -212,7 +217,10 @@ class Controller(SchedulerPlugin):
         last = not self.sessions and self._ending.keys() == {session.name}  # else another one still needs it
         if last and self.endpoint is not None:
             endpoint, self.endpoint = self.endpoint, None
-            await asyncio.get_running_loop().run_in_executor(None, endpoint.stop)
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, endpoint.stop)
+            except RuntimeError:  # the program ends: no thread can be started any more
+                endpoint.stop()
 
     async def scale(self, comm: Any = None, name: str = "", servers: int = 1) -> None:
         """Have that many servers, whatever the load; shards move while training goes on."""
@@ -424,7 +432,7 @@ class Controller(SchedulerPlugin):
         """Run a function in the endpoint's thread, without holding up the scheduler."""
         if self.endpoint is None:
             raise ClosedError("the controller's endpoint is closed")
-        return await asyncio.get_running_loop().run_in_executor(None, self.endpoint.call, function, *args)
+        return await self.endpoint.call_from_loop(function, *args)
 
     # -- inside: the endpoint's thread
 

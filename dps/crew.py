@@ -284,11 +284,12 @@ class Crew:
 
     async def call_all(self, method: str, *args: Any) -> dict[int, Any]:
         """Call all servers that can answer; what they said, by number. Those that fail are logged."""
+        level = logging.INFO if self._closed else logging.WARNING  # a server may close with its cluster meanwhile
         there = self.up()
         answers = await asyncio.gather(*(self.call(s, method, *args) for s in there), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
-                logger.warning("parameter server %r: %r failed: %s", self.session, method, answer)
+                logger.log(level, "parameter server %r: %r failed: %s", self.session, method, answer)
         return {s.number: a for s, a in zip(there, answers, strict=True) if not isinstance(a, BaseException)}
 
     async def call(self, server: Recruit, method: str, *args: Any) -> Any:

@@ -15,6 +15,7 @@ from dps.dashboard import Surfaces
 from dps.dask_side import ask_versions, own_version
 from dps.errors import ClosedError, ControllerGoneError, DPSError, InputTypeError, NameInUseError
 from dps.once import Once
+from dps.refusals import value
 from dps.server import Server
 
 __all__ = ["Handle"]
@@ -77,7 +78,7 @@ class Handle:
         if named:
             fields["name"] = self.name
         try:
-            return self.dask_client.sync(getattr(self.dask_client.scheduler, f"dps_{verb}"), **fields)
+            return value(self.dask_client.sync(getattr(self.dask_client.scheduler, f"dps_{verb}"), **fields))
         except (DPSError, KeyboardInterrupt):
             raise
         except (OSError, RuntimeError) as error:  # RuntimeError: the Dask client has given up, or was closed

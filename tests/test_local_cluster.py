@@ -12,6 +12,7 @@ from distributed import Client, Event, Security, get_worker
 from servers import PATIENCE, wait_until
 from test_cordon import Plugin, actor, cordoned
 
+from dps.deploy.interrupts import ignoring_interrupts
 from dps.deploy.local import LocalCluster
 from dps.errors import InputError, InputTypeError
 
@@ -207,6 +208,17 @@ def test_processes(monkeypatch, capfd):
     out, err = capfd.readouterr()
     said = [line for line in err.splitlines() if "still alive after" not in line]  # Dask's word for a busy machine
     assert (out, said) == ("", []), "starting and stopping is quiet"
+
+
+def test_a_preload_is_added_to_those_that_are_given():
+    ours = "dps.deploy.interrupts"
+    assert ignoring_interrupts({}) == {"preload": [ours], "preload_argv": [[]]}
+    given = {"preload": "mine", "preload_argv": ["--a", "b"]}
+    assert ignoring_interrupts(given) == {"preload": ["mine", ours], "preload_argv": [["--a", "b"], []]}
+    nested = {"preload": ["x", "y"], "preload_argv": [["1"], []]}
+    assert ignoring_interrupts(nested) == {"preload": ["x", "y", ours], "preload_argv": [["1"], [], []]}
+    with dask.config.set({"distributed.worker.preload": ["z"]}):
+        assert ignoring_interrupts({})["preload"] == ["z", ours]
 
 
 @pytest.mark.processes

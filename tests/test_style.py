@@ -19,7 +19,7 @@ MODULES = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__
 
 # A module imports from its own layer and from those further up in this list. A package stands for all that is in it.
 LAYERS = [
-    {"dps.errors", "dps.config", "dps.names", "dps.once"},
+    {"dps.errors", "dps.config", "dps.names", "dps.once", "dps.refusals"},
     {"dps.state", "dps.coordination", "dps.wire"},
     {"dps.checkpoint", "dps.manifest", "dps.shard_files", "dps.disk", "dps.restore", "dps.export"},
     {"dps.calls", "dps.hashing", "dps.transfers", "dps.inputs", "dps.reductions", "dps.cordon", "dps.dask_side"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -15,13 +16,15 @@ from distributed.deploy import Adaptive
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import NoOpAwaitable
 
+from dps.controller import Controller
 from dps.cordon import RESOURCE
-from dps.errors import InputError, InputTypeError
+from dps.deploy.interrupts import ignoring_interrupts
+from dps.errors import DPSError, InputError, InputTypeError
 from dps.once import Once
 
 __all__ = ["LocalCluster"]
 
-CLOSING = 5.0  # seconds that a nanny takes, at most, to close
+CLOSING = 5.0  # seconds that a nanny takes, at most, to close; as long for the parameter servers
 
 
 class LocalCluster(SpecCluster):
@@ -70,6 +73,9 @@ class LocalCluster(SpecCluster):
     Once a parameter server runs, Dask counts its workers as paused: ``client.wait_for_workers(n)`` sees trainers only.
     Workers are up when the constructor returns, there is no need to wait for them.
 
+    Ctrl-C, and a notebook's *Interrupt*, reach the program alone: its worker processes ignore SIGINT, so that a run can
+    be interrupted and the parameters stay.
+
     Worker processes get one thread each for BLAS and OpenMP (Dask's own default) and for numba, unless the environment
     says otherwise (``OMP_NUM_THREADS``, ``NUMBA_NUM_THREADS``, ...).
 
@@ -117,6 +123,7 @@ class LocalCluster(SpecCluster):
             # in a process where it runs more threads already.
             threads = {"NUMBA_NUM_THREADS": os.environ.get("NUMBA_NUM_THREADS", "1")}
             options["env"] = {**threads, **(options.get("env") or {})}
+            options |= ignoring_interrupts(options)
         if memory_limit is None:  # without processes each would see, and be paused for, the memory of all
             memory_limit = MEMORY_LIMIT // max(1, trainers) if processes else 0
         kind = Nanny if processes else Worker
@@ -154,6 +161,14 @@ class LocalCluster(SpecCluster):
         if self.asynchronous:
             return super().close(timeout)
         return self._closing(super().close, timeout)
+
+    async def _close(self) -> None:
+        """Parameter servers end first, because otherwise each would report the loss of its servers, one by one."""
+        controller = getattr(self.scheduler, "plugins", {}).get(Controller.name)
+        if controller is not None and self.status.name == "running":
+            with contextlib.suppress(DPSError, TimeoutError, RuntimeError):  # then they end with their workers
+                await asyncio.wait_for(controller.close_all(), CLOSING)
+        await super()._close()
 
     def scale(self, n: int = 0, memory: str | int | None = None, cores: int | None = None) -> Any:
         """Have `n` workers for trainers, or as many as have so much memory and so many cores. Servers stay.

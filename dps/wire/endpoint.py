@@ -123,11 +123,23 @@ class Endpoint:
         coming = self.ask(function, *args)
         concurrent.futures.wait([coming], self.patience)
         if not coming.done():
-            raise RequestTimeoutError(
-                f"the thread of {self.name} has not come to {function.__name__} within "
-                f"{config.limit('request', self.patience)}: it is busy, or hangs; see the log of its process"
-            )
+            raise self._late(function)
         return coming.result()
+
+    async def call_from_loop(self, function: Callable[..., Any], *args: Any) -> Any:
+        """As `call`, for a caller in another loop, which goes on meanwhile. It takes no thread, because at the end of a
+        program none can be started any more."""
+        coming = asyncio.wrap_future(self.ask(function, *args))
+        done, _ = await asyncio.wait([coming], timeout=self.patience)
+        if not done:
+            raise self._late(function)
+        return coming.result()
+
+    def _late(self, function: Callable[..., Any]) -> RequestTimeoutError:
+        return RequestTimeoutError(
+            f"the thread of {self.name} has not come to {function.__name__} within "
+            f"{config.limit('request', self.patience)}: it is busy, or hangs; see the log of its process"
+        )
 
     def ask(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
         """Run `function` in the endpoint's thread; where its result will be."""
