@@ -58,7 +58,7 @@ VERBS = (
     *("open", "describe", "close_session", "add_table", "drop_table", "status", "scale", "adapt", "retire"),
     *("checkpoint", "restore"),
     *("start_run", "progress", "stop_run", "end_run", "settle", "set_staleness", "set_rejoin"),
-    *("snapshot", "history"),
+    *("snapshot", "history", "workers"),
 )
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
 RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease"}
@@ -159,6 +159,11 @@ class Controller(SchedulerPlugin):
             await self.close_session(name=name)
             raise
         return self._describe(session)
+
+    async def workers(self, comm: Any = None) -> dict[str, Any]:
+        """The workers that can have servers now, and whether they carry the resource dps (else all are taken)."""
+        dedicated = self.cordon.workers()
+        return {"workers": dedicated or list(self.scheduler.workers), "dedicated": bool(dedicated)}
 
     def _serving(self) -> list[str]:
         """The workers of all servers, once for each server."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 from typing import Any
 
@@ -19,6 +20,8 @@ from dps.refusals import value
 from dps.server import Server
 
 __all__ = ["Handle"]
+
+logger = logging.getLogger(__name__)
 
 
 class Handle:
@@ -50,6 +53,7 @@ class Handle:
 
     def _start(self, servers: int, timeout: float) -> None:
         try:
+            self._say_what_is_missing(servers, timeout)
             wish: dict[str, Any] = {"servers": servers, "copies": self.copies, "version": own_version()}
             self._attach(self._call("open", timeout=timeout, **wish))
         except BaseException as error:
@@ -57,6 +61,19 @@ class Handle:
                 with contextlib.suppress(Exception):
                     self._call("close_session")
             raise
+
+    def _say_what_is_missing(self, servers: int, timeout: float) -> None:
+        """A wait for workers is announced at once, because nothing else tells it from a program that hangs."""
+        there = self._call("workers", named=False)["workers"]
+        missing = servers - len(there)
+        if missing > 0:
+            few = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")
+            logger.warning(
+                "parameter server %r: waiting up to %g s (dps.timeouts.start) for %d more worker%s with the resource "
+                "dps; %d %s there%s; start more with `dask worker %s --resources dps=1`, or ask for fewer servers",
+                *(self.name, timeout, missing, "" if missing == 1 else "s"),
+                *(len(there), "is" if len(there) == 1 else "are", f": {few}" if few else "", self._scheduler_address()),
+            )
 
     def _attach(self, about: dict[str, Any]) -> None:
         host, port = about["controller"]

@@ -6,6 +6,8 @@ import datetime as dt
 import functools
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -177,6 +179,40 @@ def test_start_scale_and_close(run, client):
     assert "there are: none" in run("status", "--name", "two", status=1).stderr
     run("scale", 0, status=2)
     assert "needs 3 workers" in run("start", "--servers", 3, "--timeout", 0.1, status=1).stderr
+
+
+def test_scale_waits_and_says_what_came_of_it(run, client):
+    run("start", "--name", "two", "--servers", 1)
+    assert run("scale", 2, "--name", "two").stdout == "2 servers wanted, 2 up\n"
+    few = run("scale", 7, "--name", "two", "--timeout", 0.5, status=1).stderr
+    assert "7 servers wanted, and after 0.5 s (--timeout) 2 are up and 0 leaving; it goes on towards 7: start" in few
+    assert run("scale", 1, "--name", "two").stdout == "1 server wanted, 1 up\n"
+    assert len(json.loads(run("status", "--name", "two", "--json").stdout)["servers"]) == 1
+    run("close", "--name", "two")
+
+
+def test_a_wait_for_workers_is_announced(client, caplog):
+    with pytest.raises(dps.errors.TooFewWorkersError):
+        dps.ParameterServer(client, servers=5, timeout=0.1)
+    words = r"waiting up to 0.1 s \(dps.timeouts.start\) for 3 more workers with the resource dps; 2 are there: tcp://"
+    assert re.search(words, caplog.text)
+    assert f"dask worker {client.scheduler.address} --resources dps=1" in caplog.text
+    caplog.clear()
+    with dps.ParameterServer(client, servers=2):
+        assert "waiting" not in caplog.text
+
+
+def test_a_scheduler_that_is_not_there_is_not_waited_for(run, monkeypatch, tmp_path):
+    """The connection is refused at once, so Dask's client, which would try again for 10 s, is not even made."""
+    monkeypatch.setattr("dps.cli.common.Client", None)
+    with socket.socket() as bound:  # nothing listens there
+        bound.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{bound.getsockname()[1]}"
+        file = tmp_path / "scheduler.json"
+        file.write_text(json.dumps({"address": address}))
+        for where in ({"scheduler": address}, {"scheduler": None}):
+            args = ["--scheduler-file", file] if where["scheduler"] is None else []
+            assert "no scheduler answers at" in run("status", *args, status=1, **where).stderr
 
 
 def test_an_attached_handle_knows_the_copies(ps, client):

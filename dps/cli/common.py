@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 import dask
 from dask.distributed import Client, Security
+from distributed.comm import get_address_host_port
 
 import dps
 from dps import config
@@ -66,12 +68,25 @@ class Where(NamedTuple):
         if self.scheduler_file and not os.path.exists(self.scheduler_file):  # Dask would wait for ever
             raise ControllerGoneError(f"there is no scheduler file {self.scheduler_file!r}: is the scheduler running?")
         try:
+            _knock(self.scheduler if not self.scheduler_file else _address_in(self.scheduler_file))
             return Client(**options, set_as_default=False, timeout=config.seconds("connect"))
         except (OSError, TimeoutError) as error:
             raise ControllerGoneError(
                 f"no scheduler answers at {self.scheduler or self.scheduler_file} ({error}); start one with "
                 f"`dask scheduler`, or say with --scheduler where it is"
             ) from error
+
+
+def _knock(address: str | None) -> None:
+    """Raise ConnectionRefusedError where nothing listens at an address, as Dask would try again until its time-out."""
+    if address is not None and address.partition("://")[0] in ("tcp", "tls"):
+        socket.create_connection(get_address_host_port(address), config.seconds("connect")).close()
+
+
+def _address_in(scheduler_file: str) -> str | None:
+    with open(scheduler_file) as file:
+        about = json.load(file)
+    return about.get("address") if isinstance(about, dict) else None
 
 
 @contextlib.contextmanager

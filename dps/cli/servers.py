@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
 from dask.utils import format_bytes
 
 import dps
+from dps import config
 from dps.cli.common import Answer, Table, Where, attached, command
 from dps.dashboard.words import machine_text, moment
+from dps.errors import RequestTimeoutError
 
 __all__ = ["COMMANDS"]
 
 NEWS, MACHINES = 5, 4  # events and machines that `status` shows
 SERVERS = click.IntRange(1, 1024)
+POLL = 0.2  # seconds between two looks whether there are as many servers as are wanted
 
 
 @command
@@ -76,15 +80,42 @@ def clocks(where: Where) -> Answer:
 
 @command
 @click.argument("servers", type=SERVERS)
-def scale(where: Where, servers: int) -> Answer:
-    """Change the number of servers.
+@click.option("--timeout", type=click.FloatRange(0), help="Seconds to wait for it  [default: dps.timeouts.start]")
+def scale(where: Where, servers: int, timeout: float | None) -> Answer:
+    """Change the number of servers, and wait until there are as many.
 
-    Shards move while training goes on; `status` shows how far that is.
+    Shards move while training goes on; `status` shows how far that is. Where the number is not reached in time the
+    exit code is 1, and the parameter server goes on towards it.
     """
+    patience = config.seconds("start") if timeout is None else timeout
+    until = time.monotonic() + patience
     with attached(where) as ps:
         ps.scale(servers)
-        up = ps.servers
+        while (up := _there(ps)) != servers:
+            if time.monotonic() > until:
+                raise RequestTimeoutError(_not_reached(ps.status(), patience))
+            time.sleep(POLL)
     return Answer({"wanted": servers, "servers": up}, [f"{counted(servers, 'server')} wanted, {up} up"])
+
+
+def _there(ps: dps.ParameterServer) -> int:
+    """How many servers there are; 0 while one of them comes or goes."""
+    servers = ps.status()["servers"]
+    return len(servers) if all(server["alive"] and not server["leaving"] for server in servers) else 0
+
+
+def _not_reached(about: dict[str, Any], patience: float) -> str:
+    up = sum(server["alive"] and not server["leaving"] for server in about["servers"])
+    leaving = sum(server["leaving"] for server in about["servers"])
+    remedy = (
+        "start more workers with `dask worker ... --resources dps=1`"
+        if up < about["wanted"]
+        else "shards are still on their way, see `dask ps status`"
+    )
+    return (
+        f"{counted(about['wanted'], 'server')} wanted, and after {patience:g} s (--timeout) {up} are up and {leaving} "
+        f"leaving; it goes on towards {about['wanted']}: {remedy}"
+    )
 
 
 @command
