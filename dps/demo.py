@@ -51,8 +51,8 @@ def train(X: Any, y: np.ndarray, args: argparse.Namespace) -> tuple[Any, float]:
     began = time.perf_counter()
     with dps.LocalCluster(servers=1, trainers=2) as cluster, Client(cluster) as client:
         up = time.perf_counter() - began
-        print(f"1 server and 2 trainers, up in {up:.1f} s; dashboard: {dashboard_link(client)}", flush=True)
-        model = LogisticRegression(client, epochs=args.epochs, staleness=args.staleness, progress=True)
+        print(f"1 server and 2 trainers, up in {up:.1f} s; dashboard: {cluster.dashboard_link}", flush=True)
+        model = LogisticRegression(client=client, epochs=args.epochs, staleness=args.staleness)
         began = time.perf_counter()
         model.fit(X, y)
         trained = time.perf_counter() - began

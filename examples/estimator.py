@@ -40,7 +40,7 @@ if __name__ == "__main__":
 
     with dps.LocalCluster(servers=1, trainers=2) as cluster, Client(cluster) as client:
         frame, labels = dd.from_pandas(X[train], npartitions=4), dd.from_pandas(y[train], npartitions=4)
-        model = dps.models.LogisticRegression(client, solver="adagrad", epochs=10, batch_size=500, staleness=1)
+        model = dps.models.LogisticRegression(client=client, solver="adagrad", epochs=10, batch_size=500, staleness=1)
         model.fit(frame, labels)
     ours, our_loss = model.score(X[test], y[test]), log_loss(y[test], model.predict_proba(X[test]))
     print(f"dps:          accuracy {ours:.3f}, log-loss {our_loss:.4f}")

@@ -6,6 +6,7 @@ import warnings
 
 import dask
 import dask.array as da
+import dask.bag as bag
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ import dps
 from dps.errors import InputError
 from dps.models import LogisticRegression, encode_frame, read_libsvm
 from dps.models.datasets import zipf_clicks
+from dps.models.where import Address
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,7 @@ def test_two_trainers_in_step_are_one_process(client, solver, optimizer, sparse)
     X, y = gaussian()
     w, b = loop(X, y, optimizer, 30)
     model = LogisticRegression(
-        client, solver=solver, learning_rate=0.5, batch_size=1000, epochs=30, aggregate=True, shuffle=None
+        client=client, solver=solver, learning_rate=0.5, batch_size=1000, epochs=30, aggregate=True, shuffle=None
     )
     model.fit(scipy.sparse.csr_matrix(X) if sparse else X, y)
     np.testing.assert_allclose(model.coef_[0], w, rtol=2e-4, atol=2e-5)
@@ -95,7 +97,7 @@ def test_two_trainers_in_step_are_one_process(client, solver, optimizer, sparse)
 
 def test_aggregated_runs_repeat_number_for_number(client):
     X, y = gaussian(classes=3)
-    models = [LogisticRegression(client, batch_size=20, epochs=2, aggregate=True).fit(X, y) for _ in range(2)]
+    models = [LogisticRegression(client=client, batch_size=20, epochs=2, aggregate=True).fit(X, y) for _ in range(2)]
     np.testing.assert_array_equal(models[0].coef_, models[1].coef_)
 
 
@@ -105,7 +107,7 @@ def test_converges_to_what_scikit_learn_finds(client, classes):
     l2 = 0.1
     theirs = sklearn.linear_model.LogisticRegression(C=1 / (l2 * len(y)), tol=1e-8, max_iter=1000).fit(X, y)
     model = LogisticRegression(
-        client, solver="sgd", l2=l2, learning_rate=dps.InverseTime(0.5, decay=0.02), batch_size=100, epochs=60
+        client=client, solver="sgd", l2=l2, learning_rate=dps.InverseTime(0.5, decay=0.02), batch_size=100, epochs=60
     ).fit(X, y)
     assert model.coef_.shape == theirs.coef_.shape
     assert model.intercept_.shape == theirs.intercept_.shape
@@ -123,7 +125,7 @@ def test_converges_to_what_scikit_learn_finds(client, classes):
 def test_defaults_are_good(client, solver, staleness):
     X, y = gaussian(4000)
     theirs = sklearn.linear_model.LogisticRegression().fit(X[:3000], y[:3000])
-    model = LogisticRegression(client, solver=solver, staleness=staleness).fit(X[:3000], y[:3000])
+    model = LogisticRegression(client=client, solver=solver, staleness=staleness).fit(X[:3000], y[:3000])
     ours, best = (log_loss(y[3000:], m.predict_proba(X[3000:])) for m in (model, theirs))
     assert ours < 1.05 * best
     assert model.score(X[3000:], y[3000:]) == np.mean(model.predict(X[3000:]) == y[3000:])
@@ -133,13 +135,13 @@ def test_defaults_are_good(client, solver, staleness):
 
 def test_ftrl_makes_exact_zeros(client):
     X, y = zipf_clicks(6000, 1 << 16, nonzeros=(5, 10))
-    plain, sparse = (LogisticRegression(client, solver="ftrl", l1=l1).fit(X, y).coef_ for l1 in (0.0, 5.0))
+    plain, sparse = (LogisticRegression(client=client, solver="ftrl", l1=l1).fit(X, y).coef_ for l1 in (0.0, 5.0))
     assert 0 < np.count_nonzero(sparse) < np.count_nonzero(plain) / 3
 
 
 def test_no_intercept(client):
     X, y = gaussian()
-    model = LogisticRegression(client, fit_intercept=False).fit(X, y)
+    model = LogisticRegression(client=client, fit_intercept=False).fit(X, y)
     assert model.intercept_.tolist() == [0]
     np.testing.assert_allclose(model.decision_function(X), X @ model.coef_[0], rtol=1e-3, atol=1e-5)
 
@@ -147,7 +149,7 @@ def test_no_intercept(client):
 def test_what_predictions_mean(client):
     for classes in (2, 4):
         X, y = gaussian(classes=classes)
-        model = LogisticRegression(client).fit(X, y)
+        model = LogisticRegression(client=client).fit(X, y)
         z = model.decision_function(X)
         assert z.shape == ((600,) if classes == 2 else (600, 4))
         np.testing.assert_allclose(
@@ -207,7 +209,7 @@ def test_kinds_of_input(client, kind):
     features, labels = INPUTS[kind]()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # Dask's "Sending large graph"
-        model = LogisticRegression(client, hash_bits=12, epochs=10).fit(features, labels)
+        model = LogisticRegression(client=client, hash_bits=12, epochs=10).fit(features, labels)
         lazy = [
             model.predict(features),
             model.predict_proba(features),
@@ -229,7 +231,9 @@ def test_kinds_of_input(client, kind):
 def test_multinomial_over_dask(client):
     features, labels = gaussian(classes=3)
     names = np.array(["ash", "birch", "chestnut"])[labels]
-    model = LogisticRegression(client, epochs=10).fit(da.from_array(features, (100, -1)), da.from_array(names, 100))
+    model = LogisticRegression(client=client, epochs=10).fit(
+        da.from_array(features, (100, -1)), da.from_array(names, 100)
+    )
     lazy = da.from_array(features, (250, -1))
     np.testing.assert_array_equal(model.predict(lazy).compute(), model.predict(features))
     np.testing.assert_allclose(model.decision_function(lazy).compute(), model.decision_function(features), rtol=1e-5)
@@ -241,7 +245,7 @@ def test_multinomial_over_dask(client):
 def test_labels_of_any_type(client, names):
     labels = np.array(names)[Y]
     for target in (labels, pd.Series(labels), labels.astype(object)):
-        model = LogisticRegression(client).fit(X, target)
+        model = LogisticRegression(client=client).fit(X, target)
         assert model.classes_.tolist() == names
         assert set(model.predict(X)) <= set(names)
         assert model.score(X, labels) > 0.75
@@ -249,7 +253,7 @@ def test_labels_of_any_type(client, names):
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_sparse_data_without_a_number_in_it(ps, classes):
-    model = LogisticRegression(ps, epochs=1).fit(scipy.sparse.csr_matrix((60, 3)), np.arange(60) % classes)
+    model = LogisticRegression(client=ps, epochs=1).fit(scipy.sparse.csr_matrix((60, 3)), np.arange(60) % classes)
     np.testing.assert_array_equal(model.coef_, np.zeros((1 if classes == 2 else 3, 3)))
     assert model.predict(np.ones((1, 3))).shape == (1,)
 
@@ -257,28 +261,74 @@ def test_sparse_data_without_a_number_in_it(ps, classes):
 def test_sorted_labels_and_few_rows(client):
     iris = load_iris()
     features = StandardScaler().fit_transform(iris.data)
-    assert LogisticRegression(client, epochs=20).fit(features, iris.target).score(features, iris.target) > 0.9
-    LogisticRegression(client).fit(features[[0, 149]], iris.target[[0, 149]])
+    assert LogisticRegression(client=client, epochs=20).fit(features, iris.target).score(features, iris.target) > 0.9
+    LogisticRegression(client=client).fit(features[[0, 149]], iris.target[[0, 149]])
 
 
 def test_lists_of_pairs(client):
     pairs = [(sparse_package("GCXS")(SPARSE[n::3]), Y[n::3]) for n in range(3)]
     for parts in ([dask.delayed(pair) for pair in pairs], client.scatter(pairs), dask.delayed((X, Y))):
-        assert LogisticRegression(client, epochs=10).fit(parts).score(X, Y) > 0.75
+        assert LogisticRegression(client=client, epochs=10).fit(parts).score(X, Y) > 0.75
+
+
+@pytest.mark.parametrize("kind", ["known chunks", "unknown chunks", "several columns of blocks", "frame"])
+def test_labels_in_memory_for_data_of_dask(client, kind):
+    lazy = da.from_array(X, chunks=((150, 50, 0, 200), (4, 2) if kind.startswith("several") else (6,)))
+    if kind == "unknown chunks":
+        lazy = lazy[lazy[:, 0] > -9]
+    if kind == "frame":
+        lazy = dd.from_pandas(pd.DataFrame(X, columns=list("abcdef")), npartitions=3)
+    for labels in (Y, Y.tolist(), pd.Series(Y, index=range(400, 0, -1))):  # by their order, whatever the index is
+        model = LogisticRegression(client=client, epochs=10, hash_bits=12).fit(lazy, labels)
+        assert model.score(lazy, labels) > 0.8
+    assert LogisticRegression(client=client, epochs=10).fit(X, da.from_array(Y, 100)).score(X, Y) > 0.8
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_labels_and_weights_by_the_names_of_their_columns(client, lazy):
+    frame, y = frames()
+    whole = frame.assign(y=y, weight=np.arange(len(y)) % 3)
+    settings = {"client": client, "hash_bits": 12, "aggregate": True, "batch_size": 50, "epochs": 3}
+    make = (lambda frame: dd.from_pandas(frame, npartitions=2)) if lazy else (lambda frame: frame)
+    named = LogisticRegression(**settings).fit(make(whole), "y", sample_weight="weight")
+    given = LogisticRegression(**settings).fit(*map(make, (frame, y, whole["weight"])))
+    np.testing.assert_array_equal(named.coef_, given.coef_)
+    assert sorted(named.feature_names_in_) == ["ad", "site", "visit"]
+    assert named.score(make(whole.drop(columns="weight")), "y") == given.score(make(frame), make(y))
+
+
+def test_probabilities_of_a_dask_frame_have_as_many_columns_as_there_are_classes(client):
+    frame, y = frames()
+    lazy = dd.from_pandas(frame, npartitions=3)
+    for labels, classes in ((y, 2), (np.arange(len(y)) % 3, 3)):
+        model = LogisticRegression(client=client, hash_bits=12, epochs=1).fit(frame, labels)
+        for method in (model.predict_proba, model.predict_log_proba):
+            assert method(lazy).shape[1] == classes
+            np.testing.assert_allclose(method(lazy)[:, 1].compute(), method(frame)[:, 1], rtol=1e-6)
+
+
+def test_missing_categories_are_a_feature_of_their_own(client):
+    frame, y = frames()
+    frame["site"] = pd.Categorical(frame["site"].where(frame["site"] != "a"))
+    model = LogisticRegression(client=client, hash_bits=12, epochs=10).fit(frame, y)
+    assert model.score(frame, y) > 0.75
+    absent = model.decision_function(frame[frame["site"].isna()].assign(ad="x", visit=0.0))
+    assert len(np.unique(absent)) == 1
+    assert absent[0] != model.intercept_[0]
 
 
 def test_libsvm_files(client, tmp_path):
     for part in range(3):
         dump_svmlight_file(X[part::3], 2.0 * Y[part::3] - 1, str(tmp_path / f"{part}.svm"), zero_based=False)
     parts = read_libsvm(str(tmp_path / "*.svm"), n_features=6)
-    model = LogisticRegression(client, epochs=10).fit(parts)
+    model = LogisticRegression(client=client, epochs=10).fit(parts)
     assert model.classes_.tolist() == [-1, 1]
     assert model.score(X, 2 * Y - 1) > 0.75
 
 
 def test_frames_are_hashed_and_columns_go_by_name(client):
     frame, y = frames()
-    model = LogisticRegression(client, hash_bits=10).fit(
+    model = LogisticRegression(client=client, hash_bits=10).fit(
         dd.from_pandas(frame.astype({"ad": "category"}), 2), dd.from_pandas(y, 2)
     )
     assert sorted(model.feature_names_in_) == ["ad", "site", "visit"]
@@ -295,9 +345,9 @@ def test_equal_shares_for_all_trainers(ps):
     counts = []
     run = ps.run
     ps.run = lambda function, pieces, **options: (
-        counts.extend(len(y) for _, y, _ in ps.dask_client.gather(pieces)) or run(function, pieces, **options)
+        counts.extend(len(piece.labels) for piece in ps.dask_client.gather(pieces)) or run(function, pieces, **options)
     )
-    LogisticRegression(ps, epochs=1).fit(np.tile(X, (250, 1)), np.tile(Y, 250))
+    LogisticRegression(client=ps, epochs=1).fit(np.tile(X, (250, 1)), np.tile(Y, 250))
     assert len(counts) == 8
     assert set(counts) == {12_500}
 
@@ -320,7 +370,7 @@ def test_equal_shares_for_all_trainers(ps):
 )
 def test_wrong_settings(client, options, message):
     with pytest.raises(InputError, match=message):
-        LogisticRegression(client, **options).fit(X, Y)
+        LogisticRegression(client=client, **options).fit(X, Y)
 
 
 @pytest.mark.parametrize(
@@ -331,12 +381,22 @@ def test_wrong_settings(client, options, message):
         (X, np.zeros(400), "1 class"),
         (X, X[:, 0], "continuous"),
         (X, np.where(Y, np.nan, 1.0), "NaN"),
-        (X, np.array(["a", None] * 200, object), "cannot be sorted"),
+        (X, np.array(["a", None] * 200, object), "NaN: .* labels are missing"),
         (np.where(X > 3, np.nan, X), Y, "NaN"),
         (SPARSE * np.inf, Y, "NaN, infinity"),
         (X + 0j, Y, "Complex"),
         (X[:, 0], Y, "Reshape"),
-        (da.from_array(X, (100, 6)), Y, "both"),
+        (da.from_array(X, (100, 6)), Y[:-1], "X has 400 rows and y 399"),
+        (dd.from_pandas(pd.DataFrame(X), 3), Y[:-1], "X has 400 rows and y 399"),
+        (bag.from_sequence(X.tolist()), Y, "X is a dask array or DataFrame, not a Bag"),
+        (pd.DataFrame(X, columns=list("abcdef")), "g", "X has no column 'g'; its columns are a, b, c, d, e, f"),
+        (dd.from_pandas(pd.DataFrame(X, columns=list("abcdef")), 3), "g", "X has no column 'g'; its columns are a"),
+        (X, "y", "'y' would name a column of X, and X is no DataFrame but a ndarray"),
+        (np.where(X > 0, "up", "down"), Y, "Text goes in as a column of a DataFrame"),
+        (np.where(X > 0, "up", X.astype(object)), Y, "Text goes in as a column of a DataFrame"),
+        (da.from_array(np.where(X > 0, "up", "down"), (100, 6)), Y, "Text goes in as a column of a DataFrame"),
+        (X, pd.Series(np.where(Y, "a", None)).astype("category"), r"\d+ of 200 labels are missing"),
+        (X, np.array(["a", 1] * 200, object), "cannot be sorted"),
         (da.from_array(X, (100, 6)), da.from_array(Y[:-1], 100), "400 rows and y 399"),
         (da.from_array(X, (100, 6)), dd.from_pandas(pd.Series(Y), 3), "4 partitions and y 3"),
         (X, None, "y is missing"),
@@ -344,7 +404,7 @@ def test_wrong_settings(client, options, message):
 )
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_wrong_data(client, features, labels, message):
-    model = LogisticRegression(client)
+    model = LogisticRegression(client=client)
     with pytest.raises((ValueError, TypeError), match=message):
         model.fit(features, labels)
     with pytest.raises(NotFittedError):
@@ -352,7 +412,7 @@ def test_wrong_data(client, features, labels, message):
 
 
 def test_another_width(client):
-    model = LogisticRegression(client).fit(X, Y)
+    model = LogisticRegression(client=client).fit(X, Y)
     for narrow in (X[:, :3], SPARSE[:, :3]):
         with pytest.raises(InputError, match="X has 3 features, but LogisticRegression is expecting 6"):
             model.predict(narrow)
@@ -361,7 +421,7 @@ def test_another_width(client):
 
 
 def test_unfitted(client):
-    model = LogisticRegression(client)
+    model = LogisticRegression(client=client)
     for attribute in ("coef_", "intercept_"):
         assert not hasattr(model, attribute)
     with pytest.raises(NotFittedError, match="not fitted"):
@@ -372,7 +432,7 @@ def test_unfitted(client):
 
 
 def test_on_a_parameter_server_of_the_users(ps):
-    model = LogisticRegression(ps).fit(X, Y)
+    model = LogisticRegression(client=ps).fit(X, Y)
     first = tables(ps)
     assert len(first) == 2
     name = next(name for name in first if name.startswith("coef"))
@@ -390,18 +450,18 @@ def test_on_a_parameter_server_of_the_users(ps):
 
 def test_on_a_cluster_nothing_is_left(client):
     before = {key for keys in client.has_what().values() for key in keys}
-    model = LogisticRegression(client).fit(SPARSE, Y)
+    model = LogisticRegression(client=client).fit(SPARSE, Y)
     until = time.monotonic() + 30
     while {key for keys in client.has_what().values() for key in keys} - before:  # Dask forgets futures a little later
         assert time.monotonic() < until, client.has_what()
         time.sleep(0.01)
     assert model.coef_.shape == (1, 6)
-    assert LogisticRegression(client.cluster).fit(X, Y).score(X, Y) > 0.75
+    assert LogisticRegression(client=client.cluster).fit(X, Y).score(X, Y) > 0.75
 
 
 def test_partial_fit(client, ps):
     for where in (client, ps):
-        model = LogisticRegression(where, batch_size=20)
+        model = LogisticRegression(client=where, batch_size=20)
         with pytest.raises(InputError, match="1 class"):
             model.partial_fit(X[Y == 0], Y[Y == 0])
         model.partial_fit(X[Y == 0], Y[Y == 0], classes=[0, 1])
@@ -417,16 +477,20 @@ def test_partial_fit(client, ps):
         np.testing.assert_allclose(model.predict_proba(X), before, rtol=1e-6)
         assert model.score(X, Y) > 0.75
     model.fit(X, Y).partial_fit(X, Y).close()  # on a server of ours it goes on after fit, ...
-    model = LogisticRegression(client).fit(X, Y)
+    model = LogisticRegression(client=client).fit(X, Y)
     with pytest.raises(InputError, match="servers have ended"):  # ... elsewhere it cannot
         model.partial_fit(X, Y)
 
 
 def test_a_pickled_model_needs_no_cluster(client, ps):
-    for where in (client, ps):
-        model = LogisticRegression(where).fit(SPARSE, Y)
+    for where, address in (
+        (client, client.scheduler.address),
+        (client.cluster, client.scheduler.address),
+        (ps, Address(client.scheduler.address, "dps")),
+    ):
+        model = LogisticRegression(client=where).fit(SPARSE, Y)
         away = pickle.loads(pickle.dumps(model))
-        assert away.client is None
+        assert away.client == address
         np.testing.assert_array_equal(away.coef_, model.coef_)
         np.testing.assert_allclose(away.predict_proba(SPARSE), model.predict_proba(SPARSE), rtol=1e-5)
         assert clone(away).get_params() == away.get_params()
@@ -437,7 +501,7 @@ def test_a_pickled_model_needs_no_cluster(client, ps):
 def test_large_weights_do_not_travel_in_the_graph(client):
     rng = np.random.default_rng(0)
     wide = scipy.sparse.random(20_000, 1 << 22, 1e-5, "csr", np.float32, rng)
-    model = LogisticRegression(client, epochs=1).fit(wide, rng.integers(2, size=20_000))
+    model = LogisticRegression(client=client, epochs=1).fit(wide, rng.integers(2, size=20_000))
     model._weights.keys, model._weights.values = np.arange(1 << 21), np.ones((1 << 21, 1), np.float32)
     lazy = da.zeros((40, 1 << 22), chunks=(10, 1 << 22), dtype=np.float32).map_blocks(scipy.sparse.csr_matrix)
     with warnings.catch_warnings():
@@ -449,7 +513,7 @@ def test_large_weights_do_not_travel_in_the_graph(client):
 
 
 def test_parameters_and_clones(client):
-    model = LogisticRegression(client, l2=0.5)
+    model = LogisticRegression(client=client, l2=0.5)
     copy = clone(model)
     assert copy.client is client
     assert copy.get_params() == model.get_params()
@@ -460,7 +524,7 @@ def test_parameters_and_clones(client):
 
 
 def test_pipelines_and_cross_validation(client):
-    pipeline = make_pipeline(StandardScaler(), LogisticRegression(client))
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression(client=client))
     assert pipeline.fit(X, Y).score(X, Y) > 0.8
     scores = cross_val_score(pipeline, X, Y, cv=3, scoring="neg_log_loss")
     theirs = cross_val_score(
@@ -471,13 +535,13 @@ def test_pipelines_and_cross_validation(client):
 
 def test_a_cluster_without_a_client():
     with dps.LocalCluster(servers=1, trainers=1, processes=False, dashboard_address=None) as cluster:
-        assert LogisticRegression(cluster).fit(X, Y).score(X, Y) > 0.75
+        assert LogisticRegression(client=cluster).fit(X, Y).score(X, Y) > 0.75
 
 
 def test_in_real_processes():
     with dps.LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster, Client(cluster) as client:
         frame, y = frames()
-        model = LogisticRegression(client, epochs=20, staleness=1)
+        model = LogisticRegression(client=client, epochs=20, staleness=1)
         model.fit(dd.from_pandas(frame, npartitions=4), dd.from_pandas(y, npartitions=4))
         lazy = model.predict(dd.from_pandas(frame, npartitions=4)).compute()
     np.testing.assert_array_equal(lazy, model.predict(frame))

@@ -171,11 +171,11 @@ def test_an_executor_killed_while_a_model_is_fitted(spark, ps):
         runs = [run for run in ps.status()["runs"] if run["stopped"] is None and run["planned"][0]]
         return runs[-1]["clocks"] if runs else [0]
 
-    undisturbed = LogisticRegression(ps, **steady).fit(frame)
+    undisturbed = LogisticRegression(client=ps, **steady).fit(frame)
     found = executors()
     with ThreadPoolExecutor(1) as threads:
         before = len(ps.status()["runs"])
-        fitting = threads.submit(LogisticRegression(ps, **steady).fit, frame)
+        fitting = threads.submit(LogisticRegression(client=ps, **steady).fit, frame)
         wait_until(lambda: len(ps.status()["runs"]) > before and 100 < min(clocks()) < 1000, 120)
         found[0].kill()
         model = fitting.result(200)

@@ -275,10 +275,10 @@ STEADY = {"aggregate": True, "batch_size": 50, "epochs": 3}
 def test_the_same_numbers_as_on_dask(spark, ps, client, kind):
     rows, y = gaussian(3) if kind == "three classes" else (X, Y)
     vectors = sparse_vectors(rows) if kind == "sparse" else map(Vectors.dense, rows)
-    ours = LogisticRegression(ps, **STEADY).fit(halves(spark, vectors, y))
+    ours = LogisticRegression(client=ps, **STEADY).fit(halves(spark, vectors, y))
     blocks = scipy.sparse.csr_matrix(rows) if kind == "sparse" else rows
     pairs = client.scatter([(blocks[: ROWS // 2], y[: ROWS // 2]), (blocks[ROWS // 2 :], y[ROWS // 2 :])])
-    theirs = LogisticRegression(client, **STEADY).fit(pairs)
+    theirs = LogisticRegression(client=client, **STEADY).fit(pairs)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(ours.loss_curve_, theirs.loss_curve_, rtol=1e-5)
@@ -310,9 +310,9 @@ def test_raw_columns_are_hashed_as_those_of_other_frames(spark, ps, client):
     frame["y"] = np.where((frame["site"] < "d") | (frame["hits"] > 5), "click", "no")
     rows = [tuple(row) for row in frame.astype(object).itertuples(index=False)]
     table = spark.sparkContext.parallelize(rows, 2).toDF("site string, visit double, hits long, y string")
-    ours = LogisticRegression(ps, hash_bits=10, **STEADY).fit(table, "y")
+    ours = LogisticRegression(client=ps, hash_bits=10, **STEADY).fit(table, "y")
     lazy = dd.from_pandas(frame, 2)
-    theirs = LogisticRegression(client, hash_bits=10, **STEADY).fit(lazy[["site", "visit", "hits"]], lazy["y"])
+    theirs = LogisticRegression(client=client, hash_bits=10, **STEADY).fit(lazy[["site", "visit", "hits"]], lazy["y"])
     assert ours.classes_.tolist() == ["click", "no"]
     assert ours.feature_names_in_.tolist() == ["site", "visit", "hits"]
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-6)
@@ -329,14 +329,14 @@ def test_servers_for_one_fit_and_more_partitions_than_slots(spark):
     with pytest.raises(InputTypeError, match=r"X\.mapInPandas"):
         model.predict(spark.range(3))
     with pytest.raises(InputTypeError, match="with a Spark session, X is an RDD or a DataFrame of Spark, not ndarray"):
-        LogisticRegression(spark).fit(X, Y)
+        LogisticRegression(client=spark).fit(X, Y)
 
 
 @pytest.mark.slow
 @on_spark
 def test_partial_fit_goes_on(spark, ps):
     frame = halves(spark, map(Vectors.dense, X), Y)
-    model = LogisticRegression(ps, aggregate=True, batch_size=50)
+    model = LogisticRegression(client=ps, aggregate=True, batch_size=50)
     model.partial_fit(frame).partial_fit(frame)
     assert len(model.loss_curve_) == 2
     with pytest.raises(InputError, match="expecting 6 features"):
@@ -414,7 +414,7 @@ def test_cross_validation_chooses(spark, ps):
 def test_what_is_refused(spark, ps, make, label, message):
     frame, before = halves(spark, map(Vectors.dense, X[:20]), Y[:20]), ps.tables.keys()
     with pytest.raises((InputError, InputTypeError), match=message):
-        LogisticRegression(ps).fit(make(frame), label)
+        LogisticRegression(client=ps).fit(make(frame), label)
     assert ps.tables.keys() == before
 
 

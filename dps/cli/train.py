@@ -80,7 +80,7 @@ def train(
 
     with cluster(where, given["servers"], trainers) as (client, ps):
         parts, tests = read(data), read(test) if test else []
-        model = LogisticRegression(ps or client, **given)
+        model = LogisticRegression(client=ps or client, **given)
         began = time.perf_counter()
         model.fit(parts)
         seconds = time.perf_counter() - began

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 
 import dps
-from dps.errors import InputError
+from dps.errors import InputError, InputTypeError
 
 __all__ = ["Layout", "encode_frame"]
 
@@ -108,11 +108,25 @@ def _matrix(X: Any, bits: int) -> Any:
         raise InputError("Complex data not supported: X is a matrix of real numbers")
     if block.ndim != 2:
         raise InputError(f"X is a matrix, [rows, features]; Reshape your data, which has shape {block.shape}")
+    if block.shape[1] == 0:
+        raise InputError(f"X has 0 feature(s) (shape={block.shape}) while a minimum of 1 is required.")
     if isinstance(block, np.ndarray):
-        block = np.ascontiguousarray(block, np.float32)
+        block = _numbers(block)
     elif block.dtype != np.float32:
         block = block.astype(np.float32)
     wrong = np.count_nonzero(~np.isfinite(block if isinstance(block, np.ndarray) else block.data))
     if wrong:
         raise InputError(f"X has {wrong} values that are NaN, infinity or too large for float32; fill or drop them")
     return block
+
+
+def _numbers(block: np.ndarray) -> np.ndarray:
+    """Contiguous float32."""
+    try:
+        return np.ascontiguousarray(block, np.float32)
+    except (TypeError, ValueError) as error:
+        kind = InputTypeError if isinstance(error, TypeError) else InputError
+        raise kind(
+            f"X is an array with values that are no numbers ({error}). Text goes in as a column of a DataFrame, where "
+            f"each word is hashed to a feature of its own: pandas.DataFrame(X)"
+        ) from error

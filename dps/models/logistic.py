@@ -6,23 +6,36 @@ import contextlib
 import dataclasses
 import math
 import uuid
-from collections.abc import Iterator
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dask
 import numpy as np
 from dask.base import is_dask_collection
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 import dps
 from dps import spark
 from dps.errors import InputError, InputTypeError
-from dps.models.partitions import DaskPieces, Survey, Surveys, summary
+from dps.models.partitions import DaskPieces, Piece, Survey, Surveys, named, summary
 from dps.models.saved import Saved
 from dps.models.spark_pieces import SparkPieces, is_spark, session_of
 from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
-from dps.models.weights import LARGEST, HomeWeights, LiveWeights, lazily, margins_of, probabilities_of, take
+from dps.models.weights import (
+    LARGEST,
+    HomeWeights,
+    LiveWeights,
+    drop,
+    drop_later,
+    lazily,
+    margins_of,
+    probabilities_of,
+    take,
+)  # fmt: skip
+from dps.models.where import Address, address_of, aside, dask_of
 
 __all__ = ["LogisticRegression"]
 
@@ -38,10 +51,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     Parameters
     ----------
-    client : distributed.Client, cluster, SparkSession or dps.ParameterServer, optional
-        Where to train. In a Dask cluster (by default the current client's), or for data of Spark beside its driver,
-        ``fit`` starts a parameter server, trains, and takes the weights home. On a ParameterServer of yours they stay:
-        for models too large for one process.
+    client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
+        Where to train. In a Dask cluster (by default the current client's; a text is its scheduler's address), or for
+        data of Spark beside its driver, ``fit`` starts a parameter server, trains, and takes the weights home. On a
+        ParameterServer of yours they stay, for models too large for one process; they are dropped with the model. In
+        another process this is the address, which ``fit`` connects to.
     solver : {"adagrad", "sgd", "adam", "ftrl"}
         The servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
     learning_rate : float or dps schedule, optional
@@ -50,7 +64,13 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         Strength of the penalties, beside the mean loss; for "ftrl" as in the paper, beside summed losses. The intercept
         is free of them. "adam" takes l2 only, as decoupled decay.
     epochs : int
-        Passes over the data.
+        Passes over the data, at most.
+    tol : float, optional
+        Stop after an epoch whose mean training loss is not smaller by more than `tol` than the least before. For this
+        the trainers wait for each other once an epoch. By default all `epochs` are made.
+    class_weight : dict or "balanced", optional
+        Weights of classes, by label; 1 where it has none. "balanced" gives all classes the same sum of weights. They
+        multiply `sample_weight`.
     batch_size : int, optional
         Rows in a step of a trainer. By default 1,000, or less if the data has fewer than 100,000.
     staleness : int or math.inf
@@ -81,7 +101,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     feature_names_in_ : ndarray
         Columns of a DataFrame, in any order.
     loss_curve_ : list of float
-        Mean training loss of each epoch, as seen while training; nan where all trainers were begun again since.
+        Mean training loss of each epoch (weighted), as seen while training; nan where all trainers were begun again
+        since.
+    n_iter_ : int
+        How many epochs were made.
     seconds_ : dict
         Trainers' time, summed: "compute", "pull", "push", "wait", "serialise".
 
@@ -91,7 +114,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(400, 3)); y = X @ [1.0, -2.0, 0.5] > 0
     >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
-    ...     model = dps.models.LogisticRegression(cluster, epochs=20).fit(X, y)
+    ...     model = dps.models.LogisticRegression(client=cluster, epochs=20).fit(X, y)
     >>> bool(model.score(X, y) > 0.95), model.coef_.shape
     (True, (1, 3))
     """
@@ -101,16 +124,19 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     seconds_: dict[str, float]
     _ps: dps.ParameterServer | None = None  # where the tables are
     _kept: contextlib.ExitStack | None = None  # closes the servers that `partial_fit` holds up
+    _dropping: weakref.finalize | None = None  # drops the tables with the model, where the servers go on
 
     def __init__(
         self,
-        client: Any = None,
         *,
+        client: Any = None,
         solver: str = "adagrad",
         learning_rate: Any = None,
         l1: float = 0.0,
         l2: float = 0.0,
         epochs: int = 5,
+        tol: float | None = None,
+        class_weight: Any = None,
         batch_size: int | None = None,
         staleness: float = 0,
         aggregate: bool = False,
@@ -126,6 +152,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         self.l1 = l1
         self.l2 = l2
         self.epochs = epochs
+        self.tol = tol
+        self.class_weight = class_weight
         self.batch_size = batch_size
         self.staleness = staleness
         self.aggregate = aggregate
@@ -137,42 +165,59 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     # -- training
 
-    def fit(self, X: Any, y: Any = None) -> LogisticRegression:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> LogisticRegression:
         """Train from nothing.
 
         Parameters
         ----------
         X : dask array or dataframe, list of partitions, ndarray, sparse matrix, DataFrame, or data of Spark
             Dask arrays may have dense, scipy.sparse or `sparse` blocks. A list (of futures or delayed values, such as
-            :func:`dps.models.read_libsvm` gives) holds ``(X, y)`` pairs, as does an RDD of Spark. A Spark DataFrame is
-            learnt from by its column of vectors (the one called "features", if there are several), or without any by
-            all columns, which are hashed as those of other frames are.
+            :func:`dps.models.read_libsvm` gives) holds ``(X, y)`` or ``(X, y, sample_weight)``, as does an RDD of
+            Spark. A Spark DataFrame is learnt from by its column of vectors (the one called "features", if there are
+            several), or without any by all columns, which are hashed as those of other frames are.
         y : array_like, dask array or series, or str
-            Labels; None where X holds the pairs. Of a Spark DataFrame the column of labels, "label" by default.
+            Labels, in the order of X's rows; None where X holds them. A text names a column of the DataFrame X
+            ("label" by default in Spark); what `predict` is given then has all the others.
+        sample_weight : array_like, dask array or series, or str, optional
+            A weight for each row, 0 or more: 2 counts as two rows. A text names a column of the DataFrame X.
 
         Returns
         -------
         LogisticRegression
             Itself.
+
+        Raises
+        ------
+        InputError, InputTypeError
+            Data or settings that cannot be learnt from. Nothing is left behind.
+        TooFewWorkersError
+            No worker for the servers, or no thread for trainers. Fits in one cluster take turns at its threads.
         """
         self._check()
         self._forget()
         try:
-            with self._server(X) as (ps, ours):
-                self._train(ps, X, y, None, self.epochs, ours)
+            with aside(), self._server(X) as (ps, ours):
+                self._train(ps, (X, y, sample_weight), None, self.epochs, ours)
                 if ours:
                     self._weights = self._fitted().home()  # the servers end here
         except BaseException:
             self._forget()
             raise
+        if self.tol is not None and self.n_iter_ == self.epochs and not stalled(self.loss_curve_, self.tol):
+            warnings.warn(
+                f"after {self.epochs} epochs the loss was still falling by more than tol={self.tol:g}: it was "
+                f"{self.loss_curve_[-1]:.4g}; more epochs, or a higher learning rate, make it smaller",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
         return self
 
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> LogisticRegression:
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> LogisticRegression:
         """Train on, for one epoch over this data. A parameter server started for it stays up until :meth:`close`.
 
         Parameters
         ----------
-        X, y
+        X, y, sample_weight
             As for :meth:`fit`.
         classes : array_like, optional
             All labels there will ever be; needed at the first call unless this data has them all.
@@ -183,20 +228,23 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             Itself.
         """
         self._check()
+        if self.class_weight == "balanced":
+            raise InputError("class_weight='balanced' needs all the data at once: give partial_fit the weights, a dict")
         if isinstance(self._weights, HomeWeights):
             raise InputError(
                 "this model's servers have ended; fit begins anew, or train on a dps.ParameterServer of yours"
             )
-        if self._kept is None:
-            self._kept = contextlib.ExitStack()
-            self._ps, self._ours = self._kept.enter_context(self._server(X))
-        assert self._ps is not None
-        try:
-            self._train(self._ps, X, y, classes, 1, self._ours)
-        except BaseException:
-            if self._weights is None:  # nothing learnt yet: leave nothing behind
-                self._forget()
-            raise
+        with aside():
+            if self._kept is None:
+                self._kept = contextlib.ExitStack()
+                self._ps, self._ours = self._kept.enter_context(self._server(X))
+            assert self._ps is not None
+            try:
+                self._train(self._ps, (X, y, sample_weight), classes, 1, self._ours)
+            except BaseException:
+                if self._weights is None:  # nothing learnt yet: leave nothing behind
+                    self._forget()
+                raise
         return self
 
     def close(self) -> None:
@@ -211,27 +259,38 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         """Back to unfitted; tables on a parameter server of the user's are dropped."""
         if self._kept is not None:
             self._kept.close()
-        if self._ps is not None and not self._ps.closed:
-            for table in set(getattr(self, "_tables", ())) & set(self._ps.tables):
-                self._ps.drop(table)
-        for name in ("_weights", "_tables", "_ps", "_kept", "_ours", "_batch"):
+        if self._dropping is not None:
+            _, _, arguments, _ = self._dropping.detach() or (None, None, None, None)
+            if arguments is not None:
+                drop(*arguments)
+        for name in ("_weights", "_tables", "_ps", "_kept", "_ours", "_batch", "_dropping"):
             self.__dict__.pop(name, None)
-        for name in ("classes_", "n_features_in_", "feature_names_in_", "loss_curve_", "seconds_"):
+        for name in ("classes_", "n_features_in_", "feature_names_in_", "loss_curve_", "n_iter_", "seconds_"):
             self.__dict__.pop(name, None)
 
     @contextlib.contextmanager
     def _server(self, X: Any) -> Iterator[tuple[dps.ParameterServer, bool]]:
         """(parameter server, whether it is ours to close)."""
-        if isinstance(self.client, dps.ParameterServer):
-            yield self.client, False
+        client = self.client
+        if isinstance(client, dps.ParameterServer):
+            yield client, False
             return
-        if is_spark(X) and (self.client is None or is_spark(self.client)):
+        if isinstance(client, Address):
+            ps = dps.ParameterServer.attach(dask_of(client.scheduler), client.name)
+            try:
+                yield ps, False
+            finally:
+                if self._dropping is None:  # there are no tables: nothing else would let go of it
+                    ps.detach()
+            return
+        if is_spark(X) and (client is None or is_spark(client)):
             started = spark.start(session_of(X), servers=self.servers)
-        elif is_spark(self.client):
+        elif is_spark(client):
             raise InputTypeError(f"with a Spark session, X is an RDD or a DataFrame of Spark, not {type(X).__name__}")
         else:
             name = f"logistic-{uuid.uuid4().hex[:8]}"
-            started = dps.ParameterServer(self.client, servers=self.servers, name=name)
+            where = dask_of(client) if client is None or isinstance(client, str) else client
+            started = dps.ParameterServer(where, servers=self.servers, name=name)
         with started as ps:
             yield ps, True
 
@@ -245,23 +304,41 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
                 raise InputError(f"{name} is a whole number, {least} or more; not {value!r}")
         if self.aggregate and self.staleness != 0:
             raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
+        if self.tol is not None and not nonnegative(self.tol):
+            raise InputError(f"tol is a number, 0 or more, or None for all epochs; not {self.tol!r}")
+        if isinstance(self.class_weight, dict):
+            wrong = {label: weight for label, weight in self.class_weight.items() if not nonnegative(weight)}
+            if wrong:
+                raise InputError(f"class_weight has {wrong}: weights are numbers, 0 or more")
+        elif self.class_weight is not None and self.class_weight != "balanced":
+            raise InputError(f'class_weight is a dict, "balanced" or None; not {self.class_weight!r}')
 
-    def _train(self, ps: dps.ParameterServer, X: Any, y: Any, classes: Any, epochs: int, ours: bool) -> None:
+    def _train(self, ps: dps.ParameterServer, data: tuple, classes: Any, epochs: int, ours: bool) -> None:
         layout = None if self._weights is None else self._weights.layout
-        how = (X, y, layout, self.hash_bits, self.shuffle)
+        how = (*data, layout, self.hash_bits, self.shuffle)
 
         def plan(surveys: Surveys) -> Plan:
+            counts = None
             if self._weights is None:
-                self._begin(ps, summary(surveys()), classes, ours)
+                seen = summary(surveys())
+                self._begin(ps, seen, classes, ours)
+                counts = seen.counts
             return Plan(
-                *self._tables, self.classes_, self.n_features_in_, epochs, self._batch, self.shuffle,
+                *self._tables, self.classes_, class_weights(self.class_weight, self.classes_, counts),
+                self.n_features_in_, epochs, self.tol if epochs > 1 else None, self._batch, self.shuffle,
                 self.fit_intercept, self.solver == "ftrl",
             )  # fmt: skip
 
-        with contextlib.closing(SparkPieces(*how) if is_spark(X) else DaskPieces(ps.dask_client, *how)) as pieces:
+        with contextlib.closing(SparkPieces(*how) if is_spark(data[0]) else DaskPieces(ps.dask_client, *how)) as pieces:
             reports = pieces.train(ps, plan, train, staleness=self.staleness, progress=self.progress)
+        self._note(reports)
+
+    def _note(self, reports: list[Any]) -> None:
+        """What the trainers say of their epochs, and of their time."""
         losses = sum(report[0] for report in reports)
-        self.loss_curve_ += [loss / rows if rows else math.nan for loss, rows in losses.tolist()]
+        made = 1 + int(np.flatnonzero(losses[:, 1])[-1]) if losses[:, 1].any() else 0
+        self.loss_curve_ += [loss / weight if weight else math.nan for loss, weight in losses[: made or None].tolist()]
+        self.n_iter_ = len(self.loss_curve_)
         for _, seconds in reports:
             for kind, spent in seconds.items():
                 self.seconds_[kind] += spent
@@ -284,11 +361,16 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         outputs, tag = 1 if len(found) == 2 else len(found), uuid.uuid4().hex[:8]
         together = ("sum" if self.solver == "ftrl" else "mean") if self.aggregate else None
         self._tables, self._ps = (f"coef-{tag}", f"intercept-{tag}"), ps
+        weights = LiveWeights(ps.client(), *self._tables, layout, seen.dense)
+        if not ours:
+            attached = isinstance(self.client, Address)
+            self._dropping = weakref.finalize(weights, drop_later, ps, self._tables, attached)
+            self._dropping.atexit = False  # the tables of a parameter server that goes on are the user's to drop then
         rows = layout.features if seen.dense else None
         ps.table(self._tables[0], outputs, rows=rows, optimizer=self._optimizer(self._batch), aggregate=together)
         free = self._optimizer(self._batch, free=True)
         ps.table(self._tables[1], outputs, rows=1, optimizer=free, aggregate=together)
-        self._weights = LiveWeights(ps.client(), *self._tables, layout, seen.dense)
+        self._weights = weights
 
     def _optimizer(self, batch: int, free: bool = False) -> Any:
         """The servers' optimizer; without penalties if `free`."""
@@ -335,7 +417,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         return self.classes_[chosen]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy."""
+        """Accuracy; `y` and `sample_weight` as :meth:`fit` takes them."""
+        X, y, sample_weight = named(X, y, sample_weight)
         predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
         return float(np.average(predicted == np.asarray(y).reshape(-1), weights=sample_weight))
 
@@ -368,9 +451,9 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         return type(self)(**self.get_params(deep=False))
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickled model is a model at home: it needs no cluster."""
-        state = {**super().__getstate__(), "client": None}
-        for name in ("_ps", "_kept", "_ours", "_tables"):
+        """A pickled model is a model at home, which needs no cluster; it has the address of where it trains."""
+        state = {**super().__getstate__(), "client": address_of(self.client)}
+        for name in ("_ps", "_kept", "_ours", "_tables", "_dropping"):
             state.pop(name, None)
         if self._weights is not None:
             state["_weights"] = self._weights.home()
@@ -387,24 +470,109 @@ class Plan:
     coef: str
     intercept: str
     classes: np.ndarray
+    class_weights: np.ndarray | None
     features: int
     epochs: int
+    tol: float | None
     batch_size: int
     shuffle: int | None
     with_intercept: bool
     summed: bool  # hand over the sum of a batch's gradients, not their mean
 
 
+def nonnegative(value: Any) -> bool:
+    """Whether this is a finite number, 0 or more.
+
+    >>> nonnegative(0.5), nonnegative(math.nan), nonnegative("much")
+    (True, False, False)
+    """
+    return isinstance(value, (int, float, np.integer, np.floating)) and 0 <= value < math.inf
+
+
+def class_weights(wanted: Any, classes: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
+    """A weight for each class, or None: all 1. `counts` are the rows of each, by weight.
+
+    Examples
+    --------
+    >>> class_weights("balanced", np.array(["no", "yes"]), np.array([30.0, 10.0]))
+    array([0.667, 2.   ], dtype=float32)
+    >>> class_weights({"yes": 3}, np.array(["no", "yes"]), None)
+    array([1., 3.], dtype=float32)
+    """
+    if wanted is None:
+        return None
+    if isinstance(wanted, dict):
+        unknown = [label for label in wanted if label not in classes]
+        if unknown:
+            raise InputError(f"class_weight has {unknown[0]!r}, and the classes are {classes[:10].tolist()}")
+        return np.array([wanted.get(label, 1.0) for label in classes.tolist()], np.float32)
+    assert counts is not None  # partial_fit refuses "balanced"
+    there = counts > 0
+    return np.where(there, counts.sum() / (len(classes) * np.where(there, counts, 1.0)), 1.0).astype(np.float32)
+
+
+def stalled(losses: Sequence[float], tol: float) -> bool:
+    """Whether the last loss is not smaller by more than `tol` than the least before.
+
+    Examples
+    --------
+    >>> stalled([0.7, 0.5, 0.45], tol=0.01), stalled([0.7, 0.5, 0.495], tol=0.01), stalled([0.7], tol=0.01)
+    (False, True, False)
+    """
+    return len(losses) > 1 and losses[-1] > min(losses[:-1]) - tol
+
+
 def train(trainer: dps.Trainer, pieces: list[Any], plan: Plan) -> tuple[np.ndarray, dict[str, float]]:
-    """What each trainer does. Returns (sum of losses and rows of each epoch, seconds spent)."""
-    parts = [(X, _codes(y, plan.classes)) for X, y, _ in pieces]
-    steps = sum(math.ceil(len(y) / plan.batch_size) for _, y in parts)
+    """What each trainer does. Returns (sum of losses and of rows' weights in each epoch, seconds spent)."""
+    parts = [coded(piece, plan) for piece in pieces]
+    steps = sum(math.ceil(len(y) / plan.batch_size) for _, y, _ in parts)
     losses = np.zeros((plan.epochs, 2))
-    for X, y in trainer.iterate(parts, plan.epochs, plan.batch_size, plan.shuffle):
-        loss = learn(trainer, X, y, plan)
+    meeting = None if plan.tol is None else Meeting(trainer, steps, plan)
+    for X, y, weights in trainer.iterate(parts, plan.epochs, plan.batch_size, plan.shuffle):
+        if meeting is not None and meeting.ends():
+            break
+        loss = learn(trainer, X, y, weights, plan)
         trainer.log(loss=loss)
-        losses[trainer.clock // steps] += loss * len(y), len(y)
+        weight = len(y) if weights is None else float(weights.sum())
+        losses[trainer.clock // steps] += loss * weight, weight
+        if meeting is not None:
+            meeting.add(loss * weight, weight)
     return losses, trainer.split()
+
+
+class Meeting:
+    """Once an epoch the trainers add up their losses, and all of them end when these fall no more.
+
+    They meet at the same clocks, every so many steps as the trainer with most of them has in an epoch: one that waited
+    here at a lower clock than another would hold that one up, and wait for it.
+    """
+
+    def __init__(self, trainer: dps.Trainer, steps: int, plan: Plan):
+        assert plan.tol is not None
+        self._trainer, self._tol = trainer, plan.tol
+        self._steps = max(1, int(trainer.allreduce(steps, "max")))
+        self._losses = np.zeros((plan.epochs, 2))
+
+    def add(self, loss: float, weight: float) -> None:
+        """The loss of the batch at this clock."""
+        self._losses[self._trainer.clock // self._steps] += loss, weight
+
+    def ends(self) -> bool:
+        """Whether to end before the batch of this clock. What decides is in the answer: one run again decides alike."""
+        epoch, step = divmod(self._trainer.clock, self._steps)
+        if step or not epoch:
+            return False
+        seen = self._trainer.allreduce(self._losses)[:epoch]
+        return stalled([loss / weight if weight else math.inf for loss, weight in seen], self._tol)
+
+
+def coded(piece: Piece, plan: Plan) -> tuple[Any, np.ndarray, np.ndarray | None]:
+    """(block, numbers of the labels, weights) of a piece."""
+    codes = _codes(piece.labels, plan.classes)
+    if plan.class_weights is None:
+        return piece.block, codes, piece.weights
+    weights = plan.class_weights[codes]
+    return piece.block, codes, weights if piece.weights is None else weights * piece.weights
 
 
 def _codes(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
@@ -416,18 +584,21 @@ def _codes(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return codes
 
 
-def learn(trainer: dps.Trainer, X: Any, y: np.ndarray, plan: Plan) -> float:
-    """One step: pull what the batch needs, compute the gradient, push it. Returns the mean loss."""
+def learn(trainer: dps.Trainer, X: Any, y: np.ndarray, rows: np.ndarray | None, plan: Plan) -> float:
+    """One step: pull what the batch needs, compute the gradient, push it. Returns the mean loss, by the rows' weights.
+
+    The gradient is the sum over the rows, each times its weight, divided by how many rows there are.
+    """
     dense = isinstance(X, np.ndarray)
     keys, local = (np.arange(plan.features), X) if dense else dps.localize(X)
     weights = trainer.pull({plan.coef: keys, plan.intercept: slice(0, 1)})
     w, b = weights[plan.coef], weights[plan.intercept][0]
     scale = 1.0 if plan.summed else 1.0 / len(y)
     if w.ndim == 1 and not dense:
-        loss, slope, level = logistic(local.indptr, local.indices, local.data, w, b, y, scale=scale)
+        loss, slope, level = logistic(local.indptr, local.indices, local.data, w, b, y, rows, scale)
     else:
         z = X @ w + b if dense else margins(local.indptr, local.indices, local.data, w, b)
-        residual, loss = (binary_residuals if w.ndim == 1 else multinomial_residuals)(z, y)
+        residual, loss = (binary_residuals if w.ndim == 1 else multinomial_residuals)(z, y, rows)
         residual *= np.float32(scale)
         level = residual.sum(axis=0)
         if dense:

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import dask
 import numpy as np
+import pandas as pd
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
 from dask.distributed import Client as DaskClient
-from dask.distributed import Future
+from dask.distributed import Future, Lock
+from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import check_classification_targets
 
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
 
-__all__ = ["DaskPieces", "Survey", "Surveys", "piece_of", "summary", "survey_of", "trainers_threads"]
+__all__ = ["DaskPieces", "Piece", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of", "trainers_threads"]
 
 
 PARTS, LARGE = 4, 10_000  # data in memory: one part for each trainer, or 4 if they have so many rows each
 
 
+class Piece(NamedTuple):
+    """A partition as trainers take it."""
+
+    block: Any  # CSR or dense, float32
+    labels: np.ndarray
+    layout: Layout
+    weights: np.ndarray | None = None  # of its rows, float32; None: all 1
+
+
 class Survey(NamedTuple):
     """What has to be known of the data before training."""
 
-    labels: np.ndarray
+    labels: np.ndarray  # distinct, sorted
+    counts: np.ndarray  # the sum of the weights of each label's rows
     layout: Layout
     dense: bool
     rows: int
@@ -36,13 +50,15 @@ Surveys = Callable[[], list[Survey]]  # of all the data, by pieces
 
 
 class DaskPieces:
-    """All that `fit` takes from Dask or from memory: futures of (block, labels, layout), made where the data lies.
+    """All that `fit` takes from Dask or from memory: futures of `Piece`, made where the data lies.
 
     Blocks are encoded, checked and shuffled. With a `layout` they have to follow it.
     """
 
-    def __init__(self, client: DaskClient, X: Any, y: Any, layout: Layout | None, bits: int, seed: int | None):
-        pairs = _pairs(client, X, y)
+    def __init__(
+        self, client: DaskClient, X: Any, y: Any, weights: Any, layout: Layout | None, bits: int, seed: int | None
+    ):
+        pairs = _pairs(client, X, y, weights)
         pieces = [dask.delayed(piece_of, pure=False)(n, pair, layout, bits, seed) for n, pair in enumerate(pairs)]
         self._client, self._pieces = client, client.compute(pieces)
 
@@ -58,11 +74,23 @@ class DaskPieces:
         self, ps: dps.ParameterServer, plan: Callable[[Surveys], Any], function: Callable, **options: Any
     ) -> list[Any]:
         """``function(trainer, pieces, plan(surveys))`` on the trainers of a run; who plans calls `surveys` or not."""
-        return ps.run(function, self._pieces, args=(plan(self.surveys),), **options)
+        with taking_turns(self._client):
+            return ps.run(function, self._pieces, args=(plan(self.surveys),), **options)
 
     def close(self) -> None:
         """Let go of them."""
         _release(self._pieces)
+
+
+@contextlib.contextmanager
+def taking_turns(client: DaskClient) -> Iterator[None]:
+    """One fit at a time in a cluster: each takes all threads, and a second one would find none.
+
+    The lock's lease ends some seconds after its holder's process (``distributed.scheduler.locks.lease-timeout``), so
+    that nothing waits for a fit that has died.
+    """
+    with Lock("dps-models-fit", scheduler_rpc=client.scheduler, loop=client.loop):
+        yield
 
 
 def summary(surveys: list[Survey]) -> Survey:
@@ -71,55 +99,131 @@ def summary(surveys: list[Survey]) -> Survey:
     if len(wide) > 1:
         raise InputError(f"partitions differ: {' and '.join(map(str, sorted(wide, key=str)[:2]))}")
     found = [each for each in surveys if each.rows] or surveys[:1]
-    labels = _distinct(np.concatenate([each.labels for each in found]))
+    labels, counts = _counted(*(np.concatenate([each[n] for each in found]) for n in (0, 1)))
     if len(labels):
         check_classification_targets(labels)
-    return Survey(labels, found[0].layout, all(each.dense for each in found), sum(each.rows for each in found))
+        if not counts.any():
+            raise InputError("sample_weight is zero in every row: there is nothing to learn from")
+    rows, dense = sum(each.rows for each in found), all(each.dense for each in found)
+    return Survey(labels, counts, found[0].layout, dense, rows)
 
 
-def _pairs(client: DaskClient, X: Any, y: Any) -> Sequence[Any]:
-    """A list of (X, y): futures, delayed values or pairs of them."""
+def named(X: Any, *columns: Any) -> tuple[Any, ...]:
+    """X and its companions (labels, weights), where a companion that is a text is the name of a column of X.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> X, y, weights = named(pd.DataFrame({"age": [31, 40], "bought": [1, 0]}), "bought", None)
+    >>> list(X.columns), y.tolist(), weights
+    (['age'], [1, 0], None)
+    """
+    names = [column for column in columns if isinstance(column, str)]
+    if not names:
+        return X, *columns
+    if not hasattr(X, "columns"):
+        raise InputTypeError(f"{names[0]!r} would name a column of X, and X is no DataFrame but a {type(X).__name__}")
+    missing = [name for name in names if name not in X.columns]
+    if missing:
+        there = ", ".join(map(str, X.columns[:20]))
+        raise InputError(f"X has no column {missing[0]!r}; its columns are {there}")
+    return X.drop(columns=names), *(X[column] if isinstance(column, str) else column for column in columns)
+
+
+def _pairs(client: DaskClient, X: Any, y: Any, weights: Any) -> Sequence[Any]:
+    """A list of (X, y) or (X, y, weights): futures, delayed values or tuples of them."""
     if y is None:
         parts = [X] if isinstance(X, (Delayed, Future)) else X
+        if weights is not None:
+            raise InputTypeError(
+                "sample_weight goes with X and y; a list has it in its parts, each (X, y, sample_weight)"
+            )
         if isinstance(parts, (list, tuple)) and parts and all(isinstance(part, (Delayed, Future)) for part in parts):
             return parts
-        raise InputTypeError(
+        raise InputError(
             "y is missing: pass X and y (requires y to be passed, but the target y is None), or a list of futures or "
             "delayed values, each an (X, y)"
         )
-    if is_dask_collection(X) != is_dask_collection(y):
-        raise InputError("X and y are both Dask collections, or both in memory")
-    if not is_dask_collection(X):
-        return _scattered(client, X, y)
+    X, y, weights = named(X, y, weights)
+    if is_dask_collection(X):
+        return _aligned(client, X, y, weights)
+    return _scattered(client, X, *(client.compute(c).result() if is_dask_collection(c) else c for c in (y, weights)))
+
+
+def _aligned(client: DaskClient, X: Any, y: Any, weights: Any) -> list[tuple]:
+    """A Dask array or DataFrame, with labels and weights of Dask, or in memory: those are cut as X is."""
+    if isinstance(X, Delayed) or not hasattr(X, "shape"):
+        raise InputTypeError(f"X is a dask array or DataFrame, not a {type(X).__name__}")
     if getattr(X, "numblocks", (1, 1))[1:] not in ((1,), ()):
         X = X.rechunk({1: -1})
-    known = all(hasattr(each, "chunks") and not np.isnan(each.shape[0]) for each in (X, y))
-    if known and X.shape[0] != y.shape[0]:
-        raise InputError(f"X has {X.shape[0]} rows and y {y.shape[0]}")
-    if known and X.chunks[0] != y.chunks[0]:
-        y = y.rechunk({0: X.chunks[0]})
-    rows, targets = (np.ravel(each.to_delayed()).tolist() for each in (X, y))
-    if len(rows) != len(targets):
-        raise InputError(f"X has {len(rows)} partitions and y {len(targets)}: repartition them alike")
-    return list(zip(rows, targets, strict=True))
+    rows = np.ravel(X.to_delayed()).tolist()
+    known = hasattr(X, "chunks") and not np.isnan(X.shape[0])
+    lengths = list(X.chunks[0]) if known else None
+    columns = []
+    for what, column in (("y", y), ("sample_weight", weights)):
+        if column is None:
+            continue
+        if is_dask_collection(column):
+            columns.append(_partitioned(X, column, what, known))
+            continue
+        if lengths is None:  # each partition is computed once: what is counted here is what is trained on
+            rows = client.compute(rows)
+            lengths = _lengths(client, rows)
+        column = np.asarray(column)
+        if len(column) != sum(lengths):
+            raise InputError(f"X has {sum(lengths)} rows and {what} {len(column)}")
+        cuts = np.split(column, np.cumsum(lengths)[:-1])
+        columns.append(client.scatter(cuts, workers=list(trainers_threads(client)) or None, hash=False))
+    return list(zip(rows, *columns, strict=True))
 
 
-def _scattered(client: DaskClient, X: Any, y: Any) -> list[Future]:
+def _partitioned(X: Any, column: Any, what: str, known: bool) -> list[Delayed]:
+    """Labels or weights of Dask, in the partitions that X has."""
+    if known and hasattr(column, "chunks") and not np.isnan(column.shape[0]):
+        if X.shape[0] != column.shape[0]:
+            raise InputError(f"X has {X.shape[0]} rows and {what} {column.shape[0]}")
+        if X.chunks[0] != column.chunks[0]:
+            column = column.rechunk({0: X.chunks[0]})
+    parts = np.ravel(column.to_delayed()).tolist()
+    count = int(getattr(X, "npartitions", 0)) if not hasattr(X, "numblocks") else X.numblocks[0]
+    if len(parts) != count:
+        raise InputError(f"X has {count} partitions and {what} {len(parts)}: repartition them alike")
+    return parts
+
+
+def _lengths(client: DaskClient, blocks: list[Future]) -> list[int]:
+    notes = client.map(_rows, blocks, pure=False)
+    try:
+        return client.gather(notes)
+    finally:
+        _release(notes)
+
+
+def _rows(block: Any) -> int:
+    return int(block.shape[0])
+
+
+def _scattered(client: DaskClient, X: Any, y: Any, weights: Any) -> list[Future]:
     """Data in memory, sent to the workers in equal parts. Every n-th row goes into a part: sorted labels do no harm."""
     X = X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X
     X = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "iloc") else np.asarray(X)
-    y = np.asarray(y)
     rows = X.shape[0] if X.ndim else 0
-    if rows != len(y):
-        raise InputError(
-            f"Found input variables with inconsistent numbers of samples: X has {rows} rows and y {len(y)}"
-        )
+    columns = [np.asarray(column) for column in (y, weights) if column is not None]
+    if columns[0].ndim == 2 and columns[0].shape[1] == 1 and not hasattr(y, "columns"):
+        text = "A column-vector y was passed when a 1d array was expected: y.ravel() is one"
+        warnings.warn(text, DataConversionWarning, stacklevel=2)
+    for what, column in zip(("y", "sample_weight"), columns, strict=False):
+        if column.ndim == 0 or rows != len(column):
+            raise InputError(
+                f"Found input variables with inconsistent numbers of samples: X has {rows} rows and {what} is of shape "
+                f"{column.shape}"
+            )
     if rows == 0:
         raise InputError("X has 0 rows: there is nothing to learn from")
     threads = trainers_threads(client)
     parts = min(max(1, sum(threads.values())) * (PARTS if rows >= PARTS * LARGE else 1), rows)
     cut = X.iloc if hasattr(X, "iloc") else X
-    pairs = [(cut[n::parts], y[n::parts]) for n in range(parts)]
+    pairs = [(cut[n::parts], *(column[n::parts] for column in columns)) for n in range(parts)]
     return client.scatter(pairs, workers=list(threads) or None, hash=False)
 
 
@@ -138,36 +242,65 @@ def _release(futures: list[Future]) -> None:
 # -- on the workers
 
 
-def piece_of(
-    number: int, pair: Any, layout: Layout | None, bits: int, seed: int | None
-) -> tuple[Any, np.ndarray, Layout]:
-    """A pair (X, y) encoded, checked and shuffled: (block, labels, layout)."""
-    X, y = pair
+def piece_of(number: int, pair: Any, layout: Layout | None, bits: int, seed: int | None) -> Piece:
+    """A tuple (X, y) or (X, y, weights) encoded, checked and shuffled."""
+    if not isinstance(pair, (tuple, list)) or not 2 <= len(pair) <= 3:
+        raise InputTypeError(
+            f"partition {number} is an (X, y) or an (X, y, sample_weight), not a {type(pair).__name__}"
+        )
+    X, y, weights = (*pair, None)[:3]
     layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits)
     block, y = layout.block(X), np.asarray(y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.dtype.kind == "O":  # a column of objects, or of a nullable dtype, may hold numbers
-        plain = np.array(y.tolist())
-        y = plain if plain.dtype.kind in "biuf" else y
     if y.ndim != 1 or len(y) != block.shape[0]:
         raise InputError(f"partition {number}: X has {block.shape[0]} rows, and y is of shape {y.shape}")
+    y = _plain(y)
+    weights = None if weights is None else _checked_weights(number, weights, len(y))
     if seed is not None:
         order = np.random.default_rng((seed, number)).permutation(len(y))
         block, y = block[order], y[order]
-    return block, y, layout
+        weights = weights if weights is None else weights[order]
+    return Piece(block, y, layout, weights)
 
 
-def survey_of(piece: tuple[Any, np.ndarray, Layout]) -> Survey:
+def _plain(y: np.ndarray) -> np.ndarray:
+    """Labels without missing ones. A column of objects, or of a nullable dtype, may hold numbers."""
+    missing = int(np.count_nonzero(pd.isna(y)))
+    if missing:
+        raise InputError(f"Input y contains NaN: {missing} of {len(y)} labels are missing; drop these rows before")
+    if y.dtype.kind == "O":
+        plain = np.array(y.tolist())
+        y = plain if plain.dtype.kind in "biuf" and plain.shape == y.shape else y
+    return y
+
+
+def _checked_weights(number: int, weights: Any, rows: int) -> np.ndarray:
+    try:
+        found = np.asarray(weights, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"sample_weight is a number for each row: {error}") from error
+    if found.shape != (rows,):
+        raise InputError(f"partition {number}: sample_weight is of shape {found.shape}, and there are {rows} rows")
+    wrong = np.count_nonzero(~((found >= 0) & np.isfinite(found)))
+    if wrong:
+        raise InputError(f"sample_weight has {wrong} values that are negative, NaN or infinite; weights are 0 or more")
+    return found
+
+
+def survey_of(piece: Piece) -> Survey:
     """What has to be known of one piece."""
-    X, y, layout = piece
-    return Survey(_distinct(y), layout, isinstance(X, np.ndarray), len(y))
+    X, y, layout, weights = piece
+    labels, counts = _counted(y, np.ones(len(y)) if weights is None else weights)
+    return Survey(labels, counts, layout, isinstance(X, np.ndarray), len(y))
 
 
-def _distinct(y: np.ndarray) -> np.ndarray:
+def _counted(y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct labels, and the sum of each one's weights."""
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise InputError("Input y contains NaN or infinity")
     try:
-        return np.unique(y)
+        labels, codes = np.unique(y, return_inverse=True)
     except TypeError as error:
-        raise InputError(f"y has labels that cannot be sorted; some missing, or of several types? ({error})") from error
+        raise InputError(f"y has labels that cannot be sorted; of several types? ({error})") from error
+    return labels, np.bincount(codes.reshape(-1), weights, len(labels))

@@ -31,6 +31,7 @@ class Saved:
     n_features_in_: int
     feature_names_in_: np.ndarray
     loss_curve_: list[float]
+    n_iter_: int
     seconds_: dict[str, float]
 
     def save(self, url: str) -> None:
@@ -51,7 +52,7 @@ class Saved:
         >>> import tempfile
         >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
         >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
-        ...     model = dps.models.LogisticRegression(cluster, epochs=50).fit(X, ["no", "no", "yes", "yes"])
+        ...     model = dps.models.LogisticRegression(client=cluster, epochs=50).fit(X, ["no", "no", "yes", "yes"])
         >>> path = tempfile.mkdtemp() + "/model.safetensors"
         >>> model.save(path)
         >>> dps.models.LogisticRegression.load(path).predict(X).tolist() == model.predict(X).tolist()
@@ -65,6 +66,7 @@ class Saved:
         tensors = {"features": home.keys.astype(np.int64), "weights": home.values, "intercept": home.intercept()}
         layout = home.layout
         settings = {name: value for name, value in self.get_params(deep=False).items() if _plain(value)}
+        settings.pop("client", None)  # an address, of a cluster that may be gone by then
         metadata = {
             "format": FORMAT,
             "classes": json.dumps({"dtype": self.classes_.dtype.str, "values": self.classes_.tolist()}),
@@ -109,6 +111,7 @@ class Saved:
         if columns:
             model.feature_names_in_ = np.array(columns, object)
         model.loss_curve_, model.seconds_ = json.loads(about["loss_curve"]), {}
+        model.n_iter_ = len(model.loss_curve_)
         model._weights = HomeWeights(
             tensors["features"],
             tensors["weights"],

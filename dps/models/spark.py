@@ -161,7 +161,7 @@ class SparkLogisticRegression(
         wanted = {name: self.getOrDefault(name) for name in ("staleness", "aggregate", "solver")}
         penalty, part = self.getRegParam(), self.getElasticNetParam()
         estimator = LogisticRegression(
-            self.ps,
+            client=self.ps,
             **wanted,
             learning_rate=self.getStepSize() if self.isDefined(self.stepSize) else None,
             batch_size=self.getOrDefault("batchSize") if self.isDefined(self.batchSize) else None,

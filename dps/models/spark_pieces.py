@@ -54,21 +54,23 @@ def session_of(data: Any) -> Any:
 
 
 class SparkPieces:
-    """All that `fit` takes from Spark: a DataFrame with a column of labels, or an RDD of (X, y).
+    """All that `fit` takes from Spark: a DataFrame with a column of labels, or an RDD of (X, y) or (X, y, weights).
 
-    The DataFrame's one column of vectors is X, or that called "features"; without any, all columns but the labels are.
+    The DataFrame's one column of vectors is X, or that called "features"; without any, all columns but those of labels
+    and weights are.
     """
 
-    def __init__(self, X: Any, y: Any, layout: Layout | None, bits: int, seed: int | None):
+    def __init__(self, X: Any, y: Any, weights: Any, layout: Layout | None, bits: int, seed: int | None):
         if ".connect." in type(X).__module__:
             raise InputTypeError("Spark Connect does not tell of partitions: estimators take data of a classic session")
         how = (layout, bits, seed)
         if hasattr(X, "mapInArrow"):
-            chosen, pair = _chosen(X, "label" if y is None else y)
+            chosen, pair = _chosen(X, "label" if y is None else y, weights)
             self._data = dps.spark.read_with(chosen, functools.partial(_read, pair=pair, how=how))
-        elif y is not None:
+        elif y is not None or weights is not None:
             raise InputTypeError(
-                "with an RDD y is None: its items are pairs (X, y), each a block of rows and its labels"
+                "with an RDD, y and sample_weight are None: its items are pairs (X, y), each a block of rows and its "
+                "labels, or (X, y, sample_weight)"
             )
         else:
             self._data = dps.spark.read_with(X, functools.partial(_piece, how=how))
@@ -101,20 +103,27 @@ def unwrapped(name: str) -> list[Any]:
     return [plain[part].alias(part) for part in PARTS]
 
 
-def _chosen(frame: Any, label: str) -> tuple[Any, Callable]:
-    """The columns to learn from, "label" first; and what makes (X, y) of a batch of them."""
+def _chosen(frame: Any, label: Any, weights: Any) -> tuple[Any, Callable]:
+    """The columns to learn from, "label" first, then "weight" if there is one; and what makes a tuple of a batch."""
     from pyspark.sql import functions
 
     kinds = {field.name: type(field.dataType).__name__ for field in frame.schema.fields}
-    if label not in kinds:
-        raise InputError(f"no column {label!r} of labels among {', '.join(kinds)}; fit(frame, 'its name') tells which")
-    vectors = [name for name, kind in kinds.items() if kind == "VectorUDT" and name != label]
-    target = functions.col(f"`{label}`").alias("label")
+    companions = {"label": label} | ({} if weights is None else {"weight": weights})
+    for what, name in companions.items():
+        if not isinstance(name, str) or name not in kinds:
+            raise InputError(
+                f"no column {name!r} of {what}s among {', '.join(kinds)}; fit(frame, 'its name') tells which"
+            )
+    first = [functions.col(f"`{name}`").alias(what) for what, name in companions.items()]
+    rest = [name for name in kinds if name not in companions.values()]
+    vectors = [name for name in rest if kinds[name] == "VectorUDT"]
     if not vectors:
-        return frame.select(target, *(functions.col(f"`{name}`") for name in kinds if name != label)), _columns
+        chosen = frame.select(*first, *(functions.col(f"`{name}`") for name in rest))
+        return chosen, functools.partial(_tuple, len(first), _columns)
     if len(vectors) > 1 and "features" not in vectors:
         raise InputError(f"{len(vectors)} columns of vectors, {', '.join(vectors)}: select the one to learn from")
-    return frame.select(target, *unwrapped("features" if "features" in vectors else vectors[0])), _vectors
+    chosen = frame.select(*first, *unwrapped("features" if "features" in vectors else vectors[0]))
+    return chosen, functools.partial(_tuple, len(first), _vectors)
 
 
 # -- in Spark's tasks
@@ -125,34 +134,47 @@ def _read(number: int, batches: Iterable[pa.RecordBatch], pair: Callable, how: t
     return _piece(number, map(pair, batches), how)
 
 
-def _vectors(batch: pa.RecordBatch) -> tuple[Any, np.ndarray]:
-    return block_of(*batch.columns[1:]), batch.column(0).to_numpy(zero_copy_only=False)
+def _tuple(companions: int, block: Callable, batch: pa.RecordBatch) -> tuple[Any, ...]:
+    """(X, labels) or (X, labels, weights) of a batch, of which so many first columns are no features."""
+    first = [batch.column(n).to_numpy(zero_copy_only=False) for n in range(companions)]
+    return block(batch.select(batch.schema.names[companions:])), *first
 
 
-def _columns(batch: pa.RecordBatch) -> tuple[Any, np.ndarray]:
-    return batch.select(batch.schema.names[1:]).to_pandas(), batch.column(0).to_numpy(zero_copy_only=False)
+def _vectors(batch: pa.RecordBatch) -> Any:
+    return block_of(*batch.columns)
+
+
+def _columns(batch: pa.RecordBatch) -> Any:
+    return batch.to_pandas()
 
 
 def _piece(number: int, blocks: Iterable[Any], how: tuple) -> Any:
     """What `piece_of` makes of a partition; None of an empty one. What is wrong with the data is given back, and raised
     by the trainer: Spark would take it for a failure to read, and try again."""
     try:
-        pairs = [pair for pair in map(_checked, blocks) if len(pair[1])]
-        if not pairs:
+        parts = [part for part in map(_checked, blocks) if len(part[1])]
+        if not parts:
             return None
-        whole = _stacked([X for X, _ in pairs]), np.concatenate([y for _, y in pairs])
-        return piece_of(number, whole, *how)
+        if len({len(part) for part in parts}) > 1:
+            raise InputTypeError(
+                "some items of the RDD are (X, y), others (X, y, sample_weight): give all of them weights"
+            )
+        X, *columns = zip(*parts, strict=True)
+        return piece_of(number, (_stacked(list(X)), *map(np.concatenate, columns)), *how)
     except DPSError as error:
         return error
 
 
-def _checked(pair: Any) -> tuple[Any, np.ndarray]:
-    if not isinstance(pair, tuple) or len(pair) != 2 or len(getattr(pair[0], "shape", ())) != 2:
-        raise InputTypeError(f"items of an RDD are pairs (X, y), each a block of rows and its labels; not {pair!r:.80}")
-    X, y = pair[0], np.asarray(pair[1])
+def _checked(part: Any) -> tuple[Any, ...]:
+    if not isinstance(part, tuple) or len(part) not in (2, 3) or len(getattr(part[0], "shape", ())) != 2:
+        raise InputTypeError(
+            f"items of an RDD are pairs (X, y), each a block of rows and its labels, or (X, y, sample_weight); not "
+            f"{part!r:.80}"
+        )
+    X, y, *weights = part[0], *map(np.asarray, part[1:])
     if X.shape[:1] != y.shape[:1]:
         raise InputError(f"a block X of shape {X.shape} and labels y of shape {y.shape}")
-    return X, y
+    return X, y, *weights
 
 
 def _stacked(blocks: list[Any]) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
+from collections.abc import Iterable
 from typing import Any
 
 import dask
@@ -10,13 +13,14 @@ import numpy as np
 from dask.distributed import Client as DaskClient
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import DPSError, InputError, InputTypeError
 from dps.models.encoding import Layout
 from dps.models.partitions import trainers_threads
 from dps.models.spark_pieces import is_spark
 from dps.models.sparse_kernels import margins
 
-__all__ = ["LARGEST", "HomeWeights", "LiveWeights", "lazily", "margins_of", "probabilities_of", "softmax", "take"]
+__all__ = ["LARGEST", "HomeWeights", "LiveWeights", "drop", "drop_later", "lazily", "margins_of", "probabilities_of"]
+__all__ += ["softmax", "take"]
 
 LARGEST = 1 << 28  # features of a model that is taken home, and coefficients in a `coef_`
 PIECE = 1 << 20  # features in one pull
@@ -139,7 +143,7 @@ def _block(X: Any, function: Any, weights: LiveWeights | HomeWeights) -> np.ndar
 def lazily(function: Any, X: Any, weights: LiveWeights | HomeWeights, columns: int, dtype: Any) -> Any:
     """`function` over the row blocks of a Dask collection, as a Dask array [n] or [n, columns]."""
     shared = _shared(weights)
-    meta = np.empty((0,) * (1 if columns == 1 else 2), dtype)
+    meta = np.empty((0,) if columns == 1 else (0, columns), dtype)
     if hasattr(X, "to_dask_array"):
         out = X.map_partitions(_block, function, shared, meta=meta)
         return out.to_dask_array() if hasattr(out, "to_dask_array") else out
@@ -161,6 +165,22 @@ def _shared(weights: LiveWeights | HomeWeights) -> Any:
     if client.asynchronous:
         return dask.delayed(weights)
     return dask.delayed(client.scatter(weights, workers=list(trainers_threads(client)) or None, hash=False))
+
+
+def drop(ps: dps.ParameterServer, tables: Iterable[str], attached: bool) -> None:
+    """Drop a model's tables, and let go of a parameter server that was attached for it; of one that is gone too."""
+    with contextlib.suppress(DPSError, OSError):
+        if not ps.closed:
+            for table in set(tables) & set(ps.tables):
+                ps.drop(table)
+    if attached:
+        ps.detach()
+
+
+def drop_later(*arguments: Any) -> None:
+    """`drop`, in a thread: the model's last reference may go in any thread, Dask's own too, which must not wait."""
+    if not arguments[0].closed:
+        threading.Thread(target=drop, args=arguments, name="dps-drop", daemon=True).start()
 
 
 def take(chosen: np.ndarray, classes: np.ndarray) -> np.ndarray:

@@ -282,13 +282,21 @@ def free_threads(client: Client, serving: set[str]) -> list[str]:
     """
     found = client.scheduler_info(n_workers=-1)["workers"]
     workers = dict(sorted(found.items(), key=lambda item: (natural(item[1]["name"]), item[0])))
-    busy = client.processing()
+    busy = client.run_on_scheduler(occupied)
     free = {
-        address: info["nthreads"] - len(busy.get(address, ()))
+        address: info["nthreads"] - busy.get(address, 0)
         for address, info in workers.items()
         if address not in serving and not info.get("resources", {}).get("dps")
     }
     return [address for turn in range(max(free.values(), default=0)) for address in free if free[address] > turn]
+
+
+def occupied(dask_scheduler: Any) -> dict[str, int]:
+    """Threads of each worker that have a task. A task that has seceded, to wait for others, has given its thread back.
+
+    Runs in the scheduler.
+    """
+    return {address: len(w.processing) - len(w.long_running) for address, w in dask_scheduler.workers.items()}
 
 
 def lack(client: Client, serving: set[str]) -> str:
