@@ -16,7 +16,7 @@ import sklearn.linear_model
 from dask.distributed import Client
 from sklearn.base import clone, is_classifier
 from sklearn.datasets import dump_svmlight_file, load_iris
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import DataConversionWarning, NotFittedError
 from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -209,6 +209,7 @@ def test_kinds_of_input(client, kind):
     features, labels = INPUTS[kind]()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # Dask's "Sending large graph"
+        warnings.simplefilter("ignore", DataConversionWarning)  # of y with one column
         model = LogisticRegression(client=client, hash_bits=12, epochs=10).fit(features, labels)
         lazy = [
             model.predict(features),

@@ -486,7 +486,7 @@ def nonnegative(value: Any) -> bool:
     >>> nonnegative(0.5), nonnegative(math.nan), nonnegative("much")
     (True, False, False)
     """
-    return isinstance(value, (int, float, np.integer, np.floating)) and 0 <= value < math.inf
+    return isinstance(value, (int, float, np.integer, np.floating)) and bool(0 <= value < math.inf)
 
 
 def class_weights(wanted: Any, classes: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
