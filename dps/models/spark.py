@@ -30,6 +30,8 @@ with needing("spark"):
         HasSeed,
         HasSolver,
         HasStepSize,
+        HasTol,
+        HasWeightCol,
     )
     from pyspark.ml.util import (
         DefaultParamsReadable,
@@ -65,6 +67,8 @@ class SparkLogisticRegression(
     HasFitIntercept,
     HasSolver,
     HasStepSize,
+    HasTol,
+    HasWeightCol,
     HasSeed,
     DefaultParamsReadable,
     DefaultParamsWritable,
@@ -81,8 +85,13 @@ class SparkLogisticRegression(
     featuresCol, labelCol, predictionCol, probabilityCol, rawPredictionCol : str
         Columns that are read and written; one to be written may be "", and is left out. Features are vectors; labels
         0, 1, ... as ``StringIndexer`` makes them.
+    weightCol : str, optional
+        Column of the rows' weights, 0 or more; by default all are 1.
     maxIter : int
-        Passes over the data (5).
+        Passes over the data, at most (5).
+    tol : float, optional
+        Stop after a pass whose mean training loss is not smaller by more than this than the least before; by default
+        all passes are made.
     regParam, elasticNetParam : float
         Strength of the penalty (0), and which part of it is l1 (0).
     fitIntercept : bool
@@ -130,7 +139,9 @@ class SparkLogisticRegression(
         predictionCol: str = "prediction",
         probabilityCol: str = "probability",
         rawPredictionCol: str = "rawPrediction",
+        weightCol: str | None = None,
         maxIter: int = 5,
+        tol: float | None = None,
         regParam: float = 0.0,
         elasticNetParam: float = 0.0,
         fitIntercept: bool = True,
@@ -168,14 +179,19 @@ class SparkLogisticRegression(
             l1=penalty * part,
             l2=penalty * (1 - part),
             epochs=self.getMaxIter(),
+            tol=self.getTol() if self.isDefined(self.tol) else None,
             fit_intercept=self.getFitIntercept(),
             servers=self.getOrDefault("numServers"),
             shuffle=self.getSeed(),
             progress=False,
         )
-        label = functions.col(self.getLabelCol()).cast("double").alias("label")
+        columns = [functions.col(features).alias("features")]
+        columns.append(functions.col(self.getLabelCol()).cast("double").alias("label"))
+        weight = self.getWeightCol() if self.isDefined(self.weightCol) else ""
+        if weight:
+            columns.append(functions.col(weight).cast("double").alias("weight"))
         try:
-            estimator.fit(dataset.select(functions.col(features).alias("features"), label))
+            estimator.fit(dataset.select(*columns), sample_weight="weight" if weight else None)
             if estimator.classes_[0] < 0:
                 raise InputError(f"labels are 0, 1, ..., as StringIndexer makes them; not {estimator.classes_[0]:g}")
             model = SparkLogisticRegressionModel(estimator._fitted().home(), estimator.classes_)
