@@ -495,7 +495,7 @@ def class_weights(wanted: Any, classes: np.ndarray, counts: np.ndarray | None) -
     Examples
     --------
     >>> class_weights("balanced", np.array(["no", "yes"]), np.array([30.0, 10.0]))
-    array([0.667, 2.   ], dtype=float32)
+    array([0.6666667, 2.       ], dtype=float32)
     >>> class_weights({"yes": 3}, np.array(["no", "yes"]), None)
     array([1., 3.], dtype=float32)
     """
