@@ -97,7 +97,7 @@ def train(X: Any, y: np.ndarray, X_test: Any, args: argparse.Namespace) -> tuple
         dps.ParameterServer(client) as ps,
     ):
         start = imports + time.perf_counter() - began
-        print(f"1 server and 2 trainers are up after {start:.1f} s; dashboard: {cluster.dashboard_link}", flush=True)
+        print(f"1 server and 2 trainers are up after {start:.1f} s; dashboard: {dashboard_link(client)}", flush=True)
         settings = {"client": ps, "staleness": args.staleness}
         compiling = timed(lambda: LogisticRegression(epochs=1, **settings).fit(X[:WARM], y[:WARM]))
         print(f"  compiled, or loaded what was compiled before, in {compiling:.1f} s", flush=True)
