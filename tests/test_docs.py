@@ -213,6 +213,7 @@ def test_what_a_page_fetches_from_elsewhere(text, addresses):
 
 def on_the_api_page() -> list[str]:
     """What is described there, as module.name."""
+    pytest.importorskip("pyspark", reason="dps.models.spark, which is described too, needs pyspark")
     found, module = [], ""
     for line in (ROOT / "docs" / "api.rst").read_text().splitlines():
         if match := re.fullmatch(r"\.\. (\w+):: ([\w.]+)", line):
