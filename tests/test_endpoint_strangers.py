@@ -25,12 +25,14 @@ from dps.errors import (
     ClockTimeoutError,
     DPSError,
     ProtocolError,
+    RequestTimeoutError,
     ServerGoneError,
 )
 from dps.wire import frames, session
 from dps.wire.channel import Channel, ViewSink
 from dps.wire.connection import HANDSHAKE_LIMIT, INBOX
 from dps.wire.frames import HEADER_SIZE, Header, encode_json
+from dps.wire.memory import FIRST
 
 GB = 1 << 30
 
@@ -273,15 +275,14 @@ def in_threads(functions) -> None:
 
 
 def test_large_bodies_share_a_bound() -> None:
-    """Twelve that announce 6 MB each: two are read, the others wait, small requests pass; in the end all are done."""
+    """Twelve of 6 MB each: what they announce takes nothing, what comes is bounded; in the end all are done."""
     body = bytes(6 * MB)
     with dask.config.set(SMALL), Kit() as kit, contextlib.ExitStack() as stack:
         (witness,) = stack.enter_context(kit.channels())
         raws = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(12)]
         for raw in raws:
             raw.send(framed(EAT, body, request=7)[: HEADER_SIZE + INBOX])
-        wait_until(lambda: sum(c._waiting for c in kit.endpoint.connections) == 10)
-        assert 12 * MB <= held(kit) <= 16 * MB
+        wait_until(lambda: held(kit) == 12 * FIRST)
         assert healthy(witness)
 
         def finish(raw: Raw) -> None:
@@ -318,7 +319,7 @@ def test_who_holds_memory_and_sends_nothing_is_put_off() -> None:
     with dask.config.set({**SMALL, "dps.timeouts.request": "1 s"}), Kit() as kit, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(2)]
         for raw in idle:
-            raw.send(framed(EAT, bytes(INBOX), says=8 * MB))
+            raw.send(framed(EAT, bytes(4 * MB), says=8 * MB))
         wait_until(lambda: held(kit) == 16 * MB)
         with dask.config.set({"dps.timeouts.request": "20 s"}), kit.channels() as (waiting,):
             began = time.monotonic()
@@ -331,8 +332,9 @@ def test_who_holds_memory_and_sends_nothing_is_put_off() -> None:
 def test_one_that_waits_and_goes_makes_room() -> None:
     with dask.config.set(SMALL), Kit() as kit, contextlib.ExitStack() as stack:
         raws = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(3)]
-        for raw in raws:
-            raw.send(framed(EAT, bytes(INBOX), says=8 * MB))
+        for raw, sent in zip(raws, (4 * MB, 4 * MB, INBOX), strict=True):
+            raw.send(framed(EAT, bytes(sent), says=8 * MB))
+            wait_until(lambda sent=sent: sent == INBOX or held(kit) >= 8 * MB)
         wait_until(lambda: sum(c._waiting for c in kit.endpoint.connections) == 1)
         with kit.channels() as (channel,):
             request = channel.send(Header(EAT, body=MB), (bytes(MB),))
@@ -346,11 +348,71 @@ def test_servers_do_not_wait_for_each_other() -> None:
     with dask.config.set(SMALL), Kit() as kit, contextlib.ExitStack() as stack:
         kit.endpoint.handlers[frames.REPLICATE] = kit.eat
         for _ in range(2):
-            stack.enter_context(Raw(kit.address)).introduce().send(framed(EAT, bytes(INBOX), says=8 * MB))
+            stack.enter_context(Raw(kit.address)).introduce().send(framed(EAT, bytes(4 * MB), says=8 * MB))
         wait_until(lambda: held(kit) == 16 * MB)
         with Raw(kit.address) as raw:
             raw.introduce().send(framed(frames.REPLICATE, bytes(4 * MB)))
             assert frames.decode_json(raw.frame()[1])["bytes"] == 4 * MB
+
+
+def test_a_thousand_giants_that_trickle_hold_up_nobody() -> None:
+    """Each announces all that a frame may have, and sends little: honest pushes are done while the giants hold on."""
+    limits = {"dps.limits.frame": "1 GiB", "dps.limits.incoming": "4 GiB", "dps.limits.buffer": "64 KiB"}
+    with dask.config.set({**limits, "dps.timeouts.trickle": "600 s"}), Kit() as kit, contextlib.ExitStack() as stack:
+        (honest,) = stack.enter_context(kit.channels())
+        giants = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(1000)]
+        for giant in giants:
+            giant.send(framed(EAT, bytes(2 * INBOX), says=GB))
+        wait_until(lambda: held(kit) >= len(giants) * FIRST)
+        for n in range(8):
+            for giant in giants[n::100]:
+                giant.send(bytes(8))
+            assert feed(honest, np.ones(4 * MB, np.int64))["sum"] == 4 * MB
+            assert held(kit) < 1 * GB
+        assert len(kit.endpoint.connections) == 1001, "they hold on"
+        assert not kit.endpoint.incoming.contended
+
+
+def test_a_body_that_trickles_is_given_up_and_told_why(caplog) -> None:
+    caplog.set_level(logging.CRITICAL)
+    pace = {"dps.timeouts.trickle": "300 ms", "dps.limits.trickle": "1 MiB"}
+    with dask.config.set({**SMALL, **pace}), Kit() as kit, Raw(kit.address) as raw, Raw(kit.address) as quick:
+        quick.introduce().send(framed(EAT, bytes(6 * MB), request=4))
+        assert quick.frame()[0].kind == frames.OK
+        raw.introduce().send(framed(EAT, bytes(INBOX), says=8 * MB, request=3))
+        header, body = raw.frame()
+        assert (header.kind, header.request) == (frames.ERROR, 3)
+        told = frames.decode_error(body)
+        assert isinstance(told, RequestTimeoutError)
+        for words in ("8388608 bytes comes too slowly", "in 0.3 s (dps.timeouts.trickle)", "1048576 bytes a second"):
+            assert words in str(told)
+        wait_until(lambda: len(kit.endpoint.connections) == 1)
+        quick.send(framed(EAT, bytes(6 * MB), request=5))
+        assert quick.frame()[0].request == 5
+
+
+def test_a_body_that_this_side_holds_up_is_not_given_up(caplog) -> None:
+    """One that waits for memory, or whose connection is suspended, is not slow by its own fault."""
+    caplog.set_level(logging.CRITICAL)
+    pace = {"dps.timeouts.trickle": "100 ms", "dps.limits.trickle": "1 MiB"}
+    with dask.config.set({**SMALL, **pace}), Kit() as kit, Raw(kit.address) as raw:
+        raw.introduce().send(framed(EAT, bytes(INBOX), says=6 * MB, request=3))
+        wait_until(lambda: any(c.busy for c in kit.endpoint.connections))
+        (connection,) = kit.endpoint.connections
+        kit.endpoint.call(connection.suspend)
+        judged = []
+        judge = connection._judge_pace
+
+        def counting(before, due):
+            judged.append(connection.transport.is_closing())
+            judge(before, due)
+
+        connection._judge_pace = counting
+        wait_until(lambda: len(judged) >= 3)
+        assert not any(judged)
+        kit.endpoint.call(connection.resume)
+        raw.send(bytes(6 * MB - INBOX))
+        assert raw.frame()[0].request == 3
 
 
 def test_a_connection_that_closes_and_is_not_read_goes_away() -> None:

@@ -6,7 +6,8 @@ A frame is read, handled and answered to completion before the next one, all in 
 
 Reading. Small frames are parsed in place in the connection's inbox. A body that does not fit there is read straight
 into a buffer of its own, kept for the next one; after a giant message both shrink back. All these buffers of an
-endpoint together are bounded: a body that finds no room waits, unread, for its turn (`memory.py`).
+endpoint together are bounded: a body that finds no room waits, unread, for its turn (`memory.py`). The buffer of a body
+grows with what has come of it, and a body that comes more slowly than `dps.limits.trickle` is given up.
 
 Writing. An answer is a view of the connection's outgoing buffer, handed to the transport without a copy. The buffer may
 be used again only when the transport has passed everything on; the high-water mark is 0, so the transport tells at once
@@ -32,10 +33,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dps import config
-from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError
+from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError, RequestTimeoutError
 from dps.wire import frames, session
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
-from dps.wire.memory import Buffer
+from dps.wire.memory import FIRST, GROWTH, Buffer
 from dps.wire.outbox import Outbox
 from dps.wire.quiet import GONE, AtMost, keep_alive
 from dps.wire.rights import STRANGER, TO_ANY, allowed
@@ -51,6 +52,7 @@ logger.addFilter(AtMost(20))
 
 INBOX = 1 << 16
 HANDSHAKE_LIMIT = 1 << 12  # bytes that a stranger may send
+AWAKE = 1.0  # seconds that a look may be late: later ones come from a process that slept, and judge no sender
 # Bodies that wait for no memory: else two servers, each full of what the other has to confirm, would wait for ever.
 AHEAD = {frames.REPLICATE, frames.DUMP}
 
@@ -77,11 +79,13 @@ class Connection(asyncio.BufferedProtocol):
         self._news: tuple[Header, bytes] | None = None  # to be told when it has
         self._suspended = False  # the role takes no more requests for now
         self._waiting = self._granted = False  # in line for the memory of a large body; and its turn has come
-        self._lent: weakref.WeakSet[Buffer] = weakref.WeakSet()  # with bodies that the role has kept
+        self._lent: weakref.WeakSet[Buffer] | None = None  # with bodies that the role has kept; None: it never has
         self._steps = 0  # grows whenever something comes in
         self._begun = False  # a handler has written a part of its answer
         self._deadline: asyncio.TimerHandle | None = None  # of the proof,
-        self._stuck: asyncio.TimerHandle | None = None  # and of an answer or a body that does not move
+        self._stuck: asyncio.TimerHandle | None = None  # of an answer or a body that does not move,
+        self._pace: asyncio.TimerHandle | None = None  # and of a body that comes too slowly
+        self._bodies = self._halts = 0  # large bodies so far; times that reading was held up by this side
 
     # -- transport callbacks
 
@@ -108,10 +112,13 @@ class Connection(asyncio.BufferedProtocol):
             self._end += nbytes
         else:
             self._filled += nbytes
+            if self._filled == len(self._body) < self._head.body:
+                self._more_room()
         self._handle_frames()
 
     def pause_writing(self) -> None:
         self._paused = True
+        self._halts += 1
         self.transport.pause_reading()
         self._watch()
 
@@ -126,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         """Handle no more frames, and read no more, until `resume`."""
         if not self._suspended and not self.transport.is_closing():
             self._suspended = True
+            self._halts += 1
             self.transport.pause_reading()
 
     def resume(self) -> None:
@@ -153,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
         inbox = self._inbox[self._start : self._end]
         if self._body is None:
             return waiting(sock, encrypted, inbox, None)
-        count, nbytes = waiting(sock, encrypted, inbox, len(self._body) - self._filled)
+        count, nbytes = waiting(sock, encrypted, inbox, self._head.body - self._filled)
         return count, nbytes + self._filled
 
     def _held_up(self) -> bool:
@@ -177,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._watch()
 
     def connection_lost(self, error: Exception | None) -> None:
-        for timer in (self._deadline, self._stuck):
+        for timer in (self._deadline, self._stuck, self._pace):
             if timer is not None:
                 timer.cancel()
         self.endpoint.forget(self)
@@ -194,9 +202,10 @@ class Connection(asyncio.BufferedProtocol):
         try:
             while not self._held_up():
                 if self._body is not None:
-                    if self._filled < len(self._body):
+                    if self._filled < self._head.body:
                         break
                     body, self._body = self._body, None
+                    self.endpoint.incoming.done(self)
                     self._handle(self._head, body)
                     if self.endpoint.incoming.contended:
                         self.drop()
@@ -223,26 +232,62 @@ class Connection(asyncio.BufferedProtocol):
                     self._start = self._end = 0
                 return True
             if header.body > INBOX - HEADER_SIZE:
-                if not self._room_for(header):
+                nbytes = header.body if header.kind in AHEAD else min(header.body, max(FIRST, len(self._incoming)))
+                if not self._room_for(header, nbytes):
                     return False
                 self._head, self._filled = header, end - start - HEADER_SIZE
-                self._body = memoryview(self._incoming.take(header.body))
+                self._body = memoryview(self._incoming.take(nbytes))
                 self._body[: self._filled] = self._inbox[start + HEADER_SIZE : end]
                 self._start = self._end = 0
+                self._bodies += 1
                 self._watch()
+                self._keep_pace()
                 return False
         if start > 0:  # keep the beginning of the next frame at the front, and aligned
             self._inbox[: end - start] = bytes(self._inbox[start:end])
             self._start, self._end = 0, end - start
         return False
 
-    def _room_for(self, header: Header) -> bool:
-        """Whether there is memory for a large body; if not, nothing is read until its turn comes."""
-        if self._granted or header.kind in AHEAD or self.endpoint.incoming.admit(self, header.body):
+    def _room_for(self, header: Header, nbytes: int) -> bool:
+        """Whether a large body may have so much memory; if not, nothing is read until its turn comes."""
+        if self._granted or header.kind in AHEAD or self.endpoint.incoming.admit(self, header.body, nbytes):
             return True
         self._waiting = True
+        self._halts += 1
         self.transport.pause_reading()
         return False
+
+    def _more_room(self) -> None:
+        """The buffer of a body is full, and more is to come."""
+        nbytes = min(self._head.body, GROWTH * self._filled)
+        if self._room_for(self._head, nbytes):
+            self._body = memoryview(self._incoming.grow(nbytes, self._filled))
+
+    def _keep_pace(self) -> None:
+        """Look at a large body after a while, and again: whether it comes fast enough."""
+        if self._pace is None:
+            before, due = (self._bodies, self._halts, self._filled), self.endpoint.now() + self.endpoint.over
+            self._pace = self.endpoint.later(self.endpoint.over, self._judge_pace, before, due)
+
+    def _judge_pace(self, before: tuple[int, int, int], due: float) -> None:
+        """Give up a body that came more slowly than `dps.limits.trickle`, where nothing but its sender held it up."""
+        self._pace = None
+        if self._body is None or self.transport.is_closing():
+            return
+        bodies, halts, filled = before
+        endpoint, came = self.endpoint, self._filled - filled
+        awake = endpoint.now() - due < AWAKE
+        alone = (bodies, halts) == (self._bodies, self._halts) and not self._held_up()
+        if awake and alone and came < endpoint.trickle * endpoint.over:
+            error = RequestTimeoutError(
+                f"a request of {self._head.body} bytes comes too slowly: {came} bytes in {endpoint.over:g} s "
+                f"(dps.timeouts.trickle), where at least {endpoint.trickle} bytes a second (dps.limits.trickle) are "
+                f"due; send smaller requests (dps.limits.chunk), or lower the limit where the network is so slow"
+            )
+            self.reply_error(self._head, error)
+            self.refuse(error)
+        else:
+            self._keep_pace()
 
     def _handle(self, header: Header, body: memoryview) -> None:
         self._steps += 1
@@ -290,10 +335,11 @@ class Connection(asyncio.BufferedProtocol):
         if len(body) <= INBOX - HEADER_SIZE:
             return memoryview(bytearray(body)), _nothing
         lent, self._incoming = self._incoming, Buffer(self.endpoint.keep)
-        self._lent.add(lent)
+        loans = self._lent = weakref.WeakSet() if self._lent is None else self._lent
+        loans.add(lent)
 
         def release() -> None:
-            self._lent.discard(lent)
+            loans.discard(lent)
             self.endpoint.memory_is_free()
             if not self.transport.is_closing() and self._body is None:
                 self._incoming = lent
@@ -308,7 +354,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def lent(self) -> int:
-        return sum(map(len, self._lent))
+        return 0 if self._lent is None else sum(map(len, self._lent))
 
     @property
     def busy(self) -> bool:
@@ -319,6 +365,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def granted(self) -> None:
         self._waiting, self._granted = False, True
+        if self._body is not None:
+            self._more_room()
         self._go_on()
         self._granted = False
 

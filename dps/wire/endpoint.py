@@ -75,6 +75,7 @@ class Endpoint:
         self.frame_limit = config.nbytes("frame")
         self.keep = config.nbytes("buffer")
         self.patience = config.seconds("request")
+        self.trickle, self.over = config.nbytes("trickle"), config.seconds("trickle")
         self.connections: set[Connection] = set()
         self.strangers: dict[Connection, None] = {}  # those not proved yet, the first come first
         self.incoming = Incoming(max(config.nbytes("incoming"), self.frame_limit), self.connections)
@@ -218,6 +219,7 @@ class Endpoint:
         if connection in self.connections:
             self.connections.discard(connection)
             self.strangers.pop(connection, None)
+            self.incoming.done(connection)
             self.memory_is_free()
             if self._on_close is not None:
                 self._on_close(connection)

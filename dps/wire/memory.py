@@ -2,20 +2,26 @@
 
 A frame of 1 GiB is allowed, and so are thousands of connections: only their sum can be bounded by something that a
 machine has. A body that finds no room waits, unread, until others are done: back-pressure, as by a socket whose buffer
-is full. Nobody waits for ever, because first come is first served, because whoever has memory is read on
-(and closed when nothing comes), and because no body is larger than the bound.
+is full.
+
+What a body has announced is not what it takes: its buffer begins small and grows with what has come, to `GROWTH` times
+that at most. So a client's share is bounded by what it has sent, and a thousand giants that trickle take a thousand
+small buffers. A buffer may grow only while all bodies can still come to their ends one after another (this is
+the banker's algorithm; Dijkstra, EWD 623, with the order of their coming for the safe sequence). So no body waits for
+ever: the one that came first may always go on, no body is larger than the bound, and one that does not come, or comes
+more slowly than `dps.limits.trickle`, is given up by its connection.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
 
-__all__ = ["Buffer", "Holder", "Incoming"]
+__all__ = ["FIRST", "GROWTH", "Buffer", "Holder", "Incoming"]
 
+FIRST, GROWTH = 1 << 18, 4  # bytes of a new body's buffer; it grows to so many times what has come
 PATIENCE = 64  # messages after which a buffer that none of them needed is given back
 
 
@@ -35,6 +41,15 @@ class Buffer:
             self._bytes = np.empty(max(nbytes, min(self._most, self._keep)), np.uint8)
         if self._idle > PATIENCE or nbytes > len(self._bytes) // 2:
             self._idle = self._most = 0
+        return self._bytes[:nbytes]
+
+    def grow(self, nbytes: int, used: int) -> np.ndarray:
+        """The message is larger: uint8[nbytes] that begins with the `used` bytes of it that are here."""
+        if nbytes > len(self._bytes):
+            larger = np.empty(nbytes, np.uint8)
+            larger[:used] = self._bytes[:used]
+            self._bytes = larger
+        self._most = max(self._most, nbytes)
         return self._bytes[:nbytes]
 
 
@@ -57,7 +72,7 @@ class Holder(Protocol):
         """Give the buffer back."""
 
     def granted(self) -> None:
-        """There is room for the body that waited."""
+        """There is room for what it waited for."""
 
 
 class Incoming:
@@ -68,38 +83,64 @@ class Incoming:
 
     def __init__(self, limit: int, holders: Collection[Holder]):
         self.limit, self._holders = limit, holders
-        self._line: deque[tuple[Holder, int]] = deque()
+        self._bodies: dict[Holder, int] = {}  # those under way or waiting, the first come first: how large each will be
+        self._line: dict[Holder, int] = {}  # who waits, and for a buffer of how many bytes
 
     @property
     def contended(self) -> bool:
-        """Whether somebody waits."""
+        """Whether a body waits."""
         return bool(self._line)
 
-    def admit(self, holder: Holder, nbytes: int) -> bool:
-        """Whether a body of that size may come now; if not, `holder` stands in line and will be told."""
-        if nbytes <= holder.spare or (not self._line and self._fits(holder, nbytes)):
+    def admit(self, holder: Holder, size: int, nbytes: int) -> bool:
+        """Whether a body of `size` may have a buffer of `nbytes` now; if not, `holder` is in line and will be told."""
+        self._bodies.setdefault(holder, size)
+        if nbytes <= holder.spare or (not self._older_wait(holder) and self._fits(holder, nbytes)):
             return True
-        self._line.append((holder, nbytes))
+        self._line[holder] = nbytes
         return False
 
+    def done(self, holder: Holder) -> None:
+        """Its body is complete, or given up."""
+        self._bodies.pop(holder, None)
+        self._line.pop(holder, None)
+
     def move_up(self) -> None:
-        """Memory has become free: let in from the front of the line who has room now."""
-        while self._line:
-            holder, nbytes = self._line[0]
-            there = holder in self._holders
-            if there and not self._fits(holder, nbytes):
+        """Memory has become free: let in those that have room now, the first come first."""
+        for holder in [body for body in self._bodies if body in self._line]:
+            if holder not in self._line:  # it went while another was let in
+                continue
+            if not self._fits(holder, self._line[holder]):
                 break
-            self._line.popleft()
-            if there:
-                holder.granted()
+            del self._line[holder]
+            holder.granted()
+
+    def _older_wait(self, holder: Holder) -> bool:
+        if self._line:
+            for body in self._bodies:
+                if body is holder:
+                    break
+                if body in self._line:
+                    return True
+        return False
 
     def _fits(self, holder: Holder, nbytes: int) -> bool:
-        if self._held() - holder.spare + nbytes <= self.limit:
+        if self._safe(holder, nbytes):
             return True
         for other in self._holders:
-            if not other.busy:
+            if other is not holder and not other.busy:
                 other.drop()
-        return self._held() + nbytes <= self.limit
+        return self._safe(holder, nbytes)
 
-    def _held(self) -> int:
-        return sum(holder.spare + holder.lent for holder in self._holders)
+    def _safe(self, holder: Holder, nbytes: int) -> bool:
+        """Whether the bodies can still come to their ends one after another, the first come first, within the limit.
+
+        Each may need all that it has announced while those that came later keep what they have by then.
+        """
+        under_way = [body for body in self._bodies if body.busy or body is holder]
+        held = sum(other.spare + other.lent for other in self._holders) - sum(body.spare for body in under_way)
+        for body in reversed(under_way):
+            buffer = nbytes if body is holder else body.spare
+            held += buffer
+            if held + max(0, self._bodies[body] - buffer) > self.limit:
+                return False
+        return True
