@@ -112,7 +112,10 @@ class Overload:
         stolen = machine is not None and machine.stolen > STOLEN
         very = crowded and machine is not None and machine.crowding > 1 + ease * (VERY - 1)
         lost = window.lost(unmeasured=very, stolen=stolen)
-        share = np.where(here, np.nan_to_num(lost / window.step), 0.0)
+        of = np.where(
+            window.starved > 0, window.step, window.own
+        )  # where it is not measured, nothing is known of waits
+        share = np.where(here, np.nan_to_num(lost / np.maximum(of, 1e-9)), 0.0)
         hungry = {
             n: ready / (ran + ready)
             for n, (ran, ready) in servers.items()
@@ -137,7 +140,7 @@ class Overload:
                 self._texts[name] = _finding(name, machine, self._since[name], told, share, hungry)
         else:  # it may be the first look at it, and another kind of finding would be too quick
             self.trainers |= share > SLOWED
-            self.servers |= hungry.keys()
+            self.servers |= servers.keys() if very else hungry.keys()
 
 
 def _finding(
