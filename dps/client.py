@@ -11,12 +11,17 @@ A `Pending` reads the answers into place.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from dps.calls import Certificate, Pending, Ticket
+from dps.coordination.origins import encode_key
+from dps.cordon import Execution, execution
 from dps.delivery import BACK_OFF, RETRIED, Courier
 from dps.errors import DataLostError, InputError, UnknownTableError
 from dps.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
@@ -25,12 +30,14 @@ from dps.state.partition import Grouping, coalesce, group, sum_repeats
 from dps.transfers import Call, TableRoute
 from dps.wire import frames
 from dps.wire.frames import Header
+from dps.wire.pool import Pool
 
 __all__ = ["Client", "Pending", "Ticket"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_ORDER = np.zeros(0, np.int32)
 NO_ROWS = (0, 0)
+NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 SCAN = 1 << 20  # keys asked for at a time
 MOST_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 
@@ -44,6 +51,20 @@ class Change(NamedTuple):
     values: np.ndarray
     answered: np.ndarray | None  # where the new values go, if they were asked for
     rows: int = -1  # of data that it stands for, in a mean over rows
+
+
+@dataclasses.dataclass
+class InTask:
+    """A client as one execution of a Dask task has it: the origin and attempt of its ops, and the number of the next.
+
+    `client` is how many others the task has pushed with before this one.
+    """
+
+    client: int
+    origin: int = 0
+    attempt: int = 0
+    run: int | None = None
+    number: int = 0
 
 
 class Client(Courier):
@@ -76,6 +97,10 @@ class Client(Courier):
     array([2, 0, 1])
     >>> cluster.close()
     """
+
+    def __init__(self, ticket: Ticket, pool: Pool | None = None):
+        super().__init__(ticket, pool)
+        self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type, tuple[Ticket]]:
         return Client, (self.ticket,)
@@ -181,7 +206,8 @@ class Client(Courier):
                 self.meter.begin(self._now())
                 self._steady()
                 changes = [self._prepare(name, k, v, PUSH, rows=rows) for name, (k, v) in table.items()]
-                waiting = [self._opened(self._send(change)) for change in changes]
+                with self._as_task():
+                    waiting = [self._opened(self._send(change)) for change in changes]
             for pending in waiting:
                 pending.result()
         else:
@@ -294,7 +320,36 @@ class Client(Courier):
             self.meter.begin(self._now())
             self._steady()
             change = self._prepare(table, keys, values, rule, answer, out, rows)
-            return self._opened(self._send(change, keep))
+            with self._as_task():
+                return self._opened(self._send(change, keep))
+
+    def _as_task(self) -> contextlib.AbstractContextManager[None]:
+        """Within, ops are those of the Dask task that makes them, so that they count once if Dask runs it again.
+
+        It is looked for at each push, because tasks may share a client: one that was scattered, for instance, is
+        unpickled once by each worker.
+        """
+        found = None if self.clock != NO_CLOCK else execution()
+        return NOTHING if found is None else self._acting_in(found)
+
+    @contextlib.contextmanager
+    def _acting_in(self, found: Execution) -> Iterator[None]:
+        task = self._in_tasks.get(found)
+        if task is None:
+            task = self._in_tasks[found] = InTask(found.clients[self.ticket.session])
+            found.clients[self.ticket.session] += 1
+        run = found.run
+        if task.run != run:
+            wish = {"task": encode_key(found.key), "run": run, "client": task.client}
+            answer = self._ask_controller(Header(frames.ORIGIN), wish)
+            task.origin, task.attempt, task.run = int(answer["origin"]), int(answer["attempt"]), run
+        own = self.trainer, self.attempt, self._number
+        self.trainer, self.attempt, self._number = task.origin, task.attempt, task.number
+        try:
+            yield
+        finally:
+            task.number = self._number
+            self.trainer, self.attempt, self._number = own
 
     def _prepare(
         self,

@@ -19,6 +19,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -26,7 +27,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dps import config
 from dps.adapting import Adapter
 from dps.checkpointing import Checkpointer, Wish
-from dps.cordon import Cordon
+from dps.cordon import Cordon, is_at_work, task_of
 from dps.crew import Crew
 from dps.dask_side import host_of, listening_tls
 from dps.errors import (
@@ -61,7 +62,7 @@ VERBS = (
     *("snapshot", "history", "workers"),
 )
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
-RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease"}
+RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease", frames.ORIGIN: "origin"}
 FLEET_FRAMES = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT)
 
 
@@ -142,6 +143,7 @@ class Controller(SchedulerPlugin):
             )
         endpoint = self._listen()
         session = self.sessions[name] = Session(name, endpoint, copies)
+        session.runs.task, session.runs.tasks.at_work = partial(task_of, self.scheduler), is_at_work
         args = (name, (session.secret, session.servers_secret), (endpoint.host, endpoint.port))
         session.crew = Crew(
             self.scheduler, self.cordon, session.fleet, self.server, args, self._in_endpoint, self._serving, version
@@ -406,10 +408,13 @@ class Controller(SchedulerPlugin):
         trainers are refused from now on."""
         await self._settle(self._session(name), keep)
 
-    async def _settle(self, session: Session, keep: bool) -> None:
-        """On every primary; once more where another server took over meanwhile (twice does no harm)."""
+    async def _settle(self, session: Session, keep: bool | None) -> None:
+        """On every primary; once more where another server took over meanwhile (twice does no harm).
+
+        Where `keep` is None no run has ended: origins of tasks that have ended are retired, and clocks stay open.
+        """
         over = await self._in_endpoint(session.runs.retire)
-        if not over and not session.collecting():
+        if not over and (keep is None or not session.collecting()):
             return
         left = {(spec["id"], n) for spec in session.fleet.specs.values() for n in range(spec["shards"])}
         until = asyncio.get_running_loop().time() + config.seconds("stop")
@@ -423,6 +428,15 @@ class Controller(SchedulerPlugin):
                 f"the end of a run has not reached {len(left)} shards within {config.limit('stop')}, because no server "
                 f"has them now: see dask ps status; where servers are only slow to take over, raise the setting"
             )
+
+    async def _retire_tasks(self, session: Session) -> None:
+        """Tell the servers which tasks have ended: their origins are refused from now on."""
+        try:
+            await self._settle(session, keep=None)
+        except Exception as error:  # then a late attempt is not refused, but its pushes still count once
+            logger.warning("parameter server %r: the end of tasks was not told to all servers: %s", session.name, error)
+        finally:
+            session.retiring = None
 
     # -- inside: the scheduler's loop
 
@@ -438,6 +452,10 @@ class Controller(SchedulerPlugin):
         if self.endpoint is None:
             raise ClosedError("the controller's endpoint is closed")
         return await self.endpoint.call_from_loop(function, *args)
+
+    def _begin_to_retire(self, session: Session) -> None:
+        if session.retiring is None and session.name in self.sessions and session.opened.is_set():
+            session.retiring = asyncio.get_running_loop().create_task(self._retire_tasks(session))
 
     # -- inside: the endpoint's thread
 
@@ -500,5 +518,7 @@ class Controller(SchedulerPlugin):
             self.endpoint.later(LOOK, self._look)
         for session in list(self.sessions.values()):
             session.runs.look()
+            if session.runs.tasks.ended:
+                self._loop.call_soon_threadsafe(self._begin_to_retire, session)
             session.fleet.look()
             session.monitor.look()

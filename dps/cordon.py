@@ -19,9 +19,12 @@ back to the status that the *scheduler* had for it, and then the worker really p
 
 A hole: `client.rebalance()` looks at no status, and may put data (no tasks) on servers.
 
-The private interfaces are the stream handler ``worker-status-change``, `Scheduler.running` and `Scheduler.transitions`.
-:meth:`Cordon.problem` says why they do not look as they should; then nothing is cordoned off, servers start all the
-same (their actors are pinned to addresses), and ordinary tasks may land beside them.
+Beside placement, `execution` and `task_of` say which assignment of which task a thread executes, and which one is the
+latest: `distributed.worker.thread_state`, `TaskState.run_id` of workers and of the scheduler.
+
+The private interfaces of the cordon are the stream handler ``worker-status-change``, `Scheduler.running` and
+`Scheduler.transitions`. :meth:`Cordon.problem` says why they do not look as they should; then nothing is cordoned off,
+servers start all the same (their actors are pinned to addresses), and ordinary tasks may land beside them.
 
 Versions: these interfaces are the same in distributed 2024.12, the oldest release that dps allows, and in 2026.8; the
 tests run with both. What differs between the two needs nothing here: `Client.scheduler_info` takes ``n_workers`` since
@@ -35,6 +38,8 @@ import contextlib
 import inspect
 import logging
 import re
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import time
@@ -42,8 +47,19 @@ from typing import Any
 
 from distributed import Client
 from distributed.core import Status
+from distributed.worker import thread_state
 
-__all__ = ["RESOURCE", "Cordon", "client_of", "close_client", "natural"]
+__all__ = [
+    "RESOURCE",
+    "Cordon",
+    "Execution",
+    "client_of",
+    "close_client",
+    "execution",
+    "is_at_work",
+    "natural",
+    "task_of",
+]
 
 logger = logging.getLogger("distributed.dps.cordon")
 
@@ -219,6 +235,72 @@ def _leave_loop(client: Client) -> None:
     runner = getattr(client, "_loop_runner", None)
     if runner is not None:
         runner.stop()
+
+
+class Execution:
+    """One execution of an ordinary Dask task, in the thread that executes it.
+
+    Attributes
+    ----------
+    key : str, tuple, ...
+        The task's.
+    run : int
+        The number of the assignment that it is: Dask gives a higher one each time that it assigns the task to a worker.
+    clients : Counter
+        How many clients of each parameter server have pushed in it, by the name of the server.
+    """
+
+    def __init__(self, worker: Any, key: Any, began: Any):
+        self.worker, self.key, self.began = worker, key, began
+        self.clients: Counter[str] = Counter()
+        self._run = -1
+
+    @property
+    def run(self) -> int:
+        # Dask may take an execution that it had cancelled for a new assignment of the task, so the number may rise.
+        task = self.worker.state.tasks.get(self.key)
+        if task is not None:  # else the task was cancelled and forgotten
+            self._run = int(task.run_id)
+        return self._run
+
+
+_here = threading.local()
+
+
+def execution() -> Execution | None:
+    """The execution of an ordinary Dask task that this thread is in; the same object for all of its duration.
+
+    None outside of tasks, in methods of actors (they are no tasks that Dask would run again), in tasks that are
+    coroutines, in threads that a task has started itself, and in executors that are processes.
+    """
+    key = getattr(thread_state, "key", None)
+    if key is None or getattr(thread_state, "actor", False):
+        return None
+    began, found = getattr(thread_state, "start_time", None), getattr(_here, "execution", None)
+    if found is None or found.key != key or found.began != began:
+        worker = getattr(thread_state, "execution_state", {}).get("worker")
+        if getattr(getattr(worker, "state", None), "tasks", None) is None:
+            return None
+        found = _here.execution = Execution(worker, key, began)
+    return found
+
+
+def task_of(scheduler: Any, key: Any) -> tuple[Any, int] | None:
+    """(the scheduler's record of a task, the number of its latest assignment to a worker); None if it has none.
+
+    The record is another object once the scheduler has forgotten the key and was given it again. Any thread may call
+    this.
+    """
+    try:
+        task = scheduler.tasks.get(key)
+    except TypeError:  # not hashable: no key
+        return None
+    return None if task is None else (task, -1 if task.run_id is None else int(task.run_id))
+
+
+def is_at_work(task: Any) -> bool:
+    """Whether a worker has the task of this record to execute."""
+    return bool(task.state == "processing")
 
 
 def is_dps(ws: Any) -> bool:

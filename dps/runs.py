@@ -23,6 +23,8 @@ RESERVE  JSON run, name, count                 JSON first: so many trainers' num
 LEASE    JSON, see `portions.py`                JSON: which batches to work on
 PEEK     JSON run, trainer                     JSON incarnation, state (joined, lost, left or
                                                expected), stopped (a text, or null)
+ORIGIN   JSON task (its key), run, client      JSON origin, attempt: see `coordination/origins.py`
+         (from a client in a Dask task)
 ======== ===================================== ========================================================
 
 A trainer whose connection breaks without LEAVE is *lost*. If it is not back within `dps.timeouts.rejoin` (of a run on
@@ -52,6 +54,7 @@ from typing import Any
 
 from dps import config
 from dps.coordination.gather import Meeting
+from dps.coordination.origins import TaskOrigins, decode_key
 from dps.errors import (
     ClockTimeoutError,
     DPSError,
@@ -76,6 +79,7 @@ logger = logging.getLogger(__name__)
 
 SPLIT = ("compute", "pull", "push", "wait", "serialise")
 MOST_ORIGINS, MOST_ATTEMPTS = (1 << 32) - 1, (1 << 16) - 1  # their fields in a frame hold no more
+SWEEP = 1.0  # seconds between two looks whether tasks have ended
 MOST_ELASTIC = 1000  # runs that go on until they are ended
 
 
@@ -91,6 +95,9 @@ class Runs:
         self.runs: dict[int, Run] = {}
         self.note: Callable[[str, Callable[[], bool]], None] = lambda text, stands: logger.info(text)  # where news goes
         self._last = self._origins = 0
+        self.tasks = TaskOrigins(self.allot)
+        self.task: Callable[[Any], tuple[Any, int] | None] = lambda key: None  # of Dask: its life and latest run
+        self._swept = now()
 
     # -- the driver's side
 
@@ -136,11 +143,11 @@ class Runs:
         return self._origins - count + 1
 
     def retire(self) -> list[list[int]]:
-        """[first origin, how many] of the runs that have ended since this was asked last: nobody is to hear of them."""
+        """[first origin, how many] of the runs and tasks that have ended since this was asked last."""
         over = [run for run in self.runs.values() if run.over and not run.retired]
         for run in over:
             run.retired = True
-        return [origins for run in over for origins in run.origins()]
+        return [origins for run in over for origins in run.origins()] + self.tasks.take_ended()
 
     def only(self) -> Run | None:
         """The run that is going on; None if there is none, or several."""
@@ -351,6 +358,21 @@ class Runs:
         told |= {"stopped": None if run.stopped is None else str(run.stopped)}
         connection.reply_json(Header(frames.OK, request=header.request), told)
 
+    def origin(self, connection: Connection, header: Header, body: memoryview) -> None:
+        wish = frames.decode_json(body)
+        try:
+            key, run, client = decode_key(wish["task"]), int(wish["run"]), int(wish["client"])
+        except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
+            raise _unread("ORIGIN", "task, run or client", wish, error) from None
+        found = self.task(key)
+        if found is None:
+            raise StoppedError(
+                f"the scheduler knows no task {key!r} any more: it was cancelled, or its futures were released, so its "
+                f"pushes do not count"
+            )
+        origin, attempt = self.tasks.of(key, *found, run, client)
+        connection.reply_json(Header(frames.OK, request=header.request), {"origin": origin, "attempt": attempt})
+
     def disconnected(self, connection: Connection) -> None:
         """A trainer's connection broke without LEAVE."""
         if connection.party is not None:
@@ -366,6 +388,9 @@ class Runs:
     def look(self) -> None:
         """Now and then: give up the lost, answer those who have waited too long."""
         now = self.now()
+        if now - self._swept > SWEEP:
+            self._swept = now
+            self.tasks.sweep(lambda key, life: (self.task(key) or (None,))[0] is life)
         for run in list(self.runs.values()):
             if run.stopped is not None:
                 continue

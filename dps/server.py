@@ -95,7 +95,7 @@ class Server:
         """Forget a table and its rows."""
         self.endpoint.call(self.serving.drop, table)
 
-    def settle(self, keep: bool, over: list[list[int]]) -> str:
+    def settle(self, keep: bool | None, over: list[list[int]]) -> str:
         """A run has ended: see :meth:`dps.serving.Serving.settle`. The shards that were settled, as JSON."""
         done = threading.Event()
 

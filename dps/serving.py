@@ -142,9 +142,10 @@ class Serving:
             self.relay.drop(copy)
         self.relay.settle()
 
-    def settle(self, keep: bool, over: list[list[int]]) -> tuple[list[tuple[int, int]], Waiter]:
+    def settle(self, keep: bool | None, over: list[list[int]]) -> tuple[list[tuple[int, int]], Waiter]:
         """A run has ended: close the open clock of every primary (without `keep`, drop it); retire origins.
 
+        Where `keep` is None no run has ended, and clocks stay open: origins are retired only.
         `over` are pairs (first origin, how many). Returns (table, shard) of the primaries, and who waits until their
         copies have done so, too.
         """
@@ -152,7 +153,7 @@ class Serving:
         for table in self.tables.values():
             primaries = [c for _, c in sorted(table.copies.items()) if c.serves]
             done += [(table.spec.id, copy.number) for copy in primaries]
-            if table.spec.aggregate is not None:
+            if table.spec.aggregate is not None and keep is not None:
                 self._control(table, primaries, self._close_op(table, 0, KEEP if keep else DROP), waiter)
             for first, count in over:
                 retire = self._close_op(table, 0, first)._replace(rule=RETIRE, parties=count)

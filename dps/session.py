@@ -34,6 +34,7 @@ class Session:
         self.runs.note = lambda text, stands: self.fleet.note(text, stands=stands)
         self.fleet.reported = self.monitor.beaten
         self.last_table = 0
+        self.retiring: asyncio.Task[None] | None = None  # servers are being told of tasks that have ended
 
     def connect(self, tell: Callable[[str], None]) -> None:
         """All parts are there: those that look at each other may begin."""

@@ -1,7 +1,8 @@
 """A plain Python process shares a table with Dask tasks.
 
 All count words in the same table at the same time. The process is no part of the Dask cluster and has no Dask client:
-a pickled `dps.Client` is all it gets. Every push is applied once, so the counts are exact at the end.
+a pickled `dps.Client` is all it gets. Every push is applied once, also where Dask runs a task again, so the counts are
+exact at the end. (The plain process is not run again by anything: if it failed, a second one would count anew.)
 """
 
 import pickle

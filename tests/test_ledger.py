@@ -36,6 +36,7 @@ class Dumb:
     def note(self, origin: int, attempt: int, clock: int, number: int) -> None:
         self.last = [entry for entry in self.last if entry[0] != origin]
         self.last.append((origin, attempt, clock, number))
+        self.gone |= {entry[0] for entry in self.last[: -self.origins]}
         self.last = self.last[-self.origins :]
         self.tidy()
 

@@ -31,7 +31,7 @@ class Ledger:
     answer_bytes : int
         What all kept answers may take together.
     origins : int
-        How many are remembered; of more, those that have been silent longest are forgotten.
+        How many are remembered; of more, those that have been silent longest are retired.
 
     Examples
     --------
@@ -60,7 +60,10 @@ class Ledger:
         if last is not None and last[0] > attempt:
             raise StoppedError(f"attempt {attempt} of origin {origin} is over: attempt {last[0]} has taken its place")
         if last is None and self.retired(origin):
-            raise StoppedError(f"origin {origin} (attempt {attempt}) was retired: its run or client has ended")
+            raise StoppedError(
+                f"origin {origin} (attempt {attempt}) was retired: its run or task has ended, or {self.origins} others "
+                f"have pushed since it did; a client that is still needed is made anew (ps.client())"
+            )
 
     def retired(self, origin: int) -> bool:
         """Whether the origin has ended."""
@@ -79,8 +82,8 @@ class Ledger:
         """An op of the origin is applied: the last one, from now on."""
         self._last[origin] = attempt, clock, number
         self._last.move_to_end(origin)
-        if len(self._last) > self.origins:
-            self._forget(next(iter(self._last)))
+        if len(self._last) > self.origins:  # refused from now on, because its repeats could not be told
+            self.retire(next(iter(self._last)), 1)
 
     def keep(self, origin: int, clock: int, number: int, values: np.ndarray) -> None:
         """Keep `values`, which must not change any more, as the answer to an op that was noted."""

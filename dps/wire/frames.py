@@ -22,6 +22,7 @@ REPL...  as PUSH; with CONTROL an op without rows     versions int64[shards], th
 DUMP     table, shard, epoch; see `replication.py`    JSON, arrays
 JOIN...  see `runs.py`                                JSON
 LEASE    see `portions.py`                            JSON
+ORIGIN   see `runs.py`                                JSON
 SERVE... see `fleet.py`                               JSON
 OK       request; count; of a TICK: start             the values, or JSON, or nothing
 ERROR    request                                      JSON {"type", "message"}
@@ -61,7 +62,7 @@ VERSION = 3
 GREETING, HELLO, WELCOME = 1, 2, 3
 PULL, PUSH, STATUS, REPLICATE, DUMP, SCAN = 16, 17, 18, 19, 20, 21
 ROUTE, JOIN, TICK, LEAVE, COLLECT, RESERVE, PEEK = 32, 33, 34, 35, 36, 37, 38
-LEASE = 39
+LEASE, ORIGIN = 39, 40
 SERVE, BEAT, PLACE, CAUGHT_UP, STEPPED_DOWN, SUSPECT = 48, 49, 50, 51, 52, 53
 OK, ERROR = 64, 65
 

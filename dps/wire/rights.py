@@ -32,7 +32,8 @@ def _each(*choices: tuple[int, ...]) -> frozenset[int]:
 PLAIN = frozenset({0})
 PULLS = _each((0, RANGE), (0, CERTIFICATE))
 PUSHES = _each((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
-RUNS = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK, frames.LEASE)
+RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
+RUNS += (frames.LEASE, frames.ORIGIN)
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})  # close the sums of a clock; retire origins
 
 TO_ANY: Rights = {STRANGER: {frames.HELLO: PLAIN}}
