@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from distributed import get_client
+
 from dps import config
 from dps.display import PATIENCE, Status, Tables, dashboard_link, held, held_text, parameter_server_html
 from dps.errors import (
@@ -109,6 +111,10 @@ class ParameterServer(Scaling):
         """
         check_name("parameter server", name)
         self = cls.__new__(cls)
+        self._take_up(client, name)
+        return self
+
+    def _take_up(self, client: Any, name: str) -> None:
         self._prepare(client, name)
         try:
             self._attach(self._call("describe"))
@@ -116,7 +122,6 @@ class ParameterServer(Scaling):
         except BaseException:
             self._let_go()
             raise
-        return self
 
     @classmethod
     def get_or_start(
@@ -487,6 +492,9 @@ class ParameterServer(Scaling):
         finally:
             self._let_go()
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return _handed_over, (self.name,)
+
     def __enter__(self) -> ParameterServer:
         return self
 
@@ -509,3 +517,31 @@ class ParameterServer(Scaling):
 
     def _repr_html_(self) -> str:
         return parameter_server_html(self)
+
+
+def _handed_over(name: str) -> ParameterServer:
+    """What a pickled one becomes: see :class:`HandedOver`."""
+    self = HandedOver.__new__(HandedOver)
+    self.name = name
+    return self
+
+
+class HandedOver(ParameterServer):
+    """A handle that came by pickle, in the arguments of a Dask task for instance: an attached one.
+
+    It attaches when it is first used and not before, because Dask unpickles arguments on the worker's event loop, which
+    may not wait. In a worker it uses the worker's own client; elsewhere Dask's current one.
+    """
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") or "name" not in self.__dict__ or "closed" in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
+        try:
+            client = get_client()
+        except ValueError as error:
+            raise InputError(
+                f"parameter server {self.name!r} was pickled, and there is no Dask client to attach with here: make "
+                f"one, or pass ps.client(), which needs none"
+            ) from error
+        self._take_up(client, self.name)
+        return getattr(self, attribute)
