@@ -43,7 +43,7 @@ from dps.wire import frames
 STEP, DELAY, TRAINERS, SERVERS = 0.02, 0.05, 3, 2
 BEFORE, WITHIN = 6.0, 20.0
 LOOPS, BUSY = 3, 25.0  # busy loops a processor; seconds
-MOVING = ("retire", "move ", "another machine", "another one", "another worker")  # what no remedy may say meanwhile
+MOVING = ("retire", "move ", "another machine", "another one")  # what no remedy may say meanwhile
 STOP, CODES = 9, {1: "compute", 2: "pull", 3: "push", 4: "slow"}
 KINDS = {
     "compute": ("transient", "permanent"),

@@ -20,7 +20,7 @@ from dps.coordination.progress import COLUMNS, Diagnosis, Finding, History, Serv
 __all__ = ["CAUSES", "Trace", "Verdict", "judge", "make"]
 
 CAUSES = ("none", "transient", "permanent", "skew", "server", "network", "dead", "overloaded")
-MOVING = ("retire", "move ", "another machine", "another one", "another worker")  # in a remedy
+MOVING = ("retire", "move ", "another machine", "another one")  # in a remedy
 LOOK = 1.0
 SERVICE_OVER = 4.0  # seconds of which a server's mean service is
 
