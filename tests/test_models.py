@@ -146,6 +146,15 @@ def test_no_intercept(client):
     np.testing.assert_allclose(model.decision_function(X), X @ model.coef_[0], rtol=1e-3, atol=1e-5)
 
 
+def test_persisted_arrays(client):
+    X, y = gaussian()
+    how = {"client": client, "batch_size": 1000, "epochs": 3, "aggregate": True}
+    lazy = [dask.array.from_array(each, chunks=100) for each in (X, y)]
+    lazy[0] = lazy[0].rechunk({1: -1})
+    models = [LogisticRegression(**how).fit(*data) for data in (lazy, [each.persist() for each in lazy])]
+    np.testing.assert_allclose(models[0].coef_, models[1].coef_, rtol=1e-4)
+
+
 def test_what_predictions_mean(client):
     for classes in (2, 4):
         X, y = gaussian(classes=classes)

@@ -156,7 +156,7 @@ def _aligned(client: DaskClient, X: Any, y: Any, weights: Any) -> list[tuple]:
         raise InputTypeError(f"X is a dask array or DataFrame, not a {type(X).__name__}")
     if getattr(X, "numblocks", (1, 1))[1:] not in ((1,), ()):
         X = X.rechunk({1: -1})
-    rows = np.ravel(X.to_delayed()).tolist()
+    rows = _blocks(X)
     known = hasattr(X, "chunks") and not np.isnan(X.shape[0])
     lengths = list(X.chunks[0]) if known else None
     columns = []
@@ -177,6 +177,17 @@ def _aligned(client: DaskClient, X: Any, y: Any, weights: Any) -> list[tuple]:
     return list(zip(rows, *columns, strict=True))
 
 
+def _blocks(collection: Any) -> list[Any]:
+    """The blocks of a Dask array or DataFrame with one column of blocks: futures of an array that is persisted.
+
+    Dask leaves the graph of a persisted array's block empty, and that of 2024.12 and 2025.1 then gives a task the
+    block's key in place of the block.
+    """
+    parts = np.ravel(collection.to_delayed()).tolist()
+    graph = {} if all(len(part.dask) for part in parts) else collection.__dask_graph__()
+    return [graph.get(part.key, part) if not len(part.dask) else part for part in parts]
+
+
 def _partitioned(X: Any, column: Any, what: str, known: bool) -> list[Delayed]:
     """Labels or weights of Dask, in the partitions that X has."""
     if known and hasattr(column, "chunks") and not np.isnan(column.shape[0]):
@@ -184,7 +195,7 @@ def _partitioned(X: Any, column: Any, what: str, known: bool) -> list[Delayed]:
             raise InputError(f"X has {X.shape[0]} rows and {what} {column.shape[0]}")
         if X.chunks[0] != column.chunks[0]:
             column = column.rechunk({0: X.chunks[0]})
-    parts = np.ravel(column.to_delayed()).tolist()
+    parts = _blocks(column)
     count = int(getattr(X, "npartitions", 0)) if not hasattr(X, "numblocks") else X.numblocks[0]
     if len(parts) != count:
         raise InputError(f"X has {count} partitions and {what} {len(parts)}: repartition them alike")
