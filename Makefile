@@ -123,7 +123,7 @@ test-portable: $(READY)
 OLDEST := .venv-oldest
 TESTS ?= tests
 .PHONY: test-oldest
-test-oldest: $(OLDEST)/.ready  ## the tests with the oldest releases that setup.cfg allows, on Python 3.11
+test-oldest: $(OLDEST)/.oldest  ## the tests with the oldest releases that setup.cfg allows, on Python 3.11
 	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(TESTS) $(ARGS)
 
 # Of these, what touches the packages whose interfaces change: Dask, numpy, pandas, scikit-learn, sparse, Bokeh, click.
@@ -132,7 +132,7 @@ SENSITIVE := frames shard index inputs encoding localize cordon data run models 
 test-oldest-quickly:
 	@$(MAKE) --no-print-directory test-oldest TESTS="$(SENSITIVE:%=tests/test_%.py)"
 
-$(OLDEST)/.ready: setup.cfg pyproject.toml tests/oldest.py
+$(OLDEST)/.oldest: setup.cfg pyproject.toml tests/oldest.py
 	@python=$$(.ci/find-python 3.11) || { echo "make test-oldest needs Python 3.11, and it is not on this machine" >&2; exit 1; }; \
 	$(MAKE) --no-print-directory venv PYTHON="$$python" VENV=$(OLDEST); \
 	echo "installing the oldest releases that setup.cfg allows into $(OLDEST)"; \
