@@ -22,7 +22,7 @@ from dps.errors import (
 from dps.names import check_name
 from dps.scaling import Scaling, check_servers
 from dps.state.initializers import Initializer, Zeros
-from dps.state.ops import TableSpec
+from dps.state.ops import TableSpec, wants_finite
 from dps.state.optimizers import Add, Optimizer
 from dps.training import spark
 from dps.training.columns import chosen, in_memory, scattered
@@ -193,7 +193,7 @@ class ParameterServer(Scaling):
         optimizer: Optimizer | None = None,
         init: Initializer | None = None,
         aggregate: str | None = None,
-        finite: bool = False,
+        finite: bool | None = None,
         shards: int | None = None,
         copies: int | None = None,
         ack: str = "copies",
@@ -219,8 +219,10 @@ class ParameterServer(Scaling):
         aggregate : {None, "sum", "mean"}
             For runs with staleness 0: collect the pushes of a clock, and step the optimizer once with their sum or
             mean.
-        finite : bool
-            Refuse NaN and infinity.
+        finite : bool, optional
+            Refuse NaN and infinity, because one such value poisons its row for good. By default True for tables with an
+            optimizer other than ``dps.Add()`` and ``dps.Assign()``, and False for those two. An int64 table is never
+            checked: it cannot hold such values.
         shards : int, optional
             Slices; a power of two for keyed tables. By default ``dps.shards-per-server`` for each server that there is,
             or may come (:meth:`adapt` with a maximum).
@@ -246,11 +248,15 @@ class ParameterServer(Scaling):
         InputError
             A value that a table cannot have.
         """
-        free = ["shards"] if shards is None else []  # their default follows the number of servers, which may change
+        # The default of `shards` follows the number of servers, which may change; that of `finite` may differ between
+        # versions, and a table that a checkpoint has brought back keeps what it was made with.
+        free = [name for name, value in (("shards", shards), ("finite", finite)) if value is None]
+        optimizer = Add() if optimizer is None else optimizer
+        finite = wants_finite(optimizer) if finite is None else finite
         if shards is None:
             wanted = self._most_servers() * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
-        spec = TableSpec(name, rows, dim, dtype, optimizer or Add(), init or Zeros(), aggregate, finite, shards)
+        spec = TableSpec(name, rows, dim, dtype, optimizer, init or Zeros(), aggregate, finite, shards)
         spec = dataclasses.replace(spec, copies=self.copies if copies is None else copies, ack=ack)
         made = self._call("add_table", spec=json.dumps(spec.to_dict()), exist_ok=exist_ok, free=free)
         return TableSpec.from_dict({**json.loads(made["spec"]), "id": made["id"]})

@@ -25,6 +25,7 @@ from dps.errors import (
     InputError,
     InputTypeError,
     KeyRangeError,
+    NameInUseError,
     NotFiniteError,
     RequestTimeoutError,
     ServerGoneError,
@@ -264,7 +265,7 @@ def served():
         dps.ParameterServer(cluster, servers=2) as ps,
     ):
         ps.table("keyed", dim=2, finite=True)
-        ps.table("dense", rows=100, finite=True, optimizer=dps.Adagrad(0.1))
+        ps.table("dense", rows=100, optimizer=dps.Adagrad(0.1))
         ps.table("whole", dtype="int64")
         client = ps.client()
         client.push("keyed", KEYS, np.ones((1000, 2)))
@@ -282,6 +283,8 @@ def everything(ps):
 
 NAN = np.ones((1000, 2))
 NAN[777, 1] = np.nan
+WHERE_IT_STEPS = [dps.SGD(0.1), dps.Momentum(0.1), dps.Adagrad(0.1), dps.RMSprop(0.1), dps.Adam(0.1), dps.AdamW(0.1)]
+WHERE_IT_STEPS += [dps.FTRL()]
 INFINITE = np.full(100, np.float32(1))
 INFINITE[99] = -np.inf
 
@@ -327,3 +330,44 @@ def test_wrong_input_changes_nothing(served, call, error, words):
             call(client)
         assert everything(served) == before
         assert client.pull("dense", [0]).shape == (1,)  # it goes on
+
+
+def test_a_table_with_an_optimizer_refuses_nan_unless_told_otherwise(served):
+    made = {"sums": {}, "values": {"optimizer": dps.Assign()}, "counts": {"dtype": "int64"}}
+    made |= {f"steps {n}": {"optimizer": optimizer} for n, optimizer in enumerate(WHERE_IT_STEPS)}
+    for name, options in made.items():
+        assert served.table(name, dim=2, **options).finite == name.startswith("steps"), name
+        assert not served.table(f"{name}, open", dim=2, finite=False, **options).finite
+        assert served.table(f"{name}, strict", dim=2, finite=True, **options).finite
+    with dps.Client(served.ticket) as client:
+        for name in [name for name in made if "steps" in name]:
+            with pytest.raises(NotFiniteError, match=rf"{name!r} refuses NaN .*row 777"):
+                client.push(name, KEYS, NAN)
+            client.push(f"{name}, open", KEYS, NAN)
+            assert np.isnan(client.pull(f"{name}, open", 777)).any()
+        client.push({"sums": (KEYS, NAN), "values": (KEYS, NAN)})
+        assert np.isnan([client.pull("sums", 777), client.pull("values", 777)]).sum() == 2
+        for name in ("counts", "counts, strict"):  # never checked: their dtype has no such values
+            client.push(name, KEYS, np.ones((1000, 2), np.int64))
+    for name in made:
+        for also in ("", ", open", ", strict"):
+            served.drop(f"{name}{also}")
+
+
+def test_a_server_refuses_nan_from_a_client_that_does_not_look(served, monkeypatch):
+    served.table("learns", dim=2, optimizer=dps.SGD(0.1))
+    with dps.Client(served.ticket) as client:
+        monkeypatch.setattr("dps.inputs.all_finite", lambda values: True)
+        with pytest.raises(NotFiniteError, match="a push to table 'learns' holds NaN or infinity"):
+            client.push("learns", [7], [[np.nan, 1.0]])
+        assert client.pull("learns", [7]).tolist() == [[0, 0]]
+    served.drop("learns")
+
+
+def test_a_table_made_before_the_default_may_exist(served):
+    """`finite` left to its default accepts what is there: a checkpoint of an earlier version brings it back."""
+    old = served.table("old", optimizer=dps.SGD(0.1), finite=False)
+    assert served.table("old", optimizer=dps.SGD(0.1), exist_ok=True) == old
+    with pytest.raises(NameInUseError, match="finite is False, not True"):
+        served.table("old", optimizer=dps.SGD(0.1), finite=True, exist_ok=True)
+    served.drop("old")

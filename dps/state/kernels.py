@@ -163,8 +163,8 @@ def take_wanted(rows, first, end, place, saved, flags, bits, out, which):
 @njit(nogil=True, cache=True)
 def all_finite(values):
     """Whether no value is NaN or infinite (`values` flat)."""
-    bad = 0
+    bad = False  # a truth value, because the loop is vectorised with it: a counter is a fifth slower
     for i in range(values.shape[0]):
         v = values[i]
-        bad += (v - v) != 0
-    return bad == 0
+        bad |= (v - v) != 0
+    return not bad

@@ -10,9 +10,10 @@ import numpy as np
 from dps.errors import InputError, InputTypeError
 from dps.names import check_name
 from dps.state.initializers import Initializer, Zeros, initializer_from_dict
-from dps.state.optimizers import Add, Optimizer, optimizer_from_dict
+from dps.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
 
 __all__ = ["ADD", "ASSIGN", "CLOSE", "DROP", "KEEP", "NO_CLOCK", "OLDER", "PUSH", "RETIRE", "Op", "TableSpec"]
+__all__ += ["wants_finite"]
 
 PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op: the table's optimizer, or plain addition, or replacement
 CLOSE, RETIRE = 3, 4  # or, without rows: close the sums of a clock; origins have ended
@@ -39,6 +40,19 @@ class Op(NamedTuple):
     number: int = 0  # of the op among those of its clock: (clock, number) is its seq
     answer: bool = False  # keep the new values: they may be asked for again
     rows: int = -1  # of data that a push stands for: aggregate="mean" divides by their sum; -1: it does not say
+
+
+def wants_finite(optimizer: Optimizer) -> bool:
+    """Whether a table of this optimizer refuses NaN and infinity unless its maker says otherwise.
+
+    An optimizer steps from what a row holds, so one such value stays in the row and its state for good. Counts and
+    plain values may mean something by it, such as a value that is missing.
+
+    >>> import dps
+    >>> wants_finite(dps.SGD(0.1)), wants_finite(dps.Add()), wants_finite(dps.Assign())
+    (True, False, False)
+    """
+    return not isinstance(optimizer, (Add, Assign))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from dps.calls import Ticket
 from dps.errors import DPSError, InputError, StoppedError
 from dps.state.initializers import Initializer, Zeros
-from dps.state.ops import TableSpec
+from dps.state.ops import TableSpec, wants_finite
 from dps.state.optimizers import Add, Optimizer
 from dps.testing.channel import SimClient
 from dps.testing.faults import Faults, Mischief
@@ -124,7 +124,7 @@ class Simulation:
         optimizer: Optimizer | None = None,
         init: Initializer | None = None,
         aggregate: str | None = None,
-        finite: bool = False,
+        finite: bool | None = None,
         shards: int | None = None,
         copies: int | None = None,
         ack: str = "copies",
@@ -133,7 +133,9 @@ class Simulation:
         if shards is None:
             wanted = len(self._controller.servers)
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, rows)
-        made = (optimizer or Add(), init or Zeros(), aggregate, finite, shards)
+        optimizer = Add() if optimizer is None else optimizer
+        finite = wants_finite(optimizer) if finite is None else finite
+        made = (optimizer, init or Zeros(), aggregate, finite, shards)
         spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack)
         return self._controller.create_table(spec)
 
