@@ -17,7 +17,7 @@ checkpoint, restore  files: shards, manifests, which checkpoint is whole; export
 parameter_server     the user's handle: start, tables, run, status, checkpoint, close
 display, templates/  what all of it looks like in a notebook
 dashboard/           pages on the scheduler's dashboard, JSON, metrics; the terminal; reports, timelines
-training/            ps.run: the trainers, their batches, ``localize``
+training/            ps.run: the trainers, their batches; lazy stages; ``localize``
 deploy/, yarn        LocalCluster, YarnCluster
 spark                a parameter server beside Spark; its lazy stages
 models/              scikit-learn estimators, on the public API only
@@ -45,6 +45,7 @@ from dps.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, RMSprop
 from dps.state.schedules import Cosine, Exponential, InverseSqrt, InverseTime, Step, Warmup
+from dps.training.lazy import finished, map_partitions_with_ps
 from dps.training.localize import localize
 from dps.training.open_run import OpenRun
 from dps.training.trainer import Trainer
@@ -83,9 +84,11 @@ __all__ = [
     "Xavier",
     "Zeros",
     "export_checkpoint",
+    "finished",
     "hash_columns",
     "hash_strings",
     "localize",
+    "map_partitions_with_ps",
     "spark",
 ]
 

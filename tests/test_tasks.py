@@ -8,6 +8,7 @@ import pickle
 import signal
 import threading
 
+import dask.bag as db
 import numpy as np
 import pytest
 from distributed import Client, get_worker, worker_client
@@ -460,3 +461,21 @@ def test_a_worker_that_is_killed_after_the_push(apart, tmp_path):
     assert client.gather(futures) == [0, 1, 2, 3]
     assert (tmp_path / "died").exists()
     assert ps.client().pull("n", np.arange(4)).tolist() == [44] * 4
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_killed_in_a_lazy_stage(apart, tmp_path):
+    def dying(trainer, numbers, folder):
+        trainer.push("lazy", numbers, 1)
+        if trainer.number == 1 and not os.path.exists(folder):
+            with open(folder, "w"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        trainer.push("lazy", numbers, 10)
+        return numbers
+
+    client, ps = apart
+    ps.table("lazy", rows=8, dtype="int64")
+    stage = dps.map_partitions_with_ps(db.range(8, npartitions=4), dying, ps, args=(str(tmp_path / "died"),))
+    assert client.compute(stage.sum()).result() == 28
+    assert (tmp_path / "died").exists()
+    assert ps.client().pull("lazy").tolist() == [11] * 8
