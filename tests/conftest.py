@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 import hypothesis
 import leaks
@@ -25,8 +26,20 @@ collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_spar
 FAILED = pytest.StashKey[bool]()
 
 
+MARKS = {"spark": 0, "yarn": 0, "processes": 1}  # files with such tests come first, in this order
+OTHERS = 2
+
+
 def pytest_collection_modifyitems(items):
-    """The name of a test is the same in each process: with an address in it, `make test` would run nothing."""
+    """Files that start processes come first: the quick ones then fill what is left of the time of each process.
+
+    The name of a test is the same in each process: with an address in it, `make test` would run nothing.
+    """
+    turn: dict[Path, int] = {}
+    for item in items:
+        marked = [MARKS.get(mark.name, OTHERS) for mark in item.iter_markers()]
+        turn[item.path] = min([turn.get(item.path, OTHERS), *marked])
+    items.sort(key=lambda item: turn[item.path])  # stable: tests of one file stay together
     if wrong := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"names of tests with an address in memory, give them ids: {wrong}")
 
