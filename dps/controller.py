@@ -43,6 +43,7 @@ from dps.monitor import history_json
 from dps.names import check_name
 from dps.refusals import as_value
 from dps.runs import Runs
+from dps.seating import Seating
 from dps.session import Session
 from dps.state.ops import TableSpec
 from dps.wire import frames
@@ -59,7 +60,7 @@ VERBS = (
     *("open", "describe", "close_session", "add_table", "drop_table", "status", "scale", "adapt", "retire"),
     *("checkpoint", "restore"),
     *("start_run", "progress", "stop_run", "end_run", "settle", "set_staleness", "set_rejoin"),
-    *("snapshot", "history", "workers"),
+    *("snapshot", "history", "workers", "take_threads", "release_threads"),
 )
 RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
 RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease", frames.ORIGIN: "origin"}
@@ -92,6 +93,7 @@ class Controller(SchedulerPlugin):
 
     async def start(self, scheduler: Any) -> None:
         self.scheduler = scheduler
+        self.seating = Seating(scheduler, self._serving)
         self.cordon.attach(scheduler)
         if problem := self.cordon.problem():
             logger.warning("servers cannot be cordoned off, ordinary tasks may land on them: %s", problem)
@@ -108,6 +110,9 @@ class Controller(SchedulerPlugin):
         if self.endpoint is not None:
             for session in self.sessions.values():
                 self.endpoint.loop.call_soon_threadsafe(session.fleet.worker_gone, worker)
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        self.seating.gone(client)
 
     def valid_workers_downscaling(self, scheduler: Any, workers: list) -> list:
         serving = set(self._serving())
@@ -359,6 +364,24 @@ class Controller(SchedulerPlugin):
         if collecting and not elastic:  # a run whose driver died has left its last clock open
             await self._settle(session, keep=False)
         return run
+
+    async def take_threads(
+        self,
+        comm: Any = None,
+        name: str = "",
+        driver: str = "",
+        trainers: int | None = None,
+        most: int = 1,
+        holding: list[str] | tuple[str, ...] = (),
+        seconds: float = 0.0,
+    ) -> dict[str, Any]:
+        """Choose and reserve threads for trainers, in one step: see `seating.py`."""
+        self._session(name)
+        return self.seating.take(name, driver, trainers, most, list(holding), seconds)
+
+    async def release_threads(self, comm: Any = None, name: str = "", keys: list[str] | tuple[str, ...] = ()) -> None:
+        """Give back what is still reserved for these tasks."""
+        self.seating.give_back(keys)
 
     async def set_staleness(
         self, comm: Any = None, name: str = "", staleness: float | str | None = None, run: int = 0

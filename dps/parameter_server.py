@@ -389,7 +389,7 @@ class ParameterServer(Scaling):
                 options["reassign"] = reassign
                 if in_memory(data):
                     data = scattered(self.dask_client, data, serving, trainers, restored if resume else None)
-                results = launch(self.dask_client, self.ticket, self._call, serving, function, data, **options)
+                results = launch(self.dask_client, self.ticket, self._call, function, data, **options)
         except BaseException:
             if within is None:
                 with contextlib.suppress(DPSError):  # the run's own error counts

@@ -416,7 +416,10 @@ def test_no_worker_carries_the_resource(plain):
 def test_no_worker_is_left_for_trainers(plain):
     with dps.ParameterServer(plain, servers=2) as ps:
         ps.table("w")
-        with pytest.raises(TooFewWorkersError, match=r"no thread is free.*2 workers, 2 of them servers"):
+        with pytest.raises(
+            TooFewWorkersError,
+            match=r"no thread is free.*: of 2 workers with 2 threads, 2 workers with 2 threads are for servers, 0",
+        ):
             ps.run(where, plain.scatter([1]))
     with pytest.raises(TooFewWorkersError, match=r"needs 3 workers.*0 of 2 workers carry the resource dps"):
         dps.ParameterServer(plain, servers=3, timeout=0.2)

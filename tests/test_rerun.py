@@ -8,9 +8,9 @@ import math
 import os
 import pathlib
 import random
+import re
 import signal
 import threading
-import time
 import types
 from collections import Counter
 from functools import partial
@@ -32,7 +32,7 @@ from dps.coordination import gather as real_gather
 from dps.coordination.clock import Clock
 from dps.errors import ControllerGoneError, InputError, ProtocolError, StoppedError, TrainerLostError
 from dps.runs import Runs
-from dps.training.tasks import Job, choosing, free_threads, train
+from dps.training.tasks import Job, train
 from dps.wire import frames
 from dps.wire.frames import Header, decode_header
 
@@ -639,41 +639,13 @@ def test_no_thread_is_free_for_one_that_lost_its_worker(client, caplog):
         ps.table("n", dtype="int64")
         ended = in_thread(ps.run, waits_for_go, da.arange(3, chunks=1).persist())
         client.retire_workers([at_work(1)])
-        lost = r"trainer 1 lost its worker .* for 1 s \(dps.timeouts.rejoin\) no thread was free to run it again: 3"
+        lost = r"trainer 1 lost its worker .* for 1 s \(dps.timeouts.rejoin\) no thread was free to run it again: of 3 "
         with pytest.raises(TrainerLostError, match=lost):
             ended()
-        assert "there is no thread for it: 3 workers, 1 of them servers, 2 tasks running; add workers" in caplog.text
+        assert "no thread for it: of 3 workers with 3 threads, 1 worker with 1 thread is for servers" in caplog.text
+        assert re.search(r"2 threads have tasks \(dps-train-dps-\w+, dps-train-dps-\w+\), 0 threads are", caplog.text)
         GO.set()
         wait_until(lambda: not any(run["connected"] for run in ps.status()["runs"]))
-
-
-def meet_by_table(trainer, parts, me):
-    trainer.push("n", [me], 1)
-    while not trainer.pull("n", [0, 1]).all():
-        time.sleep(0.002)
-    return get_worker().address
-
-
-def test_two_runs_that_start_together_take_different_threads(client, ps):
-    data = client.scatter([0, 1, 2], broadcast=True)
-    for _ in range(3):
-        first, second = (in_thread(ps.run, meet_by_table, data, trainers=1, args=(me,)) for me in (0, 1))
-        assert first()[0] != second()[0]
-        ps.drop("n")
-        ps.table("n", dtype="int64")
-
-
-def test_threads_are_chosen_by_one_driver_at_a_time(client):
-    def choose():
-        with choosing(client):
-            NOTES.append("second")
-
-    with choosing(client):
-        second = in_thread(choose)
-        time.sleep(0.1)
-        NOTES.append("first")
-    second()
-    assert NOTES == ["first", "second"]
 
 
 def breaks_connections(trainer, parts):
@@ -815,7 +787,7 @@ def test_every_trainer_run_twice_at_once(tmp_path):
         run = ps._call("start_run", trainers=2, staleness=1)
         args = (str(tmp_path), partial(held, folder=str(tmp_path)))
         job = Job(ps.ticket, run, counted, args, {}, 0)
-        free = iter(free_threads(client, set()))
+        free = iter(worker for worker, _ in ps._call("take_threads", most=4, seconds=60)["seats"])
 
         def begin():
             workers = [next(free) for _ in range(2)]

@@ -29,6 +29,7 @@ from dps.errors import (
     TrainerLostError,
     UnknownTableError,
 )
+from dps.training.threads import Threads
 
 GO = threading.Event()  # for tasks in this process: they find this very module
 
@@ -293,7 +294,11 @@ def test_busy_threads_are_not_counted(client, ps):
     assert [result[:3] for result in ps.run(parts_and_place, futures)] == [(0, 1, free)]
     tasks.append(client.submit(occupy, pure=False))
     wait_until(lambda: sum(map(len, client.processing().values())) == 3)
-    with pytest.raises(TooFewWorkersError, match=r"no thread is free.* 5 workers, 2 of them servers, 3 tasks running"):
+    numbers = (
+        "of 5 workers with 5 threads, 2 workers with 2 threads are for servers, 3 threads have tasks "
+        r"\(occupy-[^,]*, occupy-[^,]*, occupy-[^,]*\), 0 threads are free"
+    )
+    with pytest.raises(TooFewWorkersError, match=rf"no thread is free .* \(5 tries within 1 s\): {numbers}"):
         ps.run(parts_and_place, futures)
     GO.set()
     wait(tasks)
@@ -720,9 +725,13 @@ def test_trainers_that_do_not_come(client, ps):
     first = in_thread(ps.run, occupy_trainer, data, trainers=1)
     wait_until(lambda: any(run["connected"] for run in ps.status()["runs"]))
     (worker,) = (a for a, keys in client.processing().items() if keys)
-    real = dps.training.run.free_threads
+    real = Threads.take
+
+    def taken_meanwhile(*args):
+        return [(worker, "dps-train-behind-another-task"), *real(*args)]
+
     with pytest.MonkeyPatch.context() as patch, dask.config.set({"dps.timeouts.join": "0.3 s"}):
-        patch.setattr(dps.training.run, "free_threads", lambda *args: [worker, *real(*args)])  # taken meanwhile
+        patch.setattr(Threads, "take", taken_meanwhile)
         with pytest.raises(TooFewWorkersError, match=f"2 of 3 trainers have joined within 0.3 s.*{worker}"):
             ps.run(epochs, data)
     GO.set()

@@ -26,7 +26,7 @@ LAYERS = [
     | {"dps.reports", "dps.host", "dps.meter", "dps.meters", "dps.series", "dps.run_watch", "dps.server_watch"},
     {"dps.copies", "dps.run", "dps.portions", "dps.monitor"},
     {"dps.tables", "dps.replication", "dps.member", "dps.fleet", "dps.delivery", "dps.runs"},  # parts of the roles
-    {"dps.serving", "dps.saving", "dps.crew", "dps.checkpointing"},
+    {"dps.serving", "dps.saving", "dps.crew", "dps.checkpointing", "dps.seating"},
     {"dps.adapting"},
     {"dps.session"},
     {"dps.server", "dps.controller", "dps.client"},
@@ -52,7 +52,7 @@ STRANGERS = [  # no party imports from another party
         {"dps.server", "dps.serving", "dps.tables", "dps.copies", "dps.replication", "dps.member", "dps.saving"}
         | {"dps.meters"},
         {"dps.controller", "dps.fleet", "dps.crew", "dps.run", "dps.runs", "dps.checkpointing", "dps.monitor"}
-        | {"dps.portions", "dps.run_watch", "dps.server_watch", "dps.session", "dps.adapting"},
+        | {"dps.portions", "dps.run_watch", "dps.server_watch", "dps.session", "dps.adapting", "dps.seating"},
     ],
 ]
 ONLY = {  # all that these may import beside the standard library and themselves

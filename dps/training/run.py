@@ -22,7 +22,8 @@ from dps.training.data import ByPartition, Shares, by_partition, partitions
 from dps.training.open_run import OpenRun, checked_bound
 from dps.training.portions import Stock
 from dps.training.progress import ProgressBar
-from dps.training.tasks import Job, Seat, Stopped, Tasks, choosing, free_threads, holders, lack, spread
+from dps.training.tasks import Job, Seat, Stopped, Tasks, holders
+from dps.training.threads import Threads
 
 __all__ = ["begin", "check", "launch", "resumed"]
 
@@ -38,7 +39,6 @@ def launch(
     client: Client,
     ticket: Ticket,
     call: Callable[..., Any],
-    serving: set[str],
     function: Callable,
     data: Any,
     *,
@@ -56,10 +56,9 @@ def launch(
 ) -> list[Any]:
     """Run `function` on trainers over `data`; what :meth:`dps.ParameterServer.run` does.
 
-    `call` reaches the controller, `serving` are the workers that trainers must keep off; `restored` is what there is to
-    go on with.
+    `call` reaches the controller; `restored` is what there is to go on with.
     """
-    rows = partitions(client, data)
+    rows, threads = partitions(client, data), Threads(call, client.id)
     tasks: Tasks | None = None
     run = 0
 
@@ -70,20 +69,21 @@ def launch(
         call("stop_run", run=run, reason=reason[:500])
 
     try:
-        with choosing(client):
-            lying = holders(client, [list(row) for row in rows])
-            shares = resumed(restored, trainers, len(rows), reassign) if resume else None
-            slots = choose(client, serving, ticket.session, lying, trainers if shares is None else len(shares))
-            ask_versions(client, sorted(set(slots)))
-            keys = [[future.key for future in row] for row in rows]
-            shares = shares or assignments.of(keys, lying, slots)
-            parts = [[rows[n] if isinstance(data, tuple) else rows[n][0] for n in mine] for mine in shares]
-            function = ByPartition(function) if by == "partition" else function
-            run, first = begin(call, staleness, shares, resume, within, reassign)
-            seats = [Seat(first + n, *seat) for n, seat in enumerate(zip(slots, shares, parts, strict=True))]
-            stock = Stock(keys, shares, isinstance(data, tuple)) if reassign else None
-            tasks = Tasks(client, Job(ticket, run, function, args, kwargs, retries, stock), serving, seats)
-            tasks.start()
+        lying = holders(client, [list(row) for row in rows])
+        shares = resumed(restored, trainers, len(rows), reassign) if resume else None
+        count = trainers if shares is None else len(shares)
+        places = threads.take(ticket.session, count, lying, config.seconds("join"))
+        slots = [worker for worker, _ in places]
+        ask_versions(client, sorted(set(slots)))
+        keys = [[future.key for future in row] for row in rows]
+        shares = shares or assignments.of(keys, lying, slots)
+        parts = [[rows[n] if isinstance(data, tuple) else rows[n][0] for n in mine] for mine in shares]
+        function = ByPartition(function) if by == "partition" else function
+        run, first = begin(call, staleness, shares, resume, within, reassign)
+        seats = [Seat(first + n, *seat) for n, seat in enumerate(zip(places, shares, parts, strict=True))]
+        stock = Stock(keys, shares, isinstance(data, tuple)) if reassign else None
+        tasks = Tasks(client, Job(ticket, run, function, args, kwargs, retries, stock), threads, seats)
+        tasks.start()
         with ProgressBar(progress) as bar:
             watch(tasks, seen, stop, bar)
         results = [seat.result for seat in tasks.seats]
@@ -93,6 +93,8 @@ def launch(
             text = f"the run was stopped: {error!r}"
             end(tasks, lambda: stop(text), seen)
         raise
+    finally:
+        threads.give_back(threads.keys)
 
 
 def check(
@@ -171,21 +173,6 @@ def resumed(
                 f"own part of the same data"
             )
     return before
-
-
-def choose(client: Client, serving: set[str], session: str, lying: list[list[str]], trainers: int | None) -> list[str]:
-    """A free thread's worker for each trainer; `lying` are the workers of each partition."""
-    slots = free_threads(client, serving)
-    if not slots:
-        raise TooFewWorkersError(
-            f"no thread is free for trainers of parameter server {session!r}: {lack(client, serving)}"
-        )
-    if trainers is not None and trainers > len(slots):
-        raise TooFewWorkersError(
-            f"{trainers} trainers asked for and {len(slots)} threads are free for them: all trainers of a run must "
-            f"run at once; add workers or threads, or ask for fewer"
-        )
-    return spread(slots, lying, min(trainers or len(slots), len(lying)))
 
 
 def watch(tasks: Tasks, progress: Callable[[], dict], stop: Callable[[str], None], bar: ProgressBar) -> None:

@@ -11,26 +11,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import dask
-from distributed import Client, Future, KilledWorker, Lock, get_worker
+from distributed import Client, Future, KilledWorker, get_worker
 
 from dps import config
 from dps.client import Ticket
-from dps.cordon import natural
 from dps.errors import ControllerGoneError, StoppedError, TrainerLostError
 from dps.training.portions import Portions, Stock
+from dps.training.threads import Threads
 from dps.training.trainer import Trainer
 
-__all__ = ["Job", "Seat", "Stopped", "Tasks", "choosing", "free_threads", "holders", "lack", "spread"]
+__all__ = ["Job", "Seat", "Stopped", "Tasks", "holders"]
 
 logger = logging.getLogger(__name__)
-
-KNOWN = 2.0  # seconds for the scheduler to hear of tasks that were submitted
-POLL = 0.01
 
 
 class Job(NamedTuple):
@@ -89,8 +85,9 @@ def _leave(trainer: Trainer, error: BaseException) -> None:
 class Seat:
     """One trainer: its data, its task, and what became of it."""
 
-    def __init__(self, number: int, worker: str, partition_numbers: list[int], parts: list):
-        self.number, self.worker, self.partition_numbers, self.parts = number, worker, partition_numbers, parts
+    def __init__(self, number: int, place: tuple[str, str], partition_numbers: list[int], parts: list):
+        self.number, self.partition_numbers, self.parts = number, partition_numbers, parts
+        self.worker, self.key = place  # where its task runs, and what the task is called
         self.future: Future | None = None
         self.losses = 0
         self.homeless: float | None = None  # since when it has no thread,
@@ -120,20 +117,19 @@ class Tasks:
     ----------
     client : distributed.Client
     job : Job
-    serving : set of str
-        Workers that trainers keep off.
+    threads : Threads
+        Reserved for them.
     seats : list of Seat
         By trainer.
     """
 
-    def __init__(self, client: Client, job: Job, serving: set[str], seats: list[Seat]):
-        self.client, self.job, self.serving, self.seats = client, job, serving, seats
+    def __init__(self, client: Client, job: Job, threads: Threads, seats: list[Seat]):
+        self.client, self.job, self.threads, self.seats = client, job, threads, seats
 
     def start(self) -> None:
-        """Submit all tasks; when this returns the scheduler has them, and everybody sees their threads taken."""
+        """Submit all tasks. Their threads stay reserved until the scheduler has them."""
         for seat in self.seats:
             self._submit(seat)
-        self._wait_until_known(self.seats)
 
     def collect(self) -> bool:
         """Fetch the results that are there; whether all are."""
@@ -142,6 +138,7 @@ class Tasks:
                 with contextlib.suppress(TimeoutError):  # its worker died: the task will be run again
                     seat.result = seat.future.result(timeout=config.seconds("request"))
                     seat.over, seat.future = True, None
+        self.threads.give_back([seat.key for seat in self.seats if seat.over])
         return all(seat.over for seat in self.seats)
 
     def ended(self) -> bool:
@@ -200,25 +197,14 @@ class Tasks:
     # -- inside
 
     def _submit(self, seat: Seat) -> None:
-        # No task of an earlier attempt, or of an earlier session of that name, may be taken for this one.
-        key = f"dps-train-{self.job.ticket.session}-{self.job.run}-{seat.number}-{uuid.uuid4().hex[:8]}"
         seat.future = self.client.submit(
             *(train, self.job, seat.number, seat.partition_numbers, seat.parts),
             workers=[seat.worker],
-            key=key,
+            key=seat.key,
             pure=False,
             retries=self.job.retries,
             priority=100,
         )
-
-    def _wait_until_known(self, seats: list[Seat]) -> None:
-        until = time.monotonic() + KNOWN
-        waiting = {seat.future.key: seat for seat in seats if seat.future is not None}
-        while waiting and time.monotonic() < until:
-            taken = {key for keys in self.client.processing().values() for key in keys}
-            waiting = {key: s for key, s in waiting.items() if key not in taken and s.status == "pending"}
-            if waiting:
-                time.sleep(POLL)
 
     def _move(self, seat: Seat) -> None:
         now, news = time.monotonic(), seat.homeless is None
@@ -233,16 +219,15 @@ class Tasks:
             if seat.future is not None:
                 self.client.cancel([seat.future])
                 seat.future = None
-        with choosing(self.client):
-            threads = free_threads(self.client, self.serving)
-            if threads:
-                seat.worker, gone = spread(threads, holders(self.client, [seat.data]), 1)[0], seat.worker
-                seat.homeless = None
-                self._submit(seat)
-                self._wait_until_known([seat])
-                logger.warning("trainer %d lost its worker %s and is run again on %s", seat.number, gone, seat.worker)
-                return
-        seat.why, patience = lack(self.client, self.serving), config.seconds("rejoin")
+        patience = config.seconds("rejoin")
+        found = self.threads.ask(1, 1, holders(self.client, [seat.data])[0], patience)
+        if found["seats"]:
+            gone, seat.homeless = seat.worker, None
+            ((seat.worker, seat.key),) = found["seats"]
+            self._submit(seat)
+            logger.warning("trainer %d lost its worker %s and is run again on %s", seat.number, gone, seat.worker)
+            return
+        seat.why = found["numbers"]
         if news:
             logger.warning(
                 "trainer %d lost its worker %s, and there is no thread for it: %s. The run ends if there is none "
@@ -257,59 +242,7 @@ class Tasks:
             )
 
 
-@contextlib.contextmanager
-def choosing(client: Client) -> Iterator[None]:
-    """While threads are chosen and taken no other driver does so, of whichever parameter server of the cluster."""
-    lock = Lock("dps-threads", scheduler_rpc=client.scheduler, loop=client.loop)
-    held = lock.acquire(timeout=config.seconds("join"))
-    try:
-        yield
-    finally:
-        if held:
-            lock.release()
-
-
 def holders(client: Client, shares: list[list[Future]]) -> list[list[str]]:
     """For each list of futures the workers that hold them."""
     holding = client.who_has([future for share in shares for future in share])
     return [[worker for future in share for worker in holding.get(future.key, ())] for share in shares]
-
-
-def free_threads(client: Client, serving: set[str]) -> list[str]:
-    """For each thread that can take a trainer, its worker: the first threads of all workers before the second ones.
-
-    Workers come in the order of their names, because the same workers are to get the same trainers in every run.
-    """
-    found = client.scheduler_info(n_workers=-1)["workers"]
-    workers = dict(sorted(found.items(), key=lambda item: (natural(item[1]["name"]), item[0])))
-    busy = client.run_on_scheduler(occupied)
-    free = {
-        address: info["nthreads"] - busy.get(address, 0)
-        for address, info in workers.items()
-        if address not in serving and not info.get("resources", {}).get("dps")
-    }
-    return [address for turn in range(max(free.values(), default=0)) for address in free if free[address] > turn]
-
-
-def occupied(dask_scheduler: Any) -> dict[str, int]:
-    """Threads of each worker that have a task. A task that has seceded, to wait for others, has given its thread back.
-
-    Runs in the scheduler.
-    """
-    return {address: len(w.processing) - len(w.long_running) for address, w in dask_scheduler.workers.items()}
-
-
-def lack(client: Client, serving: set[str]) -> str:
-    """Why no thread is free."""
-    tasks = sum(map(len, client.processing().values()))
-    return (
-        f"{len(client.nthreads())} workers, {len(serving)} of them servers, {tasks} tasks running; "
-        f"add workers, or wait for the tasks to end"
-    )
-
-
-def spread(slots: list[str], holders: list[list[str]], count: int) -> list[str]:
-    """The `count` slots to use, in the order of `slots`: those on workers that hold data come before others."""
-    held = {worker for workers in holders for worker in workers}
-    chosen = sorted(range(len(slots)), key=lambda n: slots[n] not in held)[:count]
-    return [slots[n] for n in sorted(chosen)]
