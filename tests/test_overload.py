@@ -231,3 +231,14 @@ def test_the_monitor_tells_each_machine_once_and_who_is_on_it():
         "host": "n7", "cores": 2, "tasks": 4.5, "busy": 1.0, "stolen": 0.0,
         "overloaded": False, "servers": [0, 1], "trainers": 0,
     }  # fmt: skip
+
+
+def test_what_the_monitor_tells_of_a_machine_names_it_once():
+    run, texts = There(hosts=(BUSY,)), []
+    run.go(10, told=crowded(range(4)))
+    runs = SimpleNamespace(runs={}, session="s")
+    fleet = SimpleNamespace(servers={}, note=lambda text, **about: texts.append(text), mention=texts.append)
+    Monitor(runs, fleet, lambda: 3.0, lambda: 1e9)._tell(1, run.found, [])
+    (text,) = texts
+    assert text.startswith("run 1: machine n7 is overloaded: 6.0 threads want its 2 processors; trainers 0, 1, 2, 3 ")
+    assert text.count("overloaded") == text.count("n7") == 1
