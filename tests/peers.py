@@ -124,8 +124,10 @@ HANDLERS = {
 class Raw:
     """A peer on a bare blocking socket."""
 
-    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None = None, timeout: float = 20):
-        self.sock = socket.create_connection(address, timeout=timeout)
+    def __init__(
+        self, address: tuple[str, int], tls: ssl.SSLContext | None = None, timeout: float = 20, source: str = ""
+    ):
+        self.sock = socket.create_connection(address, timeout=timeout, source_address=(source, 0))
         if tls is not None:
             self.sock = tls.wrap_socket(self.sock)
 

@@ -64,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self.endpoint = endpoint
         self.session: str | None = None  # set by a proved HELLO
         self.peer = "?"
+        self.origin = ("", "")  # session and host, once it has proved the secret: they share memory
         self.party: Any = None  # for the role's own use: the trainer behind the connection
         self.transport: Any = None
         self._outbox: Any = None
@@ -320,12 +321,16 @@ class Connection(asyncio.BufferedProtocol):
         secret = self.endpoint.secrets.get(name)
         if secret is None or not session.proves(hello.get("proof"), secret, "client", self._nonce, nonce):
             raise AccessDeniedProtocol(f"no proof of the secret of parameter server {name!r}")
-        self.session = name
+        self.session, self.origin = name, (name, self._host())
         self.endpoint.strangers.pop(self, None)
         stranger, self._inbox = self._inbox, memoryview(np.empty(INBOX, np.uint8))
         self._inbox[: self._end] = stranger[: self._end]
         proof = session.proof(secret, "server", nonce, self._nonce)
         self.reply_json(Header(frames.WELCOME, request=header.request), {"proof": proof})
+
+    def _host(self) -> str:
+        """The peer's address without its port."""
+        return str((self.transport.get_extra_info("peername") or ("",))[0])
 
     def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
         """The body of the frame being handled, to be kept beyond it; and what to call when it is done with.

@@ -78,7 +78,7 @@ class Endpoint:
         self.trickle, self.over = config.nbytes("trickle"), config.seconds("trickle")
         self.connections: set[Connection] = set()
         self.strangers: dict[Connection, None] = {}  # those not proved yet, the first come first
-        self.incoming = Incoming(max(config.nbytes("incoming"), self.frame_limit), self.connections)
+        self.incoming = Incoming(config.nbytes("incoming"), self.frame_limit, self.connections)
         self._most = config.count("limits.connections")
         self._on_close = on_close
         self._stopping = Once(f"stopping the endpoint {name}")

@@ -10,11 +10,16 @@ small buffers. A buffer may grow only while all bodies can still come to their e
 the banker's algorithm; Dijkstra, EWD 623, with the order of their coming for the safe sequence). So no body waits for
 ever: the one that came first may always go on, no body is larger than the bound, and one that does not come, or comes
 more slowly than `dps.limits.trickle`, is given up by its connection.
+
+One host that sends fast on many connections and then stalls would still hold all that there is until it is given up. So
+the bodies of one origin have half of the limit at most (or as much as the largest body may need), by the same rule once
+more: the banker has two bounds then, and the order of coming is a safe sequence for both, because the body that came
+first is also the first of its origin. A body that waits for its origin's share lets those of other origins pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -57,6 +62,10 @@ class Holder(Protocol):
     """A connection, as far as the memory of its bodies goes."""
 
     @property
+    def origin(self) -> Hashable:
+        """Where its bodies come from: holders of one origin have one share."""
+
+    @property
     def spare(self) -> int:
         """Bytes of its buffer."""
 
@@ -76,13 +85,23 @@ class Holder(Protocol):
 
 
 class Incoming:
-    """The bodies on their way into an endpoint: `limit` bytes at most; what finds no room waits in line.
+    """The bodies on their way into an endpoint: `limit` bytes at most, of one origin its share; others wait in line.
 
     Buffers count as they are, also between two bodies; but when there is no room, idle ones are dropped first.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes of all buffers together; at least `largest`.
+    largest : int
+        Bytes that a body may have. The share of an origin is half of the limit, or that much if it is more.
+    holders : collection of Holder
+        All there are; the caller changes it.
     """
 
-    def __init__(self, limit: int, holders: Collection[Holder]):
-        self.limit, self._holders = limit, holders
+    def __init__(self, limit: int, largest: int, holders: Collection[Holder]):
+        self.limit, self._holders = max(limit, largest), holders
+        self.share = max(self.limit // 2, largest)
         self._bodies: dict[Holder, int] = {}  # those under way or waiting, the first come first: how large each will be
         self._line: dict[Holder, int] = {}  # who waits, and for a buffer of how many bytes
 
@@ -94,10 +113,13 @@ class Incoming:
     def admit(self, holder: Holder, size: int, nbytes: int) -> bool:
         """Whether a body of `size` may have a buffer of `nbytes` now; if not, `holder` is in line and will be told."""
         self._bodies.setdefault(holder, size)
-        if nbytes <= holder.spare or (not self._older_wait(holder) and self._fits(holder, nbytes)):
+        if nbytes <= holder.spare:
             return True
         self._line[holder] = nbytes
-        return False
+        if next(self._next_in_line(), None) is not holder:
+            return False
+        del self._line[holder]
+        return True
 
     def done(self, holder: Holder) -> None:
         """Its body is complete, or given up."""
@@ -106,41 +128,51 @@ class Incoming:
 
     def move_up(self) -> None:
         """Memory has become free: let in those that have room now, the first come first."""
-        for holder in [body for body in self._bodies if body in self._line]:
-            if holder not in self._line:  # it went while another was let in
-                continue
-            if not self._fits(holder, self._line[holder]):
-                break
+        for holder in self._next_in_line():
             del self._line[holder]
             holder.granted()
 
-    def _older_wait(self, holder: Holder) -> bool:
-        if self._line:
-            for body in self._bodies:
-                if body is holder:
-                    break
-                if body in self._line:
-                    return True
-        return False
+    def _next_in_line(self) -> Iterator[Holder]:
+        """Those in line that have room now; each is let in before the next is looked for.
 
-    def _fits(self, holder: Holder, nbytes: int) -> bool:
-        if self._safe(holder, nbytes):
+        A body under way stands before those that have not begun, because these may wait for the memory that it has. A
+        body that waits for its origin's share holds up no other origin, and one that waits for the limit all behind it.
+        """
+        full = set()  # origins
+        for holder in sorted(filter(self._line.__contains__, self._bodies), key=lambda body: not body.busy):
+            if holder not in self._line or holder.origin in full:  # it may have gone while another was let in
+                continue
+            if not self._fits(holder, self.share, [other for other in self._holders if other.origin == holder.origin]):
+                full.add(holder.origin)
+            elif self._fits(holder, self.limit, self._holders):
+                yield holder
+            else:
+                break
+
+    def _fits(self, holder: Holder, limit: int, holders: Collection[Holder]) -> bool:
+        """Whether there is room for what `holder` waits for; if not, idle buffers of `holders` are dropped first."""
+        if self._safe(holder, limit, holders):
             return True
-        for other in self._holders:
+        for other in holders:
             if other is not holder and not other.busy:
                 other.drop()
-        return self._safe(holder, nbytes)
+        return self._safe(holder, limit, holders)
 
-    def _safe(self, holder: Holder, nbytes: int) -> bool:
-        """Whether the bodies can still come to their ends one after another, the first come first, within the limit.
+    def _safe(self, holder: Holder, limit: int, holders: Collection[Holder]) -> bool:
+        """Whether the bodies of `holders` can still come to their ends one after another, the first come first.
 
         Each may need all that it has announced while those that came later keep what they have by then.
         """
-        under_way = [body for body in self._bodies if body.busy or body is holder]
-        held = sum(other.spare + other.lent for other in self._holders) - sum(body.spare for body in under_way)
+        nbytes = self._line[holder]
+        held = sum(other.spare + other.lent for other in holders) - holder.spare + nbytes
+        if held + max(self._bodies.values()) <= limit:
+            return True  # in any order: this saves a look at each body
+        among = set(holders)
+        under_way = [body for body in self._bodies if body in among and (body.busy or body is holder)]
+        held -= sum(nbytes if body is holder else body.spare for body in under_way)
         for body in reversed(under_way):
             buffer = nbytes if body is holder else body.spare
             held += buffer
-            if held + max(0, self._bodies[body] - buffer) > self.limit:
+            if held + max(0, self._bodies[body] - buffer) > limit:
                 return False
         return True
