@@ -188,7 +188,7 @@ class Client(Courier):
             A table's name; or several tables in one round trip.
         keys : array_like of int, slice or None
             As in :meth:`pull`. A sparse vector, or a sparse matrix [rows, dim], may be given alone: of scipy, of
-            :mod:`sparse`, or of torch (COO), such as the gradient of a sparse embedding.
+            the package sparse, or of torch (COO), such as the gradient of a sparse embedding.
         values : array_like
             ``keys.shape + (dim,)`` (or without the last axis where dim is 1), or one number for all.
         rows : int, optional

@@ -250,11 +250,11 @@ def test_every_task_runs_twice_while_servers_are_killed_and_stopped(seconds):
         while time.monotonic() < until or not chaos.suffered():
             run = ps._call("start_run", trainers=TRAINERS, staleness=1)
             job = Job(ps.ticket, run, count_steps, (steps, steps * rounds, 0.005), {}, 0)
-            first = [client.submit(train, job, n, [n], workers=[free[n]], pure=False) for n in range(TRAINERS)]
+            first = [client.submit(train, job, n, [n], [n], workers=[free[n]], pure=False) for n in range(TRAINERS)]
             wait_until(lambda: ps.status()["runs"][-1]["joined"] == TRAINERS)
             time.sleep(rng.uniform(0.0, 1.0))
             others = free[TRAINERS:]
-            second = [client.submit(train, job, n, [n], workers=[others[n]], pure=False) for n in range(TRAINERS)]
+            second = [client.submit(train, job, n, [n], [n], workers=[others[n]], pure=False) for n in range(TRAINERS)]
             client.gather([*first, *second])
             ps._call("settle", keep=True)
             rounds += 1

@@ -261,7 +261,7 @@ def test_a_slow_or_greedy_variant_is_caught(monkeypatch, words: str) -> None:
         return pull(self, connection, header, body)
 
     def greedy(self, connection, header, body):
-        hoard.append(bytearray(b"x") * (1 << 15))  # zeros might take no memory
+        hoard.append(bytearray(b"x") * (1 << 16))  # zeros might take no memory
         return pull(self, connection, header, body)
 
     monkeypatch.setattr(Serving, "_pull", slow if words == SLOW else greedy)

@@ -124,7 +124,7 @@ def test_an_endpoint_refuses_them_over_the_wire(ps, caplog) -> None:
     """The metric of a report, and the name under which trainers are reserved."""
     caplog.set_level(logging.CRITICAL)
     with pytest.raises(ProtocolError, match=r"a metric's name is 1 to 64 printable characters; .* \(U\+D800\)"):
-        TrainerReport.read({"r": 1, "t": [0] * 7, "n": [0] * 8, "m": {"\ud800": [1, 1, 1]}})
+        TrainerReport.read({"r": 1, "t": [0] * 9, "n": [0] * 8, "m": {"\ud800": [1, 1, 1]}})
     with ps.open_run(trainers=1) as run, Raw(ps.ticket.controller) as raw:
         wish = encode_json({"run": run.number, "name": "a\ud800", "count": 1})
         raw.send(raw.hello(ps.ticket.secret, ps.name) + framed(frames.RESERVE, wish))

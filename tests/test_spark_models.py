@@ -423,7 +423,7 @@ def test_cross_validation_chooses(spark, ps):
         (lambda frame: frame.selectExpr("features", "if(label = 0, null, label) as label"), None, "NaN"),
         (lambda frame: frame.where("label = 1"), None, "1 class"),
         (lambda frame: frame.where("label = 2"), None, "0 rows"),
-        (lambda frame: frame.rdd, "label", "with an RDD y is None"),
+        (lambda frame: frame.rdd, "label", "with an RDD, y and sample_weight are None"),
     ],
 )
 def test_what_is_refused(spark, ps, make, label, message):

@@ -56,7 +56,21 @@ class Where(NamedTuple):
         return bool(self.scheduler or self.scheduler_file)
 
     def connect(self) -> Client:
-        """A Dask client; it is not made the process's default one."""
+        """A Dask client; where no scheduler listens, an error at once."""
+        return self._connect(self._knock)
+
+    def connect_when_up(self) -> Client:
+        """The same for a scheduler that was started a moment ago: it has `dps.timeouts.connect` to come up."""
+        return self._connect(lambda: None)
+
+    def _knock(self) -> None:
+        """Raise ConnectionRefusedError where nothing listens, because Dask would try again until its time-out."""
+        address = _address_in(self.scheduler_file) if self.scheduler_file else self.scheduler
+        if address is not None and address.partition("://")[0] in ("tcp", "tls"):
+            socket.create_connection(get_address_host_port(address), config.seconds("connect")).close()
+
+    def _connect(self, before: Callable[[], None]) -> Client:
+        """A Dask client, which is not made the process's default one."""
         if not self.known:
             raise click.UsageError(
                 "which cluster? Say --scheduler tcp://HOST:8786 or --scheduler-file FILE, or set DASK_SCHEDULER_ADDRESS"
@@ -68,19 +82,13 @@ class Where(NamedTuple):
         if self.scheduler_file and not os.path.exists(self.scheduler_file):  # Dask would wait for ever
             raise ControllerGoneError(f"there is no scheduler file {self.scheduler_file!r}: is the scheduler running?")
         try:
-            _knock(self.scheduler if not self.scheduler_file else _address_in(self.scheduler_file))
+            before()
             return Client(**options, set_as_default=False, timeout=config.seconds("connect"))
         except (OSError, TimeoutError) as error:
             raise ControllerGoneError(
                 f"no scheduler answers at {self.scheduler or self.scheduler_file} ({error}); start one with "
                 f"`dask scheduler`, or say with --scheduler where it is"
             ) from error
-
-
-def _knock(address: str | None) -> None:
-    """Raise ConnectionRefusedError where nothing listens at an address, as Dask would try again until its time-out."""
-    if address is not None and address.partition("://")[0] in ("tcp", "tls"):
-        socket.create_connection(get_address_host_port(address), config.seconds("connect")).close()
 
 
 def _address_in(scheduler_file: str) -> str | None:

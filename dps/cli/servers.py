@@ -31,7 +31,7 @@ def start(where: Where, servers: int, copies: int, timeout: float | None) -> Ans
     Its servers go to the workers that carry the resource dps. It stays when this command has ended: programs take it up
     with dps.ParameterServer.attach(client, name).
     """
-    with where.connect() as client:
+    with where.connect_when_up() as client:
         ps = dps.ParameterServer(client, servers, copies=copies, name=where.name or "dps", timeout=timeout)
         about = ps.status()
         ps.detach()
