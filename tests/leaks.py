@@ -107,9 +107,11 @@ class _Dask:
         return process.pid in self.pids or bool(FOREVER_PROCESSES.search(_command(process)))
 
     def foreign_files(self, files: Counter[str]) -> list[str]:
+        loky = sys.modules.get("joblib.externals.loky.backend.resource_tracker")  # a resource tracker of its own
         helpers = (
             multiprocessing.resource_tracker._resource_tracker._fd,
             multiprocessing.forkserver._forkserver._forkserver_alive_fd,
+            loky._resource_tracker._fd if loky is not None else None,
         )
         files = files - Counter(_target(fd) for fd in helpers if fd is not None)
         sockets = {_target(c.fd): c for c in psutil.Process().net_connections("inet")} if files else {}
