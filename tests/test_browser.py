@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from dask.distributed import Client
-from servers import PATIENCE
+from servers import PATIENCE, wait_until
 
 import dps
 from dps.dashboard.plots import PLOTS
@@ -52,6 +52,7 @@ def url():
         ps.table("weights", dim=4)
         enough.clear()
         run = pool.submit(ps.run, train, client.scatter([0, 1]), staleness=2)
+        wait_until(lambda: any(min(run["clocks"]) > 0 for run in ps.status()["runs"]))  # trainers are connected
         yield f"http://127.0.0.1:{cluster.scheduler.http_server.port}"
         enough.set()
         run.result(PATIENCE)
