@@ -222,6 +222,7 @@ class Controller(SchedulerPlugin):
 
     async def _end(self, session: Session) -> None:
         session.opened.set()
+        self.seating.closed(session.name)
         session.checkpointer.stop()
         session.adapter.end()
         await session.crew.close()

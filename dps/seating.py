@@ -46,7 +46,7 @@ class Seating:
         found = choose(self._places(), self._reservations.look(now, self._at_work), trainers, most, set(holding))
         # The keys are new, because no task of an earlier attempt may be taken for this one.
         keys = [f"dps-train-{session}-{uuid.uuid4().hex[:12]}" for _ in found.workers]
-        self._reservations.reserve(keys, found.workers, now + seconds, driver)
+        self._reservations.reserve(keys, found.workers, now + seconds, driver, session)
         return {
             "seats": list(zip(found.workers, keys, strict=True)),
             "free": found.free,
@@ -61,6 +61,10 @@ class Seating:
     def gone(self, driver: str) -> None:
         """The Dask client of a driver was closed, or its process has ended."""
         self._reservations.gone(driver)
+
+    def closed(self, session: str) -> None:
+        """A parameter server was closed."""
+        self._reservations.closed(session)
 
     def _at_work(self, key: str) -> bool:
         task = self._scheduler.tasks.get(key)

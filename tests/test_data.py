@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.training.data import Shares, partitions, share
-from dps.training.run import spread
 
 WORKERS = st.sampled_from("abcde")
 SLOTS = st.lists(WORKERS, min_size=1, max_size=8)
@@ -71,16 +70,6 @@ def test_an_assignment_that_fits_no_more_is_made_anew():
     assert shares.of(keys, [["a"], ["b"]] * 2, ["a", "b"]) == [[0, 2], [1, 3]]
     assert shares.of(keys, [["b"], ["a"]] * 2, ["a", "b"]) == [[1, 3], [0, 2]]
     assert shares.of(keys, [["b"], ["a"]] * 2, ["a"]) == [[0, 1, 2, 3]]
-
-
-@given(SLOTS, HOLDERS, st.integers(1, 8))
-def test_workers_that_hold_data_get_the_trainers_first(slots, holders, count):
-    count = min(count, len(slots))
-    chosen = spread(slots, holders, count)
-    held = {worker for workers in holders for worker in workers}
-    assert len(chosen) == count
-    assert not Counter(chosen) - Counter(slots)
-    assert sum(worker in held for worker in chosen) == min(count, sum(worker in held for worker in slots))
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,9 @@ def test_results_by_partition_are_as_many_as_partitions(client, ps, result, foun
 
 def test_the_same_data_is_assigned_in_the_same_way_in_every_run(client, ps):
     """Also where partitions were fetched, and lie on two workers in the second run."""
-    names = {w: info["name"] for w, info in client.scheduler_info(-1)["workers"].items() if not info["resources"]}
+    names = {
+        w: info["name"] for w, info in client.scheduler_info(n_workers=-1)["workers"].items() if not info["resources"]
+    }
     last = max(names, key=names.get)
     data = [client.submit(int, n, workers=[last], pure=False) for n in range(8)]
     wait(data)

@@ -122,6 +122,11 @@ def test_a_reservation_ends_with_its_task_its_driver_or_its_time():
     held.reserve(["d"], ["y"], until=9.0, driver="notebook")
     assert held.look(1.0, lambda key: False) == {"y": 1}
     held.gone("notebook")
+    held.reserve(["e", "f"], ["y", "x"], until=9.0, session="dps")
+    held.reserve(["g"], ["z"], until=9.0, session="other")
+    held.closed("dps")  # its driver cannot give them back any more
+    assert held.look(1.0, lambda key: False) == {"z": 1}
+    held.closed("other")
     held.reserve(["a", "b", "c"], ["x", "x", "y"], until=2.0)
     assert held.look(1.0, lambda key: key == "a") == {"x": 1, "y": 1}
     assert held.look(1.0, lambda key: False) == {"x": 1, "y": 1}  # a task that has had its thread needs no reservation

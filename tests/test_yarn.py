@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import re
@@ -120,7 +121,8 @@ def kill(yarn, container):
     """SIGKILL to all processes of a container."""
     first = psutil.Process(yarn.pids()[container.yarn_container_id])
     for process in [*first.children(recursive=True), first]:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # a helper that has ended meanwhile
+            process.kill()
 
 
 def test_each_part_has_its_containers(yarn, cluster, ps):

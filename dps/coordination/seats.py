@@ -62,7 +62,8 @@ class Found(NamedTuple):
 class Reservations:
     """Threads that are kept for tasks which the scheduler does not have yet, each with the time when it is given up.
 
-    A reservation ends with its driver too: when the driver has gone, or by time, because it may hang.
+    A reservation ends with its driver too: when the driver has gone, or by time, because it may hang. And it ends with
+    its parameter server, because a driver whose parameter server was closed cannot give it back.
 
     Examples
     --------
@@ -77,9 +78,13 @@ class Reservations:
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}  # by key of the task
 
-    def reserve(self, keys: Sequence[str], workers: Sequence[str], until: float, driver: str = "") -> None:
-        """Keep a thread of each worker for the task of the key, which `driver` will submit."""
-        self._held.update((key, _Held(worker, until, driver)) for key, worker in zip(keys, workers, strict=True))
+    def reserve(
+        self, keys: Sequence[str], workers: Sequence[str], until: float, driver: str = "", session: str = ""
+    ) -> None:
+        """Keep a thread of each worker for the task of the key, which `driver` will submit for parameter server
+        `session`."""
+        pairs = zip(keys, workers, strict=True)
+        self._held.update((key, _Held(worker, until, driver, session)) for key, worker in pairs)
 
     def release(self, keys: Collection[str]) -> None:
         """Keep no thread for these tasks any longer."""
@@ -89,6 +94,10 @@ class Reservations:
     def gone(self, driver: str) -> None:
         """The driver is not there any more: it will submit nothing."""
         self._held = {key: held for key, held in self._held.items() if held.driver != driver}
+
+    def closed(self, session: str) -> None:
+        """The parameter server was closed: its runs are over."""
+        self._held = {key: held for key, held in self._held.items() if held.session != session}
 
     def look(self, now: float, arrived: Callable[[str], bool]) -> Counter[str]:
         """How many threads of each worker are reserved, without those that are over or whose task has `arrived`."""
@@ -100,6 +109,7 @@ class _Held(NamedTuple):
     worker: str
     until: float
     driver: str
+    session: str
 
 
 def choose(
