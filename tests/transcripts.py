@@ -48,6 +48,10 @@ def steps(text: str) -> list[Step]:
     return found
 
 
+# What bash says of a process that was killed, and dps of workers that take long to come up.
+BY_CHANCE = re.compile(r"^bash: line |: waiting up to .* \(dps\.timeouts\.start\) for ")
+
+
 def alike(line: str) -> str:
     """A line without what differs from time to time: addresses, sizes, times; and in tables all numbers.
 
@@ -113,7 +117,7 @@ class Bash:
             for line in self.process.stdout:
                 if line == "=END=\n":
                     break
-                if not line.startswith("bash: line "):  # that of a process which was killed
+                if not BY_CHANCE.search(line):
                     lines.append(line.rstrip("\n"))
             else:
                 raise AssertionError(f"{command!r} took more than {PATIENCE:g} s\n" + "\n".join(lines))
