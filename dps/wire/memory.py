@@ -103,7 +103,7 @@ class Incoming:
         self.limit, self._holders = max(limit, largest), holders
         self.share = max(self.limit // 2, largest)
         self._bodies: dict[Holder, int] = {}  # those under way or waiting, the first come first: how large each will be
-        self._line: dict[Holder, int] = {}  # who waits, and for a buffer of how many bytes
+        self._line: dict[Holder, int] = {}  # connections that wait, each for a buffer of so many bytes
 
     @property
     def contended(self) -> bool:
