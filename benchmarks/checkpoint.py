@@ -23,7 +23,7 @@ from distributed import Client
 
 import dps
 from benchmarks.common import Report, parser
-from dps.checkpoint import Store
+from dps.checkpoints.store import Store
 
 DIM, BATCH, EXPONENT = 16, 10_000, 1.3
 ROUNDS = 5
@@ -83,7 +83,7 @@ def read(path: str) -> None:
 
 
 def fresh(path: Path) -> Path:
-    """Nobody waits for what a case before has left to be written."""
+    """An empty directory. Dirty pages are written first, so that no case waits for those of the case before."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir()
     os.sync()
@@ -92,7 +92,7 @@ def fresh(path: Path) -> Path:
 
 def clock(ps: Any) -> tuple[float, int]:
     """Now, and how far the trainer is."""
-    return time.perf_counter(), ps.status()["runs"][-1]["clocks"][0]
+    return time.perf_counter(), ps.status().runs[0].clocks[0]
 
 
 def rate_during(ps: Any, function: Any) -> tuple[float, Any]:
@@ -125,7 +125,7 @@ def measure_training(ps: Any, client: Any, folder: Path, rows: int, rounds: int,
         target=ps.run, args=(train, client.scatter([0])), kwargs={"args": (rows, str(end)), "progress": False}
     )
     run.start()
-    while not ps.status()["runs"] or ps.status()["runs"][-1]["clocks"][0] < 20:
+    while not ps.status().runs or ps.status().runs[0].clocks[0] < 20:
         time.sleep(0.1)
     url = str(fresh(folder / "training"))
     ps.checkpoint(url, incremental=True, keep=1)

@@ -25,7 +25,7 @@ from numba import njit
 import dps
 from benchmarks import batch_rivals
 from benchmarks.common import Report, parser
-from dps.models.datasets import zipf_clicks
+from benchmarks.datasets import zipf_clicks
 from dps.models.sparse_kernels import logistic
 
 BATCH, SMALL_BATCH, TRAINERS = 10_000, 1_000, 2
@@ -88,7 +88,7 @@ def train(
 
     def mark() -> None:
         times.append(time.monotonic())
-        spent.append(dict(trainer.seconds))
+        spent.append(dict(trainer.client.session.meter.seconds))
 
     for n, (X, y) in enumerate(trainer.iterate(partitions, epochs=epochs, batch_size=batch)):
         if n % each == 0:
@@ -112,8 +112,8 @@ def run_dps(ps: Any, parts: list, data: Data, staleness: float, epochs: int, bat
         ends = [max(times) for times in zip(*(times for times, _ in results), strict=True)]
         loss = data.loss(*pull_model(ps, data.features))
     finally:
-        ps.drop("w")
-        ps.drop("b")
+        ps.drop_table("w")
+        ps.drop_table("b")
     split = dict.fromkeys(("compute", "pull", "wait", "push", "serialise"), 0.0)
     for times, spent in results:
         busy = {verb: spent[-1][verb] - spent[1][verb] for verb in spent[0]} if epochs > 1 else {}
@@ -184,7 +184,7 @@ def run_plain(data: Data, epochs: int) -> Outcome:
 
 def share_out(client: Client, data: Data) -> list:
     """The rows, half of them with each trainer, made there."""
-    workers = [w for w, about in client.scheduler_info(n_workers=-1)["workers"].items() if "trainer" in about["name"]]
+    workers = [w for w, info in client.scheduler_info(n_workers=-1)["workers"].items() if "trainer" in info["name"]]
     rows = data.rows // TRAINERS
     return [
         client.submit(part, rows, data.features, n * rows, workers=[worker], pure=False)

@@ -3,7 +3,7 @@
 The scheduler is a process of its own (`dask scheduler`), and so is the one server's worker. The trainers are
 connections made by one more process: each ticks regularly and reports like any other, but computes nothing; that is
 what 1,000 trainers are to the scheduler. The page is open in a real browser (chromium, headless) if there is one, else
-in a session of bokeh's own client. Medians of five rounds, which take turns; nobody looking, then the page open.
+in a session of bokeh's own client. Medians of five rounds, which take turns: without an open page, then with one.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ CHROMIUM += ("--disable-background-networking", "--disable-component-update", "-
 
 
 def tick_for_ever(ticket: Any, run: int, trainers: int, pause: float, ready: Event, over: Event) -> None:
-    """All trainers of a run, in one thread: without a bound nobody waits."""
-    everybody = [dps.Trainer(ticket, run, n) for n in range(trainers)]
+    """All trainers of a run, in one thread: without a bound no trainer waits."""
+    all_trainers = [dps.Trainer.join(ticket, run, n) for n in range(trainers)]
     ready.set()
     turn = 0
     began = time.monotonic()
     while not over.is_set():
-        for trainer in everybody:
+        for trainer in all_trainers:
             trainer.log(loss=1 / (1 + turn))
             trainer.tick()
         turn += 1
         time.sleep(max(0.0, began + turn * pause - time.monotonic()))
-    for trainer in everybody:
+    for trainer in all_trainers:
         trainer.leave()
 
 
@@ -88,7 +88,7 @@ def scheduler(directory: Path) -> Iterator[tuple[Client, psutil.Process, str]]:
 
 @contextlib.contextmanager
 def page(link: str | None, directory: Path) -> Iterator[None]:
-    """The page, looked at; None: nobody looks."""
+    """The open page; None: no page is open."""
     if link is None:
         yield
         return
@@ -119,7 +119,7 @@ def cores(process: psutil.Process) -> float:
 def one(ps: dps.ParameterServer, process: psutil.Process, link: str, trainers: int, where: Path) -> dict[str, float]:
     """CPU of the scheduler with so many trainers."""
     found = {"no trainers": cores(process)}
-    run = ps._call("start_run", trainers=trainers, staleness=None)
+    run = ps.connection.call("start_run", trainers=trainers, staleness=None)
     context = multiprocessing.get_context("spawn")
     ready, over = context.Event(), context.Event()
     load = context.Process(target=tick_for_ever, args=(ps.ticket, run, trainers, SIZES[trainers], ready, over))
@@ -127,7 +127,7 @@ def one(ps: dps.ParameterServer, process: psutil.Process, link: str, trainers: i
     try:
         if not ready.wait(120):
             raise RuntimeError(f"{trainers} trainers have not joined in time")
-        for name, looked in (("nobody looks", None), ("page open", link)):
+        for name, looked in (("no page open", None), ("page open", link)):
             with page(looked, where):
                 time.sleep(SETTLE)
                 found[name] = cores(process)
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
             for trainers in SIZES:
                 rows[trainers].append(one(ps, process, link, trainers, Path(directory)))
         for trainers, found in rows.items():
-            for name in ("no trainers", "nobody looks", "page open"):
+            for name in ("no trainers", "no page open", "page open"):
                 value = 100 * statistics.median(row[name] for row in found)
                 reach = None if name != "page open" else "<= 2 %" if trainers == 4 else "<= 20 %"
                 rate = trainers / SIZES[trainers]

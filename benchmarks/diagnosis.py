@@ -8,7 +8,7 @@ ticks, staleness 4. After five seconds one of these begins:
 * *twice as slow*: trainer 0 sleeps 40 ms for good.
 
 And a machine that is overloaded: the trainers, all equal, compute 20 ms of a processor's time an iteration, while busy
-loops, three for each processor, run on the same processors. Nobody is to be advised to move or retire anything.
+loops, three for each processor, run on the same processors. No finding may advise to move or retire anything.
 ``--busy`` does this part alone.
 
 Looked at through what the pages and reports are made of. *Seen*: seconds until in one report the right bar has become
@@ -32,12 +32,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import dask
+import msgspec
 import numpy as np
 from distributed import Client
 from distributed.worker import Worker
 
 import dps
 from benchmarks.common import Report, parser
+from dps.telemetry.snapshot import RunPhase, RunStatus, Status
 from dps.wire import frames
 
 STEP, DELAY, TRAINERS, SERVERS = 0.02, 0.05, 3, 2
@@ -60,7 +62,7 @@ def late(trainer: dps.Trainer, active: bool) -> Iterator[None]:
     if not active:
         yield
         return
-    reads = {channel: channel.read_until for channel in trainer._channels.values()}
+    reads = {channel: channel.read_until for channel in trainer.client.session._channels.values()}
     slept = []
 
     def slowly(channel: Any, read: Callable[..., None]) -> Callable[..., None]:
@@ -97,7 +99,7 @@ def train(trainer: dps.Trainer, parts: list) -> dict[str, float]:
         with late(trainer, mine == "push"):
             trainer.push("w", keys, 1.0)
         trainer.tick()
-    return trainer.split()
+    return trainer.time_spent()
 
 
 def compute(trainer: dps.Trainer, parts: list) -> None:
@@ -125,35 +127,40 @@ def busy_loops(count: int, seconds: float) -> Iterator[None]:
             loop.wait()
 
 
+def running(ps: dps.ParameterServer) -> RunStatus | None:
+    """The run that goes on, without asking the servers."""
+    status = msgspec.msgpack.decode(ps.connection.call("snapshot"), type=Status)
+    return next((run for run in status.runs if run.state is RunPhase.RUNNING), None)
+
+
 class Watched:
     """What was named while a run went on, look by look."""
 
     def __init__(self) -> None:
-        self.looks: list[tuple[float, frozenset[str], frozenset[str]]] = []  # time, who (kind), remedies
+        self.samples: list[tuple[float, frozenset[str], frozenset[str]]] = []  # time, named (with kind), remedies
 
     def look(self, ps: dps.ParameterServer) -> frozenset[str]:
-        told = json.loads(ps._call("snapshot"))
-        run = next((run for run in told["runs"] if run["state"] == "running"), None)
-        found = run["stragglers"] if run is not None else []
-        who = ((f["kind"], f["trainer"], f["server"], f["host"]) for f in found)
-        named = frozenset(" ".join(str(part) for part in parts if part is not None) for parts in who)
-        self.looks.append((time.monotonic(), named, frozenset(f["remedy"] for f in found)))
+        run = running(ps)
+        stragglers = run.stragglers if run is not None else ()
+        subjects = ((f.kind, f.trainer, f.server, f.host) for f in stragglers)
+        named = frozenset(" ".join(str(part) for part in parts if part is not None) for parts in subjects)
+        self.samples.append((time.monotonic(), named, frozenset(f.remedy for f in stragglers)))
         return named
 
     def advice(self) -> set[str]:
         """The remedies that would have moved something."""
-        told = {remedy for _, _, remedies in self.looks for remedy in remedies}
+        told = {remedy for _, _, remedies in self.samples for remedy in remedies}
         return {remedy for remedy in told if any(words in remedy for words in MOVING)}
 
     def changes(self) -> int:
         """How often a finding came or went, those apart that are only for a moment."""
-        lasting = [{name for name in named if not name.startswith("transient")} for _, named, _ in self.looks]
+        lasting = [{name for name in named if not name.startswith("transient")} for _, named, _ in self.samples]
         return sum(len(before ^ after) for before, after in itertools.pairwise(lasting))
 
     def counts(self) -> str:
         """Looks in which each was named, of all."""
-        counted = collections.Counter(name for _, named, _ in self.looks for name in named)
-        return ", ".join(f"{name}: {count} of {len(self.looks)}" for name, count in counted.most_common()) or "nobody"
+        counted = collections.Counter(name for _, named, _ in self.samples for name in named)
+        return ", ".join(f"{name}: {count} of {len(self.samples)}" for name, count in counted.most_common()) or "none"
 
 
 def one_busy(ps: dps.ParameterServer, seconds: float) -> tuple[Watched, float | None]:
@@ -187,7 +194,7 @@ def report_busy(report: Report, ps: dps.ParameterServer, rounds: int, seconds: f
     changes = max(watched.changes() for watched, _ in found)
     report.add("host overloaded: findings that came or went, worst", changes, "times", reach="<= 4 times")
     for watched, _ in found:
-        report.note(f"host overloaded: named in looks: {watched.counts()}")
+        report.note(f"host overloaded: named in samples: {watched.counts()}")
         for remedy in watched.advice():
             report.note(f"host overloaded: advised: {remedy}")
 
@@ -195,18 +202,18 @@ def report_busy(report: Report, ps: dps.ParameterServer, rounds: int, seconds: f
 def slow_server(on: bool, dask_worker: Worker) -> None:
     """Put 50 ms before each request of the server that lives on this worker, or take them away."""
     for actor in dask_worker.state.actors.values():
-        serving = actor.serving
+        role = actor.role
         if on:
-            actor.fast = dict(serving.endpoint.handlers)
+            actor.fast = dict(role.endpoint.handlers)
             for kind in (frames.PULL, frames.PUSH):
 
                 def handle(*args: Any, usual: Any = actor.fast[kind]) -> None:
                     time.sleep(DELAY)
                     usual(*args)
 
-                serving.endpoint.handlers[kind] = handle
+                role.endpoint.handlers[kind] = handle
         else:
-            serving.endpoint.handlers.update(actor.fast)
+            role.endpoint.handlers.update(actor.fast)
 
 
 def bars(what: str) -> tuple[str, ...]:
@@ -218,7 +225,7 @@ def spent(ps: dps.ParameterServer, what: str, last: int) -> tuple[float, float]:
     """Seconds that the right bars, and all work (waiting left out), take of an iteration: of trainer 0 (of all, for a
     server), in the last reports."""
     found = []
-    for told in json.loads(ps._call("history"))["trainers"][: None if what == "server" else 1]:
+    for told in json.loads(ps.connection.call("history", run=0))["trainers"][: None if what == "server" else 1]:
         rows = {name: sum(column[-last:]) for name, column in told["rows"].items()}
         if rows["clocks"]:
             work = rows["total"] - rows["wait"]
@@ -228,7 +235,7 @@ def spent(ps: dps.ParameterServer, what: str, last: int) -> tuple[float, float]:
 
 def in_its_bar(what: str, usual: tuple[float, float], now: tuple[float, float]) -> bool:
     """Of what an iteration takes longer, 90 to 110 % is in the right bar; and it is what was put in, within 10 %. (A
-    server that sleeps keeps all others waiting as well: how long that is nobody has put in.)"""
+    server that sleeps keeps all others waiting as well, for a time that is no parameter here.)"""
     bar, work = now[0] - usual[0], now[1] - usual[1]
     put = STEP if what == "slow" else DELAY
     right = bar > 0.9 * put if what == "server" else abs(bar - put) < 0.1 * put
@@ -242,10 +249,12 @@ def one(ps: dps.ParameterServer, client: Client, what: str) -> tuple[float | Non
 
     error: list[BaseException] = []
 
-    def snapshot() -> dict[str, Any]:
+    def snapshot() -> RunStatus:
         if error:
             raise error[0]
-        return next(run for run in json.loads(ps._call("snapshot"))["runs"] if run["state"] == "running")
+        run = running(ps)
+        assert run is not None, "the run is over"
+        return run
 
     def work() -> None:
         try:
@@ -259,7 +268,7 @@ def one(ps: dps.ParameterServer, client: Client, what: str) -> tuple[float | Non
         time.sleep(BEFORE)
         snapshot()
         usual = spent(ps, what, 12)
-        servers = [s["worker"] for s in ps.status()["servers"] if s["number"] == 0]
+        servers = [s.worker for s in ps.status().servers if s.number == 0]
         began = time.monotonic()
         if what == "server":
             client.run(slow_server, True, workers=servers)
@@ -272,12 +281,12 @@ def one(ps: dps.ParameterServer, client: Client, what: str) -> tuple[float | Non
             now = time.monotonic() - began
             if seen is None and in_its_bar(what, usual, latest):
                 seen = now
-            for finding in run["stragglers"]:
-                right = finding["server"] == 0 if what == "server" else finding["trainer"] == 0
-                if right and finding["kind"] in KINDS[what]:
+            for finding in run.stragglers:
+                right = finding.server == 0 if what == "server" else finding.trainer == 0
+                if right and finding.kind in KINDS[what]:
                     named = now if named is None else named
-                elif f"{finding['kind']} {finding['trainer']}" not in wrong:
-                    wrong += f" {finding['kind']} {finding['trainer']}"
+                elif f"{finding.kind} {finding.trainer}" not in wrong:
+                    wrong += f" {finding.kind} {finding.trainer}"
             time.sleep(0.05)
         if what == "server":
             client.run(slow_server, False, workers=servers)

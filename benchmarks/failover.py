@@ -72,10 +72,10 @@ def batches(shards: int) -> list[np.ndarray]:
     return found
 
 
-def push_for_ever(ticket: dps.client.Ticket, run: int, number: int, shards: int, commands: Connection) -> None:
+def push_for_ever(ticket: dps.client.client.Ticket, run: int, number: int, shards: int, commands: Connection) -> None:
     """A trainer's process: push until told to stop; gives back how often each batch was acknowledged, and when."""
     try:
-        trainer = dps.Trainer(ticket, run, number)
+        trainer = dps.Trainer.join(ticket, run, number)
         mine, counts = batches(shards), np.zeros(BATCHES, np.int64)
         began, ended = array("d"), array("d")
         trainer.push(TABLE, mine[0], 0)
@@ -103,7 +103,7 @@ class Load:
         self.expected: dict[int, int] = {}
         self.times: list[tuple[np.ndarray, np.ndarray]] = []
         context = multiprocessing.get_context("spawn")
-        run = ps._call("start_run", trainers=TRAINERS, staleness=None)
+        run = ps.connection.call("start_run", trainers=TRAINERS, staleness=None)
         self._trainers = []
         for number in range(TRAINERS):
             ours, theirs = context.Pipe()
@@ -170,17 +170,17 @@ class Bench:
         self.cluster, self.client, self.ps = cluster, client, ps
         self.random = random.Random(seed)
         self.asked = self.refused = 0  # requests by an old route; answers that were refusals
-        self.shards = ps.table(TABLE, dtype="int64", copies=2).shards
+        self.shards = ps.table(TABLE, dtype="int64", copies=2).spec.shards
         self.eye = dps.Client(ps.ticket)  # looks at the route
         self.load = Load(ps, self.shards)
         self.await_whole()
 
     def await_whole(self) -> None:
-        wait_for("whole fleet", lambda: whole(self.ps, SERVERS), pause=0.05)
+        wait_for("all servers and replicas", lambda: whole(self.ps, SERVERS), pause=0.05)
 
     def choose(self, host: str = "") -> tuple[int, int] | None:
         """A primary (on that host), and its process, if there is one."""
-        workers = {s["number"]: s["worker"] for s in self.ps._call("describe")["servers"] if s["alive"]}
+        workers = {s["number"]: s["worker"] for s in self.ps.connection.call("describe")["servers"] if s["alive"]}
         leading = [n for n in sorted(primaries(self.ps, TABLE)) if host in workers.get(n, "")]
         if not leading:
             return None
@@ -189,8 +189,8 @@ class Bench:
 
     def replaced(self, victim: int) -> bool:
         """Whether the route that clients are given goes past a server."""
-        self.eye._fetch_route()
-        return all(owner != victim for owner, _, _ in self.eye._tables[TABLE].runs)
+        self.eye.session.fetch_route()
+        return all(owner != victim for owner, _, _ in self.eye.session._tables[TABLE].runs)
 
     def strike(self, victim: int, blow: Callable[[], Any]) -> tuple[float, float, float]:
         """Let it happen; (moment, seconds until it was noted, until another has taken over)."""
@@ -199,7 +199,7 @@ class Bench:
         blow()
         wait_for("takeover", lambda: self.replaced(victim), pause=0.001)
         takeover = time.monotonic() - moment
-        events = self.ps.status()["events"]
+        events = self.ps.status().events
         noted = [at for at, text in events if at >= wall and text.startswith(f"server {victim} ")]
         return moment, (noted[0] - wall if noted else takeover), takeover
 
@@ -243,9 +243,9 @@ class Bench:
     def keys_of(victim: int, client: dps.Client) -> np.ndarray:
         """Keys, outside the trainers' batches, of shards that one server leads."""
         keys = np.arange(SPACE, SPACE + 200)
-        client._fetch_route()
-        led = {n for owner, a, b in client._tables[TABLE].runs if owner == victim for n in range(a, b)}
-        starts = group(keys, 0, client._tables[TABLE].spec.shards, TABLE)
+        client.session.fetch_route()
+        led = {n for owner, a, b in client.session._tables[TABLE].runs if owner == victim for n in range(a, b)}
+        starts = group(keys, 0, client.session._tables[TABLE].spec.shards, TABLE)
         inside = np.concatenate([starts.keys[starts.starts[n] : starts.starts[n + 1]] for n in sorted(led)])
         return np.sort(inside)
 
@@ -256,7 +256,9 @@ class Bench:
         keys = np.array(sorted(self.load.expected))
         wanted = np.array([self.load.expected[key] for key in keys.tolist()])
         more = dps.Client(self.ps.ticket).pull(TABLE, keys) - wanted
-        rows = sum(server.get("tables", {}).get(TABLE, {}).get("rows", 0) for server in self.ps.status()["servers"])
+        rows = sum(
+            (server.tables or {})[TABLE].rows for server in self.ps.status().servers if TABLE in (server.tables or {})
+        )
         assert rows == len(keys), f"{rows} rows, of which {len(keys)} were pushed to"
         return int(-more[more < 0].sum()), int(more[more > 0].sum())
 

@@ -22,7 +22,7 @@ import dask
 import numpy as np
 
 from benchmarks.common import Report, parser
-from dps.wire import frames, memory, session
+from dps.wire import frames, handshake, memory
 from dps.wire.channel import Channel
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header, encode_json
@@ -31,7 +31,7 @@ GIANTS, ROUNDS, SECONDS = 1000, 7, 1.0  # turns of each, and how long a turn is
 ANNOUNCED, FIRST, MORE = 1 << 30, 1 << 16, 8  # bytes of a giant's request; that it sends at once; and in each turn
 PUSH = 8 << 20  # bytes of an honest request
 TAKE = 100  # the kind of a frame that the endpoint reads through and acknowledges
-NAME, SECRET = "giants", session.new_secret()
+NAME, SECRET = "giants", handshake.new_secret()
 
 
 def take(connection: Connection, header: Header, body: memoryview) -> None:
@@ -55,8 +55,8 @@ class Giant:
 
     def __init__(self, address: tuple[str, int]):
         self._socket = socket.create_connection(address, timeout=60)
-        nonce, theirs = session.new_nonce(), frames.decode_json(self._frame())["nonce"]
-        proof = session.proof(SECRET, "client", theirs, nonce)
+        nonce, theirs = handshake.new_nonce(), frames.decode_json(self._frame())["nonce"]
+        proof = handshake.proof(SECRET, "client", theirs, nonce)
         hello = encode_json({"session": NAME, "nonce": nonce, "proof": proof})
         self.send(encode_header(Header(frames.HELLO, body=len(hello))) + hello)
         self._frame()
@@ -110,7 +110,7 @@ def measure(report: Report, endpoint: Endpoint, count: int, rounds: int, seconds
         began = time.monotonic()
         for giant in giants:
             giant.announce()
-        while held(endpoint) < count * memory.FIRST:
+        while held(endpoint) < count * memory.FIRST_BYTES:
             time.sleep(0.01)
         arrived = time.monotonic() - began
         beside = []

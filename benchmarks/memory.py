@@ -113,7 +113,7 @@ def through_a_server(keys: int, dim: int) -> tuple[list[list[float]], float]:
         Client(cluster) as client,
         dps.ParameterServer(client) as ps,
     ):
-        address = ps.status()["servers"][0]["worker"]
+        address = ps.status().servers[0].worker
         server = psutil.Process(client.run(os.getpid, workers=[address])[address])
         data, runs, grown = client.scatter([0]), [], 0.0
         for run in range(RUNS):
@@ -124,7 +124,7 @@ def through_a_server(keys: int, dim: int) -> tuple[list[list[float]], float]:
             grown = (
                 grown or (server.memory_info().rss - before) / keys
             )  # a second table finds memory freed by the first
-            ps.drop(name)
+            ps.drop_table(name)
         return runs, grown
 
 

@@ -71,7 +71,7 @@ class Namespace:
         return ["ip", "netns", "exec", self.name]
 
     def cut(self) -> None:
-        """Pull the cable, at the far end: nothing gets through, and nobody is told."""
+        """Pull the cable, at the far end: no packet gets through, and no connection is closed."""
         self._ip("-n", self.name, "link", "set", "dpsbench1", "down")
 
     def mend(self) -> None:
@@ -120,17 +120,17 @@ class Machines:
 
     def close(self) -> None:
         """End them all, those that are stopped as well."""
-        everybody = []
+        processes = []
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 here = psutil.Process(process.pid)
-                everybody += [here, *here.children(recursive=True)]
-        for one in everybody:
+                processes += [here, *here.children(recursive=True)]
+        for one in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         for process in self._processes:
             process.wait()
-        psutil.wait_procs(everybody, 10)
+        psutil.wait_procs(processes, 10)
         self._log.close()
 
 
@@ -161,16 +161,16 @@ def server_pid(client: Client, worker: str) -> int:
 def primaries(ps: dps.ParameterServer, table: str) -> dict[int, list[int]]:
     """Server -> the shards of a table that it is the primary of."""
     found: dict[int, list[int]] = {}
-    for shard, chain in enumerate(json.loads(ps._call("describe")["tables"])[table]["chains"]):
+    for shard, chain in enumerate(json.loads(ps.connection.call("describe")["tables"])[table]["chains"]):
         found.setdefault(chain[0] if chain else -1, []).append(shard)
     return found
 
 
 def whole(ps: dps.ParameterServer, servers: int) -> bool:
     """Whether there are as many servers as there should be (at least), all chains full, and nothing is moving."""
-    about = ps._call("describe")
-    alive = {server["number"] for server in about["servers"] if server["alive"]}
-    tables = json.loads(about["tables"]).values()
+    description = ps.connection.call("describe")
+    alive = {server["number"] for server in description["servers"] if server["alive"]}
+    tables = json.loads(description["tables"]).values()
     full = all(
         len(alive.intersection(chain)) == len(chain) >= table["spec"]["copies"] and joiner is None
         for table in tables

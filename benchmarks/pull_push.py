@@ -49,18 +49,18 @@ def plans(ps: Any, quick: bool, drop: bool = True) -> Iterator[Plan]:
     born = BORN // 10 if quick else BORN
     for name, optimizer in optimizers().items():
         for dim in (1, 16, 64):
-            spec = ps.table(f"keyed-{dim}-{name}", dim=dim, optimizer=optimizer)
-            wanted = tuple(w for w in keyed_cases(dim, name, quick) if w.keys > 1 or ps.servers == 1)
-            yield Plan(spec, born, wanted, ps.servers, rounds, turn)
+            spec = ps.table(f"keyed-{dim}-{name}", dim=dim, optimizer=optimizer).spec
+            wanted = tuple(w for w in keyed_cases(dim, name, quick) if w.keys > 1 or ps.servers() == 1)
+            yield Plan(spec, born, wanted, ps.servers(), rounds, turn)
             if drop:
-                ps.drop(spec.name)
+                ps.drop_table(spec.name)
         for size, rows in list(DENSE.items())[: 2 if quick else None]:
-            spec = ps.table(f"dense-{rows}-{name}", dim=64, rows=rows, optimizer=optimizer)
+            spec = ps.table(f"dense-{rows}-{name}", dim=64, rows=rows, optimizer=optimizer).spec
             verbs = ["pull", "push"] if name == "Add" else ["push"]
             wanted = tuple(Wanted(f"dense {size}, {v if v == 'pull' else f'push {name}'}", v) for v in verbs)
-            yield Plan(spec, 0, wanted, ps.servers, rounds, turn)
+            yield Plan(spec, 0, wanted, ps.servers(), rounds, turn)
             if drop:
-                ps.drop(spec.name)
+                ps.drop_table(spec.name)
 
 
 def rival_plans(ps: Any, quick: bool) -> Iterator[Plan]:
@@ -73,10 +73,10 @@ def rival_plans(ps: Any, quick: bool) -> Iterator[Plan]:
 def one_key_plans(ps: Any, quick: bool) -> Iterator[Plan]:
     """One key of small tables."""
     for name, optimizer in optimizers().items():
-        spec = ps.table(f"one-{name}", optimizer=optimizer)
+        spec = ps.table(f"one-{name}", optimizer=optimizer).spec
         wanted = tuple(w for w in keyed_cases(1, name, quick) if w.keys == 1)
-        yield Plan(spec, 10_000, wanted, ps.servers, ROUNDS, TURN)
-        ps.drop(spec.name)
+        yield Plan(spec, 10_000, wanted, ps.servers(), ROUNDS, TURN)
+        ps.drop_table(spec.name)
 
 
 def floors(report: Report, servers: int, quick: bool) -> None:
@@ -88,8 +88,8 @@ def floors(report: Report, servers: int, quick: bool) -> None:
         dps.ParameterServer(client, servers=servers) as ps,
         Peers(servers) as peers,
     ):
-        serving = [server["worker"] for server in ps.status()["servers"]]
-        trainers = [worker for worker in client.scheduler_info(n_workers=-1)["workers"] if worker not in serving]
+        role = [server.worker for server in ps.status().servers]
+        trainers = [worker for worker in client.scheduler_info(n_workers=-1)["workers"] if worker not in role]
         data = [client.submit(int, workers=[trainers[0]])]
         spare = trainers[1] if servers == 1 else None
 
@@ -101,8 +101,8 @@ def floors(report: Report, servers: int, quick: bool) -> None:
 
         if servers == 1:
             run(one_key_plans(ps, quick), ", cores as they come")
-        pids = client.run(os.getpid, workers=[trainers[0], *serving])
-        if pin([[pids[trainers[0]]], *([pids[w], peer] for w, peer in zip(serving, peers.pids, strict=True))]):
+        pids = client.run(os.getpid, workers=[trainers[0], *role])
+        if pin([[pids[trainers[0]]], *([pids[w], peer] for w, peer in zip(role, peers.pids, strict=True))]):
             report.note("from here on the trainer has a core of its own; a server and its bare peer share another")
         else:
             report.note(f"{servers} servers and a trainer on {cores()} cores: all run where the system puts them")

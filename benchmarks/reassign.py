@@ -29,12 +29,12 @@ def work(trainer: Any, partitions: list, epochs: int) -> tuple[float, float, flo
     """Step through the batches; when that began and ended, and seconds spent waiting."""
     seconds = STEP * (SLOW if trainer.number == 0 else 1.0)
     trainer.barrier()
-    began, before = time.monotonic(), trainer.split()["wait"]
+    began, before = time.monotonic(), trainer.time_spent()["wait"]
     for rows in trainer.iterate(partitions, epochs, batch_size=BATCH):
         weights = trainer.pull("w", rows)
         time.sleep(seconds)
         trainer.push("w", rows, 0.01 * (1 - weights))
-    return began, time.monotonic(), trainer.split()["wait"] - before
+    return began, time.monotonic(), trainer.time_spent()["wait"] - before
 
 
 def idle(ps: dps.ParameterServer, data: Any, trainers: int, case: tuple[float, bool], epochs: int) -> list[float]:

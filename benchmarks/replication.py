@@ -107,7 +107,7 @@ def costs(report: Report, ps: dps.ParameterServer, meter: Meter, quick: bool) ->
                     turn,
                 )
             for n in range(len(KINDS)):
-                ps.drop(f"t{n}")
+                ps.drop_table(f"t{n}")
 
 
 def keys_of(count: int, dense: bool) -> np.ndarray:
@@ -179,7 +179,7 @@ def slow(pid: int) -> Iterator[None]:
 def slow_backup(report: Report, ps: dps.ParameterServer, pids: dict[int, int], meter: Meter, quick: bool) -> None:
     """Pipelined pushes while one of three servers is slow: to shards of which it is a backup only, and to all."""
     rounds, turn = (1, 0.2) if quick else (ROUNDS, 1.0)
-    spec = ps.table("slow", dim=16, copies=2)
+    spec = ps.table("slow", dim=16, copies=2).spec
     client = ps.client()
     for count in (100, 10_000):
         keys = keys_of(count, dense=False)
@@ -202,7 +202,7 @@ def slow_backup(report: Report, ps: dps.ParameterServer, pids: dict[int, int], m
             fast, found_slow = statistics.median(rates[False]), statistics.median(rates[True])
             case = f"{len(chosen):,} x 16, one server of three runs half of the time, as {what}"
             report.add(case, found_slow, "keys/s", "all run", fast, ">= 0.5 x" if what == "backup" else None)
-    ps.drop("slow")
+    ps.drop_table("slow")
 
 
 # -- moving
@@ -225,7 +225,7 @@ def moves(report: Report, ps: dps.ParameterServer, meter: Meter, quick: bool) ->
     before = pipelined(push, 0.3 if quick else 3.0, meter)
     held = total_bytes(ps)
     ps.scale(SERVERS + 1)
-    wait_for("one more server", lambda: ps.servers > SERVERS)
+    wait_for("one more server", lambda: ps.servers() > SERVERS)
     begun, pushes = time.perf_counter(), 0
     ends: list[float] = []
     longest = 0.0
@@ -238,8 +238,8 @@ def moves(report: Report, ps: dps.ParameterServer, meter: Meter, quick: bool) ->
         if pushes % 20 == 0 and even(ps):
             break
     seconds = time.perf_counter() - begun
-    new = max(s["number"] for s in ps._call("describe")["servers"])
-    moved = next(sum(t["bytes"] for t in s["tables"].values()) for s in ps.status()["servers"] if s["number"] == new)
+    new = max(s["number"] for s in ps.connection.call("describe")["servers"])
+    moved = next(s.bytes for s in ps.status().servers if s.number == new)
     alone = one_by_one(lambda: client.push("big", keys, values), 0.3 if quick else 3.0, meter)
     size = f"{moved / 1e6:,.0f} MB of {held / 1e6:,.0f} MB"
     report.add(f"moving {size} to one more server", moved / 1e9 / seconds, "GB/s")
@@ -252,18 +252,18 @@ def moves(report: Report, ps: dps.ParameterServer, meter: Meter, quick: bool) ->
     )
     report.duration("... the longest of them", longest, "median afterwards", alone.latency)
     report.add("pipelined pushes of 1,000 x 64 before", before.pushes / before.seconds, "pushes/s")
-    ps.drop("big")
+    ps.drop_table("big")
 
 
 def total_bytes(ps: dps.ParameterServer) -> int:
-    return sum(t["bytes"] for s in ps.status()["servers"] for t in s["tables"].values())
+    return ps.status().bytes
 
 
 def even(ps: dps.ParameterServer) -> bool:
     """Whether all servers hold their share, and none is on its way."""
     status = ps.status()
-    table = status["tables"]["big"]
-    copies = [sum(s["number"] in chain for chain in table["chains"]) for s in status["servers"]]
+    chains = status.tables["big"].chains
+    copies = [sum(s.number in chain for chain in chains) for s in status.servers]
     return whole(ps, SERVERS + 1) and max(copies) - min(copies) <= 1
 
 
@@ -276,7 +276,7 @@ def main(argv: list[str] | None = None) -> None:
         machines(SERVERS + 1) as (_, client),
         dps.ParameterServer(client, servers=SERVERS) as ps,
     ):
-        pids = {s["number"]: server_pid(client, s["worker"]) for s in ps.status()["servers"]}
+        pids = {s.number: server_pid(client, s.worker) for s in ps.status().servers}
         meter = Meter(list(pids.values()))
         if args.part in (None, "costs"):
             costs(report, ps, meter, args.quick)

@@ -26,7 +26,7 @@ __all__ = ["RIVALS", "compare"]
 
 
 class Table:
-    """A table of one shard, behind somebody else's calls."""
+    """A table of one shard, behind the calls of another framework."""
 
     def __init__(self, spec: dict[str, Any]):
         self.spec = TableSpec.from_dict({**spec, "shards": 1})

@@ -22,8 +22,8 @@ from distributed import Client
 
 import dps
 from benchmarks.common import Report, parser
+from benchmarks.datasets import zipf_clicks
 from dps.coordination.clock import Clock
-from dps.models.datasets import zipf_clicks
 from dps.models.sparse_kernels import logistic
 
 BOUNDS = (0, 1, 2, 4, 8, 16)
@@ -64,7 +64,7 @@ def simulate(steps: np.ndarray, bound: int) -> float:
         now, trainer = heapq.heappop(ends)
         done[trainer] += 1
         since[trainer] = now
-        if done[trainer] == count:  # its end: nobody has to wait for it, and it waits for nobody
+        if done[trainer] == count:  # its end: it waits for no other trainer, and no other waits for it
             total += now
             freed = clock.leave(trainer, now)
         else:
@@ -142,7 +142,7 @@ def real(ps: dps.ParameterServer, data: list, steps: np.ndarray, bound: int) -> 
     finally:
         over.set()
         looking.join()
-        ps.drop("w")
+        ps.drop_table("w")
     begins, ends, waits, totals = zip(*results, strict=True)
     began, end = min(begins), max(ends)
     weights = [(min(when, end) - began, done, w) for when, done, w in looks if done]
@@ -229,7 +229,7 @@ def measure_real(quick: bool) -> tuple[Shares, Shares, dict[int, list[Curve]]]:
 
 def parts(client: Client) -> Iterator[Any]:
     """The rows of each trainer, where it is."""
-    workers = [w for w, about in client.scheduler_info(n_workers=-1)["workers"].items() if "trainer" in about["name"]]
+    workers = [w for w, info in client.scheduler_info(n_workers=-1)["workers"].items() if "trainer" in info["name"]]
     for n, worker in enumerate(workers):
         yield client.submit(part, n * ROWS, workers=[worker], pure=False)
 

@@ -1,7 +1,7 @@
 """Simulated runs with a known cause of slowness: what the diagnosis calls it. The confusion matrix.
 
-The runs are those of `tests/traces.py`: 2 to 64 trainers, 1 to 4 servers, iterations of 5 ms to 2 s, staleness 0, 2 or
-infinity. The seeds are others than those of the tests.
+The runs are those of `tests/helpers/traces.py`: 2 to 64 trainers, 1 to 4 servers, iterations of 5 ms to 2 s, staleness
+0, 2 or infinity. The seeds are others than those of the tests.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def judged(kind: str, seed: int) -> Any:
 
 
 def _traces() -> Any:
-    if str(ROOT / "tests") not in sys.path:
-        sys.path.insert(0, str(ROOT / "tests"))
+    if str(ROOT / "tests" / "helpers") not in sys.path:
+        sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     return importlib.import_module("traces")
 
 
 def matrix(verdicts: dict[str, list[Any]]) -> list[str]:
-    """As text: a row for each cause, a column for each name that it got; * where the kind is right, and not who."""
+    """As text: a row for each cause, a column for each diagnosis; * if the kind is right and the trainer is not."""
     names = list(verdicts)
     lines = [f"{'cause':<12}" + "".join(f"{name:>11}" for name in names) + f"{'right':>9}"]
     for cause, found in verdicts.items():
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     args = options.parse_args(argv)
     count = QUICK if args.quick else args.count
     seeds = range(args.seed, args.seed + count)
-    with Report("who is slow, and why: simulated runs", args.json) as report:
+    with Report("stragglers: simulated runs", args.json) as report:
         causes = _traces().CAUSES
         with concurrent.futures.ProcessPoolExecutor(2) as pool:
             asked = [(cause, seed) for cause in causes for seed in seeds]

@@ -29,8 +29,8 @@ from distributed import Client
 
 import dps
 from benchmarks.common import ROOT, Report, parser
+from dps.client.environment import ProcessEnvironment
 from dps.state.ops import TableSpec
-from dps.transfers import TableRoute
 from dps.wire import frames
 from dps.wire.channel import Channel
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header, encode_json, padded
@@ -55,8 +55,11 @@ class Echo:
             if asked.kind == frames.PULL:
                 body = bytes(padded(asked.count * self._row_bytes))
             elif asked.kind == frames.JOIN:
-                about = {"origin": 1, "attempt": 0, "incarnation": 0, "staleness": 0, "trainers": 1, "clock": 0}
-                body = encode_json(about)
+                reply = {"origin": 1, "attempt": 0, "incarnation": 0, "staleness": 0, "trainers": 1, "clock": 0}
+                body = encode_json(reply)
+            elif asked.kind == frames.ROUTE:
+                table = {"spec": TableSpec("w", dim=16, shards=1, id=1).to_dict(), "owners": [0]}
+                body = encode_json({"epoch": 1, "remedy": "", "servers": {"0": ["127.0.0.1", 1]}, "tables": [table]})
             self._answer = encode_header(Header(frames.OK, parties=1, body=len(body)), asked.request) + body
         sent = sum(map(len, buffers))
         self._left -= sent
@@ -83,27 +86,25 @@ class EchoChannel(Channel):
         self._socket = Echo(64)  # type: ignore[assignment]
 
 
-class Alone(dps.Trainer):
-    """A trainer that speaks to nobody."""
+class EchoEnvironment(ProcessEnvironment):
+    """A process whose connections are echoes."""
 
-    def __init__(self) -> None:
-        super().__init__(dps.Ticket("s", ("127.0.0.1", 1), "secret"), 1, 0)
-
-    def _connect(self, address: tuple[str, int], what: str, *args: Any, **kwargs: Any) -> Channel:
+    def connect(self, ticket: dps.Ticket, address: tuple[str, int], what: str, *args: Any) -> Channel:
         with socket.create_server(("127.0.0.1", 0)) as door:  # a connection begins with a socket
             return EchoChannel(door.getsockname()[:2], "s", "secret", what)
 
-    def _fetch_route(self) -> None:
-        self._epoch, self._servers = 1, {0: ("127.0.0.1", 1)}
-        route = TableRoute(TableSpec("w", dim=16, shards=1, id=1), [0])
-        self._tables, self._by_id = {"w": route}, {1: route}
+
+def alone() -> dps.Trainer:
+    """A trainer without connections."""
+    ticket = dps.Ticket("s", ("127.0.0.1", 1), "secret")
+    return dps.Trainer.join(ticket, 1, 0, environment=EchoEnvironment())
 
 
 class Blind:
     """A meter that counts nothing."""
 
     began = held = mark = 0.0
-    clocks = rows = again = 0
+    clocks = rows = resent = 0
 
     def nothing(self, *args: Any) -> None:
         """Do it."""
@@ -141,15 +142,15 @@ def quickest(cases: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, floa
 
 def bare(rounds: int) -> dict[str, float]:
     """Seconds of each call, as the code is."""
-    return quickest(calls_of(Alone()), rounds)
+    return quickest(calls_of(alone()), rounds)
 
 
 def with_and_without(rounds: int) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of each call with a meter, and without one."""
-    seeing, blind = Alone(), Alone()
+    seeing, blind = alone(), alone()
     for function in calls_of(blind).values():
         function()
-    blind.meter = Blind()  # type: ignore[assignment]
+    blind.client.session.meter = Blind()  # type: ignore[assignment]
     counting, not_counting = calls_of(seeing), calls_of(blind)
     found = quickest({(name, f): f for name in counting for f in (counting[name], not_counting[name])}, rounds)
     with_it, without = ({name: found[name, f] for name, f in calls.items()} for calls in (counting, not_counting))
@@ -170,12 +171,12 @@ def train(trainer: dps.Trainer, partitions: list[Any], rounds: int) -> tuple[dic
     """Seconds of turns with a meter and without one; calls in a turn."""
     work = list(batches(np.random.default_rng(trainer.number)))
     rows = np.random.default_rng(0).normal(size=(BATCH, 64))
-    meters = {"counting": trainer.meter, "blind": Blind()}
+    meters = {"counting": trainer.client.session.meter, "blind": Blind()}
     seconds: dict[str, list[float]] = {name: [] for name in meters}
     bias, one = np.zeros(1, np.int64), np.ones(1, np.float32)
     for turn in range(rounds + 1):
         for name, meter in reversed(meters.items()) if turn % 2 else meters.items():
-            trainer.meter = meter  # type: ignore[assignment]
+            trainer.client.session.meter = meter  # type: ignore[assignment]
             began = time.perf_counter()
             for keys, gradient in work:
                 found = trainer.pull({"w": keys, "b": bias})
@@ -184,7 +185,7 @@ def train(trainer: dps.Trainer, partitions: list[Any], rounds: int) -> tuple[dic
                 trainer.tick()
             if turn:  # the first one makes the rows
                 seconds[name].append(time.perf_counter() - began)
-    trainer.meter = meters["counting"]  # type: ignore[assignment]
+    trainer.client.session.meter = meters["counting"]  # type: ignore[assignment]
     return seconds, 5 * STEPS
 
 

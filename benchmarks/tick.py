@@ -25,7 +25,7 @@ from distributed import Client
 
 import dps
 from benchmarks.common import ROOT, Report, parser
-from dps.client import Ticket
+from dps.client.client import Ticket
 from dps.wire import frames
 from dps.wire.frames import Header
 
@@ -74,7 +74,7 @@ def trainers_process(ticket: Ticket, commands: Connection) -> None:
         verb, *args = commands.recv()
         if verb == "join":
             run, numbers = args
-            trainers = [dps.Trainer(ticket, run, number) for number in numbers]
+            trainers = [dps.Trainer.join(ticket, run, number) for number in numbers]
             commands.send(None)
         elif verb == "tick":
             began = time.monotonic()
@@ -103,7 +103,7 @@ def tick_all(trainers: list[dps.Trainer], clocks: int) -> list[float]:
     seconds = []
     for _ in range(clocks):
         began = time.perf_counter()
-        sent = [t._controller().ask(Header(frames.TICK, clock=t.clock + 1)) for t in trainers]
+        sent = [t.client.session.controller().ask(Header(frames.TICK, clock=t.clock + 1)) for t in trainers]
         for trainer, request in zip(trainers, sent, strict=True):
             request.result(time.monotonic() + 60)
             trainer.clock += 1
@@ -186,10 +186,10 @@ def measure(
 
 def handler_rate(client: Client, calls: int = 300) -> float:
     """Calls a second of an ordinary handler of the scheduler, by one client, for comparison."""
-    client.sync(client.scheduler.dps_describe, name="dps")
+    client.sync(client.scheduler.dps_call, verb="describe", name="dps", fields={})
     began = time.perf_counter()
     for _ in range(calls):
-        client.sync(client.scheduler.dps_describe, name="dps")
+        client.sync(client.scheduler.dps_call, verb="describe", name="dps", fields={})
     return calls / (time.perf_counter() - began)
 
 
@@ -206,7 +206,7 @@ def main(argv: list[str] | None = None) -> None:
             counts = COUNTS[:2] if args.quick else COUNTS
             found = measure(
                 processes,
-                lambda **how: ps._call("start_run", **how),
+                lambda **how: ps.connection.call("start_run", **how),
                 counts,
                 ROUNDS,
                 TICKS // (20 if args.quick else 1),

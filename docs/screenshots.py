@@ -1,7 +1,7 @@
 """Pictures of the dashboard for these pages: ``python docs/screenshots.py`` writes docs/_static/dashboard-*.png.
 
-A scheduler serves samples of what the monitor says (tests/snapshots.py), of 4 and of 1,000 trainers, and a browser
-without a window takes the pictures. Needs playwright and Debian's chromium (or what CHROMIUM names).
+A scheduler serves samples of what the monitor says (tests/helpers/snapshots.py), of 4 and of 1,000 trainers, and a
+browser without a window takes the pictures. Needs playwright and Debian's chromium (or what CHROMIUM names).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from PIL import Image, ImageChops
 from playwright.async_api import async_playwright
 
 from dps.dashboard import Surfaces
-from dps.dashboard.plots import PLOTS
+from dps.dashboard.pages.plots import PLOTS
+from dps.telemetry.snapshot import Status
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "tests"))
+sys.path.insert(0, str(DOCS.parent / "tests" / "helpers"))
 import snapshots  # noqa: E402
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -42,7 +43,7 @@ class Sample:
     def __init__(self, trainers: int):
         self.snapshot = snapshots.snapshot(trainers)
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> Status:
         return self.snapshot
 
 

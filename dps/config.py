@@ -27,14 +27,14 @@ def seconds(name: str) -> float:
 
 
 def limit(name: str, value: float | None = None) -> str:
-    """A time limit in words, for the error of whoever has run into it: its value, and the setting that it comes from.
+    """A time limit in words for an error message: its value, and the name of its setting.
 
     Parameters
     ----------
     name : str
-        Of the setting, under ``dps.timeouts``.
+        The name of the setting, under ``dps.timeouts``.
     value : float, optional
-        Seconds, where the setting was read earlier; what it says now by default.
+        Seconds, if the setting was read earlier; by default its current value.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Every error that dps raises.
 
-Each is a :class:`DPSError` and also the builtin that Python users would catch (``KeyError`` for an unknown table,
-``TimeoutError`` for a time-out, ...). Messages name the thing, the numbers and the remedy. All of them pickle, and
-cross the data plane as their class name and message.
+Each error is a :class:`DPSError` and also the builtin error that Python users would catch (``KeyError`` for an unknown
+table, ``TimeoutError`` for a time-out, ...). Messages name the object, the numbers and the remedy. All errors can be
+pickled, and travel between processes as their class name and message.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = [
 
 
 class DPSError(Exception):
-    """Base of all errors of dps."""
+    """The base class of all errors of dps."""
 
     def __str__(self) -> str:  # KeyError would show the repr of its message
         return str(self.args[0]) if self.args else type(self).__name__
 
 
 class InputError(DPSError, ValueError):
-    """A value that dps cannot take: wrong shape, length, dtype that would lose numbers, impossible setting."""
+    """A value that dps cannot use: a wrong shape or length, a dtype that would lose digits, an impossible setting."""
 
 
 class InputTypeError(DPSError, TypeError):
-    """An object of a kind that dps does not understand."""
+    """An object of a type that dps cannot use."""
 
 
 class NotFiniteError(InputError):
@@ -63,7 +63,7 @@ class KeyRangeError(DPSError, IndexError):
 
 
 class LimitError(InputError):
-    """A request larger than a limit in ``dps.yaml`` allows."""
+    """A request that is larger than a limit in ``dps.yaml``."""
 
 
 class UnknownTableError(DPSError, KeyError):
@@ -71,7 +71,7 @@ class UnknownTableError(DPSError, KeyError):
 
 
 class NameInUseError(DPSError, ValueError):
-    """Two tables, or two parameter servers, of one name."""
+    """A second table, or a second parameter server, of the same name."""
 
 
 class TooFewWorkersError(DPSError, RuntimeError):
@@ -83,11 +83,11 @@ class ServerGoneError(DPSError, ConnectionError):
 
 
 class MovedError(DPSError, ConnectionError):
-    """A server is not (or not now) the one to ask for a shard. Clients look for the right one by themselves."""
+    """A server is not the primary of a shard, or not at this moment. Clients find the primary by themselves."""
 
 
 class FencedError(DPSError, ConnectionError):
-    """A server that was replaced spoke as if it had not been. It gives up what it held."""
+    """A server that was replaced sent a request as if it had not been. It gives up its shards."""
 
 
 class ControllerGoneError(DPSError, ConnectionError):
@@ -95,15 +95,15 @@ class ControllerGoneError(DPSError, ConnectionError):
 
 
 class DataLostError(ServerGoneError, LookupError):
-    """The last copy of some rows is gone: the message names the table, the keys and what to restore from."""
+    """The last replica of some rows is lost. The message names the table, the keys and a checkpoint to restore."""
 
 
 class CheckpointError(DPSError, ValueError):
-    """A checkpoint that is damaged, was never finished, is not there, or cannot be written. Others may serve."""
+    """A checkpoint that is damaged, unfinished or missing, or cannot be written. An older one may be whole."""
 
 
 class MissingPackageError(DPSError, ImportError):
-    """Something that dps can do needs a package that is not installed; the message says how to install it."""
+    """A package that the call needs is not installed. The message says how to install it."""
 
 
 class RequestTimeoutError(DPSError, TimeoutError):
@@ -111,11 +111,11 @@ class RequestTimeoutError(DPSError, TimeoutError):
 
 
 class ClockTimeoutError(DPSError, TimeoutError):
-    """A trainer waited too long for slower ones; the message names the slowest."""
+    """A trainer waited too long for slower trainers. The message names the slowest."""
 
 
 class TrainerLostError(DPSError, RuntimeError):
-    """A trainer vanished without leaving."""
+    """A trainer's connection or worker was lost, and the trainer did not come back in time."""
 
 
 class StoppedError(DPSError, RuntimeError):
@@ -127,15 +127,15 @@ class ClosedError(DPSError, RuntimeError):
 
 
 class ProtocolError(DPSError, ConnectionError):
-    """A frame that does not follow the protocol. The connection is closed; nothing was applied."""
+    """A frame that does not follow the protocol. Its receiver has applied nothing of it, and closes the connection."""
 
 
 class AccessDeniedError(DPSError, PermissionError):
-    """A connection that could not prove knowledge of the session secret, or on which TLS cannot be agreed on."""
+    """A connection whose peer does not prove that it knows the session's secret, or that fails to agree on TLS."""
 
 
 class VersionMismatchError(DPSError, RuntimeError):
-    """Not the same version of dps everywhere; the message names the versions, and where each is."""
+    """The processes have different versions of dps. The message names the versions and the processes."""
 
 
 @contextlib.contextmanager
@@ -148,6 +148,6 @@ def needing(extra: str) -> Iterator[None]:
 
 
 def by_name(name: str) -> type[DPSError]:
-    """The error class called `name`; :class:`DPSError` itself when there is none (a newer peer may know more)."""
-    found = globals().get(name)
-    return found if isinstance(found, type) and issubclass(found, DPSError) else DPSError
+    """The error class of that name, or :class:`DPSError` if there is none: a newer peer may have more errors."""
+    kind = globals().get(name)
+    return kind if isinstance(kind, type) and issubclass(kind, DPSError) else DPSError

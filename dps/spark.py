@@ -1,6 +1,6 @@
 """dps on Spark: a parameter server beside a Spark application, and training in its stages.
 
-``ps.run(function, rdd_or_dataframe)`` needs nothing of this; see :meth:`dps.ParameterServer.run`.
+``ps.run(function, rdd_or_dataframe)`` does not need this module; see :meth:`dps.ParameterServer.run`.
 """
 
 from __future__ import annotations
@@ -10,60 +10,65 @@ import math
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.deploy.local import LocalCluster
+from dps.driver.parameter_server import ParameterServer
 from dps.errors import DPSError, InputError, InputTypeError
-from dps.parameter_server import ParameterServer
 from dps.training import spark
 
-__all__ = ["finished", "map_partitions_with_ps", "read_with", "start"]
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
-LOOK = 0.5  # seconds between two looks whether the application has ended
-RUN = "_dps_run"  # where a result has its run
+__all__ = ["end_run", "map_partitions_with_ps", "read_with", "start"]
+
+POLL_SECONDS = 0.5  # between two checks whether the Spark application has ended
+RUN_ATTRIBUTE = "_dps_run"  # of an RDD or DataFrame: the run that computes it
 
 
 def map_partitions_with_ps(
-    data: Any,
-    function: Callable[..., Any],
+    data: DataFrame | RDD,
+    function: Callable[..., object],
     ps: ParameterServer,
     staleness: float = math.inf,
     *,
-    schema: Any = None,
+    schema: StructType | str | None = None,
     trainers: int | None = None,
     args: tuple = (),
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, object] | None = None,
 ) -> Any:
-    """As Spark's ``mapPartitions``, with a parameter server: lazy, in ordinary stages.
+    """Apply a function to each partition, as Spark's ``mapPartitions`` does, with a trainer: lazy, in ordinary stages.
 
-    A partition's trainer comes when Spark schedules its task, so trainers wait for nobody. Whatever Spark computes
-    again (lost executors, a second action without a cache, speculative copies) changes the tables once: pushes carry
-    their place in the function's program, and those at a place that was reached before are repeats. For that the
-    function is to make the same pushes in the same order whenever it sees the partition, and the partition's records
-    are to come in the same order (after a shuffle: sort them, or cache or checkpoint before).
+    A partition's trainer starts when Spark schedules its task, so a trainer waits for no other trainer. Spark may
+    compute a partition again (after a lost executor, in a second action without a cache, as a speculative copy), and
+    the tables still change once: each push carries its number among the trainer's pushes, and servers drop numbers that
+    they have applied. So the function must make the same pushes in the same order each time it gets the partition, and
+    the partition's records must come in the same order (after a shuffle: sort them, or cache or checkpoint before).
 
     Parameters
     ----------
     data : RDD or DataFrame
     function : callable
-        Called as ``function(trainer, iterator)``, of records or pandas DataFrames; gives an iterable of the same, or
-        None for nothing.
+        Called as ``function(trainer, iterator)``, with an iterator of records or pandas DataFrames. It returns an
+        iterable of the same kind, or None if it has no results.
     ps : ParameterServer
     staleness : math.inf
-        Nothing else is possible here: with a bound, trainers wait for others, that Spark might begin only when these
-        are done. ``ps.run(function, data, staleness=...)`` runs all at once.
+        No other value is possible: with a bound, trainers would wait for other trainers, which Spark may start only
+        after these have ended. ``ps.run(function, data, staleness=...)`` runs all trainers at once.
     schema : pyspark.sql.types.StructType or str, optional
-        Of what the function gives for a DataFrame.
+        The schema of the function's results for a DataFrame.
     trainers : int, optional
-        With Spark Connect: how many partitions there are, at most.
+        With Spark Connect: the largest possible number of partitions.
     args, kwargs
         More arguments for `function`.
 
     Returns
     -------
     RDD or DataFrame
-        Its partitions are not to be merged by ``coalesce`` without a shuffle. When it is no longer needed, tell
-        :func:`finished`.
+        Its partitions must not be merged by ``coalesce`` without a shuffle. Call :func:`end_run` when it is no longer
+        needed.
 
     Examples
     --------
@@ -87,28 +92,28 @@ def map_partitions_with_ps(
             f"staleness {staleness!r} in an ordinary stage: its trainers would wait for others that Spark has not "
             f"begun; use ps.run(function, data, staleness={staleness!r}), which runs all at once"
         )
-    result, run = spark.elastic(ps._call, ps.ticket, data, function, schema, trainers, args, kwargs or {})
-    setattr(result, RUN, run)
+    result, run = spark.elastic(ps.connection.call, ps.ticket, data, function, schema, trainers, args, kwargs or {})
+    setattr(result, RUN_ATTRIBUTE, run)
     return result
 
 
-def read_with(data: Any, function: Callable[..., Any]) -> Any:
-    """Data for :meth:`dps.ParameterServer.run` whose partitions are what `function` makes of them.
+def read_with(data: DataFrame | RDD, function: Callable[..., object]) -> spark.ReadWith:
+    """Data for :meth:`dps.ParameterServer.run` with a function that makes each partition from its records or batches.
 
-    It is called on the executors as records or batches arrive, so that they need not all be in memory, and neither
-    lists nor pandas frames are made: columns of lists are quick to read so.
+    Executors call the function while records or batches arrive. So these need not all be in memory, and dps makes
+    neither lists nor pandas frames of them: the fast way to read columns of lists.
 
     Parameters
     ----------
     data : RDD or DataFrame
     function : callable
-        Called as ``function(number of the partition, iterator)``, of records or of ``pyarrow.RecordBatch``. Where it
-        raises, Spark takes it for an error of the data, and runs the stage again.
+        Called as ``function(number of the partition, iterator)``, with an iterator of records or of
+        ``pyarrow.RecordBatch``. If it raises, Spark treats that as an error of the data and runs the stage again.
 
     Returns
     -------
     object
-        For ``ps.run(train, ...)``; `train` is given a list of what the function returned.
+        For ``ps.run(train, ...)``; `train` gets a list of the function's results.
 
     Examples
     --------
@@ -122,41 +127,41 @@ def read_with(data: Any, function: Callable[..., Any]) -> Any:
     return spark.ReadWith(data, function)
 
 
-def finished(data: Any) -> None:
-    """Say that a result of :func:`map_partitions_with_ps` will not be computed again: what is kept for it may go.
+def end_run(data: DataFrame | RDD) -> None:
+    """Say that a result of :func:`map_partitions_with_ps` will not be computed again, so that dps can forget its run.
 
-    Without this it is kept until the parameter server is closed: a few hundred bytes a partition.
+    Without this call, the servers keep a few hundred bytes for each partition until the parameter server is closed.
 
     Parameters
     ----------
     data : RDD or DataFrame
-        As it was returned. Results that were derived from it fail should they need it again.
+        The returned object itself. Results that derive from it fail if Spark computes it again.
 
     Examples
     --------
     >>> def total(numbers, ps):
     ...     counted = dps.spark.map_partitions_with_ps(numbers, count, ps)
     ...     result = counted.sum()
-    ...     dps.spark.finished(counted)
+    ...     dps.spark.end_run(counted)
     ...     return result
     """
-    run = getattr(data, "__dict__", {}).get(RUN)
+    run = getattr(data, "__dict__", {}).get(RUN_ATTRIBUTE)
     if run is None:
         raise InputError("this is not a result of map_partitions_with_ps, as it was returned (of a cached one, too)")
     run.close()
 
 
-def start(session: Any, servers: int = 2, *, host: str | None = None, **options: Any) -> ParameterServer:
-    """A parameter server for a Spark application, on processes of the driver's machine.
+def start(session: SparkSession, servers: int = 2, *, host: str | None = None, **options: Any) -> ParameterServer:
+    """Start a parameter server for a Spark application, in processes on the driver's machine.
 
-    For applications that have no Dask cluster. (With one, ``dps.ParameterServer("tcp://scheduler:8786", servers=2)``
-    is what a driver needs.)
+    It is for applications without a Dask cluster. With a cluster, a driver uses
+    ``dps.ParameterServer("tcp://scheduler:8786", servers=2)``.
 
     Parameters
     ----------
     session : pyspark.sql.SparkSession
     servers : int
-        How many server processes.
+        The number of server processes.
     host : str, optional
         The address of this machine that executors can reach; by default that of Spark's driver
         (``spark.driver.host``).
@@ -166,8 +171,8 @@ def start(session: Any, servers: int = 2, *, host: str | None = None, **options:
     Returns
     -------
     ParameterServer
-        Closed at the end of a ``with`` block, by :meth:`dps.ParameterServer.close`, and within seconds after
-        ``spark.stop()``: that is looked for by a thread.
+        It closes at the end of a ``with`` block, in :meth:`dps.ParameterServer.close`, and within seconds after
+        ``spark.stop()``, because a thread checks for that.
 
     Examples
     --------
@@ -176,37 +181,25 @@ def start(session: Any, servers: int = 2, *, host: str | None = None, **options:
     ...         ps.table("w", optimizer=dps.SGD(0.1))
     ...         return ps.run(function, rdd, staleness=1)
     """
-    return Embedded(session, servers, host, options)
+    if isinstance(servers, bool) or not isinstance(servers, int) or servers < 1:
+        raise InputError(f"servers is a whole number from 1, not {servers!r}")
+    host = host or session.conf.get("spark.driver.host", None) or "127.0.0.1"
+    cluster = LocalCluster(servers=servers, trainers=0, host=host, dashboard_address=None)
+    try:
+        ps = ParameterServer(cluster, servers, **options)
+    except BaseException:
+        cluster.close()
+        raise
+    over = threading.Event()
+    ps.connection.when_released(over.set, cluster.close)
+    watch = threading.Thread(target=_watch, args=(weakref.ref(ps), session, over), name="dps-spark-watch", daemon=True)
+    watch.start()
+    return ps
 
 
-class Embedded(ParameterServer):
-    """A parameter server with a Dask cluster of its own."""
-
-    def __init__(self, session: Any, servers: int, host: str | None, options: dict[str, Any]):
-        if isinstance(servers, bool) or not isinstance(servers, int) or servers < 1:
-            raise InputError(f"servers is a whole number from 1, not {servers!r}")
-        host = host or session.conf.get("spark.driver.host", None) or "127.0.0.1"
-        self._cluster = LocalCluster(servers=servers, trainers=0, host=host, dashboard_address=None)
-        self._over = threading.Event()
-        try:
-            super().__init__(self._cluster, servers, **options)
-        except BaseException:
-            self._cluster.close()
-            raise
-        watch = threading.Thread(
-            target=_watch, args=(weakref.ref(self), session, self._over), name="dps-spark-watch", daemon=True
-        )
-        watch.start()
-
-    def _let_go(self) -> None:
-        super()._let_go()
-        self._over.set()
-        self._cluster.close()
-
-
-def _watch(ps: weakref.ref[Embedded], session: Any, over: threading.Event) -> None:
+def _watch(ps: weakref.ref[ParameterServer], session: SparkSession, over: threading.Event) -> None:
     """Close the parameter server once its application has ended."""
-    while not over.wait(LOOK):
+    while not over.wait(POLL_SECONDS):
         if _stopped(session):
             server = ps()
             if server is not None:

@@ -20,7 +20,7 @@ ROWS, SITES, ADS = 40_000, 300, 100
 
 
 def make_data(seed=0):
-    """Who clicks on which advertisement: the site and the ad decide, and how long the visit lasts."""
+    """Clicks on advertisements: they depend on the site, the advertisement and the length of the visit."""
     rng = np.random.default_rng(seed)
     site, ad = rng.zipf(1.5, ROWS) % SITES, rng.integers(ADS, size=ROWS)
     visit = rng.random(ROWS)

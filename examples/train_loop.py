@@ -51,8 +51,8 @@ if __name__ == "__main__":
     alone = serial(X, y)
     parts = [delayed((X[n::2], y[n::2])) for n in range(2)]  # every other row: half of each batch of the serial loop
     with dps.LocalCluster(servers=1, trainers=2) as cluster, Client(cluster) as dask, dps.ParameterServer(dask) as ps:
-        ps.table("w", optimizer=dps.SGD(RATE), aggregate="mean")
+        table = ps.table("w", optimizer=dps.SGD(RATE), aggregate="mean")
         ps.run(train, parts, staleness=0)
-        w = ps.client().pull("w", np.arange(FEATURES))
+        w = table.pull(np.arange(FEATURES))
     print(f"loss of the serial loop {loss(X, y, alone):.6f}, of two trainers {loss(X, y, w):.6f}")
     assert np.allclose(w, alone, atol=1e-4), np.abs(w - alone).max()

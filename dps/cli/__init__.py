@@ -1,7 +1,7 @@
-"""``dask ps``: parameter servers from the shell. The group that Dask's own command line takes in (``dask_cli``).
+"""``dask ps``: parameter servers from the shell. Dask's command line loads this group (entry point ``dask_cli``).
 
-``common.py`` has what all commands share (where the cluster is, how an answer is printed, how an error ends), the other
-files have the commands.
+``common.py`` has what all commands share: the options that name the cluster, the printing of answers and of errors. The
+other files have the commands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def ps() -> None:
     The cluster is named with --scheduler, or as for all of Dask: by DASK_SCHEDULER_ADDRESS, or by the key
     scheduler-address of Dask's configuration.
 
-    Exit status: 0; 1 for what failed, with one line that says why; 2 for a wrong command line.
+    Exit status: 0; 1 for a failure, with one line that says why; 2 for a wrong command line.
     """
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: where the cluster is, how an answer is printed, how an error ends."""
+"""What all commands share: the options that name the cluster, the printing of answers and of errors."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ import dps
 from dps import config
 from dps.errors import ControllerGoneError, DPSError
 
-__all__ = ["Answer", "Table", "Where", "absolute", "attached", "command", "live"]
+__all__ = ["Answer", "TextTable", "Where", "absolute", "attached", "command", "live"]
 
 PEM = click.Path(exists=True, dir_okay=False, resolve_path=True)
 CELL = str | int | float | None
 
 
-class Table(NamedTuple):
-    """Rows to be printed one below the other; numbers are set to the right."""
+class TextTable(NamedTuple):
+    """A table to print; columns with numbers are aligned to the right."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[CELL]]
 
 
 class Answer(NamedTuple):
-    """What a command has to say: to programs (``--json``), and to people, as lines and tables."""
+    """The answer of a command: `data` for programs (``--json``), `text` for people, as lines and tables."""
 
     data: Any
-    text: Sequence[str | Table]
+    text: Sequence[str | TextTable]
 
 
 class Where(NamedTuple):
-    """The options that say which cluster is meant, and which parameter server in it."""
+    """The options that name a cluster, and a parameter server in it."""
 
     scheduler: str | None
     scheduler_file: str | None
@@ -52,32 +52,32 @@ class Where(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether any cluster was named."""
+        """Whether a cluster was named."""
         return bool(self.scheduler or self.scheduler_file)
 
     def connect(self) -> Client:
-        """A Dask client; where no scheduler listens, an error at once."""
-        return self._connect(self._knock)
+        """A Dask client, or an error at once if no scheduler listens."""
+        return self._connect(self._check_listening)
 
     def connect_when_up(self) -> Client:
-        """The same for a scheduler that was started a moment ago: it has `dps.timeouts.connect` to come up."""
+        """A Dask client, for a scheduler that may be starting: waits for it for `dps.timeouts.connect`."""
         return self._connect(lambda: None)
 
-    def _knock(self) -> None:
-        """Raise ConnectionRefusedError where nothing listens, because Dask would try again until its time-out."""
+    def _check_listening(self) -> None:
+        """Raise ConnectionRefusedError if nothing listens, because Dask would try again until its time-out."""
         address = _address_in(self.scheduler_file) if self.scheduler_file else self.scheduler
         if address is not None and address.partition("://")[0] in ("tcp", "tls"):
             socket.create_connection(get_address_host_port(address), config.seconds("connect")).close()
 
     def _connect(self, before: Callable[[], None]) -> Client:
-        """A Dask client, which is not made the process's default one."""
+        """A Dask client, which does not become the default client of the process."""
         if not self.known:
             raise click.UsageError(
                 "which cluster? Say --scheduler tcp://HOST:8786 or --scheduler-file FILE, or set DASK_SCHEDULER_ADDRESS"
             )
         files = {"tls_ca_file": self.tls_ca_file, "tls_client_cert": self.tls_cert, "tls_client_key": self.tls_key}
-        given = {key: path for key, path in files.items() if path}
-        options: dict[str, Any] = {"security": Security(**given, require_encryption=True)} if given else {}
+        paths = {key: path for key, path in files.items() if path}
+        options: dict[str, Any] = {"security": Security(**paths, require_encryption=True)} if paths else {}
         options |= {"scheduler_file": self.scheduler_file} if self.scheduler_file else {"address": self.scheduler}
         if self.scheduler_file and not os.path.exists(self.scheduler_file):  # Dask would wait for ever
             raise ControllerGoneError(f"there is no scheduler file {self.scheduler_file!r}: is the scheduler running?")
@@ -93,26 +93,26 @@ class Where(NamedTuple):
 
 def _address_in(scheduler_file: str) -> str | None:
     with open(scheduler_file) as file:
-        about = json.load(file)
-    return about.get("address") if isinstance(about, dict) else None
+        content = json.load(file)
+    return content.get("address") if isinstance(content, dict) else None
 
 
 @contextlib.contextmanager
 def attached(where: Where) -> Iterator[dps.ParameterServer]:
-    """The parameter server that is meant; it goes on when the command has ended."""
+    """The parameter server that the options name. It stays up when the command has ended."""
     with where.connect() as client, dps.ParameterServer.attach(client, where.name or "dps") as ps:
         yield ps
 
 
 def command(function: Callable[..., Answer]) -> click.Command:
-    """Make a function a command of ``dask ps``, under its own name and with the options that all have.
+    """Make a function a command of ``dask ps``, under its own name and with the options that all commands have.
 
-    It is called with the `Where` of these options and with its own, and returns what is to be printed.
+    The function gets a `Where`, made of these options, and its own options. Its answer is printed.
     """
 
     @functools.wraps(function)
-    def run(where: Where, as_json: bool, **given: Any) -> None:
-        answer = function(where, **given)
+    def run(where: Where, as_json: bool, **options: Any) -> None:
+        answer = function(where, **options)
         if as_json:
             click.echo(json.dumps(answer.data, indent=2))
         else:
@@ -122,14 +122,14 @@ def command(function: Callable[..., Answer]) -> click.Command:
 
 
 def live(function: Callable[..., None]) -> click.Command:
-    """The same for a function that prints by itself: it is also told whether JSON is wanted, as `as_json`."""
+    """The same for a function that prints by itself. It also gets `as_json`: whether it is to print JSON."""
 
     @functools.wraps(function)
-    def run(**given: Any) -> None:
-        where = Where(**{field: given.pop(field) for field in Where._fields})
+    def run(**values: Any) -> None:
+        where = Where(**{field: values.pop(field) for field in Where._fields})
         try:
-            function(where, **given)
-        except BrokenPipeError:  # `| head` has seen enough: click ends it quietly
+            function(where, **values)
+        except BrokenPipeError:  # the reader of a pipe has closed it, such as `| head`; click then exits quietly
             raise
         except (DPSError, OSError, ValueError) as error:
             raise click.ClickException(" ".join(str(error).split())) from error
@@ -153,8 +153,8 @@ def live(function: Callable[..., None]) -> click.Command:
     return click.command(function.__name__.strip("_"))(run)
 
 
-def show(text: Sequence[str | Table]) -> None:
-    """Print lines and tables; tables by rich where it is installed and a person is looking."""
+def show(text: Sequence[str | TextTable]) -> None:
+    """Print lines and tables. If rich is installed and the output is a terminal, rich prints the tables."""
     for part in text:
         if isinstance(part, str):
             click.echo(part)
@@ -162,10 +162,10 @@ def show(text: Sequence[str | Table]) -> None:
             click.echo(plain(part))
 
 
-def plain(table: Table) -> str:
+def plain(table: TextTable) -> str:
     """A table in plain text.
 
-    >>> print(plain(Table(["server", "worker", "rows"], [[0, "tcp://127.0.0.1:4711", 1200], [1, None, 7]])))
+    >>> print(plain(TextTable(["server", "worker", "rows"], [[0, "tcp://127.0.0.1:4711", 1200], [1, None, 7]])))
     server  worker                 rows
          0  tcp://127.0.0.1:4711  1,200
          1  -                         7
@@ -184,7 +184,7 @@ def plain(table: Table) -> str:
 
 
 def cell(value: CELL) -> str:
-    """A value in a table.
+    """A value as text in a table.
 
     >>> cell(None), cell(1234567), cell("w"), cell(0.12345678)
     ('-', '1,234,567', 'w', '0.1235')
@@ -195,7 +195,7 @@ def cell(value: CELL) -> str:
 
 
 def absolute(url: str) -> str:
-    """A path as the cluster's processes, which have other working directories, can find it; URLs stay.
+    """An absolute path, because the cluster's processes have other working directories; URLs stay as they are.
 
     >>> absolute("/data/../model"), absolute("s3://bucket/model")
     ('/model', 's3://bucket/model')
@@ -203,12 +203,12 @@ def absolute(url: str) -> str:
     return url if "://" in url else os.path.abspath(url)
 
 
-def _right(table: Table, column: int) -> bool:
+def _right(table: TextTable, column: int) -> bool:
     return any(isinstance(row[column], (int, float)) for row in table.rows)
 
 
-def _rich(table: Table) -> bool:
-    """Print with rich; False where it is not installed."""
+def _rich(table: TextTable) -> bool:
+    """Print a table with rich; False if rich is not installed."""
     try:
         import rich
         import rich.box

@@ -3,79 +3,81 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
-from dask.utils import format_bytes
+import msgspec
 
 import dps
 from dps import config
-from dps.cli.common import Answer, Table, Where, attached, command
-from dps.dashboard.words import machine_text, moment
+from dps.cli.common import CELL, Answer, TextTable, Where, attached, command
+from dps.dashboard.rows import trainer_text
+from dps.dashboard.text import counted, machine_text, size_text, time_text
 from dps.errors import RequestTimeoutError
+from dps.telemetry.snapshot import HostStatus, ServerPhase, ServerStatus, Status
 
 __all__ = ["COMMANDS"]
 
-NEWS, MACHINES = 5, 4  # events and machines that `status` shows
+MAX_NEWS, MAX_MACHINES = 5, 4  # events and overloaded machines that `status` shows
 SERVERS = click.IntRange(1, 1024)
-POLL = 0.2  # seconds between two looks whether there are as many servers as are wanted
+POLL_SECONDS = 0.2  # `scale` asks for the number of servers so often
 
 
 @command
 @click.option("--servers", type=SERVERS, default=1, show_default=True, help="How many")
-@click.option("--copies", type=click.IntRange(1), default=1, show_default=True, help="Of each row, on so many servers")
+@click.option("--copies", type=click.IntRange(1), default=1, show_default=True, help="Servers that hold each row")
 @click.option("--timeout", type=click.FloatRange(0), help="Seconds to wait for enough workers")
 def start(where: Where, servers: int, copies: int, timeout: float | None) -> Answer:
     """Start a parameter server.
 
-    Its servers go to the workers that carry the resource dps. It stays when this command has ended: programs take it up
-    with dps.ParameterServer.attach(client, name).
+    Its servers go to the workers that have the resource dps. The parameter server stays up when this command has ended:
+    programs attach to it with dps.ParameterServer.attach(client, name).
     """
     with where.connect_when_up() as client:
         ps = dps.ParameterServer(client, servers, copies=copies, name=where.name or "dps", timeout=timeout)
-        about = ps.status()
+        answer = ps.status()
         ps.detach()
-    return Answer(about, [f"parameter server {ps.name!r} is up", servers_of(about)])
+    return Answer(answer.to_dict(), [f"parameter server {ps.name!r} is up", servers_table(answer)])
 
 
 @command
 def status(where: Where) -> Answer:
-    """Servers, how loaded their machines are, and what happened.
+    """Servers, the load of their machines, and the newest events.
 
-    Of what has happened it says when (in UTC), and leaves out what has ended since: runs that are over, servers that
-    are closed. With --json, "events" has all of it and "news" has what is shown.
+    Times are in UTC. Events about runs that are over and servers that are closed are left out. With --json, "events"
+    has all events and "news" has those that are shown.
     """
     with attached(where) as ps:
-        about = {"scheduler": ps._scheduler_address(), **ps.status()}
-    up = sum(server["alive"] for server in about["servers"])
-    rows = sum(table["rows"] for server in about["servers"] for table in server.get("tables", {}).values())
-    runs = sum(run["stopped"] is None and len(run["left"]) < len(run["clocks"]) for run in about["runs"])
+        scheduler, answer = ps.connection.scheduler_address(), ps.status()
+    running = sum(not run.over for run in answer.runs)
     head = (
-        f"parameter server {about['name']!r} in {about['scheduler']}: {up} of {about['wanted']} servers, "
-        f"{counted(len(about['tables']), 'table')}, {counted(rows, 'row')}, {counted(runs, 'run')} going on"
+        f"parameter server {answer.name!r} in {scheduler}: {answer.up} of {answer.wanted} servers, "
+        f"{counted(len(answer.tables), 'table')}, {counted(answer.rows, 'row')}, {counted(running, 'run')} going on"
     )
-    checkpoints = about["checkpoints"]
-    last, error = checkpoints["last"], checkpoints["error"]
-    notes = [f"last checkpoint: {last['name']}, {last['rows']:,} rows"] if last else []
+    last, error = answer.checkpoints.last, answer.checkpoints.error
+    notes = [f"last checkpoint: {last.name}, {last.rows:,} rows"] if last else []
     notes += [f"the last checkpoint failed: {error}"] if error else []
-    notes += [about["adapt"]["text"]] if about["adapt"] else []
-    notes += [machine_text(host) for host in about["hosts"] if host["overloaded"]][:MACHINES]
-    notes += [f"{moment(when)}  {what}" for when, what in about["news"][-NEWS:]]
-    return Answer(about, [head, with_loads(servers_of(about), about["hosts"]), *notes])
+    notes += [answer.adapt.text] if answer.adapt else []
+    notes += [machine_text(host) for host in answer.hosts if host.overloaded][:MAX_MACHINES]
+    notes += [f"{time_text(when)}  {event}" for when, event in answer.news[-MAX_NEWS:]]
+    data = {"scheduler": scheduler, **answer.to_dict()}
+    return Answer(data, [head, with_loads(servers_table(answer), answer.hosts), *notes])
 
 
 @command
 def clocks(where: Where) -> Answer:
-    """Trainers: how far they are, and who waits."""
+    """Trainers: their clocks, and which of them wait."""
     with attached(where) as ps:
-        runs = ps.status()["runs"]
-    rows: list[list[Any]] = []
+        runs = ps.status().runs
+    rows: list[list[CELL]] = []
     for run in runs:
-        staleness = "inf" if run["staleness"] is None else run["staleness"]
-        for n, (clock, planned) in enumerate(zip(run["clocks"], run["planned"], strict=True)):
-            rows.append([run["run"], n, clock, planned or None, staleness, doing(run, n)])
-    table = Table(["run", "trainer", "clock", "of", "staleness", "state"], rows)
-    return Answer(runs, [table if rows else "no run yet"])
+        staleness = "inf" if run.staleness is None else run.staleness
+        for trainer in run.trainers:
+            clock, planned = trainer.clock, trainer.planned or None
+            rows.append([run.run, trainer.number, clock, planned, staleness, trainer_text(run, trainer)])
+    table = TextTable(["run", "trainer", "clock", "of", "staleness", "state"], rows)
+    return Answer(msgspec.to_builtins(list(runs)), [table if rows else "no run yet"])
 
 
 @command
@@ -84,56 +86,57 @@ def clocks(where: Where) -> Answer:
 def scale(where: Where, servers: int, timeout: float | None) -> Answer:
     """Change the number of servers, and wait until there are as many.
 
-    Shards move while training goes on; `status` shows how far that is. Where the number is not reached in time the
-    exit code is 1, and the parameter server goes on towards it.
+    Shards move while training goes on; `status` shows the progress. If the number is not reached in time, the exit code
+    is 1, and the parameter server still works towards it.
     """
-    patience = config.seconds("start") if timeout is None else timeout
-    until = time.monotonic() + patience
+    seconds = config.seconds("start") if timeout is None else timeout
+    until = time.monotonic() + seconds
     with attached(where) as ps:
         ps.scale(servers)
-        while (up := _there(ps)) != servers:
+        while (up := _settled_servers(ps)) != servers:
             if time.monotonic() > until:
-                raise RequestTimeoutError(_not_reached(ps.status(), patience))
-            time.sleep(POLL)
+                raise RequestTimeoutError(_not_reached(ps.status(), seconds))
+            time.sleep(POLL_SECONDS)
     return Answer({"wanted": servers, "servers": up}, [f"{counted(servers, 'server')} wanted, {up} up"])
 
 
-def _there(ps: dps.ParameterServer) -> int:
-    """How many servers there are; 0 while one of them comes or goes."""
-    servers = ps.status()["servers"]
-    return len(servers) if all(server["alive"] and not server["leaving"] for server in servers) else 0
+def _settled_servers(ps: dps.ParameterServer) -> int:
+    """The number of servers; 0 while a server starts or leaves."""
+    status = ps.status()
+    return status.up if status.up == len(status.servers) else 0
 
 
-def _not_reached(about: dict[str, Any], patience: float) -> str:
-    up = sum(server["alive"] and not server["leaving"] for server in about["servers"])
-    leaving = sum(server["leaving"] for server in about["servers"])
+def _not_reached(answer: Status, seconds: float) -> str:
+    up, wanted = answer.up, answer.wanted
+    leaving = sum(server.state is ServerPhase.LEAVING for server in answer.servers)
     remedy = (
         "start more workers with `dask worker ... --resources dps=1`"
-        if up < about["wanted"]
+        if up < wanted
         else "shards are still on their way, see `dask ps status`"
     )
     return (
-        f"{counted(about['wanted'], 'server')} wanted, and after {patience:g} s (--timeout) {up} are up and {leaving} "
-        f"leaving; it goes on towards {about['wanted']}: {remedy}"
+        f"{counted(wanted, 'server')} wanted, and after {seconds:g} s (--timeout) {up} are up and {leaving} "
+        f"leaving; it goes on towards {wanted}: {remedy}"
     )
 
 
 @command
-@click.option("--minimum", type=SERVERS, help="Servers that there are always")
-@click.option("--maximum", type=SERVERS, help="Servers that there are at most  [default: as many as have workers]")
-@click.option("--interval", metavar="DURATION", help="Between two looks")
-@click.option("--wait-count", type=click.IntRange(1), help="Looks that find too many servers, until one goes")
-@click.option("--busy", type=click.FloatRange(0, 1, min_open=True), help="Part of its time that one may be at work")
-@click.option("--memory", metavar="SIZE", help="What one server may have in use  [default: Dask's limit of its worker]")
+@click.option("--minimum", type=SERVERS, help="Smallest number of servers")
+@click.option("--maximum", type=SERVERS, help="Largest number of servers  [default: as many as there are workers]")
+@click.option("--interval", metavar="DURATION", help="Time between two checks of the load")
+@click.option("--wait-count", type=click.IntRange(1), help="Checks that must find too many servers before one leaves")
+@click.option("--busy", type=click.FloatRange(0, 1, min_open=True), help="Part of its time a server may be at work")
+@click.option("--memory", metavar="SIZE", help="Memory a server may use  [default: Dask's limit of its worker]")
 def adapt(where: Where, **options: Any) -> Answer:
     """Let the number of servers follow the load.
 
-    `scale` ends it, `status` tells how it is. The settings dps.adaptive are the defaults.
+    `scale` ends this, `status` shows it. The settings dps.adaptive are the defaults.
     """
     with attached(where) as ps:
         ps.adapt(**options)
-        about = ps.status()["adapt"]
-    return Answer(about, [about["text"]])
+        adapt = ps.status().adapt
+    assert adapt is not None  # it has just begun
+    return Answer(msgspec.to_builtins(adapt), [adapt.text])
 
 
 @command
@@ -150,52 +153,24 @@ def close(where: Where) -> Answer:
 COMMANDS = [start, status, clocks, scale, adapt, close]
 
 
-def servers_of(about: dict[str, Any]) -> Table:
-    """One line for each server."""
+def servers_table(answer: Status) -> TextTable:
     columns = ["server", "worker", "state", "rows", "memory", "requests", "clients"]
-    return Table(columns, [line(server) for server in about["servers"]])
+    return TextTable(columns, [server_line(server) for server in answer.servers])
 
 
-def with_loads(servers: Table, hosts: list[dict[str, Any]]) -> Table:
-    """The same, with the load of each one's machine: threads that want a processor, of how many.
+def with_loads(servers: TextTable, hosts: Sequence[HostStatus]) -> TextTable:
+    """The table of servers, with the load of each server's machine: threads that want a processor, of its processors.
 
-    >>> with_loads(Table(["server"], [[0], [1]]), [{"servers": [1], "tasks": 3.26, "cores": 2}])
-    Table(columns=['server', 'load'], rows=[[0, None], [1, '3.3 of 2']])
+    >>> with_loads(TextTable(["server"], [[0], [1]]), [HostStatus("n7", cores=2, tasks=3.26, busy=1.0, servers=[1])])
+    TextTable(columns=['server', 'load'], rows=[[0, None], [1, '3.3 of 2']])
     """
-    loads = {n: f"{host['tasks']:.1f} of {host['cores']}" for host in hosts for n in host["servers"]}
+    loads = {n: f"{host.tasks:.1f} of {host.cores}" for host in hosts for n in host.servers}
     rows = [[*row, loads.get(int(row[0] or 0))] for row in servers.rows]
-    return Table([*servers.columns, "load"], rows)
+    return TextTable([*servers.columns, "load"], rows)
 
 
-def line(server: dict[str, Any]) -> list[str | int | None]:
-    state = "leaving" if server["leaving"] else "up" if server["alive"] else "not there"
-    tables = server.get("tables")
-    rows = None if tables is None else sum(table["rows"] for table in tables.values())
-    memory = None if tables is None else format_bytes(sum(table["bytes"] for table in tables.values()))
-    numbers = (rows, memory, server.get("requests"), server.get("connections"))
-    return [server["number"], server["worker"], state, *numbers]
-
-
-def doing(run: dict[str, Any], trainer: int) -> str:
-    """What a trainer does, in a word or two.
-
-    >>> doing({"left": [0], "lost": [], "waiting": [], "connected": [], "stopped": None}, 0)
-    'done'
-    """
-    if trainer in run["left"]:
-        return "done"
-    if run["stopped"] is not None:
-        return f"stopped: {run['error']}"
-    if trainer in run["lost"]:
-        return "lost"
-    if trainer in run["waiting"]:
-        return "waiting"
-    return "running" if trainer in run["connected"] else "not there yet"
-
-
-def counted(number: int, what: str) -> str:
-    """
-    >>> counted(1, "table"), counted(0, "run"), counted(2000, "row")
-    ('1 table', '0 runs', '2,000 rows')
-    """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def server_line(server: ServerStatus) -> list[CELL]:
+    """A server; what it did not answer is left out."""
+    answered = server.tables is not None
+    numbers = (server.rows, size_text(server.bytes), server.requests, server.connections) if answered else (None,) * 4
+    return [server.number, server.worker, server.state.value, *numbers]

@@ -1,10 +1,9 @@
-"""``dask ps top``: who is slow, and why, while it goes on."""
+"""``dask ps top``: a live view of runs, trainers and servers, with the stragglers and the reasons."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import select
 import sys
@@ -12,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import click
+import msgspec
 
 import dps
 from dps.cli.common import Where, attached, live
-from dps.dashboard.terminal import Overview
+from dps.dashboard.terminal import StatusOverview
 from dps.errors import needing
+from dps.telemetry.snapshot import Status
 
 if sys.platform != "win32":
     import termios
@@ -26,18 +27,20 @@ __all__ = ["top"]
 
 
 @live
-@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between two")
-@click.option("--count", type=click.IntRange(1), help="End after so many  [default: at q or Ctrl-C]")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between snapshots"
+)
+@click.option("--count", type=click.IntRange(1), help="End after so many snapshots  [default: at q or Ctrl-C]")
 def top(where: Where, as_json: bool, interval: float, count: int | None) -> None:
     """Watch runs, trainers and servers.
 
-    Of many trainers the slowest are shown, stragglers first; q or Ctrl-C ends it. With --json, or where the output is
-    no terminal, one after the other is printed; of JSON, each in one line.
+    Of many trainers the slowest are shown, stragglers first; q or Ctrl-C ends it. If the output is no terminal, the
+    snapshots are printed one after the other; with --json, each is a line of JSON.
     """
     with contextlib.suppress(KeyboardInterrupt), attached(where) as ps:
         if as_json:
-            for text in every(interval, count, ps):
-                click.echo(text)
+            for snapshot in every(interval, count, ps):
+                click.echo(msgspec.json.encode(snapshot))
         else:
             with needing("cli"):
                 watch(ps, interval, count)
@@ -45,15 +48,15 @@ def top(where: Where, as_json: bool, interval: float, count: int | None) -> None
 
 def every(
     interval: float, count: int | None, ps: dps.ParameterServer, pause: Callable[[float], bool] | None = None
-) -> Iterator[str]:
-    """Snapshots as JSON, one each `interval` seconds; until `pause`, which waits so long, says that it is enough."""
+) -> Iterator[Status]:
+    """Snapshots, one every `interval` seconds. `pause` waits; they end when it returns True."""
     due = time.monotonic()
     for number in itertools.count(1):
-        yield ps._call("snapshot")
+        yield msgspec.msgpack.decode(ps.connection.call("snapshot"), type=Status)
         if number == count:
             return
         now = time.monotonic()
-        due = max(due + interval, now)  # after a long answer it does not hurry
+        due = max(due + interval, now)  # after a slow answer, missed snapshots are not made up for
         if (pause or rest)(due - now):
             return
 
@@ -64,39 +67,39 @@ def rest(seconds: float) -> bool:
 
 
 def watch(ps: dps.ParameterServer, interval: float, count: int | None) -> None:
-    """On the whole screen of a terminal; elsewhere one below the other."""
+    """Show snapshots on the whole screen of a terminal, or print them one below the other if there is no terminal."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
     if not console.is_terminal:
-        for text in every(interval, count, ps):
-            console.print(Overview(json.loads(text)), "")
+        for snapshot in every(interval, count, ps):
+            console.print(StatusOverview(snapshot), "")
         return
-    with keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as screen:
-        for text in every(interval, count, ps, pressed):
-            screen.update(Overview(json.loads(text), console.height), refresh=True)
+    with keys() as wait, Live(console=console, screen=True, auto_refresh=False) as screen:
+        for snapshot in every(interval, count, ps, wait):
+            screen.update(StatusOverview(snapshot, console.height), refresh=True)
 
 
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[float], bool]]:
-    """A function that waits so many seconds, or until q is pressed: then it says True."""
+    """A function that waits for so many seconds, and returns True at once when q is pressed."""
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield rest
         return
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
 
-    def pressed(seconds: float) -> bool:
+    def wait(seconds: float) -> bool:
         until = time.monotonic() + seconds
-        while select.select([number], [], [], max(0.0, until - time.monotonic()))[0]:  # once, however late it is
+        while select.select([number], [], [], max(0.0, until - time.monotonic()))[0]:  # at least once
             typed = os.read(number, 64)
-            if not typed or b"q" in typed.lower():  # other keys may have come with it
+            if not typed or b"q" in typed.lower():  # other keys may have been typed with q
                 return True
         return False
 
     tty.setcbreak(number)
     try:
-        yield pressed
+        yield wait
     finally:
         termios.tcsetattr(number, termios.TCSADRAIN, before)

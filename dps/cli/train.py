@@ -1,4 +1,4 @@
-"""``dask ps train``: files in, a saved model out."""
+"""``dask ps train``: trains a model on files, and saves it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SOLVERS = ["adagrad", "sgd", "adam", "ftrl"]
 Paths: TypeAlias = tuple[str, ...]
 
 
-def words(text: str | None) -> list[str]:
+def column_names(text: str | None) -> list[str]:
     """
-    >>> words("age, city"), words(None)
+    >>> column_names("age, city"), column_names(None)
     (['age', 'city'], [])
     """
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 @command
@@ -54,23 +54,23 @@ def words(text: str | None) -> list[str]:
     "--trainers", type=click.IntRange(1), default=2, show_default=True, help="Started where no cluster is named"
 )
 def train(
-    where: Where, data: tuple[str, ...], output: str, test: tuple[str, ...], trainers: int, **given: Any
+    where: Where, data: tuple[str, ...], output: str, test: tuple[str, ...], trainers: int, **options: Any
 ) -> Answer:
     """Train a logistic regression on files.
 
-    DATA are libsvm, Parquet or CSV files, patterns (day-?.csv) and URLs (s3://bucket/) too. It is trained in the
-    cluster that --scheduler names, with servers of its own, or with --name on those, where its tables stay; without a
-    cluster, on this machine.
+    DATA are libsvm, Parquet or CSV files, patterns (day-?.csv) and URLs (s3://bucket/) too. The cluster that
+    --scheduler names trains the model with new servers, or with --name on a parameter server that is up, where the
+    tables stay. Without a cluster, this machine trains it.
     """
     with needing("models"):
         from dps.models import LogisticRegression, read_files
-    with needing("checkpoint"):  # looked for now, not when all the work is done
+    with needing("checkpoint"):  # imported before the training, because the model could not be saved without it
         import safetensors  # noqa: F401
     if "://" not in output and not os.path.isdir(os.path.dirname(absolute(output))):
         raise InputError(f"there is no folder for {output!r}: make it first")
 
-    kind, label, features, zero_based = (given.pop(key) for key in ("kind", "label", "features", "zero_based"))
-    columns, categorical = words(given.pop("columns")), words(given.pop("categorical"))
+    kind, label, features, zero_based = (options.pop(key) for key in ("kind", "label", "features", "zero_based"))
+    columns, categorical = column_names(options.pop("columns")), column_names(options.pop("categorical"))
 
     def read(paths: Paths) -> list[Any]:
         return read_files(
@@ -78,15 +78,15 @@ def train(
             categorical=categorical, n_features=features, zero_based=zero_based,
         )  # fmt: skip
 
-    with cluster(where, given["servers"], trainers) as (client, ps):
+    with cluster(where, options["servers"], trainers) as (client, ps):
         parts, tests = read(data), read(test) if test else []
-        model = LogisticRegression(client=ps or client, **given)
+        model = LogisticRegression(client=ps or client, **options)
         began = time.perf_counter()
         model.fit(parts)
         seconds = time.perf_counter() - began
         model.save(output)
         score = model.evaluate(tests, client) if tests else None
-    about = {
+    answer = {
         "output": output,
         "classes": model.classes_.tolist(),
         "features": model.n_features_in_,
@@ -99,12 +99,12 @@ def train(
     if score is not None:
         lines.append(", ".join(f"{name} {value:.4f}" for name, value in score.items() if name != "rows"))
         lines[-1] = f"on {score['rows']:,} test rows: {lines[-1]}"
-    return Answer(about, lines)
+    return Answer(answer, lines)
 
 
 @contextlib.contextmanager
 def cluster(where: Where, servers: int, trainers: int) -> Iterator[tuple[Client, dps.ParameterServer | None]]:
-    """The one that was named, and the parameter server if one was; or one on this machine for as long as it takes."""
+    """The cluster and the parameter server that the options name; if they name none, a cluster on this machine."""
     if where.name is not None:
         with attached(where) as ps:
             yield ps.dask_client, ps

@@ -1,4 +1,4 @@
-"""Who may go on: the clock of a run. Pure: no threads, no sockets, and time is an argument.
+"""The clock of a run: which trainers may go on. Pure: no threads, no sockets, and time is an argument.
 
 Theory of operation
 -------------------
@@ -8,36 +8,37 @@ starts at 0 and only grows. The run has one number, its **staleness** s (0, 1, 2
     A pull by a trainer at clock c sees every push that any trainer made before its clock c - s.
 
 A trainer sends TICK(c) after the pushes of its first c iterations were acknowledged, that is, are on the servers. So
-the promise holds if nobody pulls at clock c before all the others have ticked c - s:
+the promise holds if no trainer pulls at clock c before all the others have ticked c - s:
 
     A trainer at clock c may go on if and only if  c - min(clocks of all trainers that count) <= s.
 
 s = 0 is bulk-synchronous (BSP), a finite s stale-synchronous (SSP), infinity asynchronous (ASP). The slowest trainer is
-the minimum itself and never waits, so somebody can always go on. What published systems get wrong, and this file does
-not: the rule says *minimum over trainers*, not a number of ticks divided by trainers (a fast trainer's ticks must not
-stand in for a slow one's); it says ``<=``, not ``==`` (a minimum may rise by more than one at once when somebody
-leaves); and whenever the minimum rises, *all* who may go on are released, not one.
+the minimum itself and never waits, so some trainer can always go on. What published systems get wrong, and this file
+does not: the rule says *minimum over trainers*, not a number of ticks divided by trainers (a fast trainer's ticks must
+not stand in for a slow one's); it says ``<=``, not ``==`` (a minimum may rise by more than one at once when a trainer
+leaves); and whenever the minimum rises, *all* trainers that may go on are released, not one.
 
-Who counts:
+Which trainers count:
 
 ============ ====== ==================================================================================
 a trainer    counts
 ============ ====== ==================================================================================
 expected     yes    not joined yet: at the first clock, else the early ones would run ahead of the late
 joined       yes    at its clock
-lost         yes    its connection broke; it may be back, and what it has not pushed is missing
+lost         yes    its connection broke; it may come back, and its pushes of this clock are missing
 left         no     it is done. Should it join again, it counts again, at the clock it had
 ============ ====== ==================================================================================
 
-The minimum therefore never falls, except when one that had left joins again. A lost trainer that is given up ends the
-run; the shell does that, this file only knows that it holds the others back.
+The minimum therefore never falls, except when a trainer that had left joins again. The controller ends the run when it
+gives a lost trainer up; this file only knows that a lost trainer holds the others back.
 
-The shell calls, and gets back the trainers to be answered: :meth:`Clock.tick` makes a trainer wait and at once releases
-all whose wait is over, maybe itself. Everything may be repeated. An **incarnation** is one attempt to be a trainer; a
-later one fences off the earlier (:meth:`Clock.check`). It is told the clock to go on at, and asks with a tick of just
-that clock whether it may: its predecessor may have been waiting there.
+The controller (`controller/runs.py`) calls, and gets back the trainers whose TICK it now answers: :meth:`Clock.tick`
+makes a trainer wait and at once releases all trainers whose wait is over, maybe the same trainer. Every call may be
+repeated. An **incarnation** is one attempt to be a trainer; a later one fences off the earlier (:meth:`Clock.check`).
+The later one receives the clock to go on at, and asks with a tick of just that clock whether it may, because the
+earlier one may have been waiting there.
 
-Cost: a tick that releases nobody is O(log n), a release O(log n) a waiter. Both heaps are lazy: entries that have
+Cost: a tick that releases no trainer is O(log n), a release O(log n) a waiter. Both heaps are lazy: entries that have
 become untrue stay until they come to the top.
 """
 
@@ -53,7 +54,9 @@ from dps.errors import InputError, StoppedError
 __all__ = ["Clock"]
 
 
-class _Is(enum.Enum):
+class TrainerState(enum.Enum):
+    """What the clock knows of a trainer; the value completes "trainer 3 ..." in messages."""
+
     EXPECTED, JOINED, LOST, LEFT = "never joined", "joined", "lost its connection", "left"
 
 
@@ -86,38 +89,38 @@ class Clock:
         self.staleness = _staleness(staleness)
         self.trainers = trainers
         self._clocks = [start] * trainers
-        self._states = [_Is.EXPECTED] * trainers
+        self._states = [TrainerState.EXPECTED] * trainers
         self._incarnations: list[int | None] = [None] * trainers
-        self._signs: list[float | None] = [None] * trainers  # when each was last heard of
-        self._began: float | None = None  # when the first one joined
-        self._counts = {start: trainers}  # clock -> how many of those that count are there; never 0
-        self._values = [start]  # heap: the keys of _counts, and some that no longer are
+        self._last_heard: list[float | None] = [None] * trainers  # time of each trainer's last call; None: not yet
+        self._began: float | None = None  # time at which the first trainer joined
+        self._counts = {start: trainers}  # clock -> how many of the trainers that count are at it; never 0
+        self._values = [start]  # heap of clocks: the keys of _counts, and some that are no longer keys
         self._minimum = start
-        self._waiting: dict[int, float] = {}  # trainer -> since when
-        self._queue: list[tuple[int, int]] = []  # heap of (clock, trainer): those waiting, and some that no longer do
+        self._waiting: dict[int, float] = {}  # trainer -> since when it waits
+        self._queue: list[tuple[int, int]] = []  # heap of (clock, trainer): the waiting, and some that no longer wait
 
-    # -- what happens
+    # -- events
 
     def join(self, trainer: int, incarnation: int, now: float) -> int:
-        """`trainer` is here, for the first time or again. Returns the clock to go on at; older incarnations are out."""
-        self._known(trainer)
+        """`trainer` joins, or joins again. Returns the clock to go on at; older incarnations are fenced off."""
+        self._check_trainer(trainer)
         current = self._incarnations[trainer]
         if current is not None and incarnation < current:
             self.check(trainer, incarnation)
-        if self._states[trainer] is _Is.LEFT:
+        if self._states[trainer] is TrainerState.LEFT:
             self._count(self._clocks[trainer])
-            self._settle()  # the minimum may fall, and then nobody is released
+            self._settle()  # releases no trainer, because the minimum can only fall here
         if incarnation != current:
-            self._waiting.pop(trainer, None)  # whoever waited was the predecessor
+            self._waiting.pop(trainer, None)  # the wait was that of the earlier incarnation
         self._incarnations[trainer] = incarnation
-        self._states[trainer] = _Is.JOINED
-        self._signs[trainer] = now
+        self._states[trainer] = TrainerState.JOINED
+        self._last_heard[trainer] = now
         self._began = now if self._began is None else self._began
         return self._clocks[trainer]
 
     def check(self, trainer: int, incarnation: int) -> None:
         """Raise StoppedError when another incarnation of `trainer` has joined since."""
-        self._known(trainer)
+        self._check_trainer(trainer)
         if self._incarnations[trainer] != incarnation:
             raise StoppedError(
                 f"attempt {incarnation} of trainer {trainer} was replaced by attempt {self._incarnations[trainer]} "
@@ -125,14 +128,14 @@ class Clock:
             )
 
     def tick(self, trainer: int, clock: int, now: float) -> list[int]:
-        """`trainer` has completed `clock` iterations. Returns all whose waiting is over.
+        """`trainer` has completed `clock` iterations. Returns all trainers whose wait is over.
 
-        If `trainer` is not among them it waits from now on. Repeats, and late ticks of an earlier clock, move nothing.
+        If `trainer` is not among them it waits from now on. Repeats, and late ticks of earlier clocks, move nothing.
         """
-        self._known(trainer)
-        if self._states[trainer] is not _Is.JOINED:
+        self._check_trainer(trainer)
+        if self._states[trainer] is not TrainerState.JOINED:
             raise InputError(f"a tick of trainer {trainer}, which {self._states[trainer].value}: it has to join first")
-        self._signs[trainer] = now
+        self._last_heard[trainer] = now
         if clock > self._clocks[trainer]:
             self._uncount(self._clocks[trainer])
             self._count(clock)
@@ -144,32 +147,32 @@ class Clock:
         return self._settle()
 
     def leave(self, trainer: int, now: float) -> list[int]:
-        """`trainer` is done and no longer counts. Returns all whose waiting is over."""
-        self._known(trainer)
-        if self._states[trainer] is not _Is.LEFT:
+        """`trainer` is done and no longer counts. Returns all trainers whose wait is over."""
+        self._check_trainer(trainer)
+        if self._states[trainer] is not TrainerState.LEFT:
             self._uncount(self._clocks[trainer])
-            self._states[trainer] = _Is.LEFT
-            self._signs[trainer] = now
+            self._states[trainer] = TrainerState.LEFT
+            self._last_heard[trainer] = now
             self._waiting.pop(trainer, None)
         return self._settle()
 
     def lost(self, trainer: int, now: float) -> None:
-        """The connection of `trainer` broke: nobody is there to be answered, but it counts until it leaves."""
-        self._known(trainer)
-        if self._states[trainer] is _Is.JOINED:
-            self._states[trainer] = _Is.LOST
+        """The connection of `trainer` broke: its wait ends without an answer, but it counts until it leaves."""
+        self._check_trainer(trainer)
+        if self._states[trainer] is TrainerState.JOINED:
+            self._states[trainer] = TrainerState.LOST
             self._waiting.pop(trainer, None)
 
     def set_staleness(self, staleness: float) -> list[int]:
-        """Another bound from now on. Returns all whose waiting is over; those too far ahead wait at their next tick."""
+        """Set the bound. Returns all trainers whose wait is over; a trainer too far ahead waits at its next tick."""
         self.staleness = _staleness(staleness)
         return self._settle()
 
-    # -- what is known
+    # -- questions
 
     @property
     def minimum(self) -> int:
-        """The lowest clock of all that count; when nobody does any more, the last one."""
+        """The lowest clock of all trainers that count; once no trainer counts, the last such clock."""
         return self._minimum
 
     @property
@@ -179,31 +182,35 @@ class Clock:
 
     def clock_of(self, trainer: int) -> int:
         """The iterations that `trainer` has completed."""
-        self._known(trainer)
+        self._check_trainer(trainer)
         return self._clocks[trainer]
 
+    def incarnation_of(self, trainer: int) -> int | None:
+        """The incarnation that has joined last as `trainer`; None if none has joined yet."""
+        self._check_trainer(trainer)
+        return self._incarnations[trainer]
+
     def waiting(self) -> dict[int, float]:
-        """Who waits, and since when."""
+        """For each trainer that waits the time at which its wait began."""
         return dict(self._waiting)
 
     def overdue(self, now: float, timeout: float) -> list[int]:
-        """Those that have waited for `timeout` seconds or more."""
+        """The trainers that have waited for `timeout` seconds or more."""
         return [trainer for trainer, since in self._waiting.items() if now - since >= timeout]
 
     def ages(self, now: float) -> list[float]:
-        """Seconds since each trainer's last sign; for one that never joined, since the first one did."""
+        """Seconds since each trainer's last call; for a trainer that never joined, since the first trainer joined."""
         return [self._age(n, now) for n in range(self.trainers)]
 
-    def slowest(self, now: float, most: int = 3) -> list[tuple[int, int, float]]:
-        """Up to `most` of the slowest that count: (trainer, clock, seconds since its last sign).
-
-        For one that never joined, the seconds since the first one did.
-        """
-        count = (n for n in range(self.trainers) if self._states[n] is not _Is.LEFT)
-        return [(n, self._clocks[n], self._age(n, now)) for n in heapq.nsmallest(most, count, key=self._slowness)]
+    def slowest(self, now: float, max_trainers: int = 3) -> list[tuple[int, int, float]]:
+        """Up to `max_trainers` of the slowest trainers that count: (trainer, clock, seconds as in :meth:`ages`)."""
+        count = (n for n in range(self.trainers) if self._states[n] is not TrainerState.LEFT)
+        return [
+            (n, self._clocks[n], self._age(n, now)) for n in heapq.nsmallest(max_trainers, count, key=self._slowness)
+        ]
 
     def explain(self, trainer: int, now: float) -> str:
-        """The text of a ClockTimeoutError: who waits where, for whom, and what to do."""
+        """The text of a ClockTimeoutError: which trainer waits at which clock, for which others, and what to do."""
         since = self._waiting.get(trainer, now)
         behind = [self._describe(n, clock, age) for n, clock, age in self.slowest(now) if n != trainer]
         return (
@@ -216,7 +223,7 @@ class Clock:
     # -- inside
 
     def _settle(self) -> list[int]:
-        """Bring the minimum up to date; take off the queue, and return, all who may go on."""
+        """Bring the minimum up to date; take all trainers that may go on off the queue, and return them."""
         while self._values and self._values[0] not in self._counts:
             heapq.heappop(self._values)
         if self._values:
@@ -243,23 +250,23 @@ class Clock:
         if not self._counts[clock]:
             del self._counts[clock]
 
-    def _known(self, trainer: int) -> None:
+    def _check_trainer(self, trainer: int) -> None:
         if not 0 <= trainer < self.trainers:
             raise InputError(f"there is no trainer {trainer}: the run has {self.trainers}, numbered from 0")
 
     def _slowness(self, trainer: int) -> tuple[int, bool, float, int]:
-        sign = self._signs[trainer]
-        return self._clocks[trainer], sign is not None, sign or 0.0, trainer  # of equals, the longest silent one
+        heard = self._last_heard[trainer]
+        return self._clocks[trainer], heard is not None, heard or 0.0, trainer  # of equal clocks, the longest silent
 
     def _age(self, trainer: int, now: float) -> float:
-        sign = self._signs[trainer] if self._signs[trainer] is not None else self._began
-        return 0.0 if sign is None else now - sign
+        heard = self._last_heard[trainer] if self._last_heard[trainer] is not None else self._began
+        return 0.0 if heard is None else now - heard
 
     def _describe(self, trainer: int, clock: int, age: float) -> str:
         state = self._states[trainer]
-        if state is _Is.EXPECTED:
+        if state is TrainerState.EXPECTED:
             return f"trainer {trainer} never joined ({age:.0f} s after the first one did)"
-        lost = f" and {state.value}" if state is _Is.LOST else ""
+        lost = f" and {state.value}" if state is TrainerState.LOST else ""
         return f"trainer {trainer} is at clock {clock}, last heard of {age:.0f} s ago{lost}"
 
 

@@ -1,40 +1,44 @@
-"""Who works on what: the batches of an epoch, leased to trainers in portions. Pure: time is an argument.
+"""Which trainer works on what: the batches of an epoch, leased to trainers in portions. Pure: time is an argument.
 
 Theory of operation
 -------------------
 A **portion** is some consecutive batches of one partition, in that partition's order of the epoch. Each partition
-belongs to a trainer, and is cut into so many portions that a trainer has about `EACH`. Portions have numbers, 0, 1, 2,
-..., the same in every epoch: portion 5 of epoch 3 is about the same data as portion 5 of epoch 2.
+belongs to a trainer, its **owner**, and is cut into so many portions that a trainer has about `PORTIONS_PER_TRAINER`.
+Portions have numbers, 0, 1, 2, ..., the same in every epoch: portion 5 of epoch 3 is about the same data as portion 5
+of epoch 2.
 
-A trainer at clock e works on epoch e, on one portion at a time. Each time it asks for the next one it gets, of those
-that are *free* (nobody has done them, nobody holds them):
+A trainer at clock e works on epoch e, on one portion at a time. Each time it asks for the next portion it gets, of
+those that are *free* (no trainer has done them in this epoch, no trainer holds them):
 
-1. one of its own partitions, the first;
-2. else one of a partition of another trainer that it has at hand (it has fetched it before);
-3. else one of the trainer that has most left to do, of the partition with most of it, the last: that is to be fetched;
-4. else, none being free, the one that another trainer has held longest, once more: whoever is done first counts;
-5. else nothing: the epoch is over for it, it ticks. (Where it would only wait then, it asks again and again: those
-   whom it would wait for may need help yet. So does, of those that need not wait, the first to come when all that is
-   left is in others' hands, `stays`: nobody else would be there to help, should they hang.)
+1. a portion of its own partitions, the first;
+2. else a portion of another trainer's partition that it has at hand, because it has fetched it before;
+3. else a portion of the trainer that has most left to do, of the partition with most of it, the last: the trainer has
+   to fetch that partition;
+4. else, as no portion is free, the portion that another trainer has held longest, once more: the trainer that is done
+   first counts;
+5. else nothing: the epoch is over for it, it ticks. (Where it would only wait then, it asks again and again, because
+   the trainers that it would wait for may still need help. Of the trainers that need not wait, the first to come when
+   other trainers hold all that is left asks again too, `stays`: no other trainer would be there to help if they hang.)
 
-2 to 4 only if it is expected to be done sooner than the others would be without its help. So a slow trainer does not
-take the last portion away from a fast one, and nobody fetches what is not worth it.
+2 to 4 only if the trainer is expected to be done sooner than the others would be without its help. So a slow trainer
+does not take the last portion away from a fast one, and no trainer fetches a partition that is not worth it.
 
 Exactly once. A portion has one number: the *epoch that it is to be done in next*. It is leased in that epoch only, and
-whoever reports it done first moves it on; whoever does so later, or again, changes nothing. Two trainers at most hold
-a portion. The ops made in it count once, whoever makes them: a portion is an *origin* of its own, its ops are numbered
-from 0, and their clock is the epoch. So the servers' ledgers take the second of each for a repeat, and that is why
-portion p of epoch e + 1 must not begin before p of epoch e is done.
+the first report that it is done moves it to the next epoch; a later or repeated report changes nothing. At most two
+trainers hold a portion. The ops made in it count once, whichever trainer makes them: a portion is an *origin* of its
+own, its ops are numbered from 0, and their clock is the epoch. So the servers' ledgers take the second of each op for a
+repeat, and that is why portion p of epoch e + 1 must not begin before p of epoch e is done.
 
-Nothing is left out. A trainer does all that is free of its own partitions before an epoch is over for it, so others
-may leave that to it. Where its owner is no longer there for a portion (lost, left, at a later clock or told that the
-epoch is over for it: somebody else had held the portion), whoever comes takes it, at whatever price. Who comes and
-cannot fetch it stays in that epoch until it is done (`missing`). A trainer that is lost holds nothing from that moment
-on; it counts for the clock, so what is left of its epoch is still there when it is back. Once nobody who counts is at a
-clock as early as e any more, what has not been done of epoch e is given up: a function has broken off its loop.
+Nothing is left out. A trainer does all free portions of its own partitions before an epoch is over for it, so others
+may leave those to it. Where the owner will not do a portion (it is lost, has left, is at a later clock, or has been
+answered that the epoch is over for it while another trainer held the portion), the next trainer that asks takes it, at
+whatever price. A trainer that asks then and cannot fetch the partition stays in that epoch until the portion is done
+(`missing`). A lost trainer holds nothing from that moment on; it counts for the clock, so what is left of its epoch is
+still there when it comes back. Once no trainer that counts is at clock e or earlier, what has not been done of epoch e
+is given up: a training function has broken off its loop.
 
-Up to 1000 trainers ask, some of them several times a second, in the thread that answers ticks: what goes through all
-trainers or portions is numpy's.
+Up to 1000 trainers ask, some of them several times a second, in the thread that answers ticks: so loops over all
+trainers or portions are numpy's.
 """
 
 from __future__ import annotations
@@ -46,18 +50,18 @@ import numpy as np
 
 from dps.errors import InputError
 
-__all__ = ["MOST", "Lease", "Leases", "Missing", "Portion"]
+__all__ = ["MAX_PORTIONS", "Lease", "Leases", "Missing", "Portion"]
 
-EACH = 32  # portions of a trainer, about
-MOST = 4096  # portions of a run: a shard remembers the last op of each
-SLACK = 0.2  # seconds that a trainer may be late: it says only now and then how far it is
-SMOOTH = 0.5  # weight of the latest portion in a trainer's pace
-NAMED = 8  # partitions in a text
-LEAD = 1000  # epochs, at most, of which it is remembered how trainers go through them
+PORTIONS_PER_TRAINER = 32  # about
+MAX_PORTIONS = 4096  # of a run, because a shard remembers the last op of each
+SLACK_SECONDS = 0.2  # a trainer may seem late by this much, because it reports only now and then how far it is
+PACE_WEIGHT = 0.5  # of the latest portion in a trainer's average pace
+MAX_PARTITIONS_SHOWN = 8  # in a message
+MAX_EPOCHS_REMEMBERED = 1000  # for which the arguments of `iterate` are remembered
 
 
 class Portion(NamedTuple):
-    """Batches `first` to `end - 1` of a partition, which has so many."""
+    """Batches `first` to `end - 1` of a partition that has `batches` batches."""
 
     number: int
     partition: int
@@ -67,24 +71,24 @@ class Portion(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """What a trainer holds."""
+    """A portion that a trainer holds."""
 
     portion: int
     epoch: int
     since: float
-    at: int = 0  # batches it has completed, as far as it has said
+    at: int = 0  # batches of the portion that the trainer has reported as completed
 
 
 class Missing(NamedTuple):
-    """What is free, and cannot be fetched by a trainer: it may not go on without it."""
+    """Free portions whose partitions a trainer cannot fetch: the trainer may not go on before they are done."""
 
     why: str
-    stuck: bool  # its owner will not do it: others have to
-    alone: bool  # all others have gone on
+    stuck: bool  # an owner will not do its portions, so another trainer has to
+    alone: bool  # all other trainers have gone on
 
 
 class Leases:
-    """The portions of a run, who holds them, and who gets the next one: see the module's docstring.
+    """The portions of a run, which trainers hold them, and the choice of the next one: see the module's docstring.
 
     Parameters
     ----------
@@ -98,7 +102,7 @@ class Leases:
     total : int
         How many portions there may be.
     done, moved, twice : int
-        Portions that were done; of them, by another trainer than theirs; leased to a second one.
+        How many times a portion was done; was done by a trainer other than its owner; was leased to a second trainer.
 
     Examples
     --------
@@ -108,21 +112,22 @@ class Leases:
     >>> leases.next(0, epoch=0, now=0.0)
     Portion(number=0, partition=0, first=0, end=1, batches=1)
     >>> leases.report(0, 0, epoch=0, pace=1.0)
-    >>> leases.next(0, epoch=0, now=1.0)  # trainer 1 has not begun: the last of its portions
+    >>> leases.next(0, epoch=0, now=1.0)  # the last portion of trainer 1, which has not begun
     Portion(number=33, partition=1, first=1, end=2, batches=2)
     """
 
     def __init__(self, shares: Sequence[Sequence[int]], start: int = 0):
         count = sum(map(len, shares))
-        if count > MOST:
+        if count > MAX_PORTIONS:
             raise InputError(
-                f"reassign=True leases the portions of up to {MOST} partitions, not of {count}: repartition the data"
+                f"reassign=True leases the portions of up to {MAX_PORTIONS} partitions, not of {count}: "
+                "repartition the data"
             )
-        each = max(1, min(EACH, MOST // max(1, len(shares))))
+        each = max(1, min(PORTIONS_PER_TRAINER, MAX_PORTIONS // max(1, len(shares))))
         self.shares = [list(share) for share in shares]
         owner: list[int] = []
         partition: list[int] = []
-        self._places: dict[int, tuple[int, int]] = {}  # partition -> its first portion, how many
+        self._places: dict[int, tuple[int, int]] = {}  # partition -> its first portion, how many it has
         for trainer, share in enumerate(self.shares):
             for number in share:
                 slots = max(1, each // len(share))
@@ -131,33 +136,39 @@ class Leases:
                 partition += [number] * slots
         self.total = len(owner)
         self._owner, self._partition = np.array(owner, np.int64), np.array(partition, np.int64)
-        self._first = np.zeros(self.total, np.int64)  # batches of a portion: none before they are declared
+        self._first = np.zeros(self.total, np.int64)  # the batches of each portion: none before its owner declares them
         self._end = np.zeros(self.total, np.int64)
-        self._epoch = np.full(self.total, start, np.int64)  # that each is to be done in next
-        self._holders = np.zeros(self.total, np.int64)
+        self._epoch = np.full(self.total, start, np.int64)  # the epoch in which each portion is to be done next
+        self._holders = np.zeros(self.total, np.int64)  # how many trainers hold each portion
         self._declared: dict[int, int] = {}  # partition -> batches
-        self._alike: dict[int, tuple[int, dict[str, Any]]] = {}  # epoch -> who was first to say how, and how
-        self._latest = start - 1  # epoch that anybody has begun
-        self._stays = -1  # the trainer that was told last to stay, in case the others hang
-        trainers = len(self.shares)  # of each:
+        # epoch -> the first trainer that told its arguments of `iterate`, and these arguments
+        self._arguments: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._latest = start - 1  # the latest epoch that a trainer has begun
+        self._stays = -1  # the last trainer that `stays` chose to stay in case the others hang
+        trainers = len(self.shares)  # the arrays below have a value for each trainer
         self._leases = np.zeros(trainers, [("portion", "i8"), ("epoch", "i8"), ("since", "f8"), ("at", "i8")])
         self._leases["portion"] = -1  # it holds none
-        self._gone = np.zeros(trainers, bool)  # it is lost or has left,
-        self._left = np.zeros(trainers, bool)  # and that for good
+        self._gone = np.zeros(trainers, bool)  # it is lost or has left
+        self._left = np.zeros(trainers, bool)  # it has left
         self._clocks = np.full(trainers, start, np.int64)  # epochs that it has completed
-        self._heard = np.full(trainers, np.nan)  # when it has asked last
-        self._pace = np.full(trainers, np.nan)  # seconds a batch, lately
+        self._last_asked = np.full(trainers, np.nan)  # the time at which it last asked for a portion
+        self._pace = np.full(trainers, np.nan)  # seconds for a batch, smoothed
         self._fetch = np.zeros(trainers)  # seconds to fetch a partition
         self.done = self.moved = self.twice = 0
 
-    # -- what happens
+    # -- events
 
     def declare(self, trainer: int, batches: Mapping[int, int]) -> None:
-        """`trainer` begins, for the first time or again: its partitions have so many batches. It holds nothing."""
-        self._known(trainer)
+        """`trainer` begins, for the first time or again, and says how many batches its partitions have.
+
+        It holds nothing from then on.
+        """
+        self._check(trainer)
         for partition, count in batches.items():
             if partition not in self.shares[trainer]:
-                raise InputError(f"partition {partition} is not one of trainer {trainer}, which has told of it")
+                raise InputError(
+                    f"partition {partition} is not one of trainer {trainer}'s, but it declared batches of it"
+                )
             before = self._declared.get(partition, count)
             if count != before or count < 0:
                 raise InputError(
@@ -173,17 +184,20 @@ class Leases:
             cuts = np.arange(used + 1) * count // max(1, used)
             self._first[first : first + used], self._end[first : first + used] = cuts[:-1], cuts[1:]
 
-    def agree(self, trainer: int, epoch: int, how: Mapping[str, Any]) -> None:
-        """`trainer` goes through an epoch in this way: with another order, "the second half" were other batches."""
-        first, kept = self._alike.setdefault(epoch, (trainer, dict(how)))
-        for name, value in how.items():
-            if kept.get(name) != value:
+    def agree(self, trainer: int, epoch: int, arguments: Mapping[str, Any]) -> None:
+        """Check that `trainer` goes through an epoch with the same arguments of `iterate` as the other trainers.
+
+        With another order, or other batches, a portion would be other data.
+        """
+        first, agreed = self._arguments.setdefault(epoch, (trainer, dict(arguments)))
+        for name, value in arguments.items():
+            if agreed.get(name) != value:
                 raise InputError(
                     f"trainer {trainer} calls iterate({name}={value!r}) in epoch {epoch}, and trainer {first} "
-                    f"iterate({name}={kept.get(name)!r}): with reassign=True all trainers must call it alike"
+                    f"iterate({name}={agreed.get(name)!r}): with reassign=True all trainers must call it alike"
                 )
-        if len(self._alike) > LEAD:
-            del self._alike[min(self._alike)]
+        if len(self._arguments) > MAX_EPOCHS_REMEMBERED:
+            del self._arguments[min(self._arguments)]
 
     def next(
         self,
@@ -193,24 +207,24 @@ class Leases:
         have: Collection[int] = (),
         without: Collection[int] = (),
     ) -> Portion | None:
-        """A portion for a trainer that holds none, as far as it knows; None: there is none for it in this epoch.
+        """A portion for a trainer that holds none, as far as it knows; None if there is none for it in this epoch.
 
         Parameters
         ----------
         trainer, epoch : int
-            Who asks, and its clock.
+            The trainer that asks, and its clock.
         now : float
         have, without : collection of int
-            Partitions of others that it has at hand; partitions that it cannot get.
+            Partitions of other trainers that it has at hand; partitions that it cannot get.
         """
-        self._known(trainer)
+        self._check(trainer)
         self._here(trainer)
-        self._heard[trainer] = now
-        self._clocks[trainer] = epoch  # its tick may have been lost; or what it was told, that the epoch is over
+        self._last_asked[trainer] = now
+        self._clocks[trainer] = epoch  # its tick may have been lost, or the answer that the epoch is over for it
         self._latest = max(self._latest, epoch)
         lease = self._lease(trainer)
         if lease is not None and lease.epoch == epoch and self._partition[lease.portion] not in without:
-            return self._portion(lease.portion)  # it has not heard of it
+            return self._portion(lease.portion)  # the trainer asks again because the answer was lost
         self._drop(trainer)
         there = self._there(epoch)
         free = there & (self._holders == 0)
@@ -225,32 +239,33 @@ class Leases:
         return None if chosen is None else self._grant(trainer, chosen, epoch, now)
 
     def missing(self, trainer: int, epoch: int, without: Collection[int]) -> Missing | None:
-        """What a trainer that was given nothing has to wait for, as it is free and among those it cannot get."""
+        """What a trainer without a portion has to wait for: free portions of partitions that it cannot get; or None."""
         free = self._there(epoch) & (self._holders == 0)
         partitions = {int(n) for n in self._partition[free]} & set(without)
         if not partitions:
             return None
         owners = {n: int(self._owner[self._places[n][0]]) for n in sorted(partitions)}
         past = self._left | (self._clocks > epoch)
-        told = ", ".join(
+        names = ", ".join(
             f"{n} (of trainer {owner}, {'which has left' if self._left[owner] else f'at clock {self._clocks[owner]}'})"
-            for n, owner in list(owners.items())[:NAMED]
+            for n, owner in list(owners.items())[:MAX_PARTITIONS_SHOWN]
         )
-        told += f" and {len(owners) - NAMED} more" if len(owners) > NAMED else ""
+        if len(owners) > MAX_PARTITIONS_SHOWN:
+            names += f" and {len(owners) - MAX_PARTITIONS_SHOWN} more"
         why = (
-            f"trainer {trainer} could not fetch partitions {told}, and has to do what is left of them in epoch {epoch}"
+            f"trainer {trainer} could not fetch partitions {names}, and has to do what is left of them in epoch {epoch}"
         )
         return Missing(why, any(bool(past[n]) for n in owners.values()), bool(np.delete(past, trainer).all()))
 
     def over(self, trainer: int, epoch: int) -> None:
-        """`trainer` is told that nothing is left for it of an epoch: what comes free from now on is for others."""
+        """`trainer` is answered that the epoch is over for it: portions that become free later are for others."""
         self._clocks[trainer] = max(self._clocks[trainer], epoch + 1)
 
     def report(self, trainer: int, portion: int, epoch: int, pace: float) -> None:
-        """`trainer` has done a portion, all its ops are on the servers; each batch took it `pace` seconds."""
-        self._known(trainer, portion)
+        """`trainer` has done a portion and all its ops are on the servers; each batch took it `pace` seconds."""
+        self._check(trainer, portion)
         before = self._pace[trainer]
-        self._pace[trainer] = pace if np.isnan(before) else SMOOTH * pace + (1 - SMOOTH) * before
+        self._pace[trainer] = pace if np.isnan(before) else PACE_WEIGHT * pace + (1 - PACE_WEIGHT) * before
         if self._epoch[portion] == epoch:
             self._epoch[portion] = epoch + 1
             self.done += 1
@@ -260,48 +275,51 @@ class Leases:
 
     def wanted(self, trainer: int, portion: int, epoch: int, at: int, now: float) -> bool:
         """Whether a trainer that has completed `at` batches of a portion is to go on with it."""
-        self._known(trainer, portion)
+        self._check(trainer, portion)
         lease = self._lease(trainer)
         if lease is not None and (lease.portion, lease.epoch) == (portion, epoch):
             self._leases["at"][trainer] = at
             return True
         if self._epoch[portion] != epoch or self._holders[portion] > 1:
             return False
-        self._here(trainer)  # it was lost, for a moment: its connection broke
+        self._here(trainer)  # it was lost for a moment, because its connection broke
         self._grant(trainer, portion, epoch, now)
         return True
 
     def fetched(self, trainer: int, seconds: float) -> None:
-        """It took a trainer so long to get another's partition."""
+        """`trainer` needed that many seconds to fetch a partition of another trainer."""
         self._fetch[trainer] = seconds
 
     def lost(self, trainer: int, for_good: bool = False) -> None:
-        """`trainer` is lost; for good: it has left."""
+        """`trainer` is lost, or, if `for_good`, has left."""
         self._drop(trainer)
         self._gone[trainer] = True
         self._left[trainer] |= for_good
 
     def ticked(self, trainer: int, clock: int, lowest: int) -> None:
-        """`trainer` has completed so many epochs; nobody who counts has completed fewer than `lowest`."""
+        """`trainer` has completed `clock` epochs; no trainer that counts has completed fewer than `lowest`."""
         self._clocks[trainer] = max(self._clocks[trainer], clock)
         lease = self._lease(trainer)
         if lease is not None and lease.epoch < clock:
             self._drop(trainer)
         np.maximum(self._epoch, lowest, out=self._epoch)
-        for epoch in [n for n in self._alike if n < lowest]:
-            del self._alike[epoch]
+        for epoch in [n for n in self._arguments if n < lowest]:
+            del self._arguments[epoch]
 
-    # -- what is known
+    # -- questions
 
     def pending(self, epoch: int, now: float) -> float | None:
-        """Seconds until something of an epoch that is still to be done may be done; None if there is nothing."""
+        """Seconds until the next held portion of an epoch is expected to be done; None if none is left to do."""
         if not self._there(epoch).any():
             return None
         held = (self._leases["portion"] >= 0) & (self._leases["epoch"] == epoch)
         return max(0.0, float(np.min(self._ends(now)[held], initial=np.inf)) - now)
 
     def stays(self, trainer: int, epoch: int, without: Collection[int] = ()) -> bool:
-        """Whether `trainer` is to stay while others do what is left of an epoch: who else would help, if they hang?"""
+        """Whether `trainer` is to stay while others do what is left of an epoch, to help if they hang.
+
+        One trainer stays; the others go on.
+        """
         left = self._there(epoch)
         if not left.any() or not self._holders[left].all() or np.isin(self._partition[left], list(without)).all():
             return False
@@ -312,36 +330,36 @@ class Leases:
         return self._stays == trainer
 
     def left(self) -> int:
-        """Portions that are not done yet, of the earliest epoch that is under way."""
+        """How many portions are not done yet, of the earliest epoch that is under way."""
         earliest = np.min(self._clocks[~self._left], initial=self._latest)
         return int(np.count_nonzero((self._end > self._first) & (self._epoch <= earliest)))
 
     def held(self) -> dict[int, Lease]:
-        """What each trainer holds."""
+        """The lease of each trainer that holds a portion."""
         return {int(n): Lease(*self._leases[n].item()) for n in np.flatnonzero(self._leases["portion"] >= 0)}
 
     # -- inside
 
     def _there(self, epoch: int) -> np.ndarray:
-        """Which portions are still to be done in that epoch."""
+        """Which portions are still to be done in an epoch, as a mask."""
         return (self._epoch == epoch) & (self._end > self._first)
 
     def _from_others(self, trainer: int, epoch: int, free: np.ndarray, now: float, have: Collection[int]) -> int | None:
-        """One of these portions, if helping their trainers is worth it."""
+        """A portion of `free`, if helping its owner is worth it."""
         if not len(free):
             return None
         until = self._busy_until(epoch, free, now)
         backwards = free[::-1]
         partitions, at, counts = np.unique(self._partition[backwards], return_index=True, return_counts=True)
-        last = backwards[at]  # of each partition
+        last = backwards[at]  # the last free portion of each partition
         ends, at_hand = until[self._owner[last]], np.isin(partitions, list(have))
         worth = now + self._takes(trainer, last, at_hand) < ends
-        ranks = np.lexsort((-partitions, counts, ends, at_hand))  # the first of them counts least
+        ranks = np.lexsort((-partitions, counts, ends, at_hand))  # the last key of lexsort counts most
         ranks = ranks[worth[ranks]]
         return int(last[ranks[-1]]) if len(ranks) else None
 
     def _second(self, trainer: int, held: np.ndarray, now: float, have: Collection[int]) -> int | None:
-        """The portion that has been held longest, of those that are worth being run twice."""
+        """The portion that has been held longest, of those for which a second holder is worth it."""
         if not held.any():
             return None
         holders = np.flatnonzero(self._leases["portion"] >= 0)
@@ -358,26 +376,27 @@ class Leases:
         return fetch + (self._end[portions] - self._first[portions]) * self._paces()[trainer]
 
     def _paces(self) -> np.ndarray:
-        """Seconds a batch of each trainer; of one that has done none, as the others."""
+        """Seconds for a batch of each trainer; a trainer that has done none gets the average of the others."""
         unknown = np.isnan(self._pace)
         return np.where(unknown, 0.0 if unknown.all() else self._pace[~unknown].mean(), self._pace)
 
     def _ends(self, now: float) -> np.ndarray:
-        """When each trainer is expected to be done with what it holds. One that is late goes on as it has done so far.
+        """The time at which each trainer is expected to be done with the portion it holds.
 
-        (What is said of those that hold nothing, means nothing.)
+        A trainer that is late is expected to go on at the speed it has had in this portion. The value of a trainer that
+        holds no portion has no meaning.
         """
         portion, since, at = self._leases["portion"], self._leases["since"], self._leases["at"]
         count = self._end[portion] - self._first[portion]
         pace, passed = np.nan_to_num(self._pace), now - since
         late = now + (count - at) * passed / (at + 1)
-        return np.where(passed <= (at + 1) * pace + SLACK, since + count * pace, late)
+        return np.where(passed <= (at + 1) * pace + SLACK_SECONDS, since + count * pace, late)
 
     def _busy_until(self, epoch: int, free: np.ndarray, now: float) -> np.ndarray:
-        """When each trainer would be done with what it holds and with its part of `free`, without help."""
+        """The time at which each trainer would be done, without help, with its portion and its own part of `free`."""
         batches = np.bincount(self._owner[free], self._end[free] - self._first[free], len(self.shares))
-        silent = np.nan_to_num(now - self._heard)
-        idle = now + np.maximum(0.0, silent - SLACK)
+        silent = np.nan_to_num(now - self._last_asked)
+        idle = now + np.maximum(0.0, silent - SLACK_SECONDS)
         begins = np.where(self._leases["portion"] >= 0, np.maximum(now, self._ends(now)), idle)
         paces = self._paces()
         until = begins + batches * np.where(paces == 0, 1.0, paces)
@@ -407,7 +426,7 @@ class Leases:
     def _here(self, trainer: int) -> None:
         self._gone[trainer] = self._left[trainer] = False
 
-    def _known(self, trainer: int, portion: int = 0) -> None:
+    def _check(self, trainer: int, portion: int = 0) -> None:
         if not 0 <= trainer < len(self.shares) or not 0 <= portion < max(1, self.total):
             raise InputError(
                 f"there is no trainer {trainer} or no portion {portion}: the run has {len(self.shares)} trainers and "

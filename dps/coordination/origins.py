@@ -1,4 +1,4 @@
-"""Origins of tasks: under which origin, and as which attempt, a Dask task's clients make their ops.
+"""Origins of tasks: the origin and the attempt under which the clients of a Dask task make their ops.
 
 Theory of operation
 -------------------
@@ -10,11 +10,11 @@ client with which the task pushes. Each distinct run is one *attempt* at it, and
 once they have seen a later one.
 
 A task *lives* from its submission until the scheduler forgets it, because nothing needs its result any more. While it
-lives Dask may run it again at any time, and the origin is remembered. When it has ended the origin is retired: what a
-late attempt still pushes is refused. The same key submitted after that is a new task, which counts again.
+lives Dask may run it again at any time, and its origins are remembered. When it has ended its origins are retired:
+shards refuse what a late attempt still pushes. The same key submitted after that is a new task, which counts again.
 
-At most `most` origins are remembered. If there are more, those of the tasks that asked first are retired, but not of a
-task that is at work. Such a task is *spent*: when Dask runs it again its pushes are refused, because it is unknown
+At most `max_origins` origins are remembered. If there are more, the tasks that asked first, except those at work, are
+*spent*: their origins are retired. When Dask runs a spent task again its pushes are refused, because it is unknown
 which of them counted.
 """
 
@@ -28,9 +28,9 @@ from dps.errors import LimitError, StoppedError
 
 __all__ = ["TaskOrigins", "decode_key", "encode_key"]
 
-MOST = 1 << 15  # origins remembered, half as many as a shard's ledger holds
-MOST_CLIENTS = 1024  # with which one task pushes
-MOST_ATTEMPTS = (1 << 16) - 1  # the field in a frame holds no more
+MAX_ORIGINS = 1 << 15  # half as many as a shard's ledger remembers
+MAX_CLIENTS = 1024  # with which one task may push
+MAX_ATTEMPTS = (1 << 16) - 1  # the field in a frame holds no more
 
 
 def encode_key(key: Any) -> Any:
@@ -50,7 +50,7 @@ def decode_key(value: Any) -> Any:
     Raises
     ------
     TypeError, KeyError, ValueError
-        It is none.
+        The value does not encode a key.
     """
     if isinstance(value, list):
         return tuple(map(decode_key, value))
@@ -58,15 +58,15 @@ def decode_key(value: Any) -> Any:
         return bytes.fromhex(value["bytes"])
     if isinstance(value, (str, int, float)):
         return value
-    raise TypeError(f"no key of a task: {value!r:.100}")
+    raise TypeError(f"not the key of a task: {value!r:.100}")
 
 
-class Held:
+class KnownOrigin:
     """A task that has pushed: its life, and for each of its clients the origin, the latest run and its attempt."""
 
     def __init__(self, life: Any):
         self.life = life
-        self.clients: dict[int, tuple[int, int, int]] = {}
+        self.clients: dict[int, tuple[int, int, int]] = {}  # number of the client -> origin, latest run, attempt
 
 
 class TaskOrigins:
@@ -78,7 +78,7 @@ class TaskOrigins:
         ``allot(1)`` gives an origin that was never used.
     at_work : callable
         Given a life: whether its task is being run. Such a task is never spent.
-    most : int
+    max_origins : int
         How many origins are remembered.
 
     Examples
@@ -86,9 +86,9 @@ class TaskOrigins:
     >>> import itertools
     >>> numbers = itertools.count(1)
     >>> origins = TaskOrigins(lambda count: next(numbers))
-    >>> origins.of("task", "life", latest=5, run=5, client=0)
+    >>> origins.assign("task", "life", latest=5, run=5, client=0)
     (1, 0)
-    >>> origins.of("task", "life", latest=8, run=8, client=0)  # it is run again: a later attempt at the same origin
+    >>> origins.assign("task", "life", latest=8, run=8, client=0)  # run again: a later attempt at the same origin
     (1, 1)
     >>> origins.sweep(lambda task, life: False)
     >>> origins.take_ended()
@@ -96,75 +96,80 @@ class TaskOrigins:
     """
 
     def __init__(
-        self, allot: Callable[[int], int], at_work: Callable[[Any], bool] = lambda life: False, most: int = MOST
+        self,
+        allot: Callable[[int], int],
+        at_work: Callable[[Any], bool] = lambda life: False,
+        max_origins: int = MAX_ORIGINS,
     ):
-        self._allot, self.at_work, self.most = allot, at_work, most
-        self._held: OrderedDict[Hashable, Held] = OrderedDict()  # by task; the one that asked first comes first
+        self._allot, self.at_work, self.max_origins = allot, at_work, max_origins
+        self._known: OrderedDict[Hashable, KnownOrigin] = OrderedDict()  # by task; the task that asked first is first
         self._spent: dict[Hashable, Any] = {}  # task -> life
-        self._count = 0  # origins of `_held`
-        self._ended: list[int] = []  # origins that the servers are still to be told of
+        self._count = 0  # origins in `_known`
+        self._ended: list[int] = []  # origins that the servers do not know to be retired yet
 
     def __len__(self) -> int:
         return self._count
 
-    def of(self, task: Hashable, life: Any, latest: int, run: int, client: int) -> tuple[int, int]:
-        """(origin, attempt) for one client of a task; the same again for the same run.
+    def assign(self, task: Hashable, life: Any, latest: int, run: int, client: int) -> tuple[int, int]:
+        """The (origin, attempt) of one client of a task; the same again for the same run.
 
         Parameters
         ----------
         task : hashable
-            Its key.
+            The task's key.
         life : object
-            The scheduler's record of it: another object once the key was forgotten and submitted again.
+            The scheduler's record of the task: another object once the key was forgotten and submitted again.
         latest, run : int
-            The task's latest run, and the one that asks.
+            The task's latest run, and the run that asks.
         client : int
-            How many other clients the task has pushed with before this one.
+            The number of the client: with how many others the task has pushed before it.
 
         Raises
         ------
         StoppedError
-            A later run was begun, or the task is spent.
+            A later run has begun, or the task is spent.
         LimitError
-            Too many attempts, or clients.
+            The task has too many attempts or clients.
         """
-        if (task in self._held and self._held[task].life is not life) or self._spent.get(task, life) is not life:
+        renewed = task in self._known and self._known[task].life is not life
+        if renewed or self._spent.get(task, life) is not life:
             self._end(task)
         if task in self._spent:
             raise StoppedError(
                 f"task {task!r} was run again, and it is unknown which of its pushes counted: the pushes of "
-                f"{self.most} clients in tasks are remembered, and later tasks have taken its place; release the "
-                f"results of tasks that are done with (del future), or submit it under another key to count it again"
+                f"{self.max_origins} clients in tasks are remembered, and later tasks have taken its place; release "
+                "the results of tasks that are done with (del future), or submit the task under another "
+                "key to count it again"
             )
-        held = self._held.get(task, None)
-        origin, before, attempt = (0, -1, -1) if held is None else held.clients.get(client, (0, -1, -1))
+        known = self._known.get(task, None)
+        origin, before, attempt = (0, -1, -1) if known is None else known.clients.get(client, (0, -1, -1))
         if run < max(latest, before):
             raise StoppedError(
                 f"run {run} of task {task!r} is over: Dask has begun run {max(latest, before)} of it, which counts"
             )
-        if attempt + (run != before) > MOST_ATTEMPTS:
+        if attempt + (run != before) > MAX_ATTEMPTS:
             raise LimitError(f"task {task!r} was begun {attempt + 1} times already")
-        if not 0 <= client < MOST_CLIENTS:
-            raise LimitError(f"task {task!r} pushes with more than {MOST_CLIENTS} clients: share one")
-        if held is None:
-            held = self._held[task] = Held(life)
+        if not 0 <= client < MAX_CLIENTS:
+            raise LimitError(f"task {task!r} pushes with more than {MAX_CLIENTS} clients: share one")
+        if known is None:
+            known = self._known[task] = KnownOrigin(life)
         if not origin:
             origin = self._allot(1)
             self._count += 1
         attempt += run != before
-        held.clients[client] = origin, run, attempt
+        known.clients[client] = origin, run, attempt
         self._make_room(task)
         return origin, attempt
 
     def sweep(self, lives: Callable[[Any, Any], bool]) -> None:
         """End the tasks for which ``lives(task, life)`` is false."""
-        for task in [task for task, held in self._held.items() if not lives(task, held.life)]:
+        for task in [task for task, known in self._known.items() if not lives(task, known.life)]:
             self._end(task)
         for task in [task for task, life in self._spent.items() if not lives(task, life)]:
             self._end(task)
 
     def take_ended(self) -> list[list[int]]:
-        """[first origin, how many] of those that have ended since this was asked last."""
+        """The origins that have ended since the last call, as ranges [first origin, how many]."""
         ranges: list[list[int]] = []
         for origin in sorted(self._ended):
             if ranges and sum(ranges[-1]) == origin:
@@ -176,25 +181,25 @@ class TaskOrigins:
 
     @property
     def ended(self) -> bool:
-        """Whether there are any of which the servers are still to be told."""
+        """Whether :meth:`take_ended` would return any."""
         return bool(self._ended)
 
     def _end(self, task: Hashable) -> None:
         self._spent.pop(task, None)
-        held = self._held.pop(task, None)
-        if held is not None:
-            self._ended += [origin for origin, _, _ in held.clients.values()]
-            self._count -= len(held.clients)
+        known = self._known.pop(task, None)
+        if known is not None:
+            self._ended += [origin for origin, _, _ in known.clients.values()]
+            self._count -= len(known.clients)
 
-    def _make_room(self, but: Hashable) -> None:
-        """Spend the tasks that asked first, while there are too many origins."""
-        if self._count <= self.most:
+    def _make_room(self, asking: Hashable) -> None:
+        """While there are too many origins, spend the tasks that asked first; never the one that is `asking`."""
+        if self._count <= self.max_origins:
             return
-        spent, excess = [], self._count - self.most
-        for task, held in self._held.items():
-            if task != but and not self.at_work(held.life):
-                spent.append((task, held.life))
-                excess -= len(held.clients)
+        spent, excess = [], self._count - self.max_origins
+        for task, known in self._known.items():
+            if task != asking and not self.at_work(known.life):
+                spent.append((task, known.life))
+                excess -= len(known.clients)
                 if excess <= 0:
                     break
         for task, life in spent:

@@ -1,16 +1,17 @@
 """Which servers hold which shard, and how that changes. Pure.
 
 The placement of a shard is its **chain**, primary first; perhaps a **joiner**, which is being brought up to date behind
-the chain's end; and for each of them a **fence**: the epoch at which the one before it last changed. A server refuses
-ops of an earlier epoch than its fence, for they come from somebody who was replaced.
+the chain's end; and for each of them a **fence**: the epoch at which the server before it last changed. A server
+refuses ops of an earlier epoch than its fence, because they come from a server that was replaced.
 
-`place` begins, `without` answers failures, and `next_steps` says, shard by shard, what to do next so that every shard
-has as many copies as it should, leaving servers empty out, and the load is even. Steps are small, each leads to a
-placement that is as safe as the one before, and whoever carries them out may stop between any two.
+`place` makes the first placement, `without` answers failures, and `next_steps` says, shard by shard, what to do next so
+that every shard has as many copies as it should, leaving servers empty out, and the load is even. Steps are small, each
+leads to a placement that is as safe as the one before, and the controller may stop between any two.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -18,15 +19,21 @@ from typing import NamedTuple
 from dps.errors import InputError
 
 __all__ = [
-    *("DROP", "JOIN", "LEAD", "Place", "Step"),
+    *("Place", "PlacementStep", "StepKind"),
     *("appended", "handed_over", "joined", "next_steps", "place", "rechained", "surplus", "without"),
 ]
 
-JOIN, DROP, LEAD = "join", "drop", "lead"
+
+class StepKind(enum.StrEnum):
+    """What a step does with one server of one shard's chain."""
+
+    JOIN = "join"  # bring the server up to date, behind the chain's end
+    DROP = "drop"  # take it out of the chain
+    LEAD = "lead"  # make it the primary
 
 
 class Place(NamedTuple):
-    """Where one shard is.
+    """The placement of one shard.
 
     Examples
     --------
@@ -36,8 +43,8 @@ class Place(NamedTuple):
 
     chain: tuple[int, ...]  # primary, backups; empty: the last copy is gone
     joiner: int | None = None
-    fences: tuple[int, ...] = ()  # of chain and joiner
-    stepping_down: bool = False  # the primary is to hand over
+    fences: tuple[int, ...] = ()  # one for each server of the chain, and one for the joiner
+    stepping_down: bool = False  # the primary has been asked to hand over
 
     @property
     def line(self) -> tuple[int, ...]:
@@ -45,10 +52,10 @@ class Place(NamedTuple):
         return self.chain if self.joiner is None else (*self.chain, self.joiner)
 
 
-class Step(NamedTuple):
-    """What to do next with one shard: let `server` JOIN, DROP it from the chain, or make it LEAD the chain."""
+class PlacementStep(NamedTuple):
+    """What to do next with one shard, and with which server."""
 
-    what: str
+    kind: StepKind
     table: str
     shard: int
     server: int
@@ -57,8 +64,8 @@ class Step(NamedTuple):
 def place(shards: int, servers: Sequence[int], copies: int = 1, epoch: int = 0) -> tuple[Place, ...]:
     """First placement: neighbouring shards together, primaries and copies spread evenly.
 
-    Neighbours stay together because a batch sorted by hash (or by row) is then cut into one view a server. The backups
-    of one server's shards are spread over the others, so that no single one has to take over all its work.
+    Neighbours stay together because a batch sorted by hash (or by row) is then cut into one view for each server. The
+    backups of one server's shards are spread over the others, so that no single server has to take over all its work.
 
     Parameters
     ----------
@@ -69,7 +76,7 @@ def place(shards: int, servers: Sequence[int], copies: int = 1, epoch: int = 0) 
     copies : int
         Length of the chains; as many as there are servers, if these are fewer.
     epoch : int
-        From when on this holds.
+        The epoch from which on this placement holds.
 
     Returns
     -------
@@ -100,7 +107,7 @@ def place(shards: int, servers: Sequence[int], copies: int = 1, epoch: int = 0) 
 
 
 def rechained(old: Place, chain: Iterable[int], joiner: int | None, epoch: int) -> Place:
-    """The shard with another chain or joiner from `epoch` on; fences rise where the one before has changed."""
+    """The shard with another chain or joiner from `epoch` on; a fence rises where the server before it has changed."""
     new = Place(tuple(chain), joiner)
     before = dict(zip(old.line, zip((None, *old.line), old.fences, strict=False), strict=True))
     fences = []
@@ -114,8 +121,9 @@ def without(
 ) -> Place:
     """The shard when servers fail: the next in the chain takes over.
 
-    `lost` servers are gone for good. `silent` ones may come back: they stay where nobody else is known to be alive. Of
-    the `doubted` that is not known: should they be dead, the silent ones have all that was acknowledged.
+    `lost` servers are gone for good. `silent` servers may come back: they stay in a chain where no other server is
+    known to be alive. That is not known of the `doubted` servers: if they turn out to be dead, the silent servers of
+    the chain have all that was acknowledged.
     """
     chain = tuple(n for n in old.chain if n not in lost and n not in silent)
     if all(n in doubted for n in chain):
@@ -128,22 +136,23 @@ def without(
 
 
 def joined(old: Place, server: int, epoch: int) -> Place:
-    """The shard with `server` being brought up to date."""
+    """The shard with `server` as its joiner."""
     return rechained(old, old.chain, server, epoch)
 
 
 def appended(old: Place, epoch: int) -> Place:
-    """The joiner has caught up: it is the chain's last copy now."""
+    """The shard after its joiner has caught up, as the last backup of the chain."""
     return rechained(old, old.line, None, epoch)._replace(stepping_down=old.stepping_down)
 
 
-def handed_over(old: Place, step: Step, servers: Collection[int], copies: int, epoch: int) -> Place:
-    """The primary has stepped down, for `step`: another leads. If it is needed after all, it goes on.
+def handed_over(old: Place, step: PlacementStep, servers: Collection[int], copies: int, epoch: int) -> Place:
+    """The shard after its primary has stepped down for `step`: another server leads, or the primary goes on after all.
 
-    That is so where copies were lost since it was asked: of `servers`, which are up and stay, too few are left.
+    The primary goes on where copies were lost since it was asked to step down, so that too few of `servers` (those that
+    are up and stay) would be left in the chain.
     """
     chain = [n for n in old.chain if n != step.server]
-    if step.what == LEAD and step.server in old.chain and step.server in servers:
+    if step.kind == StepKind.LEAD and step.server in old.chain and step.server in servers:
         chain.insert(0, step.server)
     if sum(n in servers for n in chain) < max(1, min(copies, len(servers))):
         return old._replace(stepping_down=False)
@@ -157,33 +166,33 @@ def next_steps(
     moves: int,
     unfit: Collection[int] = (),
     resting: Collection[tuple[str, int]] = (),
-) -> Iterator[Step]:
-    """What to do now.
+) -> Iterator[PlacementStep]:
+    """The steps to take now: copies that are missing or too many, servers to be emptied; if there are none, even load.
 
     Parameters
     ----------
     tables : mapping of str to (int, sequence of Place)
-        For each table the copies it should have, and its shards.
+        For each table the copies it should have, and the places of its shards.
     servers : collection of int
-        Those that are up and stay.
+        Servers that are up and stay.
     leaving : collection of int
-        Those that are up but are to be emptied.
+        Servers that are up but are to be emptied.
     moves : int
         How many joiners there may be at a time.
     unfit : collection of int
-        Those that are not to join anything now.
+        Servers that are not to join a chain now.
     resting : collection of (str, int)
         Table and shard where the primary is not asked to hand over now, because it could not do so a moment ago.
 
     Yields
     ------
-    Step
-        At most one a shard.
+    PlacementStep
+        At most one for each shard.
 
     Examples
     --------
     >>> list(next_steps({"w": (2, [Place((0,), None, (1,))])}, [0, 3], [], moves=4))
-    [Step(what='join', table='w', shard=0, server=3)]
+    [PlacementStep(kind=<StepKind.JOIN: 'join'>, table='w', shard=0, server=3)]
     """
     places = [p for _, shards in tables.values() for p in shards]
     load = Counter(dict.fromkeys(servers, 0))
@@ -193,27 +202,30 @@ def next_steps(
     for name, (copies, shards) in tables.items():
         wanted = max(1, min(copies, len(servers)))
         for number, p in enumerate(shards):
-            if not p.chain or not (p.chain[-1] in load or p.chain[-1] in leaving):  # lost, or nobody to ask now
+            if not p.chain or not (p.chain[-1] in load or p.chain[-1] in leaving):
+                # The shard is lost, or there is no server now from which a joiner could copy it.
                 continue
             step = _mend(p, wanted, load, leaving, unfit)
             if step is None:
                 continue
             busy = True
-            what, server = step
-            if p.joiner is not None or p.stepping_down or (what == JOIN and free <= 0):
+            kind, server = step
+            if p.joiner is not None or p.stepping_down or (kind == StepKind.JOIN and free <= 0):
                 continue
-            if what == DROP and server == p.chain[0] and (name, number) in resting:
+            if kind == StepKind.DROP and server == p.chain[0] and (name, number) in resting:
                 continue
-            if what == JOIN:
+            if kind == StepKind.JOIN:
                 free -= 1
                 load[server] += 1
-            yield Step(what, name, number, server)
+            yield PlacementStep(kind, name, number, server)
     if not busy and not any(p.joiner is not None or p.stepping_down for p in places):
         yield from _even_out(tables, load, free, unfit, resting)
 
 
 def surplus(tables: Mapping[str, tuple[int, Sequence[Place]]], servers: Collection[int], wanted: int) -> list[int]:
-    """Servers beyond `wanted`, once each shard has its copies: those that hold the least, of equals the newest.
+    """The servers that may stop, so that `wanted` are left: those that hold the least, of equals the newest.
+
+    There are none until each shard has its copies, and none that the copies of a table need.
 
     Examples
     --------
@@ -231,17 +243,17 @@ def surplus(tables: Mapping[str, tuple[int, Sequence[Place]]], servers: Collecti
 
 def _mend(
     p: Place, wanted: int, load: Counter[int], leaving: Collection[int], unfit: Collection[int]
-) -> tuple[str, int] | None:
-    """What one shard needs, whatever the load: more copies, or fewer, or others than those that leave."""
+) -> tuple[StepKind, int] | None:
+    """What one shard needs, whatever the load: more copies, fewer copies, or copies elsewhere than on `leaving`."""
     staying = [n for n in p.chain if n in load]
     away = [n for n in p.chain if n in leaving]
     if len(staying) < wanted:
         others = [n for n in load if n not in p.line and n not in unfit]
-        return (JOIN, min(others, key=lambda n: (load[n], n))) if others else None
+        return (StepKind.JOIN, min(others, key=lambda n: (load[n], n))) if others else None
     if away:  # backups first: the primary has to step down before it goes
-        return DROP, away[-1]
-    if len(staying) > wanted:  # whoever is neither staying nor leaving may be about to be lost: it does not count
-        return DROP, max(staying, key=lambda n: (load[n], p.chain.index(n)))
+        return StepKind.DROP, away[-1]
+    if len(staying) > wanted:  # a server that neither stays nor leaves does not count, because it may be dying
+        return StepKind.DROP, max(staying, key=lambda n: (load[n], p.chain.index(n)))
     return None
 
 
@@ -251,25 +263,25 @@ def _even_out(
     free: int,
     unfit: Collection[int],
     resting: Collection[tuple[str, int]],
-) -> Iterator[Step]:
+) -> Iterator[PlacementStep]:
     """One step towards the same number of copies, then of primaries, on every server."""
     if len(load) < 2:
         return
-    most, least = max(load, key=lambda n: (load[n], -n)), min(load, key=lambda n: (load[n], n))
-    if load[most] - load[least] > 1 and free > 0 and least not in unfit:
+    fullest, emptiest = max(load, key=lambda n: (load[n], -n)), min(load, key=lambda n: (load[n], n))
+    if load[fullest] - load[emptiest] > 1 and free > 0 and emptiest not in unfit:
         for name, (_, shards) in tables.items():
             for number, p in reversed(list(enumerate(shards))):
-                if most in p.chain and least not in p.chain:
-                    yield Step(JOIN, name, number, least)
+                if fullest in p.chain and emptiest not in p.chain:
+                    yield PlacementStep(StepKind.JOIN, name, number, emptiest)
                     return
     heads = Counter(dict.fromkeys(load, 0))
     heads.update(p.chain[0] for _, shards in tables.values() for p in shards if p.chain and p.chain[0] in heads)
-    found = None
+    best: tuple[int, PlacementStep] | None = None  # the gain of a step, and the step
     for name, (_, shards) in tables.items():
         for number, p in enumerate(shards):
             for backup in () if (name, number) in resting else p.chain[1:]:
                 gain = heads[p.chain[0]] - heads[backup] if backup in heads else 0
-                if gain > 1 and (found is None or gain > found[0]):
-                    found = gain, Step(LEAD, name, number, backup)
-    if found is not None:
-        yield found[1]
+                if gain > 1 and (best is None or gain > best[0]):
+                    best = gain, PlacementStep(StepKind.LEAD, name, number, backup)
+    if best is not None:
+        yield best[1]

@@ -1,13 +1,20 @@
-"""What can be seen of parameter servers, on pages, as files, in a terminal.
+"""What users see: pages, reports, notebooks, terminals and metrics.
 
-`Surfaces` adds to the scheduler's dashboard: ``/dps`` and a page for each plot, ``/json/dps.json``, ``/metrics``. All
-are made of the monitor's snapshot alone, so each also shows a snapshot that comes from elsewhere.
+All of it is made of plain values alone: the monitor's snapshot, the history of a run, and the status.
 
-* routes.py: how to get into a live scheduler. pages.py: the documents. plots.py: what is on them, out of trainers.py,
-  servers.py and curves.py, in the look of look.py. These import bokeh, and are imported when there is bokeh.
-* metrics.py: Prometheus. grafana.json: a dashboard of these metrics.
+=========== ==============================================================================
+pages       the pages on the scheduler's dashboard (bokeh)
+report      a run as one file of HTML, and as a timeline
+notebook    parameter servers, tables and checkpoints as HTML in a notebook; templates/
+terminal    the snapshot and the status in a terminal (rich)
+prometheus  /metrics; grafana.json draws these
+rows        a status as the values that templates and the terminal show
+text        numbers and findings as text
+markup      escaped text and tables in HTML
+palette     colours that the colour-blind can tell apart
+=========== ==============================================================================
 """
 
-from dps.dashboard.surfaces import Surfaces
+from dps.dashboard.pages.surfaces import Surfaces
 
 __all__ = ["Surfaces"]

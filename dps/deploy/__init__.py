@@ -1,1 +1,11 @@
+"""Dask clusters that have workers for servers beside those for trainers.
 
+=================== ===============================================
+local               LocalCluster
+interrupts          Ctrl-C interrupts the driver, not its workers
+yarn                YarnCluster
+yarn_specification  what YARN is asked to run; a pure function
+yarn_application    an application on YARN: start it, ask for containers, end it
+yarn_services       the programs that run in the containers
+=================== ===============================================
+"""

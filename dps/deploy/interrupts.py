@@ -1,11 +1,11 @@
-"""A preload for Dask's worker processes: Ctrl-C is for the program, not for the workers that it has started.
+"""A preload for Dask's worker processes: Ctrl-C interrupts the program, not the workers that the program has started.
 
-A terminal (and a notebook that is told to interrupt its kernel) sends SIGINT to all processes of the program. Workers
-would end with a traceback each, and with them the rows of a parameter server. So only the program is interrupted: it
-stops the run, and closes the cluster if it ends.
+A terminal (and a notebook that interrupts its kernel) sends SIGINT to all processes of the program. Each worker would
+end with a traceback, and the rows of a parameter server would be lost. So workers ignore SIGINT: only the program is
+interrupted, which stops the run, and closes the cluster when it ends.
 
-It is a preload, and no plugin, because a plugin is unpickled in the new process, and would import numba, before the
-nanny's environment holds there.
+This module is a preload and not a plugin, because Dask unpickles a plugin, and so would import numba, before the
+environment variables of the nanny are set in the new process.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import dask
 __all__ = ["dask_setup", "ignoring_interrupts"]
 
 
-def dask_setup(worker: Any) -> None:
-    """What Dask calls in the worker's process, in its main thread."""
+def dask_setup(worker: object) -> None:
+    """Ignore SIGINT. Dask calls this in the main thread of the worker's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def ignoring_interrupts(options: dict[str, Any]) -> dict[str, Any]:
-    """The preload options for a nanny with this one added to those given, or to those of Dask's configuration."""
+    """The preload options for a nanny: the given ones, or those of Dask's configuration, and this module."""
     preload = options.get("preload", dask.config.get("distributed.worker.preload"))
     argv = options.get("preload_argv", dask.config.get("distributed.worker.preload-argv"))
     modules = [preload] if isinstance(preload, str) else list(preload or ())
-    if not argv or isinstance(argv[0], str):  # Dask gives the same words to each module
+    if not argv or isinstance(argv[0], str):  # one list of arguments is for each of the modules
         argv = [list(argv or ())] * len(modules)
     return {"preload": [*modules, __name__], "preload_argv": [*argv, []]}

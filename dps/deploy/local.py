@@ -7,7 +7,9 @@ import contextlib
 import logging
 import math
 import os
-from typing import Any, cast
+import time
+from collections.abc import Collection
+from typing import Any, TypeAlias, cast
 
 import dask
 from dask.utils import parse_bytes, parse_timedelta
@@ -16,49 +18,74 @@ from distributed.deploy import Adaptive
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import NoOpAwaitable
 
-from dps.controller import Controller
-from dps.cordon import RESOURCE
+from dps.controller.plugin import Controller
+from dps.daskapi.cordon import RESOURCE
 from dps.deploy.interrupts import ignoring_interrupts
 from dps.errors import DPSError, InputError, InputTypeError
-from dps.once import Once
+from dps.wire.once import Once
 
 __all__ = ["LocalCluster"]
 
-CLOSING = 5.0  # seconds that a nanny takes, at most, to close; as long for the parameter servers
+Synced: TypeAlias = Any  # a result; on an asynchronous cluster an awaitable of it
+CLOSE_SECONDS = 5.0  # the longest that a nanny takes to close, and the time limit for closing parameter servers
+
+
+class LateMessages(logging.Filter):
+    """Drops Dask's INFO messages about closed connections for `CLOSE_SECONDS` after a cluster has closed.
+
+    Dask restores its log level as soon as a cluster is closed, and a client's last message may still be on its way.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._until = -math.inf  # seconds of the monotonic clock
+
+    def expect(self) -> None:
+        """A cluster closes now: drop messages for a while."""
+        logging.getLogger("distributed.batched").addFilter(self)  # a second call changes nothing
+        self._until = time.monotonic() + CLOSE_SECONDS
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or time.monotonic() > self._until
+
+
+late_messages = LateMessages()
 
 
 class LocalCluster(SpecCluster):
     """A Dask cluster on this machine: some workers for servers, the others for trainers and all other tasks.
 
-    The workers of servers are named ``server-0``, ``server-1``, ... and carry the Dask resource ``dps``; those of
-    trainers are ``trainer-0``, ... . Scaling means trainers: ``cluster.scale(4)`` and ``cluster.adapt(minimum=1,
-    maximum=4)`` add and remove trainers and leave the servers alone, so that ``scale(0)`` keeps the parameters.
+    The workers of servers are named ``server-0``, ``server-1``, ... and have the Dask resource ``dps``; those of
+    trainers are named ``trainer-0``, ... . Only trainers scale: ``cluster.scale(4)`` and ``cluster.adapt(minimum=1,
+    maximum=4)`` add and remove trainers and leave the servers alone, so ``scale(0)`` keeps the parameters.
 
-    A script that starts worker processes must do so under ``if __name__ == "__main__":``, as with any cluster of
-    processes: each of them imports the script.
+    A script that starts worker processes must do so under ``if __name__ == "__main__":``, because each worker process
+    imports the script.
 
     Parameters
     ----------
     servers : int, default 1
-        How many workers for servers. With 0, servers share workers with ordinary tasks.
+        Number of workers for servers. With 0, servers share workers with ordinary tasks.
     trainers : int, default 2
-        How many workers for trainers and ordinary tasks.
+        Number of workers for trainers and ordinary tasks.
     threads_per_trainer : int, default 1
-        How many tasks a trainer's worker runs at once.
+        Number of tasks that a trainer's worker runs at once.
     processes : bool, default True
-        Whether workers are processes; if not, they are threads of this process, which is quick to start and fit for
+        Whether workers are processes. Otherwise they are threads of this process: these start quickly and are good for
         tests, but they share one GIL.
     security : Security or True, optional
-        Encrypt, data plane included. True makes a certificate for this cluster (needs the package cryptography).
+        Encrypt all connections, also those of the data plane. True makes a certificate for this cluster (needs the
+        package cryptography).
     dashboard_address : str or None, default ":0"
         Where Dask's dashboard listens; any free port by default. None: no dashboard.
     memory_limit : str, int or float, optional
-        For each trainer's worker, as in :class:`distributed.Worker`. By default an equal share of the memory. Servers
-        have none: Dask would pause them, and can spill nothing of theirs.
+        For each trainer's worker, as in :class:`distributed.Worker`; by default an equal share of the memory. Servers
+        have no limit, because Dask would pause their workers, and cannot spill tables to disk.
     host, protocol : str, optional
-        Where to listen, and how ("tcp", "tls", "inproc"); by default the loopback, and what fits the above.
+        The address to listen at, and the protocol ("tcp", "tls", "inproc"). By default the loopback address, and the
+        protocol that fits `processes` and `security`.
     scheduler_port : int, default 0
-        The scheduler's port; any free one by default.
+        The scheduler's port; any free port by default.
     silence_logs : int or False, default logging.WARN
         The level of log messages that are shown.
     asynchronous : bool, default False
@@ -70,11 +97,11 @@ class LocalCluster(SpecCluster):
 
     Notes
     -----
-    Once a parameter server runs, Dask counts its workers as paused: ``client.wait_for_workers(n)`` sees trainers only.
-    Workers are up when the constructor returns, there is no need to wait for them.
+    While a parameter server runs, Dask counts the workers of servers as paused: ``client.wait_for_workers(n)`` counts
+    trainers only. All workers are up when the constructor returns, so no program needs to wait for them.
 
-    Ctrl-C, and a notebook's *Interrupt*, reach the program alone: its worker processes ignore SIGINT, so that a run can
-    be interrupted and the parameters stay.
+    Ctrl-C and a notebook's *Interrupt* reach only the program. Its worker processes ignore SIGINT, so a run can be
+    interrupted and the parameters stay.
 
     Worker processes get one thread each for BLAS and OpenMP (Dask's own default) and for numba, unless the environment
     says otherwise (``OMP_NUM_THREADS``, ``NUMBA_NUM_THREADS``, ...).
@@ -114,26 +141,27 @@ class LocalCluster(SpecCluster):
         if host is None and protocol != "inproc://":
             host = "127.0.0.1"
         common = {"host": host, "protocol": protocol, "security": security}
-        # Without a dashboard Dask still serves HTTP, and takes (or warns that it cannot take) port 8787 unless told.
+        # Without a dashboard Dask still serves HTTP; without an address it takes port 8787, or warns that it cannot.
         dashboard = {"dashboard": dashboard_address is not None, "dashboard_address": dashboard_address or ":0"}
         scheduler = {"cls": Scheduler, "options": {**common, **dashboard, "port": scheduler_port}}
         options = {**common, "silence_logs": silence_logs, "dashboard": False, **worker_kwargs}
         if processes:
-            # Not Nanny.pre_spawn_env, which Dask writes into our own environment: numba would then refuse to compile
-            # in a process where it runs more threads already.
+            # Nanny.pre_spawn_env is not used, because Dask writes it into this process's environment, and numba refuses
+            # to compile in a process where it runs more threads already.
             threads = {"NUMBA_NUM_THREADS": os.environ.get("NUMBA_NUM_THREADS", "1")}
             options["env"] = {**threads, **(options.get("env") or {})}
             options |= ignoring_interrupts(options)
-        if memory_limit is None:  # without processes each would see, and be paused for, the memory of all
+        if memory_limit is None:  # threads have none: Dask would compare each with the whole process
             memory_limit = MEMORY_LIMIT // max(1, trainers) if processes else 0
         kind = Nanny if processes else Worker
         server = {**options, "nthreads": 1, "resources": {RESOURCE: 1}, "memory_limit": 0}
         trainer = {"cls": kind, "options": {**options, "nthreads": threads_per_trainer, "memory_limit": memory_limit}}
         self.processes = processes
         self._closing = Once("closing the cluster")
-        self._servers = {f"server-{n}": {"cls": kind, "options": server} for n in range(servers)}
+        servers_by_name = {f"server-{n}": {"cls": kind, "options": server} for n in range(servers)}
+        self.server_names = frozenset(servers_by_name)
         super().__init__(
-            workers={**self._servers, **{f"trainer-{n}": trainer for n in range(trainers)}},
+            workers={**servers_by_name, **{f"trainer-{n}": trainer for n in range(trainers)}},
             scheduler=scheduler,
             worker=trainer,
             asynchronous=asynchronous,
@@ -144,41 +172,43 @@ class LocalCluster(SpecCluster):
 
     def __repr__(self) -> str:
         address = getattr(self.scheduler, "address", "not running")
-        trainers = len(self.worker_spec.keys() - self._servers.keys())
+        trainers = len(self.worker_spec.keys() - self.server_names)
         servers = len(self.worker_spec) - trainers
         return (
             f"{type(self).__name__}({address!r}, servers={servers}, trainers={trainers}, status={self.status.name!r})"
         )
 
-    def close(self, timeout: float | None = None) -> Any:
-        """End the workers and the scheduler. Several threads may ask for it: one does it, and the others wait.
+    def close(self, timeout: float | None = None) -> Synced:
+        """End the workers and the scheduler. If several threads call this, the first one does it and the others wait.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for that.
+            Seconds to wait for the end.
         """
         if self.asynchronous:
             return super().close(timeout)
         return self._closing(super().close, timeout)
 
     async def _close(self) -> None:
-        """Parameter servers end first, because otherwise each would report the loss of its servers, one by one."""
+        """Close parameter servers first, because otherwise each would report the loss of its servers, one by one."""
+        late_messages.expect()
         controller = getattr(self.scheduler, "plugins", {}).get(Controller.name)
         if controller is not None and self.status.name == "running":
-            with contextlib.suppress(DPSError, TimeoutError, RuntimeError):  # then they end with their workers
-                await asyncio.wait_for(controller.close_all(), CLOSING)
+            with contextlib.suppress(DPSError, TimeoutError, RuntimeError):  # else their workers end them
+                await asyncio.wait_for(controller.sessions.close_all(), CLOSE_SECONDS)
         await super()._close()
+        late_messages.expect()
 
-    def scale(self, n: int = 0, memory: str | int | None = None, cores: int | None = None) -> Any:
-        """Have `n` workers for trainers, or as many as have so much memory and so many cores. Servers stay.
+    def scale(self, n: int = 0, memory: str | int | None = None, cores: int | None = None) -> Synced:
+        """Change the number of workers for trainers to `n`, or to more if memory and cores need it. Servers stay.
 
         Parameters
         ----------
         n : int
-            How many.
+            The number of workers.
         memory, cores : optional
-            At least so much of all of them together.
+            The least memory and the least number of cores of all these workers together.
         """
         if self.status.name in ("closing", "closed", "failed"):  # SpecCluster closes by scaling to 0
             return super().scale(0)
@@ -187,20 +217,20 @@ class LocalCluster(SpecCluster):
         if cores is not None:
             n = max(n, math.ceil(cores / self._threads_per_worker()))
         if self.asynchronous:
-            self._have(n)
+            self._set_trainers(n)
             return NoOpAwaitable()
 
-        async def in_loop() -> None:  # which may be going through the specifications at this moment
-            self._have(n)
+        async def in_loop() -> None:  # because the loop may be iterating over the specifications at this moment
+            self._set_trainers(n)
 
         return self.sync(in_loop)
 
-    scale_up = scale  # the old name, which SpecCluster keeps as well
+    scale_up = scale  # the old name, which SpecCluster has as well
 
-    def _have(self, n: int) -> None:
-        trainers = [name for name in self.worker_spec if name not in self._servers]
+    def _set_trainers(self, n: int) -> None:
+        trainers = [name for name in self.worker_spec if name not in self.server_names]
         started = {worker["name"] for worker in self.scheduler_info["workers"].values()}
-        trainers.sort(key=started.__contains__, reverse=True)  # go first: those not yet up, then the newest
+        trainers.sort(key=started.__contains__, reverse=True)  # those not yet up are removed first, then the newest
         for name in trainers[max(0, n) :]:
             del self.worker_spec[name]
         for _ in range(n - len(trainers)):
@@ -208,28 +238,28 @@ class LocalCluster(SpecCluster):
         assert self.loop is not None
         self.loop.add_callback(self._correct_state)
 
-    async def scale_down(self, workers: Any) -> None:
-        """Close these workers, by name; servers among them stay."""
-        await super().scale_down([name for name in workers if name not in self._servers])
+    async def scale_down(self, workers: Collection[str]) -> None:
+        """Close the workers of these names, except servers."""
+        await super().scale_down([name for name in workers if name not in self.server_names])
 
     def adapt(self, *args: Any, **kwargs: Any) -> Adaptive:
-        """Scale the trainers with the load, between ``minimum=`` and ``maximum=`` of them. Servers stay.
+        """Scale the number of trainers with the load, between ``minimum=`` and ``maximum=``. Servers stay.
 
         Parameters
         ----------
         *args, **kwargs : Any
-            As in `distributed.SpecCluster.adapt`. A policy given as ``Adaptive=`` sees all workers, servers too.
+            As in `distributed.SpecCluster.adapt`. A policy given as ``Adaptive=`` gets all workers, also servers.
         """
         if not args:
             kwargs.setdefault("Adaptive", AdaptiveTrainers)
         return super().adapt(*args, **kwargs)
 
-    def _update_worker_status(self, op: str, msg: Any) -> None:
-        """A worker that its nanny has not brought back in time is given up by Dask: then another takes its place."""
+    def _update_worker_status(self, op: str, msg: object) -> None:
+        """Dask gives up a worker that its nanny does not restart in time; start another one in its place."""
         super()._update_worker_status(op, msg)
         if op == "remove":
             patience = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
-            asyncio.get_running_loop().call_later(patience + CLOSING, self._fill_up)
+            asyncio.get_running_loop().call_later(patience + CLOSE_SECONDS, self._fill_up)
 
     def _fill_up(self) -> None:
         if self.status.name == "running":
@@ -240,21 +270,21 @@ class LocalCluster(SpecCluster):
 
 
 class AdaptiveTrainers(Adaptive):
-    """Dask's policy, applied to a cluster as it would be without its servers."""
+    """Dask's policy of scaling, applied to a cluster as if it had no servers."""
 
     cluster: LocalCluster
 
     @property
     def plan(self) -> set:
-        return self.cluster.plan - self.cluster._servers.keys()
+        return self.cluster.plan - self.cluster.server_names
 
     @property
     def requested(self) -> set:
-        return self.cluster.requested - self.cluster._servers.keys()
+        return self.cluster.requested - self.cluster.server_names
 
     @property
     def observed(self) -> set:
-        return self.cluster.observed - self.cluster._servers.keys()
+        return self.cluster.observed - self.cluster.server_names
 
     async def target(self) -> int:
         return self._without_servers().adaptive_target(self.target_duration)
@@ -264,24 +294,24 @@ class AdaptiveTrainers(Adaptive):
         return self._without_servers().workers_to_close(target=target, **options)
 
     def _without_servers(self) -> WithoutServers:
-        return WithoutServers(self.cluster.scheduler, self.cluster._servers)
+        return WithoutServers(self.cluster.scheduler, self.cluster.server_names)
 
 
 class WithoutServers:
-    """A scheduler that does not see some of its workers, as far as scaling is concerned.
+    """A scheduler whose advice on scaling leaves out the workers of servers.
 
-    Dask's answers are about all workers: with three idle servers a need of two trainers would go unnoticed, since there
-    are three workers.
+    Dask's own advice counts all workers: with three idle servers it would not ask for the two trainers that are needed,
+    because three workers exist.
     """
 
-    def __init__(self, scheduler: Any, servers: Any):
+    def __init__(self, scheduler: Any, server_names: Collection[object]):
         self._scheduler = scheduler
-        self.workers = {address: ws for address, ws in scheduler.workers.items() if ws.name not in servers}
+        self.workers = {address: ws for address, ws in scheduler.workers.items() if ws.name not in server_names}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)
 
-    def adaptive_target(self, target_duration: float) -> int:
+    def adaptive_target(self, target_duration: float | None) -> int:
         return Scheduler.adaptive_target(cast(Scheduler, self), target_duration)
 
     def workers_to_close(self, **options: Any) -> list[str]:
@@ -296,20 +326,20 @@ def _check_counts(**counts: tuple[int, int]) -> None:
             raise InputError(f"{name} is at least {least}, not {value}")
 
 
-def _security(wish: Security | bool | None) -> Security:
-    if wish is True:
+def _security(security: Security | bool | None) -> Security:
+    if security is True:
         return Security.temporary()
-    if not wish:
-        return Security()  # what Dask's configuration says
-    if not isinstance(wish, Security):
-        raise InputTypeError(f"security is True or a distributed.Security, not {wish!r}")
-    return wish
+    if not security:
+        return Security()  # from Dask's configuration
+    if not isinstance(security, Security):
+        raise InputTypeError(f"security is True or a distributed.Security, not {security!r}")
+    return security
 
 
-def _protocol(wish: str | None, host: str | None, processes: bool, port: int, security: Security) -> str:
-    """As distributed.LocalCluster chooses it, ending in ://"""
-    if wish is not None:
-        return wish if wish.endswith("://") else wish + "://"
+def _protocol(protocol: str | None, host: str | None, processes: bool, port: int, security: Security) -> str:
+    """The protocol that distributed.LocalCluster would choose, with "://" at its end."""
+    if protocol is not None:
+        return protocol if protocol.endswith("://") else protocol + "://"
     if host and "://" in host:
         return host.split("://")[0] + "://"
     if security.require_encryption:

@@ -1,14 +1,14 @@
-"""A Dask cluster in containers of YARN's, with containers for servers and containers for trainers.
+"""A Dask cluster in containers of YARN, with containers for servers and containers for trainers.
 
-For those who know dask-yarn: the same names do the same things. It stands on skein, as dask-yarn did: skein's driver, a
-Java process, talks to YARN, and its application master starts containers and replaces those that are lost.
+Methods and parameters that dask-yarn has too mean the same here. Like dask-yarn, this module uses skein: skein's
+driver, a Java process, talks to YARN, and skein's application master starts containers and replaces lost ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 from distributed import Security
@@ -16,23 +16,30 @@ from distributed.core import Status, rpc
 from distributed.deploy import Adaptive, Cluster
 
 from dps import config
+from dps.deploy.local import Synced
 from dps.deploy.yarn_application import Application
 from dps.deploy.yarn_services import TrainersScheduler, find_scheduler, publish
 from dps.deploy.yarn_specification import SCHEDULER, SERVER, WORKER, read_specification, skein, specification
 from dps.errors import DPSError, InputError, InputTypeError
-from dps.once import Once
+from dps.wire.once import Once
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import TracebackType
+
+    from tornado.ioloop import IOLoop
 
 __all__ = ["YarnCluster"]
 
 LISTEN = ("host", "port", "dashboard_address")
-POLL = 0.2  # seconds between two looks at containers
-ACTOR = "dps-server-"  # what the names of servers' actors begin with
+POLL_SECONDS = 0.2  # between two requests for the list of containers
+ACTOR_PREFIX = "dps-server-"  # of the Dask keys of servers' actors
 
 
 class YarnCluster(Cluster):
     """A Dask cluster on YARN: a scheduler, workers for trainers and other tasks, workers for servers.
 
-    All that is left out comes from Dask's configuration, under ``dps.yarn``; see :func:`dps.yarn.specification`.
+    Parameters that are left out come from Dask's configuration, under ``dps.yarn``; see :func:`dps.yarn.specification`.
 
     Parameters
     ----------
@@ -40,11 +47,11 @@ class YarnCluster(Cluster):
         The Python environment of all containers: the archive of one, or ``venv:///path``, ``conda:///path``,
         ``python:///path/to/python`` for one that every node has.
     n_workers, n_servers : int, optional
-        How many workers for trainers and other tasks, and how many for servers.
+        Number of workers for trainers and other tasks, and number of workers for servers.
     host, port, dashboard_address : optional
         With ``deploy_mode="local"``: where the scheduler and its dashboard listen.
     skein_client : skein.Client, optional
-        By default one is started, and closed with the cluster. Make it yourself to log in with a Kerberos keytab.
+        By default the cluster starts one, and closes it. Make one yourself to log in with a Kerberos keytab.
     asynchronous : bool
         For use inside a running event loop: ``async with YarnCluster(..., asynchronous=True) as cluster``.
     loop : tornado.ioloop.IOLoop, optional
@@ -59,8 +66,8 @@ class YarnCluster(Cluster):
 
     Notes
     -----
-    Servers count among Dask's workers, and as paused ones once a parameter server runs. `scale` and `adapt` are about
-    workers for trainers; `scale_servers` is about the others.
+    Dask counts the workers of servers among its workers, as paused ones while a parameter server runs. `scale` and
+    `adapt` change the number of workers for trainers; `scale_servers` that of workers for servers.
 
     Examples
     --------
@@ -81,9 +88,9 @@ class YarnCluster(Cluster):
         host: str | None = None,
         port: int | None = None,
         dashboard_address: str | None = None,
-        skein_client: Any = None,
+        skein_client: skein.Client | None = None,
         asynchronous: bool = False,
-        loop: Any = None,
+        loop: IOLoop | None = None,
         **options: Any,
     ):
         spec = specification(environment, n_workers, n_servers, **options)
@@ -92,9 +99,13 @@ class YarnCluster(Cluster):
 
     @classmethod
     def from_specification(
-        cls, spec: Any, skein_client: Any = None, asynchronous: bool = False, loop: Any = None
+        cls,
+        spec: skein.ApplicationSpec | dict | str,
+        skein_client: skein.Client | None = None,
+        asynchronous: bool = False,
+        loop: IOLoop | None = None,
     ) -> YarnCluster:
-        """Start what a specification says; without a service ``dask.scheduler``, the scheduler runs in this process.
+        """Start an application. Without a service ``dask.scheduler``, the scheduler runs in this process.
 
         Parameters
         ----------
@@ -109,9 +120,13 @@ class YarnCluster(Cluster):
 
     @classmethod
     def from_application_id(
-        cls, app_id: str, skein_client: Any = None, asynchronous: bool = False, loop: Any = None
+        cls,
+        app_id: str,
+        skein_client: skein.Client | None = None,
+        asynchronous: bool = False,
+        loop: IOLoop | None = None,
     ) -> YarnCluster:
-        """Take up a cluster that is running. :meth:`close` then only lets go of it; :meth:`shutdown` ends it.
+        """Connect to a cluster that is running. :meth:`close` then only disconnects; :meth:`shutdown` ends the cluster.
 
         Parameters
         ----------
@@ -125,8 +140,8 @@ class YarnCluster(Cluster):
         return self
 
     @classmethod
-    def from_current(cls, asynchronous: bool = False, loop: Any = None) -> YarnCluster:
-        """The cluster in one of whose containers this process runs; as with :meth:`from_application_id`."""
+    def from_current(cls, asynchronous: bool = False, loop: IOLoop | None = None) -> YarnCluster:
+        """Connect to the cluster in one of whose containers this process runs, as :meth:`from_application_id` does."""
         self = cls.__new__(cls)
         self._begin(Application(client=skein.ApplicationClient.from_current()), asynchronous, loop)
         return self
@@ -135,8 +150,8 @@ class YarnCluster(Cluster):
         self,
         application: Application,
         asynchronous: bool,
-        loop: Any,
-        listen: dict[str, Any] | None = None,
+        loop: IOLoop | None,
+        listen: dict[str, str | int | None] | None = None,
         security: bool | None = None,
     ) -> None:
         super().__init__(asynchronous=asynchronous, loop=loop, quiet=True)
@@ -145,14 +160,16 @@ class YarnCluster(Cluster):
         self._closing = Once("closing the cluster")
         self._scheduler: TrainersScheduler | None = None
         self._listen, self._encrypt = listen or {}, security
-        self._end: tuple[str | None, str | None] = (None, None)  # how the application is to end when this is closed
-        self._trainers: set[str] = set()  # their containers
+        self._end: tuple[str | None, str | None] = (None, None)  # status and diagnostics for YARN
+        self._trainers: set[str] = set()  # names of the containers for trainers
         if not self.called_from_running_loop:
             self._loop_runner.start()
             try:
                 self.sync(self._start)
             except BaseException as error:
-                if self.status is not Status.closed:  # interrupted, perhaps while it waited in YARN's queue
+                if (
+                    self.status is not Status.closed
+                ):  # interrupted, perhaps while the application waited in YARN's queue
                     self._application.close("KILLED", repr(error))
                 self._loop_runner.stop()
                 raise
@@ -190,7 +207,7 @@ class YarnCluster(Cluster):
         self._scheduler = await TrainersScheduler(protocol=protocol, security=self.security, **where)
 
     def _connect(self) -> tuple[str, Security]:
-        """Start the application, or take it up; its scheduler."""
+        """Start the application or connect to it; the address of its scheduler and how to connect to that."""
         application = self._application
         with application.explained():
             application.connect()
@@ -202,83 +219,84 @@ class YarnCluster(Cluster):
     # -- what there is
 
     @property
-    def spec(self) -> Any:
-        """What YARN was asked for: a `skein.ApplicationSpec`."""
+    def spec(self) -> skein.ApplicationSpec | None:
+        """The application's specification, a `skein.ApplicationSpec`."""
         return self._application.spec
 
     @property
-    def application_client(self) -> Any:
+    def application_client(self) -> skein.ApplicationClient:
         """The application's master, a `skein.ApplicationClient`: its key-value store, its containers, its web pages."""
         return self._application.client
 
     @property
     def app_id(self) -> str:
-        """YARN's name for the application."""
+        """The application's id in YARN."""
         return str(self._application.id)
 
-    def containers(self, *services: str) -> list[Any]:
-        """The containers that run, or are waited for.
+    def containers(self, *services: str) -> list[skein.model.Container]:
+        """The containers that run, or that YARN has not started yet.
 
         Parameters
         ----------
         *services : str
-            Of these services only: ``"dask.worker"``, ``"dps.server"``, ``"dask.scheduler"``.
+            Only containers of these services: ``"dask.worker"``, ``"dps.server"``, ``"dask.scheduler"``.
         """
         return self._application.containers(*services)
 
-    def logs(self, scheduler: bool = True, workers: bool | list[str] = True) -> Any:
-        """What the scheduler and workers have logged lately; all of it has ``yarn logs -applicationId ...``.
+    def logs(self, scheduler: bool = True, workers: bool | list[str] = True) -> Synced:
+        """The last log messages of the scheduler and of workers. ``yarn logs -applicationId ...`` prints all of them.
 
         Parameters
         ----------
         scheduler : bool
-            Those of the scheduler.
+            Whether to include the scheduler's messages.
         workers : bool or list of str
-            Those of all workers, or of these addresses.
+            Whether to include the messages of all workers, or the addresses of some.
         """
         return self.get_logs(cluster=False, scheduler=scheduler, workers=workers)
 
     @property
     def plan(self) -> set[str]:
-        """The workers for trainers that were asked for, as of the last look."""
+        """The names of the workers for trainers that the cluster has asked YARN for, as YARN last listed them."""
         return self._trainers
 
     requested = plan
 
     @property
     def observed(self) -> set[str]:
-        """The workers for trainers that are there."""
+        """The names of the workers for trainers that are connected to the scheduler."""
         return {name for name in super().observed if str(name).startswith(WORKER)}
 
     # -- scaling
 
-    def scale(self, n: int) -> Any:
-        """Have `n` workers for trainers. Servers stay.
+    def scale(self, n: int) -> Synced:
+        """Change the number of workers for trainers. Servers stay.
 
         Parameters
         ----------
         n : int
-            How many. Of fewer, those go that are not yet up, then those with the least data, which is moved first.
+            The number of workers. Surplus workers that are not yet up are removed first, then those with the least
+            data, after Dask has moved the data.
         """
         return self.sync(self._scale, n)
 
-    def scale_servers(self, n: int, timeout: float = 600) -> Any:
-        """Have `n` workers for servers. Workers for trainers stay.
+    def scale_servers(self, n: int, timeout: float = 600) -> Synced:
+        """Change the number of workers for servers. Workers for trainers stay.
 
-        It is the parameter server's part to fill or to empty them: more workers first, then ``ps.scale(more)``; or
-        ``ps.scale(fewer)`` first, and then fewer workers: those that are in use are waited for.
+        The parameter server starts and closes the servers on them. To grow, add workers, then call ``ps.scale(more)``.
+        To shrink, call ``ps.scale(fewer)``, then remove workers: this waits for workers that still have a server.
 
         Parameters
         ----------
         n : int
-            How many.
+            The number of workers.
         timeout : float
-            Seconds to wait until servers have left enough of them.
+            Seconds to wait until enough workers have no server.
         """
         return self.sync(self._scale_servers, n, timeout)
 
     def adapt(self, *args: Any, **kwargs: Any) -> Adaptive:
-        """Scale the workers for trainers with the load, between ``minimum=`` and ``maximum=`` of them. Servers stay.
+        """Scale the number of workers for trainers with the load, between ``minimum=`` and ``maximum=``. Servers stay.
 
         Parameters
         ----------
@@ -298,36 +316,44 @@ class YarnCluster(Cluster):
             await self.scale_down(names)
 
     async def _grow(self, service: str, n: int) -> int:
-        """Ask for more containers of a service, if it has fewer than `n`; how many it has too many."""
+        """Ask YARN for more containers of a service if it has fewer than `n`; the number of surplus ones."""
         if isinstance(n, bool) or not isinstance(n, int):
             raise InputTypeError(f"the number of containers is a whole number, not {n!r}")
         if n < 0:
             raise InputError(f"the number of containers is at least 0, not {n}")
-        names = await self._look(service)
+        names = await self.refresh(service)
         if len(names) < n:
             await asyncio.to_thread(self.application_client.scale, service, n)
-            await self._look(service)
+            await self.refresh(service)
         return len(names) - n
 
-    async def _look(self, service: str) -> set[str]:
-        """Names of the containers of a service. YARN replaces those that are lost, so it has to be asked."""
+    async def refresh(self, service: str = WORKER) -> set[str]:
+        """Ask YARN for the names of the containers of a service, because YARN replaces lost ones by itself.
+
+        :attr:`plan` then has the names of the workers for trainers.
+
+        Parameters
+        ----------
+        service : str
+            ``"dask.worker"``, ``"dps.server"`` or ``"dask.scheduler"``.
+        """
         names = {c.id for c in await asyncio.to_thread(self.containers, service)}
         if service == WORKER:
             self._trainers = names
         return names
 
-    async def scale_down(self, workers: Any) -> None:
-        """Empty these workers, by name, and end their containers; those of servers are left alone."""
+    async def scale_down(self, workers: Collection[str]) -> None:
+        """Empty the workers of these names and end their containers. Servers stay."""
         names = [name for name in workers if str(name).startswith(WORKER)]
         self._trainers -= set(names)
-        # Not closed by Dask: a container that ends by itself, in some ways, is replaced.
+        # Dask does not close the workers, because YARN replaces a container that ends by itself with an error.
         await self.scheduler_comm.retire_workers(names=names, remove=False, close_workers=False)
         await asyncio.to_thread(self._application.kill, names)
 
     async def _scale_servers(self, n: int, timeout: float) -> None:
         until = time.monotonic() + timeout
         while (surplus := await self._grow(SERVER, n)) > 0:
-            free = sorted(await self._look(SERVER) - await self._in_use(), key=_number, reverse=True)
+            free = sorted(await self.refresh(SERVER) - await self._in_use(), key=_number, reverse=True)
             await asyncio.to_thread(self._application.kill, free[:surplus])
             if len(free) >= surplus:
                 return
@@ -336,36 +362,37 @@ class YarnCluster(Cluster):
                     f"{surplus - len(free)} containers that are to go still hold servers after {timeout:g} s: have "
                     f"fewer of those first, with ps.scale({n}), and let their shards move"
                 )
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _in_use(self) -> set[str]:
         """Names of the workers that hold servers."""
         names = {address: info["name"] for address, info in self.scheduler_info["workers"].items()}
         held = await self.scheduler_comm.has_what()
-        return {names.get(address, "") for address, keys in held.items() if any(str(k).startswith(ACTOR) for k in keys)}
+        holders = [address for address, keys in held.items() if any(str(k).startswith(ACTOR_PREFIX) for k in keys)]
+        return {names.get(address, "") for address in holders}
 
     # -- the end
 
-    def shutdown(self, status: str = "SUCCEEDED", diagnostics: str | None = None) -> Any:
-        """End the application, whoever started it, and close this.
+    def shutdown(self, status: str = "SUCCEEDED", diagnostics: str | None = None) -> Synced:
+        """End the application, also if another process has started it, and close this cluster object.
 
         Parameters
         ----------
         status : {"SUCCEEDED", "FAILED", "KILLED"}
-            What YARN is to say of it.
+            The final status that YARN shows.
         diagnostics : str, optional
-            And why.
+            The reason that YARN shows.
         """
         self._end = status, diagnostics
         return self.close()
 
-    def close(self, timeout: float | None = None) -> Any:
-        """Close this; and end the application, if it was started here.
+    def close(self, timeout: float | None = None) -> Synced:
+        """Close this cluster object, and end the application if this object has started it.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for that.
+            Seconds to wait for the end.
         """
         if self.called_from_running_loop:
             return super().close(timeout)
@@ -384,29 +411,33 @@ class YarnCluster(Cluster):
             await self._scheduler.close()
 
     def _failed(self, error: BaseException | None) -> None:
-        """The application, if it was started here, is to end as failed."""
+        """Let the application end as FAILED, if there is an error and this object has started the application."""
         if error is not None and self._application.started:
             self._end = "FAILED", repr(error)
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._failed(error)
         super().__exit__(kind, error, traceback)
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._failed(error)
         await super().__aexit__(kind, error, traceback)
 
 
 class AdaptiveContainers(Adaptive):
-    """Dask's policy, which looks at what containers there are before it decides."""
+    """Dask's policy of scaling; it asks YARN for the containers before each decision."""
 
     cluster: YarnCluster
 
     async def target(self) -> int:
-        await self.cluster._look(WORKER)
+        await self.cluster.refresh()
         return await super().target()
 
-    async def scale_down(self, workers: Any) -> None:
+    async def scale_down(self, workers: Collection[str]) -> None:  # type: ignore[override]  # it gets names
         await self.cluster.scale_down(workers)
 
 

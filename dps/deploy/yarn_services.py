@@ -1,14 +1,14 @@
-"""What runs inside YARN's containers: ``python -m dps.deploy.yarn_services scheduler``, ``worker`` or ``server``.
+"""The programs in YARN's containers: ``python -m dps.deploy.yarn_services scheduler``, ``worker`` or ``server``.
 
-The scheduler tells the others where it is, and with which certificate to speak to it, through the application's
-key-value store, which is skein's and open to those only who may control the application.
+The scheduler publishes its address and its certificate in the application's key-value store. The store belongs to
+skein, and is open only to users who may control the application.
 
-A container that ends with 0 is not started again. So one does when it was told to end: by YARN, or by the scheduler,
-which retires it or closes itself. A worker or a server that lost its scheduler, or could not start, ends with 1, and
-YARN has another try, in a new container, as often as the service may restart.
+YARN does not restart a container that ends with exit code 0. So a container ends with 0 when YARN ends it, or when the
+scheduler retires it or closes itself. A worker or a server that lost its scheduler, or could not start, ends with 1,
+and YARN starts a new container, as often as the service may restart.
 
-Where the scheduler is not in a container, ``watch`` runs beside the application master: the application lives as long
-as the scheduler answers, also while it has no other container, and no longer, should the scheduler's process be killed.
+If the scheduler is not in a container, ``watch`` runs beside the application master. Then the application lives as long
+as the scheduler answers, even while it has no other container, and ends if the scheduler's process is killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from distributed import Nanny, Scheduler, Security, Worker
@@ -29,33 +29,36 @@ from distributed.comm import connect
 from distributed.utils import import_term
 
 from dps import config
-from dps.cordon import RESOURCE, is_dps
+from dps.daskapi.cordon import RESOURCE, is_dps
 from dps.deploy.local import WithoutServers
 from dps.errors import DPSError
+
+if TYPE_CHECKING:
+    import skein
 
 __all__ = ["TrainersScheduler", "find_scheduler", "publish"]
 
 ADDRESS, DASHBOARD, SECURITY = "dask.scheduler", "dask.dashboard", "dps.security"  # keys of the key-value store
-POLL = 0.1  # seconds between two looks at it
+POLL_SECONDS = 0.1  # between two reads of the key-value store
 ROLES = ("scheduler", "worker", "client")
 CREDENTIALS = ("tls_ca_file", *(f"tls_{role}_{part}" for role in ROLES for part in ("cert", "key")))
 
 
 class TrainersScheduler(Scheduler):
-    """A scheduler whose advice on how many workers there should be, and which may go, leaves servers out."""
+    """A scheduler whose advice on scaling, how many workers and which may go, leaves out servers."""
 
     def _trainers(self) -> WithoutServers:
         return WithoutServers(self, {ws.name for ws in self.workers.values() if is_dps(ws)})
 
-    def adaptive_target(self, target_duration: Any = None) -> int:
+    def adaptive_target(self, target_duration: float | None = None) -> int:
         return self._trainers().adaptive_target(target_duration)
 
-    def workers_to_close(self, **options: Any) -> list[str]:  # type: ignore[override]
+    def workers_to_close(self, **options: object) -> list[str]:  # type: ignore[override]
         return self._trainers().workers_to_close(**options)
 
 
-def publish(app: Any, scheduler: Scheduler, security: Security) -> None:
-    """Tell an application where its scheduler is."""
+def publish(app: skein.ApplicationClient, scheduler: Scheduler, security: Security) -> None:
+    """Write the scheduler's address and certificate to the application's key-value store."""
     if security.require_encryption:
         credentials = {name: getattr(security, name) for name in CREDENTIALS}
         app.kv[SECURITY] = json.dumps(credentials).encode()
@@ -63,11 +66,11 @@ def publish(app: Any, scheduler: Scheduler, security: Security) -> None:
     if dashboard is not None:
         host = scheduler.address.split("://")[1].rpartition(":")[0]
         app.kv[DASHBOARD] = f"http://{host}:{dashboard.port}".encode()
-    app.kv[ADDRESS] = scheduler.address.encode()  # the last: others wait for it
+    app.kv[ADDRESS] = scheduler.address.encode()  # last, because the other containers wait for it
 
 
-def find_scheduler(app: Any, seconds: float) -> tuple[str, Security]:
-    """An application's scheduler, and how to speak to it; `seconds` to wait for one."""
+def find_scheduler(app: skein.ApplicationClient, seconds: float) -> tuple[str, Security]:
+    """The address of the application's scheduler and how to connect to it. Waits for it for up to `seconds`."""
     until = time.monotonic() + seconds
     while (address := app.kv.get(ADDRESS)) is None:
         if time.monotonic() > until:
@@ -76,35 +79,35 @@ def find_scheduler(app: Any, seconds: float) -> tuple[str, Security]:
                 f"application {app.id} had no scheduler after {seconds:g} s (dps.timeouts.yarn); its containers: "
                 f"{containers}. REQUESTED ones wait for a node with so much memory, so many vcores and that label"
             )
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     credentials = app.kv.get(SECURITY)
     if credentials is None:
-        return address.decode(), Security()  # what Dask's configuration says
+        return address.decode(), Security()  # from Dask's configuration
     return address.decode(), Security(require_encryption=True, **json.loads(credentials))
 
 
-def told(kind: type) -> type:
-    """That class of workers or nannies, which also remembers why it was first told to close."""
+def with_close_reason(kind: type) -> type:
+    """A subclass of a class of workers or nannies that keeps the reason of the first request to close."""
 
-    class Told(kind):
-        why = ""
+    class WithCloseReason(kind):
+        close_reason = ""
 
         async def close(self, *args: Any, **kwargs: Any) -> Any:
-            self.why = self.why or kwargs.get("reason", "")
+            self.close_reason = self.close_reason or kwargs.get("reason", "")
             return await super().close(*args, **kwargs)
 
         if issubclass(kind, Nanny):
 
             def close_gracefully(self, *args: Any, **kwargs: Any) -> None:
-                self.why = self.why or kwargs.get("reason", "")
+                self.close_reason = self.close_reason or kwargs.get("reason", "")
                 super().close_gracefully(*args, **kwargs)
 
-    Told.__name__ = kind.__name__  # which Dask shows, and names folders after
-    return Told
+    WithCloseReason.__name__ = kind.__name__  # because Dask shows the name, and names folders after it
+    return WithCloseReason
 
 
-async def serve(process: Any, when_up: Callable[[], None] = lambda: None) -> bool:
-    """Run a scheduler, worker or nanny until it is closed, or we are told to end; whether it was the latter."""
+async def serve(process: Scheduler | Nanny | Worker, when_up: Callable[[], None] = lambda: None) -> bool:
+    """Run a scheduler, worker or nanny until it closes or this process gets a signal to end; whether a signal came."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
@@ -121,22 +124,22 @@ async def serve(process: Any, when_up: Callable[[], None] = lambda: None) -> boo
 
 
 def run_worker(kind: type, **options: Any) -> int:
-    """Join the application's cluster as a worker; the exit code."""
+    """Join the application's cluster as a worker until the end; the exit code."""
     app = _application()
     address, security = find_scheduler(app, config.seconds("yarn"))
 
     async def run() -> int:
         name = os.environ["SKEIN_CONTAINER_ID"]
-        # YARN clears the container's folder, and only that, when the container ends.
+        # The working directory, because YARN deletes only the container's own folder when the container ends.
         common = {"name": name, "security": security, "local_directory": os.getcwd(), "dashboard": False}
-        process = told(kind)(address, **{**common, **options})
+        process = with_close_reason(kind)(address, **{**common, **options})
         stopped = await serve(process)
-        return 0 if stopped or process.why.startswith("scheduler-") else 1
+        return 0 if stopped or process.close_reason.startswith("scheduler-") else 1
 
     return asyncio.run(run())
 
 
-def _application() -> Any:
+def _application() -> skein.ApplicationClient:
     import skein
 
     return skein.ApplicationClient.from_current()
@@ -150,13 +153,13 @@ def _resources() -> Any:
 
 @click.group()
 def main() -> None:
-    """What containers run."""
+    """The programs in YARN's containers."""
 
 
 @main.command()
-@click.option("--tls", is_flag=True, help="Make a certificate, and speak TLS only.")
+@click.option("--tls", is_flag=True, help="Make a certificate, and accept TLS only.")
 def scheduler(tls: bool) -> None:
-    """The scheduler."""
+    """Dask's scheduler. It writes its address to skein's key-value store for the other containers."""
     app = _application()
 
     async def run() -> None:
@@ -164,7 +167,7 @@ def scheduler(tls: bool) -> None:
         protocol = "tls://" if security.require_encryption else "tcp://"
         process = TrainersScheduler(protocol=protocol, port=0, security=security, dashboard_address=":0")
         stopped = await serve(process, lambda: publish(app, process, security))
-        if not stopped:  # but closed by a client: that is the end of the application
+        if not stopped:  # a client has closed the scheduler, which ends the application
             app.shutdown("SUCCEEDED", "the scheduler was closed")
 
     asyncio.run(run())
@@ -182,27 +185,27 @@ def worker(kind: str, options: str) -> None:
 
 @main.command()
 def server() -> None:
-    """A worker for servers. It has no nanny, since YARN is one, and no limit of memory that Dask would act upon."""
+    """A worker for servers. It has no nanny, because YARN restarts it, and no memory limit of Dask."""
     sys.exit(run_worker(Worker, nthreads=1, memory_limit=0, resources={RESOURCE: 1}))
 
 
 @main.command()
 def watch() -> None:
-    """Wait for the end of a scheduler that is elsewhere."""
+    """Wait for the end of a scheduler outside YARN."""
     address, security = find_scheduler(_application(), config.seconds("yarn"))
     asyncio.run(outlive(address, security))
     sys.exit(f"the scheduler {address} is gone, and its application ends")
 
 
 async def outlive(address: str, security: Security) -> None:
-    """Return once a scheduler is gone."""
+    """Return when no connection to the scheduler can be made any more."""
     while True:
         try:
             comm = await connect(address, config.seconds("connect"), **security.get_connection_args("client"))
         except OSError:
             return
         with contextlib.suppress(OSError):
-            await comm.read()  # nothing comes, before the end
+            await comm.read()  # the scheduler sends nothing, so this ends with the connection
         comm.abort()
         await asyncio.sleep(1)
 

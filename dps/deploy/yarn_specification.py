@@ -1,4 +1,4 @@
-"""What YARN is asked to run, as a skein specification: a function of its arguments and of Dask's configuration."""
+"""The skein specification of what YARN runs: a function of its arguments and of Dask's configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dps.errors import InputError, InputTypeError
 
 try:
     import skein
-except ModuleNotFoundError as error:  # skein itself; or distutils, which Python has no more and setuptools brings
+except ModuleNotFoundError as error:  # skein is missing; or distutils, which setuptools has and Python has no more
     raise ModuleNotFoundError(f"YARN needs skein, and {error}: pip install 'dps[yarn]'", name=error.name) from error
 
 __all__ = ["SCHEDULER", "SERVER", "WORKER", "read_specification", "skein", "specification"]
@@ -34,7 +34,7 @@ def specification(
     worker_restarts: int | None = None,
     worker_env: dict[str, str] | None = None,
     worker_class: str | None = None,
-    worker_options: dict[str, Any] | None = None,
+    worker_options: dict[str, object] | None = None,
     worker_gpus: int | None = None,
     worker_label: str | None = None,
     server_vcores: int | None = None,
@@ -56,43 +56,44 @@ def specification(
 ) -> skein.ApplicationSpec:
     """What :class:`dps.YarnCluster` asks YARN for: a scheduler, workers for trainers, workers for servers.
 
-    Whatever is left out comes from Dask's configuration, under ``dps.yarn``. The result is skein's: change it, write it
-    to a file (``to_file``), start it with :meth:`dps.YarnCluster.from_specification` or ``skein application submit``.
+    Parameters that are left out come from Dask's configuration, under ``dps.yarn``. The result is an object of skein:
+    change it, write it to a file (``to_file``), and start it with :meth:`dps.YarnCluster.from_specification` or
+    ``skein application submit``.
 
     Parameters
     ----------
     environment : str
-        The Python environment of all containers: an archive of one, made with conda-pack or venv-pack (a path here, or
-        a URL such as ``hdfs:///envs/dps.tar.gz``); or one that every node has, as ``venv:///path``, ``conda:///path``
-        or ``python:///path/to/python``.
+        The Python environment of all containers: an archive made with conda-pack or venv-pack (a local path, or a URL
+        such as ``hdfs:///envs/dps.tar.gz``); or an environment that every node has, as ``venv:///path``,
+        ``conda:///path`` or ``python:///path/to/python``.
     n_workers, n_servers : int
-        How many workers for trainers and other tasks, and how many for servers.
+        Number of workers for trainers and other tasks, and number of workers for servers.
     worker_vcores, server_vcores, scheduler_vcores : int
         Virtual cores of each container. A worker runs as many tasks at once as it has vcores.
     worker_memory, server_memory, scheduler_memory : str
         Memory of each container, such as ``"4 GiB"``; rounded up to whole MiB.
     worker_restarts, server_restarts : int
-        How many containers YARN may lose and replace, all together, before the application fails; -1 for any number.
+        Number of containers that YARN may lose and replace in total before the application fails; -1: any number.
     worker_env, server_env : dict
         Environment variables.
     worker_class : str
-        Where the class of workers is, ``"distributed.Nanny"`` by default.
+        The import path of the class of workers, ``"distributed.Nanny"`` by default.
     worker_options : dict
-        More arguments for that class: what JSON can say.
+        More arguments for that class: values that JSON can express.
     worker_gpus : int
         GPUs of each worker's container (Hadoop 3.1 or newer).
     worker_label, server_label, node_label : str
-        Labels of the nodes on which workers, servers, or all containers are to run.
+        Labels of the nodes on which workers, servers, or all containers run.
     deploy_mode : {"remote", "local"}
         Whether the scheduler has a container too, or runs in the process that makes the cluster.
     name, queue, user : str
-        The application's name, the queue it goes to, and on whose behalf, if not one's own.
+        The application's name, its queue, and the user that YARN runs it as; by default the current user.
     tags : list of str
         The application's tags.
     files : dict
-        More files for all containers: where they are to appear -> path or URL. Archives are unpacked.
+        More files for all containers: name in the container -> path or URL. Archives are unpacked.
     file_systems : list of str
-        On a cluster with Kerberos: the file systems, besides the default one, to get delegation tokens for.
+        On a cluster with Kerberos: the file systems, besides the default one, that need delegation tokens.
     security : bool
         Encrypt everything, with a certificate made for this application.
 
@@ -103,7 +104,7 @@ def specification(
     Raises
     ------
     InputError, InputTypeError
-        No environment, or a value that cannot be.
+        There is no environment, or a value is not possible.
 
     Examples
     --------
@@ -131,7 +132,7 @@ def specification(
         for service in (WORKER, SERVER):
             services[service].depends = {SCHEDULER}
         master = skein.Master()
-    else:  # an application without containers is over, so one is given something to do, and ends with its scheduler
+    else:  # an application without containers ends, so its master runs a program that ends with the scheduler
         watch = _service({**settings, "scheduler_vcores": 1, "scheduler_memory": "1 GiB"}, "scheduler", ["watch"])
         master = skein.Master(watch.resources, watch.script, watch.files, watch.env)
     return skein.ApplicationSpec(
@@ -143,7 +144,7 @@ def specification(
 
 
 def read_specification(spec: skein.ApplicationSpec | dict | str) -> skein.ApplicationSpec:
-    """A specification from what may stand for one: itself, a dict, or the path of a YAML or JSON file.
+    """A specification from a specification, a dict, or the path of a YAML or JSON file.
 
     Examples
     --------
@@ -165,7 +166,7 @@ def read_specification(spec: skein.ApplicationSpec | dict | str) -> skein.Applic
 
 
 def _default(parameter: str) -> Any:
-    """What Dask's configuration has for a parameter: of n_workers it is dps.yarn.worker.count, and so on."""
+    """The value of a parameter in Dask's configuration: for n_workers, that of dps.yarn.worker.count, and so on."""
     if parameter.startswith("n_"):
         key = f"{parameter[2:-1]}.count"
     else:
@@ -174,13 +175,13 @@ def _default(parameter: str) -> Any:
 
 
 def _service(settings: dict[str, Any], kind: str, command: list[str]) -> skein.Service:
-    """One of the three."""
+    """The service of the scheduler, of workers or of servers: its containers and the command that they run."""
     files, setup, python = _environment(settings["environment"])
     clash = files.keys() & settings["files"].keys()
     if clash:
         raise InputError(f"files has {clash.pop()!r}: under that name containers have their Python environment")
     run = shlex.join([*python, "-m", "dps.deploy.yarn_services", *command])
-    # As Dask's nannies do it for BLAS: several processes a machine, so one thread each unless somebody knows better.
+    # One thread by default, because a machine has several containers. Dask's nannies do the same for BLAS.
     env = {"NUMBA_NUM_THREADS": "1", **{name: str(value) for name, value in settings.get(f"{kind}_env", {}).items()}}
     return skein.Service(
         instances=settings.get(f"n_{kind}s", 1),
@@ -189,7 +190,7 @@ def _service(settings: dict[str, Any], kind: str, command: list[str]) -> skein.S
             vcores=settings[f"{kind}_vcores"],
             gpus=settings.get(f"{kind}_gpus", 0),
         ),
-        max_restarts=settings.get(f"{kind}_restarts", 0),  # a scheduler that is lost takes everything with it
+        max_restarts=settings.get(f"{kind}_restarts", 0),  # none for the scheduler: its loss ends all
         node_label=settings.get(f"{kind}_label", ""),
         files={**files, **settings["files"]},
         env=env,
@@ -198,7 +199,7 @@ def _service(settings: dict[str, Any], kind: str, command: list[str]) -> skein.S
 
 
 def _environment(where: str | None) -> tuple[dict[str, str], list[str], list[str]]:
-    """For a Python environment: files to bring, commands that set it up, how Python is called in it."""
+    """For a Python environment: files for the containers, commands that activate it, and the command of its Python."""
     if not where or not isinstance(where, str):
         raise InputError(
             f"environment is {where!r}, and containers need a Python environment: the archive of one (conda-pack, "
@@ -212,7 +213,7 @@ def _environment(where: str | None) -> tuple[dict[str, str], list[str], list[str
         return {}, ['eval "$(conda shell.bash hook)"', f"conda activate {shlex.quote(path)}"], ["python"]
     if kind == "python":
         return {}, [], [path]
-    # Where the unpacked archive cannot be written to, numba has no other place for compiled kernels: HOME is not ours.
+    # If the unpacked archive is read-only, numba needs another folder for compiled kernels; HOME may not be writable.
     cache = '[ -w environment ] || export NUMBA_CACHE_DIR="$PWD/numba"'
     return {"environment": where}, ["source environment/bin/activate", cache], ["environment/bin/python"]
 

@@ -1,20 +1,20 @@
-"""From tables with words in them to sparse rows of features."""
+"""Encoding: data frames with words and numbers to sparse rows of features."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 import dps
 from dps.errors import InputError, InputTypeError
+from dps.models.types import Block, Features
 
 __all__ = ["Layout", "encode_frame"]
 
 
-def encode_frame(frame: Any, bits: int = 20) -> scipy.sparse.csr_matrix:
+def encode_frame(frame: Features, bits: int = 20) -> scipy.sparse.csr_matrix:
     """A pandas DataFrame as sparse rows of 2**bits hashed features.
 
     A text or categorical column gives each row one feature, hash(column, value), of value 1. A numeric column is one
@@ -68,21 +68,21 @@ def encode_frame(frame: Any, bits: int = 20) -> scipy.sparse.csr_matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a model takes for X: how wide it is, and the columns if it is a frame."""
+    """The shape of a model's X: its number of features, and the columns if it is a frame."""
 
     features: int
     bits: int
     columns: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, X: Any, bits: int) -> Layout:
-        """That of a block."""
+    def of(cls, X: Features, bits: int) -> Layout:
+        """The layout of a block."""
         if hasattr(X, "columns"):
             return cls(1 << bits, bits, tuple(map(str, X.columns)))
         return cls(int(X.shape[1]), bits)
 
-    def block(self, X: Any) -> Any:
-        """A block in memory, checked, as the kernels want it: CSR, or a dense array; float32."""
+    def block(self, X: Features) -> Block:
+        """Check a block in memory and convert it for the kernels: CSR, or a dense array; float32."""
         if self.columns is not None and hasattr(X, "columns"):
             different = sorted(set(self.columns) ^ set(map(str, X.columns)))
             if different:
@@ -96,8 +96,8 @@ class Layout:
         return block
 
 
-def _matrix(X: Any, bits: int) -> Any:
-    """CSR or dense, float32, finite."""
+def _matrix(X: Features, bits: int) -> Block:
+    """Convert X to CSR or a dense array of float32, and refuse values that are not finite."""
     if hasattr(X, "columns"):
         block = encode_frame(X, bits)
     elif hasattr(X, "nnz"):  # scipy's formats, sparse.COO and GCXS
@@ -121,7 +121,7 @@ def _matrix(X: Any, bits: int) -> Any:
 
 
 def _numbers(block: np.ndarray) -> np.ndarray:
-    """Contiguous float32."""
+    """Convert an array to contiguous float32."""
     try:
         return np.ascontiguousarray(block, np.float32)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Data files as partitions for an estimator, read where they are trained on."""
+"""Data files as partitions for an estimator. The workers that train on them read them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import dask
 import numpy as np
+from dask.delayed import Delayed
 from sklearn.datasets import load_svmlight_file
 
 from dps.errors import InputError
+from dps.models.types import Block, Features
 
 __all__ = ["read_files", "read_libsvm"]
 
@@ -27,7 +29,7 @@ def read_files(
     categorical: Sequence[str] = (),
     n_features: int | None = None,
     zero_based: bool = False,
-) -> list[Any]:
+) -> list[Delayed]:
     """libsvm, Parquet or CSV files as partitions ``(X, y)``.
 
     Parameters
@@ -35,22 +37,22 @@ def read_files(
     urls : str or sequence of str
         Files, patterns such as ``"clicks/part-*.parquet"``, or URLs that fsspec knows; the workers must see them.
     kind : {"libsvm", "parquet", "csv"}, optional
-        By default by their ending.
+        By default the ending of the files' names decides.
     label : str
         Parquet and CSV: the column to predict.
     columns : sequence of str, optional
-        Parquet and CSV: what to predict it from; all other columns by default.
+        Parquet and CSV: the columns of features; by default all other columns.
     categorical : sequence of str
-        Columns of numbers that are names, not quantities: each value is a feature of its own, as words are anyway.
+        Columns of numbers that are names, not quantities: each value becomes a feature of its own, as words always do.
     n_features : int
-        libsvm: width of all the files together.
+        libsvm: the number of features of all files together.
     zero_based : bool
         libsvm: features are numbered from 0.
 
     Returns
     -------
     list of dask.delayed.Delayed
-        What ``fit`` of an estimator, and ``ps.run``, take as data.
+        Data for ``fit`` of an estimator and for ``ps.run``.
 
     Examples
     --------
@@ -62,24 +64,24 @@ def read_files(
     >>> list(X.columns), y
     (['city', 'age'], array([1, 0]))
     """
-    found = [urls] if isinstance(urls, str) else [os.fspath(url) for url in urls]
-    kinds = {kind} if kind is not None else {kind_of(url) for url in found}
+    paths = [urls] if isinstance(urls, str) else [os.fspath(url) for url in urls]
+    kinds = {kind} if kind is not None else {kind_of(url) for url in paths}
     if len(kinds) != 1:
-        raise InputError(f"files of one kind at a time, not of {', '.join(sorted(map(str, kinds)))}: {found[:5]}")
+        raise InputError(f"files of one kind at a time, not of {', '.join(sorted(map(str, kinds)))}: {paths[:5]}")
     (kind,) = kinds
     if kind == "libsvm":
         if n_features is None:
             raise InputError("libsvm files do not say how wide they are: give the number of features")
-        return read_libsvm(found, n_features, zero_based)
+        return read_libsvm(paths, n_features, zero_based)
     if kind not in KINDS.values():
         raise InputError(f"files are libsvm, parquet or csv; not {kind!r}")
     if label is None:
         raise InputError(f"which column of the {kind} files is to be predicted? Give the label")
-    return _read_frames(found, kind, label, columns, list(categorical))
+    return _read_frames(paths, kind, label, columns, list(categorical))
 
 
 def kind_of(url: str) -> str:
-    """By its ending, whatever it was compressed with.
+    """The kind of a file by the ending of its name, without the ending of a compression.
 
     >>> kind_of("s3://bucket/part-*.csv.gz"), kind_of("day.svm"), kind_of("table.parquet/")
     ('csv', 'libsvm', 'parquet')
@@ -91,22 +93,22 @@ def kind_of(url: str) -> str:
     return KINDS[endings[-1]]
 
 
-def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool = False) -> list[Any]:
-    """libsvm (svmlight) files, one partition each, read where they are trained on.
+def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool = False) -> list[Delayed]:
+    """libsvm (svmlight) files as partitions, one for each file. The workers that train on a file read it.
 
     Parameters
     ----------
     paths : str or sequence of str
         Files, patterns such as ``"clicks/part-*.svm"``, or URLs that fsspec knows; the workers must see them.
     n_features : int
-        Width of all the files together.
+        The number of features of all files together.
     zero_based : bool
-        Whether features are numbered from 0, as scikit-learn's ``dump_svmlight_file`` does unless told otherwise.
+        Whether features are numbered from 0, as scikit-learn's ``dump_svmlight_file`` does by default.
 
     Returns
     -------
     list of dask.delayed.Delayed
-        Each an ``(X, y)``: what ``fit`` of an estimator, and ``ps.run``, take as data.
+        An ``(X, y)`` for each file: data for ``fit`` of an estimator and for ``ps.run``.
 
     Examples
     --------
@@ -127,7 +129,7 @@ def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool = 
     return [dask.delayed(_read)(file, n_features, zero_based) for file in files]
 
 
-def _read(source: Any, n_features: int, zero_based: bool) -> tuple[Any, np.ndarray]:
+def _read(source: Any, n_features: int, zero_based: bool) -> tuple[Block, np.ndarray]:
     try:
         with source as file:
             return load_svmlight_file(file, n_features=n_features, dtype=np.float32, zero_based=zero_based)
@@ -139,7 +141,7 @@ def _read(source: Any, n_features: int, zero_based: bool) -> tuple[Any, np.ndarr
 
 def _read_frames(
     urls: list[str], kind: str, label: str, columns: Sequence[str] | None, categorical: list[str]
-) -> list[Any]:
+) -> list[Delayed]:
     import dask.dataframe as dd
 
     try:
@@ -156,5 +158,5 @@ def _read_frames(
     return [dask.delayed(_split)(part, label, chosen, words) for part in frame[[*chosen, label]].to_delayed()]
 
 
-def _split(frame: Any, label: str, columns: list[str], categorical: list[str]) -> tuple[Any, np.ndarray]:
+def _split(frame: Features, label: str, columns: list[str], categorical: list[str]) -> tuple[Block, np.ndarray]:
     return frame[columns].astype(dict.fromkeys(categorical, "str")), frame[label].to_numpy()

@@ -13,6 +13,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import numpy.typing as npt
 from dask.base import is_dask_collection
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -24,6 +25,7 @@ from dps.models.partitions import DaskPieces, Piece, Survey, Surveys, named, sum
 from dps.models.saved import Saved
 from dps.models.spark_pieces import SparkPieces, is_spark, session_of
 from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
+from dps.models.types import Block, ClusterLike, Features, Labels, Predictions, Settings
 from dps.models.weights import (
     LARGEST,
     HomeWeights,
@@ -39,11 +41,13 @@ from dps.models.where import Address, address_of, aside, dask_of
 
 __all__ = ["LogisticRegression"]
 
-# Test log-loss of two trainers after 5 epochs on Census-Income, flights (numbers in buckets), zipf_clicks, Gaussians:
-# adagrad .118 .525 .315 .431, adam .118 .528 .316 .431, ftrl .118 .525 .313 .431, sgd .131 .522 .332 .430. Half or
-# twice the rate gains on one and loses on another; sgd at 0.3 goes astray on flights with the distance as a logarithm.
+# The default learning rates. Test log-loss of two trainers after 5 epochs on Census-Income, flights (numbers in
+# buckets), zipf_clicks, Gaussians: adagrad .118 .525 .315 .431, adam .118 .528 .316 .431, ftrl .118 .525 .313 .431,
+# sgd .131 .522 .332 .430. Half or twice the rate is better on one data set and worse on another; sgd with 0.3 diverges
+# on flights if the distance is a logarithm.
 RATES = {"sgd": 0.2, "adagrad": 0.1, "adam": 0.01, "ftrl": 0.1}
-BATCH, STEPS = 1_000, 100  # default size of a batch; less for small data, for so many steps an epoch
+BATCH_ROWS = 1_000  # of the largest default batch
+MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller for that
 
 
 class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
@@ -52,38 +56,38 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
-        Where to train. In a Dask cluster (by default the current client's; a text is its scheduler's address), or for
-        data of Spark beside its driver, ``fit`` starts a parameter server, trains, and takes the weights home. On a
-        ParameterServer of yours they stay, for models too large for one process; they are dropped with the model. In
-        another process this is the address, which ``fit`` connects to.
+        Where to train. In a Dask cluster (by default the current client's; a str is its scheduler's address), or beside
+        Spark's driver for data of Spark, ``fit`` starts a parameter server, trains, and copies the weights into this
+        process. On your own ParameterServer the weights stay on the servers, for models too large for one process; they
+        are dropped with the model. In another process this is the address to which ``fit`` connects.
     solver : {"adagrad", "sgd", "adam", "ftrl"}
         The servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
     learning_rate : float or dps schedule, optional
         Defaults: adagrad 0.1, sgd 0.2, adam 0.01; FTRL's alpha 0.1. "sgd" wants columns of about one scale.
     l1, l2 : float
         Strength of the penalties, beside the mean loss; for "ftrl" as in the paper, beside summed losses. The intercept
-        is free of them. "adam" takes l2 only, as decoupled decay.
+        has no penalty. "adam" takes l2 only, as decoupled decay.
     epochs : int
-        Passes over the data, at most.
+        The largest number of passes over the data.
     tol : float, optional
-        Stop after an epoch whose mean training loss is not smaller by more than `tol` than the least before. For this
-        the trainers wait for each other once an epoch. By default all `epochs` are made.
+        Stop after an epoch whose mean training loss is not smaller by more than `tol` than the least loss before. For
+        this the trainers wait for each other once an epoch. By default training makes all `epochs`.
     class_weight : dict or "balanced", optional
         Weights of classes, by label; 1 where it has none. "balanced" gives all classes the same sum of weights. They
         multiply `sample_weight`.
     batch_size : int, optional
         Rows in a step of a trainer. By default 1,000, or less if the data has fewer than 100,000.
     staleness : int or math.inf
-        How many steps the fastest trainer may lead the slowest.
+        The number of steps by which the fastest trainer may lead the slowest.
     aggregate : bool
-        With staleness 0: one step of the optimizer for each step of all trainers together. Then a run can be repeated
-        number for number, and equals one process with batches so many times as large.
+        With staleness 0: one step of the optimizer for each step of all trainers together. Then a second run gives the
+        same numbers, and equals one process whose batches are as many times as large as there are trainers.
     fit_intercept : bool
-        Have an intercept.
+        Whether the model has an intercept.
     hash_bits : int
         DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
     servers : int
-        How many servers ``fit`` starts.
+        The number of servers that ``fit`` starts.
     shuffle : int or None
         Seed by which the rows of each partition are shuffled once, and the order of a trainer's batches in each epoch.
     progress : bool, optional
@@ -101,10 +105,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     feature_names_in_ : ndarray
         Columns of a DataFrame, in any order.
     loss_curve_ : list of float
-        Mean training loss of each epoch (weighted), as seen while training; nan where all trainers were begun again
-        since.
+        Mean training loss of each epoch (weighted), measured during training; nan for an epoch after which all trainers
+        were started again.
     n_iter_ : int
-        How many epochs were made.
+        The number of epochs that were made.
     seconds_ : dict
         Trainers' time, summed: "compute", "pull", "push", "wait", "serialise".
 
@@ -122,21 +126,21 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     _weights: LiveWeights | HomeWeights | None = None
     loss_curve_: list[float]
     seconds_: dict[str, float]
-    _ps: dps.ParameterServer | None = None  # where the tables are
-    _kept: contextlib.ExitStack | None = None  # closes the servers that `partial_fit` holds up
-    _dropping: weakref.finalize | None = None  # drops the tables with the model, where the servers go on
+    _ps: dps.ParameterServer | None = None  # that has the tables
+    _kept: contextlib.ExitStack | None = None  # closes the servers that `partial_fit` has started
+    _dropping: weakref.finalize | None = None  # drops the tables with the model, if the servers go on
 
     def __init__(
         self,
         *,
-        client: Any = None,
+        client: ClusterLike = None,
         solver: str = "adagrad",
         learning_rate: Any = None,
         l1: float = 0.0,
         l2: float = 0.0,
         epochs: int = 5,
         tol: float | None = None,
-        class_weight: Any = None,
+        class_weight: dict | str | None = None,
         batch_size: int | None = None,
         staleness: float = 0,
         aggregate: bool = False,
@@ -165,21 +169,21 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     # -- training
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> LogisticRegression:
-        """Train from nothing.
+    def fit(self, X: Features, y: Labels = None, sample_weight: Labels = None) -> LogisticRegression:
+        """Train a new model.
 
         Parameters
         ----------
         X : dask array or dataframe, list of partitions, ndarray, sparse matrix, DataFrame, or data of Spark
             Dask arrays may have dense, scipy.sparse or `sparse` blocks. A list (of futures or delayed values, such as
             :func:`dps.models.read_libsvm` gives) holds ``(X, y)`` or ``(X, y, sample_weight)``, as does an RDD of
-            Spark. A Spark DataFrame is learnt from by its column of vectors (the one called "features", if there are
-            several), or without any by all columns, which are hashed as those of other frames are.
+            Spark. The features of a Spark DataFrame are its column of vectors (the column "features", if there are
+            several), or, without vectors, all columns, which are hashed as those of other frames are.
         y : array_like, dask array or series, or str
-            Labels, in the order of X's rows; None where X holds them. A text names a column of the DataFrame X
-            ("label" by default in Spark); what `predict` is given then has all the others.
+            Labels, in the order of X's rows; None if X holds them. A str names a column of the DataFrame X ("label" by
+            default in Spark); the frame for `predict` then has all other columns.
         sample_weight : array_like, dask array or series, or str, optional
-            A weight for each row, 0 or more: 2 counts as two rows. A text names a column of the DataFrame X.
+            A weight for each row, 0 or more: 2 counts as two rows. A str names a column of the DataFrame X.
 
         Returns
         -------
@@ -189,19 +193,19 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         Raises
         ------
         InputError, InputTypeError
-            Data or settings that cannot be learnt from. Nothing is left behind.
+            Data or settings from which no model can be trained. No table or server is left behind.
         TooFewWorkersError
-            No worker for the servers, or no thread for trainers. Fits in one cluster take turns at its threads.
+            There is no worker for the servers, or no thread for trainers. Several fits in a cluster run one by one.
         """
         self._check()
-        self._forget()
+        self.forget()
         try:
             with aside(), self._server(X) as (ps, ours):
                 self._train(ps, (X, y, sample_weight), None, self.epochs, ours)
                 if ours:
-                    self._weights = self._fitted().home()  # the servers end here
+                    self._weights = self.home_weights()  # because the servers end here
         except BaseException:
-            self._forget()
+            self.forget()
             raise
         if self.tol is not None and self.n_iter_ == self.epochs and not stalled(self.loss_curve_, self.tol):
             warnings.warn(
@@ -212,15 +216,17 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             )
         return self
 
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> LogisticRegression:
-        """Train on, for one epoch over this data. A parameter server started for it stays up until :meth:`close`.
+    def partial_fit(
+        self, X: Features, y: Labels = None, classes: npt.ArrayLike | None = None, sample_weight: Labels = None
+    ) -> LogisticRegression:
+        """Train for one more epoch, over this data. A parameter server that it starts stays up until :meth:`close`.
 
         Parameters
         ----------
         X, y, sample_weight
             As for :meth:`fit`.
         classes : array_like, optional
-            All labels there will ever be; needed at the first call unless this data has them all.
+            All labels of all later data; needed in the first call unless this data has all of them.
 
         Returns
         -------
@@ -242,21 +248,21 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             try:
                 self._train(self._ps, (X, y, sample_weight), classes, 1, self._ours)
             except BaseException:
-                if self._weights is None:  # nothing learnt yet: leave nothing behind
-                    self._forget()
+                if self._weights is None:  # nothing is trained yet, so leave nothing behind
+                    self.forget()
                 raise
         return self
 
     def close(self) -> None:
-        """Take the weights home and stop the servers that `partial_fit` started."""
+        """Copy the weights into this process and stop the servers that `partial_fit` has started."""
         if self._kept is not None:
             if self._ours and self._weights is not None:
                 self._weights = self._weights.home()
             self._kept.close()
             self._kept = None
 
-    def _forget(self) -> None:
-        """Back to unfitted; tables on a parameter server of the user's are dropped."""
+    def forget(self) -> None:
+        """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
         if self._kept is not None:
             self._kept.close()
         if self._dropping is not None:
@@ -269,8 +275,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             self.__dict__.pop(name, None)
 
     @contextlib.contextmanager
-    def _server(self, X: Any) -> Iterator[tuple[dps.ParameterServer, bool]]:
-        """(parameter server, whether it is ours to close)."""
+    def _server(self, X: Features) -> Iterator[tuple[dps.ParameterServer, bool]]:
+        """(parameter server, whether this model has started it and closes it)."""
         client = self.client
         if isinstance(client, dps.ParameterServer):
             yield client, False
@@ -280,7 +286,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             try:
                 yield ps, False
             finally:
-                if self._dropping is None:  # there are no tables: nothing else would let go of it
+                if self._dropping is None:  # there are no tables, whose end would detach
                     ps.detach()
             return
         if is_spark(X) and (client is None or is_spark(client)):
@@ -295,7 +301,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             yield ps, True
 
     def _check(self) -> None:
-        """Refuse impossible settings before anything is started."""
+        """Refuse impossible settings before any server starts."""
         self._optimizer(1)
         for name, least in (("epochs", 1), ("hash_bits", 1), ("batch_size", 1)):
             value = getattr(self, name)
@@ -313,7 +319,9 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         elif self.class_weight is not None and self.class_weight != "balanced":
             raise InputError(f'class_weight is a dict, "balanced" or None; not {self.class_weight!r}')
 
-    def _train(self, ps: dps.ParameterServer, data: tuple, classes: Any, epochs: int, ours: bool) -> None:
+    def _train(
+        self, ps: dps.ParameterServer, data: tuple, classes: npt.ArrayLike | None, epochs: int, ours: bool
+    ) -> None:
         layout = None if self._weights is None else self._weights.layout
         how = (*data, layout, self.hash_bits, self.shuffle)
 
@@ -333,8 +341,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             reports = pieces.train(ps, plan, train, staleness=self.staleness, progress=self.progress)
         self._note(reports)
 
-    def _note(self, reports: list[Any]) -> None:
-        """What the trainers say of their epochs, and of their time."""
+    def _note(self, reports: list[tuple]) -> None:
+        """Add up the trainers' losses by epoch, and their seconds."""
         losses = sum(report[0] for report in reports)
         made = 1 + int(np.flatnonzero(losses[:, 1])[-1]) if losses[:, 1].any() else 0
         self.loss_curve_ += [loss / weight if weight else math.nan for loss, weight in losses[: made or None].tolist()]
@@ -343,29 +351,29 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             for kind, spent in seconds.items():
                 self.seconds_[kind] += spent
 
-    def _begin(self, ps: dps.ParameterServer, seen: Survey, classes: Any, ours: bool) -> None:
+    def _begin(self, ps: dps.ParameterServer, seen: Survey, classes: npt.ArrayLike | None, ours: bool) -> None:
         """Make the tables."""
-        found = seen.labels if classes is None else np.unique(np.asarray(classes))
-        if len(found) < 2:
-            raise InputError(f"y has {len(found)} class ({found}); logistic regression needs two or more")
+        labels = seen.labels if classes is None else np.unique(np.asarray(classes))
+        if len(labels) < 2:
+            raise InputError(f"y has {len(labels)} class ({labels}); logistic regression needs two or more")
         layout = seen.layout
         if ours and layout.features > LARGEST:
             raise InputError(
                 f"a model of {layout.features:,} features is not taken home: train it on a dps.ParameterServer of yours"
             )
-        self.classes_, self.n_features_in_ = found, layout.features
+        self.classes_, self.n_features_in_ = labels, layout.features
         if layout.columns is not None:
             self.feature_names_in_ = np.array(layout.columns, object)
         self.loss_curve_, self.seconds_ = [], dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 0.0)
-        self._batch = self.batch_size or min(BATCH, max(1, seen.rows // STEPS))
-        outputs, tag = 1 if len(found) == 2 else len(found), uuid.uuid4().hex[:8]
+        self._batch = self.batch_size or min(BATCH_ROWS, max(1, seen.rows // MIN_STEPS))
+        outputs, tag = 1 if len(labels) == 2 else len(labels), uuid.uuid4().hex[:8]
         together = ("sum" if self.solver == "ftrl" else "mean") if self.aggregate else None
         self._tables, self._ps = (f"coef-{tag}", f"intercept-{tag}"), ps
         weights = LiveWeights(ps.client(), *self._tables, layout, seen.dense)
         if not ours:
             attached = isinstance(self.client, Address)
             self._dropping = weakref.finalize(weights, drop_later, ps, self._tables, attached)
-            self._dropping.atexit = False  # the tables of a parameter server that goes on are the user's to drop then
+            self._dropping.atexit = False  # at exit, the user's parameter server goes on and keeps the tables
         rows = layout.features if seen.dense else None
         ps.table(self._tables[0], outputs, rows=rows, optimizer=self._optimizer(self._batch), aggregate=together)
         free = self._optimizer(self._batch, free=True)
@@ -380,7 +388,9 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         l1, l2 = (0.0, 0.0) if free else (self.l1, self.l2)
         if self.solver == "sgd":
             return dps.SGD(rate, l1=l1, l2=l2)
-        if self.solver == "adagrad":  # tame for a feature that is seen once: as if 1 were there, for summed gradients
+        if (
+            self.solver == "adagrad"
+        ):  # small first steps: the accumulator starts as if a summed gradient of 1 were in it
             return dps.Adagrad(rate, initial_accumulator=float(batch) ** -2, l1=l1, l2=l2)
         if self.solver == "ftrl":
             return dps.FTRL(alpha=rate, l1=l1, l2=l2)
@@ -390,7 +400,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     # -- prediction
 
-    def decision_function(self, X: Any) -> Any:
+    def decision_function(self, X: Features) -> Predictions:
         """Margins: [n] for two classes, [n, classes] for more. A Dask collection gives a lazy Dask array."""
         weights = self._fitted()
         if is_dask_collection(X):
@@ -398,25 +408,25 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             return lazily(margins_of, X, weights, outputs, np.float32)
         return margins_of(X, weights)
 
-    def predict_proba(self, X: Any) -> Any:
+    def predict_proba(self, X: Features) -> Predictions:
         """Probabilities [n, classes]. A Dask collection gives a lazy Dask array."""
         weights = self._fitted()
         if is_dask_collection(X):
             return lazily(probabilities_of, X, weights, len(self.classes_), np.float64)
         return probabilities_of(X, weights)
 
-    def predict_log_proba(self, X: Any) -> Any:
+    def predict_log_proba(self, X: Features) -> Predictions:
         """Logarithms of the probabilities."""
         return np.log(self.predict_proba(X))
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: Features) -> Predictions:
         """The likeliest class of each row. A Dask collection gives a lazy Dask array."""
         chosen = self.predict_proba(X).argmax(axis=1)
         if is_dask_collection(chosen):
             return chosen.map_blocks(take, self.classes_, dtype=self.classes_.dtype)
         return self.classes_[chosen]
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
         """Accuracy; `y` and `sample_weight` as :meth:`fit` takes them."""
         X, y, sample_weight = named(X, y, sample_weight)
         predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
@@ -429,6 +439,15 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     @property
     def intercept_(self) -> np.ndarray:
         return self._fitted().intercept()
+
+    def home_weights(self) -> HomeWeights:
+        """The fitted weights, copied into this process.
+
+        Returns
+        -------
+        HomeWeights
+        """
+        return self._fitted().home()
 
     def _fitted(self) -> LiveWeights | HomeWeights:
         if self._weights is None:
@@ -447,11 +466,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         return tags
 
     def __sklearn_clone__(self) -> LogisticRegression:
-        """With the same client: a cluster is not copied."""
+        """Clone with the same client object, because a cluster cannot be copied."""
         return type(self)(**self.get_params(deep=False))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A pickled model is a model at home, which needs no cluster; it has the address of where it trains."""
+    def __getstate__(self) -> Settings:
+        """A pickled model holds its weights, so it needs no cluster, and the address of the cluster to train in."""
         state = {**super().__getstate__(), "client": address_of(self.client)}
         for name in ("_ps", "_kept", "_ours", "_tables", "_dropping"):
             state.pop(name, None)
@@ -465,7 +484,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
 @dataclasses.dataclass
 class Plan:
-    """What a trainer has to know."""
+    """The settings of a training that each trainer gets."""
 
     coef: str
     intercept: str
@@ -480,7 +499,7 @@ class Plan:
     summed: bool  # hand over the sum of a batch's gradients, not their mean
 
 
-def nonnegative(value: Any) -> bool:
+def nonnegative(value: object) -> bool:
     """Whether this is a finite number, 0 or more.
 
     >>> nonnegative(0.5), nonnegative(math.nan), nonnegative("much")
@@ -489,8 +508,8 @@ def nonnegative(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and bool(0 <= value < math.inf)
 
 
-def class_weights(wanted: Any, classes: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
-    """A weight for each class, or None: all 1. `counts` are the rows of each, by weight.
+def class_weights(wanted: dict | str | None, classes: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
+    """A weight for each class, or None if all are 1. `counts` is the sum of the weights of each class's rows.
 
     Examples
     --------
@@ -522,12 +541,12 @@ def stalled(losses: Sequence[float], tol: float) -> bool:
     return len(losses) > 1 and losses[-1] > min(losses[:-1]) - tol
 
 
-def train(trainer: dps.Trainer, pieces: list[Any], plan: Plan) -> tuple[np.ndarray, dict[str, float]]:
-    """What each trainer does. Returns (sum of losses and of rows' weights in each epoch, seconds spent)."""
+def train(trainer: dps.Trainer, pieces: list[Piece], plan: Plan) -> tuple[np.ndarray, dict[str, float]]:
+    """The training function. Returns (sum of losses and of rows' weights in each epoch, seconds by activity)."""
     parts = [coded(piece, plan) for piece in pieces]
     steps = sum(math.ceil(len(y) / plan.batch_size) for _, y, _ in parts)
     losses = np.zeros((plan.epochs, 2))
-    meeting = None if plan.tol is None else Meeting(trainer, steps, plan)
+    meeting = None if plan.tol is None else LossMeeting(trainer, steps, plan)
     for X, y, weights in trainer.iterate(parts, plan.epochs, plan.batch_size, plan.shuffle):
         if meeting is not None and meeting.ends():
             break
@@ -537,14 +556,14 @@ def train(trainer: dps.Trainer, pieces: list[Any], plan: Plan) -> tuple[np.ndarr
         losses[trainer.clock // steps] += loss * weight, weight
         if meeting is not None:
             meeting.add(loss * weight, weight)
-    return losses, trainer.split()
+    return losses, trainer.time_spent()
 
 
-class Meeting:
-    """Once an epoch the trainers add up their losses, and all of them end when these fall no more.
+class LossMeeting:
+    """Once an epoch the trainers add up their losses, and all of them end when the sum no longer falls.
 
-    They meet at the same clocks, every so many steps as the trainer with most of them has in an epoch: one that waited
-    here at a lower clock than another would hold that one up, and wait for it.
+    All trainers meet at the same clocks: after as many steps as the longest epoch of any trainer has. A trainer that
+    waited here at a lower clock than another would hold up that trainer in its tick, and both would wait for ever.
     """
 
     def __init__(self, trainer: dps.Trainer, steps: int, plan: Plan):
@@ -554,11 +573,11 @@ class Meeting:
         self._losses = np.zeros((plan.epochs, 2))
 
     def add(self, loss: float, weight: float) -> None:
-        """The loss of the batch at this clock."""
+        """Add the loss of the batch at this clock."""
         self._losses[self._trainer.clock // self._steps] += loss, weight
 
     def ends(self) -> bool:
-        """Whether to end before the batch of this clock. What decides is in the answer: one run again decides alike."""
+        """Whether to end before the batch of this clock. A trainer that is run again gets the same sum."""
         epoch, step = divmod(self._trainer.clock, self._steps)
         if step or not epoch:
             return False
@@ -566,8 +585,8 @@ class Meeting:
         return stalled([loss / weight if weight else math.inf for loss, weight in seen], self._tol)
 
 
-def coded(piece: Piece, plan: Plan) -> tuple[Any, np.ndarray, np.ndarray | None]:
-    """(block, numbers of the labels, weights) of a piece."""
+def coded(piece: Piece, plan: Plan) -> tuple[Block, np.ndarray, np.ndarray | None]:
+    """(block, number of each row's class, weights) of a piece."""
     codes = _codes(piece.labels, plan.classes)
     if plan.class_weights is None:
         return piece.block, codes, piece.weights
@@ -576,7 +595,7 @@ def coded(piece: Piece, plan: Plan) -> tuple[Any, np.ndarray, np.ndarray | None]
 
 
 def _codes(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Numbers of the labels."""
+    """The number of each label among the classes."""
     codes = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
     unknown = classes[codes] != y
     if np.any(unknown):
@@ -584,10 +603,10 @@ def _codes(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return codes
 
 
-def learn(trainer: dps.Trainer, X: Any, y: np.ndarray, rows: np.ndarray | None, plan: Plan) -> float:
-    """One step: pull what the batch needs, compute the gradient, push it. Returns the mean loss, by the rows' weights.
+def learn(trainer: dps.Trainer, X: Block, y: np.ndarray, rows: np.ndarray | None, plan: Plan) -> float:
+    """One step: pull the batch's weights, compute the gradient, push it. Returns the mean loss by the rows' weights.
 
-    The gradient is the sum over the rows, each times its weight, divided by how many rows there are.
+    The gradient is the sum of the rows' gradients times their weights, divided by the number of rows.
     """
     dense = isinstance(X, np.ndarray)
     keys, local = (np.arange(plan.features), X) if dense else dps.localize(X)
@@ -598,14 +617,15 @@ def learn(trainer: dps.Trainer, X: Any, y: np.ndarray, rows: np.ndarray | None, 
         loss, slope, level = logistic(local.indptr, local.indices, local.data, w, b, y, rows, scale)
     else:
         z = X @ w + b if dense else margins(local.indptr, local.indices, local.data, w, b)
-        residual, loss = (binary_residuals if w.ndim == 1 else multinomial_residuals)(z, y, rows)
+        residuals = binary_residuals if w.ndim == 1 else multinomial_residuals
+        residual, loss = residuals(z, y, rows)
         residual *= np.float32(scale)
         level = residual.sum(axis=0)
         if dense:
             slope = X.T @ residual
         else:
             slope = gradient(local.indptr, local.indices, local.data, residual, len(keys))
-    pushes: dict[str, Any] = {plan.coef: (keys, slope)}
+    pushes: dict[str, tuple[np.ndarray | slice, np.ndarray]] = {plan.coef: (keys, slope)}
     if plan.with_intercept:
         pushes[plan.intercept] = (slice(0, 1), np.asarray([level], np.float32))
     trainer.push(pushes)

@@ -1,4 +1,4 @@
-"""What an estimator's `fit` is given, as partitions for `ps.run`; and what has to be known of them beforehand."""
+"""The data of an estimator's `fit` as partitions for `ps.run`, and the survey of them that precedes training."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from sklearn.utils.multiclass import check_classification_targets
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
+from dps.models.types import Block, Features, Labels, Plan
 
 __all__ = ["DaskPieces", "Piece", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of", "trainers_threads"]
 
 
-PARTS, LARGE = 4, 10_000  # data in memory: one part for each trainer, or 4 if they have so many rows each
+# Data in memory is divided into one part for each trainer, or into PARTS if each of these has LARGE_PART_ROWS.
+PARTS, LARGE_PART_ROWS = 4, 10_000
 
 
 class Piece(NamedTuple):
-    """A partition as trainers take it."""
+    """A partition, encoded and checked for the trainers."""
 
-    block: Any  # CSR or dense, float32
+    block: Block  # CSR or dense, float32
     labels: np.ndarray
     layout: Layout
-    weights: np.ndarray | None = None  # of its rows, float32; None: all 1
+    weights: np.ndarray | None = None  # of the rows, float32; None: all 1
 
 
 class Survey(NamedTuple):
-    """What has to be known of the data before training."""
+    """The labels, width and size of data, which the tables and the plan need before training."""
 
     labels: np.ndarray  # distinct, sorted
     counts: np.ndarray  # the sum of the weights of each label's rows
@@ -46,24 +48,31 @@ class Survey(NamedTuple):
     rows: int
 
 
-Surveys = Callable[[], list[Survey]]  # of all the data, by pieces
+Surveys = Callable[[], list[Survey]]  # the surveys of all pieces
 
 
 class DaskPieces:
-    """All that `fit` takes from Dask or from memory: futures of `Piece`, made where the data lies.
+    """The data of `fit` from Dask or from memory: futures of `Piece`, made on the workers that hold the data.
 
-    Blocks are encoded, checked and shuffled. With a `layout` they have to follow it.
+    Blocks are encoded, checked and shuffled. If there is a `layout`, they must have it.
     """
 
     def __init__(
-        self, client: DaskClient, X: Any, y: Any, weights: Any, layout: Layout | None, bits: int, seed: int | None
+        self,
+        client: DaskClient,
+        X: Features,
+        y: Labels,
+        weights: Labels,
+        layout: Layout | None,
+        bits: int,
+        seed: int | None,
     ):
         pairs = _pairs(client, X, y, weights)
         pieces = [dask.delayed(piece_of, pure=False)(n, pair, layout, bits, seed) for n, pair in enumerate(pairs)]
         self._client, self._pieces = client, client.compute(pieces)
 
     def surveys(self) -> list[Survey]:
-        """Of each piece."""
+        """The survey of each piece."""
         notes = self._client.map(survey_of, self._pieces, pure=False)
         try:
             return self._client.gather(notes)
@@ -71,23 +80,23 @@ class DaskPieces:
             _release(notes)
 
     def train(
-        self, ps: dps.ParameterServer, plan: Callable[[Surveys], Any], function: Callable, **options: Any
-    ) -> list[Any]:
-        """``function(trainer, pieces, plan(surveys))`` on the trainers of a run; who plans calls `surveys` or not."""
+        self, ps: dps.ParameterServer, plan: Callable[[Surveys], Plan], function: Callable, **options: Any
+    ) -> list[tuple]:
+        """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
         with taking_turns(self._client):
             return ps.run(function, self._pieces, args=(plan(self.surveys),), **options)
 
     def close(self) -> None:
-        """Let go of them."""
+        """Release the futures of the pieces."""
         _release(self._pieces)
 
 
 @contextlib.contextmanager
 def taking_turns(client: DaskClient) -> Iterator[None]:
-    """One fit at a time in a cluster: each takes all threads, and a second one would find none.
+    """Allow one fit at a time in a cluster, because each fit needs all threads.
 
     The lock's lease ends some seconds after its holder's process (``distributed.scheduler.locks.lease-timeout``), so
-    that nothing waits for a fit that has died.
+    no fit waits for one that has died.
     """
     with Lock("dps-models-fit", scheduler_rpc=client.scheduler, loop=client.loop):
         yield
@@ -98,18 +107,18 @@ def summary(surveys: list[Survey]) -> Survey:
     wide = {each.layout for each in surveys}
     if len(wide) > 1:
         raise InputError(f"partitions differ: {' and '.join(map(str, sorted(wide, key=str)[:2]))}")
-    found = [each for each in surveys if each.rows] or surveys[:1]
-    labels, counts = _counted(*(np.concatenate([each[n] for each in found]) for n in (0, 1)))
+    with_rows = [each for each in surveys if each.rows] or surveys[:1]
+    labels, counts = _counted(*(np.concatenate([each[n] for each in with_rows]) for n in (0, 1)))
     if len(labels):
         check_classification_targets(labels)
         if not counts.any():
             raise InputError("sample_weight is zero in every row: there is nothing to learn from")
-    rows, dense = sum(each.rows for each in found), all(each.dense for each in found)
-    return Survey(labels, counts, found[0].layout, dense, rows)
+    rows, dense = sum(each.rows for each in with_rows), all(each.dense for each in with_rows)
+    return Survey(labels, counts, with_rows[0].layout, dense, rows)
 
 
-def named(X: Any, *columns: Any) -> tuple[Any, ...]:
-    """X and its companions (labels, weights), where a companion that is a text is the name of a column of X.
+def named(X: Features, *columns: Labels) -> tuple[Features, ...]:
+    """X and its companions (labels, weights); a companion that is a str is the name of a column of X.
 
     Examples
     --------
@@ -130,7 +139,7 @@ def named(X: Any, *columns: Any) -> tuple[Any, ...]:
     return X.drop(columns=names), *(X[column] if isinstance(column, str) else column for column in columns)
 
 
-def _pairs(client: DaskClient, X: Any, y: Any, weights: Any) -> Sequence[Any]:
+def _pairs(client: DaskClient, X: Features, y: Labels, weights: Labels) -> Sequence[tuple | Future]:
     """A list of (X, y) or (X, y, weights): futures, delayed values or tuples of them."""
     if y is None:
         parts = [X] if isinstance(X, (Delayed, Future)) else X
@@ -150,8 +159,8 @@ def _pairs(client: DaskClient, X: Any, y: Any, weights: Any) -> Sequence[Any]:
     return _scattered(client, X, *(client.compute(c).result() if is_dask_collection(c) else c for c in (y, weights)))
 
 
-def _aligned(client: DaskClient, X: Any, y: Any, weights: Any) -> list[tuple]:
-    """A Dask array or DataFrame, with labels and weights of Dask, or in memory: those are cut as X is."""
+def _aligned(client: DaskClient, X: Features, y: Labels, weights: Labels) -> list[tuple]:
+    """A Dask array or DataFrame, with labels and weights of Dask or in memory, cut into the partitions of X."""
     if isinstance(X, Delayed) or not hasattr(X, "shape"):
         raise InputTypeError(f"X is a dask array or DataFrame, not a {type(X).__name__}")
     if getattr(X, "numblocks", (1, 1))[1:] not in ((1,), ()):
@@ -166,7 +175,7 @@ def _aligned(client: DaskClient, X: Any, y: Any, weights: Any) -> list[tuple]:
         if is_dask_collection(column):
             columns.append(_partitioned(X, column, what, known))
             continue
-        if lengths is None:  # each partition is computed once: what is counted here is what is trained on
+        if lengths is None:  # compute each partition once, because a second computation may give other rows
             rows = client.compute(rows)
             lengths = _lengths(client, rows)
         column = np.asarray(column)
@@ -177,19 +186,19 @@ def _aligned(client: DaskClient, X: Any, y: Any, weights: Any) -> list[tuple]:
     return list(zip(rows, *columns, strict=True))
 
 
-def _blocks(collection: Any) -> list[Any]:
-    """The blocks of a Dask array or DataFrame with one column of blocks: futures of an array that is persisted.
+def _blocks(collection: Features) -> list[Delayed]:
+    """The blocks of a Dask array or DataFrame with one column of blocks; for a persisted array, its futures.
 
-    Dask leaves the graph of a persisted array's block empty, and that of 2024.12 and 2025.1 then gives a task the
-    block's key in place of the block.
+    Dask leaves the graph of a persisted array's block empty, and Dask 2024.12 and 2025.1 then give a task the block's
+    key instead of the block.
     """
     parts = np.ravel(collection.to_delayed()).tolist()
     graph = {} if all(len(part.dask) for part in parts) else collection.__dask_graph__()
     return [graph.get(part.key, part) if not len(part.dask) else part for part in parts]
 
 
-def _partitioned(X: Any, column: Any, what: str, known: bool) -> list[Delayed]:
-    """Labels or weights of Dask, in the partitions that X has."""
+def _partitioned(X: Features, column: Labels, what: str, known: bool) -> list[Delayed]:
+    """Labels or weights of Dask, in the partitions of X."""
     if known and hasattr(column, "chunks") and not np.isnan(column.shape[0]):
         if X.shape[0] != column.shape[0]:
             raise InputError(f"X has {X.shape[0]} rows and {what} {column.shape[0]}")
@@ -210,12 +219,12 @@ def _lengths(client: DaskClient, blocks: list[Future]) -> list[int]:
         _release(notes)
 
 
-def _rows(block: Any) -> int:
+def _rows(block: Block) -> int:
     return int(block.shape[0])
 
 
-def _scattered(client: DaskClient, X: Any, y: Any, weights: Any) -> list[Future]:
-    """Data in memory, sent to the workers in equal parts. Every n-th row goes into a part: sorted labels do no harm."""
+def _scattered(client: DaskClient, X: Features, y: Labels, weights: Labels) -> list[Future]:
+    """Send data in memory to the workers in equal parts. A part has every n-th row, so sorted labels do no harm."""
     X = X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X
     X = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "iloc") else np.asarray(X)
     rows = X.shape[0] if X.ndim else 0
@@ -232,20 +241,20 @@ def _scattered(client: DaskClient, X: Any, y: Any, weights: Any) -> list[Future]
     if rows == 0:
         raise InputError("X has 0 rows: there is nothing to learn from")
     threads = trainers_threads(client)
-    parts = min(max(1, sum(threads.values())) * (PARTS if rows >= PARTS * LARGE else 1), rows)
+    parts = min(max(1, sum(threads.values())) * (PARTS if rows >= PARTS * LARGE_PART_ROWS else 1), rows)
     cut = X.iloc if hasattr(X, "iloc") else X
     pairs = [(cut[n::parts], *(column[n::parts] for column in columns)) for n in range(parts)]
     return client.scatter(pairs, workers=list(threads) or None, hash=False)
 
 
 def trainers_threads(client: DaskClient) -> dict[str, int]:
-    """Threads of each worker that is no server's."""
+    """Address -> threads of each worker without a server."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
     return {name: info["nthreads"] for name, info in workers.items() if not info.get("resources", {}).get("dps")}
 
 
 def _release(futures: list[Future]) -> None:
-    """Let go of data on the workers now; the traceback of an error may keep the futures themselves alive."""
+    """Release data on the workers at once, because the traceback of an error may keep the futures alive."""
     for future in futures:
         future.release()
 
@@ -253,8 +262,8 @@ def _release(futures: list[Future]) -> None:
 # -- on the workers
 
 
-def piece_of(number: int, pair: Any, layout: Layout | None, bits: int, seed: int | None) -> Piece:
-    """A tuple (X, y) or (X, y, weights) encoded, checked and shuffled."""
+def piece_of(number: int, pair: tuple, layout: Layout | None, bits: int, seed: int | None) -> Piece:
+    """Encode, check and shuffle a tuple (X, y) or (X, y, weights)."""
     if not isinstance(pair, (tuple, list)) or not 2 <= len(pair) <= 3:
         raise InputTypeError(
             f"partition {number} is an (X, y) or an (X, y, sample_weight), not a {type(pair).__name__}"
@@ -276,7 +285,7 @@ def piece_of(number: int, pair: Any, layout: Layout | None, bits: int, seed: int
 
 
 def _plain(y: np.ndarray) -> np.ndarray:
-    """Labels without missing ones. A column of objects, or of a nullable dtype, may hold numbers."""
+    """Refuse missing labels; turn a column of objects, or of a nullable dtype, into numbers if it holds numbers."""
     missing = int(np.count_nonzero(pd.isna(y)))
     if missing:
         raise InputError(f"Input y contains NaN: {missing} of {len(y)} labels are missing; drop these rows before")
@@ -286,28 +295,28 @@ def _plain(y: np.ndarray) -> np.ndarray:
     return y
 
 
-def _checked_weights(number: int, weights: Any, rows: int) -> np.ndarray:
+def _checked_weights(number: int, weights: Labels, rows: int) -> np.ndarray:
     try:
-        found = np.asarray(weights, np.float32)
+        checked = np.asarray(weights, np.float32)
     except (TypeError, ValueError) as error:
         raise InputTypeError(f"sample_weight is a number for each row: {error}") from error
-    if found.shape != (rows,):
-        raise InputError(f"partition {number}: sample_weight is of shape {found.shape}, and there are {rows} rows")
-    wrong = np.count_nonzero(~((found >= 0) & np.isfinite(found)))
+    if checked.shape != (rows,):
+        raise InputError(f"partition {number}: sample_weight is of shape {checked.shape}, and there are {rows} rows")
+    wrong = np.count_nonzero(~((checked >= 0) & np.isfinite(checked)))
     if wrong:
         raise InputError(f"sample_weight has {wrong} values that are negative, NaN or infinite; weights are 0 or more")
-    return found
+    return checked
 
 
 def survey_of(piece: Piece) -> Survey:
-    """What has to be known of one piece."""
+    """The survey of one piece."""
     X, y, layout, weights = piece
     labels, counts = _counted(y, np.ones(len(y)) if weights is None else weights)
     return Survey(labels, counts, layout, isinstance(X, np.ndarray), len(y))
 
 
 def _counted(y: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct labels, and the sum of each one's weights."""
+    """The distinct labels, and the sum of the weights of each label."""
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise InputError("Input y contains NaN or infinity")
     try:

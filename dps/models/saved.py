@@ -1,8 +1,9 @@
-"""A trained model as a file: safetensors, with what is no array in its header. Nothing in it is executed."""
+"""A trained model as a safetensors file, whose header holds the parts that are no arrays. Loading executes no code."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import dask
@@ -11,6 +12,7 @@ from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from dps.errors import InputError, needing
 from dps.models.encoding import Layout
+from dps.models.types import Features, Json, Labels, Model
 from dps.models.weights import HomeWeights
 
 if TYPE_CHECKING:
@@ -22,11 +24,11 @@ FORMAT = "dps.LogisticRegression/1"
 
 
 class Saved:
-    """What an estimator does with files."""
+    """The methods with which an estimator is saved, loaded and evaluated."""
 
-    get_params: Any
-    _fitted: Any
-    _weights: Any
+    get_params: Callable[..., Json]
+    home_weights: Callable[[], HomeWeights]
+    __setstate__: Callable[[Json], None]
     classes_: np.ndarray
     n_features_in_: int
     feature_names_in_: np.ndarray
@@ -35,12 +37,12 @@ class Saved:
     seconds_: dict[str, float]
 
     def save(self, url: str) -> None:
-        """Write the trained model to a file, which :meth:`load` reads, and every reader of safetensors.
+        """Write the trained model to a file for :meth:`load`, in the format safetensors.
 
         Its tensors: ``features`` int64 [m], the features whose weights are not all zero; ``weights`` float32 [m, 1 or
-        classes]; ``intercept`` float32 [1 or classes]. Its metadata, JSON: ``format``, ``classes``, ``layout`` (how
-        wide X is, the columns of a DataFrame and the bits of their hash), ``settings`` (those that are plain values)
-        and ``loss_curve``.
+        classes]; ``intercept`` float32 [1 or classes]. Its metadata, JSON: ``format``, ``classes``, ``layout`` (the
+        number of features, the columns of a DataFrame and the bits of their hash), ``settings`` (those that are plain
+        values) and ``loss_curve``.
 
         Parameters
         ----------
@@ -62,7 +64,7 @@ class Saved:
             import fsspec
             import safetensors.numpy
 
-        home = self._fitted().home()
+        home = self.home_weights()
         tensors = {"features": home.keys.astype(np.int64), "weights": home.values, "intercept": home.intercept()}
         layout = home.layout
         settings = {name: value for name, value in self.get_params(deep=False).items() if _plain(value)}
@@ -86,7 +88,7 @@ class Saved:
         url : str
             A path, or a URL that fsspec knows.
         **settings : Any
-            In the place of those in the file, for training anew.
+            Settings that replace those in the file, for more training.
         """
         with needing("checkpoint"):
             import fsspec
@@ -98,30 +100,33 @@ class Saved:
         try:
             tensors = safetensors.numpy.load(content)
             size = int.from_bytes(content[:8], "little")
-            about = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+            metadata = json.loads(content[8 : 8 + size]).get("__metadata__", {})
         except safetensors.SafetensorError as error:
             raise InputError(f"{url} is no model that was saved, or it is damaged: {error}") from error
-        if about.get("format") != FORMAT:
-            raise InputError(f"{url} holds {about.get('format')!r}, not {FORMAT!r}: another thing, or of another dps")
-        layout, classes = json.loads(about["layout"]), json.loads(about["classes"])
+        if metadata.get("format") != FORMAT:
+            raise InputError(
+                f"{url} holds {metadata.get('format')!r}, not {FORMAT!r}: another thing, or of another dps"
+            )
+        layout, classes = json.loads(metadata["layout"]), json.loads(metadata["classes"])
         columns = layout["columns"] and tuple(layout["columns"])
-        model = cls(**{**json.loads(about["settings"]), **settings})
+        model = cls(**{**json.loads(metadata["settings"]), **settings})
         model.classes_ = np.array(classes["values"], classes["dtype"])
         model.n_features_in_ = layout["features"]
         if columns:
             model.feature_names_in_ = np.array(columns, object)
-        model.loss_curve_, model.seconds_ = json.loads(about["loss_curve"]), {}
+        model.loss_curve_, model.seconds_ = json.loads(metadata["loss_curve"]), {}
         model.n_iter_ = len(model.loss_curve_)
-        model._weights = HomeWeights(
+        weights = HomeWeights(
             tensors["features"],
             tensors["weights"],
             tensors["intercept"],
             Layout(layout["features"], layout["bits"], columns),
         )
+        model.__setstate__({"_weights": weights})  # as a pickle of the fitted model would
         return model
 
-    def evaluate(self, parts: list[Any], client: Client) -> dict[str, float]:
-        """How good it is on other data, predicted where that lies.
+    def evaluate(self, parts: list[tuple[Features, Labels]], client: Client) -> dict[str, float]:
+        """Measure the model on other data, on the workers that hold the data.
 
         Parameters
         ----------
@@ -135,8 +140,8 @@ class Saved:
             "rows", "log-loss", "AUC" (of more than two classes: the mean of each against the rest) and "accuracy".
         """
         shared = client.scatter(self, hash=False)
-        found = client.gather(client.compute([dask.delayed(_predicted)(shared, part) for part in parts]))
-        y, p = (np.concatenate(column) for column in zip(*found, strict=True))
+        predictions = client.gather(client.compute([dask.delayed(_predicted)(shared, part) for part in parts]))
+        y, p = (np.concatenate(column) for column in zip(*predictions, strict=True))
         score = p[:, 1] if len(self.classes_) == 2 else p
         return {
             "rows": len(y),
@@ -146,13 +151,13 @@ class Saved:
         }
 
 
-def _predicted(model: Any, pair: tuple[Any, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _predicted(model: Model, pair: tuple[Features, Labels]) -> tuple[np.ndarray, np.ndarray]:
     X, y = pair
     return np.asarray(y), model.predict_proba(X)
 
 
-def _plain(value: Any) -> bool:
-    """Whether JSON has it."""
+def _plain(value: object) -> bool:
+    """Whether JSON can express the value."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ with needing("spark"):
 from dps.models.encoding import Layout
 from dps.models.logistic import LogisticRegression
 from dps.models.spark_pieces import block_of, unwrapped
+from dps.models.types import ClusterLike, Settings
 from dps.models.weights import HomeWeights, margins_of, softmax
 
 __all__ = ["SparkLogisticRegression", "SparkLogisticRegressionModel"]
@@ -75,16 +77,16 @@ class SparkLogisticRegression(
 ):
     """:class:`dps.models.LogisticRegression` as a stage of Spark's pipelines.
 
-    Its parameters are called as those of ``pyspark.ml.classification.LogisticRegression`` where they mean the same; the
-    objective is that one's with ``standardization=False``. The fitted model holds its weights itself.
+    Its parameters have the names of ``pyspark.ml.classification.LogisticRegression`` where they mean the same. Its
+    objective is that of MLlib with ``standardization=False``. The fitted model holds its weights itself.
 
     Parameters
     ----------
     ps : dps.ParameterServer, optional
         Where to train. Without one, each ``fit`` starts servers beside Spark's driver and ends them.
     featuresCol, labelCol, predictionCol, probabilityCol, rawPredictionCol : str
-        Columns that are read and written; one to be written may be "", and is left out. Features are vectors; labels
-        0, 1, ... as ``StringIndexer`` makes them.
+        Columns to read and to write; a column to write is left out if its name is "". Features are vectors; labels are
+        0, 1, ..., as ``StringIndexer`` makes them.
     weightCol : str, optional
         Column of the rows' weights, 0 or more; by default all are 1.
     maxIter : int
@@ -127,13 +129,13 @@ class SparkLogisticRegression(
     )
     numServers: Param = Param(Params._dummy(), "numServers", "servers to start", TypeConverters.toInt)
 
-    _input_kwargs: dict[str, Any]
+    _input_kwargs: Settings
 
     @keyword_only
     def __init__(
         self,
         *,
-        ps: Any = None,
+        ps: ClusterLike = None,
         featuresCol: str = "features",
         labelCol: str = "label",
         predictionCol: str = "prediction",
@@ -194,9 +196,9 @@ class SparkLogisticRegression(
             estimator.fit(dataset.select(*columns), sample_weight="weight" if weight else None)
             if estimator.classes_[0] < 0:
                 raise InputError(f"labels are 0, 1, ..., as StringIndexer makes them; not {estimator.classes_[0]:g}")
-            model = SparkLogisticRegressionModel(estimator._fitted().home(), estimator.classes_)
+            model = SparkLogisticRegressionModel(estimator.home_weights(), estimator.classes_)
         finally:
-            estimator._forget()
+            estimator.forget()
         return self._copyValues(model._resetUid(self.uid))
 
 
@@ -206,7 +208,7 @@ class SparkLogisticRegressionModel(Model, _Columns, MLReadable, MLWritable):
     Parameters
     ----------
     weights : HomeWeights
-        Those that are not zero.
+        The weights that are not zero.
     classes : ndarray
         The labels that were seen.
 
@@ -225,7 +227,7 @@ class SparkLogisticRegressionModel(Model, _Columns, MLReadable, MLWritable):
 
     @property
     def numClasses(self) -> int:
-        """The greatest label, and 0, and those between."""
+        """The number of labels from 0 to the greatest label that was seen."""
         return int(self.classes[-1]) + 1
 
     @property
@@ -235,7 +237,7 @@ class SparkLogisticRegressionModel(Model, _Columns, MLReadable, MLWritable):
 
     @property
     def coefficients(self) -> Vector:
-        """Of two classes."""
+        """The weights of the features, for a model of two classes."""
         keys, values = self.weights.keys, self._binary(self.weights.values)[:, 0]
         if 2 * len(keys) < self.numFeatures:
             return SparseVector(self.numFeatures, keys, values)
@@ -243,18 +245,18 @@ class SparkLogisticRegressionModel(Model, _Columns, MLReadable, MLWritable):
 
     @property
     def intercept(self) -> float:
-        """Of two classes."""
+        """The constant term, for a model of two classes."""
         return float(self._binary(self.weights.intercept()[None])[0, 0])
 
     @property
     def coefficientMatrix(self) -> Matrix:
-        """A row for each class that was seen; one for two."""
+        """The weights of the features, with a row for each class that was seen; one row for two classes."""
         dense = self.weights.coefficients()
         return DenseMatrix(dense.shape[0], dense.shape[1], dense.ravel().tolist(), isTransposed=True)
 
     @property
     def interceptVector(self) -> Vector:
-        """As `coefficientMatrix` has rows."""
+        """The constant terms, one for each row of `coefficientMatrix`."""
         return DenseVector(self.weights.intercept())
 
     def _binary(self, values: np.ndarray) -> np.ndarray:
@@ -263,15 +265,15 @@ class SparkLogisticRegressionModel(Model, _Columns, MLReadable, MLWritable):
         return values
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        all_of_it = f"{self.uid}_output"
-        found = dataset.withColumn(all_of_it, _judge(self.weights, self.classes)(*unwrapped(self.getFeaturesCol())))
-        parts = functions.col(all_of_it)
+        output = f"{self.uid}_output"
+        frame = dataset.withColumn(output, _predictor(self.weights, self.classes)(*unwrapped(self.getFeaturesCol())))
+        parts = functions.col(output)
         columns = {
             self.getRawPredictionCol(): array_to_vector(parts["raw"]),
             self.getProbabilityCol(): array_to_vector(parts["probability"]),
             self.getPredictionCol(): parts["prediction"],
         }
-        return found.withColumns({name: part for name, part in columns.items() if name}).drop(all_of_it)
+        return frame.withColumns({name: part for name, part in columns.items() if name}).drop(output)
 
     def write(self) -> MLWriter:
         """A writer: ``model.write().overwrite().save(path)``."""
@@ -286,13 +288,13 @@ class SparkLogisticRegressionModel(Model, _Columns, MLReadable, MLWritable):
 OUTPUT = "raw array<double>, probability array<double>, prediction double"
 
 
-def _judge(weights: HomeWeights, classes: np.ndarray) -> Any:
-    """A function of columns: margins, probabilities and prediction."""
+def _predictor(weights: HomeWeights, classes: np.ndarray) -> Callable:
+    """A function of the columns of a vector: margins, probabilities and prediction."""
     places = classes.astype(int)
     shape = places[-1] + 1
 
     @pandas_udf(OUTPUT)  # type: ignore[call-overload]
-    def judge(kind: pd.Series, size: pd.Series, indices: pd.Series, values: pd.Series) -> pd.DataFrame:
+    def predict(kind: pd.Series, size: pd.Series, indices: pd.Series, values: pd.Series) -> pd.DataFrame:
         block = block_of(
             pa.array(kind, from_pandas=True),
             pa.array(np.nan_to_num(size.to_numpy(float)).astype(int)),
@@ -306,12 +308,12 @@ def _judge(weights: HomeWeights, classes: np.ndarray) -> Any:
         chosen = probability.argmax(axis=1).astype(float)
         return pd.DataFrame({"raw": list(raw), "probability": list(probability), "prediction": chosen})
 
-    return judge
+    return predict
 
 
-# -- files: what is small in Spark's metadata; weights in Parquet, as bytes: int64 features, float32 weights
+# -- files: Spark's metadata holds the small parts, Parquet the weights, as bytes of int64 features and float32 weights
 
-BLOCK = 1 << 20  # features in a row of the Parquet file
+BLOCK_FEATURES = 1 << 20  # features in a row of the Parquet file
 
 
 class _Writer(MLWriter):
@@ -321,10 +323,11 @@ class _Writer(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         weights, layout = self.model.weights, self.model.weights.layout
-        about = {"features": layout.features, "bits": layout.bits, "classes": self.model.classes.tolist()}
-        about["intercept"] = weights.intercept().tolist()
-        DefaultParamsWriter.saveMetadata(self.model, path, self.sparkSession.sparkContext, extraMetadata=about)
-        blocks = [slice(start, start + BLOCK) for start in range(0, max(1, len(weights.keys)), BLOCK)]
+        metadata = {"features": layout.features, "bits": layout.bits, "classes": self.model.classes.tolist()}
+        metadata["intercept"] = weights.intercept().tolist()
+        DefaultParamsWriter.saveMetadata(self.model, path, self.sparkSession.sparkContext, extraMetadata=metadata)
+        starts = range(0, max(1, len(weights.keys)), BLOCK_FEATURES)
+        blocks = [slice(start, start + BLOCK_FEATURES) for start in starts]
         rows = [(weights.keys[b].astype("<i8").tobytes(), weights.values[b].astype("<f4").tobytes()) for b in blocks]
         frame = self.sparkSession.createDataFrame(rows, "features binary, weights binary")
         frame.write.parquet(os.path.join(path, "data"))
@@ -332,14 +335,14 @@ class _Writer(MLWriter):
 
 class _Reader(MLReader):
     def load(self, path: str) -> SparkLogisticRegressionModel:
-        about = DefaultParamsReader.loadMetadata(path, self.sparkSession.sparkContext)
+        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession.sparkContext)
         rows = self.sparkSession.read.parquet(os.path.join(path, "data")).collect()
         keys = np.concatenate([np.frombuffer(row["features"], "<i8") for row in rows])
-        intercept = np.array(about["intercept"], np.float32)
+        intercept = np.array(metadata["intercept"], np.float32)
         values = np.concatenate([np.frombuffer(row["weights"], "<f4") for row in rows]).reshape(-1, len(intercept))
         order = np.argsort(keys)
-        weights = HomeWeights(keys[order], values[order], intercept, Layout(about["features"], about["bits"]))
-        model = SparkLogisticRegressionModel(weights, np.array(about["classes"]))
-        model._resetUid(about["uid"])
-        DefaultParamsReader.getAndSetParams(model, about)
+        weights = HomeWeights(keys[order], values[order], intercept, Layout(metadata["features"], metadata["bits"]))
+        model = SparkLogisticRegressionModel(weights, np.array(metadata["classes"]))
+        model._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(model, metadata)
         return model

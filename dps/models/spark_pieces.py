@@ -1,20 +1,19 @@
-"""Spark data as pieces for `ps.run`: encoded where they are trained on, in one job of Spark's.
+"""Spark data as pieces for `ps.run`: encoded on the executors that train on them, in one Spark job.
 
-Whole partitions go through Arrow to Python once, and become a trainer's pieces as they arrive. What has to be known of
-all of them (`survey_of`) is gathered by the trainers, and goes to the driver, which makes the tables: the driver is a
-trainer of a small run beside, where it meets the first one.
+Whole partitions go through Arrow to Python once, and become a trainer's pieces as they arrive. The trainers gather the
+surveys of all pieces (`survey_of`) and send them to the driver, which makes the tables. For that, the driver is a
+trainer of a second, small run, in which it meets the first trainer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import pickle
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,19 +22,22 @@ import scipy.sparse
 import dps
 from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError, TrainerLostError
 from dps.models.encoding import Layout
-from dps.models.partitions import Surveys, piece_of, summary, survey_of
+from dps.models.partitions import Piece, Survey, Surveys, piece_of, summary, survey_of
+from dps.models.types import Block, Features, Labels, Plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["SparkPieces", "block_of", "is_spark", "session_of", "unwrapped"]
 
-POLL = 0.05  # seconds between two looks whether the trainers have come so far
+T = TypeVar("T")
+
+POLL_SECONDS = 0.05  # between two checks whether the first trainer has joined its run
 PARTS = ("type", "size", "indices", "values")  # of Spark's vectors, as it stores them
 
 
-def is_spark(thing: Any) -> bool:
-    """Whether this is an RDD, a DataFrame or a session of Spark. Asks without importing it.
+def is_spark(thing: object) -> bool:
+    """Whether `thing` is an RDD, a DataFrame or a session of Spark; does not import pyspark.
 
     Examples
     --------
@@ -46,7 +48,7 @@ def is_spark(thing: Any) -> bool:
     return ours and any(hasattr(thing, name) for name in ("mapInArrow", "mapPartitionsWithIndex", "createDataFrame"))
 
 
-def session_of(data: Any) -> Any:
+def session_of(data: Features) -> Any:
     """The session that a DataFrame or RDD belongs to."""
     from pyspark.sql import SparkSession
 
@@ -54,13 +56,13 @@ def session_of(data: Any) -> Any:
 
 
 class SparkPieces:
-    """All that `fit` takes from Spark: a DataFrame with a column of labels, or an RDD of (X, y) or (X, y, weights).
+    """The data of `fit` from Spark: a DataFrame with a column of labels, or an RDD of (X, y) or (X, y, weights).
 
-    The DataFrame's one column of vectors is X, or that called "features"; without any, all columns but those of labels
-    and weights are.
+    X is the DataFrame's only column of vectors, or its column "features"; without vectors, all columns except those of
+    labels and weights.
     """
 
-    def __init__(self, X: Any, y: Any, weights: Any, layout: Layout | None, bits: int, seed: int | None):
+    def __init__(self, X: Features, y: Labels, weights: Labels, layout: Layout | None, bits: int, seed: int | None):
         if ".connect." in type(X).__module__:
             raise InputTypeError("Spark Connect does not tell of partitions: estimators take data of a classic session")
         how = (layout, bits, seed)
@@ -76,9 +78,9 @@ class SparkPieces:
             self._data = dps.spark.read_with(X, functools.partial(_piece, how=how))
 
     def train(
-        self, ps: dps.ParameterServer, plan: Callable[[Surveys], Any], function: Callable, **options: Any
-    ) -> list[Any]:
-        """``function(trainer, pieces, plan(surveys))`` on the trainers of a run, in which the driver plans."""
+        self, ps: dps.ParameterServer, plan: Callable[[Surveys], Plan], function: Callable, **options: Any
+    ) -> list[tuple]:
+        """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; the driver calls `plan`."""
         planned: Future | None = None
         with ThreadPoolExecutor(1, "dps-plan") as threads:
             try:
@@ -86,16 +88,16 @@ class SparkPieces:
                     planned = threads.submit(_planned, ps, meeting, plan)
                     return ps.run(_surveyed, self._data, args=(meeting, function), **options)
             except DPSError:
-                wrong = None if planned is None else planned.exception()  # it has ended with the meeting
+                wrong = None if planned is None else planned.exception()  # its thread ended with the run
                 if wrong is not None and not isinstance(wrong, (StoppedError, TrainerLostError)):
-                    raise wrong from None  # and that is why the trainers were stopped
+                    raise wrong from None  # because this error has stopped the trainers
                 raise
 
     def close(self) -> None:
-        """Spark keeps nothing for us."""
+        """Nothing to release, because Spark holds no futures of this object."""
 
 
-def unwrapped(name: str) -> list[Any]:
+def unwrapped(name: str) -> list[Features]:
     """The parts of a column of vectors, as columns that Arrow knows."""
     from pyspark.sql import functions
 
@@ -103,8 +105,8 @@ def unwrapped(name: str) -> list[Any]:
     return [plain[part].alias(part) for part in PARTS]
 
 
-def _chosen(frame: Any, label: Any, weights: Any) -> tuple[Any, Callable]:
-    """The columns to learn from, "label" first, then "weight" if there is one; and what makes a tuple of a batch."""
+def _chosen(frame: Features, label: Labels, weights: Labels) -> tuple[Features, Callable]:
+    """The columns to train on, "label" first, then "weight" if there is one; and what makes a tuple of a batch."""
     from pyspark.sql import functions
 
     kinds = {field.name: type(field.dataType).__name__ for field in frame.schema.fields}
@@ -129,28 +131,31 @@ def _chosen(frame: Any, label: Any, weights: Any) -> tuple[Any, Callable]:
 # -- in Spark's tasks
 
 
-def _read(number: int, batches: Iterable[pa.RecordBatch], pair: Callable, how: tuple) -> Any:
-    """A partition of a DataFrame."""
+def _read(number: int, batches: Iterable[pa.RecordBatch], pair: Callable, how: tuple) -> Piece | DPSError | None:
+    """The piece of one partition of a DataFrame."""
     return _piece(number, map(pair, batches), how)
 
 
-def _tuple(companions: int, block: Callable, batch: pa.RecordBatch) -> tuple[Any, ...]:
-    """(X, labels) or (X, labels, weights) of a batch, of which so many first columns are no features."""
+def _tuple(companions: int, block: Callable, batch: pa.RecordBatch) -> tuple[Block, ...]:
+    """(X, labels) or (X, labels, weights) of a batch, whose first `companions` columns are labels and weights."""
     first = [batch.column(n).to_numpy(zero_copy_only=False) for n in range(companions)]
     return block(batch.select(batch.schema.names[companions:])), *first
 
 
-def _vectors(batch: pa.RecordBatch) -> Any:
+def _vectors(batch: pa.RecordBatch) -> Block:
     return block_of(*batch.columns)
 
 
-def _columns(batch: pa.RecordBatch) -> Any:
+def _columns(batch: pa.RecordBatch) -> Block:
     return batch.to_pandas()
 
 
-def _piece(number: int, blocks: Iterable[Any], how: tuple) -> Any:
-    """What `piece_of` makes of a partition; None of an empty one. What is wrong with the data is given back, and raised
-    by the trainer: Spark would take it for a failure to read, and try again."""
+def _piece(number: int, blocks: Iterable[tuple], how: tuple) -> Piece | DPSError | None:
+    """The piece of a partition, or None for an empty one.
+
+    An error in the data is returned, and the trainer raises it, because Spark would treat an error here as a failure
+    to read and try again.
+    """
     try:
         parts = [part for part in map(_checked, blocks) if len(part[1])]
         if not parts:
@@ -165,7 +170,7 @@ def _piece(number: int, blocks: Iterable[Any], how: tuple) -> Any:
         return error
 
 
-def _checked(part: Any) -> tuple[Any, ...]:
+def _checked(part: object) -> tuple[Block, ...]:
     if not isinstance(part, tuple) or len(part) not in (2, 3) or len(getattr(part[0], "shape", ())) != 2:
         raise InputTypeError(
             f"items of an RDD are pairs (X, y), each a block of rows and its labels, or (X, y, sample_weight); not "
@@ -177,7 +182,7 @@ def _checked(part: Any) -> tuple[Any, ...]:
     return X, y, *weights
 
 
-def _stacked(blocks: list[Any]) -> Any:
+def _stacked(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     if hasattr(blocks[0], "columns"):
@@ -189,8 +194,8 @@ def _stacked(blocks: list[Any]) -> Any:
     return scipy.sparse.vstack([scipy.sparse.csr_matrix(block) for block in blocks], format="csr")
 
 
-def block_of(kind: pa.Array, size: pa.Array, indices: pa.Array, values: pa.Array) -> Any:
-    """Spark's vectors, by their parts: dense, or CSR where any is sparse; float32.
+def block_of(kind: pa.Array, size: pa.Array, indices: pa.Array, values: pa.Array) -> Block:
+    """A block of the parts of Spark's vectors: dense, or CSR if any vector is sparse; float32.
 
     Examples
     --------
@@ -222,14 +227,16 @@ def block_of(kind: pa.Array, size: pa.Array, indices: pa.Array, values: pa.Array
 # -- the trainers' side, and the driver's part of it
 
 
-def _surveyed(trainer: dps.Trainer, partitions: list[Any], meeting: dps.OpenRun, function: Callable) -> Any:
-    """Survey the pieces together, have the driver plan, and train."""
+def _surveyed(
+    trainer: dps.Trainer, partitions: list[Piece | DPSError | None], meeting: dps.OpenRun, function: Callable
+) -> tuple:
+    """Survey the pieces with the other trainers, get the driver's plan, and train."""
     for piece in partitions:
         if isinstance(piece, DPSError):
             raise piece
-    pieces = [piece for piece in partitions if piece is not None]
+    pieces = [piece for piece in partitions if isinstance(piece, Piece)]
     surveys = _gathered(trainer, [summary([survey_of(piece) for piece in pieces])] if pieces else [])
-    plans: list[Any] = []
+    plans: list[Plan] = []
     if trainer.number == 0:
         with meeting.trainer("trainer", trainer.attempt) as me:
             _gathered(me, surveys)
@@ -238,33 +245,33 @@ def _surveyed(trainer: dps.Trainer, partitions: list[Any], meeting: dps.OpenRun,
     return function(trainer, pieces, plan)
 
 
-def _planned(ps: dps.ParameterServer, meeting: dps.OpenRun, plan: Callable[[Surveys], Any]) -> None:
-    """The driver's part."""
+def _planned(ps: dps.ParameterServer, meeting: dps.OpenRun, plan: Callable[[Surveys], Plan]) -> None:
+    """The driver's part: receive the surveys from the first trainer, send it the plan."""
     try:
-        while not _begun(ps, meeting):  # where tables collect pushes, no run begins while another one goes on
-            time.sleep(POLL)
+        while not _begun(ps, meeting):  # because with aggregating tables no run begins while another one goes on
+            time.sleep(POLL_SECONDS)
         with meeting.trainer("driver") as me:
-            surveys = _gathered(me, [])
+            surveys: list[Survey] = _gathered(me, [])
             if not surveys:
                 raise InputError("X has 0 rows: there is nothing to learn from")
             _gathered(me, [plan(lambda: surveys)])
     except BaseException:
         with contextlib.suppress(DPSError):  # the first error counts
-            meeting.close()  # the trainer would wait there
+            meeting.close()  # because the first trainer would wait for ever in it
         raise
 
 
 def _begun(ps: dps.ParameterServer, meeting: dps.OpenRun) -> bool:
-    """Whether the first trainer of the run is at the meeting, or never will be."""
-    seen = json.loads(ps._call("progress", run=meeting.number))
-    return bool(seen["connected"]) or seen["stopped"] is not None
+    """Whether the first trainer has joined the run, or never will."""
+    progress = meeting.progress()
+    return bool(progress.connected) or progress.stopped is not None
 
 
-def _gathered(trainer: dps.Trainer, brought: list[Any]) -> list[Any]:
-    """What all trainers of a run bring, on each of them.
+def _gathered(trainer: dps.Trainer, brought: list[T]) -> list[T]:
+    """The items that all trainers of a run bring, on each of them.
 
-    Spark reads and queues for as long as it takes, which may be longer than the controller lets a trainer wait for the
-    others: it asks again. A run that fails ends this.
+    Spark may read and queue for longer than the controller lets a trainer wait for the others, so a trainer whose time
+    is over asks again. A run that fails ends this.
     """
     while True:
         try:

@@ -12,20 +12,32 @@ the cache when the gradient is scattered; and the loss takes one logarithm for a
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
 from dps.errors import InputError
 
 __all__ = ["binary_residuals", "gradient", "logistic", "margins", "multinomial_residuals"]
 
-BLOCK = 256  # rows: 39 non-zeros each are 80 kB; and a product of so many terms in [1, 2] fits a float64
+Array: TypeAlias = Any  # numba compiles a kernel for each type of argument: an array, a number, or None
+
+BLOCK_ROWS = 256  # with 39 non-zeros each they are 80 kB; a product of so many terms in [1, 2] fits a float64
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
-def _margins_1(indptr: Any, indices: Any, data: Any, w: Any, b: Any, start: Any, stop: Any, out: Any) -> None:
+def _margins_1(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    w: Array,
+    b: Array,
+    start: Array,
+    stop: Array,
+    out: Array,
+) -> None:
     """out[i - start] = b + X[i] @ w for rows start <= i < stop."""
     for i in range(start, stop):
         total = np.float32(0)
@@ -39,7 +51,15 @@ def _margins_1(indptr: Any, indices: Any, data: Any, w: Any, b: Any, start: Any,
 
 
 @njit(nogil=True, cache=True)
-def _gradient_1(indptr: Any, indices: Any, data: Any, residual: Any, start: Any, stop: Any, out: Any) -> None:
+def _gradient_1(
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    residual: Array,
+    start: Array,
+    stop: Array,
+    out: Array,
+) -> None:
     """out += X[start:stop].T @ residual."""
     for i in range(start, stop):
         r = residual[i - start]
@@ -52,7 +72,7 @@ def _gradient_1(indptr: Any, indices: Any, data: Any, residual: Any, start: Any,
 
 
 @njit(nogil=True, cache=True)
-def _margins_m(indptr: Any, indices: Any, data: Any, w: Any, b: Any, out: Any) -> None:
+def _margins_m(indptr: Array, indices: Array, data: Array, w: Array, b: Array, out: Array) -> None:
     m = np.uint64(w.shape[1])  # unsigned, as the indices
     for i in range(np.uint64(out.shape[0])):
         for c in range(m):
@@ -68,7 +88,7 @@ def _margins_m(indptr: Any, indices: Any, data: Any, w: Any, b: Any, out: Any) -
 
 
 @njit(nogil=True, cache=True)
-def _gradient_m(indptr: Any, indices: Any, data: Any, residual: Any, out: Any) -> None:
+def _gradient_m(indptr: Array, indices: Array, data: Array, residual: Array, out: Array) -> None:
     m = np.uint64(residual.shape[1])
     for i in range(np.uint64(residual.shape[0])):
         for j in range(indptr[i], indptr[i + np.uint64(1)]):
@@ -82,8 +102,8 @@ def _gradient_m(indptr: Any, indices: Any, data: Any, residual: Any, out: Any) -
 
 
 @njit(nogil=True, cache=True)
-def _residuals_1(z: Any, y: Any, weights: Any, scale: float, residual: Any) -> float:
-    """residual = scale * weight * (probability - y); returns the sum of weight * loss. At most BLOCK rows unweighted.
+def _residuals_1(z: Array, y: Array, weights: Array, scale: float, residual: Array) -> float:
+    """residual = scale * weight * (probability - y); returns sum of weight * loss. At most BLOCK_ROWS unweighted rows.
 
     With q = exp(-|z|), which never overflows: probability = 1 / (1 + q) or q / (1 + q), and
     loss = max(z, 0) - y z + log(1 + q).
@@ -106,7 +126,7 @@ def _residuals_1(z: Any, y: Any, weights: Any, scale: float, residual: Any) -> f
 
 
 @njit(nogil=True, cache=True)
-def _residuals_m(z: Any, y: Any, weights: Any, residual: Any) -> float:
+def _residuals_m(z: Array, y: Array, weights: Array, residual: Array) -> float:
     loss = 0.0
     for i in range(z.shape[0]):
         weight = 1.0 if weights is None else np.float64(weights[i])
@@ -127,16 +147,24 @@ def _residuals_m(z: Any, y: Any, weights: Any, residual: Any) -> float:
 
 @njit(nogil=True, cache=True)
 def _logistic(
-    indptr: Any, indices: Any, data: Any, w: Any, b: Any, y: Any, weights: Any, scale: float, out: Any
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    w: Array,
+    b: Array,
+    y: Array,
+    weights: Array,
+    scale: float,
+    out: Array,
 ) -> tuple[float, float]:
     """Sum of losses and the gradient of b; out += the gradient of w."""
     n = indptr.shape[0] - 1
-    z = np.empty(BLOCK, np.float32)
-    residual = np.empty(BLOCK, np.float32)
+    z = np.empty(BLOCK_ROWS, np.float32)
+    residual = np.empty(BLOCK_ROWS, np.float32)
     loss = 0.0
     intercept = 0.0
-    for start in range(0, n, BLOCK):
-        stop = min(start + BLOCK, n)
+    for start in range(0, n, BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, n)
         a, e = np.uint64(start), np.uint64(stop)
         rows = stop - start
         _margins_1(indptr, indices, data, w, b, a, e, z)
@@ -150,14 +178,16 @@ def _logistic(
     return loss, intercept
 
 
-def _frozen(array: Any, dtype: Any) -> np.ndarray:
+def _frozen(array: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
     """A contiguous, read-only view: for numba, arrays that may be written are another type, compiled for again."""
     view = np.ascontiguousarray(array, dtype).view()
     view.flags.writeable = False
     return view
 
 
-def _csr(indptr: Any, indices: Any, data: Any, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _csr(
+    indptr: npt.ArrayLike, indices: npt.ArrayLike, data: npt.ArrayLike, k: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The arrays as the kernels want them; checked, because a wrong index would write into foreign memory."""
     indptr, indices = np.asarray(indptr), np.asarray(indices)
     if indices.dtype not in (np.int32, np.uint32):
@@ -181,7 +211,7 @@ def _csr(indptr: Any, indices: Any, data: Any, k: int) -> tuple[np.ndarray, np.n
     return ends.view(np.uint64), indices, _frozen(values, values.dtype if values.dtype == np.float64 else np.float32)
 
 
-def _per_row(values: Any, n: int, dtype: Any, what: str) -> Any:
+def _per_row(values: npt.ArrayLike | None, n: int, dtype: npt.DTypeLike, what: str) -> Array:
     if values is None:
         return None
     array = np.asarray(values)
@@ -190,18 +220,20 @@ def _per_row(values: Any, n: int, dtype: Any, what: str) -> Any:
     return _frozen(array, dtype)
 
 
-def _targets(y: Any, n: int) -> np.ndarray:
+def _targets(y: npt.ArrayLike, n: int) -> np.ndarray:
     targets = _per_row(y, n, np.float32, "targets")
     if n and not (targets.min() >= 0 and targets.max() <= 1):
         raise InputError(f"targets from {targets.min():g} to {targets.max():g}: probabilities between 0 and 1 wanted")
     return targets
 
 
-def _float32(array: Any) -> np.ndarray:
+def _float32(array: npt.ArrayLike) -> np.ndarray:
     return _frozen(array, np.float32)
 
 
-def margins(indptr: Any, indices: Any, data: Any, w: Any, b: Any = 0.0) -> np.ndarray:
+def margins(
+    indptr: npt.ArrayLike, indices: npt.ArrayLike, data: npt.ArrayLike, w: npt.ArrayLike, b: npt.ArrayLike = 0.0
+) -> np.ndarray:
     """X @ w + b as float32: ``[n]`` for w of shape [k], ``[n, m]`` for [k, m]; one `b`, or one for each of m.
 
     Examples
@@ -223,7 +255,14 @@ def margins(indptr: Any, indices: Any, data: Any, w: Any, b: Any = 0.0) -> np.nd
     return out
 
 
-def gradient(indptr: Any, indices: Any, data: Any, residual: Any, k: int, out: np.ndarray | None = None) -> np.ndarray:
+def gradient(
+    indptr: npt.ArrayLike,
+    indices: npt.ArrayLike,
+    data: npt.ArrayLike,
+    residual: npt.ArrayLike,
+    k: int,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
     """X.T @ residual as float32 ``[k]`` or ``[k, m]``, a sum over the rows; added to `out` if given.
 
     Examples
@@ -252,7 +291,9 @@ def _result(out: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
     return out
 
 
-def binary_residuals(z: Any, y: Any, weights: Any = None) -> tuple[np.ndarray, float]:
+def binary_residuals(
+    z: npt.ArrayLike, y: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> tuple[np.ndarray, float]:
     """Probability minus target for margins `z`, times the sample weight; and the (weighted) mean log loss.
 
     Parameters
@@ -275,13 +316,15 @@ def binary_residuals(z: Any, y: Any, weights: Any = None) -> tuple[np.ndarray, f
     flat, out, n = z.reshape(-1), residual.reshape(-1), z.size
     targets, sample = _targets(y, n), _per_row(weights, n, np.float32, "weights")
     loss = 0.0
-    for i in range(0, n, BLOCK):
-        rows = slice(i, i + BLOCK)
+    for i in range(0, n, BLOCK_ROWS):
+        rows = slice(i, i + BLOCK_ROWS)
         loss += _residuals_1(flat[rows], targets[rows], None if sample is None else sample[rows], 1.0, out[rows])
     return residual, _mean(loss, n, sample)
 
 
-def multinomial_residuals(z: Any, y: Any, weights: Any = None) -> tuple[np.ndarray, float]:
+def multinomial_residuals(
+    z: npt.ArrayLike, y: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> tuple[np.ndarray, float]:
     """Probabilities minus one-hot targets for margins ``z[n, m]``, times the sample weight; and the mean log loss.
 
     `y` holds class numbers 0 to m - 1.
@@ -311,13 +354,13 @@ def _mean(loss: float, n: int, weights: np.ndarray | None) -> float:
 
 
 def logistic(
-    indptr: Any,
-    indices: Any,
-    data: Any,
-    w: Any,
+    indptr: npt.ArrayLike,
+    indices: npt.ArrayLike,
+    data: npt.ArrayLike,
+    w: npt.ArrayLike,
     b: float,
-    y: Any,
-    weights: Any = None,
+    y: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
     scale: float = 1.0,
     out: np.ndarray | None = None,
 ) -> tuple[float, np.ndarray, float]:

@@ -1,15 +1,15 @@
-"""A linear model's weights, on the servers or in this process, and what they say of a block of rows."""
+"""A linear model's weights, on the servers or in this process, and their margins for a block of rows."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import threading
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import dask
 import numpy as np
+import numpy.typing as npt
 from dask.distributed import Client as DaskClient
 
 import dps
@@ -18,23 +18,27 @@ from dps.models.encoding import Layout
 from dps.models.partitions import trainers_threads
 from dps.models.spark_pieces import is_spark
 from dps.models.sparse_kernels import margins
+from dps.models.types import Features, Predictions
 
 __all__ = ["LARGEST", "HomeWeights", "LiveWeights", "drop", "drop_later", "lazily", "margins_of", "probabilities_of"]
 __all__ += ["softmax", "take"]
 
-LARGEST = 1 << 28  # features of a model that is taken home, and coefficients in a `coef_`
-PIECE = 1 << 20  # features in one pull
-SMALL = 1 << 20  # bytes that may travel inside a task
+LARGEST = 1 << 28  # features of a model that is copied into one process, and coefficients in a `coef_`
+PULL_FEATURES = 1 << 20  # in one pull
+MAX_TASK_BYTES = 1 << 20  # of weights that travel inside a task
 
 
 class LiveWeights:
-    """Weights on the servers; travels into tasks."""
+    """Weights on the servers. The object is small, and can be pickled into tasks."""
 
     nbytes = 0
 
     def __init__(self, client: dps.Client, coef: str, intercept: str, layout: Layout, dense: bool):
-        self.client, self.coef, self.intercept_table, self.layout = client, coef, intercept, layout
-        self.dense = dense  # a row for each feature, not only for those that were seen
+        self.client = client
+        self.coef = coef
+        self.intercept_table = intercept
+        self.layout = layout
+        self.dense = dense  # the table has a row for each feature, not only for those that were seen
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         return self.client.pull(self.coef, keys)
@@ -51,14 +55,14 @@ class LiveWeights:
         features = self.layout.features
         if features > LARGEST:
             raise InputError(f"{features:,} features: pull the rows you need from table {self.coef!r} instead")
-        known: Any = range(features)
+        known: Sequence[int] | np.ndarray = range(features)
         if not self.dense:  # most features of a wide model were never seen
             known = np.sort(np.concatenate([np.zeros(0, np.int64), *self.client.keys(self.coef)]))
         intercept = self.intercept()
         keys, values = [], []
-        for start in range(0, max(1, len(known)), PIECE):
-            piece = np.asarray(known[start : start + PIECE], np.int64)
-            rows = self.of(piece).reshape(len(piece), len(intercept))  # of no keys too
+        for start in range(0, max(1, len(known)), PULL_FEATURES):
+            piece = np.asarray(known[start : start + PULL_FEATURES], np.int64)
+            rows = self.of(piece).reshape(len(piece), len(intercept))  # also for no keys
             there = rows.any(axis=1)
             keys.append(piece[there])
             values.append(rows[there])
@@ -66,10 +70,13 @@ class LiveWeights:
 
 
 class HomeWeights:
-    """Weights in this process: those that are not zero, by feature."""
+    """Weights in this process: those that are not zero, sorted by feature."""
 
     def __init__(self, keys: np.ndarray, values: np.ndarray, intercept: np.ndarray, layout: Layout):
-        self.keys, self.values, self.layout, self._intercept = keys, values, layout, intercept
+        self.keys = keys
+        self.values = values
+        self.layout = layout
+        self._intercept = intercept
 
     @property
     def nbytes(self) -> int:
@@ -77,12 +84,12 @@ class HomeWeights:
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         outputs = self.values.shape[1]
-        found = np.zeros((len(keys), outputs), np.float32)
+        rows = np.zeros((len(keys), outputs), np.float32)
         if len(self.keys):
             place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
             there = self.keys[place] == keys
-            found[there] = self.values[place[there]]
-        return found[:, 0] if outputs == 1 else found
+            rows[there] = self.values[place[there]]
+        return rows[:, 0] if outputs == 1 else rows
 
     def intercept(self) -> np.ndarray:
         return self._intercept.copy()
@@ -100,8 +107,8 @@ class HomeWeights:
         return self
 
 
-def margins_of(X: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
-    """Margins of one in-memory block."""
+def margins_of(X: Features, weights: LiveWeights | HomeWeights) -> np.ndarray:
+    """The margins of one block in memory: [n], or [n, classes] for more than two classes."""
     if is_spark(X):
         raise InputTypeError(
             "predict takes what is in memory or in Dask: in Spark, X.mapInPandas with a function that calls it, or "
@@ -117,13 +124,13 @@ def margins_of(X: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
     return margins(local.indptr, local.indices, local.data, w, b[0] if w.ndim == 1 else b)
 
 
-def probabilities_of(X: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
-    """Probabilities of one in-memory block, [n, classes]."""
+def probabilities_of(X: Features, weights: LiveWeights | HomeWeights) -> np.ndarray:
+    """The probabilities of one block in memory, [n, classes]."""
     return softmax(margins_of(X, weights))
 
 
 def softmax(margins: np.ndarray) -> np.ndarray:
-    """Probabilities [n, classes] by the margins."""
+    """The probabilities [n, classes] of margins."""
     z = np.asarray(margins, np.float64)
     if z.ndim == 1:
         z = np.stack([np.zeros_like(z), z], axis=1)
@@ -132,16 +139,22 @@ def softmax(margins: np.ndarray) -> np.ndarray:
     return odds / odds.sum(axis=1, keepdims=True)
 
 
-def _block(X: Any, function: Any, weights: LiveWeights | HomeWeights) -> np.ndarray:
-    """`function` of one block, in a task: with connections of its own, closed at the end."""
+def _block(X: Features, function: Callable[..., np.ndarray], weights: LiveWeights | HomeWeights) -> np.ndarray:
+    """Apply `function` to one block, in a task, with connections that are closed at the end."""
     if isinstance(weights, HomeWeights):
         return function(X, weights)
     with copy.copy(weights.client) as client:
         return function(X, LiveWeights(client, weights.coef, weights.intercept_table, weights.layout, weights.dense))
 
 
-def lazily(function: Any, X: Any, weights: LiveWeights | HomeWeights, columns: int, dtype: Any) -> Any:
-    """`function` over the row blocks of a Dask collection, as a Dask array [n] or [n, columns]."""
+def lazily(
+    function: Callable[..., np.ndarray],
+    X: Features,
+    weights: LiveWeights | HomeWeights,
+    columns: int,
+    dtype: npt.DTypeLike,
+) -> Predictions:
+    """Apply `function` to the row blocks of a Dask collection; a lazy Dask array [n] or [n, columns]."""
     shared = _shared(weights)
     meta = np.empty((0,) if columns == 1 else (0, columns), dtype)
     if hasattr(X, "to_dask_array"):
@@ -154,9 +167,9 @@ def lazily(function: Any, X: Any, weights: LiveWeights | HomeWeights, columns: i
     return X.map_blocks(_block, function, shared, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
 
 
-def _shared(weights: LiveWeights | HomeWeights) -> Any:
-    """As an argument of many tasks: large weights go to the workers once, and not in the graph."""
-    if weights.nbytes <= SMALL:
+def _shared(weights: LiveWeights | HomeWeights) -> Predictions:
+    """The weights as an argument of many tasks. Large weights go to the workers once, not with each task."""
+    if weights.nbytes <= MAX_TASK_BYTES:
         return weights
     try:
         client = DaskClient.current()
@@ -168,19 +181,19 @@ def _shared(weights: LiveWeights | HomeWeights) -> Any:
 
 
 def drop(ps: dps.ParameterServer, tables: Iterable[str], attached: bool) -> None:
-    """Drop a model's tables, and let go of a parameter server that was attached for it; of one that is gone too."""
+    """Drop a model's tables, and detach a parameter server that was attached for them, also if it is gone."""
     with contextlib.suppress(DPSError, OSError):
         if not ps.closed:
-            for table in set(tables) & set(ps.tables):
-                ps.drop(table)
+            for table in set(tables) & set(ps.tables()):
+                ps.drop_table(table)
     if attached:
         ps.detach()
 
 
-def drop_later(*arguments: Any) -> None:
-    """`drop`, in a thread: the model's last reference may go in any thread, Dask's own too, which must not wait."""
-    if not arguments[0].closed:
-        threading.Thread(target=drop, args=arguments, name="dps-drop", daemon=True).start()
+def drop_later(ps: dps.ParameterServer, tables: Iterable[str], attached: bool) -> None:
+    """`drop` in a new thread, because a model may be collected in any thread, and Dask's own threads must not wait."""
+    if not ps.closed:
+        threading.Thread(target=drop, args=(ps, tables, attached), name="dps-drop", daemon=True).start()
 
 
 def take(chosen: np.ndarray, classes: np.ndarray) -> np.ndarray:

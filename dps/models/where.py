@@ -1,10 +1,10 @@
-"""Where a model trains: a cluster or a parameter server, by its address in another process, and inside a Dask task."""
+"""Where a model trains: a cluster or a parameter server, also by its address in another process or in a Dask task."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dask.distributed import Client as DaskClient
 from dask.distributed import get_client, get_worker, rejoin, secede
@@ -12,12 +12,13 @@ from dask.distributed import get_client, get_worker, rejoin, secede
 import dps
 from dps.errors import InputTypeError
 from dps.models.spark_pieces import is_spark
+from dps.models.types import ClusterLike
 
 __all__ = ["Address", "address_of", "aside", "dask_of"]
 
 
 class Address(NamedTuple):
-    """Where a parameter server is: what an estimator's `client` becomes when the estimator is pickled."""
+    """The address of a parameter server. An estimator's `client` becomes one when the estimator is pickled."""
 
     scheduler: str
     name: str
@@ -26,10 +27,10 @@ class Address(NamedTuple):
         return f"<parameter server {self.name!r} in {self.scheduler}>"
 
 
-def address_of(client: Any) -> str | Address | None:
-    """What stands for `client` in another process: it holds no connection and no secret.
+def address_of(client: ClusterLike) -> str | Address | None:
+    """The address that replaces `client` in another process. It holds no connection and no secret.
 
-    Credentials do not travel: for a cluster with TLS the other process has its own in Dask's configuration.
+    The other process needs its own credentials: for a cluster with TLS, those in its Dask configuration.
 
     Examples
     --------
@@ -48,7 +49,7 @@ def address_of(client: Any) -> str | Address | None:
     if isinstance(address, str) and address:
         return address
     if is_spark(client):
-        return None  # the session that the other process has, if any
+        return None  # the other process uses its own session, if it has one
     raise InputTypeError(f"a {type(client).__name__} cannot be where a model trains: pass a Dask client or its address")
 
 
@@ -57,7 +58,7 @@ def _scheduler_of(client: DaskClient) -> str:
 
 
 def dask_of(scheduler: str | None) -> DaskClient | str | None:
-    """What `dps.ParameterServer` takes for this address; in a task of that cluster, the worker's own client."""
+    """The argument of `dps.ParameterServer` for this address: in a task of that cluster, the worker's own client."""
     try:
         here = get_worker().scheduler.address
     except ValueError:  # no task
@@ -67,10 +68,10 @@ def dask_of(scheduler: str | None) -> DaskClient | str | None:
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Inside a Dask task, give its thread back for as long as this lasts: the trainers need threads."""
+    """Inside a Dask task, give the task's thread back for the duration, because the trainers need threads."""
     try:
         secede()
-    except (ValueError, KeyError, AttributeError):  # no task, a task that is aside already, no thread of the pool
+    except (ValueError, KeyError, AttributeError):  # no task, a task that has seceded already, or no thread of the pool
         yield
         return
     try:

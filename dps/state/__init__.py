@@ -1,1 +1,24 @@
+"""What a server holds: tables cut into shards, their rows, and which ops they have seen. Pure numpy and numba.
 
+Nothing here knows of sockets, threads or time. Each replica of a shard holds the same values, because the same ops are
+applied to it in the same order.
+
+================== ===============================================================================
+ops                TableSpec, the definition of a table; Op, one change to a shard
+partition          keys to shards: hash, ranges, grouping, repeated keys
+names              the one rule for names of tables, servers, runs, checkpoints and metrics
+shard              DenseShard, KeyedShard: rows, ledger, optimizer state; every op is applied here
+index              KeyIndex: int64 key to row number
+kernels            compiled loops over rows: gather, scatter, sum
+ledger             which ops of which origins have been applied: exactly once
+optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
+optimizer_kernels  their compiled loops
+schedules          learning rates that change with the clock
+initializers       a new row's values as a function of (seed, key)
+recipes            optimizers, initialisers and schedules as dicts, and back
+snapshot           Cut: a shard as of a clock, read while ops go on
+transfer           copying a shard to another server while ops go on
+portable           which kernels may be kept on disk between processes
+warm               compile or load the kernels of a table before its first request
+================== ===============================================================================
+"""

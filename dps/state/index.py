@@ -14,7 +14,7 @@ Growing. At 80 % load a new table is begun; then each request moves a bounded nu
 starting behind an empty slot. The *frontier* (`moved` slots behind `start`, cyclically) only ever stops at an empty
 slot of the old table. No probe sequence crosses an empty slot, so a key whose home lies before the frontier is in the
 new table, any other key is in the old one, and one comparison tells where to look and where to insert.
-What is not neat: the old table keeps its emptied slots until it is dropped whole.
+A weakness: the old table keeps its emptied slots until it is dropped whole.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["KeyIndex", "keys_of"]
 GROW_AT = 0.80  # load at which a larger table is begun
 FULL_AT = 0.92  # load at which the old table may not take more: growing is then finished at once
 GROWTH = 1.5
-SMALLEST = 64
-MOVE_PER_KEY = 10  # slots moved over for each key of a request while growing (above 1 / (FULL_AT - GROW_AT)),
-MOVE_AT_LEAST = 8192  # and for each request: about 20 us
-ALL = np.zeros(0, np.uint8)
+MIN_SLOTS = 64
+MOVE_PER_KEY = 10  # slots moved over for each key of a request while growing; above 1 / (FULL_AT - GROW_AT)
+MOVE_AT_LEAST = 8192  # slots moved over for each request while growing: about 20 us
+ALL_ROWS = np.zeros(0, np.uint8)
 
 
 # Plain @njit helpers, unsigned slot numbers: inline="always" would count references to the arrays once a key (25 ns),
@@ -47,7 +47,7 @@ def _home(key, bits, capacity):
 
 @njit
 def _probe(slots, key, bits):
-    """The slot that holds the key, or the empty slot where it would go."""
+    """The slot that holds the key, or the empty slot where it would be inserted."""
     capacity = np.uint64(slots.shape[0])
     lo, hi = np.int32(key), np.int32(key >> 32)
     i = _home(key, bits, capacity)
@@ -70,7 +70,7 @@ def _is_old(old, start, moved, bits, key):
 
 @njit(nogil=True, cache=True)
 def find_rows(slots, old, start, moved, bits, keys, rows):
-    """rows[i] = row of keys[i], or -1; returns how many were missing."""
+    """rows[i] = row of keys[i], or -1; returns how many keys have no row."""
     missing = 0
     for i in range(keys.shape[0]):
         key = keys[i]
@@ -85,7 +85,7 @@ def find_rows(slots, old, start, moved, bits, keys, rows):
 
 @njit
 def _enter(slots, key, bits, count):
-    """(row, count) of the key, which gets row `count` if it is new."""
+    """The row of the key, which is `count` if the key is new, and the number of keys after that."""
     i = _probe(slots, key, bits)
     if slots[i, 2] == 0:
         slots[i, 0], slots[i, 1] = np.int32(key), np.int32(key >> 32)
@@ -117,8 +117,8 @@ def _first_empty(slots):
 def _move(slots, old, start, moved, bits, quota):
     """Copy `quota` slots of `old` behind the frontier into `slots`, and on to the next empty one; the new frontier.
 
-    At the end of the circle it goes on to the first empty slot once more: the empty slot where the circle began may
-    have been filled since, and keys may have run on past it. (Copying a key twice changes nothing.)
+    At the end of the circle the copy goes on to the first empty slot once more, because the empty slot where the circle
+    began may have been filled since, and keys may have been inserted past it. (Copying a key twice changes nothing.)
     """
     capacity = old.shape[0]
     end = moved + quota
@@ -136,9 +136,9 @@ def _move(slots, old, start, moved, bits, quota):
 
 @njit(nogil=True, cache=True)
 def _collect(slots, wanted, keys):
-    """keys[row + 1] = key for every occupied slot of one of these rows, if wanted[row + 1] (of length 0: all are).
+    """keys[row + 1] = key for every occupied slot of one of these rows, if wanted[row + 1] (of length 0: all rows are).
 
-    What empty slots hold goes to keys[0]: whether a slot is empty cannot be predicted, and costs more than that.
+    The content of empty slots goes to keys[0], because a branch on empty slots cannot be predicted and would cost more.
     """
     end, every = np.uint64(keys.shape[0]), wanted.shape[0] == 0
     for i in range(slots.shape[0]):
@@ -147,15 +147,15 @@ def _collect(slots, wanted, keys):
             keys[n] = (np.int64(slots[i, 1]) << 32) | (np.int64(slots[i, 0]) & 0xFFFFFFFF)
 
 
-def keys_of(tables: tuple, count: int, wanted: np.ndarray = ALL) -> np.ndarray:
-    """The keys of rows 0 to count - 1, int64, from the `tables` of an index that has so many.
+def keys_of(tables: tuple, count: int, wanted: np.ndarray = ALL_ROWS) -> np.ndarray:
+    """The keys of rows 0 to count - 1, int64, from the `tables` of an index that holds at least `count` keys.
 
-    With `wanted`, uint8[1 + count], only the keys of rows that are not 0 there are looked for (wanted[0] is of no row,
-    and 0); the others may be anything.
+    With `wanted`, uint8[1 + count], only the keys of rows with wanted[1 + row] != 0 are right; the others may be
+    anything. wanted[0] belongs to no row, and is 0.
 
-    The index may go on changing meanwhile, in another thread. What it writes then are keys of later rows, which are
-    passed over, and keys on their way from `old` into `slots`: those may be seen half-written, and `old`, where
-    nothing is ever erased, is read after them.
+    The index may go on changing meanwhile, in another thread. It then writes keys of later rows, which are passed over
+    here, and copies keys from `old` into `slots`. Those may be seen half-written in `slots`; they are right in the end,
+    because `old`, where nothing is ever erased, is read after `slots`.
     """
     slots, old = tables[:2]
     keys = np.empty(1 + count, np.int64)
@@ -165,7 +165,7 @@ def keys_of(tables: tuple, count: int, wanted: np.ndarray = ALL) -> np.ndarray:
 
 
 def _empty(capacity: int) -> np.ndarray:
-    return np.zeros((capacity, 3), np.int32)  # calloc: pages come to life as they are used
+    return np.zeros((capacity, 3), np.int32)  # calloc: the system provides each page at its first use
 
 
 class KeyIndex:
@@ -174,7 +174,7 @@ class KeyIndex:
     Parameters
     ----------
     bits : int
-        How many leading bits of the hash are the same for all keys here (they chose the shard).
+        How many leading bits of the hash are the same for all keys of this index, because they chose the shard.
 
     Examples
     --------
@@ -191,12 +191,12 @@ class KeyIndex:
     def __init__(self, bits: int = 0):
         self.bits = bits
         self.count = 0
-        self.slots = _empty(SMALLEST)
+        self.slots = _empty(MIN_SLOTS)
         self._no_slots = np.zeros((0, 3), np.int32)
         self.old = self._no_slots  # the smaller table, while growing
         self.start = 0  # where in `old` moving began: the slot behind an empty one
         self.moved = 0  # how many slots of `old`, from there on, have been moved
-        self._rows_in_old = 0  # at most
+        self._rows_in_old = 0  # an upper bound of the keys in `old`
 
     def __len__(self) -> int:
         return self.count
@@ -207,11 +207,11 @@ class KeyIndex:
 
     @property
     def tables(self) -> tuple:
-        """What the kernels need to look keys up: (slots, old, start, moved, bits)."""
+        """The arguments that kernels need to look keys up: (slots, old, start, moved, bits)."""
         return self.slots, self.old, self.start, self.moved, self.bits
 
     def find(self, keys: np.ndarray, rows: np.ndarray) -> int:
-        """rows[i] = row of keys[i], or -1; returns how many keys were unknown."""
+        """rows[i] = row of keys[i], or -1; returns how many keys have no row."""
         return find_rows(self.slots, self.old, self.start, self.moved, self.bits, keys, rows)
 
     def insert(self, keys: np.ndarray, rows: np.ndarray) -> None:
@@ -221,7 +221,7 @@ class KeyIndex:
         self._rows_in_old += len(keys)
 
     def reserve(self, new: int) -> None:
-        """Make room for `new` more keys, without growing step by step while they come."""
+        """Make room for `new` more keys at once, so that the index does not grow step by step while they come."""
         self._make_room(new)
 
     def keys(self) -> np.ndarray:
@@ -229,7 +229,7 @@ class KeyIndex:
         return keys_of(self.tables, self.count)
 
     def _make_room(self, new: int) -> None:
-        """Before `new` keys, all of them unknown at worst, come in: grow, or grow on, by a bounded step."""
+        """Begin or continue to grow, by a bounded step, so that `new` more keys fit even if all of them are unknown."""
         if len(self.old):
             self._advance(max(MOVE_PER_KEY * new, MOVE_AT_LEAST))
         if not len(self.old) and self.count + new > GROW_AT * len(self.slots):

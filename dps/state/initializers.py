@@ -1,10 +1,10 @@
 """Initial values of rows: functions of (seed, key, column), and of nothing else.
 
-So a row that nobody has pushed to needs no memory, any cut into shards gives the same model, and a server that comes
-back, or another process, gives the same numbers again. The function must never change: stored models that hold only
-the rows that were born rely on it for all others (``tests/test_initializers.py`` pins values bit for bit).
+So a row that has had no push needs no memory, any division into shards gives the same model, and a server that comes
+back, or another process, gives the same numbers again. The function must never change: stored models hold only the rows
+that had a push, and rely on it for all others (``tests/state/test_initializers.py`` pins values bit for bit).
 
-Every initializer is a seed and three numbers (kind, a, b), so that one set of kernels serves all:
+Every initializer is a seed and three numbers (kind, a, b), so that one set of kernels serves all initializers:
 
     stream = mix(mix(seed + G) ^ key)                  where mix and G are those of splitmix64 (Steele et al., 2014)
     hash n = mix(stream + (n + 1) G)                   column j owns the hashes 2 j and 2 j + 1
@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numba
 import numpy as np
@@ -36,8 +35,8 @@ __all__ = [
     "Uniform",
     "Xavier",
     "Zeros",
-    "fill_born",
     "fill_missing",
+    "fill_new",
     "fill_range",
     "initializer_from_dict",
 ]
@@ -77,11 +76,11 @@ class Initializer(Recipe):
 
     @property
     def is_zero(self) -> bool:
-        """Whether all initial values are 0, so that fresh memory will do."""
+        """Whether all initial values are 0, so that fresh memory holds them already."""
         return self._numbers()[0] == ZEROS
 
 
-def initializer_from_dict(description: Mapping[str, Any]) -> Initializer:
+def initializer_from_dict(description: Mapping[str, object]) -> Initializer:
     """The initializer that ``initializer.to_dict()`` described.
 
     Examples
@@ -118,7 +117,7 @@ class Constant(Initializer):
     Parameters
     ----------
     value : float
-        The value.
+        The initial value of every row, in all columns.
 
     Examples
     --------
@@ -145,7 +144,7 @@ class Uniform(Initializer):
     Parameters
     ----------
     low, high : float
-        The range.
+        The bounds of the values.
     seed : int
         0 .. 2**64 - 1.
 
@@ -180,7 +179,7 @@ class Normal(Initializer):
     scale : float
         Standard deviation.
     mean : float
-        The middle.
+        Mean of the values.
     seed : int
         0 .. 2**64 - 1.
 
@@ -209,7 +208,7 @@ class Xavier(Initializer):
     seed : int
         0 .. 2**64 - 1.
     gain : float
-        A factor.
+        A factor of the bound.
 
     Examples
     --------
@@ -227,7 +226,8 @@ class Xavier(Initializer):
         return UNIFORM, -limit, limit
 
 
-# ---- kernels: uint64 throughout (numba makes a float of int64 + uint64), no branch inside a loop over columns ----
+# Kernels. All integers are uint64, because numba makes a float of int64 + uint64. No branch stands inside a loop over
+# columns, because such a loop does not vectorise.
 
 Array = np.ndarray
 _jit = numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -247,7 +247,7 @@ def _mix(h: np.uint64) -> np.uint64:
 
 @_jit
 def _top53(h: np.uint64) -> np.float64:
-    return np.float64(np.int64(h >> np.uint64(11)))  # through int64: machines convert that faster
+    return np.float64(np.int64(h >> np.uint64(11)))  # through int64, because processors convert that faster
 
 
 @_jit
@@ -281,12 +281,13 @@ def fill_missing(out: Array, keys: Array, index: Array, seed: np.uint64, numbers
 
 
 @_jit
-def fill_born(
+def fill_new(
     rows: Array, dim: int, keys: Array, index: Array, first: int, seed: np.uint64, numbers: Array, slot_start: float
 ) -> None:
-    """Rows just born: values and optimizer state of rows[index[i]] for every i with index[i] >= first.
+    """Rows just created: values and optimizer state of rows[index[i]] for every i with index[i] >= first.
 
-    rows : [capacity, dim + slots]; keys, index : int64[m]. A row named twice is written twice with the same numbers.
+    rows : [capacity, dim + slots]; keys, index : int64[m]. A row that is in `index` twice is written twice, with
+    the same numbers.
     """
     for i in range(len(index)):
         if index[i] >= first:

@@ -1,4 +1,4 @@
-"""The inner loops over rows: gather, scatter, sums. All release the GIL and are cached on disk."""
+"""Kernels: compiled inner loops over rows (gather, scatter, sum). All release the GIL and are cached on disk."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gather_range(rows, start, out):
 
 @njit(nogil=True, cache=True)
 def take(source, order, start, out):
-    """out[j] = source[order[start + j]]: rows of a caller's array into the order they travel in."""
+    """out[j] = source[order[start + j]]: rows of a caller's array, in the order in which they travel."""
     if out.shape[1] == 1:
         for j in range(out.shape[0]):
             out[j, 0] = source[np.uint64(order[start + j]), 0]
@@ -51,7 +51,7 @@ def take(source, order, start, out):
 
 @njit(nogil=True, cache=True)
 def scatter(source, order, start, out):
-    """out[order[start + j]] = source[j]: rows that arrived, into the places the caller asked for."""
+    """out[order[start + j]] = source[j]: rows that have arrived, in the order of the caller's keys."""
     if out.shape[1] == 1:
         for j in range(source.shape[0]):
             out[np.uint64(order[start + j]), 0] = source[j, 0]
@@ -90,16 +90,17 @@ def flag(flags, index, start, count, bits):
 
 
 @njit(nogil=True, cache=True)
-def save(rows, index, start, count, first, end, born, place, saved, used):
-    """Copy the rows index[i] (of length 0: start + i) that have no place yet to saved[used], ...; the new `used`.
+def save(rows, index, start, count, first, end, existing, place, saved, used):
+    """Copy those rows index[i] (of length 0: start + i) that have no place yet to saved[used], ...; the new `used`.
 
-    place[r] = 1 + where row r is. Rows from `born` on are new: they get -1, and no copy. Only rows first .. end - 1.
+    place[r] becomes 1 + the number of the copy of row r. Rows from `existing` on are new: they get -1, and no copy.
+    Rows outside first .. end - 1 are left out.
     """
     listed = index.shape[0] > 0
     for i in range(count):
         r = index[i] if listed else start + i
         if first <= r < end and place[np.uint64(r)] == 0:
-            if r >= born:
+            if r >= existing:
                 place[np.uint64(r)] = -1
             else:
                 row, copy = rows[np.uint64(r)], saved[np.uint64(used)]
@@ -112,12 +113,13 @@ def save(rows, index, start, count, first, end, born, place, saved, used):
 
 @njit(nogil=True, cache=True)
 def follow(index, start, count, place, used, which, where):
-    """The rows index[i] (of length 0: start + i) that are saved: i in `which`, their places in `where`.
+    """Find the saved copies of rows index[i] (of length 0: start + i): each i in `which`, its copy's number in `where`.
 
-    Rows whose place is -1 get one: `used`, `used` + 1, ... Returns how many were found, and the new `used`.
+    Rows whose place is -1 get a copy: number `used`, `used` + 1, ... Returns how many rows have a copy, and the new
+    `used`.
     """
     listed = index.shape[0] > 0
-    found = 0
+    copies = 0
     for i in range(count):
         r = np.uint64(index[i]) if listed else np.uint64(start + i)
         at = place[r]
@@ -125,14 +127,14 @@ def follow(index, start, count, place, used, which, where):
             if at < 0:
                 used += 1
                 at = place[r] = used
-            which[found], where[found] = i, at - 1
-            found += 1
-    return found, used
+            which[copies], where[copies] = i, at - 1
+            copies += 1
+    return copies, used
 
 
 @njit(nogil=True, cache=True)
 def count_wanted(place, flags, bits, end):
-    """How many of the rows 0 .. end - 1 :func:`take_wanted` would take."""
+    """How many of the rows 0 .. end - 1 :func:`take_wanted` would copy."""
     count = 0
     for r in range(end):
         count += int(place[r] >= 0 and (flags.shape[0] == 0 or flags[r] & bits != 0))
@@ -141,10 +143,10 @@ def count_wanted(place, flags, bits, end):
 
 @njit(nogil=True, cache=True)
 def take_wanted(rows, first, end, place, saved, flags, bits, out, which):
-    """Copy rows first .. end - 1 to out[0], ..., as many as it takes, those that are saved from there.
+    """Copy rows first .. end - 1, or their saved copies, to out[0], ..., until `out` is full.
 
-    Left out are rows whose place is -1, and (`flags` of length 0: none) those without one of the `bits`. Numbers of
-    the rows that were copied: in `which`. Returns how many they are, and the row to go on with.
+    Left out are rows whose place is -1, and rows without any of the `bits` in their flags (`flags` of length 0: none of
+    these). The numbers of the copied rows go to `which`. Returns how many rows were copied, and the row to go on with.
     """
     taken = 0
     for r in range(first, end):
@@ -163,7 +165,7 @@ def take_wanted(rows, first, end, place, saved, flags, bits, out, which):
 @njit(nogil=True, cache=True)
 def all_finite(values):
     """Whether no value is NaN or infinite (`values` flat)."""
-    bad = False  # a truth value, because the loop is vectorised with it: a counter is a fifth slower
+    bad = False  # a bool, because the loop vectorises with it; with a counter it is a fifth slower
     for i in range(values.shape[0]):
         v = values[i]
         bad |= (v - v) != 0

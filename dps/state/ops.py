@@ -1,52 +1,59 @@
-"""The values that travel: what a table is (`TableSpec`) and one change to a shard (`Op`)."""
+"""TableSpec, the definition of a table, and Op, one change to a shard. Both travel between the parties."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dps.errors import InputError, InputTypeError
-from dps.names import check_name
 from dps.state.initializers import Initializer, Zeros, initializer_from_dict
+from dps.state.names import check_name
 from dps.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
+from dps.state.recipes import Description
 
 __all__ = ["ADD", "ASSIGN", "CLOSE", "DROP", "KEEP", "NO_CLOCK", "OLDER", "PUSH", "RETIRE", "Op", "TableSpec"]
-__all__ += ["wants_finite"]
+__all__ += ["html_renderers", "wants_finite"]
 
-PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op: the table's optimizer, or plain addition, or replacement
-CLOSE, RETIRE = 3, 4  # or, without rows: close the sums of a clock; origins have ended
-OLDER, KEEP, DROP = 0, 1, 2  # the `start` of CLOSE: close older clocks than its own; settle: step with the sums, drop
-NO_CLOCK = -1  # the clock of a client that has none
+# Functions that show a TableSpec in a notebook; the last one is used. dps.dashboard.notebook registers one here,
+# because this package is pure: it may import neither the dashboard nor Dask, not even when a method is called.
+html_renderers: list[Callable[[TableSpec], str]] = []
+
+PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op on rows: the table's optimizer, plain addition, or replacement
+CLOSE, RETIRE = 3, 4  # the rule of an op without rows: close the sums of a clock, or retire origins
+# The `start` of CLOSE: close clocks before the op's clock, or settle: step with the sums (KEEP) or drop them (DROP).
+OLDER, KEEP, DROP = 0, 1, 2
+NO_CLOCK = -1  # the clock of a client without a clock
 
 DTYPES = ("float32", "float64", "int64")
-LARGEST_DIM = 1 << 16
-MOST_ROWS = 1 << 40
-MOST_COPIES = 8
+MAX_DIM = 1 << 16
+MAX_ROWS = 1 << 40
+MAX_COPIES = 8
 
 
 class Op(NamedTuple):
     """One change to one shard, as client, primary and backups see it."""
 
-    rule: int  # PUSH, ADD or ASSIGN; CLOSE or RETIRE: keys is None, values empty
-    keys: np.ndarray | None  # int64[m]; None: the rows start..start+m-1 of a dense shard
-    start: int  # global row number, where keys is None; CLOSE: OLDER, KEEP or DROP; RETIRE: the first origin
+    rule: int  # PUSH, ADD or ASSIGN; for CLOSE and RETIRE, keys is None and values is empty
+    keys: np.ndarray | None  # int64[m]; None: the rows start .. start + m - 1 of a dense shard
+    start: int  # global row number, if keys is None; for CLOSE: OLDER, KEEP or DROP; for RETIRE: the first origin
     values: np.ndarray  # table dtype [m, dim]
     clock: int  # of the trainer, or NO_CLOCK
-    parties: int  # trainers in the run: what aggregate="mean" divides by; RETIRE: how many origins
-    origin: int = 0  # who made it; 0 is nobody, and is not checked for repeats
-    attempt: int = 0  # which incarnation of the origin
+    parties: int  # trainers in the run: aggregate="mean" divides by it; for RETIRE: how many origins
+    origin: int = 0  # the maker of the op; 0: no origin, so the op is not checked for repeats
+    attempt: int = 0  # which execution of the origin
     number: int = 0  # of the op among those of its clock: (clock, number) is its seq
-    answer: bool = False  # keep the new values: they may be asked for again
-    rows: int = -1  # of data that a push stands for: aggregate="mean" divides by their sum; -1: it does not say
+    answer: bool = False  # keep the new values in the ledger, because the client may ask for them again
+    rows: int = -1  # of data for which a push stands: aggregate="mean" divides by their sum; -1: the push does not say
 
 
 def wants_finite(optimizer: Optimizer) -> bool:
-    """Whether a table of this optimizer refuses NaN and infinity unless its maker says otherwise.
+    """Whether a table with this optimizer refuses NaN and infinity by default.
 
-    An optimizer steps from what a row holds, so one such value stays in the row and its state for good. Counts and
-    plain values may mean something by it, such as a value that is missing.
+    An optimizer steps from the values of a row, so NaN or infinity would stay in the row and its state for good. In
+    tables of counts and of plain values they may have a meaning, such as a missing value.
 
     >>> import dps
     >>> wants_finite(dps.SGD(0.1)), wants_finite(dps.Add()), wants_finite(dps.Assign())
@@ -57,7 +64,7 @@ def wants_finite(optimizer: Optimizer) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """What a table is. Made by :meth:`dps.ParameterServer.table`; the same value on every party.
+    """The definition of a table. Made by :meth:`dps.ParameterServer.table`; all parties have the same value.
 
     Parameters
     ----------
@@ -85,7 +92,7 @@ class TableSpec:
     ack : {"copies", "memory"}
         When a push is acknowledged: when all copies have it, or when the primary has.
     id : int
-        Number in its parameter server, given by the controller.
+        Number of the table in its parameter server, given by the controller.
 
     Examples
     --------
@@ -116,15 +123,15 @@ class TableSpec:
         if not isinstance(self.init, Initializer):
             raise InputTypeError(f"{where}: init must be one of dps's, such as dps.Normal(0.01), not {self.init!r}")
         object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
-        _whole(self, "dim", 1, LARGEST_DIM, where)
+        _whole(self, "dim", 1, MAX_DIM, where)
         if self.rows is not None:
-            _whole(self, "rows", 1, MOST_ROWS, where)
+            _whole(self, "rows", 1, MAX_ROWS, where)
         _whole(self, "shards", 1, 1 << 12, where)
         if self.keyed and self.shards & (self.shards - 1):
             raise InputError(f"{where}: a keyed table has a power of two of shards, not {self.shards}")
         if self.rows is not None and self.shards > self.rows:
             raise InputError(f"{where}: {self.shards} shards for {self.rows} rows; ask for at most {self.rows}")
-        _whole(self, "copies", 1, MOST_COPIES, where)
+        _whole(self, "copies", 1, MAX_COPIES, where)
         if self.ack not in ("copies", "memory"):
             raise InputError(f"{where}: ack is 'copies' or 'memory', not {self.ack!r}")
         if self.aggregate not in (None, "sum", "mean"):
@@ -152,13 +159,16 @@ class TableSpec:
         """Bytes of one value."""
         return np.dtype(self.dtype).itemsize
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it in plain values, for JSON."""
+    def _repr_html_(self) -> str | None:
+        return html_renderers[-1](self) if html_renderers else None
+
+    def to_dict(self) -> Description:
+        """The definition as plain values, for JSON."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {**fields, "optimizer": self.optimizer.to_dict(), "init": self.init.to_dict()}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> TableSpec:
+    def from_dict(cls, fields: Description) -> TableSpec:
         """The table that :meth:`to_dict` described."""
         optimizer, init = optimizer_from_dict(fields["optimizer"]), initializer_from_dict(fields["init"])
         return cls(**{**fields, "optimizer": optimizer, "init": init})
@@ -168,7 +178,7 @@ def _dtype_name(dtype: Any, where: str) -> str:
     try:
         name = np.dtype(dtype).name
     except TypeError as error:
-        raise InputTypeError(f"{where}: {dtype!r} is no dtype") from error
+        raise InputTypeError(f"{where}: {dtype!r} is not a dtype") from error
     if name not in DTYPES:
         raise InputError(f"{where}: dtype {name}; a table holds float32, float64 or int64")
     return name

@@ -5,11 +5,11 @@ index : int64[m], the row of each update, none negative; of length 0: rows start
 updates : [m, dim], C-contiguous, in the dtype of rows
 numbers : float64, the optimizer's parameters in the order of its fields, the schedule evaluated
 
-Three things keep them fast and the copies of a shard bit-identical. Unsigned row and column numbers: a signed one
-might be negative, and numba's care for that keeps the loops over columns from vectorising, which costs a factor of 4
-(as does, for FTRL, ``rows[r, j]`` instead of a view of the row). Parameters cast once to the table's dtype, with no
-bare 1 or 0.5 inside the loops, so that float32 stays float32. No fastmath and nothing of the C library: only exactly
-rounded operations in the written order.
+Three things keep the kernels fast and the replicas of a shard bit-identical. Row and column numbers are unsigned:
+numba tests signed ones for negative values, and that test keeps the loops over columns from vectorising, which costs a
+factor of 4 (as does, for FTRL, ``rows[r, j]`` instead of a view of the row). Parameters are cast once to the table's
+dtype, and no bare 1 or 0.5 stands inside the loops, so that float32 stays float32. There is no fastmath and no function
+of the C library, only exactly rounded operations in the written order.
 """
 
 from __future__ import annotations
@@ -136,10 +136,10 @@ def adam(rows: Array, index: Array, start: int, updates: Array, numbers: Array) 
     keep = cast(1.0 - lr * numbers[4]) if len(numbers) > 4 else cast(1)  # AdamW's weight decay
     dim = np.uint64(updates.shape[1])
     last = dim + dim + dim  # columns: values, first moments, second moments, the row's steps
-    known, size, scale = 0, cast(0), cast(0)  # the steps for which size and scale were computed
+    known, size, scale = 0, cast(0), cast(0)  # the number of steps for which size and scale were computed
     for i in range(len(updates)):
         row, update = rows[_row(index, start, i)], updates[i]
-        row[last] += cast(1)  # stays at 2^24 in float32, where the bias correction has long become 1
+        row[last] += cast(1)  # in float32 it stays at 2^24; the bias correction is 1 long before
         steps = int(row[last])
         if steps != known:
             known = steps

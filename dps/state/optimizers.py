@@ -1,8 +1,8 @@
-"""What a push does to a row: add, assign, or one step of an optimizer.
+"""Optimizers: the change that a push makes to a row. That is to add, to assign, or one step of an optimizer.
 
 An optimizer is an immutable value: a name and numbers. The state it needs lies beside each row's values, in columns
-that the shard owns, so that it is placed, copied, moved and stored with the row. The work is done by compiled kernels
-(:mod:`dps.state.optimizer_kernels`). Where every step pushes to every row, the results are those of ``torch.optim``.
+that the shard owns, so that it is placed, replicated, moved and stored with the row. Compiled kernels do the work
+(:mod:`dps.state.optimizer_kernels`). If every step pushes to every row, the results are those of ``torch.optim``.
 
 In the equations g is the pushed update of one row, w its values; all products are column by column. eta is the learning
 rate, ``lr``: a number, or a :mod:`schedule <dps.state.schedules>` evaluated at the clock of the push.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -51,10 +51,10 @@ class Optimizer(Recipe):
     states : int
         Columns of state for each column of values.
     repeats : str
-        What becomes of the repeated keys of one push: ``"sum"``, they are summed before the step; ``"any"``, single
-        steps in any order come to the same; ``"last"``, the last one counts.
+        What happens to the updates of a key that is several times in one push: ``"sum"``, they are summed before the
+        step; ``"any"``, single steps in any order give the same result; ``"last"``, the last one counts.
     dtypes : tuple of str
-        The dtypes of tables that it can serve.
+        The dtypes of tables on which the optimizer works.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Optimizer(Recipe):
 
     @property
     def repeats(self) -> str:
-        """What becomes of the repeated keys of one push: see above."""
+        """What happens to the repeated keys of one push: see above."""
         return "sum"
 
     @property
@@ -84,7 +84,7 @@ class Optimizer(Recipe):
 
     @property
     def slot_start(self) -> float:
-        """What the columns of state of a new row hold."""
+        """The value in the columns of state of a new row."""
         return 0.0
 
     def numbers(self, clock: int) -> np.ndarray:
@@ -97,7 +97,7 @@ class Optimizer(Recipe):
         self.kernel(rows, index, 0, updates, self.numbers(clock))
 
 
-def optimizer_from_dict(description: Mapping[str, Any]) -> Optimizer:
+def optimizer_from_dict(description: Mapping[str, object]) -> Optimizer:
     """The optimizer that ``optimizer.to_dict()`` described.
 
     Examples
@@ -125,7 +125,7 @@ class Add(Optimizer):
 
     @property
     def repeats(self) -> str:
-        """What becomes of the repeated keys of one push: see :class:`Optimizer`."""
+        """What happens to the repeated keys of one push: see :class:`Optimizer`."""
         return "any"
 
 
@@ -146,7 +146,7 @@ class Assign(Optimizer):
 
     @property
     def repeats(self) -> str:
-        """What becomes of the repeated keys of one push: see :class:`Optimizer`."""
+        """What happens to the repeated keys of one push: see :class:`Optimizer`."""
         return "last"
 
 
@@ -176,7 +176,7 @@ class SGD(Optimizer):
 
     @property
     def repeats(self) -> str:
-        """What becomes of the repeated keys of one push: see :class:`Optimizer`."""
+        """What happens to the repeated keys of one push: see :class:`Optimizer`."""
         return "sum" if self.l1 or self.l2 else "any"
 
 
@@ -216,7 +216,7 @@ class Adagrad(Optimizer):
     """A rate for each column that falls with its past gradients (Duchi, Hazan and Singer, 2011).
 
     n <- n + g^2; w <- w - eta g / (sqrt(n) + eps); then l1 and l2 with r = eta / (sqrt(n) + eps). n begins at
-    `initial_accumulator`: above 0 it tames the first steps of a rare row.
+    `initial_accumulator`; a value above 0 makes the first steps of a rare row smaller.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ class Adagrad(Optimizer):
     eps : float
         Added to the root, against division by 0.
     initial_accumulator : float
-        Where n begins.
+        The first value of n.
     l1, l2 : float
         Strength of the proximal penalties.
 
@@ -247,7 +247,7 @@ class Adagrad(Optimizer):
 
     @property
     def slot_start(self) -> float:
-        """`initial_accumulator`."""
+        """The value in the columns of state of a new row: `initial_accumulator`."""
         return self.initial_accumulator
 
 
@@ -317,7 +317,7 @@ class Adam(Optimizer):
     states = 2
 
     def slots(self, dim: int) -> int:
-        """m, v, and one count of steps."""
+        """How many columns of state follow the values: m, v, and one count of steps."""
         return 2 * dim + 1
 
 
@@ -360,7 +360,7 @@ class FTRL(Optimizer):
     alpha : float
         The learning rate.
     beta : float
-        Added to the root of n: tames first steps.
+        Added to the root of n, so that the first steps are smaller.
     l1, l2 : float
         Strength of the penalties beside the summed losses.
 
@@ -381,5 +381,5 @@ class FTRL(Optimizer):
 
     @property
     def derived(self) -> bool:
-        """True: z and n decide the values."""
+        """True, because the values follow from z and n."""
         return True

@@ -1,16 +1,16 @@
 """From a key to its hash, from a hash to a shard; a batch of keys grouped by shard.
 
-The client cuts its batches with these rules and a shard finds its rows with them, so both must see the same numbers:
-they live here once. `mix` is fixed for ever, a stored model depends on it.
+The client divides its batches by these rules and a shard finds its rows with them. Both must compute the same numbers,
+so the rules are in one place. `mix` must never change, because stored models depend on it.
 
-Order of hash = order of shard = order of slot inside a shard's index. A batch sorted by hash (as
-:func:`dps.localize` makes it) is therefore already grouped, and free of repeats by sight; `survey` notices that in
-one pass, and nothing is copied. Any other batch is grouped by a counting sort.
+Keys in the order of their hashes are in the order of their shards, and in the order of the slots inside a shard's
+index. A batch sorted by hash (as :func:`dps.localize` makes it) is therefore grouped already, and its repeats would lie
+side by side; `survey` notices that in one pass, and nothing is copied. Any other batch is grouped by a counting sort.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -19,7 +19,7 @@ from dps.errors import KeyRangeError
 
 __all__ = ["Grouping", "bound", "coalesce", "group", "hash_keys", "mix", "shard_bits", "sum_repeats"]
 
-UNGROUPED, GROUPED, ASCENDING = 0, 1, 2  # what `survey` saw
+UNGROUPED, GROUPED, ASCENDING = 0, 1, 2  # the answers of `survey`
 
 
 @njit(inline="always")
@@ -59,15 +59,15 @@ def _place(key, rows, shards, bits):
 
 @njit(nogil=True, cache=True)
 def survey(keys, rows, shards, bits, starts):
-    """Count keys per shard into `starts` (int64[shards + 1], running sums) and tell how they lie.
+    """Count the keys of each shard into `starts` (int64[shards + 1], running sums), and say how they are ordered.
 
     Returns UNGROUPED, GROUPED (shard numbers never fall) or ASCENDING (strictly, by hash or by row: no repeats), or
     -1 - i if key i lies outside a dense table. `rows` is 0 for a keyed table.
     """
     starts[:] = 0
     shape = ASCENDING
-    last_shard: Any = np.int64(-1)
-    last: Any = np.uint64(0)
+    last_shard = np.int64(-1)
+    last = np.uint64(0)
     for i in range(keys.shape[0]):
         key = keys[i]
         if rows > 0 and (key < 0 or key >= rows):
@@ -103,8 +103,8 @@ class Grouping(NamedTuple):
 
     keys: np.ndarray  # int64[m], grouped by shard
     starts: np.ndarray  # int64[shards + 1]
-    order: np.ndarray | None  # int32[m]: keys[j] was number order[j] of the batch; None: the batch lay so already
-    distinct: bool  # seen to have no repeats (False: unknown)
+    order: np.ndarray | None  # int32[m]: keys[j] was number order[j] of the batch; None: the batch was grouped already
+    distinct: bool  # True: there are no repeats; False: unknown
 
 
 def group(keys: np.ndarray, rows: int, shards: int, table: str = "") -> Grouping:
@@ -137,7 +137,7 @@ def group(keys: np.ndarray, rows: int, shards: int, table: str = "") -> Grouping
 
 @njit(nogil=True, cache=True)
 def _find_repeats(keys, starts, target):
-    """target[j] = place of keys[j] among the distinct keys; one small open table for each shard's part."""
+    """target[j] = place of keys[j] among the distinct keys; with a small hash table for each shard's part."""
     distinct = 0
     for s in range(starts.shape[0] - 1):
         a, b = starts[s], starts[s + 1]
@@ -184,9 +184,9 @@ def sum_repeats(updates, order, target, out):
 
 
 def coalesce(grouping: Grouping) -> tuple[Grouping, np.ndarray] | None:
-    """The same grouping with every key once, and each old place's new one; None when there are no repeats.
+    """The same grouping with every key once, and for each old place the new one; None if there are no repeats.
 
-    The sums themselves are made by :func:`sum_repeats`.
+    :func:`sum_repeats` then sums the updates.
     """
     if grouping.distinct:
         return None

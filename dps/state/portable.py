@@ -1,10 +1,10 @@
 """sine, logarithm, power: the same bits on every machine.
 
-Copies of a shard must agree bit for bit, and a key must get the same initial value years later on another processor.
-``+ - * /`` and the square root are exact by IEEE 754 everywhere; the C library's ``sin``, ``log`` and ``pow`` are not
-(they differ between versions and processors in the last bit). So what needs them is built here from exact operations
-in a fixed order. The functions run in plain Python and inside numba kernels alike; `sine` and `logarithm` have no
-branches, so that loops over them vectorise. The error is a few units in the last place, which is ample here.
+Replicas of a shard must agree bit for bit, and a key must get the same initial value years later on another processor.
+IEEE 754 fixes every bit of ``+ - * /`` and the square root; the C library's ``sin``, ``log`` and ``pow`` differ between
+versions and processors in the last bit. So these functions are built here from exact operations in a fixed order. They
+run in plain Python and inside numba kernels alike; `sine` and `logarithm` have no branches, so that loops over them
+vectorise. Their error is a few units in the last place, which is precise enough here.
 
 numba's cache does not notice a change in this file: after one, delete the ``.nbi`` files in ``dps/state/__pycache__``.
 """

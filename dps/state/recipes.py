@@ -1,7 +1,7 @@
-"""Recipe: an immutable value that is a name and a few checked numbers; optimizers, schedules, initializers are such.
+"""Recipe: an immutable value with a name and a few checked numbers. Optimizers, schedules and initializers are recipes.
 
-A subclass declares its numbers as dataclass fields with the limits beside them (:func:`number`). From that alone follow
-the checks, the error messages, and the plain dict in which the value travels to the servers and into checkpoints.
+A subclass declares its numbers as dataclass fields with the limits beside them (:func:`number`). The checks, the error
+messages, and the plain dict in which the value travels to the servers and into checkpoints follow from these fields.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 from dps.errors import InputError, InputTypeError
 
-__all__ = ["Recipe", "converted", "flag", "from_dict", "is_number", "number"]
+__all__ = ["Description", "Recipe", "converted", "flag", "from_dict", "is_number", "number"]
 
 R = TypeVar("R", bound="Recipe")
+Description: TypeAlias = dict[str, Any]  # a value of this package as plain values, for JSON
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Base of all recipes: converts and checks the fields, turns them into a dict."""
+    """Base of all recipes: converts and checks the fields, and turns them into a dict."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -30,16 +31,16 @@ class Recipe:
                 value = convert(getattr(self, field.name), f"{type(self).__name__}: {field.name}", field.default)
                 object.__setattr__(self, field.name, value)  # the class is frozen
 
-    def to_dict(self) -> dict[str, Any]:
-        """The recipe as JSON-able values: its class name under ``"name"`` and every parameter."""
+    def to_dict(self) -> Description:
+        """The recipe as values for JSON: the name of its class under ``"name"``, and every parameter."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         plain = {name: value.to_dict() if isinstance(value, Recipe) else value for name, value in values.items()}
         return {"name": type(self).__name__, **plain}
 
 
-def from_dict(family: type[R], description: Mapping[str, Any]) -> R:
-    """The recipe below `family` that :meth:`Recipe.to_dict` described."""
-    kinds = {kind.__name__: kind for kind in _below(family)}
+def from_dict(family: type[R], description: Mapping[str, object]) -> R:
+    """The recipe, of a subclass of `family`, that :meth:`Recipe.to_dict` described."""
+    kinds = {kind.__name__: kind for kind in _subclasses(family)}
     params = dict(description)
     name = params.pop("name", None)
     if name not in kinds:
@@ -55,13 +56,13 @@ def from_dict(family: type[R], description: Mapping[str, Any]) -> R:
     return kind(**params)
 
 
-def converted(default: Any, convert: Callable[[Any, str, Any], Any]) -> Any:
+def converted(default: object, convert: Callable[[Any, str, object], object]) -> Any:
     """A field whose value goes through ``convert(value, label, default)``."""
     return dataclasses.field(default=default, metadata={"convert": convert})
 
 
 def number(
-    default: Any = dataclasses.MISSING,
+    default: object = dataclasses.MISSING,
     *,
     above: float = -math.inf,
     least: float = -math.inf,
@@ -74,7 +75,7 @@ def number(
     words = " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit))
     wanted = ("a whole number" if whole else "a finite number") + (f" {words}" if words else "")
 
-    def convert(value: Any, label: str, default: Any) -> float | int:
+    def convert(value: object, label: str, default: object) -> float | int:
         usual = "" if default is dataclasses.MISSING else f" (the default is {default!r})"
         text = f"{label} is {value!r} but must be {wanted}{usual}"
         if not is_number(value):
@@ -88,15 +89,15 @@ def number(
     return converted(default, convert)
 
 
-def is_number(value: Any) -> bool:
-    """Whether `value` is a real number: Python's, numpy's, but no bool."""
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether `value` is a real number of Python or numpy; a bool is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def flag(default: bool) -> Any:
     """A field that is True or False."""
 
-    def convert(value: Any, label: str, default: Any) -> bool:
+    def convert(value: object, label: str, default: object) -> bool:
         if value not in (True, False):
             raise InputTypeError(f"{label} is {value!r} but must be True or False (the default is {default})")
         return bool(value)
@@ -104,5 +105,5 @@ def flag(default: bool) -> Any:
     return converted(default, convert)
 
 
-def _below(family: type[R]) -> list[type[R]]:
-    return [kind for child in family.__subclasses__() for kind in (child, *_below(child))]
+def _subclasses(family: type[R]) -> list[type[R]]:
+    return [kind for child in family.__subclasses__() for kind in (child, *_subclasses(child))]

@@ -1,7 +1,7 @@
-"""Learning rates as functions of the clock, so that all shards and all copies of a shard agree on them.
+"""Schedules: learning rates as functions of the clock, so that all shards and all replicas agree on them.
 
 The clock is the number of iterations that the pushing trainer has completed, as stamped on its push: 0, 1, 2, ... A
-push from before the first clock counts as clock 0.
+negative clock counts as clock 0.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import Any
 
 from dps.errors import InputError, InputTypeError
 from dps.state.portable import power, sine
@@ -46,7 +45,7 @@ class Schedule(Recipe):
         raise NotImplementedError(f"{type(self).__name__} must define _at(clock)")
 
 
-def schedule_from_dict(description: Mapping[str, Any]) -> Schedule:
+def schedule_from_dict(description: Mapping[str, object]) -> Schedule:
     """The schedule that ``schedule.to_dict()`` described.
 
     Examples
@@ -57,8 +56,10 @@ def schedule_from_dict(description: Mapping[str, Any]) -> Schedule:
     return from_dict(Schedule, description)
 
 
-def as_schedule(value: Schedule | Mapping[str, Any] | float, label: str = "lr", default: Any = MISSING) -> Schedule:
-    """A schedule as it is, a number as :class:`Fixed`, a dict as :func:`schedule_from_dict` reads it.
+def as_schedule(
+    value: Schedule | Mapping[str, object] | float, label: str = "lr", default: object = MISSING
+) -> Schedule:
+    """A schedule from a schedule (unchanged), a number (:class:`Fixed`), or a dict (:func:`schedule_from_dict`).
 
     Examples
     --------
@@ -80,7 +81,7 @@ RATE = {"convert": as_schedule}  # metadata of a field that holds a schedule, or
 
 @dataclass(frozen=True)
 class Fixed(Schedule):
-    """Always `lr`."""
+    """The rate is always `lr`."""
 
     lr: float = number(above=0)
 
@@ -196,9 +197,9 @@ class Cosine(Schedule):
     lr : float
         The rate at clock 0.
     clocks : int
-        How long the way down takes.
+        How many clocks the rate falls.
     floor : float
-        Where it ends.
+        The rate at the end, and from then on.
 
     Examples
     --------
@@ -225,14 +226,14 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """A straight climb over `clocks` to where `schedule` begins, then `schedule` from its own clock 0.
+    """A straight climb over `clocks` to the first rate of `schedule`, then `schedule` from its own clock 0.
 
     Parameters
     ----------
     schedule : schedule or float
-        What follows.
+        The rates after the climb.
     clocks : int
-        How long the climb takes.
+        How many clocks the climb takes.
 
     Examples
     --------

@@ -1,17 +1,17 @@
 """Shards: the rows that one server holds of one table, and the only code that changes them.
 
-A shard does what it is told in the order it is told: `apply(op)` for changes, `pull` for copies. It knows no sockets,
-threads or time, so the same ops give the same bits anywhere.
+A shard carries out ops in the order in which they are given: `apply(op)` changes rows, `pull` copies values out. It
+knows no sockets, threads or time, so the same ops give the same bits anywhere.
 
-Aggregation (`aggregate="sum"` or `"mean"`). The pushes of clock c are summed aside. A mean divides by the number of
-trainers or, where pushes say how many rows of data they stand for, by the sum of those; such a push comes to every
-shard, because the divisor must not depend on which keys lie where. With staleness 0 no trainer
-reaches c + 1 before all pushes of c were acknowledged, so the first request stamped with a later clock may close c:
-one step of the optimizer on the sums. `settle` closes (or throws away) what the last clock of a run left.
+Aggregation (`aggregate="sum"` or `"mean"`). The pushes of clock c are summed in a side buffer, the sums of the *open*
+clock. A mean divides by the number of trainers or, where pushes say how many rows of data they stand for, by the sum of
+those; such a push goes to every shard, because the divisor must not depend on which keys lie where. With staleness 0 no
+trainer reaches c + 1 before all pushes of c were acknowledged, so the first request stamped with a later clock may
+close c: one step of the optimizer on the sums. `settle` closes or drops the sums that the last clock of a run left.
 
-Copies. Shards that begin equal and apply the same ops stay equal, bit for bit. So what changes a primary beside its
-clients' ops is an op as well: CLOSE (the sums of a clock are closed), RETIRE (origins have ended). `version` counts
-the changes.
+Replicas. Shards that begin equal and apply the same ops stay equal, bit for bit. So a change of a primary that is not
+an op of a client is an op as well: CLOSE (close the sums of a clock), RETIRE (retire origins). `version` counts the
+changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from dps.errors import InputError, KeyRangeError, LimitError
 from dps.state.index import KeyIndex
-from dps.state.initializers import fill_born, fill_missing, fill_range
+from dps.state.initializers import fill_missing, fill_new, fill_range
 from dps.state.kernels import accumulate, flag, gather, gather_range, mark
 from dps.state.ledger import Ledger
 from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
@@ -32,44 +32,47 @@ from dps.state.snapshot import CHANGED, Cut
 
 __all__ = ["DenseShard", "KeyedShard", "Shard", "make_shard"]
 
-GROW_LEAST, GROW_MOST = 1 << 14, 1 << 25  # bytes by which the rows grow at a time: small steps, no long stall
+# Bytes by which the rows grow at a time: small steps, because a large one would stall requests.
+MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25
 NO_INDEX = np.zeros(0, np.int64)
 NO_NUMBERS = np.zeros(0)
-CLOCKS = 64  # whose numbers a shard remembers: trainers are seldom further apart
-MOST_ROWS = 2**31 - 2  # of one shard: the index counts them in int32
+MAX_CLOCKS = 64  # clocks for which a shard remembers the optimizer's numbers: trainers are seldom further apart
+MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
 ADD_KERNEL, ASSIGN_KERNEL = Add().kernel, Assign().kernel
 
 
 class Shard(abc.ABC):
     """What dense and keyed shards share: the optimizer's step and the sums of an open clock."""
 
+    low = 0  # the number of the first row; keyed shards count their rows from 0
+
     def __init__(self, spec: TableSpec, number: int):
         self.spec = spec
         self.number = number
         self.width = spec.dim + spec.slots
         self.rows = np.zeros((0, self.width), spec.dtype)
-        self.clock = 0  # the latest clock stamped on an op: what a push without a clock is taken for
+        self.clock = 0  # the latest clock stamped on an op; a push without a clock counts as one of this clock
         self.version = 0  # how many changes there have been
         self.ledger = Ledger()
-        self._numbers: dict[int, np.ndarray] = {}  # clock -> the optimizer's numbers then
+        self._numbers: dict[int, np.ndarray] = {}  # clock -> the optimizer's numbers at that clock
         self._init_numbers = spec.init.numbers()
         self._seed = np.uint64(spec.init.seed)
         self.sums: Sums | None = None  # of the open clock
         self.changed: np.ndarray | None = None  # a byte of flags for each row, if changes are tracked: see snapshot.py
-        self.cut: Cut | None = None  # the one that is open
+        self.cut: Cut | None = None  # the cut that is being read
 
     def apply(self, op: Op) -> bool:
-        """Carry out one change. The server has checked it; it cannot fail half-way.
+        """Carry out one change. The server has checked it before, so it cannot fail half-way.
 
         Returns
         -------
         bool
-            False for a repeat: nothing has changed.
+            False for a repeat, which changes nothing.
 
         Raises
         ------
         StoppedError
-            The op's origin has ended, or goes on as a later attempt; nothing has changed.
+            The op's origin was retired, or a later attempt has taken its place; nothing has changed.
         """
         origin = op.origin
         if origin and self.ledger.seen(origin, op.attempt, op.clock, op.number):
@@ -101,36 +104,36 @@ class Shard(abc.ABC):
                 self.sums = self.new_sums(op.clock)
             self.sums.add(op)
         else:
-            self._change(op)
+            self.step_rows(op)
 
     def would_close(self, clock: int) -> bool:
-        """Whether :meth:`close_before` would do something."""
+        """Whether :meth:`close_before` would close an open clock."""
         return self.sums is not None and clock > self.sums.clock
 
     def close_before(self, clock: int) -> None:
-        """Step the optimizer with the sums of an open clock earlier than `clock`."""
+        """Step the optimizer with the sums of the open clock, if that is earlier than `clock`."""
         if self.would_close(clock):
             self.settle(keep=True)
 
     def restore(self, clock: int, version: int, ledger: Ledger) -> None:
-        """Go on from where another copy was: all that is neither rows nor sums."""
+        """Take over the state of another replica, except its rows and sums."""
         self.clock, self.version, self.ledger = clock, version, ledger
 
     def settle(self, keep: bool) -> None:
-        """Close the open clock: step the optimizer with its sums, or (a failed run) drop them."""
+        """Close the open clock: step the optimizer with its sums, or drop them, because the run has failed."""
         sums, self.sums = self.sums, None
         if sums is not None and keep:
-            self._change(sums.as_op(mean=self.spec.aggregate == "mean"))
+            self.step_rows(sums.as_op(mean=self.spec.aggregate == "mean"))
 
     def begin_cut(self, clock: int | None, changed_only: bool = False) -> Cut:
-        """Begin to read the shard as of `clock` (None: as it is now), while it goes on changing.
+        """Begin to read the shard as of `clock` (None: as it is now), while ops go on changing it.
 
         Parameters
         ----------
         clock : int or None
-            Exactly the ops of earlier clocks are in the cut.
+            The cut holds the ops of earlier clocks, and no others.
         changed_only : bool
-            Only rows that have changed since the last cut that was committed.
+            The cut gives only rows that have changed since the last committed cut.
 
         Raises
         ------
@@ -139,47 +142,53 @@ class Shard(abc.ABC):
         """
         if self.cut is not None:
             raise InputError(f"shard {self.number} of table {self.spec.name!r} is being cut at clock {self.cut.clock}")
-        self.cut = Cut(self, clock, changed_only)  # type: ignore[arg-type]
+        self.cut = Cut(self, clock, changed_only)
         return self.cut
 
     def end_cut(self) -> None:
-        """The cut has been read, or is given up."""
+        """End the cut, because it has been read or is given up."""
         if self.cut is not None:
             self.cut.end()
             self.cut = None
 
     def track_changes(self) -> None:
-        """From now on, keep track of which rows change. To be called before the first cut is begun."""
+        """Keep track, from now on, of which rows change. To be called before the first cut begins."""
         if self.cut is not None:
             raise InputError(f"shard {self.number} of table {self.spec.name!r} is being cut: track changes before")
         if self.changed is None:
             self.changed = np.zeros(len(self.rows), np.uint8)
 
-    def _step(self, op: Op, index: np.ndarray, start: int) -> None:
-        """Run the kernel of the op's rule on local rows."""
+    @property
+    def index_tables(self) -> tuple[np.ndarray, ...]:
+        """The arguments of :func:`dps.state.index.keys_of` for this shard's keys; empty for a dense shard."""
+        return ()
+
+    def _run_on_rows(self, op: Op, index: np.ndarray, start: int) -> None:
+        """Run the kernel of the op's rule on the shard's rows, after the cut has saved what it needs of them."""
         if self.cut is not None:
             self.cut.step(op, index, start)
         elif self.changed is not None:
             flag(self.changed, index, start, len(op.values), CHANGED)
-        self.run(self.rows, op, index, start)
+        self.run_kernel(self.rows, op, index, start)
 
-    def run(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
-        """Run the kernel of the op's rule on any rows."""
+    def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
+        """Run the kernel of the op's rule on any rows: those of the shard, or those that a cut has saved."""
         if op.rule == PUSH:
             clock = self.clock if op.clock == NO_CLOCK else op.clock
             numbers = self._numbers.get(clock)
             if numbers is None:
-                if len(self._numbers) >= CLOCKS:
+                if len(self._numbers) >= MAX_CLOCKS:
                     self._numbers.clear()
                 numbers = self._numbers[clock] = self.spec.optimizer.numbers(clock)
             self.spec.optimizer.kernel(rows, index, start, op.values, numbers)
         else:
-            (ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL)(rows, index, start, op.values, NO_NUMBERS)
+            kernel = ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL
+            kernel(rows, index, start, op.values, NO_NUMBERS)
 
     def check_weight(self, op: Op) -> None:
-        """Raise InputError where an op says how many rows it stands for, and others of its clock do not (or reversed).
+        """Raise InputError if some pushes of a clock say for how many rows of data they stand, and some do not.
 
-        A mean over rows and one over trainers have no common divisor.
+        A mean over rows and a mean over trainers have no common divisor.
         """
         sums = self.sums
         counts = self.spec.aggregate == "mean" and op.rule == PUSH and op.clock != NO_CLOCK
@@ -194,12 +203,16 @@ class Shard(abc.ABC):
         return sum(each.nbytes for each in (self.sums, self.cut, self.changed) if each is not None)
 
     @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many rows the shard has."""
+
+    @abc.abstractmethod
     def _values(self, op: Op) -> np.ndarray:
         """The values of the op's rows, [m, dim]."""
 
     @abc.abstractmethod
-    def _change(self, op: Op) -> None:
-        """Find the rows of the op and step them."""
+    def step_rows(self, op: Op) -> None:
+        """Find the rows of the op, create those that are new, and run the kernel of the op's rule on them."""
 
     @abc.abstractmethod
     def new_sums(self, clock: int) -> Sums:
@@ -226,7 +239,7 @@ class DenseShard(Shard):
         return self.rows.nbytes + self._nbytes_aside
 
     def check(self, keys: np.ndarray | None, start: int, count: int) -> None:
-        """Raise KeyRangeError unless all rows are here."""
+        """Raise KeyRangeError unless all these rows are rows of this shard."""
         if not (count if keys is None else len(keys)):
             return
         first, last = (start, start + count - 1) if keys is None else (keys.min(), keys.max())
@@ -245,11 +258,12 @@ class DenseShard(Shard):
         else:
             gather_range(self.rows, start - self.low, out)
 
-    def load(self, where: int | np.ndarray, rows: np.ndarray) -> None:
-        """Put whole rows (all columns) in place: those from row `where` on, or the rows `where`."""
-        self.rows[
-            slice(where - self.low, where - self.low + len(rows)) if isinstance(where, int) else where - self.low
-        ] = rows
+    def load(self, numbers: int | np.ndarray, rows: np.ndarray) -> None:
+        """Replace whole rows (all columns): those with these row numbers, or, for an int, those from this number on."""
+        if isinstance(numbers, int):
+            self.rows[numbers - self.low : numbers - self.low + len(rows)] = rows
+        else:
+            self.rows[numbers - self.low] = rows
 
     def _values(self, op: Op) -> np.ndarray:
         out = np.empty_like(op.values)
@@ -259,18 +273,18 @@ class DenseShard(Shard):
             self.pull(op.keys, out)
         return out
 
-    def _change(self, op: Op) -> None:
+    def step_rows(self, op: Op) -> None:
         if op.keys is None:
-            self._step(op, NO_INDEX, op.start - self.low)
+            self._run_on_rows(op, NO_INDEX, op.start - self.low)
         elif len(op.keys):
-            self._step(op, op.keys - self.low, 0)
+            self._run_on_rows(op, op.keys - self.low, 0)
 
     def new_sums(self, clock: int) -> Sums:
         return DenseSums(self, clock)
 
 
 class KeyedShard(Shard):
-    """The rows of a keyed table whose hash begins with this shard's number; born at their first push."""
+    """The rows of a keyed table whose keys' hashes begin with this shard's number. The first push creates a row."""
 
     def __init__(self, spec: TableSpec, number: int):
         super().__init__(spec, number)
@@ -285,10 +299,10 @@ class KeyedShard(Shard):
         return self.rows.nbytes + self.index.nbytes + self._nbytes_aside
 
     def check(self, keys: np.ndarray | None, start: int, count: int) -> None:
-        """Every key is welcome (a foreign one would only waste its row)."""
+        """Allow every key: one that belongs to another shard would only waste the memory of its row."""
 
     def pull(self, keys: np.ndarray, out: np.ndarray) -> None:
-        """Copy the values of `keys` into `out` [m, dim]; unborn rows read as their initial value, and stay unborn."""
+        """Copy the values of `keys` into `out` [m, dim]. A row that does not exist reads as its initial value."""
         index = self._rows_of(len(keys))
         missing = self.index.find(keys, index)
         gather(self.rows, index, out)
@@ -296,39 +310,43 @@ class KeyedShard(Shard):
             fill_missing(out, keys, index, self._seed, self._init_numbers)
 
     def reserve(self, new: int) -> None:
-        """Make room for `new` more rows, so that a push cannot run out of memory half-way."""
+        """Make room for `new` more rows before a push, so that the push cannot run out of memory half-way."""
         have, need = len(self.rows), len(self.index) + new
-        if need > MOST_ROWS:
+        if need > MAX_ROWS:
             where = f"shard {self.number} of table {self.spec.name!r}"
-            raise LimitError(
-                f"{where} would hold {need} rows, and {MOST_ROWS} at most: make the table with more shards"
-            )
+            raise LimitError(f"{where} would hold {need} rows, and {MAX_ROWS} at most: make the table with more shards")
         if need > have:
-            step = min(max(self.rows.nbytes // 16, GROW_LEAST), GROW_MOST) // (self.width * self.rows.itemsize)
-            # realloc: the system re-maps large blocks without copying, and nobody holds a view between requests
+            growth_bytes = min(max(self.rows.nbytes // 16, MIN_GROWTH_BYTES), MAX_GROWTH_BYTES)
+            step = growth_bytes // (self.width * self.rows.itemsize)
+            # A realloc: the system re-maps large blocks without copying them. refcheck=False is safe, because no view
+            # of the rows lives from one request to the next.
             self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
             if self.changed is not None:
                 self.changed.resize(len(self.rows), refcheck=False)
         if self.cut is not None:
             self.cut.reserve(new)
 
-    def _change(self, op: Op) -> None:
+    @property
+    def index_tables(self) -> tuple[np.ndarray, ...]:
+        return self.index.tables
+
+    def step_rows(self, op: Op) -> None:
         assert op.keys is not None
         index, before = self._rows_of(len(op.keys)), len(self.index)
         self.reserve(len(op.keys))
         self.index.insert(op.keys, index)
         start = self.spec.optimizer.slot_start
         if len(self.index) > before and not (self.spec.init.is_zero and start == 0):
-            fill_born(self.rows, self.spec.dim, op.keys, index, before, self._seed, self._init_numbers, start)
-        self._step(op, index, 0)
+            fill_new(self.rows, self.spec.dim, op.keys, index, before, self._seed, self._init_numbers, start)
+        self._run_on_rows(op, index, 0)
 
     def expect(self, rows: int) -> None:
-        """Make room for so many rows at once, in a shard that has none: they are going to be loaded."""
+        """Make room for that many rows at once, in a shard that has none, before they are loaded."""
         self.rows = np.zeros((rows, self.width), self.spec.dtype)
         self.index.reserve(rows)
 
     def load(self, keys: np.ndarray, rows: np.ndarray) -> None:
-        """Put whole rows (all columns) in place, giving birth to those that are new: not while a cut is open."""
+        """Replace whole rows (all columns), creating those that are new. Not allowed while a cut is open."""
         index, before = self._rows_of(len(keys)), len(self.index)
         self.reserve(len(keys))
         self.index.insert(keys, index)
@@ -351,14 +369,14 @@ class KeyedShard(Shard):
 
 
 class Sums(abc.ABC):
-    """The pushes of one open clock, summed row by row."""
+    """The pushes of the open clock, summed row by row."""
 
     nbytes: int
 
     def __init__(self, clock: int):
         self.clock = clock
-        self.parties = 1  # trainers,
-        self.rows = -1  # and rows of data that the pushes stand for; -1: they do not say
+        self.parties = 1  # trainers of the run
+        self.rows = -1  # rows of data for which the pushes stand; -1: the pushes do not say
 
     def add(self, op: Op) -> None:
         """Sum one more push."""
@@ -370,7 +388,7 @@ class Sums(abc.ABC):
 
     @property
     def divisor(self) -> int:
-        """What a mean divides by; pushes of no rows at all are only summed."""
+        """The number by which a mean divides; 1 if the pushes stand for no rows at all."""
         return self.parties if self.rows < 0 else max(1, self.rows)
 
     @abc.abstractmethod
@@ -379,15 +397,15 @@ class Sums(abc.ABC):
 
     @abc.abstractmethod
     def to_arrays(self) -> list[np.ndarray]:
-        """Views of the sums and of what says whose they are."""
+        """Views of the sums, and of the keys or flags that say to which rows they belong."""
 
     @abc.abstractmethod
     def load(self, arrays: list[np.ndarray]) -> None:
-        """Begin with sums that :meth:`to_arrays` gave."""
+        """Begin with the sums that :meth:`to_arrays` of another replica gave."""
 
     @abc.abstractmethod
     def as_op(self, mean: bool) -> Op:
-        """All of them as one push; with `mean`, divided by the number of trainers, or of rows."""
+        """All sums as one push; with `mean`, divided by the number of trainers, or of rows of data."""
 
 
 class DenseSums(Sums):
@@ -422,7 +440,7 @@ class DenseSums(Sums):
 
 
 class KeyedSums(Sums):
-    """A small keyed shard of its own, with addition for its optimizer."""
+    """Sums in a keyed shard of their own, whose optimizer is addition."""
 
     def __init__(self, spec: TableSpec, number: int, clock: int):
         super().__init__(clock)
@@ -434,7 +452,7 @@ class KeyedSums(Sums):
         return self.shard.nbytes
 
     def add_rows(self, op: Op) -> None:
-        self.shard._change(op)
+        self.shard.step_rows(op)
 
     def to_arrays(self) -> list[np.ndarray]:
         return [self.shard.index.keys(), self.shard.rows[: len(self.shard)]]

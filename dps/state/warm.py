@@ -1,7 +1,7 @@
 """Run every kernel a table needs once, so that no request waits for the compiler.
 
-Kernels are compiled once a machine (numba's cache on disk) and loaded once a process; a server does both before it says
-that it is ready.
+Kernels are compiled once on each machine (numba's cache on disk) and loaded once in each process. A server does both
+before it reports that it is ready.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def warm(spec: TableSpec) -> None:
     for rule in (PUSH, ADD, ASSIGN):
         shard.apply(Op(rule, keys, 0, values, NO_CLOCK, 1))
     shard.pull(keys, values)
-    shard.pull(keys + 2, values)  # not born yet, in a keyed table
+    shard.pull(keys + 2, values)  # in a keyed table these rows do not exist
     if not spec.keyed:
         shard.apply(Op(PUSH, None, 0, values, NO_CLOCK, 1))
         shard.pull_range(0, values)  # type: ignore[union-attr]
@@ -39,7 +39,7 @@ def warm(spec: TableSpec) -> None:
         shard.settle(keep=True)
     shard.track_changes()
     cut = shard.begin_cut(1)
-    for clock in (1, 0):  # outside, then inside of the cut
+    for clock in (1, 0):  # an op outside the cut, then one in it
         shard.apply(Op(ADD, keys, 0, values, clock, 1))
     cut.complete()
     list(cut.pieces(1))
@@ -49,5 +49,5 @@ def warm(spec: TableSpec) -> None:
     if spec.keyed:
         index = KeyIndex()
         many = np.arange(MOVE_AT_LEAST, dtype=np.int64)
-        index.insert(many, many)  # grows on the way
+        index.insert(many, many)  # the index grows meanwhile
         index.keys()

@@ -1,17 +1,16 @@
-"""A cluster in one thread, on virtual time, with faults on demand: for tests of training functions, and of dps itself.
+"""A cluster in one thread, on virtual time, with faults on demand: for tests of training functions and of dps itself.
 
 ================= ============================================================================================
 simulation.py     Simulation: the public face
-schedules.py      check_schedule: a cluster, faults and a workload from one number, and all that must hold
-books.py          which ops there are, and so what must be in the tables
-losses.py         what may be missing of tables with ack="memory"
-__main__.py       many schedules
-faults.py         Faults: what goes wrong, as named numbers; Mischief sees to it
+faults.py         Faults: what goes wrong, as named numbers; Mischief carries it out
 roles.py          the controller and the servers
-trainers.py       Crew: what runs the trainers, and runs them again
-channel.py        what clients and trainers see of the network
-endpoint.py       what roles see of it
+executor.py       carries out the controller's procedures
+disk.py           the store of checkpoints
+trainers.py       SimTrainers: starts the trainers, and starts lost trainers again
+channel.py        the clients' and trainers' end of a connection
+endpoint.py       the controller's and servers' end of a connection
 network.py        connections: order, delay, breaks, partitions
+observers.py      what a test may watch: tables, answers, new primaries
 world.py          time, parties, tasks
 ================= ============================================================================================
 """
@@ -19,8 +18,7 @@ world.py          time, parties, tasks
 from __future__ import annotations
 
 from dps.testing.faults import Faults
-from dps.testing.schedules import Schedule, check_schedule
 from dps.testing.simulation import Simulation
 from dps.testing.world import StuckError
 
-__all__ = ["Faults", "Schedule", "Simulation", "StuckError", "check_schedule"]
+__all__ = ["Faults", "Simulation", "StuckError"]

@@ -1,25 +1,30 @@
-"""What a client sees of the network: :class:`dps.wire.channel.Channel` on virtual time, and clients that use it."""
+"""The client's end of the simulated network: :class:`dps.wire.channel.Channel` on virtual time, and its clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from dps import config
-from dps.calls import Ticket
-from dps.client import Client
-from dps.errors import DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
+from dps.client.client import Client
+from dps.client.ticket import Ticket
+from dps.errors import DPSError, ProtocolError, RequestTimeoutError
 from dps.testing.network import END, End, Network
 from dps.testing.world import Main, Party, Task, Timer
+from dps.training.leased_batches import LeasedBatches
+from dps.training.participant import Participant
 from dps.training.trainer import Trainer
 from dps.wire import frames
 from dps.wire.channel import Channel, Request, Sink, Traffic
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
-from dps.wire.sockets import SLICE
+from dps.wire.sockets import SLICE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
 
 __all__ = ["SimChannel", "SimClient", "SimTrainer"]
 
-FETCH = 0.02  # seconds, at most, that it takes to get another trainer's partition
+MAX_FETCH_SECONDS = 0.02  # that it takes to get another trainer's partition
 
 
 class SimChannel(Channel, End):
@@ -39,7 +44,7 @@ class SimChannel(Channel, End):
         self.what, self.closed, self.idle = what, False, idle
         self._gone, self.traffic = gone, Traffic()
         self._requests: dict[int, Request] = {}
-        self._losses = network.losses
+        self._observers = network.observers
         self._next = 1
         self._reading = None
         self._limit = config.nbytes("frame")
@@ -47,7 +52,7 @@ class SimChannel(Channel, End):
         self._up = False
         self._waiter: Task | Main | None = None
         self._alarm: Timer | None = None
-        self._rings = 0.0  # when the alarm goes off
+        self._alarm_at = 0.0  # on the host's clock
         network.connect(self, address, (ticket.session, ticket.secret, host.name))
         deadline = host.now() + config.seconds("connect")
         try:
@@ -56,7 +61,7 @@ class SimChannel(Channel, End):
                 if left <= 0 or self.over:
                     how = "refused" if self.over else "late"
                     raise gone(f"{what} cannot be reached at {address[0]}:{address[1]}: {how}")
-                if not self._wait(min(left, SLICE)) and self.idle is not None:
+                if not self._wait(min(left, SLICE_SECONDS)) and self.idle is not None:
                     self.idle()
                 self._take_all()
         except BaseException:
@@ -68,7 +73,7 @@ class SimChannel(Channel, End):
     def exchange(self, header: Header, deadline: float, body: bytes = b"") -> Header:
         return self.ask(header, body).answer(deadline)
 
-    def send(self, header: Header, pieces: Iterable[Any], sink: Sink | None = None, size: int = 0) -> Request:
+    def send(self, header: Header, pieces: Iterable[Buffer], sink: Sink | None = None, size: int = 0) -> Request:
         if self.closed:
             raise self._gone(f"the connection to {self.what} is closed")
         number = self._next
@@ -89,7 +94,7 @@ class SimChannel(Channel, End):
         return request
 
     def _drain(self) -> None:
-        """Wait until all has left; read meanwhile, or the other side might never take it."""
+        """Wait until all bytes are sent. Read meanwhile, or a peer that waits in the same way would never take them."""
         unsent, began = self.outward.unsent, self.host.now()
         deadline = began + self._patience
         while self.outward.unsent:
@@ -97,7 +102,7 @@ class SimChannel(Channel, End):
                 unsent, deadline = self.outward.unsent, self.host.now() + self._patience
             elif self.host.now() >= deadline:
                 raise RequestTimeoutError(f"{self.what} has taken no bytes for {self._patience:g} s")
-            self._wait(SLICE)
+            self._wait(SLICE_SECONDS)
             self._take_all()
         self.traffic.stall(self.host.now() - began)
 
@@ -113,7 +118,7 @@ class SimChannel(Channel, End):
                 left = deadline - self.host.now()
                 if left <= 0:
                     raise RequestTimeoutError(f"{self.what} has not answered in time")
-                if not self._wait(min(left, SLICE)) and self.idle is not None:
+                if not self._wait(min(left, SLICE_SECONDS)) and self.idle is not None:
                     self.idle()
                 self._take_all()
         except BaseException as error:
@@ -122,15 +127,23 @@ class SimChannel(Channel, End):
         finally:
             self.traffic.blocked += self.host.now() - began
 
+    def poll(self) -> None:
+        """Take the messages that have arrived."""
+        try:
+            self._take_all()
+        except BaseException as error:
+            self._break(error)
+            raise
+
     def _wait(self, seconds: float) -> bool:
-        """Wait, up to so long, until something has arrived or left; whether it has."""
+        """Wait for up to `seconds` until a message arrives or unsent bytes leave; whether a message has arrived."""
         if self.inward.inbox and not self.host.dead:
             return True
         until = self.host.now() + seconds
-        if self._alarm is None or self._alarm.over or self._rings > until:  # else that of an earlier wait does as well
+        if self._alarm is None or self._alarm.over or self._alarm_at > until:  # else an earlier wait's alarm is enough
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._alarm, self._rings = self.host.later(seconds, self._wake), until
+            self._alarm, self._alarm_at = self.host.later(seconds, self._wake), until
         self._waiter = self.host.world.current()
         try:
             self.host.pause(self._waiter)
@@ -163,7 +176,7 @@ class SimChannel(Channel, End):
         if request is None or header.kind == frames.ERROR or request.sink is None:
             self._finish_small(header, request, bytes(body))
             if request is not None and header.kind != frames.ERROR:
-                self._losses.answered(request, self.peer_name)
+                self._tell_observers(request)
             return
         if header.body != frames.padded(request.size):
             raise ProtocolError(f"{self.what} answered {header.body} bytes where {request.size} were asked for")
@@ -178,7 +191,11 @@ class SimChannel(Channel, End):
             request.sink.advance(n)
             request.size, start = request.size - n, start + n
         request.header, request.done = header, True
-        self._losses.answered(request, self.peer_name)
+        self._tell_observers(request)
+
+    def _tell_observers(self, request: Request) -> None:
+        for observer in self._observers:
+            observer.answered(request, self.peer_name)
 
     def close(self) -> None:
         self.closed = True
@@ -186,49 +203,69 @@ class SimChannel(Channel, End):
             self.hang_up()
 
 
-class _Simulated(Client):
-    """A client of a simulated party."""
+class SimEnvironment:
+    """What a client needs of its process, in a simulation: virtual time, and the simulated network."""
 
-    _network: Network
-    _host: Party
-    _probes = ()  # a simulation is the same on every machine
+    probes = ()  # a simulation is the same on every machine
 
-    def _connect(
-        self, address: tuple[str, int], what: str, gone: type[DPSError] = ServerGoneError, idle: Any = None
+    def __init__(self, network: Network, host: Party):
+        self.now: Callable[[], float] = host.now
+        self.sleep: Callable[[float], None] = host.sleep
+        self._network, self._host = network, host
+
+    def connect(
+        self, ticket: Ticket, address: tuple[str, int], what: str, gone: type[DPSError], idle: Callable[[], None]
     ) -> Channel:
-        where = address[0], address[1]
-        return SimChannel(self._network, self._host, where, self.ticket, what, gone, idle or self._idle)
+        """A simulated connection."""
+        return SimChannel(self._network, self._host, (address[0], address[1]), ticket, what, gone, idle)
 
-    def _now(self) -> float:
-        return self._host.now()
-
-    def _sleep(self, seconds: float) -> None:
-        self._host.sleep(seconds)
+    def release(self, channel: Channel) -> None:
+        """Use it no more. Its peer learns of it when the party ends: the seeds of known faults count on that."""
+        Channel.close(channel)
 
 
-class SimClient(_Simulated):
+class SimClient(Client):
     """A client without a clock."""
 
     def __init__(self, network: Network, host: Party, ticket: Ticket):
-        self._network, self._host = network, host
-        super().__init__(ticket)
+        super().__init__(ticket, SimEnvironment(network, host))
 
 
-class SimTrainer(_Simulated, Trainer):
-    """A trainer; an iteration takes it so many virtual seconds, on the average."""
+class SimTrainer(Trainer):
+    """A trainer; an iteration takes it so many virtual seconds, on the average.
+
+    With `leased`, a pair (all partitions, the partitions of each trainer), it works on leased batches.
+    """
 
     def __init__(
-        self, network: Network, host: Party, ticket: Ticket, run: int, trainer: int, incarnation: int, compute: float
+        self,
+        network: Network,
+        host: Party,
+        ticket: Ticket,
+        run: int,
+        trainer: int,
+        incarnation: int,
+        compute: float,
+        leased: tuple[Sequence[object], Sequence[Sequence[int]]] | None = None,
     ):
-        self._network, self._host, self._compute = network, host, compute
-        super().__init__(ticket, run, trainer, incarnation, host.name)
+        self._host, self._compute = host, compute
+        environment = SimEnvironment(network, host)
+        participant = Participant(
+            ticket, run, trainer, incarnation, host.name, environment=environment, leased=leased is not None
+        )
+        batches = None
+        if leased is not None:
+            data, shares = leased
+            own = [data[number] for number in shares[trainer]]
+            batches = LeasedBatches(participant, shares, own, lambda number: self._fetch(data[number]))
+        super().__init__(participant, (), batches)
 
     def tick(self) -> int:
         if self._compute:
             self._host.sleep(self._compute * self._host.slowness * self._host.world.random.uniform(0.5, 1.5))
         return super().tick()
 
-    def fetch(self, partition: Any) -> Any:
+    def _fetch(self, partition: object) -> object:
         """Another trainer's partition, from where it lies."""
-        self._host.sleep(self._host.world.random.uniform(0.0, FETCH))
+        self._host.sleep(self._host.world.random.uniform(0.0, MAX_FETCH_SECONDS))
         return partition

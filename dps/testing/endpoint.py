@@ -1,15 +1,15 @@
-"""What roles see of the network: an endpoint with its connections and links, as `dps.wire` has them.
+"""The controller's and servers' end of the simulated network: an endpoint, its connections and links, as in `dps.wire`.
 
 Three things are stricter than with real sockets. The body of a frame is overwritten as soon as its handler returns,
-unless it was held: who keeps a view of it reads garbage at once, not once in a while. Connections are in the order in
-which they were made. And an error in a handler that is none of dps ends the simulation instead of one connection.
+unless the handler held it, so code that keeps a view of it always reads garbage, not only sometimes. Connections are
+in the order in which they were made. An error in a handler that is no DPSError ends the simulation, not one connection.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,33 +20,37 @@ from dps.testing.world import Party, Timer
 from dps.wire import frames
 from dps.wire.endpoint import Handler
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
 
 __all__ = ["SimConnection", "SimEndpoint", "SimLink"]
 
 GARBAGE = b"\xa5" * 4096
 KINDS: dict[int, str] = {}
-for _name, _value in vars(frames).items():  # kinds are listed before the flags, some of which have the same numbers
+for _name, _value in vars(frames).items():  # kinds stand before flags, and some flags have the same numbers
     if _name.isupper() and isinstance(_value, int) and not _name.startswith("_"):
         KINDS.setdefault(_value, _name)
-SIZE = struct.Struct("<Q")  # of a body: the last field of a header
+BODY_SIZE = struct.Struct("<Q")  # the last field of a header: bytes of the body
 
 
 def spoil(body: memoryview) -> None:
-    """Overwrite a body that nobody may look at any more."""
+    """Overwrite a body that no code may read any more."""
     for start in (0, max(0, len(body) - len(GARBAGE))):
         end = min(len(body), start + len(GARBAGE))
         body[start:end] = GARBAGE[: end - start]
 
 
 class Transport:
-    """What a connection writes to: bytes in, whole frames out."""
+    """What a connection writes to. It collects bytes into whole frames, and sends these."""
 
     def __init__(self, end: SimConnection):
         self._end = end
         self._closing = False
         self._rest = bytearray()  # the beginning of a frame
 
-    def write(self, data: Any) -> None:
+    def write(self, data: Buffer) -> None:
         if self.is_closing():
             return
         data = memoryview(data).cast("B")
@@ -58,7 +62,7 @@ class Transport:
         else:
             self._end.emit(bytearray(data))
 
-    def writelines(self, buffers: Sequence[Any]) -> None:
+    def writelines(self, buffers: Sequence[Buffer]) -> None:
         for data in buffers:
             self.write(data)
 
@@ -69,7 +73,7 @@ class Transport:
         return 0 if self._end.over else self._end.outward.unsent
 
     def close(self) -> None:
-        """Hang up, after all that was written."""
+        """Hang up after all frames that were written."""
         self._leave(rudely=False)
 
     def abort(self) -> None:
@@ -83,8 +87,11 @@ class Transport:
             self._end.hang_up(rudely)
 
 
-def _size(frame: Any) -> int:
-    return HEADER_SIZE + SIZE.unpack_from(frame, HEADER_SIZE - SIZE.size)[0]
+Result = TypeVar("Result")
+
+
+def _size(frame: Buffer) -> int:
+    return HEADER_SIZE + BODY_SIZE.unpack_from(frame, HEADER_SIZE - BODY_SIZE.size)[0]
 
 
 class SimConnection(End):
@@ -119,7 +126,7 @@ class SimConnection(End):
                 self._introduced(*message)
 
     def _introduced(self, session: str, secret: str, caller: str) -> None:
-        """In place of greeting, HELLO and WELCOME."""
+        """Check the introduction of the caller. It replaces the greeting, HELLO and WELCOME of real connections."""
         self.peer = caller
         self.endpoint.connections[self] = None
         if self.endpoint.secrets.get(session) != secret:
@@ -137,11 +144,12 @@ class SimConnection(End):
             if header.kind in endpoint.repeated and world.random.random() < endpoint.network.repeats:
                 delay = endpoint.network.delay(self.host, self.host) * world.random.choice((1, 10, 100))
                 self.host.later(delay, self._again, bytearray(frame))
-            self._handle(header, memoryview(frame)[HEADER_SIZE:])
+            self.handle(header, memoryview(frame)[HEADER_SIZE:])
         except ProtocolError as error:
             self.refuse(error)
 
-    def _handle(self, header: Header, body: memoryview) -> None:
+    def handle(self, header: Header, body: memoryview) -> None:
+        """Call the handler for a frame of this kind; answer its DPSError as a frame."""
         handler = self.endpoint.handlers.get(header.kind)
         if handler is None or self.session is None:
             raise ProtocolError(f"no handler for frames of kind {header.kind} of session {self.session}")
@@ -159,12 +167,15 @@ class SimConnection(End):
                 spoil(body)
 
     def _again(self, frame: bytearray) -> None:
-        """A copy of a frame that was handled before comes out of an older connection, long broken."""
+        """Handle a frame a second time, as if a copy of it arrived from an older connection that broke long ago."""
         ghost = SimConnection(self.endpoint)
-        ghost.over, ghost.peer, ghost.session, ghost.party = True, f"{self.peer} (again)", self.session, self.party
+        ghost.over = True
+        ghost.peer = f"{self.peer} (again)"
+        ghost.session = self.session
+        ghost.party = self.party
         header = decode_header(frame, 0, self.endpoint.frame_limit)
         self.host.world.note("%s>%s %s %d.%d again", self.peer, self.host, header.kind, header.clock, header.number)
-        ghost._handle(header, memoryview(frame)[HEADER_SIZE:])
+        ghost.handle(header, memoryview(frame)[HEADER_SIZE:])
 
     def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
         self._held = True
@@ -179,7 +190,7 @@ class SimConnection(End):
             self.host.later(0, self.arrived)
 
     def lost(self) -> None:
-        """The connection has ended."""
+        """The connection has ended: tell the endpoint."""
         if self._stuck is not None:
             self._stuck.cancel()
         self.endpoint.forget(self)
@@ -189,12 +200,12 @@ class SimConnection(End):
     def outgoing(self, nbytes: int) -> np.ndarray:
         return np.empty(nbytes, np.uint8)
 
-    def write(self, data: Any) -> None:
+    def write(self, data: Buffer) -> None:
         self._begun = True
         self.transport.write(data)
 
     def emit(self, frame: bytearray) -> None:
-        """Pass a whole frame on."""
+        """Send a whole frame; stop reading while the window has no room for it."""
         self.outward.write(frame, len(frame))
         if self.outward.unsent and not self._paused:
             self._paused = True
@@ -208,21 +219,21 @@ class SimConnection(End):
             self.arrived()
             news, self._news = self._news, None
             if news is not None and not self.transport.is_closing():
-                self.tell(*news)
+                self.send_newest(*news)
 
     def _watch(self, unsent: int) -> None:
-        """Give up a peer that takes nothing of its answer for the length of the request time-out."""
+        """Abort the connection if the peer takes no byte of its answers for the length of the request time-out."""
 
-        def look() -> None:
+        def check() -> None:
             if self._paused and not self.over:
                 if self.outward.unsent == unsent:
                     self.transport.abort()
                 else:
                     self._watch(self.outward.unsent)
 
-        self._stuck = self.host.later(self.endpoint.patience, look)
+        self._stuck = self.host.later(self.endpoint.patience, check)
 
-    def tell(self, header: Header, body: bytes) -> None:
+    def send_newest(self, header: Header, body: bytes) -> None:
         if self._paused:
             self._news = header, body
         else:
@@ -236,7 +247,7 @@ class SimConnection(End):
     def acknowledge(self, header: Header) -> None:
         self.reply(header)
 
-    def reply_json(self, header: Header, value: Any) -> None:
+    def reply_json(self, header: Header, value: object) -> None:
         self.reply(header, frames.encode_json(value))
 
     def reply_error(self, header: Header, error: BaseException) -> None:
@@ -253,9 +264,9 @@ class SimLink(End):
     def __init__(
         self,
         endpoint: SimEndpoint,
-        on_up: Callable[[Any], None],
-        on_frame: Callable[[Any, Header, memoryview], None],
-        on_end: Callable[[Any], None],
+        on_up: Callable[[RoleLink], None],
+        on_frame: Callable[[RoleLink, Header, memoryview], None],
+        on_end: Callable[[RoleLink], None],
     ):
         super().__init__(endpoint.host_party)
         self.open = False
@@ -264,7 +275,7 @@ class SimLink(End):
         self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
         self._deadline = self.host.later(config.seconds("connect"), self.close)
 
-    def send(self, header: Header, buffers: Sequence[Any] = ()) -> None:
+    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         if not self.over:
             frame = bytearray(encode_header(header))
             for piece in buffers:
@@ -273,12 +284,12 @@ class SimLink(End):
                 raise RuntimeError(f"a frame of {len(frame) - HEADER_SIZE} bytes announces {header.body}")
             self.outward.write(frame, len(frame))
 
-    def send_json(self, header: Header, value: Any) -> None:
+    def send_json(self, header: Header, value: object) -> None:
         body = frames.encode_json(value)
         self.send(header._replace(body=len(body)), (body,))
 
     def close(self) -> None:
-        """End it; `on_end` is called."""
+        """Hang up; `on_end` is called afterwards, never within this call."""
         if not self.over:
             self.hang_up(rudely=True)
             self.host.later(0, self._ended)
@@ -314,18 +325,18 @@ class SimLink(End):
 
 
 class SimEndpoint:
-    """The listening side of a party, as :class:`dps.wire.endpoint.Endpoint`, on virtual time."""
+    """A party's listening side, as :class:`dps.wire.endpoint.Endpoint`, on virtual time."""
 
     def __init__(
         self,
         network: Network,
         party: Party,
         handlers: dict[int, Handler] | None = None,
-        on_close: Callable[[Any], None] | None = None,
+        on_close: Callable[[RoleConnection], None] | None = None,
     ):
         self.network, self.host_party = network, party
         self.handlers: dict[int, Handler] = {} if handlers is None else handlers
-        self.repeated = frozenset({frames.PUSH})  # kinds of frames that the fault `repeats` is for
+        self.repeated = frozenset({frames.PUSH})  # kinds of frames that the fault `repeats` repeats
         self.secrets: dict[str, str] = {}
         self.connections: dict[SimConnection, None] = {}
         self.frame_limit = config.nbytes("frame")
@@ -337,7 +348,7 @@ class SimEndpoint:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """Host and port at which this endpoint listens."""
         return self.host, self.port
 
     def connect(
@@ -345,21 +356,21 @@ class SimEndpoint:
         address: tuple[str, int],
         session_name: str,
         secret: str,
-        on_up: Callable[[Any], None],
-        on_frame: Callable[[Any, Header, memoryview], None],
-        on_end: Callable[[Any], None],
+        on_up: Callable[[RoleLink], None],
+        on_frame: Callable[[RoleLink, Header, memoryview], None],
+        on_end: Callable[[RoleLink], None],
     ) -> SimLink:
-        """A connection of our own to another endpoint."""
+        """Connect this endpoint to another one."""
         link = SimLink(self, on_up, on_frame, on_end)
         self.network.connect(link, (address[0], address[1]), (session_name, secret, self.host))
         return link
 
-    def call(self, function: Callable[..., Any], *args: Any, timeout: float = 60) -> Any:
-        """Run `function` as the endpoint's thread would."""
+    def call(self, function: Callable[..., Result], *args: object, timeout: float = 60) -> Result:
+        """Run `function` at once. A real endpoint runs it in its own thread."""
         return function(*args)
 
     def new_connection(self) -> SimConnection:
-        """For somebody who knocks."""
+        """The accepted side of a new connection."""
         return SimConnection(self)
 
     def forget(self, connection: SimConnection) -> None:
@@ -372,3 +383,8 @@ class SimEndpoint:
         """Hang up every connection."""
         for connection in list(self.connections):
             connection.transport.abort()
+
+
+def _contract(endpoint: SimEndpoint, connection: SimConnection) -> tuple[RoleEndpoint, RoleConnection]:
+    """For mypy: the simulator offers all that a role may ask of an endpoint, its connections and its links."""
+    return endpoint, connection

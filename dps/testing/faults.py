@@ -1,4 +1,4 @@
-"""Faults: what goes wrong in a simulated cluster, as named numbers; and who sees to it."""
+"""Faults: what goes wrong in a simulated cluster, as named numbers; and Mischief, which carries the faults out."""
 
 from __future__ import annotations
 
@@ -11,46 +11,48 @@ from dps import config
 from dps.errors import InputError
 from dps.testing.network import Network
 from dps.testing.world import Party
-from dps.wire.quiet import GONE
+from dps.wire.keepalive import DEAD_PEER_SECONDS
 
 __all__ = ["KINDS", "Faults", "Mischief"]
 
-KINDS = ("breaks", "partitions", "cuts", "stops", "crashes", "twins", "moves")
+KINDS = ("breaks", "partitions", "cuts", "stops", "crashes", "twins", "moves", "disks", "answers")
 
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """How a simulated cluster misbehaves. By default it does not: messages take their time, and that is all.
+    """The faults of a simulated cluster. By default there are none: messages only take their time.
 
     Parameters
     ----------
     latency : (float, float)
-        Seconds that a message takes: at least, and on the average beyond that (exponentially distributed).
+        Seconds that a message takes: the least, and the average of what comes on top (exponentially distributed).
     window : int
-        Bytes that a connection takes before its receiver has; a sender of more waits.
+        Bytes that a connection takes before its receiver has taken them. A sender of more bytes waits.
     slow, slowness : float
-        That share of the parties is so many times slower, in all they do.
+        The share `slow` of the parties is `slowness` times slower, in all they do.
     drift : float
-        Clocks run up to this much faster or slower than true time (0.001: one second in a thousand).
-    breaks, partitions, cuts, stops, crashes, twins, moves : float
-        How often a second, in the whole cluster, on the average: a connection breaks (what was on its way is partly
-        lost; each side notices at once, late, or after `keep_alive`); two parties, or two groups of them, cannot reach
-        each other; a server cannot reach the controller, nor perhaps some others, for so long that it is replaced; a
-        party stands still as after SIGSTOP; a trainer, or a server whose shards have other copies, ends;
-        a trainer is run a second time while it is at work; servers are added, or emptied and closed.
+        The parties' clocks run up to this much faster or slower than true time (0.001: one second in a thousand).
+    breaks, partitions, cuts, stops, crashes, twins, moves, disks, answers : float
+        Events a second, in the whole cluster, on the average. *breaks*: a connection breaks, some messages on their
+        way are lost, and each side notices it at once, late, or after `keep_alive`. *partitions*: two parties, or two
+        groups of parties, cannot reach each other. *cuts*: a server cannot reach the controller, and perhaps some other
+        parties, for so long that it is replaced. *stops*: a party stands still as after SIGSTOP. *crashes*: a trainer
+        ends, or a server whose shards have other replicas. *twins*: a trainer is run a second time while the first
+        attempt still works. *moves*: servers are added, or emptied and closed. *disks*: nothing can be written to the
+        store of checkpoints. *answers*: servers do what the controller calls on them, and half of the answers are lost.
     plan : tuple of (float, str)
-        The same one by one: so many seconds after a run has begun, ``"breaks"``, ``"stops"``, ...
+        Single faults: seconds after the beginning of a run, and ``"breaks"``, ``"stops"``, ...
     outage : float
-        Seconds that a partition or stop lasts, on the average (three times as long at most), and that noticing late
-        may take.
+        Seconds that a partition or a stop lasts, on the average; at most three times as long. Also the seconds after
+        which a side notices a broken connection late.
     keep_alive : float
-        Seconds until a connection that died silently is known to be broken.
+        Seconds until a party notices that a connection broke silently.
     restart : float or None
-        Seconds until a crashed party is back, as a new one; None: never.
+        Seconds until a new party replaces a crashed one; None: never.
     repeats : float
-        Share of the pushes that arrive once more later, out of an old connection.
+        Share of the pushes that arrive once more later, from an old connection.
     span : float
-        Seconds after the beginning of a run when nothing new goes wrong any more; what lasts goes on for its time.
+        Seconds after the beginning of a run when the last fault may begin. A fault that lasts still lasts its time.
 
     Examples
     --------
@@ -70,9 +72,11 @@ class Faults:
     crashes: float = 0.0
     twins: float = 0.0
     moves: float = 0.0
+    disks: float = 0.0
+    answers: float = 0.0
     plan: tuple[tuple[float, str], ...] = ()
     outage: float = 1.0
-    keep_alive: float = GONE
+    keep_alive: float = DEAD_PEER_SECONDS
     restart: float | None = 1.0
     repeats: float = 0.0
     span: float = math.inf
@@ -91,7 +95,7 @@ class Faults:
 
     @classmethod
     def some(cls, seed: int, span: float = 1.0) -> Faults:
-        """Any mix of faults, drawn from `seed`, for something that takes about `span` seconds when nothing is wrong.
+        """A random mix of faults, drawn from `seed`, for a run that takes about `span` seconds without faults.
 
         >>> Faults.some(3) == Faults.some(3) != Faults.some(4)
         True
@@ -121,8 +125,8 @@ class Faults:
 class Mischief:
     """Carries out faults at random times, from `begin` to `end`.
 
-    `acts`: what the network alone cannot do, by kind. While it is `fragile`, no server gets out of the controller's
-    reach: with another that has crashed and one that seems to have, there might be no copy left.
+    `acts`: by kind, the faults that need more than the network. While `fragile()` is true, no fault keeps a server from
+    the controller, because a server has crashed already, and a shard might lose its last replica.
     """
 
     def __init__(
@@ -132,11 +136,14 @@ class Mischief:
         acts: Mapping[str, Callable[[random.Random], None]],
         fragile: Callable[[], bool],
     ):
-        self._network, self._faults, self._acts, self._fragile = network, faults, acts, fragile
+        self._network = network
+        self._faults = faults
+        self._acts = acts
+        self._fragile = fragile
         self._world, self._draw = network.world, network.world.random
         self._round, self._until = 0, 0.0
-        self._last: Party | None = None  # who was hit last: troubles come in pairs
-        self.hit: set[str] = set()  # parties that may have been out of reach, or stood still
+        self._last: Party | None = None  # the party that was hit last, because pairs of faults find most errors
+        self.hit: set[str] = set()  # names of parties that may have been unreachable or stopped
 
     def begin(self) -> None:
         self._round += 1
@@ -147,11 +154,11 @@ class Mischief:
             self._world.at(self._world.now + when, None, self._strike, kind, self._round)
 
     def end(self) -> None:
-        """Nothing goes wrong from now on; what lasts will end when its time has come."""
+        """Begin no more faults. A fault that lasts still lasts its time."""
         self._round += 1
 
     def choose(self, parties: list[Party]) -> Party | None:
-        """One of these; the one that was hit last as likely as all others together."""
+        """Draw a party; the party that was hit last is as likely as all others together."""
         if self._last not in parties or self._draw.random() < 0.5:
             self._last = self._draw.choice(parties) if parties else None
         return self._last
@@ -182,15 +189,15 @@ class Mischief:
             wire = self._draw.choice(list(self._network.wires))
             if self._fragile() and "controller" in repr(wire):
                 return
-            notice = [self._draw.choice((0.0, self._length(), None)) for _ in wire.pipes]
+            notice = [self._draw.choice((0.0, self.fault_seconds(), None)) for _ in wire.pipes]
             self._world.note("%s breaks, noticed after %s", wire, notice)
             self.hit.update(pipe.sender.host.name for pipe in wire.pipes)
             wire.snap(notice)
             if self._draw.random() < 0.5:
-                wire.delay(self._length())
+                wire.delay(self.fault_seconds())
 
     def _partitions(self) -> None:
-        """Between two parties that talk to each other, or two groups of all."""
+        """Part two parties with a connection, or divide all parties into two groups."""
         names = list(dict.fromkeys(party.name for party in self._alive()))
         victim = self.choose(self._alive())
         peers = list(dict.fromkeys(end.peer_name for end in victim.ends)) if victim is not None else []
@@ -200,7 +207,7 @@ class Mischief:
             self._draw.shuffle(names)
             cut = self._draw.randint(1, max(1, len(names) - 1))
             here, there = names[:cut], names[cut:]
-        self._part(here, there, self._length(), one_way=self._draw.random() < 0.25)
+        self._part(here, there, self.fault_seconds(), one_way=self._draw.random() < 0.25)
 
     def _cuts(self) -> None:
         victim = self.choose([party for party in self._alive() if party.name.startswith("server-")])
@@ -220,12 +227,13 @@ class Mischief:
     def _stops(self) -> None:
         party = self.choose([p for p in self._alive() if not (self._fragile() and p.name.startswith("server-"))])
         assert party is not None
-        seconds = self._length()
+        seconds = self.fault_seconds()
         self.hit.add(party.name)
         self._world.note("%s stops for %.6f s", party, seconds)
         party.stop()
         self._world.at(self._world.now + seconds, None, party.go_on)
 
-    def _length(self) -> float:
+    def fault_seconds(self) -> float:
+        """Draw how long a fault lasts."""
         outage = self._faults.outage
         return min(self._draw.expovariate(1.0 / outage), 3 * outage) if outage else 0.0

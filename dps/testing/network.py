@@ -1,29 +1,29 @@
 """Network: simulated connections between parties. They keep what TCP promises and nothing more.
 
-A wire is two pipes, one for each direction. A pipe passes messages (whole frames) on in order, each exactly once, after
-a random delay, until the wire breaks: then some of the last messages are lost on their way, and each side notices
-soon, late, or never. What the receiver does not take fills the pipe's window; what does not fit waits at the sender.
-While a partition lies between two parties nothing arrives, and nobody is told; when it heals, everything does.
+A wire is two pipes, one for each direction. A pipe delivers messages (whole frames) in order, each exactly once, after
+a random delay, until the wire breaks. Then some of the last messages are lost, and each side notices the break soon,
+late, or never. Messages that the receiver has not taken fill the pipe's window; further messages wait at the sender.
+During a partition of the network no message arrives, and neither side notices; when the partition heals, all arrive.
 
-Wires are independent: what was sent on an old one may arrive after what was sent on a newer one.
+Wires are independent: a message on an old wire may arrive after a message that was sent later on a newer wire.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dps.testing.losses import Losses
+from dps.testing.observers import Observer
 from dps.testing.world import Party, World
-from dps.wire.quiet import GONE
+from dps.wire.keepalive import DEAD_PEER_SECONDS
 
 if TYPE_CHECKING:
     from dps.testing.endpoint import SimEndpoint
 
-__all__ = ["END", "End", "Network", "Pipe", "Wire"]
+__all__ = ["END", "End", "Network", "Pipe", "SimWire"]
 
-END = "end"  # the last message of a pipe: the other side has hung up, or the wire is known to be broken
+END = "end"  # the last message of a pipe: the other side has hung up, or the wire has broken
 
 
 class Pipe:
@@ -50,17 +50,19 @@ class Pipe:
         self._network, self._world = network, network.world
         self.sender, self.receiver = sender, receiver
         self._source, self._target = sender.host, receiver.host
-        self.broken = False  # what is written from now on is lost
-        self.inbox: deque[tuple[Any, int]] = deque()  # has arrived, and is not taken yet
-        self.unsent = 0  # bytes that wait for room
+        self.broken = False  # messages written from now on are lost
+        self.inbox: deque[tuple[object, int]] = (
+            deque()
+        )  # messages that have arrived and are not taken yet, with their bytes
+        self.unsent = 0  # bytes that wait for room in the window
         self.until = 0.0  # nothing arrives before that time
-        self._waiting: deque[tuple[Any, int]] = deque()
-        self._flying: deque[tuple[Any, int]] = deque()
+        self._waiting: deque[tuple[object, int]] = deque()
+        self._flying: deque[tuple[object, int]] = deque()
         self._outstanding = 0  # bytes sent and not taken
         self._late = 0  # messages whose time came during a partition
 
-    def write(self, message: Any, nbytes: int) -> None:
-        """Pass a message on, as far as the window allows."""
+    def write(self, message: object, nbytes: int) -> None:
+        """Send a message, or let it wait if the window has no room."""
         if self.broken:
             return
         if self._waiting or (self._outstanding and self._outstanding + nbytes > self._network.window):
@@ -70,16 +72,16 @@ class Pipe:
             self._fly(message, nbytes)
 
     def took(self, nbytes: int) -> None:
-        """The receiver has taken so much out of its inbox."""
+        """The receiver has taken a message of `nbytes` out of its inbox."""
         self._outstanding -= nbytes
         if self._waiting and not self.broken:
             self._world.at(self._world.now + self._network.delay(self._target, self._source), None, self._room)
 
     def close(self, delay: float) -> None:
-        """After what is on its way, let the receiver know that nothing more will come."""
+        """Send END after all messages. `delay`: seconds that END needs in addition."""
         self.broken = True
         self._waiting.append((END, 0))
-        while self._waiting:  # the kernel of the sender sees to it
+        while self._waiting:  # the sender's kernel would send what waits, even after the process has closed the socket
             self._fly(*self._waiting.popleft(), delay)
         self.unsent = 0
 
@@ -93,27 +95,27 @@ class Pipe:
 
     @property
     def flying(self) -> int:
-        """How many messages are on their way."""
+        """The number of messages on their way."""
         return len(self._flying)
 
     def heal(self) -> None:
-        """What a partition held up is on its way again."""
+        """Send the messages on their way again that a partition has held up."""
         late, self._late = self._late, 0
         for _ in range(late):
             self._announce(self._network.delay(self._source, self._target))
 
-    def _fly(self, message: Any, nbytes: int, delay: float = 0.0) -> None:
+    def _fly(self, message: object, nbytes: int, delay: float = 0.0) -> None:
         self._outstanding += nbytes
         self._flying.append((message, nbytes))
         self._announce(delay + self._network.delay(self._source, self._target))
 
     def _announce(self, delay: float) -> None:
-        """In a while the next message arrives: events carry none of their own, so that none overtakes another."""
+        """Let the next message arrive after `delay`. The event names no message, so that none overtakes another."""
         self._world.at(self._world.now + delay, None, self._arrive)
 
     def _arrive(self) -> None:
         if not self._flying:
-            return  # it was lost
+            return  # the message was lost
         network, target = self._network, self._target
         if network.partitions and network.parted(self._source, target):
             self._late += 1
@@ -146,41 +148,41 @@ class Pipe:
 
 
 class End:
-    """One end of a wire, at a party. Subclasses say what is done with what arrives."""
+    """One end of a wire, at a party. A subclass handles the messages that arrive."""
 
     inward: Pipe
     outward: Pipe
-    wire: Wire
+    wire: SimWire
 
     def __init__(self, host: Party):
         self.host = host
-        self.over = False  # nothing is sent or taken any more
+        self.over = False  # this end sends and takes no more messages
 
     @property
     def filled(self) -> bool:
-        """Whether something has arrived and is not taken yet."""
+        """Whether a message has arrived and is not taken yet."""
         return bool(self.inward.inbox)
 
     @property
     def peer_name(self) -> str:
-        """Whose the other end is."""
+        """The name of the party at the other end."""
         return self.inward.sender.host.name
 
     def take(self) -> Any:
-        """The next message."""
+        """Take the next message out of the inbox."""
         message, nbytes = self.inward.inbox.popleft()
         self.inward.took(nbytes)
         return message
 
     def arrived(self) -> None:
-        """There is something to take."""
+        """A message is in the inbox."""
         raise NotImplementedError
 
     def drained(self) -> None:
-        """All that waited for room is on its way."""
+        """All messages that waited for room in the window are on their way."""
 
     def hang_up(self, rudely: bool = False) -> None:
-        """Send nothing more, take nothing more; rudely: what waits for room is not sent either."""
+        """Close this end; `rudely`: without sending the messages that wait for room in the window."""
         if not self.over:
             if rudely:
                 self.outward.cut(self.outward.flying)
@@ -188,7 +190,7 @@ class End:
             self.finish()
 
     def finish(self) -> None:
-        """This end is over: it hung up, or learnt that the other one did."""
+        """Mark this end as closed, because it hung up or learnt that the other end did."""
         self.over = self.outward.broken = True
         self.inward.inbox.clear()
         self.host.ends.pop(self, None)
@@ -196,8 +198,8 @@ class End:
             self.wire.network.wires.pop(self.wire, None)
 
 
-class Wire:
-    """A connection: two ends and what is on its way between them."""
+class SimWire:
+    """A connection: two ends and the two pipes between them."""
 
     def __init__(self, network: Network, caller: End, called: End):
         self.network = network
@@ -212,7 +214,10 @@ class Wire:
         return "-".join(pipe.sender.host.name for pipe in self.pipes)
 
     def snap(self, notice: Iterable[float | None] = (0.0, 0.0)) -> None:
-        """Break, and lose some of what is on its way; the ends learn of it after `notice` seconds, None: keep-alive."""
+        """Break the wire, and lose some of the messages on their way.
+
+        The ends notice it after `notice` seconds; None: after the keep-alive time.
+        """
         draw = self.network.world.random
         for pipe, seconds in zip(reversed(self.pipes), notice, strict=True):
             pipe.cut(draw.randint(0, pipe.flying))
@@ -220,27 +225,27 @@ class Wire:
                 pipe.close(self.network.keep_alive if seconds is None else seconds)
 
     def delay(self, seconds: float) -> None:
-        """Hold up what the caller has sent: its next wire may be faster."""
+        """Hold up the caller's messages for `seconds`, so that those on its next wire may arrive before them."""
         self.pipes[0].until = self.network.world.now + seconds
 
 
 class Network:
-    """All wires and who listens where."""
+    """All wires, and the endpoint at each address."""
 
-    def __init__(self, world: World, latency: tuple[float, float], window: int, losses: Losses | None = None):
+    def __init__(self, world: World, latency: tuple[float, float], window: int, observers: Sequence[Observer] = ()):
         self.world, self.window = world, window
         self.endpoints: dict[tuple[str, int], SimEndpoint] = {}
-        self.wires: dict[Wire, None] = {}
-        self.partitions: list[tuple[frozenset[str], frozenset[str]]] = []  # from these to those nothing arrives
+        self.wires: dict[SimWire, None] = {}
+        self.partitions: list[tuple[frozenset[str], frozenset[str]]] = []  # senders and receivers: no message arrives
         self.repeats = 0.0  # share of pushes that arrive twice
-        self.keep_alive: float = GONE  # seconds after which the system finds out that nobody is there any more
-        self.losses = losses or Losses()
-        self.dump_piece, self.dump_rate = 1 << 20, 400e6  # bytes in a frame, bytes a second, of what a joiner is given
+        self.keep_alive: float = DEAD_PEER_SECONDS  # until TCP's keep-alive reports that the peer's host is gone
+        self.observers = list(observers)
+        self.dump_piece, self.dump_rate = 1 << 20, 400e6  # to a joiner: bytes in a frame, bytes a second
         self._least, self._rate = latency[0], 1.0 / max(latency[1], 1e-9)
         self._draw = world.random.expovariate
 
     def delay(self, source: Party, target: Party) -> float:
-        """How long a message takes."""
+        """The seconds that the next message takes."""
         return (self._least + self._draw(self._rate)) * source.slowness * target.slowness
 
     def parted(self, source: Party, target: Party) -> bool:
@@ -248,7 +253,7 @@ class Network:
         return any(source.name in some and target.name in others for some, others in self.partitions)
 
     def crash(self, party: Party, silent: bool = False, notice: float = 0.0) -> None:
-        """End a party. Its connections break; its peers learn of it after `notice` seconds (silent: `keep_alive`)."""
+        """End a party and break its connections; its peers notice it after `notice` seconds (silent: `keep_alive`)."""
         party.silent = silent
         party.crash()
         for end in list(party.ends):
@@ -256,14 +261,14 @@ class Network:
             end.wire.snap((seconds, seconds))
 
     def part(self, some: Iterable[str], others: Iterable[str], one_way: bool = False) -> list[tuple]:
-        """Begin a partition; its directions, for `heal`."""
+        """Begin a partition of the network; the answer is what `heal` needs to end it."""
         here, there = frozenset(some), frozenset(others)
         made = [(here, there)] if one_way else [(here, there), (there, here)]
         self.partitions += made
         return made
 
     def heal(self, made: Iterable[tuple]) -> None:
-        """End it: what was held up is on its way again."""
+        """End a partition, and send the messages on their way again that it has held up."""
         for direction in made:
             self.partitions.remove(direction)
         for wire in list(self.wires):
@@ -271,9 +276,9 @@ class Network:
                 pipe.heal()
 
     def connect(self, caller: End, address: tuple[str, int], introduction: tuple) -> None:
-        """Wire an end to whoever listens there. It hears the answer to its introduction, or END."""
+        """Connect an end to the endpoint at `address`. The end receives the answer to its introduction, or END."""
         endpoint = self.endpoints.get(address)
         if endpoint is None:
-            raise LookupError(f"nobody has ever listened at {address}")
-        Wire(self, caller, endpoint.new_connection())
+            raise LookupError(f"no endpoint has ever listened at {address}")
+        SimWire(self, caller, endpoint.new_connection())
         caller.outward.write(introduction, 0)

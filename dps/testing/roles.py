@@ -1,66 +1,280 @@
-"""The controller and the servers of a simulation: their real roles, without Dask around them.
+"""The controller and the servers of a simulation: their real roles and procedures, without Dask around them.
 
-What Dask and the crew (`crew.py`) do is done here: workers are found, servers started, called, replaced and closed.
+`SimWorkers` is what Dask's workers are to the controller; `SimController` calls servers as Dask calls actors.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dps import config
-from dps.crew import AGAIN as MIND
-from dps.errors import NameInUseError, ServerGoneError
-from dps.fleet import LOOK, Recruit
-from dps.member import BEAT
-from dps.runs import Runs
-from dps.serving import Serving
+from dps.checkpoints.reading import Origins, SavedShard, fill
+from dps.checkpoints.store import Store
+from dps.controller.autoscaling_procedures import AutoscalingProcedures
+from dps.controller.checkpoint_procedures import CheckpointProcedures
+from dps.controller.failover import TICK_SECONDS, Membership, ServerRecord
+from dps.controller.procedures import Procedure, ServerCall
+from dps.controller.runs import Runs
+from dps.controller.server_procedures import ServerProcedures
+from dps.controller.table_procedures import TableProcedures
+from dps.errors import CheckpointError, DPSError, ServerGoneError
+from dps.server.checkpoint_writer import CheckpointWriter, Writing
+from dps.server.heartbeat import HEARTBEAT_SECONDS
+from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
-from dps.state.transfer import same
-from dps.testing.endpoint import SimEndpoint
-from dps.testing.losses import WatchedFleet
+from dps.state.transfer import first_difference
+from dps.testing.endpoint import SimConnection, SimEndpoint
+from dps.testing.executor import SimExecutor, SimLock
 from dps.testing.network import Network
-from dps.testing.world import Party
+from dps.testing.world import Party, Task
 from dps.wire import frames
 from dps.wire.frames import Header
-from dps.wire.session import of_servers
+from dps.wire.handshake import of_servers
+from dps.wire.protocols import RoleConnection
 
 __all__ = ["SECRET", "SESSION", "SimController", "SimServer"]
 
 SESSION, SECRET = "simulated", "00" * 32
-AGAIN = (0.01, 0.1)  # seconds between two looks whether somebody has done what he was called for: first, at most
+POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.1  # between two checks whether the called servers have answered
+REPORT_SECONDS = 0.3  # between two reports of a server's load
+BLOCKING = {"save", "end_cut", "load"}  # methods of a server that wait for its disk
+MAX_LOAD_SECONDS = 0.02  # that a server takes to read a shard from its store,
+MAX_PIECE_SECONDS = 0.02  # and to write a piece of one
+PIECE_BYTES = 256  # so small that a shard has several
 
 
 class SimServer:
-    """A server without its actor."""
+    """A server's role without the Dask actor around it."""
 
     def __init__(self, network: Network, party: Party, number: int, controller: tuple[str, int]):
         self.party, self.number = party, number
         self.endpoint = SimEndpoint(network, party)
-        self.serving = Serving(self.endpoint, SESSION, number, SECRET, controller)
-        relay = self.serving.relay
+        self.role = ServerRole(self.endpoint, SESSION, number, SECRET, controller)
+        relay = self.role.relay
         relay.piece, relay.rate = network.dump_piece, network.dump_rate
-        self.endpoint.handlers.update(self.serving.handlers)
+        self.endpoint.handlers.update(self.role.handlers)
         self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
-        self.serving.start()
+        self.checkpoint_writer = CheckpointWriter(self.role, lambda *args: SimWriting(party, number, *args))
+        self.role.start()
+
+    def call(self, method: str, args: tuple[Any, ...], reply: Callable[[Any], None]) -> None:
+        """Do what a method of `server/actor.py` does; `reply` gets its result, or its error."""
+
+        def work() -> None:
+            try:
+                reply(getattr(self, f"_{method}")(*args))
+            except Exception as error:
+                reply(error)
+
+        if method in BLOCKING:
+            self.party.spawn(work)
+        else:
+            work()
+
+    def _create_table(self, spec: dict[str, Any], shards: list[int]) -> None:
+        self.role.create(TableSpec.from_dict(spec), shards)
+
+    def _drop_table(self, table: int) -> None:
+        self.role.drop(table)
+
+    def _cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> str:
+        return json.dumps(self.checkpoint_writer.cut(tables, clock, parent, track))
+
+    def _complete(self) -> None:
+        self.checkpoint_writer.complete()
+
+    def _save(self, url: str, name: str, storage_options: dict[str, Any]) -> None:
+        self.checkpoint_writer.save(url, name, storage_options)
+
+    def _saved(self) -> str:
+        files = self.checkpoint_writer.saved()
+        return json.dumps(None if files is None else [dataclasses.asdict(file) for file in files])
+
+    def _end_cut(self, name: str | None) -> None:
+        self.checkpoint_writer.end(name)
+        self.checkpoint_writer.wait_for_writing()
+
+    def _load(
+        self, table: int, url: str, name: str, shards: list[int], origins: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        replicas = self.role.tables[table].replicas
+        for number in shards:
+            self.party.sleep(self.party.world.random.uniform(0.0, MAX_LOAD_SECONDS))
+            store = Store(url, storage_options=options)
+            saved = SavedShard(store, store.chain(name), replicas[number].spec.name, number)
+            try:
+                fill(replicas[number].shard, saved, Origins(*origins))
+            except DPSError:
+                raise
+            except Exception as error:
+                raise CheckpointError(f"{error!r:.500}") from error
+
+
+class SimWriting(Writing):
+    """The writing of a checkpoint's files, as a task of the server's party. The server goes on between two pieces."""
+
+    def __init__(self, party: Party, *args: Any):
+        super().__init__(*args)
+        self._party = party
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        self._task = self._party.spawn(self.work)
+
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.done
+
+    def join(self, seconds: float) -> None:
+        until = self._party.now() + seconds
+        while self.is_alive() and self._party.now() < until:
+            self._party.sleep(POLL_SECONDS)
+
+    def pieces(self, cut: Any) -> Iterator[Any]:
+        cut.fetch_keys()
+        for piece in cut.pieces(PIECE_BYTES):
+            if self.stop:
+                raise CheckpointError("the checkpoint was given up")
+            yield piece
+            self._party.sleep(self._party.world.random.uniform(0.0, MAX_PIECE_SECONDS))
+
+    def wait(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
+class SimWorkers:
+    """Dask's workers, for `ServerProcedures`: those that are free, and the parties of those that have servers.
+
+    A worker's name is that of its server's party. Server n takes ``start_seconds(n)`` seconds to start, by default
+    none; infinitely many: it never comes. Where a start fails, the worker is free again; with `reused`, so is that of
+    any other server that was closed.
+    """
+
+    def __init__(self, controller: SimController, network: Network, hire: Callable[[int], Party]):
+        self.free = 0  # workers without a server
+        self.reused = False
+        self.start_seconds: Callable[[int], float] = lambda number: 0.0
+        self._controller, self._network, self._hire = controller, network, hire
+        self._parties: dict[int, Party] = {}  # of the servers that are being started
+
+    def add(self) -> None:
+        """Dask has one more worker."""
+        self.free += 1
+
+    def candidates(self) -> tuple[list[str], bool]:
+        return [f"free-{n}" for n in range(self.free)], True
+
+    def shortage(self) -> tuple[str, str]:
+        return f"{self.free} workers are free", "start more"
+
+    def is_there(self, worker: str) -> bool:
+        return any(party.name == worker and not party.dead for party in self._network.world.parties)
+
+    def admit(self, server: ServerRecord) -> str:
+        return "finished" if server.number in self._controller.servers else "pending"
+
+    def submit(self, server: ServerRecord) -> None:
+        self.free -= 1
+        seconds = self.start_seconds(server.number)
+        party = self._parties[server.number] = self._hire(server.number)
+        server.worker = party.name
+        for observer in self._network.observers:
+            observer.server_started(server.number)
+        if not seconds:
+            self.start(server.number)
+        elif math.isfinite(seconds):
+            party.later(seconds, self.start, server.number)
+
+    def start(self, number: int) -> ServerRecord:
+        """Begin the server's role in its party."""
+        record = self._controller.membership.servers[number]
+        party = self._parties.pop(number, None) or self._hire(number)
+        record.worker = party.name
+        self._controller.servers[number] = SimServer(self._network, party, number, self._controller.endpoint.address)
+        return record
+
+    def failure(self, server: ServerRecord) -> None:
+        raise ServerGoneError(f"server {server.number} failed")
+
+    def adopt(self, server: ServerRecord) -> None:
+        pass
+
+    def close(self, server: ServerRecord) -> None:
+        for observer in self._network.observers:
+            observer.server_closed(server.number, not server.leaving)
+        party = self._parties.pop(server.number, None)
+        if server.number in self._controller.servers:
+            party = self._controller.servers[server.number].party
+        if party is not None and not party.dead:
+            self._network.crash(party)
+            self.free += self.reused or not server.ready
+
+    def check_versions(self, workers: list[str]) -> None:
+        pass
+
+
+class SimLoad:
+    """The load of the servers, as each of them reports it every REPORT_SECONDS: an equal share of `load`."""
+
+    def __init__(self, controller: SimController, load: Callable[[float], tuple[float, float]]):
+        self._controller, self._load = controller, load
+
+    def now(self) -> float:
+        return self._controller.party.now()
+
+    def loads(self, since: float) -> dict[int, tuple[float, float]]:
+        servers = self._controller.membership.servers
+        if self.now() - since < REPORT_SECONDS:
+            return {}
+        busy, held = self._load(self.now())
+        return {number: (busy / len(servers), held / len(servers)) for number in servers}
 
 
 class SimController:
-    """The controller without the scheduler; `hire` makes the party of a server, given its number."""
+    """The controller's roles without Dask's scheduler; `hire` makes the party of a server, given its number."""
 
     def __init__(self, network: Network, party: Party, hire: Callable[[int], Party], servers: int):
-        self._network, self._hire, self.party = network, hire, party
+        self._network, self.party = network, party
         self.endpoint = SimEndpoint(network, party, on_close=self._closed)
         self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
-        self.fleet, self.runs = WatchedFleet(self.endpoint, SESSION, network.losses), Runs(SESSION, self.endpoint.now)
+        self.membership = Membership(self.endpoint, SESSION, on_primary=self._primary_changed)
+        self.runs = Runs(SESSION, self.endpoint.now)
         self.servers: dict[int, SimServer] = {}
-        self.wanted = servers
-        self.workers = 0  # that Dask has to spare
-        self._replacing = 0  # servers that are to go when others have come
-        self._last_table = 0
-        self.endpoint.handlers.update(self.fleet.handlers)
+        self.lost_answers = 0.0  # share of the calls of servers that are carried out, but whose answers are lost
+        self.workers = SimWorkers(self, network, hire)
+        self.executor = SimExecutor(party, self.call_servers, lambda: [server.number for server in self._up()])
+        self.tables_change, self.checkpointing = SimLock(), SimLock()
+        self.scaling = SimLock()
+        self.procedures = ServerProcedures(
+            self.membership,
+            self.workers,
+            self.scaling,
+            self.tables_change,
+            "server-{}",
+            party.now,
+            network.world.current,
+            start_poll=POLL_SECONDS,
+        )
+        self.procedures.wanted, self.procedures.dedicated = servers, True
+        up = lambda: [self.membership.servers[server.number] for server in self._up()]  # noqa: E731
+        numbers = itertools.count(1)
+        self.tables = TableProcedures(self.membership, up, self.tables_change, lambda: next(numbers))
+        self.checkpoints = CheckpointProcedures(
+            self.runs,
+            self.membership,
+            up,
+            self.tables,
+            self.tables_change,
+            self.checkpointing,
+            clock=party.now,
+            wall_clock=party.now,
+            session=SESSION,
+        )
+        self.endpoint.handlers.update(self.membership.handlers)
         runs = self.runs
         self.endpoint.handlers.update({frames.JOIN: runs.join, frames.TICK: runs.tick})
         self.endpoint.handlers.update(
@@ -68,110 +282,78 @@ class SimController:
         )
         self.endpoint.handlers[frames.ROUTE] = self._route
         for _ in range(servers):
-            self._start_server().ready = True
+            self.workers.start(self.membership.add_server("", "server-{}")).ready = True
         self._look()
-        party.spawn(self._mind)
+        party.spawn(self.executor.run, self.procedures.maintain())
 
-    # -- as the crew
+    # -- as autoscaling needs the servers
 
-    def _start_server(self) -> Recruit:
-        number = self.fleet.enlist("", "")
-        party, recruit = self._hire(number), self.fleet.servers[number]
-        recruit.worker = recruit.key = party.name
-        self.servers[number] = SimServer(self._network, party, number, self.endpoint.address)
-        return recruit
+    @property
+    def wanted(self) -> int:
+        """How many servers there are to be."""
+        return self.procedures.wanted
 
-    def _mind(self) -> None:
-        """For ever: replace servers that were lost, let go of those too many, close those to go that are empty."""
-        fleet = self.fleet
-        while True:
-            self.party.sleep(MIND)
-            for number in [n for n, s in fleet.servers.items() if s.leaving and fleet.empty(n)]:
-                self._close_server(number)
-            missing = self.wanted - sum(not (s.leaving or s.silent) for s in fleet.servers.values())
-            if missing < 0 and not self._replacing:
-                fleet.trim(self.wanted)
-            for _ in range(min(missing, self.workers)):
-                self.add_server()
+    @property
+    def settled(self) -> bool:
+        """Whether no server or table is being made, and there are as many servers as wanted, or as workers allow."""
+        making = self.procedures.starting or self.scaling.locked() or self.tables_change.locked()
+        up = len(self._up())
+        enough = up == self.wanted or (up < self.wanted and not self.spares())
+        return not making and up == len(self.membership.servers) and enough
 
-    def add_server(self) -> None:
-        """One more, on a worker that is free; it gets the tables when it is up."""
-        self.workers -= 1
-        recruit = self._start_server()
-        number, until = recruit.number, self.party.now() + config.seconds("start")
-        while number in self.fleet.servers and not recruit.up and self.party.now() < until:
-            self.party.sleep(AGAIN[0])
-        specs = [TableSpec.from_dict(spec) for spec in self.fleet.specs.values()]
-
-        def create(server: SimServer, reply: Callable[[Any], None]) -> None:
-            for spec in specs:
-                server.serving.create(spec, ())
-            reply(True)
-
-        if number in self.fleet.servers and self._call([self.servers[number]], create):
-            recruit.ready = True
-        else:
-            self._close_server(number)
-
-    def spare(self) -> None:
-        """Dask has a worker more."""
-        self.workers += 1
-
-    def _close_server(self, number: int) -> None:
-        self.fleet.dismiss(number)
-        self._network.crash(self.servers[number].party)
+    def spares(self) -> list[str]:
+        """Workers that further servers could have now."""
+        return self.procedures.spares()
 
     def scale(self, servers: int) -> None:
-        """Have that many; Dask finds the workers."""
-        staying = sorted(n for n, s in self.fleet.servers.items() if not s.leaving)
-        if len(staying) > servers:
-            self.fleet.retire(staying[servers:])
-        self.workers += max(0, servers - len(staying))
-        self.wanted = servers
+        """Have that many servers."""
+        for observer in self._network.observers:
+            observer.scaled(len(self.membership.servers), servers)
+        self.executor.run(self.procedures.scale(servers))
 
-    def retire(self, number: int) -> None:
-        """Empty one, then close it; another takes its place."""
-        self._replacing += 1
-        try:
-            self.workers += 1
-            self.add_server()
-            if number in self.fleet.servers:
-                self.fleet.retire([number])
-        finally:
-            self._replacing -= 1
+    def autoscaling(self, load: Callable[[float], tuple[float, float]]) -> AutoscalingProcedures:
+        """Autoscaling by a simulated load: see `Simulation.adapt`."""
+        reports = SimLoad(self, load)
+        busy = self.checkpointing.locked
+        return AutoscalingProcedures(self.membership, reports, self, lambda: math.inf, busy, copies=1)
+
+    def change(self, procedure: Procedure[None]) -> None:
+        """Change the number of servers: at once if that need not wait, so that its error is raised here."""
+        if self.scaling.locked():
+            self.party.spawn(self.executor.run, procedure)
+        else:
+            self.executor.run(procedure)
 
     def expendable(self) -> list[Party]:
-        """The servers that may crash, and everything is still there, where the controller can find it."""
+        """The servers that may crash without loss: the controller can still reach a replica of each of their shards."""
         alive = [n for n, server in self.servers.items() if not server.party.dead]
         near = {n for n in alive if self._within_reach(n)}
-        needed = []  # (chain, how many others): the controller may still take some out of it
-        for name, places in self.fleet.places.items():
-            copies = self.fleet.specs[name]["copies"]
+        needed = []  # (chain, servers that must stay): the controller may still remove the surplus ones
+        for name, places in self.membership.places.items():
+            copies = self.membership.specs[name]["copies"]
             needed += [(set(p.chain), 1 + max(0, len(p.chain) - copies)) for p in places]
         return [self.servers[n].party for n in alive if all(len(c & near - {n}) >= least for c, least in needed)]
 
     def _within_reach(self, number: int) -> bool:
-        """Whether nothing keeps a server's beats from coming."""
-        recruit, there, here = self.fleet.servers.get(number), self.servers[number].party, self.party
+        """Whether nothing keeps a server's heartbeats from arriving."""
+        record, there, here = self.membership.servers.get(number), self.servers[number].party, self.party
         parted = self._network.parted(there, here) or self._network.parted(here, there)
-        linked = recruit is not None and recruit.up and not recruit.connection.inward.broken
-        return linked and there.runs and not parted and self._age(number) < 2 * BEAT
-
-    def _age(self, number: int) -> float:
-        """Seconds since a server's last sign of life."""
-        return self.endpoint.now() - self.fleet._watch._signs.get(number, -math.inf)
+        connection = None if record is None or not record.up else record.connection
+        linked = isinstance(connection, SimConnection) and not connection.inward.broken
+        beats = self.membership.seconds_since_heartbeat(number) < 2 * HEARTBEAT_SECONDS
+        return linked and there.runs and not parted and beats
 
     def fragile(self) -> bool:
-        """Whether a server has crashed and its shards are not in other hands yet: nothing more is to be lost now."""
+        """Whether a server has crashed and is still in the chain of a shard, so that no other may be lost now."""
         dead = {n for n, server in self.servers.items() if server.party.dead}
-        return any(dead & set(p.chain) for places in self.fleet.places.values() for p in places)
+        return any(dead & set(p.chain) for places in self.membership.places.values() for p in places)
 
     def restless(self) -> str | None:
-        """What is still to be done until each shard has its copies, and all that was passed on is confirmed."""
-        fleet = self.fleet
-        staying = [n for n, s in fleet.servers.items() if s.up and s.ready and not (s.gone or s.leaving)]
-        for name, places in fleet.places.items():
-            copies = min(fleet.specs[name]["copies"], len(staying))
+        """The first thing that is left to do until each shard has its replicas and every op is confirmed, or None."""
+        membership = self.membership
+        staying = [n for n, server in membership.servers.items() if server.takes_replicas]
+        for name, places in membership.places.items():
+            copies = min(membership.specs[name]["copies"], len(staying))
             for shard, p in enumerate(places):
                 if (
                     p.joiner is not None
@@ -181,84 +363,79 @@ class SimController:
                 ):
                     return f"shard {shard} of table {name!r} is at {p}; servers {staying} are up"
         for number in staying:
-            serving = self.servers[number].serving
-            if serving.epoch != fleet.epoch or (about := serving.relay.describe())["unconfirmed"] or about["moves"]:
-                return f"server {number} is at epoch {serving.epoch} of {fleet.epoch}, {serving.relay.describe()}"
+            role = self.servers[number].role
+            unconfirmed, moves = role.relay.unconfirmed()[0], role.relay.moves()
+            if role.epoch != membership.epoch or unconfirmed or moves:
+                state = f"{unconfirmed} ops are unconfirmed, and there are moves {moves}"
+                return f"server {number} is at epoch {role.epoch} of {membership.epoch}; {state}"
         return None
 
     def compare(self) -> None:
-        """All copies of a shard are equal, bit by bit, and nobody keeps another."""
-        for name, places in self.fleet.places.items():
-            table = self.fleet.specs[name]["id"]
+        """Assert that all replicas of a shard are equal, bit by bit, and that no other server keeps one."""
+        for name, places in self.membership.places.items():
+            table = self.membership.specs[name]["id"]
             for shard, p in enumerate(places):
-                copies = [self.servers[n].serving.tables[table].copies[shard] for n in p.chain]
+                copies = [self.servers[n].role.tables[table].replicas[shard] for n in p.chain]
                 for number, copy in zip(p.chain[1:], copies[1:], strict=True):
-                    problem = same(copies[0].shard, copy.shard)
+                    problem = first_difference(copies[0].shard, copy.shard)
                     assert problem is None, f"shard {shard} of {name!r} on servers {p.chain[0]} and {number}: {problem}"
-            for number, recruit in self.fleet.servers.items():
-                if recruit.up and self.servers[number].serving.epoch == self.fleet.epoch:
-                    kept = set(self.servers[number].serving.tables[table].copies) if recruit.ready else set()
+            for number, record in self.membership.servers.items():
+                if record.up and self.servers[number].role.epoch == self.membership.epoch:
+                    kept = set(self.servers[number].role.tables[table].replicas) if record.ready else set()
                     stray = kept - {shard for shard, p in enumerate(places) if number in p.chain}
                     assert not stray, f"server {number} keeps shards {stray} of {name!r}, which are not its own"
 
     @property
     def ready(self) -> bool:
         """Whether all servers are up."""
-        return all(recruit.up for recruit in self.fleet.servers.values())
+        return all(record.up for record in self.membership.servers.values())
 
-    def create_table(self, spec: TableSpec) -> TableSpec:
+    def create_table(self, spec: TableSpec, exist_ok: bool = False) -> TableSpec:
         """Make a table on all servers, then publish it."""
-        if spec.name in self.fleet.specs:
-            raise NameInUseError(f"there is a table {spec.name!r} already")
-        self._last_table += 1
-        spec = dataclasses.replace(spec, id=self._last_table)
-        if spec.ack == "memory":
-            self._network.losses.tables.add(spec.id)
-        places = self.fleet.add_table(spec.to_dict())
+        made = TableSpec.from_dict(self.executor.run(self.tables.add(spec.to_dict(), exist_ok)))
+        for observer in self._network.observers:
+            observer.table_made(made)
+        return made
 
-        def create(server: SimServer, reply: Callable[[Any], None]) -> None:
-            server.serving.create(spec, [n for n, p in enumerate(places) if server.number in p.chain])
-            reply(True)
-
-        self._call(self._up(), create)
-        self.fleet.publish_table(spec.to_dict(), places)
-        return spec
-
-    def start_run(self, shares: list[list[int]], staleness: int | None, reassign: bool = False) -> int:
-        collecting = [name for name, spec in self.fleet.specs.items() if spec["aggregate"] is not None]
-        run = self.runs.start(len(shares), staleness, collecting, partitions=shares, reassign=reassign)
+    def start_run(
+        self, shares: list[list[int]], staleness: int | None, reassign: bool = False, resume: bool = False
+    ) -> int:
+        collecting = [name for name, spec in self.membership.specs.items() if spec["aggregate"] is not None]
+        restored = self.checkpoints.resumable(len(shares)) if resume else None
+        run = self.runs.start(len(shares), staleness, collecting, restored, shares, reassign=reassign)
+        self.checkpoints.restored = None
         if collecting:
             self.settle(keep=False)
         return run
 
     def settle(self, keep: bool) -> None:
-        """A run has ended: on every primary; once more where another server took over meanwhile."""
+        """End a run on every primary; repeat it for shards of which another server became the primary meanwhile."""
         over = self.runs.retire()
-        left = {(spec["id"], n) for spec in self.fleet.specs.values() for n in range(spec["shards"])}
+        left = {(spec["id"], n) for spec in self.membership.specs.values() for n in range(spec["shards"])}
         until = self.party.now() + config.seconds("stop")
 
         def settle(server: SimServer, reply: Callable[[Any], None]) -> None:
-            shards, waiter = server.serving.settle(keep, over)
+            shards, waiter = server.role.settle(keep, over)
             waiter.then(lambda: reply(shards if waiter.error is None else []))
 
         while left and self.party.now() < until:
-            left = left.difference(*self._call(self._up(), settle)) - self.fleet.lost()
+            left = left.difference(*self._call(self._up(), settle)) - self.membership.lost()
             if left:
-                self.party.sleep(AGAIN[1])
+                self.party.sleep(MAX_POLL_SECONDS)
         if left:
             raise ServerGoneError(f"{len(left)} shards could not be settled: no server has them")
 
     def _up(self) -> list[SimServer]:
-        return [self.servers[n] for n, recruit in self.fleet.servers.items() if recruit.up]
+        return [self.servers[n] for n, record in self.membership.servers.items() if record.up]
 
     def _call(self, servers: list[SimServer], ask: Callable[[SimServer, Callable[[Any], None]], None]) -> list[Any]:
-        """Call these servers' actors, through Dask; what those said that have answered in time."""
+        """Call these servers as Dask calls actors; the answers of those that have answered in time."""
         answers: dict[int, Any] = {}
-        network, until, pause = self._network, self.party.now() + config.seconds("request"), AGAIN[0]
+        network, until, pause = self._network, self.party.now() + config.seconds("request"), POLL_SECONDS
 
         def call(server: SimServer) -> None:
             if network.parted(self.party, server.party):
-                network.world.at(network.world.now + AGAIN[1], server.party, call, server)
+                network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, call, server)
             else:
                 ask(server, lambda answer: answers.setdefault(server.number, answer))
 
@@ -266,19 +443,46 @@ class SimController:
             network.world.at(network.world.now, server.party, call, server)
         while any(not s.party.dead and s.number not in answers for s in servers) and self.party.now() < until:
             self.party.sleep(pause)
-            pause = min(2 * pause, AGAIN[1])
+            pause = min(2 * pause, MAX_POLL_SECONDS)
         return list(answers.values())
+
+    def call_servers(self, calls: list[ServerCall]) -> list[Any]:
+        """Carry out the instruction `CallServers`: the answer or the error of each call."""
+        by_number = {call.server: call for call in calls}
+        answers: dict[int, Any] = {}
+        random = self._network.world.random
+
+        def ask(server: SimServer, reply: Callable[[Any], None]) -> None:
+            lost = self.lost_answers and random.random() < self.lost_answers
+            gone = ServerGoneError(f"the answer of server {server.number} was lost")
+
+            def answer(value: Any) -> None:
+                answers[server.number] = gone if lost else value
+                reply(value)
+
+            server.call(by_number[server.number].method, by_number[server.number].args, answer)
+
+        known = [
+            self.servers[number] for number in by_number if number in self.membership.servers.keys() & self.servers
+        ]
+        self._call(known, ask)
+        return [answers.get(call.server, ServerGoneError(f"server {call.server} was lost meanwhile")) for call in calls]
 
     # -- frames
 
-    def _route(self, connection: Any, header: Header, body: memoryview) -> None:
+    def _route(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         origin = header.trainer or self.runs.allot(1)
-        connection.reply(Header(frames.OK, request=header.request, trainer=origin), self.fleet.route)
+        connection.reply(Header(frames.OK, request=header.request, trainer=origin), self.membership.route)
 
-    def _closed(self, connection: Any) -> None:
-        (self.fleet if isinstance(connection.party, Recruit) else self.runs).disconnected(connection)
+    def _closed(self, connection: RoleConnection) -> None:
+        (self.membership if isinstance(connection.party, ServerRecord) else self.runs).disconnected(connection)
+
+    def _primary_changed(self, table: int, shard: int, old: int | None, new: int | None, stepped_down: bool) -> None:
+        before, after = (None if number is None else f"server-{number}" for number in (old, new))
+        for observer in self._network.observers:
+            observer.primary_changed(table, shard, before, after, stepped_down)
 
     def _look(self) -> None:
-        self.fleet.look()
-        self.runs.look()
-        self.endpoint.later(LOOK, self._look)
+        self.membership.tick()
+        self.runs.check_timeouts()
+        self.endpoint.later(TICK_SECONDS, self._look)

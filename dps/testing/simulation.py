@@ -5,59 +5,67 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dps.calls import Ticket
+from dps.client.ticket import Ticket
+from dps.controller.autoscaling_procedures import AutoscalingProcedures
+from dps.controller.checkpoint_procedures import CheckpointOptions
+from dps.coordination.autoscaling import AutoscalingRule
 from dps.errors import DPSError, InputError, StoppedError
 from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec, wants_finite
 from dps.state.optimizers import Add, Optimizer
+from dps.telemetry.monitor import run_status
 from dps.testing.channel import SimClient
+from dps.testing.disk import SimDisk
+from dps.testing.executor import Cancelled
 from dps.testing.faults import Faults, Mischief
-from dps.testing.losses import Losses
 from dps.testing.network import Network
+from dps.testing.observers import Observer
 from dps.testing.roles import SECRET, SESSION, SimController
-from dps.testing.trainers import Crew, Job
+from dps.testing.trainers import SimJob, SimTrainers
 from dps.testing.world import Party, StuckError, Task, World
 from dps.training.data import share
 
 __all__ = ["Simulation"]
 
-DASK_NOTICES = 0.02  # seconds in which Dask learns that a worker process has ended
+MAX_DASK_NOTICE_SECONDS = 0.02  # until Dask's scheduler notices that a worker process has ended
 
 
 class Simulation:
     """A whole parameter server in this thread: servers, controller and trainers on virtual time, with faults.
 
-    The real code of all of them runs; what lies under it is replaced: threads by greenlets, sockets by simulated
-    connections, time by numbers, Dask by nothing. All that happens is drawn from `seed`: the same seed gives the same
-    events, the same trace and the same results, and a failure is repeated by repeating its seed. Needs `greenlet`
-    (``pip install dps[testing]``).
+    The real code of servers, controller and trainers runs. Greenlets replace threads, simulated connections replace
+    sockets, and virtual time replaces real time; there is no Dask. Every random choice is drawn from `seed`: the same
+    seed gives the same events, the same trace and the same results, so a seed repeats a failure. A simulation needs
+    `greenlet` (``pip install dps[testing]``).
 
     Parameters
     ----------
     seed : int
-        Of all chance.
+        Of every random choice.
     servers, trainers : int
-        How many.
+        The number of servers and of trainers.
     copies : int
-        Of each table, unless it says otherwise.
+        The replicas of each shard of a table, unless the table says otherwise.
     faults : Faults, optional
-        What goes wrong while something runs; nothing by default.
+        What goes wrong during runs. By default nothing goes wrong.
     compute : float
-        Virtual seconds that an iteration takes a trainer, on the average; otherwise only messages take time.
+        Virtual seconds of a trainer's iteration, on the average; otherwise only messages take time.
     timeout : float
         Virtual seconds after which a run is given up.
     dump : (int, float)
-        What a server that is brought up to date is given: bytes in a piece, bytes a second.
+        How a server receives the rows of a shard that it joins: bytes in a frame, bytes a second.
+    observers : sequence
+        Objects with the methods of ``dps.testing.observers.Observer``. The simulation calls them for each new table,
+        each answer and each new primary.
 
     Attributes
     ----------
     parties : dict
         Name -> party: ``"controller"``, ``"server-0"``, ..., ``"trainer-0"``, ..., ``"driver"``.
-    losses : Losses
-        What tables with ``ack="memory"`` may have lost.
 
     Examples
     --------
@@ -86,27 +94,31 @@ class Simulation:
         compute: float = 0.0,
         timeout: float = 3600.0,
         dump: tuple[int, float] = (1 << 20, 400e6),
+        observers: Sequence[Observer] = (),
     ):
         if servers < 1 or trainers < 1:
             raise InputError(f"a simulation has at least one server and one trainer, not {servers} and {trainers}")
-        self.losses = Losses()
         self.faults, self._timeout = faults or Faults(), timeout
         self._world = World(seed)
-        self._network = Network(self._world, self.faults.latency, self.faults.window, self.losses)
+        self._network = Network(self._world, self.faults.latency, self.faults.window, observers)
         self._network.repeats, self._network.keep_alive = self.faults.repeats, self.faults.keep_alive
         self._network.dump_piece, self._network.dump_rate = dump
         self.parties: dict[str, Party] = {}
         hire = lambda number: self._party(f"server-{number}")  # noqa: E731
         self._controller = SimController(self._network, self._party("controller"), hire, servers)
         self._copies = copies
+        self._disk: SimDisk | None = None
+        self._autoscaling: AutoscalingProcedures | None = None
         names = [f"trainer-{n}" for n in range(trainers)]
         slow = {name: self._slowness() for name in names}
         self._ticket = Ticket(SESSION, self._controller.endpoint.address, SECRET)
         hire_trainer = lambda name: self._party(name, slow[name])  # noqa: E731
-        self._crew = Crew(self._network, hire_trainer, self._ticket, names, compute)
-        self._clients: list[SimClient] = []  # kept, so that none is closed by the garbage collector at any moment
-        self._others: list[Task] = []  # that were submitted
-        acts = {"crashes": self._crash_one, "twins": self._crew.run_twice, "moves": self._change_servers}
+        self._actors = SimTrainers(self._network, hire_trainer, self._ticket, names, compute)
+        self._clients: list[SimClient] = []  # kept, because the garbage collector would close them at any moment
+        self._submitted: list[Task] = []
+        acts: dict[str, Callable[[random.Random], None]]
+        acts = {"crashes": self._crash_one, "twins": self._actors.run_twice, "moves": self._change_servers}
+        acts |= {"disks": self._break_disk, "answers": self._lose_answers}
         self._mischief = Mischief(self._network, self.faults, acts, self._controller.fragile)
         self._party("driver")
         while not self._controller.ready:
@@ -120,7 +132,7 @@ class Simulation:
         dim: int = 1,
         *,
         rows: int | None = None,
-        dtype: Any = "float32",
+        dtype: str = "float32",
         optimizer: Optimizer | None = None,
         init: Initializer | None = None,
         aggregate: str | None = None,
@@ -128,6 +140,7 @@ class Simulation:
         shards: int | None = None,
         copies: int | None = None,
         ack: str = "copies",
+        exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
         if shards is None:
@@ -137,36 +150,39 @@ class Simulation:
         finite = wants_finite(optimizer) if finite is None else finite
         made = (optimizer, init or Zeros(), aggregate, finite, shards)
         spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack)
-        return self._controller.create_table(spec)
+        return self._controller.create_table(spec, exist_ok)
 
     def client(self) -> SimClient:
-        """A client without a clock, at the driver. Its calls move virtual time on."""
+        """A client without a clock, at the driver. Its calls advance virtual time."""
         client = SimClient(self._network, self.parties["driver"], self._ticket)
         self._clients.append(client)
         return client
 
     def run(
         self,
-        function: Callable[..., Any],
-        data: Sequence[Any],
+        function: Callable[..., object],
+        data: Sequence[object],
         *,
         staleness: float = 0,
         args: tuple = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, object] | None = None,
         reassign: bool = False,
+        resume: bool = False,
     ) -> list[Any]:
-        """Train, as :meth:`dps.ParameterServer.run` does.
+        """Train as :meth:`dps.ParameterServer.run` does, until all trainers have returned.
 
         Parameters
         ----------
         function : callable
             Called as ``function(trainer, partitions)`` in a greenlet of each trainer.
         data : sequence
-            The partitions themselves: they are shared out evenly.
+            The partitions themselves. The trainers get equal shares of them.
         staleness : int or math.inf
         args, kwargs
             More arguments for `function`.
         reassign : bool
+        resume : bool
+            Go on at the clock of the checkpoint that was restored.
 
         Returns
         -------
@@ -178,12 +194,13 @@ class Simulation:
         Exception
             The first error of a trainer.
         StuckError
-            Not over after `timeout` virtual seconds.
+            The run was not over after `timeout` virtual seconds.
         """
-        shares = share([[]] * len(data), self._crew.names[: len(data)])
-        job = Job(lambda trainer, parts: function(trainer, parts, *args, **kwargs or {}), data, shares, reassign)
-        job.number = self._controller.start_run(shares, None if math.isinf(staleness) else int(staleness), reassign)
-        self._crew.begin(job)
+        shares = share([[]] * len(data), self._actors.names[: len(data)])
+        job = SimJob(lambda trainer, parts: function(trainer, parts, *args, **kwargs or {}), data, shares, reassign)
+        bound = None if math.isinf(staleness) else int(staleness)
+        job.number = self._controller.start_run(shares, bound, reassign, resume)
+        self._actors.begin(job)
         self._mischief.begin()
         until = self._world.now + self._timeout
         try:
@@ -195,7 +212,7 @@ class Simulation:
                 self._turn(until, job)
         finally:
             self._mischief.end()
-            self._crew.job = None
+            self._actors.job = None
         if (error := job.error()) is not None:
             with contextlib.suppress(DPSError):  # the run's own error counts
                 self._controller.settle(keep=False)
@@ -203,20 +220,20 @@ class Simulation:
         self._controller.settle(keep=True)
         return job.results
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> Task:
-        """Call ``function(client, *args)`` in a party of its own, with a client without a clock; `gather` waits."""
-        party = self._party(f"client-{len(self._others)}")
+    def submit(self, function: Callable[..., object], *args: object) -> Task:
+        """Call ``function(client, *args)`` in a new party, with a client without a clock; `gather` waits for it."""
+        party = self._party(f"client-{len(self._submitted)}")
 
-        def call() -> Any:
+        def call() -> object:
             with SimClient(self._network, party, self._ticket) as client:
                 self._clients.append(client)
                 return function(client, *args)
 
-        self._others.append(party.spawn(call))
-        return self._others[-1]
+        self._submitted.append(party.spawn(call))
+        return self._submitted[-1]
 
     def gather(self, tasks: Iterable[Task]) -> list[Any]:
-        """What tasks have returned, when all are done; None where the party has crashed. Raises their first error."""
+        """Wait for tasks and return their results, None for a party that crashed; or raise their first error."""
         until, tasks = self._world.now + self._timeout, list(tasks)
         while (left := [task.party.name for task in tasks if not task.done]) and self._world.now <= until:
             self._world.step()
@@ -226,55 +243,109 @@ class Simulation:
             raise error
         return [task.value for task in tasks]
 
+    # -- checkpoints
+
+    @property
+    def disk(self) -> SimDisk:
+        """The disk with the store of checkpoints."""
+        if self._disk is None:
+            self._disk = SimDisk()
+        return self._disk
+
+    def checkpoint(self, *, incremental: bool = False, keep: int = 1000) -> dict[str, Any]:
+        """Take a checkpoint now; its description, as :meth:`dps.ParameterServer.checkpoint`."""
+        options = CheckpointOptions(self.disk.url, keep, incremental)
+        return self._controller.executor.run(self._controller.checkpoints.take(options))
+
+    def schedule_checkpoints(
+        self,
+        *,
+        seconds: float | None = None,
+        clocks: int | None = None,
+        incremental: bool = False,
+        keep: int = 1000,
+    ) -> Callable[[], None]:
+        """Take checkpoints at intervals, until the function that this returns is called."""
+        options = CheckpointOptions(self.disk.url, keep, incremental, seconds, clocks)
+        repeat, ended = self._controller.checkpoints.repeat(options), threading.Event()
+        task = self.parties["controller"].spawn(self._repeat, repeat, ended.is_set)
+
+        def end() -> None:
+            ended.set()
+            self.gather([task])
+
+        return end
+
+    def _repeat(self, repeat: Any, ended: Callable[[], bool]) -> None:
+        with contextlib.suppress(Cancelled):
+            self._controller.executor.run(repeat, ended)
+
+    def restore(self, name: str | None = None, tables: list[str] | None = None) -> dict[str, Any]:
+        """Restore tables from a checkpoint, as :meth:`dps.ParameterServer.restore`."""
+        procedure = self._controller.checkpoints.restore(self.disk.url, name, tables, {})
+        return self._controller.executor.run(procedure)
+
+    def observe(self, observer: Observer) -> None:
+        """Call the methods of one more observer from now on."""
+        self._network.observers.append(observer)
+
     # -- time and faults
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the beginning."""
+        """Virtual seconds since the simulation began."""
         return self._world.now
 
     @property
     def steps(self) -> int:
-        """Events so far."""
+        """The number of events so far."""
         return self._world.steps
 
     @property
     def trace(self) -> list[str]:
-        """The last (at least 100,000) lines of what has happened: time, frame or fault."""
+        """The last (at least 100,000) lines of the trace: the time, and a frame or a fault."""
         return self._world.trace
 
+    @property
+    def hit(self) -> set[str]:
+        """Names of the parties that a fault has hit."""
+        return self._mischief.hit
+
     def digest(self) -> str:
-        """A hash of the whole trace: equal where all that happened was."""
+        """A hash of the whole trace: equal for two simulations if all their events were equal."""
         return self._world.digest()
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
+        """Let so many virtual seconds pass."""
         self.parties["driver"].sleep(seconds)
 
     def crash(self, party: str, at: float = 0.0, *, silent: bool = False) -> None:
-        """In `at` seconds a party ends; silent: as when its machine does, so that nobody is told.
+        """End a party in `at` seconds; silent: as when its machine loses power, so that no connection is closed.
 
-        `Faults.restart` seconds later a trainer is begun anew, as another attempt, and a server is replaced. A party
-        of `submit` is not.
+        `Faults.restart` seconds later a trainer is started again, as another attempt, and a server is replaced. A party
+        of `submit` is not replaced.
         """
         self._at(at, lambda: self._crash(self._find(party), silent))
 
     def stop(self, party: str, seconds: float, at: float = 0.0) -> None:
-        """In `at` seconds a party stands still, for so long: its connections stay, and fill."""
+        """Stop a party in `at` seconds, for `seconds`. Its connections stay open, and fill."""
 
         def stop() -> None:
-            there = self._find(party)
-            self._world.note("%s stops for %.6f s", there, seconds)
-            self._mischief.hit.add(there.name)
-            there.stop()
-            self._at(seconds, there.go_on)
+            stopped = self._find(party)
+            self._world.note("%s stops for %.6f s", stopped, seconds)
+            self._mischief.hit.add(stopped.name)
+            stopped.stop()
+            self._at(seconds, stopped.go_on)
 
         self._at(at, stop)
 
     def part(
         self, some: Iterable[str], others: Iterable[str], seconds: float, at: float = 0.0, *, one_way: bool = False
     ) -> None:
-        """In `at` seconds nothing gets from one group of parties to the other, or back, for so long; nobody is told."""
+        """Part two groups of parties in `at` seconds, for `seconds`: no message arrives, and no connection breaks.
+
+        `one_way`: only messages from `some` to `others` are held up.
+        """
         here, there = list(some), list(others)
 
         def part() -> None:
@@ -288,7 +359,10 @@ class Simulation:
     def snap(
         self, some: str, other: str, at: float = 0.0, *, notice: tuple[float | None, float | None] = (0.0, 0.0)
     ) -> None:
-        """In `at` seconds all connections of two parties break; each learns of it after `notice` (None: keep-alive)."""
+        """Break all connections between two parties in `at` seconds.
+
+        The two parties notice it after `notice` seconds; None: after the keep-alive time.
+        """
 
         def snap() -> None:
             for wire in list(self._network.wires):
@@ -300,25 +374,56 @@ class Simulation:
         self._at(at, snap)
 
     def scale(self, servers: int) -> None:
-        """Have that many servers, as :meth:`dps.ParameterServer.scale`; shards move while virtual time passes."""
+        """Change the number of servers, as :meth:`dps.ParameterServer.scale`; shards move as virtual time passes."""
         self._world.note("scale to %d servers", servers)
-        self._controller.scale(servers)
+        controller = self._controller
+        if self._autoscaling is not None:  # a user's number replaces it
+            self._autoscaling.rule = None
+        staying = sum(not server.leaving for server in controller.membership.servers.values())
+        controller.workers.free += max(0, servers - staying)  # Dask finds the workers
+        controller.change(controller.procedures.scale(servers))
 
     def retire(self, party: str) -> None:
-        """Empty a server, then close it; another one takes its place."""
+        """Empty a server, then close it. Another server takes its place."""
         self._world.note("%s is to go", party)
         number = int(party.removeprefix("server-"))
-        self.parties["controller"].spawn(self._controller.retire, number)
+        self._controller.workers.free += 1
+        self.parties["controller"].spawn(self._controller.executor.run, self._controller.procedures.retire(number))
+
+    def adapt(
+        self,
+        load: Callable[[float], tuple[float, float]],
+        *,
+        minimum: int = 1,
+        maximum: float = math.inf,
+        wait_count: int = 3,
+        interval: float = 1.0,
+        memory: float = math.inf,
+    ) -> Callable[[], None]:
+        """Let the number of servers follow a load, until the function that this returns is called.
+
+        ``load(now)`` is how much all servers work together (in servers), and the bytes that they hold together.
+        """
+        controller = self._controller
+        autoscaling = self._autoscaling = controller.autoscaling(load)
+        rule = autoscaling.rule = AutoscalingRule(minimum, maximum, wait_count)
+        autoscaling.memory = memory
+        self.parties["controller"].spawn(controller.executor.run, autoscaling.follow(rule, interval))
+
+        def end() -> None:
+            autoscaling.rule = None
+
+        return end
 
     def rest(self, timeout: float = 300.0) -> None:
-        """Let time pass until troubles are over and each shard has its copies again; then see whether they are equal.
+        """Let time pass until faults are over and each shard has all its replicas; then assert that these are equal.
 
         Raises
         ------
         StuckError
-            Not after `timeout` virtual seconds.
+            The cluster has not come to rest after `timeout` virtual seconds.
         AssertionError
-            Copies differ, or a server was given up that nothing had befallen.
+            Replicas differ, or a server was given up although no fault had hit it.
         """
         until = self.now + timeout
         while (why := self._restless()) is not None:
@@ -326,11 +431,9 @@ class Simulation:
                 raise StuckError(f"no rest within {timeout:g} virtual seconds: {why}")
             self.sleep(0.1)
         self._controller.compare()
-        for _, text in self._controller.fleet.events:
+        for _, text in self._controller.membership.events:
             party = text.partition(" on ")[2].removesuffix(" is silent")
-            assert not text.endswith(" is silent") or party in self._mischief.hit, (
-                f"{text}, and nothing had befallen it"
-            )
+            assert not text.endswith(" is silent") or party in self._mischief.hit, f"{text}, and no fault had hit it"
 
     def _restless(self) -> str | None:
         if self._network.partitions:
@@ -344,6 +447,8 @@ class Simulation:
         for party in self._world.parties:
             if not party.dead:
                 self._network.crash(party, silent=True)
+        if self._disk is not None:
+            self._disk.close()
 
     def __enter__(self) -> Simulation:
         return self
@@ -353,7 +458,7 @@ class Simulation:
 
     # -- inside
 
-    def _at(self, seconds: float, function: Callable[[], Any]) -> None:
+    def _at(self, seconds: float, function: Callable[[], object]) -> None:
         self._world.at(self._world.now + seconds, None, function)
 
     def _party(self, name: str, slowness: float | None = None) -> Party:
@@ -370,20 +475,20 @@ class Simulation:
             raise InputError(f"there is no party {name!r}; there are {', '.join(self.parties)}")
         return self.parties[name]
 
-    def _turn(self, until: float, job: Job) -> None:
+    def _turn(self, until: float, job: SimJob) -> None:
         if self._world.now > until:
-            about = self._controller.runs.describe(job.number)
-            raise StuckError(f"the run was not over after {self._timeout:g} virtual seconds: {about}")
+            run = self._controller.runs.known(job.number)
+            state = run_status(run, self._controller.runs.now(), run.began, brief=True)
+            raise StuckError(f"the run was not over after {self._timeout:g} virtual seconds: {state}")
         self._world.step()
 
-    # -- what befalls parties
+    # -- faults of parties
 
     def _crash_one(self, draw: random.Random) -> None:
-        """By chance: trainers at work, and servers whose shards have other copies, if they come back."""
+        """Crash a random trainer at work, or server whose shards have other replicas, if `Faults.restart` allows it."""
         if self.faults.restart is not None:
-            others = [task.party for task in self._others if not task.done]
-            mortals = self._crew.at_work() + self._controller.expendable() + others
-            party = self._mischief.choose(mortals)
+            clients = [task.party for task in self._submitted if not task.done]
+            party = self._mischief.choose(self._actors.at_work() + self._controller.expendable() + clients)
             if party is not None:
                 self._crash(party, draw.random() < 0.25)
 
@@ -394,23 +499,44 @@ class Simulation:
         self._mischief.hit.add(party.name)
         self._network.crash(party, silent)
         if party.name.startswith("server-"):
-            notice = self.faults.keep_alive if silent else self._world.random.uniform(0, DASK_NOTICES)
+            notice = self.faults.keep_alive if silent else self._world.random.uniform(0, MAX_DASK_NOTICE_SECONDS)
             self._world.at(
-                self._world.now + notice, self.parties["controller"], self._controller.fleet.worker_gone, party.name
+                self._world.now + notice,
+                self.parties["controller"],
+                self._controller.membership.remove_worker,
+                party.name,
             )
             if self.faults.restart is not None:
-                self._at(self.faults.restart, self._controller.spare)
+                self._at(self.faults.restart, self._controller.workers.add)
         else:
-            self._crew.lost(party, self.faults.restart)
+            self._actors.lost(party, self.faults.restart)
 
     def _change_servers(self, draw: random.Random) -> None:
-        """More servers, or fewer, or another one for one that goes."""
+        """Add a server, remove one, or replace one."""
         controller = self._controller
-        number = draw.choice([n for n, s in controller.fleet.servers.items() if not s.leaving])
+        number = draw.choice([n for n, s in controller.membership.servers.items() if not s.leaving])
         change = draw.choice((self.scale, self.scale, self.retire))
         try:
-            change(f"server-{number}") if change == self.retire else self.scale(
-                controller.wanted + draw.choice((-1, 1))
-            )
+            if change == self.retire:
+                self.retire(f"server-{number}")
+            else:
+                self.scale(controller.procedures.wanted + draw.choice((-1, 1)))
         except InputError:
-            pass  # the copies need these servers
+            pass  # the tables' copies need all servers
+
+    def _break_disk(self, draw: random.Random) -> None:
+        """Let every write to the store of checkpoints fail for a while."""
+        seconds = self._mischief.fault_seconds()
+        self._world.note("the disk breaks for %.6f s", seconds)
+        self.disk.broken = True
+        self._at(seconds, self.disk.repair)
+
+    def _lose_answers(self, draw: random.Random) -> None:
+        """Lose half of the answers of servers to the controller's calls for a while."""
+        seconds = self._mischief.fault_seconds()
+        self._world.note("answers of servers are lost for %.6f s", seconds)
+        self._controller.lost_answers = 0.5
+        self._at(seconds, self._keep_answers)
+
+    def _keep_answers(self) -> None:
+        self._controller.lost_answers = 0.0

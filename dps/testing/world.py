@@ -1,15 +1,15 @@
 """World: virtual time, the parties that live in it, and their tasks.
 
-Everything that will happen stands in one heap, ordered by time; ties by who came first. `World.step` takes the next
-event and carries it out. Nothing else moves time, and every choice is drawn from one seeded generator: the same seed
-gives the same events in the same order.
+All future events are in one heap, ordered by time, then by the order in which they were scheduled. `World.step` takes
+the next event and carries it out. Nothing else moves time, and every choice is drawn from one seeded generator: the
+same seed gives the same events in the same order.
 
-Code that blocks (a training function) runs in a greenlet of its own. Where it would wait for a socket or sleep, it
-gives way to the greenlet that turns the world, and goes on when its event comes. Code that is not in a task, such as
-a test that calls `client.pull`, turns the world itself while it waits.
+Code that blocks (a training function) runs in a greenlet of its own. Where the code would wait for a socket or sleep,
+its greenlet yields to the greenlet that calls `World.step`, and goes on when its event comes. Code outside all tasks,
+such as a test that calls `client.pull`, calls `World.step` itself while it waits.
 
-A party is what would be a process. While it is stopped (SIGSTOP) none of its events are carried out, and what arrives
-waits in its sockets; when it goes on they come all at once. When it crashes its tasks end where they stand.
+A party stands for a process. While a party is stopped (SIGSTOP), none of its events are carried out, and messages wait
+in its sockets; when it goes on, all of them come at once. When a party crashes, its tasks end where they are.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Crashed", "Party", "StuckError", "Task", "Timer", "World"]
 
-KEEP = 100_000  # lines of a trace that are kept to be read
+TRACE_LINES = 100_000  # the least number of lines that the trace keeps for readers
 
 
 class Crashed(BaseException):
-    """Ends the tasks of a party that crashed. Not an Exception: no training function should catch it."""
+    """Ends the tasks of a party that crashed. It is no Exception, because a training function must not catch it."""
 
 
 class StuckError(RuntimeError):
-    """Nothing can happen any more, or has for too long, and somebody still waits."""
+    """A task still waits although no event is left, or although the time limit is over."""
 
 
 class Timer:
-    """What is to happen at some time, unless it is cancelled."""
+    """A call that happens at some virtual time, unless it is cancelled before."""
 
     __slots__ = ("_args", "_function")
 
-    def __init__(self, function: Callable[..., Any], args: tuple):
-        self._function: Callable[..., Any] | None = function
+    def __init__(self, function: Callable[..., object], args: tuple):
+        self._function: Callable[..., object] | None = function
         self._args = args
 
     @property
     def over(self) -> bool:
-        """Whether it has happened, or was cancelled."""
+        """Whether the call has happened, or was cancelled."""
         return self._function is None
 
     def cancel(self) -> None:
@@ -62,7 +62,7 @@ class Timer:
 
 
 class World:
-    """One virtual time; see the module's docstring."""
+    """The virtual time, the events and the trace of one simulation; see the module's docstring."""
 
     def __init__(self, seed: int):
         self.now = 0.0
@@ -70,20 +70,20 @@ class World:
         self.random = random.Random(seed)
         self.parties: list[Party] = []
         self.main = Main(self)
-        self._heap: list[tuple[float, int, Party | None, Callable[..., Any], tuple]] = []
+        self._heap: list[tuple[float, int, Party | None, Callable[..., object], tuple]] = []
         self._count = 0
         self._hash = hashlib.blake2b(digest_size=8)
         self._lines: list[tuple[float, str, tuple]] = []
 
-    def at(self, when: float, party: Party | None, function: Callable[..., Any], *args: Any) -> None:
-        """Have `function` called at `when`, as something that `party` does; None for what nobody does."""
+    def at(self, when: float, party: Party | None, function: Callable[..., object], *args: object) -> None:
+        """Schedule a call of `function` at `when`, as an event of `party`; None: an event that no party can miss."""
         self._count += 1
         heapq.heappush(self._heap, (when, self._count, party, function, args))
 
     def step(self) -> None:
         """Carry out the next event."""
         if not self._heap:
-            raise StuckError(f"after {self.now:.6f} s nothing can happen any more, and somebody still waits")
+            raise StuckError(f"after {self.now:.6f} s nothing can happen any more, and a task still waits")
         when, _, party, function, args = heapq.heappop(self._heap)
         if when > self.now:
             self.now = when
@@ -94,22 +94,22 @@ class World:
             party.backlog.append((function, args))
 
     def current(self) -> Task | Main:
-        """Whose code is running."""
+        """The task whose code is running, or `main`."""
         running = greenlet.getcurrent()
         return running if isinstance(running, Task) else self.main
 
     # -- the trace
 
-    def note(self, text: str, *args: Any) -> None:
+    def note(self, text: str, *args: object) -> None:
         """Add a line to the trace: ``text % args``."""
         self._lines.append((self.now, text, args))
-        if len(self._lines) >= 2 * KEEP:
-            self._fold(self._hash, KEEP)
-            del self._lines[:KEEP]
+        if len(self._lines) >= 2 * TRACE_LINES:
+            self._fold(self._hash, TRACE_LINES)
+            del self._lines[:TRACE_LINES]
 
     @property
     def trace(self) -> list[str]:
-        """The last lines of what happened; all of them, unless there are more than 200,000."""
+        """The last lines of the trace, at least 100,000; all lines, if there are fewer than 200,000."""
         return [_line(*entry) for entry in self._lines]
 
     def digest(self) -> str:
@@ -127,7 +127,7 @@ def _line(when: float, text: str, args: tuple) -> str:
 
 
 class Main:
-    """What runs outside all tasks; it waits by turning the world."""
+    """The code outside all tasks. While it waits, it carries out the world's events."""
 
     def __init__(self, world: World):
         self._world, self._resumed = world, False
@@ -142,17 +142,18 @@ class Main:
 
 
 class Party:
-    """What would be a process: it has a clock, tasks, timers and ends of connections.
+    """A simulated process, with a clock, tasks, timers and ends of connections.
 
-    Its clock begins anywhere, and may run a little faster or slower than true time.
+    Its clock starts at a random time, because no two machines agree on one. `rate` is the clock's speed, `slowness` the
+    factor by which its messages take longer.
     """
 
     def __init__(self, world: World, name: str, rate: float = 1.0, slowness: float = 1.0):
         self.world, self.name, self.slowness = world, name, slowness
         self.runs, self.dead, self.stops = True, False, 0
-        self.silent = False  # dead, and nobody answers in its name
-        self.backlog: list[tuple[Callable[..., Any], tuple]] = []
-        self.ends: dict[End, None] = {}  # of its connections, in the order in which they were made
+        self.silent = False  # dead, and its host does not reject messages either
+        self.backlog: list[tuple[Callable[..., object], tuple]] = []
+        self.ends: dict[End, None] = {}  # its ends of connections, in the order in which these were made
         self.tasks: dict[Task, None] = {}
         self._rate, self._offset = rate, world.random.uniform(0, 1e5)
         world.parties.append(self)
@@ -166,41 +167,41 @@ class Party:
         """Seconds on this party's own clock."""
         return self._offset + self.world.now * self._rate
 
-    def later(self, seconds: float, function: Callable[..., Any], *args: Any) -> Timer:
-        """Call `function` in a while; the timer's `cancel` prevents it."""
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> Timer:
+        """Call `function` after `seconds` on this party's clock; the timer's `cancel` prevents the call."""
         timer = Timer(function, args)
         world = self.world
         world.at(world.now + (seconds / self._rate if seconds > 0 else 0.0), self, timer.fire)
         return timer
 
     def sleep(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Block the running task for `seconds` on this party's clock."""
         task = self.world.current()
         self.later(seconds, task.resume)
         self.pause(task)
 
     def pause(self, task: Task | Main) -> None:
-        """Give way until somebody calls the task's `resume`."""
+        """Block the task until its `resume` is called."""
         if not self.dead:
             task.pause()
         if self.dead:
             raise Crashed(self.name)
 
-    def spawn(self, function: Callable[..., Any], *args: Any) -> Task:
+    def spawn(self, function: Callable[..., object], *args: object) -> Task:
         """Run `function` as a task of this party."""
         task = Task(self, function, args)
         self.world.at(self.world.now, self, task.switch)
         return task
 
-    # -- what befalls it
+    # -- faults
 
     def stop(self) -> None:
-        """As SIGSTOP does."""
+        """Stop the party, as SIGSTOP does. Stops are counted: it takes as many calls of `go_on`."""
         self.runs = False
         self.stops += 1
 
     def go_on(self) -> None:
-        """As SIGCONT does: overdue timers and filled sockets come all at once, in any order."""
+        """End one stop, as SIGCONT does. Overdue timers come first, then the filled sockets in random order."""
         self.stops -= 1
         if self.dead or self.stops:
             return
@@ -212,7 +213,7 @@ class Party:
             world.at(world.now, self, function, *args)
 
     def crash(self) -> None:
-        """End for ever, with all tasks. Its connections are the network's to break."""
+        """End the party for ever, with all its tasks. The network breaks its connections: see `Network.crash`."""
         self.runs, self.dead = False, True
         self.backlog.clear()
         for task in list(self.tasks):
@@ -223,13 +224,12 @@ class Party:
 
 
 class Task(greenlet.greenlet):
-    """A function that may block, in a greenlet; its result or error."""
+    """A function that may block, in a greenlet, and its result or error."""
 
-    def __init__(self, party: Party, function: Callable[..., Any], args: tuple):
+    def __init__(self, party: Party, function: Callable[..., object], args: tuple):
         maker = greenlet.getcurrent()
-        super().__init__(
-            parent=maker.parent if isinstance(maker, Task) else maker
-        )  # it gives way to who turns the world
+        # The parent is the greenlet to which a blocked task yields: the one that calls World.step.
+        super().__init__(parent=maker.parent if isinstance(maker, Task) else maker)
         self.party = party
         self.done = False
         self.value: Any = None

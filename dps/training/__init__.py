@@ -1,1 +1,20 @@
+"""The loop on each partition: trainers, their data and batches, and how they are started.
 
+=============== =======================================================
+trainer         Trainer: a client with a clock
+participant     what a trainer tells and asks the controller
+batches         partitions cut into batches
+leased_batches  batches leased in portions, this trainer's or another's
+types           names for what passes through: data, partitions, JSON
+data            what a user calls data, as partitions on trainers
+columns         data in memory, and columns of tables as arrays
+launch          ps.run: one trainer for each free thread
+threads         the threads of a run, as the driver asks for them
+tasks           the tasks of a run: one for each trainer
+open_run        a run whose callers come from anywhere
+lazy_tasks      the task of one partition of a lazy stage
+progress_bar    a table of clocks in a notebook, a bar in a terminal
+spark           Spark: the driver's side
+spark_tasks     Spark: the Python workers' side
+=============== =======================================================
+"""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dps.errors import InputError
+from dps.training.types import Batch, Partition
 
 __all__ = ["Batches", "cutter", "iterate_partition", "row_count", "rows"]
 
 
-def _rows_alone(value: Any) -> int | None:
+def _rows_alone(value: Partition) -> int | None:
     """Rows of one array, table or list; None for what has no rows.
 
     Arrays are recognised by their `shape`, so that torch, jax or polars need not be imported for it.
@@ -35,17 +36,17 @@ def _rows_alone(value: Any) -> int | None:
     return None
 
 
-def _is_scipy(value: Any) -> bool:
+def _is_scipy(value: Partition) -> bool:
     scipy_sparse = sys.modules.get("scipy.sparse")
     return scipy_sparse is not None and bool(scipy_sparse.issparse(value))
 
 
-def _is_sparse_tensor(value: Any) -> bool:
+def _is_sparse_tensor(value: Partition) -> bool:
     """Whether it is a tensor of torch in a layout without rows that could be sliced."""
     return str(getattr(value, "layout", "")).startswith("torch.sparse")
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: Partition) -> bool:
     return hasattr(value, "shape") and _rows_alone(value) is not None
 
 
@@ -59,7 +60,7 @@ class _Part(NamedTuple):
     """An array, table or list within a partition."""
 
     name: str
-    value: Any
+    value: Partition
     rows: int | None
 
     def __str__(self) -> str:
@@ -69,7 +70,7 @@ class _Part(NamedTuple):
         return f"{self.name} ({kind}) has {'no' if self.rows is None else self.rows} rows"
 
 
-def _parts(value: Any, name: str = "") -> list[_Part]:
+def _parts(value: Partition, name: str = "") -> list[_Part]:
     """What of a partition is to be cut at the same rows; tuples and dicts may be nested."""
     if value is None and name:
         return []
@@ -79,7 +80,7 @@ def _parts(value: Any, name: str = "") -> list[_Part]:
     return [_Part(name or "it", value, _rows_alone(value))]
 
 
-def row_count(partition: Any) -> int | None:
+def row_count(partition: Partition) -> int | None:
     """Rows of a partition: items of a list, common length of a tuple or dict of arrays; None for what cannot be cut.
 
     Raises
@@ -115,7 +116,7 @@ def _remedy(parts: list[_Part]) -> str:
     )
 
 
-def rows(batch: Any) -> int:
+def rows(batch: Batch) -> int:
     """Rows of a batch; 0 where that means nothing."""
     try:
         return row_count(batch) or 0
@@ -135,7 +136,7 @@ def _checked_size(batch_size: int | None) -> int | None:
     return size
 
 
-def _csr_rows(csr: Any, start: int, stop: int) -> Any:
+def _csr_rows(csr: Batch, start: int, stop: int) -> Batch:
     """Rows of a CSR matrix as views of its data and indices; scipy's own slice copies them."""
     a, b = int(csr.indptr[start]), int(csr.indptr[stop])
     rows = type(csr)((stop - start, csr.shape[1]), dtype=csr.dtype)
@@ -144,7 +145,7 @@ def _csr_rows(csr: Any, start: int, stop: int) -> Any:
     return rows
 
 
-def cutter(value: Any) -> Callable[[int, int], Any]:
+def cutter(value: Partition) -> Callable[[int, int], Batch]:
     """A function (start, stop) -> those rows, of a whole partition or a part of it."""
     if value is None:
         return lambda start, stop: None
@@ -164,7 +165,7 @@ def cutter(value: Any) -> Callable[[int, int], Any]:
     return lambda start, stop: value[start:stop]
 
 
-def iterate_partition(partition: Any, batch_size: int | None = None) -> list:
+def iterate_partition(partition: Partition, batch_size: int | None = None) -> list:
     """Cut a partition into batches of `batch_size` rows; the last one may be smaller.
 
     Parameters
@@ -215,7 +216,7 @@ def iterate_partition(partition: Any, batch_size: int | None = None) -> list:
     return [cut(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _whole(partition: Any) -> list:
+def _whole(partition: Partition) -> list:
     """The one batch of a partition that is not to be cut; of a list each item."""
     if isinstance(partition, list):
         return list(partition)
@@ -292,7 +293,7 @@ class Batches(Sequence):
     def __len__(self) -> int:
         return self.epochs * len(self.batches)
 
-    def __getitem__(self, position: Any) -> Any:
+    def __getitem__(self, position: int | slice) -> Batch:
         """(epoch, index, batch) at a position, counted over all epochs; `index` names the batch within an epoch."""
         if isinstance(position, slice):
             return [self[i] for i in range(*position.indices(len(self)))]
@@ -303,10 +304,10 @@ class Batches(Sequence):
         index = int(self.order(epoch)[step])
         return epoch, index, self.batches[index]
 
-    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
+    def __iter__(self) -> Iterator[tuple[int, int, Batch]]:
         return self.iterate()
 
-    def iterate(self, start: int = 0) -> Iterator[tuple[int, int, Any]]:
+    def iterate(self, start: int = 0) -> Iterator[tuple[int, int, Batch]]:
         """(epoch, index, batch) from position `start` on, as a trainer that resumes at a clock needs it.
 
         The batches up to there are skipped without work; a start behind the end yields nothing.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from dask import delayed
@@ -21,13 +21,16 @@ from distributed import Client, Future
 from dps.errors import InputError, InputTypeError, TooFewWorkersError
 from dps.training import spark, spark_tasks
 from dps.training.batches import cutter, row_count
+from dps.training.types import Batch, Columns, Data, Json, Partition
+
+Pick: TypeAlias = Callable[[Mapping[Hashable, Any]], Partition]  # the chosen columns, of all of a frame
 
 __all__ = ["arrays", "chosen", "in_memory", "scattered"]
 
 COPIES = 2  # of each partition that was in memory: a worker may be lost, and the driver need not send it again
 
 
-def arrays(frame: Any, columns: Any) -> Any:
+def arrays(frame: Partition, columns: Columns) -> Partition:
     """Columns of a table as numpy arrays.
 
     Parameters
@@ -57,7 +60,7 @@ def arrays(frame: Any, columns: Any) -> Any:
     )
 
 
-def _array(column: Any) -> np.ndarray:
+def _array(column: Partition) -> np.ndarray:
     """One column; missing numbers are NaN, whatever marks them in the table."""
     dtype = getattr(column, "dtype", None)
     if hasattr(column, "to_numpy"):
@@ -68,9 +71,9 @@ def _array(column: Any) -> np.ndarray:
     return np.asarray(column)
 
 
-def _names(columns: Any) -> list[Any]:
+def _names(columns: Columns) -> list[Hashable]:
     """The names in `columns`, each once."""
-    names: list[Any] = []
+    names: list[Hashable] = []
     for each in columns if isinstance(columns, (list, tuple)) else [columns]:
         names += each if isinstance(each, (list, tuple)) else [each]
         if isinstance(each, (list, tuple)) and (not each or any(isinstance(name, (list, tuple)) for name in each)):
@@ -84,7 +87,7 @@ def _names(columns: Any) -> list[Any]:
     return list(dict.fromkeys(names))
 
 
-def _check(known: Sequence[Any], names: list[Any]) -> None:
+def _check(known: Sequence[Hashable], names: list[Hashable]) -> None:
     known = list(known)
     if missing := [name for name in names if name not in known]:
         shown = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
@@ -93,7 +96,7 @@ def _check(known: Sequence[Any], names: list[Any]) -> None:
         raise InputError(f"the data has several columns of the name {', '.join(map(repr, twice))}: rename them")
 
 
-def chosen(client: Client, data: Any, columns: Any) -> Any:
+def chosen(client: Client, data: Data, columns: Columns) -> Data:
     """`data` with partitions that are tuples of arrays: these columns of each.
 
     Parameters
@@ -135,7 +138,7 @@ def chosen(client: Client, data: Any, columns: Any) -> Any:
     )
 
 
-def _of_spark(data: Any, names: list[Any], pick: Any) -> Any:
+def _of_spark(data: Data, names: list[Hashable], pick: Pick) -> spark.ReadWith:
     if isinstance(data, spark.ReadWith) or not hasattr(data, "mapInArrow"):
         raise InputTypeError(f"columns= names columns of a Spark DataFrame; a {type(data).__name__} has none: .toDF()")
     _check(data.columns, names)
@@ -144,12 +147,14 @@ def _of_spark(data: Any, names: list[Any], pick: Any) -> Any:
     return spark.ReadWith(frame, functools.partial(_pick_from_arrow, spark.as_pandas(frame), names, pick))
 
 
-def _pick_from_arrow(read: spark_tasks.Build, names: list[Any], pick: Any, index: int, batches: Any) -> Any:
+def _pick_from_arrow(
+    read: spark_tasks.Build, names: list[Hashable], pick: Pick, index: int, batches: Iterator[Batch]
+) -> Partition:
     frame = read(index, batches)
     return pick({name: frame[f"c{n}"] for n, name in enumerate(names)})
 
 
-def in_memory(data: Any) -> bool:
+def in_memory(data: Data) -> bool:
     """Whether the rows themselves are here: arrays, frames, lists and dicts of columns, or a tuple of them.
 
     Examples
@@ -168,12 +173,12 @@ def in_memory(data: Any) -> bool:
     return row_count(data) is not None
 
 
-def _remote(value: Any) -> bool:
+def _remote(value: Data) -> bool:
     return is_dask_collection(value) or isinstance(value, (Delayed, Future)) or spark.is_spark(value)
 
 
 def scattered(
-    client: Client, data: Any, serving: set[str], trainers: int | None, restored: dict[str, Any] | None = None
+    client: Client, data: Data, role: set[str], trainers: int | None, restored: Json | None = None
 ) -> list[Future]:
     """Data in memory, cut into partitions of consecutive rows, on the workers that trainers run on.
 
@@ -193,18 +198,18 @@ def scattered(
     threads = {
         worker: int(info["nthreads"])
         for worker, info in client.scheduler_info(n_workers=-1)["workers"].items()
-        if worker not in serving and not info.get("resources", {}).get("dps")
+        if worker not in role and not info.get("resources", {}).get("dps")
     }
     if not threads:
         raise TooFewWorkersError(
-            f"no worker is left for data in memory and its trainers: all {len(serving)} are servers; add workers"
+            f"no worker is left for data in memory and its trainers: all {len(role)} are servers; add workers"
         )
     before = restored and sum(map(len, restored["partitions"]))
     count = min(before or trainers or sum(threads.values()), rows)
     return client.scatter(_cut(data, rows, count), workers=sorted(threads), hash=False, broadcast=COPIES)
 
 
-def _cut(data: Any, rows: int, count: int) -> list[Any]:
+def _cut(data: Data, rows: int, count: int) -> list[Partition]:
     edges = [n * rows // count for n in range(count + 1)]
     cut = cutter(data)
     return [cut(start, stop) for start, stop in itertools.pairwise(edges)]

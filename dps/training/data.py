@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
 from dask.base import is_dask_collection, tokenize
 from dask.delayed import Delayed
 from distributed import Client, Future, futures_of, wait
 
 from dps.errors import InputError, InputTypeError
+from dps.training.types import Data, Function, Key, Partition, Result
 
 __all__ = ["ByPartition", "Shares", "by_partition", "partitions", "share"]
 
 REMEMBERED = 64  # assignments, of the data that was trained on last
 
 
-def partitions(client: Client, data: Any) -> list[tuple[Future, ...]]:
+def partitions(client: Client, data: Data) -> list[tuple[Future, ...]]:
     """The partitions of `data` as futures, computed where Dask puts them (data already persisted stays).
 
     Parameters
@@ -51,7 +52,7 @@ def partitions(client: Client, data: Any) -> list[tuple[Future, ...]]:
     return rows
 
 
-def _futures(client: Client, data: Any, what: str) -> list[Future]:
+def _futures(client: Client, data: Data, what: str) -> list[Future]:
     if isinstance(data, Future):
         return [data]
     if is_dask_collection(data) and not isinstance(data, Delayed):
@@ -127,7 +128,7 @@ class Shares:
         self._lock = threading.Lock()  # several threads may each have a run
         self._before: OrderedDict[str, list[list[int]]] = OrderedDict()  # the one used least recently comes first
 
-    def of(self, keys: Sequence[Any], holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[int]]:
+    def of(self, keys: Sequence[Key], holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[int]]:
         """The assignment of before, unless more partitions would lie at their trainers with that of :func:`share`.
 
         Parameters
@@ -150,6 +151,16 @@ class Shares:
         return [list(parts) for parts in chosen]
 
 
+class Numbered(Protocol):
+    """What is told of a trainer: its number, and those of its partitions."""
+
+    @property
+    def number(self) -> int:
+        """Which trainer of the run it is."""
+
+    partition_numbers: Sequence[int]
+
+
 class ByPartition:
     """A training function whose result is checked: a list with one result for each of its partitions.
 
@@ -166,10 +177,10 @@ class ByPartition:
     [3, 3]
     """
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Function):
         self.function = function
 
-    def __call__(self, trainer: Any, parts: Any, *args: Any, **kwargs: Any) -> list:
+    def __call__(self, trainer: Numbered, parts: list[Partition], *args: object, **kwargs: object) -> list[Result]:
         results = self.function(trainer, parts, *args, **kwargs)
         count = len(trainer.partition_numbers)
         if not isinstance(results, (list, tuple)) or len(results) != count:
@@ -182,7 +193,7 @@ class ByPartition:
         return list(results)
 
 
-def by_partition(results: Sequence[Sequence[Any]], shares: Sequence[Sequence[int]]) -> list[Any]:
+def by_partition(results: Sequence[Sequence[Result]], shares: Sequence[Sequence[int]]) -> list[Result]:
     """The results in the order of the partitions, where each trainer has returned one for each of its own.
 
     >>> by_partition([["a", "c"], ["b"]], [[0, 2], [1]])

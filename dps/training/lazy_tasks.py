@@ -19,24 +19,26 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 from distributed import get_worker
 
 from dps import config
-from dps.calls import Pending
-from dps.client import NO_ROWS, Change, Client, Ticket
-from dps.errors import DPSError, InputTypeError, StoppedError
+from dps.client.client import NO_ROWS, Change, Client, Sent, header_of, nothing
+from dps.client.requests import Call
+from dps.client.session import ClientSession
+from dps.client.ticket import SentCall, Ticket
+from dps.errors import DPSError, InputError, InputTypeError, StoppedError
 from dps.state.partition import Grouping
 from dps.training.trainer import Trainer
-from dps.transfers import Call
+from dps.training.types import Function, Json, Options, Partition
 from dps.wire import frames
 from dps.wire.frames import Header
+from dps.wire.run_messages import Peek, TrainerStanding, decode, encode
 
-__all__ = ["BagStage", "BlockStage", "Rehearsal", "Stage"]
+__all__ = ["BagStage", "BlockStage", "Stage", "rehearsal"]
 
-LOOK = 0.05, 0.5  # seconds between two questions after a successor: the first, the longest
+ASK_SECONDS = 0.05, 0.5  # between two questions after a successor: the first, the longest
 
 
 class Stage:
@@ -55,9 +57,7 @@ class Stage:
         More arguments for it.
     """
 
-    def __init__(
-        self, ticket: Ticket, run: int, token: str, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
-    ):
+    def __init__(self, ticket: Ticket, run: int, token: str, function: Function, args: tuple, kwargs: Options):
         self.ticket, self.run, self.token = ticket, run, token
         self.function, self.args, self.kwargs = function, args, kwargs
         self.__name__ = getattr(function, "__name__", type(function).__name__)  # Dask names its tasks by it
@@ -65,15 +65,16 @@ class Stage:
     def __dask_tokenize__(self) -> tuple[str, str]:
         return type(self).__name__, self.token
 
-    def __call__(self, partition: Any, number: int) -> Any:
+    def __call__(self, partition: Partition, number: int) -> Partition:
         while True:
-            trainer = Trainer(self.ticket, self.run, number, None, _where(), partition_numbers=[number])
+            trainer = Trainer.join(self.ticket, self.run, number, None, _where(), partition_numbers=[number])
+            incarnation = trainer.incarnation
             try:
                 result = self.compute(trainer, partition)
                 trainer.leave()
                 return result
             except Exception as error:
-                if self._was_replaced(trainer):
+                if self._was_replaced(number, incarnation):
                     continue
                 with contextlib.suppress(DPSError):  # the run is over, or the controller is gone: `error` says more
                     trainer.leave(failed=f"{type(error).__name__}: {error}"[:1000])
@@ -81,42 +82,43 @@ class Stage:
             finally:
                 trainer.close()
 
-    def compute(self, trainer: Trainer, partition: Any) -> Any:
+    def compute(self, trainer: Trainer, partition: Partition) -> Partition:
         """The new partition."""
         return self.function(trainer, partition, *self.args, **self.kwargs)
 
-    def _was_replaced(self, trainer: Trainer) -> bool:
+    def _was_replaced(self, number: int, incarnation: int) -> bool:
         """Whether a later attempt at the partition has joined the run. If so, it has ended by now."""
-        began, pause = time.monotonic(), LOOK[0]
-        mine, limit = trainer._wish["incarnation"], config.seconds("clock")
+        began, pause = time.monotonic(), ASK_SECONDS[0]
+        limit = config.seconds("clock")
         with Client(self.ticket) as client:
             while True:
                 try:
-                    told = client._ask_controller(Header(frames.PEEK), {"run": self.run, "trainer": trainer.number})
+                    answer = client.session.ask_controller(Header(frames.PEEK), encode(Peek(self.run, number)))
+                    latest = decode(TrainerStanding, answer.body)
                 except DPSError:  # the run was forgotten, or the controller is gone
                     return False
-                if told["stopped"] is not None or told["incarnation"] == mine:
+                if latest.stopped is not None or latest.incarnation == incarnation:
                     return False
-                if told["state"] != "joined":
+                if latest.state != "joined":
                     return True
                 if time.monotonic() - began > limit:
                     raise StoppedError(
-                        f"partition {trainer.number} is computed twice at once, and attempt {mine} has waited for "
-                        f"attempt {told['incarnation']} for {config.limit('clock', limit)}: cancel one of the two "
+                        f"partition {number} is computed twice at once, and attempt {incarnation} has waited for "
+                        f"attempt {latest.incarnation} for {config.limit('clock', limit)}: cancel one of the two "
                         f"computations, or allow more"
                     )
                 time.sleep(pause)
-                pause = min(2 * pause, LOOK[1])
+                pause = min(2 * pause, ASK_SECONDS[1])
 
 
 class BagStage(Stage):
     """The same for partitions of a bag, which are iterables; Dask zips them with a bag of their numbers."""
 
-    def __call__(self, partition: Any, number: Any) -> list[Any]:
+    def __call__(self, partition: Partition, number: Any) -> list[Partition]:
         (index,) = number
         return list(super().__call__(list(partition), index))  # a list, because another attempt reads it again
 
-    def compute(self, trainer: Trainer, partition: Any) -> list[Any]:
+    def compute(self, trainer: Trainer, partition: Partition) -> list[Partition]:
         result = super().compute(trainer, partition)
         try:
             return [] if result is None else list(result)  # a generator runs here, as long as the trainer may push
@@ -131,16 +133,28 @@ class BagStage(Stage):
 class BlockStage(Stage):
     """The same for blocks of an array, whose places :func:`dask.array.map_blocks` tells."""
 
-    def __call__(self, block: Any, block_info: Any = None) -> Any:
-        about = block_info[0]
+    def __call__(self, block: Partition, block_info: Any = None) -> Partition:
+        block_place = block_info[0]
         number = 0
-        for place, count in zip(about["chunk-location"], about["num-chunks"], strict=True):
+        for place, count in zip(block_place["chunk-location"], block_place["num-chunks"], strict=True):
             number = number * count + place
         return super().__call__(block, number)
 
 
-class Rehearsal(Trainer):
-    """A trainer that is in no run, and whose pushes are checked and dropped: to see what a function returns.
+def rehearsal(ticket: Ticket, trainers: int) -> Trainer:
+    """A trainer that is in no run, and whose pushes are checked and dropped: to find out what a function returns.
+
+    Parameters
+    ----------
+    ticket : Ticket
+    trainers : int
+        How many there will be.
+    """
+    return Trainer(Rehearsal(ticket, trainers), [0])
+
+
+class Rehearsal:
+    """What a trainer needs of its run, where there is none: it meets no other trainer, and its pushes are dropped.
 
     Parameters
     ----------
@@ -149,29 +163,48 @@ class Rehearsal(Trainer):
         How many there will be.
     """
 
+    run, number, incarnation = -1, 0, 0
+    staleness, reached = math.inf, 0
+
     def __init__(self, ticket: Ticket, trainers: int):
-        Client.__init__(self, ticket)
-        self.number, self.attempt, self.trainers, self.parties = 0, 0, trainers, 1
-        self.partition_numbers, self.staleness = [0], math.inf
-        self.clock = self._reached = self._planned = self._calls = 0
-        self._cancelled, self._has_left = None, True
+        self.trainers, self.planned = trainers, 0
+        self.client = Client(ticket, send=pull_only)
+        self.client.session.own.clock = 0
 
-    _controller = Client._controller  # without joining
+    def check(self) -> None:
+        """It is never told to stop."""
 
-    def _pass(self, clock: int) -> None:
-        pass
+    def pass_clock(self, clock: int) -> None:
+        """No other trainer is waited for."""
 
-    def _send(self, change: Change, keep: bool = False) -> Pending:
-        """Nothing of a push; what a push_pull asks for is pulled."""
-        if change.answered is None:
-            return Pending(self, "push", [])
-        spec, target = change.route.spec, change.target
-        values = change.answered.reshape(-1, spec.dim)
-        if isinstance(target, Grouping):
-            call = Call(self._header(frames.PULL, 0, spec), target, NO_ROWS, None, values)
-        else:
-            call = Call(self._header(frames.PULL, frames.RANGE, spec), None, target, None, values)
-        return Pending(self, "pull", self._start(change.route, call), change.answered)
+    def meet(self, call: Json, raw: bytes) -> bytes | bytearray:
+        """Refuse: there is no other trainer to meet."""
+        raise InputError(f"{call['op']}: there are no other trainers while a function is tried out")
+
+    def move(self, clock: int) -> None:
+        """Count the iteration."""
+        self.client.session.own.clock = clock
+
+    def leave(self, failed: str | None = None) -> None:
+        """Close all connections."""
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.client.close()
+
+
+def pull_only(session: ClientSession, change: Change, keep: bool) -> Sent:
+    """Drop a push; pull what a push_pull asks for."""
+    if change.answered is None:
+        return SentCall(session, "push", []), nothing
+    spec, target = change.route.spec, change.target
+    values = change.answered.reshape(-1, spec.dim)
+    if isinstance(target, Grouping):
+        call = Call(header_of(session, frames.PULL, 0, spec), target, NO_ROWS, None, values)
+    else:
+        call = Call(header_of(session, frames.PULL, frames.RANGE, spec), None, target, None, values)
+    return SentCall(session, "pull", session.start(change.route, call)), lambda: change.answered
 
 
 def _where() -> str:

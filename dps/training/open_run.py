@@ -6,15 +6,20 @@ import contextlib
 import math
 import numbers
 import uuid
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from types import TracebackType
 
-from dps.client import Client, Ticket
+import msgspec
+
+from dps.client.client import Client, Ticket
 from dps.errors import DPSError, InputError
-from dps.names import check_name
+from dps.state.names import check_name
+from dps.telemetry.snapshot import RunStatus
 from dps.training.trainer import Trainer
+from dps.training.types import Control
 from dps.wire import frames
 from dps.wire.frames import Header
+from dps.wire.run_messages import Reserve, Reserved, decode, encode
 
 __all__ = ["OpenRun", "checked_bound"]
 
@@ -30,7 +35,7 @@ def checked_bound(staleness: float | str) -> float | str | None:
 class OpenRun:
     """A run with several callers, as :meth:`dps.ParameterServer.open_run` makes it.
 
-    Trainers come from ``ps.run(..., within=run)``, of Dask or Spark data, and from :meth:`trainer` in any process. It
+    Trainers come from ``ps.run(..., run=run)``, of Dask or Spark data, and from :meth:`trainer` in any process. It
     pickles: send it to where a trainer is to work. All its trainers must come, or the others wait for them.
 
     Parameters
@@ -67,21 +72,29 @@ class OpenRun:
         number: int,
         trainers: int,
         staleness: float | str = math.inf,
-        call: Callable[..., Any] | None = None,
+        call: Control | None = None,
     ):
-        self.ticket, self.number, self.trainers, self._staleness = ticket, number, trainers, staleness
+        self.ticket = ticket
+        self.number = number
+        self.trainers = trainers
+        self._staleness = staleness
         self._call = call
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return OpenRun, (self.ticket, self.number, self.trainers, self._staleness)
 
     @property
     def staleness(self) -> float | str:
-        """The bound, as it was set here last. Set it while the run goes on: as `ps.staleness`, for this run alone."""
+        """The bound, as it was set here last."""
         return self._staleness
 
-    @staleness.setter
-    def staleness(self, value: float | str) -> None:
+    def set_staleness(self, value: float | str) -> None:
+        """Change the bound while the run goes on: as :meth:`dps.ParameterServer.set_staleness`, of this run alone.
+
+        Parameters
+        ----------
+        value : int, math.inf or "auto"
+        """
         bound = checked_bound(value)
         if self._call is None:
             raise InputError(f"run {self.number} has its bound set where it was opened: this is a copy")
@@ -89,8 +102,10 @@ class OpenRun:
         self._staleness = value
 
     def __repr__(self) -> str:
-        about = f"{self.trainers} trainers, staleness {self.staleness}"
-        return f"<dps.OpenRun {self.number} of {self.ticket.session!r}: {about}>"
+        return (
+            f"<dps.OpenRun {self.number} of {self.ticket.session!r}: {self.trainers} trainers, "
+            f"staleness {self.staleness}>"
+        )
 
     def reserve(self, count: int = 1, name: str | None = None) -> int:
         """Take numbers of trainers for a caller; the same ones whenever it asks under the same name.
@@ -100,7 +115,7 @@ class OpenRun:
         count : int
             How many, in a row.
         name : str, optional
-            The caller's; by default one that nobody else has.
+            The caller's; by default a name that no other caller has.
 
         Returns
         -------
@@ -113,9 +128,9 @@ class OpenRun:
             So many are no longer free.
         """
         name = uuid.uuid4().hex if name is None else check_name("trainer", name)
-        wish = {"run": self.number, "name": name, "count": count}
+        request = encode(Reserve(self.number, name, count))
         with Client(self.ticket) as client:
-            return client._ask_controller(Header(frames.RESERVE), wish)["first"]
+            return decode(Reserved, client.session.ask_controller(Header(frames.RESERVE), request).body).first
 
     @contextlib.contextmanager
     def trainer(self, name: str | None = None, attempt: int | None = None) -> Iterator[Trainer]:
@@ -134,7 +149,7 @@ class OpenRun:
         ------
         dps.Trainer
         """
-        trainer = Trainer(self.ticket, self.number, self.reserve(name=name), attempt, f"process of {name!r}")
+        trainer = Trainer.join(self.ticket, self.number, self.reserve(name=name), attempt, f"process of {name!r}")
         try:
             yield trainer
             trainer.leave()
@@ -145,6 +160,19 @@ class OpenRun:
         finally:
             trainer.close()
 
+    def progress(self) -> RunStatus:
+        """How far its trainers are, from where it was opened.
+
+        Returns
+        -------
+        RunStatus
+            `clocks`, by trainer; `connected`: which trainers have joined and not left; `stopped`: why it has ended
+            early, or None; and more that :meth:`dps.ParameterServer.status` also has.
+        """
+        if self._call is None:
+            raise InputError(f"run {self.number} says how far it is where it was opened: this is a copy of its handle")
+        return msgspec.msgpack.decode(self._call("progress", run=self.number), type=RunStatus)
+
     def close(self) -> None:
         """End the run, from where it was opened. Trainers still at work are stopped at their next tick."""
         if self._call is None:
@@ -154,7 +182,9 @@ class OpenRun:
     def __enter__(self) -> OpenRun:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         with contextlib.suppress(*([DPSError] if error is not None else [])):  # the block's own error counts
             if error is not None and self._call is not None:
                 self._call("stop_run", run=self.number, reason=f"the run was stopped: {error!r}"[:500])

@@ -1,179 +1,242 @@
-"""Participant: a client that has joined a run, and what it tells and asks the controller.
+"""Participant: what a trainer tells and asks the controller about its run.
 
-A connection to the controller that breaks is made anew and joins anew; then what was asked is asked again. So whatever
-a participant says may come twice, and each of these may: a tick counts once, for it names its clock; a report has a
-number; a collective call has its place in the program; a portion is given again to who holds it. What is kept until it
-is answered is little: a tick whose answer is still to be read (`_ticked`), a report that may not have arrived
-(`_report`), and what it takes to join again (`_wish`), with a count by which the controller knows the newest of its
-connections.
+A connection to the controller that breaks is made anew, and the participant joins anew on it; then it asks again what
+it had asked. So whatever a participant says may come twice, and each of these may: a tick counts once, because it names
+its clock; a report has a number; a collective call has its place in the program; a portion is given again to the
+trainer that holds it. What a participant keeps until it is answered is little: a tick whose answer is still to be read
+(`_tick`), a report that may not have arrived (`_report`), and what it takes to join again (`_join_request`), with a
+count by which the controller knows the newest of its connections.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from dps import config
-from dps.client import Client, Ticket
-from dps.errors import ClockTimeoutError, ControllerGoneError, StoppedError
-from dps.reports import TrainerReport
-from dps.transfers import TableRoute
+from dps.client.client import Client
+from dps.client.environment import Environment
+from dps.client.session import ClientSession
+from dps.client.ticket import Ticket
+from dps.errors import ClockTimeoutError, ControllerGoneError, InputError, StoppedError
+from dps.state.ops import TableSpec
+from dps.telemetry.reports import TrainerReport
+from dps.training.types import Json
 from dps.wire import frames
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
-from dps.wire.pool import Pool
+from dps.wire.run_messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent, decode, encode
 
 __all__ = ["Participant"]
 
 T = TypeVar("T")
-GRACE = 10.0  # seconds beyond the controller's own time-out before a trainer stops believing in an answer
+GRACE_SECONDS = 10.0  # beyond the controller's own time-out, before a trainer stops believing in an answer
 
 
-class Participant(Client):
-    """A trainer as the controller knows it; its parameters and attributes are those of :class:`dps.Trainer`."""
+class Participant:
+    """A trainer as the controller knows it. It joins the run when it is made.
 
-    _has_left = False
-    _portions: Any = None  # where batches come from, with reassign=True (`portions.py`)
+    Parameters
+    ----------
+    ticket : Ticket
+        The parameter server.
+    run : int
+        Number of the run, from the controller.
+    number : int
+        Which of its trainers this is: 0, 1, ...
+    incarnation : int, optional
+        Which attempt at it; a later one fences off earlier ones. None: the next one, by the controller's count.
+    where : str
+        For messages: host, worker or process.
+    cancelled : callable, optional
+        Asked now and then whether to stop.
+    environment : Environment, optional
+        Time and connections; those of this process by default.
+    leased : bool
+        Whether the trainer works on leased portions of batches.
+
+    Attributes
+    ----------
+    session : ClientSession
+    client : Client
+        What the trainer pulls and pushes with.
+    reached : int
+        The clock that an attempt before this one has reached.
+    planned : int
+        The clock at which the trainer means to be done; 0: not known.
+    staleness : float
+    trainers : int
+        How many the run began with.
+    first_portion : int
+        The origin of portion 0 of leased work.
+    clock_patience : float
+        Seconds that a trainer waits for the others.
+    """
 
     def __init__(
         self,
         ticket: Ticket,
         run: int,
-        trainer: int,
+        number: int,
         incarnation: int | None = 0,
         where: str = "",
         cancelled: Callable[[], bool] | None = None,
-        pool: Pool | None = None,
-        partition_numbers: Sequence[int] = (),
+        environment: Environment | None = None,
+        leased: bool = False,
     ):
-        super().__init__(ticket, pool)
-        self.run, self.number, self.partition_numbers = run, trainer, list(partition_numbers)
-        about = {"run": run, "trainer": trainer, "incarnation": incarnation, "where": where}
-        self._wish: dict[str, Any] = {**about, "joins": 0}
+        self.run, self.number, self.leased = run, number, leased
+        self._join_request = Join(run, number, incarnation, where)
         self._cancelled = cancelled
-        self._ticked: Request | None = None  # a tick whose answer is still to be read
+        self._tick: Request | None = None  # whose answer is still to be read
         self._report: TrainerReport | None = None  # goes with all that is sent until something is answered
-        self._calls = self._planned = 0  # collectives called at this clock; iterations there are to be
-        self._clock_patience = config.seconds("clock") + GRACE
-        self.clock = self._reached = 0  # the latter by an attempt before this one
+        self._collectives = 0  # called at this clock
+        self._left = False
+        self._joined: Joined | None = None  # the answer to the last JOIN
+        self.reached = self.planned = self.first_portion = 0
+        self.staleness, self.trainers = math.inf, 1
+        self.clock_patience = config.seconds("clock") + GRACE_SECONDS
+        self.session = ClientSession(ticket, environment, self.check, self._join)
+        self.session.hangs_up = True  # because the end of this connection tells that the trainer is lost
+        self.session.own.clock = 0
+        self.client = Client(ticket, session=self.session, check_aggregate=self._check_aggregate)
         try:
-            with self._lock:
-                connected = super()._controller
-                answer = self._insist(lambda: self._join(connected()), known=True)  # it has just sent us here
-            self.trainer, self.attempt = int(answer["origin"]), int(answer["attempt"])
-            self._wish["incarnation"] = int(answer["incarnation"])
-            self.staleness = math.inf if answer["staleness"] is None else float(answer["staleness"])
-            self.trainers = self.parties = int(answer["trainers"])
-            self.meter.start(self.trainers, self._now())
-            self._reached = int(answer["clock"])
-            self._first_portion = int(answer.get("portions", 0))  # its origin
-            if self._reached:
-                self._pass(self._reached)
+            self._enter()
         except BaseException:
             self.close()
             raise
 
+    def _enter(self) -> None:
+        """Join for the first time, and take up what the controller knows of this trainer."""
+        session = self.session
+        with session.lock:
+            session.insist(session.controller, known=True)  # there is one, because it has just begun the run
+        joined, own = self._joined, session.own
+        assert joined is not None, "the session joins on each connection to the controller"
+        own.id, own.attempt = joined.origin, joined.attempt
+        self._join_request.incarnation = joined.incarnation
+        self.staleness = math.inf if joined.staleness is None else joined.staleness
+        self.trainers = own.parties = joined.trainers
+        session.meter.start(self.trainers, session.now())
+        self.reached = joined.clock
+        self.first_portion = joined.portions
+        if self.reached:
+            self.pass_clock(self.reached)
+
+    @property
+    def clock(self) -> int:
+        """Iterations completed."""
+        return self.session.own.clock
+
+    @property
+    def incarnation(self) -> int:
+        """Which attempt at the trainer this is, by the controller's count."""
+        assert self._join_request.incarnation is not None, "the controller has given it one"
+        return self._join_request.incarnation
+
     def leave(self, failed: str | None = None) -> None:
         """Leave the run: the others no longer wait for this trainer; with `failed`, they are stopped."""
+        session = self.session
         if failed is None:
-            self.wait()
-            waited, self._ticked = self._ticked, None
-            come = waited is None or self._has_come(waited)
-            if not come or self._report is not None:  # before the last one, or that would be taken for a late one
-                self._pass(self.clock)
-        now = self._now()
-        told = {"failed": failed, "seconds": self.meter.split(now), "report": self.meter.take(now).asdict()}
-        self._ask_controller(Header(frames.LEAVE), told)
-        self._has_left = True
+            session.wait()
+            tick, self._tick = self._tick, None
+            arrived = tick is None or self._has_arrived(tick)
+            if not arrived or self._report is not None:  # before the last report, or that would be taken for a late one
+                self.pass_clock(self.clock)
+        now = session.now()
+        leave = Leave(TimeSpent(**session.meter.split(now)), failed, session.meter.take(now).asdict())
+        session.ask_controller(Header(frames.LEAVE), encode(leave))
+        self._left, session.hangs_up = True, False
         self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Close all connections. A trainer that has not left is lost to the others."""
-        if not self._has_left and self._controller_channel is not None:
-            self._controller_channel.close()  # it is ours alone, and its end tells
-        super()._close()
+        self.session.close()
 
     # -- the clock, and others at it
 
-    def _pass(self, clock: int) -> None:
-        """Tell the controller of a clock (and report, now and then), and wait until one may go on from there."""
-        header = Header(frames.TICK, clock=clock, count=self._planned)
-        with self._lock:
-            began = self._now()
-            deadline = began + self._clock_patience
-            self.meter.begin(began)
-            self.meter.clocks = clock - self._reached
+    def pass_clock(self, clock: int) -> None:
+        """Tell the controller of a clock (and report, now and then); wait until the trainer may go on from there."""
+        session = self.session
+        header = Header(frames.TICK, clock=clock, count=self.planned)
+        with session.lock:
+            began = session.now()
+            deadline = began + self.clock_patience
+            session.meter.begin(began)
+            session.meter.clocks = clock - self.reached
 
             def ask() -> None:
-                waited, self._ticked = self._ticked, None
-                if waited is not None:
-                    self._told(waited.answer(deadline))
-                if self._report is None and self.meter.due(began):
-                    self._report = self.meter.take(began)
-                controller, body = self._controller(), b"" if self._report is None else self._report.encode()
-                if math.isinf(self.staleness):  # nobody is held back: the answer is read at the next tick
-                    self._ticked = controller.ask(header, body)
+                tick, self._tick = self._tick, None
+                if tick is not None:
+                    self._take_answer(tick.answer(deadline))
+                if self._report is None and session.meter.due(began):
+                    self._report = session.meter.take(began)
+                controller, body = session.controller(), b"" if self._report is None else self._report.encode()
+                if math.isinf(self.staleness):  # no trainer is held back: the answer is read at the next tick
+                    self._tick = controller.ask(header, body)
                 else:
-                    self._told(controller.exchange(header, deadline, body))
+                    self._take_answer(controller.exchange(header, deadline, body))
 
             try:
                 self._again(ask)
             finally:
-                self.meter.lap("wait", self._now())
+                session.meter.lap("wait", session.now())
 
-    def _told(self, answer: Header) -> None:
+    def _take_answer(self, answer: Header) -> None:
         """What the answer to a tick says; the report that went with it has arrived."""
         self._report = None
-        self.parties = max(1, answer.parties)
+        self.session.own.parties = max(1, answer.parties)
         if answer.start:
             self.staleness = math.inf if answer.start == frames.NO_BOUND else answer.start - 1.0
 
-    def _lease(self, wish: dict[str, Any]) -> dict[str, Any]:
-        """Ask the controller about portions (`dps/portions.py`). A report goes along when one is due."""
-        self._check()
-        with self._lock, self._waiting() as began:
-            if self._report is None and self.meter.due(began):
-                self._report = self.meter.take(began)
-            if self._report is not None:  # perhaps it went with a tick already: then it is a repeat
-                wish = {**wish, "report": self._report.asdict()}
-            body, deadline = frames.encode_json(wish), began + self._patience
+    def lease(self, request: LeaseRequest) -> LeaseAnswer:
+        """Ask the controller about portions (`controller/work_leases.py`). A report goes along when one is due."""
+        self.check()
+        session = self.session
+        with session.lock, self.waiting() as began:
+            if self._report is None and session.meter.due(began):
+                self._report = session.meter.take(began)
+            if self._report is not None:  # it may have gone with a tick already: then it is a repeat
+                request.report = self._report.asdict()
+            body, deadline = encode(request), began + session.patience
             header = Header(frames.LEASE)
-            answer = self._again(lambda: self._controller().ask(header, body).result(deadline).body)
+            answer = self._again(lambda: session.controller().ask(header, body).result(deadline).body)
             self._report = None
-            return frames.decode_json(answer)
+            return decode(LeaseAnswer, answer)
 
-    def _bring(self, about: dict[str, Any], raw: bytes) -> bytes | bytearray:
-        if self._portions is not None:
-            self._portions.outside(about["op"])
-        self._check()
-        self.wait()
-        text = frames.encode_json(about)
+    def meet(self, call: Json, raw: bytes) -> bytes | bytearray:
+        """Bring bytes to a collective call of all trainers; its answer."""
+        self.check()
+        session = self.session
+        session.wait()
+        text = frames.encode_json(call)
         body = text + raw.ljust(frames.padded(len(raw)), b"\0")
-        header = Header(frames.COLLECT, clock=self.clock, number=self._calls, count=len(text))
-        self._calls += 1
+        header = Header(frames.COLLECT, clock=self.clock, number=self._collectives, count=len(text))
+        self._collectives += 1
         try:
-            with self._lock, self._waiting() as began:
-                deadline = began + self._clock_patience
-                return self._again(lambda: self._controller().ask(header, body).result(deadline).body)
+            with session.lock, self.waiting() as began:
+                deadline = began + self.clock_patience
+                return self._again(lambda: session.controller().ask(header, body).result(deadline).body)
         except ClockTimeoutError:
-            self._calls -= 1  # who asks again is at the same place
+            self._collectives -= 1  # a trainer that calls again is at the same place of its program
             raise
 
     @contextlib.contextmanager
-    def _waiting(self) -> Iterator[float]:
-        """Within, the trainer waits for others; since when."""
-        began = self._now()
-        self.meter.begin(began)
+    def waiting(self) -> Iterator[float]:
+        """Within the block the trainer waits for others; gives the time at which that began."""
+        session = self.session
+        began = session.now()
+        session.meter.begin(began)
         try:
             yield began
         finally:
-            self.meter.lap("wait", self._now())
+            session.meter.lap("wait", session.now())
 
-    def _move(self, clock: int) -> None:
-        """To the next place in the program: ops and collective calls are counted from 0 again."""
-        self.clock, self._number, self._calls = clock, 0, 0
+    def move(self, clock: int) -> None:
+        """Go to the next place in the program: ops and collective calls are counted from 0 again."""
+        own = self.session.own
+        own.clock, own.number, self._collectives = clock, 0, 0
 
     # -- the connection to the controller
 
@@ -184,45 +247,47 @@ class Participant(Client):
             try:
                 return ask()
             except ControllerGoneError:
-                self._ticked = None  # a later tick says more
+                self._tick = None  # a later tick says more
                 raise
 
-        return self._insist(afresh)
+        return self.session.insist(afresh)
 
-    def _has_come(self, request: Request) -> bool:
-        """Whether the answer came before the connection broke."""
+    def _has_arrived(self, tick: Request) -> bool:
+        """Whether the answer to a tick came before the connection broke."""
         try:
-            self._told(request.answer(self._now() + self._clock_patience))  # a bound may hold it back by now
+            # The bound may have changed since, and hold the trainer back.
+            self._take_answer(tick.answer(self.session.now() + self.clock_patience))
             return True
         except ControllerGoneError:
             return False
 
-    def _controller(self) -> Channel:
-        before = self._controller_channel
-        channel = super()._controller()
-        if channel is not before:
-            self._join(channel)
-        return channel
-
-    def _join(self, channel: Channel) -> dict[str, Any]:
-        self._wish["joins"] += 1
+    def _join(self, channel: Channel) -> None:
+        """Join the run on a new connection."""
+        self._join_request.joins += 1
         try:
-            deadline = self._now() + self._patience
-            return frames.decode_json(
-                channel.ask(Header(frames.JOIN), frames.encode_json(self._wish)).result(deadline).body
-            )
+            deadline = self.session.now() + self.session.patience
+            request = channel.ask(Header(frames.JOIN), encode(self._join_request))
+            self._joined = decode(Joined, request.result(deadline).body)
         except BaseException:
             channel.close()
             raise
 
-    # -- told to stop
+    # -- what a trainer may not do
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise an error if the trainer was told to stop."""
         if self._cancelled is not None and self._cancelled():
             raise StoppedError(f"trainer {self.number} of run {self.run} was told to stop at clock {self.clock}")
 
-    _idle = _check
-
-    def _route(self, table: str) -> TableRoute:
-        self._check()
-        return super()._route(table)
+    def _check_aggregate(self, spec: TableSpec) -> None:
+        """Refuse a push to a table that sums up the pushes of a clock, where trainers are not at the same clock."""
+        table = f"table {spec.name!r} collects a clock's pushes"
+        if self.leased:
+            raise InputError(
+                f"{table}, one of each trainer (aggregate={spec.aggregate!r}): with reassign=True trainers push as "
+                f"often as they come to it"
+            )
+        if self.staleness != 0:
+            raise InputError(
+                f"{table} (aggregate={spec.aggregate!r}), which needs staleness 0; this run has {self.staleness:g}"
+            )

@@ -2,9 +2,9 @@
 
 `ps.run` is one barrier stage, with a trainer for each of its tasks; `map_partitions_with_ps` is an ordinary stage, with
 a trainer for each partition. Where there are more partitions than trainers, whole partitions are shuffled together in
-pieces that know their places (`spark_tasks.py`), so that whoever reads them again finds them in the same order.
+pieces that know their places (`spark_tasks.py`), so that a second reader finds them in the same order.
 
-PySpark itself is imported in functions only: who has no Spark needs none.
+PySpark itself is imported in functions only, because dps works without it.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import pickle
 import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import cloudpickle
+import msgspec
 from dask.utils import parse_timedelta
 
 from dps import config
-from dps.client import Ticket
+from dps.client.client import Ticket
 from dps.errors import InputError, InputTypeError, StoppedError, TooFewWorkersError, by_name
+from dps.telemetry.snapshot import RunStatus
 from dps.training import spark_tasks
-from dps.training.data import ByPartition, by_partition
+from dps.training.launch import RunOptions, begin, resumed
 from dps.training.open_run import OpenRun
-from dps.training.progress import ProgressBar
-from dps.training.run import begin, resumed
-from dps.training.spark_tasks import Failed, Job, Stopped
+from dps.training.progress_bar import ProgressBar
+from dps.training.spark_tasks import Failed, SparkJob, StoppedOnSpark
+from dps.training.types import Batch, Control, Data, Function, Json, Result
 
 __all__ = ["ReadWith", "elastic", "is_spark", "launch"]
 
@@ -45,11 +46,11 @@ CHECK = "spark.scheduler.barrier.maxConcurrentTasksCheck"
 class ReadWith:
     """An RDD or DataFrame, and what makes a trainer's partition of the records or Arrow batches of one of its own."""
 
-    data: Any
+    data: Data
     read: spark_tasks.Build
 
 
-def is_spark(data: Any) -> bool:
+def is_spark(data: Data) -> bool:
     """Whether it is an RDD or a DataFrame of PySpark's, classic or Connect, or one that is read in a special way."""
     if isinstance(data, ReadWith):
         return True
@@ -61,7 +62,7 @@ def is_spark(data: Any) -> bool:
     return any(kind.__name__ in ("RDD", "DataFrame") for kind in kinds)
 
 
-def is_rdd(data: Any) -> bool:
+def is_rdd(data: Data) -> bool:
     """Which of them it is. (A DataFrame has an attribute of every name: it might be a column.)"""
     return any(kind.__name__ == "RDD" for kind in type(data).__mro__)
 
@@ -69,15 +70,15 @@ def is_rdd(data: Any) -> bool:
 class Records:
     """An RDD."""
 
-    opened: Callable[[bytes], Any] = staticmethod(pickle.loads)  # what is in a piece that was shuffled
+    opened: Callable[[bytes], Iterable[Batch]] = staticmethod(pickle.loads)  # what is in a piece that was shuffled
 
-    def __init__(self, rdd: Any, read: spark_tasks.Build | None):
+    def __init__(self, rdd: Data, read: spark_tasks.Build | None):
         self.rdd, self.context = rdd, rdd.context
         self.read = read or spark_tasks.record_list
         self.partitions = int(rdd.getNumPartitions())
 
     def setting(self, name: str, default: str) -> str:
-        """One of Spark's settings."""
+        """The value of one of Spark's settings."""
         return str(self.context.getConf().get(name, default))
 
     def patience(self) -> float:
@@ -100,14 +101,14 @@ class Records:
     def one(self) -> spark_tasks.Read:
         return functools.partial(spark_tasks.one_partition, self.read)
 
-    def pieces(self) -> Any:
+    def pieces(self) -> Data:
         return self.rdd.mapPartitionsWithIndex(spark_tasks.record_pieces)
 
-    def whole(self, job: Job) -> list[bytes]:
+    def whole(self, job: SparkJob) -> list[bytes]:
         """Each partition a trainer."""
         return collected(self.rdd, functools.partial(spark_tasks.train, job, self.one()))
 
-    def shared(self, job: Job, shares: list[list[int]]) -> list[bytes]:
+    def shared(self, job: SparkJob, shares: list[list[int]]) -> list[bytes]:
         """Several partitions a trainer."""
         owners = {part: trainer for trainer, parts in enumerate(shares) for part in parts}
         pieces = self.pieces().partitionBy(len(shares), owners.__getitem__)
@@ -135,7 +136,7 @@ class Frames(Records):
 
     opened = staticmethod(spark_tasks.batches_of)
 
-    def __init__(self, frame: Any, read: spark_tasks.Build | None):
+    def __init__(self, frame: Data, read: spark_tasks.Build | None):
         self.session = frame.sparkSession
         self.read = read or as_pandas(frame)
         self.context = self.session.sparkContext
@@ -144,20 +145,20 @@ class Frames(Records):
     def setting(self, name: str, default: str) -> str:
         return str(self.session.conf.get(name, default))
 
-    def pieces(self) -> Any:
+    def pieces(self) -> Data:
         rows = self.frame.mapInArrow(spark_tasks.frame_pieces, "index int, number int, rows binary").rdd
         return rows.map(lambda row: (row[0], (row[1], bytes(row[2]))))
 
-    def whole(self, job: Job) -> list[bytes]:
+    def whole(self, job: SparkJob) -> list[bytes]:
         task = functools.partial(spark_tasks.train_frames, job, self.one())
         results = self.frame.mapInArrow(task, "result binary", barrier=True)
         return [bytes(row[0]) for row in results.repartition(1).collect()]  # as in `collected`
 
 
 class ConnectFrames(Frames):
-    """A DataFrame of a session that speaks Spark Connect: nobody tells how many partitions it has."""
+    """A DataFrame of a session that speaks Spark Connect: it does not tell how many partitions it has."""
 
-    def __init__(self, frame: Any, read: spark_tasks.Build | None, trainers: int | None):
+    def __init__(self, frame: Data, read: spark_tasks.Build | None, trainers: int | None):
         if trainers is None:
             raise InputError("with Spark Connect one cannot see how many tasks run at once: say trainers=...")
         self.session, self.partitions = frame.sparkSession, trainers
@@ -178,7 +179,7 @@ class ConnectFrames(Frames):
         self.session.interruptTag(tag)
 
 
-def planned(frame: Any) -> tuple[Any, int]:
+def planned(frame: Data) -> tuple[Data, int]:
     """A DataFrame by the physical plan that it has now, and the number of its partitions.
 
     To tell the number Spark runs the stages before the last shuffle (adaptive execution goes by their sizes). Whatever
@@ -191,19 +192,19 @@ def planned(frame: Any) -> tuple[Any, int]:
     return DataFrame(again, frame.sparkSession), int(rows.getNumPartitions())
 
 
-def as_pandas(frame: Any) -> spark_tasks.Build:
+def as_pandas(frame: Data) -> spark_tasks.Build:
     """How partitions of a DataFrame are read, unless told otherwise."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return functools.partial(spark_tasks.pandas_frame, to_arrow_schema(frame.schema))
 
 
-def collected(rdd: Any, task: Callable[..., Any]) -> list[bytes]:
+def collected(rdd: Data, task: Function) -> list[bytes]:
     """The results of a barrier stage, behind a shuffle: Spark never runs a job's last stage again, if it is one."""
     return rdd.barrier().mapPartitionsWithIndex(task).repartition(1).collect()
 
 
-def source(data: Any, trainers: int | None = None) -> Records:
+def source(data: Data, trainers: int | None = None) -> Records:
     """What there is to be known of Spark's data."""
     data, read = (data.data, data.read) if isinstance(data, ReadWith) else (data, None)
     if is_rdd(data):
@@ -213,43 +214,34 @@ def source(data: Any, trainers: int | None = None) -> Records:
 
 def launch(
     ticket: Ticket,
-    call: Callable[..., Any],
+    call: Control,
     function: Callable,
-    data: Any,
-    *,
-    staleness: float | str,
-    trainers: int | None,
-    retries: int,
-    args: tuple,
-    kwargs: dict,
-    progress: bool | None,
-    resume: bool,
-    restored: dict[str, Any] | None,
-    within: OpenRun | None,
-    by: str,
-) -> list[Any]:
+    data: Data,
+    options: RunOptions,
+    restored: Json | None,
+) -> list[Result]:
     """Run `function` on trainers over Spark's data; what :meth:`dps.ParameterServer.run` does.
 
     `call` reaches the controller; `restored` is what there is to go on with.
     """
-    where = source(data, trainers)
+    where = source(data, options.trainers)
     count = where.partitions
     if not count:
         raise InputError("the data has no partitions")
-    _check_retries(where, retries)
-    if resume:
-        shares = resumed(restored, trainers, count)
+    _check_retries(where, options.retries)
+    if options.resume:
+        shares = resumed(restored, options, count)
     else:
-        number = _trainers(where, trainers)
+        number = _trainers(where, options.trainers)
         shares = [list(range(n, count, number)) for n in range(number)]
-    run, first = begin(call, staleness, shares, resume, within)
-    function = ByPartition(function) if by == "partition" else function
-    job = Job(ticket, run, first, function, args, kwargs, retries, shares)
+    run, first = begin(call, shares, options)
+    called = options.wrapped(function), options.args, dict(options.kwargs), options.retries
+    job = SparkJob(ticket, run, first, *called, shares)
     numbers = set(range(first, first + len(shares)))
     work = None
 
-    def seen() -> dict[str, Any]:
-        return json.loads(call("progress", run=run))
+    def seen() -> RunStatus:
+        return msgspec.msgpack.decode(call("progress", run=run), type=RunStatus)
 
     try:
         limit = f"{CHECK}.interval times maxFailures"
@@ -257,14 +249,14 @@ def launch(
         whole = shares == [[n] for n in range(count)]
         action = functools.partial(where.whole, job) if whole else functools.partial(where.shared, job, shares)
         work = Work(where, action)
-        with ProgressBar(progress) as bar:
+        with ProgressBar(options.progress) as bar:
             results = watch(work, seen, numbers, bar)
-        return by_partition(results, shares) if by == "partition" else results
+        return options.listed(results, shares)
     except BaseException as error:
         with contextlib.suppress(Exception):  # the first error is the one to raise
             call("stop_run", run=run, reason=f"the run was stopped: {error!r}"[:500])
             if work is not None:
-                work.wait(lambda: bool(numbers.intersection(seen()["connected"])))
+                work.wait(lambda: bool(numbers.intersection(seen().connected)))
         raise
 
 
@@ -291,7 +283,8 @@ class Work:
         return not self._thread.is_alive()
 
     def wait(self, connected: Callable[[], bool]) -> None:
-        """The run was stopped: let its trainers end by themselves, then have Spark end them; nobody pushes any more."""
+        """The run was stopped: let its trainers end by themselves, then have Spark end them. No trainer pushes any
+        more."""
         until = time.monotonic() + config.seconds("stop")
         while not self.over(SHOW) and connected() and time.monotonic() < until:
             pass
@@ -300,13 +293,13 @@ class Work:
             self.over(config.seconds("stop"))
 
 
-def watch(work: Work, progress: Callable[[], dict], numbers: set[int], bar: ProgressBar) -> list[Any]:
+def watch(work: Work, progress: Callable[[], RunStatus], numbers: set[int], bar: ProgressBar) -> list[Result]:
     """Wait for the job; the results of all trainers, or the error that began it."""
     stopped = None
     while not work.over(SHOW):
         seen = progress()
         bar.show(seen)
-        if seen["stopped"] is not None:  # by one of us, whose error is about to arrive, or by another caller
+        if seen.stopped is not None:  # by one of us, whose error is about to arrive, or by another caller
             stopped = stopped or time.monotonic()
             if time.monotonic() - stopped > config.seconds("stop"):
                 break
@@ -316,11 +309,11 @@ def watch(work: Work, progress: Callable[[], dict], numbers: set[int], bar: Prog
     for number in sorted(outcomes):
         if isinstance(outcomes[number], Failed):
             raise outcomes[number].error
-    if seen["stopped"] is not None:
-        raise by_name(seen["error"])(seen["stopped"])
+    if seen.stopped is not None:
+        raise by_name(str(seen.stopped_by))(seen.stopped)
     if work.error is not None:
         raise_explained(work.error)
-    lost = [number for number in sorted(numbers) if isinstance(outcomes[number], Stopped)]
+    lost = [number for number in sorted(numbers) if isinstance(outcomes[number], StoppedOnSpark)]
     if lost:
         raise StoppedError(f"trainer {lost[0]} was stopped: {outcomes[lost[0]].reason}")
     return [outcomes[number] for number in sorted(numbers)]
@@ -366,15 +359,15 @@ def _check_retries(where: Records, retries: int) -> None:
 
 
 def elastic(
-    call: Callable[..., Any],
+    call: Control,
     ticket: Ticket,
-    data: Any,
+    data: Data,
     function: Callable,
     schema: Any,
     trainers: int | None,
     args: tuple,
     kwargs: dict,
-) -> tuple[Any, OpenRun]:
+) -> tuple[Data, OpenRun]:
     """An ordinary, lazy stage over Spark's data, and the run of its trainers."""
     records = is_rdd(data)
     if records != (schema is None):
@@ -385,7 +378,7 @@ def elastic(
             raise InputError("with Spark Connect one cannot see how many partitions there are: say trainers=, at least")
         data, trainers = (data, int(data.getNumPartitions())) if records else planned(data)
     number = call("start_run", trainers=max(1, trainers), staleness=None, elastic=True)
-    job = Job(ticket, number, 0, function, args, kwargs)
+    job = SparkJob(ticket, number, 0, function, args, kwargs)
     if records:
         result = data.mapPartitionsWithIndex(functools.partial(spark_tasks.elastic, job))
     else:

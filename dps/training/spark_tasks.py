@@ -21,17 +21,20 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from dps import config
-from dps.client import Client, Ticket
+from dps.client.client import Client, Ticket
+from dps.client.environment import ProcessEnvironment
 from dps.errors import DPSError, InputTypeError, StoppedError, TrainerLostError
 from dps.training.trainer import Trainer
+from dps.training.types import Batch, Function, Options, Partition, Result
 from dps.wire import frames
 from dps.wire.frames import Header
 from dps.wire.pool import Pool
+from dps.wire.run_messages import Peek, TrainerStanding, decode, encode
 
 __all__ = [
     "Failed",
-    "Job",
-    "Stopped",
+    "SparkJob",
+    "StoppedOnSpark",
     "batches_of",
     "elastic",
     "elastic_frames",
@@ -49,24 +52,24 @@ PIECE = 1 << 20  # bytes of records that travel together, about
 LOOK = 0.5  # seconds between two questions after a successor
 pool = Pool()  # the connections of this process, which outlive its tasks
 
-Read = Callable[[int, Iterator[Any]], list]  # the partitions of a trainer, out of what Spark hands over
-Build = Callable[[int, Iterator[Any]], Any]  # one of them: (its number, its records or Arrow batches)
+Read = Callable[[int, Iterator[Batch]], list[Partition]]  # the partitions of a trainer, out of what Spark hands over
+Build = Callable[[int, Iterator[Batch]], Partition]  # one of them: (its number, its records or Arrow batches)
 
 
-class Job(NamedTuple):
+class SparkJob(NamedTuple):
     """What all trainers of a run are to do."""
 
     ticket: Ticket
     run: int
     first: int  # the trainer that Spark's partition 0 is
-    function: Callable[..., Any]
+    function: Function
     args: tuple
-    kwargs: dict[str, Any]
+    kwargs: Options
     retries: int = 0
     shares: list[list[int]] | None = None  # of each trainer of a barrier stage: the numbers of its partitions
 
 
-class Stopped(NamedTuple):
+class StoppedOnSpark(NamedTuple):
     """What a trainer that was told to stop gives back."""
 
     reason: str
@@ -81,7 +84,7 @@ class Failed(NamedTuple):
 # -- all at once, in a barrier stage
 
 
-def train(job: Job, read: Read, index: int, data: Iterator[Any]) -> Iterator[bytes]:
+def train(job: SparkJob, read: Read, index: int, data: Iterator[Batch]) -> Iterator[bytes]:
     """The task of one trainer: join, call the user's function, leave. Gives (its number, what came of it), pickled."""
     number = job.first + index
     outcome = _attempt(job, number, lambda: read(index, data))
@@ -93,7 +96,7 @@ def train(job: Job, read: Read, index: int, data: Iterator[Any]) -> Iterator[byt
     yield result
 
 
-def train_frames(job: Job, read: Read, batches: Iterator[Any]) -> Iterator[Any]:
+def train_frames(job: SparkJob, read: Read, batches: Iterator[Batch]) -> Iterator[Batch]:
     """The same for the Arrow batches of a DataFrame."""
     import pyarrow as pa
 
@@ -101,13 +104,16 @@ def train_frames(job: Job, read: Read, batches: Iterator[Any]) -> Iterator[Any]:
         yield pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
 
 
-def _attempt(job: Job, number: int, read: Callable[[], list]) -> Any:
+def _attempt(job: SparkJob, number: int, read: Callable[[], list]) -> Result:
     incarnation = _context().taskAttemptId()
     trainer = partitions = None
     mine = [] if job.shares is None else job.shares[number - job.first]
     try:
-        trainer = Trainer(job.ticket, job.run, number, incarnation, _where(), pool=pool, partition_numbers=mine)
-        partitions = read()  # which may take long: who comes again is to be back before
+        environment = ProcessEnvironment(pool)
+        trainer = Trainer.join(
+            job.ticket, job.run, number, incarnation, _where(), environment=environment, partition_numbers=mine
+        )
+        partitions = read()  # which may take long: a trainer that comes again is to be back before
         result = job.function(trainer, partitions, *job.args, **job.kwargs)
         trainer.leave()
         return result
@@ -117,7 +123,7 @@ def _attempt(job: Job, number: int, read: Callable[[], list]) -> Any:
         if trainer is not None and not stopped and (partitions is None or trainer.attempt < job.retries):
             raise  # and Spark runs the whole stage again: always, where it was its data that could not be read
         _leave(trainer, error)
-        return Stopped(str(error)) if stopped else Failed(_portable(error, number))
+        return StoppedOnSpark(str(error)) if stopped else Failed(_portable(error, number))
     finally:
         if trainer is not None:
             trainer.close()
@@ -126,17 +132,19 @@ def _attempt(job: Job, number: int, read: Callable[[], list]) -> Any:
 # -- one after the other, as Spark schedules them
 
 
-def elastic(job: Job, index: int, data: Iterator[Any]) -> Iterator[Any]:
+def elastic(job: SparkJob, index: int, data: Iterator[Batch]) -> Iterator[Batch]:
     """The task of one partition in an ordinary stage."""
     number, incarnation = job.first + index, _context().taskAttemptId()
     trainer = None
     try:
-        about = (job.ticket, job.run, number, incarnation, _where())
-        trainer = Trainer(*about, pool=pool, partition_numbers=[index])
+        environment = ProcessEnvironment(pool)
+        trainer = Trainer.join(
+            job.ticket, job.run, number, incarnation, _where(), environment=environment, partition_numbers=[index]
+        )
         results = job.function(trainer, data, *job.args, **job.kwargs)
         yield from () if results is None else results
         trainer.leave()
-    except GeneratorExit:  # nobody needs the rest (first, take): should it be computed again, this part is replayed
+    except GeneratorExit:  # the rest is not needed (first, take): should it be computed again, this part is replayed
         if trainer is not None:
             with contextlib.suppress(DPSError):
                 trainer.leave()
@@ -150,7 +158,7 @@ def elastic(job: Job, index: int, data: Iterator[Any]) -> Iterator[Any]:
             trainer.close()
 
 
-def elastic_frames(job: Job, data: Iterator[Any]) -> Iterator[Any]:
+def elastic_frames(job: SparkJob, data: Iterator[Batch]) -> Iterator[Batch]:
     """The same for a DataFrame, where Spark does not tell which partition it is, but the task's, which is the same."""
     return elastic(job, _context().partitionId(), data)
 
@@ -176,23 +184,24 @@ def _leave(trainer: Trainer | None, error: Exception) -> None:
             trainer.leave(failed=f"{type(error).__name__}: {error}"[:1000])
 
 
-def _linger_if_replaced(job: Job, number: int, incarnation: int) -> None:
+def _linger_if_replaced(job: SparkJob, number: int, incarnation: int) -> None:
     """Return if this attempt is the latest (or the run has ended); else wait to be killed while another one lives."""
     gone = None  # since when the successor is
-    with Client(job.ticket, pool) as client:
+    with Client(job.ticket, ProcessEnvironment(pool)) as client:
         while True:
             try:
-                told = client._ask_controller(Header(frames.PEEK), {"run": job.run, "trainer": number})
-            except DPSError:  # the run was forgotten, or the controller has gone: there is nobody to wait for
+                answer = client.session.ask_controller(Header(frames.PEEK), encode(Peek(job.run, number)))
+                latest = decode(TrainerStanding, answer.body)
+            except DPSError:  # the run was forgotten, or the controller has gone: there is no successor to wait for
                 return
-            if told["stopped"] is not None or told["incarnation"] in (None, incarnation):
+            if latest.stopped is not None or latest.incarnation in (None, incarnation):
                 return
             now = time.monotonic()
-            gone = None if told["state"] == "joined" else gone or now
+            gone = None if latest.state == "joined" else gone or now
             if gone is not None and now - gone > config.seconds("stop"):
                 raise StoppedError(
-                    f"trainer {number}: attempt {incarnation} was replaced by attempt {told['incarnation']} (which is "
-                    f"{told['state']!r} now), and still Spark waits for this one: it is to begin another"
+                    f"trainer {number}: attempt {incarnation} was replaced by attempt {latest.incarnation} (which "
+                    f"is {latest.state!r} now), and still Spark waits for this one: it is to begin another"
                 )
             time.sleep(LOOK)
 
@@ -211,17 +220,17 @@ def _portable(error: Exception, number: int) -> Exception:
 # -- partitions as they come, and as pieces that were shuffled
 
 
-def one_partition(read: Build, index: int, content: Iterator[Any]) -> list[Any]:
+def one_partition(read: Build, index: int, content: Iterator[Batch]) -> list[Partition]:
     """A partition, whole."""
     return [read(index, content)]
 
 
-def record_list(index: int, records: Iterable[Any]) -> list[Any]:
+def record_list(index: int, records: Iterable[Batch]) -> list[Batch]:
     """A partition of an RDD as a list."""
     return list(records)
 
 
-def pandas_frame(schema: Any, index: int, batches: Iterable[Any]) -> Any:
+def pandas_frame(schema: Any, index: int, batches: Iterable[Batch]) -> Partition:
     """A partition of a DataFrame as a pandas frame."""
     import pyarrow as pa
 
@@ -229,7 +238,7 @@ def pandas_frame(schema: Any, index: int, batches: Iterable[Any]) -> Any:
     return (pa.Table.from_batches(found) if found else schema.empty_table()).to_pandas()
 
 
-def record_pieces(index: int, records: Iterable[Any]) -> Iterator[tuple[int, tuple[int, bytes]]]:
+def record_pieces(index: int, records: Iterable[Batch]) -> Iterator[tuple[int, tuple[int, bytes]]]:
     """A partition of an RDD as pieces that can be put together again: (partition, (how many before it, a pickle))."""
     records, number, count = iter(records), 0, 1
     while found := list(islice(records, count)):
@@ -238,7 +247,7 @@ def record_pieces(index: int, records: Iterable[Any]) -> Iterator[tuple[int, tup
         number, count = number + 1, 2 * count if len(piece) < PIECE else max(1, count // 2)
 
 
-def frame_pieces(batches: Iterator[Any]) -> Iterator[Any]:
+def frame_pieces(batches: Iterator[Batch]) -> Iterator[Batch]:
     """A partition of a DataFrame as rows (partition, how many before it, an Arrow stream of one batch)."""
     import pyarrow as pa
 
@@ -251,7 +260,7 @@ def frame_pieces(batches: Iterator[Any]) -> Iterator[Any]:
         yield pa.RecordBatch.from_arrays([index, pa.array([number], pa.int32()), rows], ["index", "number", "rows"])
 
 
-def batches_of(stream: bytes) -> Iterator[Any]:
+def batches_of(stream: bytes) -> Iterator[Batch]:
     """The batches in an Arrow stream."""
     import pyarrow as pa
 
@@ -259,8 +268,12 @@ def batches_of(stream: bytes) -> Iterator[Any]:
 
 
 def sorted_pieces(
-    shares: list[list[int]], opened: Callable[[bytes], Iterable[Any]], read: Build, index: int, pieces: Iterator[Any]
-) -> list[Any]:
+    shares: list[list[int]],
+    opened: Callable[[bytes], Iterable[Batch]],
+    read: Build,
+    index: int,
+    pieces: Iterator[Batch],
+) -> list[Partition]:
     """What `read` makes of the partitions of trainer `index`, out of pieces in any order."""
     found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
     for part, piece in pieces:

@@ -1,9 +1,9 @@
 """The tasks of a run: one for each trainer, on a thread of its own, and on another one when its worker is gone.
 
 A task is pinned to its worker: Dask would put one that it runs again behind another trainer, on a thread that waits
-for the very trainer which waits for the thread. So it is the driver that looks who has lost the worker, and submits the
-task anew where a thread is free: on a worker that had one to spare, or on one that the nanny has started again. Each
-time it is a new attempt, with a higher run id, which fences off what may be left of the one before.
+for the very trainer which waits for the thread. So it is the driver that finds out which trainer has lost its worker,
+and submits the task anew where a thread is free: on a worker that had one to spare, or on one that the nanny has
+started again. Each time it is a new attempt, with a higher run id, which fences off what may be left of the one before.
 """
 
 from __future__ import annotations
@@ -11,34 +11,35 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dask
 from distributed import Client, Future, KilledWorker, get_worker
 
 from dps import config
-from dps.client import Ticket
+from dps.client.client import Ticket
 from dps.errors import ControllerGoneError, StoppedError, TrainerLostError
-from dps.training.portions import Portions, Stock
+from dps.training.leased_batches import FetchablePartitions, LeasedBatches
+from dps.training.participant import Participant
 from dps.training.threads import Threads
 from dps.training.trainer import Trainer
+from dps.training.types import Function, Options, Partition, Result
 
-__all__ = ["Job", "Seat", "Stopped", "Tasks", "holders"]
+__all__ = ["Stopped", "Tasks", "TrainerJob", "TrainerTask", "holders"]
 
 logger = logging.getLogger(__name__)
 
 
-class Job(NamedTuple):
+class TrainerJob(NamedTuple):
     """What all trainers of a run are to do."""
 
     ticket: Ticket
     run: int
-    function: Callable[..., Any]
+    function: Function
     args: tuple
-    kwargs: dict[str, Any]
+    kwargs: Options
     retries: int
-    stock: Stock | None = None  # all partitions, where work is re-assigned
+    stock: FetchablePartitions | None = None  # all partitions, where work is re-assigned
 
 
 class Stopped(NamedTuple):
@@ -47,7 +48,7 @@ class Stopped(NamedTuple):
     reason: str
 
 
-def train(job: Job, number: int, partition_numbers: list[int], parts: list) -> Any:
+def train(job: TrainerJob, number: int, partition_numbers: list[int], parts: list[Partition]) -> Result:
     """The task of one trainer: join, call the user's function, leave."""
     worker = get_worker()
     state = worker.state.tasks[worker.get_current_task()]
@@ -55,13 +56,17 @@ def train(job: Job, number: int, partition_numbers: list[int], parts: list) -> A
     def cancelled() -> bool:  # the scheduler took the task back: the thread must end by itself
         return state.state != "executing" and state.state != "long-running"
 
+    stock = job.stock
     try:
-        about = (job.ticket, job.run, number, state.run_id, worker.address, cancelled)
-        trainer = Trainer(*about, partition_numbers=partition_numbers)
+        participant = Participant(
+            job.ticket, job.run, number, state.run_id, worker.address, cancelled, leased=stock is not None
+        )
     except StoppedError as error:
         return Stopped(str(error))
-    if (stock := job.stock) is not None:
-        trainer._portions = Portions(trainer, stock.shares, parts, lambda n: stock.fetch(n, trainer._check))
+    leased = None
+    if stock is not None:
+        leased = LeasedBatches(participant, stock.shares, parts, lambda n: stock.fetch(n, participant.check))
+    trainer = Trainer(participant, partition_numbers, leased)
     try:
         result = job.function(trainer, parts, *job.args, **job.kwargs)
         trainer.leave()
@@ -82,7 +87,7 @@ def _leave(trainer: Trainer, error: BaseException) -> None:
         trainer.leave(failed=f"{type(error).__name__}: {error}"[:1000])
 
 
-class Seat:
+class TrainerTask:
     """One trainer: its data, its task, and what became of it."""
 
     def __init__(self, number: int, place: tuple[str, str], partition_numbers: list[int], parts: list):
@@ -93,7 +98,7 @@ class Seat:
         self.homeless: float | None = None  # since when it has no thread,
         self.why = ""  # and why it found none
         self.over = False
-        self.result: Any = None
+        self.result: Result = None
 
     @property
     def status(self) -> str:
@@ -123,8 +128,11 @@ class Tasks:
         By trainer.
     """
 
-    def __init__(self, client: Client, job: Job, threads: Threads, seats: list[Seat]):
-        self.client, self.job, self.threads, self.seats = client, job, threads, seats
+    def __init__(self, client: Client, job: TrainerJob, threads: Threads, seats: list[TrainerTask]):
+        self.client = client
+        self.job = job
+        self.threads = threads
+        self.seats = seats
 
     def start(self) -> None:
         """Submit all tasks. Their threads stay reserved until the scheduler has them."""
@@ -182,7 +190,7 @@ class Tasks:
         return found
 
     def own_error(self) -> None:
-        """Raise the error of a trainer, as far as it is known, that nobody else has caused."""
+        """Raise the error of a trainer, as far as it is known, that no other trainer has caused."""
         for seat in self.seats:
             if seat.future is not None and seat.future.status == "error":
                 error = seat.future.exception()
@@ -196,9 +204,13 @@ class Tasks:
 
     # -- inside
 
-    def _submit(self, seat: Seat) -> None:
+    def _submit(self, seat: TrainerTask) -> None:
         seat.future = self.client.submit(
-            *(train, self.job, seat.number, seat.partition_numbers, seat.parts),
+            train,
+            self.job,
+            seat.number,
+            seat.partition_numbers,
+            seat.parts,
             workers=[seat.worker],
             key=seat.key,
             pure=False,
@@ -206,7 +218,7 @@ class Tasks:
             priority=100,
         )
 
-    def _move(self, seat: Seat) -> None:
+    def _move(self, seat: TrainerTask) -> None:
         now, news = time.monotonic(), seat.homeless is None
         if news:
             seat.losses, seat.homeless = seat.losses + 1, now
@@ -232,7 +244,10 @@ class Tasks:
             logger.warning(
                 "trainer %d lost its worker %s, and there is no thread for it: %s. The run ends if there is none "
                 "within %g s (dps.timeouts.rejoin)",
-                *(seat.number, seat.worker, seat.why, patience),
+                seat.number,
+                seat.worker,
+                seat.why,
+                patience,
             )
         assert seat.homeless is not None
         if now - seat.homeless > patience:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from dps.errors import DPSError, TooFewWorkersError
+from dps.training.types import Control, Json
 
 __all__ = ["Threads"]
 
@@ -26,14 +27,14 @@ class Threads:
         The id of the Dask client that will submit the tasks.
     """
 
-    def __init__(self, call: Callable[..., Any], driver: str):
+    def __init__(self, call: Control, driver: str):
         self._call, self._driver = call, driver
         self.keys: list[str] = []  # of the tasks that they are reserved for
 
-    def ask(self, trainers: int | None, most: int, holding: Sequence[str], seconds: float) -> dict[str, Any]:
+    def ask(self, trainers: int | None, most: int, holding: Sequence[str], seconds: float) -> Json:
         """Threads for so many trainers, if so many are free now; see `Seating.take`."""
-        wish = {"trainers": trainers, "most": most, "holding": sorted(set(holding)), "seconds": seconds}
-        found: dict[str, Any] = self._call("take_threads", driver=self._driver, **wish)
+        request: Json = {"trainers": trainers, "most": most, "holding": sorted(set(holding)), "seconds": seconds}
+        found: Json = self._call("take_threads", driver=self._driver, **request)
         self.keys += [key for _, key in found["seats"]]
         return found
 

@@ -7,51 +7,81 @@ attempt before had reached: what the controller and the servers know already is 
 
 * The clock starts at 0 again, and ops and collective calls carry their place in the program, (clock, how many before at
   that clock). Servers take an op at an earlier place for a repeat; the controller answers a collective call as it did
-  the first time (`coordination/gather.py`).
+  the first time (`coordination/meetings.py`).
 * :meth:`Trainer.iterate` skips the batches of clocks that are complete; in a loop of one's own, `tick` returns at once.
 * The first tick of the attempt is of the clock that was reached: the one before may have been waiting there.
 
-What it tells and asks the controller is in `participant.py`.
+`participant.py` has what a trainer tells and asks the controller, `leased_batches.py` its work in runs whose batches
+move from trainer to trainer.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, Self, SupportsFloat, overload
 
 import numpy as np
+import numpy.typing as npt
 
-from dps.client import Change
+from dps.client.client import Client
+from dps.client.environment import Environment
+from dps.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, TableLike, Values
+from dps.client.ticket import Pending, Ticket
 from dps.errors import InputError
 from dps.training.batches import Batches
+from dps.training.leased_batches import LeasedBatches
 from dps.training.participant import Participant
+from dps.training.types import Batch, Json, Partition
 from dps.wire import frames
 
 __all__ = ["Trainer"]
 
 
-class Trainer(Participant):
-    """What a training function is given: pull and push as in :class:`dps.client.Client`, and the run's clock.
+class RunMember(Protocol):
+    """What a trainer needs of its run: a :class:`~dps.training.participant.Participant`, or a rehearsal."""
+
+    client: Client
+    run: int
+    number: int
+    trainers: int
+    staleness: float
+    reached: int
+    planned: int
+
+    @property
+    def incarnation(self) -> int:
+        """Which attempt at the trainer this is."""
+
+    def check(self) -> None:
+        """Raise an error if the trainer was told to stop."""
+
+    def pass_clock(self, clock: int) -> None:
+        """Tell of a clock, and wait until the trainer may go on from there."""
+
+    def move(self, clock: int) -> None:
+        """Go to the next place in the program."""
+
+    def meet(self, call: Json, raw: bytes) -> bytes | bytearray:
+        """Bring bytes to a collective call; its answer."""
+
+    def leave(self, failed: str | None = None) -> None:
+        """Leave the run, or stop it."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class Trainer:
+    """What a training function is given: pull and push as :class:`dps.Client` has them, and the run's clock.
 
     Parameters
     ----------
-    ticket : Ticket
-        The parameter server.
-    run : int
-        Number of the run, from the controller.
-    trainer : int
-        Which of its trainers this is: 0, 1, ...
-    incarnation : int, optional
-        Which attempt at it; a later one fences off earlier ones. None: the next one, by the controller's count.
-    where : str
-        For messages: host, worker or process.
-    cancelled : callable, optional
-        Asked now and then whether to stop.
-    pool : Pool, optional
-        Where connections come from, and go to.
+    participant : RunMember
+        The trainer as the controller knows it; :meth:`join` makes one.
     partition_numbers : sequence of int
         Which partitions of the data its caller has given to it.
+    leased : LeasedBatches, optional
+        Where batches come from in a run with ``reassign=True``.
 
     Attributes
     ----------
@@ -59,7 +89,7 @@ class Trainer(Participant):
         Which trainer of the run this is.
     partition_numbers : list of int
         The numbers of its partitions, in the order in which the function is given them: partition n is the n-th of the
-        data that was passed to ``ps.run`` (each call with ``within=`` counts its own data from 0). With
+        data that was passed to ``ps.run`` (each call with ``run=`` counts its own data from 0). With
         ``reassign=True`` they are the partitions that it was given; it may work on others as well. Empty for a trainer
         that was given no data.
     clock : int
@@ -89,8 +119,218 @@ class Trainer(Participant):
     >>> cluster.close()
     """
 
+    def __init__(
+        self,
+        participant: RunMember,
+        partition_numbers: Sequence[int] = (),
+        leased: LeasedBatches | None = None,
+    ):
+        self._participant, self._client, self._leased = participant, participant.client, leased
+        self._calls: Any = participant.client  # the same, where type checkers cannot pass on the overloads' unions
+        self.partition_numbers = list(partition_numbers)
+
+    @classmethod
+    def join(
+        cls,
+        ticket: Ticket,
+        run: int,
+        number: int,
+        incarnation: int | None = 0,
+        where: str = "",
+        *,
+        environment: Environment | None = None,
+        partition_numbers: Sequence[int] = (),
+    ) -> Self:
+        """Be one of the trainers of a run.
+
+        Parameters
+        ----------
+        ticket, run, number, incarnation, where, environment
+            The parameter server; the run's number; which of its trainers this is, and which attempt at it (None: the
+            next one); for messages, where it is; time and connections.
+        partition_numbers : sequence of int
+            Which partitions of the data its caller has given to it.
+        """
+        return cls(Participant(ticket, run, number, incarnation, where, environment=environment), partition_numbers)
+
     def __repr__(self) -> str:
         return f"<dps.Trainer {self.number} of {self.trainers} in {self.ticket.session!r}, at clock {self.clock}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- what it is
+
+    @property
+    def ticket(self) -> Ticket:
+        """The parameter server."""
+        return self._client.ticket
+
+    @property
+    def run(self) -> int:
+        """The number of the run."""
+        return self._participant.run
+
+    @property
+    def number(self) -> int:
+        """Which trainer of the run this is."""
+        return self._participant.number
+
+    @property
+    def origin(self) -> int:
+        """The number under which the servers know its ops."""
+        return self._client.origin
+
+    @property
+    def attempt(self) -> int:
+        """How many attempts at this trainer there were before this one."""
+        return self._client.session.own.attempt
+
+    @property
+    def incarnation(self) -> int:
+        """Which attempt at this trainer this is, by the controller's count; a later one fences off earlier ones."""
+        return self._participant.incarnation
+
+    @property
+    def clock(self) -> int:
+        """Iterations completed, those skipped after a restart included."""
+        return self._client.session.own.clock
+
+    @property
+    def staleness(self) -> float:
+        """How far the fastest trainer may lead the slowest; ``math.inf`` for no bound. It may change in a run."""
+        return self._participant.staleness
+
+    @property
+    def trainers(self) -> int:
+        """How many the run began with."""
+        return self._participant.trainers
+
+    @property
+    def client(self) -> Client:
+        """What it pulls and pushes with."""
+        return self._client
+
+    # -- the parameters, as a client has them
+
+    def table(self, table: TableLike) -> Table:
+        """A handle whose calls go through this trainer, of a name or of a handle from elsewhere."""
+        return self._client.table(table)
+
+    @overload
+    def pull(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> np.ndarray: ...
+    @overload
+    def pull(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> dict[T, np.ndarray]: ...
+    def pull(self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None) -> object:
+        """Copy values of a table, or of several in one round trip; see :meth:`dps.Client.pull`."""
+        return self._calls.pull(table, keys, out)
+
+    @overload
+    def pull_async(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> Pending[np.ndarray]: ...
+    @overload
+    def pull_async(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> Pending[dict[T, np.ndarray]]: ...
+    def pull_async(
+        self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None
+    ) -> Pending[object]:
+        """As :meth:`pull`, but return at once; see :meth:`dps.Client.pull_async`."""
+        return self._calls.pull_async(table, keys, out)
+
+    @overload
+    def pull_certified(self, table: TableLike, keys: Keys = ...) -> Certified: ...
+    @overload
+    def pull_certified(self, table: Pulls[T], keys: None = ...) -> dict[T, Certified]: ...
+    def pull_certified(self, table: TableLike | Pulls[T], keys: Keys = None) -> object:
+        """As :meth:`pull`, with the certificate of what the values contain; see :meth:`dps.Client.pull_certified`."""
+        return self._calls.pull_certified(table, keys)
+
+    @overload
+    def pull_certified_async(self, table: TableLike, keys: Keys = ...) -> Pending[Certified]: ...
+    @overload
+    def pull_certified_async(self, table: Pulls[T], keys: None = ...) -> Pending[dict[T, Certified]]: ...
+    def pull_certified_async(self, table: TableLike | Pulls[T], keys: Keys = None) -> Pending[object]:
+        """As :meth:`pull_certified`, but return at once."""
+        return self._calls.pull_certified_async(table, keys)
+
+    def push(
+        self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, rows: int | None = None
+    ) -> None:
+        """Hand values (gradients) to the table's optimizer on the servers; see :meth:`dps.Client.push`."""
+        self._client.push(table, keys, values, rows)
+
+    def push_async(
+        self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, rows: int | None = None
+    ) -> Pending[None]:
+        """As :meth:`push`, but return once it is written; see :meth:`dps.Client.push_async`."""
+        return self._client.push_async(table, keys, values, rows)
+
+    def add(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
+        """Add values to rows, past the optimizer; see :meth:`dps.Client.add`."""
+        self._client.add(table, keys, values)
+
+    def add_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
+        """As :meth:`add`, but return once it is written."""
+        return self._client.add_async(table, keys, values)
+
+    def assign(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
+        """Replace rows, past the optimizer; see :meth:`dps.Client.assign`."""
+        self._client.assign(table, keys, values)
+
+    def assign_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
+        """As :meth:`assign`, but return once it is written."""
+        return self._client.assign_async(table, keys, values)
+
+    @overload
+    def push_pull(
+        self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...
+    ) -> np.ndarray: ...
+    @overload
+    def push_pull(
+        self, table: Changes[T], keys: None = ..., values: None = ..., out: Outs[T] = ...
+    ) -> dict[T, np.ndarray]: ...
+    def push_pull(
+        self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, out: np.ndarray | Outs[T] = None
+    ) -> object:
+        """Push, and return the new values of the same rows; see :meth:`dps.Client.push_pull`."""
+        return self._calls.push_pull(table, keys, values, out)
+
+    @overload
+    def push_pull_async(
+        self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...
+    ) -> Pending[np.ndarray]: ...
+    @overload
+    def push_pull_async(
+        self, table: Changes[T], keys: None = ..., values: None = ..., out: Outs[T] = ...
+    ) -> Pending[dict[T, np.ndarray]]: ...
+    def push_pull_async(
+        self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, out: np.ndarray | Outs[T] = None
+    ) -> Pending[object]:
+        """As :meth:`push_pull`, but return once it is written; see :meth:`dps.Client.push_pull_async`."""
+        return self._calls.push_pull_async(table, keys, values, out)
+
+    def keys(self, table: TableLike, shard: int | None = None) -> Iterator[np.ndarray]:
+        """The keys of a keyed table that have rows, some at a time; see :meth:`dps.Client.keys`."""
+        return self._client.keys(table, shard)
+
+    def wait(self) -> None:
+        """Wait for all asynchronous calls; raise the error of a push whose result was never asked for."""
+        self._client.wait()
+
+    def close(self) -> None:
+        """Close all connections. A trainer that has not left is lost to the others."""
+        self._participant.close()
+
+    def leave(self, failed: str | None = None) -> None:
+        """Leave the run: the others no longer wait for this trainer; with `failed`, they are stopped.
+
+        Parameters
+        ----------
+        failed : str, optional
+            Why this trainer cannot go on, for the error that ends the run.
+        """
+        self._participant.leave(failed)
 
     # -- the clock
 
@@ -109,23 +349,28 @@ class Trainer(Participant):
         StoppedError, TrainerLostError
             The run has ended early.
         """
-        if self._portions is not None:
-            self._portions.outside("tick")
-        self._check()
-        self.wait()  # a tick says that all pushes of the iteration are on the servers
-        if self.clock >= self._reached:
-            self._pass(self.clock + 1)
-        self._move(self.clock + 1)
-        return self.clock
+        self._outside_portion("tick")
+        participant = self._participant
+        participant.check()
+        self._client.session.wait()  # because a tick says that all pushes of the iteration are on the servers
+        clock = self.clock + 1
+        if clock > participant.reached:
+            participant.pass_clock(clock)
+        participant.move(clock)
+        return clock
+
+    def _outside_portion(self, what: str) -> None:
+        if self._leased is not None:
+            self._leased.check_outside(what)
 
     def iterate(
         self,
-        partitions: Sequence[Any],
+        partitions: Sequence[Partition],
         epochs: int = 1,
         batch_size: int | None = None,
         shuffle: int | None = None,
-        prepare: Callable[[Any], Any] | None = None,
-    ) -> Iterator[Any]:
+        prepare: Callable[[Partition], Partition] | None = None,
+    ) -> Iterator[Batch]:
         """Yield batch after batch, ticking the clock after each; goes on where the clock stands after a restart.
 
         In a run with ``reassign=True`` it ticks after each epoch instead, and batches of other trainers may be among
@@ -155,30 +400,31 @@ class Trainer(Participant):
         InputError
             A `batch_size` is given and a partition has no rows to cut, or its parts have different numbers of rows.
         """
-        if self._portions is not None:
-            yield from self._portions.iterate(partitions, epochs, batch_size, shuffle, prepare)
+        if self._leased is not None:
+            yield from self._leased.iterate(self.tick, partitions, epochs, batch_size, shuffle, prepare)
             return
+        participant = self._participant
         partitions = partitions if prepare is None else [prepare(partition) for partition in partitions]
         batches = Batches(partitions, epochs, batch_size, shuffle)
-        self._planned = self.clock + len(batches)
-        skipped = min(max(0, self._reached - self.clock), len(batches))
+        participant.planned = self.clock + len(batches)
+        skipped = min(max(0, participant.reached - self.clock), len(batches))
         if skipped:
-            self._move(self.clock + skipped)
+            participant.move(self.clock + skipped)
         for _, index, batch in batches.iterate(skipped):
             yield batch
-            self.meter.rows += batches.rows(index)
+            self._client.session.meter.rows += batches.rows(index)
             self.tick()
 
-    def log(self, **metrics: Any) -> None:
-        """Tell whoever watches the run numbers of your own, such as the loss.
+    def log(self, **metrics: SupportsFloat) -> None:
+        """Publish numbers of your own, such as the loss, to the pages and reports of the run.
 
         They travel with the next tick that has a report; of several values of a name, the mean is shown.
 
         Parameters
         ----------
         **metrics : float
-            By name, up to 32 names in a run; Python or numpy scalars, or arrays of one number without axes. One that is
-            not finite is shown as such, and left out of the means.
+            By name, up to 32 names in a run; Python or numpy scalars, or arrays of one number without axes. A number
+            that is not finite is shown as such, and left out of the means.
 
         Raises
         ------
@@ -199,7 +445,7 @@ class Trainer(Participant):
         >>> cluster.close()
         """
         for name, value in metrics.items():
-            self.meter.log(name, value)
+            self._client.session.meter.log(name, value)
 
     # -- small collectives
 
@@ -207,7 +453,7 @@ class Trainer(Participant):
         """Wait until every trainer of the run is here."""
         self._meet("barrier", np.zeros(0))
 
-    def allreduce(self, value: Any, op: str = "sum") -> np.ndarray:
+    def allreduce(self, value: npt.ArrayLike, op: str = "sum") -> np.ndarray:
         """Combine small arrays of all trainers; each gets the result.
 
         Parameters
@@ -226,7 +472,7 @@ class Trainer(Participant):
         array = np.asarray(value)
         return self._meet(op, array.astype(np.float64) if op == "mean" else array)
 
-    def broadcast(self, value: Any, root: int = 0) -> np.ndarray:
+    def broadcast(self, value: npt.ArrayLike, root: int = 0) -> np.ndarray:
         """Trainer `root`'s array, on every trainer; all pass one of the same shape and dtype."""
         if not 0 <= root < self.trainers:
             raise InputError(f"broadcast from trainer {root}: the run has trainers 0 to {self.trainers - 1}")
@@ -234,38 +480,18 @@ class Trainer(Participant):
 
     def allgather(self, content: bytes) -> list[bytes]:
         """The bytes that each trainer brings, on all of them, by trainer; at most 16 MiB of all together."""
-        return frames.unpack_items(self._bring({"op": "allgather"}, frames.pack_item(content)))
+        self._outside_portion("allgather")
+        return frames.unpack_items(self._participant.meet({"op": "allgather"}, frames.pack_item(content)))
 
-    def _meet(self, op: str, array: np.ndarray, **about: Any) -> np.ndarray:
+    def _meet(self, op: str, array: np.ndarray, **more: object) -> np.ndarray:
+        self._outside_portion(op)
         if array.dtype.kind not in "biufc":
             raise InputError(f"{op} takes arrays of numbers, not {array.dtype}")
         raw = np.ascontiguousarray(array).tobytes()
-        answer = self._bring({"op": op, "dtype": array.dtype.str, "shape": list(array.shape), **about}, raw)
+        call = {"op": op, "dtype": array.dtype.str, "shape": list(array.shape), **more}
+        answer = self._participant.meet(call, raw)
         return np.frombuffer(bytearray(answer), array.dtype, array.size).reshape(array.shape)
 
-    def split(self) -> dict[str, float]:
+    def time_spent(self) -> dict[str, float]:
         """Where the time since joining went, in seconds: "compute", "pull", "push", "wait", "serialise"."""
-        return self.meter.split(self._now())
-
-    def _prepare(
-        self,
-        table: str,
-        keys: Any,
-        values: Any,
-        rule: int,
-        answer: bool = False,
-        out: Any = None,
-        rows: int | None = None,
-    ) -> Change:
-        spec = self._route(table).spec
-        if spec.aggregate is not None and self._portions is not None:
-            raise InputError(
-                f"table {table!r} collects a clock's pushes, one of each trainer (aggregate={spec.aggregate!r}): with "
-                f"reassign=True trainers push as often as they come to it"
-            )
-        if spec.aggregate is not None and self.staleness != 0:
-            raise InputError(
-                f"table {table!r} collects a clock's pushes (aggregate={spec.aggregate!r}), which needs staleness 0; "
-                f"this run has {json.dumps(self.staleness)}"
-            )
-        return super()._prepare(table, keys, values, rule, answer, out, rows)
+        return self._client.session.meter.split(self._client.session.now())

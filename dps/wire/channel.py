@@ -1,11 +1,11 @@
-"""Channel: the connecting side. Blocking, without a thread: everything happens in the caller's own thread.
+"""Channel: the connecting side. It blocks and has no thread: everything happens in the caller's own thread.
 
-A request is written now and its answer read later, in any order: answers carry the number of their request, and are
-put where that request's *sink* says, whoever happens to be reading.
+A request is written now and its answer read later, in any order: an answer carries the number of its request, and goes
+into that request's *sink*, also while the caller waits for another request.
 
-Two rules keep it from locking up. A channel that cannot write also reads: a server whose answers nobody takes stops
-reading requests, and both would wait for ever. And a channel that stopped in the middle of a frame (time-out,
-Ctrl-C) is closed, for nobody could tell where the next frame begins.
+Two rules keep a channel from locking up. A channel that cannot write also reads, because a server whose answers are not
+taken stops reading requests, and both sides would wait for ever. And a channel that stopped in the middle of a frame
+(by a time-out or Ctrl-C) is closed, because the beginning of the next frame could not be found.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dps import config
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
-from dps.wire import frames, session
+from dps.wire import frames, handshake
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
-from dps.wire.quiet import keep_alive
-from dps.wire.sockets import SLICE, Plain, Tls, connected
+from dps.wire.keepalive import keep_alive
+from dps.wire.sockets import SLICE_SECONDS, Plain, Tls, connected
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
 
 __all__ = ["Channel", "Request", "Sink", "Traffic", "ViewSink"]
 
-INBOX = 1 << 16
-LIMITS = {frames.TICK: "clock", frames.COLLECT: "clock", frames.HELLO: "connect", frames.GREETING: "connect"}
+INBOX_BYTES = 1 << 16
+TIMEOUT_SETTINGS = {frames.TICK: "clock", frames.COLLECT: "clock", frames.HELLO: "connect", frames.GREETING: "connect"}
 
 
 class Sink(Protocol):
@@ -40,7 +43,7 @@ class Sink(Protocol):
 
 
 class ViewSink:
-    """Straight into a caller's contiguous memory."""
+    """A sink that fills a caller's contiguous memory."""
 
     def __init__(self, target: memoryview):
         self._rest = target
@@ -53,27 +56,28 @@ class ViewSink:
 
 
 class Traffic:
-    """What has gone over a connection, or over several to the same peer: counted here, read by whoever owns them."""
+    """Counters of a channel, or of several channels to the same peer. The owner of the channels reads them."""
 
     __slots__ = ("answers", "blocked", "received", "sent")
 
     def __init__(self) -> None:
-        self.answers = self.sent = self.received = 0  # the latter two in bytes
-        self.blocked = 0.0  # seconds spent waiting for the peer, to answer or to take what is written
+        self.answers = 0
+        self.sent = self.received = 0  # bytes
+        self.blocked = 0.0  # seconds spent waiting for the peer, to answer or to take bytes
 
     def stall(self, seconds: float) -> None:
-        """The peer has taken no bytes for so long."""
+        """Count seconds in which the peer has taken no bytes."""
         self.blocked += seconds
 
 
 class Request:
-    """A request on its way: its sink, and what became of it."""
+    """A request on its way: its sink, and its answer or error."""
 
     __slots__ = ("body", "channel", "done", "error", "header", "kind", "leg", "size", "sink")
 
     def __init__(self, channel: Channel, sink: Sink | None, size: int, kind: int = 0):
         self.kind = kind  # of its frame
-        self.leg: Any = None  # what to send again if the channel breaks: see `transfers.py`
+        self.leg: Any = None  # for a retry if the channel breaks: see `client/requests.py`
         self.channel = channel
         self.sink = sink
         self.size = size  # bytes that the sink takes; a body may be padded beyond
@@ -84,7 +88,7 @@ class Request:
 
     @classmethod
     def failed(cls, error: DPSError) -> Request:
-        """One that could not even be sent."""
+        """A request that could not be sent."""
         request = cls(None, None, 0)  # type: ignore[arg-type]
         request.error, request.done = error, True
         return request
@@ -95,7 +99,7 @@ class Request:
         Raises
         ------
         DPSError
-            What the peer answered, or that it is gone, or that it did not answer in time.
+            The error that the peer answered; or the peer is gone, or did not answer in time.
         """
         if not self.done:
             self.channel.read_until(self, deadline)
@@ -118,20 +122,20 @@ class Channel:
     address : tuple of (str, int)
         Host and port of an endpoint.
     session_name, secret : str
-        The parameter server's name, and what proves that we may use it.
+        The parameter server's name, and the secret to prove.
     what : str
-        How error messages call the peer.
+        What error messages call the peer.
     gone : type of DPSError
-        The error for a peer that is not there (any more).
+        The error for a peer that cannot be reached, or has closed the connection.
     tls : ssl.SSLContext, optional
-        Speak TLS.
+        For a peer that speaks TLS.
     idle : callable, optional
-        Called now and then while waiting, for a connection and a greeting too; may raise.
+        Called every `SLICE_SECONDS` of a wait, also for the connection and the greeting; it may raise.
 
     Raises
     ------
     AccessDeniedError
-        There is somebody, and TLS is impossible with them, now and later: a certificate that we do not trust, say.
+        The peer answers, and TLS with it is impossible, now and later; because its certificate is not trusted, say.
     DPSError
         `gone`, or what :meth:`Request.result` raises.
     """
@@ -150,15 +154,15 @@ class Channel:
         self.closed = False
         self.idle = idle
         self.traffic = Traffic()
-        self.key: Any = None  # of a channel that may be kept: see pool.py
+        self.key: tuple[object, ...] | None = None  # of a channel that a pool may keep: see `pool.py`
         self._gone = gone
         self._requests: dict[int, Request] = {}
         self._next = 1
-        self._inbox = memoryview(bytearray(INBOX))
+        self._inbox = memoryview(bytearray(INBOX_BYTES))
         self._start = self._end = 0
-        self._reading: Request | None = None  # whose body is on its way into its sink
-        self._left = 0  # bytes of that body still to come, padding included
-        self._limit = INBOX // 2  # of what is not proved yet
+        self._reading: Request | None = None  # the request whose body is arriving in its sink
+        self._body_left = 0  # bytes of that body still to come, padding included
+        self._limit = INBOX_BYTES // 2  # bytes of a body, from a peer that has not proved the secret yet
         self._patience = config.seconds("request")
         deadline = time.monotonic() + config.seconds("connect")
         try:
@@ -179,26 +183,26 @@ class Channel:
         self._limit = config.nbytes("frame")
 
     def _introduce(self, session_name: str, secret: str, deadline: float, tls: bool) -> None:
-        """Prove that we know the secret, and see the peer prove it too."""
+        """Prove the secret, and check the peer's proof."""
         greeting = Request(self, None, 0, frames.GREETING)
         self._requests[0] = greeting
-        nonce = session.new_nonce()
+        nonce = handshake.new_nonce()
         try:
             offer = frames.decode_json(greeting.result(deadline).body)
             if not isinstance(offer, dict) or not {"version", "nonce"} <= offer.keys():
                 raise ProtocolError(f"{self.what} does not greet as an endpoint of dps does")
-            theirs = str(offer["nonce"])
+            peer_nonce = str(offer["nonce"])
             if offer["version"] != frames.VERSION:
                 raise ProtocolError(
                     f"{self.what} speaks version {offer['version']} of the protocol, we {frames.VERSION}"
                 )
-            proof = session.proof(secret, "client", theirs, nonce)
+            proof = handshake.proof(secret, "client", peer_nonce, nonce)
             hello = {"session": session_name, "nonce": nonce, "proof": proof}
             answer = frames.decode_json(self.ask(Header(frames.HELLO), frames.encode_json(hello)).result(deadline).body)
             claim = answer.get("proof") if isinstance(answer, dict) else None
-            if not session.proves(claim, secret, "server", nonce, theirs):
+            if not handshake.proves(claim, secret, "server", nonce, peer_nonce):
                 raise ProtocolError(f"{self.what} does not know the session secret")
-        except RequestTimeoutError as error:  # it hangs, or its machine is gone: nothing was asked of it yet
+        except RequestTimeoutError as error:  # the peer hangs, or its machine is dead; no request was sent yet
             raise self._gone(
                 f"{self.what} has not greeted in time, {config.limit('connect')}: it is busy, hangs, or is cut off"
             ) from error
@@ -215,13 +219,13 @@ class Channel:
     # -- out
 
     def ask(self, header: Header, body: bytes = b"") -> Request:
-        """Send a request with a small body, whose answer is a small body as well."""
+        """Send a request with a small body; its answer has a small body, too."""
         return self.send(header._replace(body=len(body)), (body,)) if body else self.send(header, ())
 
     def exchange(self, header: Header, deadline: float, body: bytes = b"") -> Header:
-        """Send a request without a body, and wait for an answer without one: a tick, the shortest way there is.
+        """Send a request without a body, and wait for an answer without one: the shortest way, for a tick.
 
-        Where that does not hold (a body, other requests on their way, an error for an answer) it is `ask` and `answer`.
+        In every other case (a body, other requests on their way, an error as the answer) it does `ask` and `answer`.
         """
         if body or self.closed or self._requests or self._reading is not None or self._end:
             return self.ask(header, body).answer(deadline)
@@ -229,7 +233,7 @@ class Channel:
         self._next = number % 0xFFFFFFFF + 1
         try:
             self._write([encode_header(header, number)])
-            nbytes = self._socket.receive(self._inbox, SLICE)
+            nbytes = self._socket.receive(self._inbox, SLICE_SECONDS)
             if nbytes == HEADER_SIZE:
                 answer = decode_header(self._inbox, 0, self._limit)
                 if answer.request == number and answer.kind == frames.OK and not answer.body:
@@ -245,10 +249,10 @@ class Channel:
             raise
         return request.answer(deadline)
 
-    def send(self, header: Header, pieces: Iterable[Any], sink: Sink | None = None, size: int = 0) -> Request:
+    def send(self, header: Header, pieces: Iterable[Buffer], sink: Sink | None = None, size: int = 0) -> Request:
         """Write a request now; its answer goes to `sink`.
 
-        `pieces` are the buffers of the body; a generator may reuse its memory, each piece has left before the next
+        `pieces` are the buffers of the body. A generator may reuse its memory, because a piece has left before the next
         one is drawn.
         """
         if self.closed:
@@ -270,7 +274,7 @@ class Channel:
             raise
         return request
 
-    def _write(self, buffers: Sequence[Any]) -> None:
+    def _write(self, buffers: Sequence[Buffer]) -> None:
         deadline = None
         rest = [memoryview(b).cast("B") for b in buffers]
         while True:
@@ -292,7 +296,7 @@ class Channel:
                     f"{self.what} has taken no bytes for {config.limit('request', self._patience)}: it is busy, hangs, "
                     f"or is cut off; see its log"
                 )
-            readable = self._socket.wait(SLICE, also_write=True)
+            readable = self._socket.wait(SLICE_SECONDS, also_write=True)
             if readable and self._requests:
                 self._read(0)
             elif not sent and self.idle is not None:
@@ -302,7 +306,7 @@ class Channel:
     # -- in
 
     def read_until(self, request: Request, deadline: float) -> None:
-        """Read answers, anybody's, until `request` is done."""
+        """Read answers, also those of other requests, until `request` is done."""
         if self.closed:
             raise self._gone(f"the connection to {self.what} is closed")
         began = now = time.monotonic()
@@ -310,12 +314,12 @@ class Channel:
             while not request.done:
                 left = deadline - now
                 if left <= 0:
+                    limit = config.limit(TIMEOUT_SETTINGS.get(request.kind, "request"))
                     raise RequestTimeoutError(
-                        f"{self.what} has not answered in time, {deadline - began:.3g} s; the limit is "
-                        f"{config.limit(LIMITS.get(request.kind, 'request'))} unless the call names another. It is "
-                        f"busy, hangs, or is cut off: see its log"
+                        f"{self.what} has not answered in time, {deadline - began:.3g} s; the limit is {limit} unless "
+                        f"the call names another. It is busy, hangs, or is cut off: see its log"
                     )
-                if not self._read(min(left, SLICE)) and self.idle is not None:
+                if not self._read(min(left, SLICE_SECONDS)) and self.idle is not None:
                     self.idle()
                 now = time.monotonic()
         except BaseException as error:
@@ -325,8 +329,20 @@ class Channel:
         finally:
             self.traffic.blocked += now - began
 
+    def poll(self) -> None:
+        """Read the answers that have arrived, without waiting."""
+        try:
+            while not self.closed and self._requests_open() and self._read(0):
+                pass
+        except BaseException as error:
+            self._break(error)
+            raise
+
+    def _requests_open(self) -> bool:
+        return bool(self._requests) or self._reading is not None
+
     def _read(self, patience: float) -> bool:
-        """Take what has arrived, waiting up to `patience` seconds for something; False if nothing came."""
+        """Read bytes, waiting up to `patience` seconds for the first; False if none came."""
         current = self._reading
         if current is not None and current.size > 0:
             assert current.sink is not None
@@ -346,11 +362,11 @@ class Channel:
         return True
 
     def _arrived(self, request: Request, nbytes: int) -> None:
-        """`nbytes` more of a body are in its sink."""
+        """Count `nbytes` more of a body in its sink."""
         assert request.sink is not None
         request.sink.advance(nbytes)
         request.size -= nbytes
-        self._left -= nbytes
+        self._body_left -= nbytes
 
     def _parse(self) -> None:
         """Go through the inbox: finish bodies, start frames."""
@@ -365,15 +381,15 @@ class Channel:
                     view[:n] = self._inbox[self._start : self._start + n]
                     self._start, available = self._start + n, available - n
                     self._arrived(request, n)
-                if request.size > 0 or self._left > available:
+                if request.size > 0 or self._body_left > available:
                     break
-                self._start += self._left  # padding
-                self._left, self._reading, request.done = 0, None, True
+                self._start += self._body_left  # padding
+                self._body_left, self._reading, request.done = 0, None, True
             elif not self._next_answer():
                 break
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._start > INBOX // 2:
+        elif self._start > INBOX_BYTES // 2:
             rest = bytes(self._inbox[self._start : self._end])
             self._inbox[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
@@ -386,7 +402,7 @@ class Channel:
         header = decode_header(self._inbox, self._start, self._limit)
         request = self._requests.get(header.request)
         if header.kind == frames.ERROR or request is None or request.sink is None:
-            if header.body <= INBOX // 2 - HEADER_SIZE:
+            if header.body <= INBOX_BYTES // 2 - HEADER_SIZE:
                 after = self._start + HEADER_SIZE + header.body
                 if after > self._end:
                     return False
@@ -395,7 +411,7 @@ class Channel:
                 self._finish_small(header, request, body)
                 return True
             if header.kind == frames.ERROR or request is None:
-                raise ProtocolError(f"{self.what} sent {header.body} bytes that nobody asked for")
+                raise ProtocolError(f"{self.what} sent {header.body} bytes that no request asked for")
             request.body, request.size = bytearray(header.body), header.body  # a long text
             request.sink = ViewSink(memoryview(request.body))
         if header.body != frames.padded(request.size):
@@ -406,14 +422,14 @@ class Channel:
         traffic.received += HEADER_SIZE + header.body
         self._start += HEADER_SIZE
         request.header = header
-        self._reading, self._left = request, header.body
+        self._reading, self._body_left = request, header.body
         return True
 
     def _finish_small(self, header: Header, request: Request | None, body: bytes) -> None:
         if request is None:
             if header.kind == frames.ERROR:
                 raise frames.decode_error(body)  # the peer is about to close
-            raise ProtocolError(f"{self.what} answered request {header.request}, which nobody made")
+            raise ProtocolError(f"{self.what} answered request {header.request}, which was never made")
         del self._requests[header.request]
         traffic = self.traffic
         traffic.answers += 1
@@ -424,24 +440,24 @@ class Channel:
 
     # -- the end
 
-    def quiet(self) -> bool:
-        """Whether it is open with nothing on its way, so that somebody else may go on with it."""
+    def is_idle(self) -> bool:
+        """Whether it is open without a request on its way, so that another client may use it."""
         if self.closed or self._requests or self._reading is not None or self._end:
             return False
-        return not self._socket.wait(0)  # else the peer has closed it, or speaks without being asked
+        return not self._socket.wait(0)  # else the peer has closed it, or has sent bytes without a request
 
     def _break(self, error: BaseException) -> None:
-        """Close, and tell all who wait for an answer."""
+        """Close, and fail every request without an answer."""
         self.close()
-        told = error if isinstance(error, DPSError) else self._gone(f"the connection to {self.what} broke: {error!r}")
-        half = [] if self._reading is None else [self._reading]
-        for request in [*self._requests.values(), *half]:
-            request.error, request.done = told, True
+        cause = error if isinstance(error, DPSError) else self._gone(f"the connection to {self.what} broke: {error!r}")
+        partly_read = [] if self._reading is None else [self._reading]
+        for request in [*self._requests.values(), *partly_read]:
+            request.error, request.done = cause, True
         self._requests.clear()
         self._reading = None
 
     def close(self) -> None:
-        """Close the connection. Requests without an answer stay without."""
+        """Close the connection. Requests without an answer get none."""
         self.closed = True
         socket_ = getattr(self, "_socket", None)
         if socket_ is not None:

@@ -1,25 +1,28 @@
-"""Connection: what an endpoint has for each peer. Reading, writing, and whom to believe.
+"""Connection: an endpoint's end of the connection to one peer. It reads, writes, and checks what the peer may do.
 
 Theory of operation
 -------------------
 A frame is read, handled and answered to completion before the next one, all in the endpoint's thread.
 
 Reading. Small frames are parsed in place in the connection's inbox. A body that does not fit there is read straight
-into a buffer of its own, kept for the next one; after a giant message both shrink back. All these buffers of an
-endpoint together are bounded: a body that finds no room waits, unread, for its turn (`memory.py`). The buffer of a body
-grows with what has come of it, and a body that comes more slowly than `dps.limits.trickle` is given up.
+into a buffer of its own, which is kept for the next body; after a giant message both shrink back. The sum of these
+buffers over all connections of an endpoint is bounded: a body that finds no room waits, unread, for its turn
+(`memory.py`). The buffer grows with the part of the body that has arrived, and the connection gives up a body that
+arrives more slowly than `dps.limits.trickle`.
 
 Writing. An answer is a view of the connection's outgoing buffer, handed to the transport without a copy. The buffer may
-be used again only when the transport has passed everything on; the high-water mark is 0, so the transport tells at once
-when it has not (`pause_writing`). From then on this connection is not read, and frames already in its inbox wait, until
-the peer has taken its answer: a slow reader holds up nobody but itself, and costs one answer of memory (TLS: that and
-two more, encrypted). Answers that are owed by then, and come when backups have confirmed, get buffers of their own.
-Acknowledgements have no body: those of one turn of the loop leave together (`outbox.py`).
+be used again only when the transport has passed everything on; the high-water mark is 0, so the transport reports at
+once that it has not (`pause_writing`). From then on this connection is not read, and frames that are in its inbox
+already wait, until the peer has taken its answer: a slow reader holds up no peer but itself, and costs the memory of
+one answer (with TLS: that and two more, encrypted). An answer that was owed by then, and is due when the backups have
+confirmed, gets a buffer of its own. Acknowledgements have no body: those of one turn of the loop leave together
+(`coalescer.py`).
 
-Trust. Until a connection has proved the session's secret it may send one small frame, within the connect time-out; it
-has a small inbox, and where connections are scarce it is the first to go. Anything else, and later any frame that
-breaks the protocol, closes it; others do not notice. Who has proved the secret may still be broken or slow: an answer
-that is not taken, a body that does not come, or a closing that does not end, is given up after the request time-out.
+Trust. Until a peer has proved the session secret it may send one small frame, within the connect time-out; its inbox is
+small, and where connections are scarce its connection is the first to be closed. Any other frame, and later any frame
+that breaks the protocol, closes the connection; other peers do not notice. A peer that has proved the secret may still
+be broken or slow: an answer that it does not take, a body that it does not send, or a close that it does not finish is
+given up after the request time-out.
 """
 
 from __future__ import annotations
@@ -28,77 +31,111 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from dps import config
 from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError, RequestTimeoutError
-from dps.wire import frames, session
+from dps.wire import frames, handshake
+from dps.wire.coalescer import Coalescer
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
-from dps.wire.memory import FIRST, GROWTH, Buffer
-from dps.wire.outbox import Outbox
-from dps.wire.quiet import GONE, AtMost, keep_alive
+from dps.wire.keepalive import DEAD_PEER_SECONDS, keep_alive
+from dps.wire.log_limit import LogLimit
+from dps.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, Incoming
 from dps.wire.rights import STRANGER, TO_ANY, allowed
-from dps.wire.waiting import waiting
 
-if TYPE_CHECKING:
-    from dps.wire.endpoint import Endpoint
-
-__all__ = ["Connection"]
+__all__ = ["Connection", "ConnectionOwner", "Handler"]
 
 logger = logging.getLogger(__name__)
-logger.addFilter(AtMost(20))
+logger.addFilter(LogLimit(20))
 
-INBOX = 1 << 16
-HANDSHAKE_LIMIT = 1 << 12  # bytes that a stranger may send
-AWAKE = 1.0  # seconds that a look may be late: later ones come from a process that slept, and judge no sender
-# Bodies that wait for no memory: else two servers, each full of what the other has to confirm, would wait for ever.
-AHEAD = {frames.REPLICATE, frames.DUMP}
+INBOX_BYTES = 1 << 16
+MAX_HANDSHAKE_BYTES = 1 << 12  # that a stranger may send
+# A timer that fires later than this does not judge the pace of a sender, because this process itself was stopped.
+MAX_TIMER_DELAY_SECONDS = 1.0
+# Kinds of frames whose bodies do not wait for memory. Otherwise two servers, each of them full of ops that the other
+# one has to confirm, would wait for each other for ever.
+ADMITTED_AT_ONCE = {frames.REPLICATE, frames.DUMP}
+
+
+Handler = Callable[["Connection", Header, memoryview], object]
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of its endpoint: see :class:`dps.wire.endpoint.Endpoint`."""
+
+    loop: asyncio.AbstractEventLoop
+    handlers: dict[int, Handler]
+    secrets: dict[str, str]
+    strangers: dict[Connection, None]
+    incoming: Incoming
+    frame_limit: int  # bytes of a body
+    keep_bytes: int  # of a buffer that is kept between two bodies
+    trickle_bytes: int  # a second, that a sender of a large body owes
+    trickle_seconds: float  # between two checks of that
+    patience: float  # seconds for a peer to make progress
+
+    def now(self) -> float:
+        """Seconds on a clock that only goes forward."""
+
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        """Call `function` after that time."""
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether there is room for one more connection."""
+
+    def forget(self, connection: Connection) -> None:
+        """The connection has ended."""
+
+    def memory_is_free(self) -> None:
+        """A body was handled: let in connections that wait for the memory of theirs."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One peer: its inbox, its outgoing buffer, and who it has proved to be."""
+    """One peer: its inbox, its outgoing buffer, and which secret it has proved."""
 
-    def __init__(self, endpoint: Endpoint):
+    def __init__(self, endpoint: ConnectionOwner):
         self.endpoint = endpoint
-        self.session: str | None = None  # set by a proved HELLO
+        self.session: str | None = None  # the name whose secret the peer has proved; None: none yet
         self.peer = "?"
-        self.origin = ("", "")  # session and host, once it has proved the secret: they share memory
-        self.party: Any = None  # for the role's own use: the trainer behind the connection
-        self.transport: Any = None
-        self._outbox: Any = None
-        self._nonce = session.new_nonce()
-        self._inbox = memoryview(np.empty(HEADER_SIZE + HANDSHAKE_LIMIT, np.uint8))
+        self.origin = ("", "")  # session and host of a proved peer: connections of one origin share its memory
+        self.party: Any = None  # for the role's own use: the trainer or server behind the connection
+        self.transport: asyncio.Transport
+        self._coalescer: Coalescer
+        self._nonce = handshake.new_nonce()
+        self._inbox = memoryview(np.empty(HEADER_SIZE + MAX_HANDSHAKE_BYTES, np.uint8))
         self._start = self._end = 0  # the unread part of the inbox
-        self._incoming = Buffer(endpoint.keep)
-        self._outgoing = Buffer(endpoint.keep)
-        self._body: memoryview | None = None  # a large body on its way in,
-        self._head = Header(0)  # its header
-        self._filled = 0  # and how much of it is there
-        self._paused = False  # the last answer has not left yet
-        self._news: tuple[Header, bytes] | None = None  # to be told when it has
+        self._incoming = Buffer(endpoint.keep_bytes)
+        self._outgoing = Buffer(endpoint.keep_bytes)
+        self._body: memoryview | None = None  # buffer of a large body that is arriving,
+        self._head = Header(0)  # its header,
+        self._filled = 0  # and how many bytes of it have arrived
+        self._paused = False  # the peer has not taken the last answer yet
+        self._newest: tuple[Header, bytes] | None = None  # a frame of `send_newest`, to be sent when the peer has
         self._suspended = False  # the role takes no more requests for now
-        self._waiting = self._granted = False  # in line for the memory of a large body; and its turn has come
-        self._lent: weakref.WeakSet[Buffer] | None = None  # with bodies that the role has kept; None: it never has
-        self._steps = 0  # grows whenever something comes in
+        self._awaits_memory = False  # it is in line for the memory of a large body,
+        self._admitted_now = False  # and its turn has come
+        self._lent: weakref.WeakSet[Buffer] | None = None  # buffers of bodies that the role holds; None: it never did
+        self._steps = 0  # counts whatever arrives
         self._begun = False  # a handler has written a part of its answer
-        self._deadline: asyncio.TimerHandle | None = None  # of the proof,
-        self._stuck: asyncio.TimerHandle | None = None  # of an answer or a body that does not move,
-        self._pace: asyncio.TimerHandle | None = None  # and of a body that comes too slowly
-        self._bodies = self._halts = 0  # large bodies so far; times that reading was held up by this side
+        self._proof_timer: asyncio.TimerHandle | None = None  # ends a peer that does not prove the secret,
+        self._progress_timer: asyncio.TimerHandle | None = None  # one with an answer or body that makes no progress,
+        self._pace_timer: asyncio.TimerHandle | None = None  # and one whose body comes too slowly
+        self._bodies_begun = self._halts = 0  # large bodies so far; how often this side has stopped reading
 
     # -- transport callbacks
 
-    def connection_made(self, transport: Any) -> None:
-        self.transport, self._outbox = transport, Outbox(self.endpoint.loop, transport)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)
+        self.transport, self._coalescer = transport, Coalescer(self.endpoint.loop, transport)
         self.peer = str(transport.get_extra_info("peername"))
         encrypted = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=int(encrypted))  # TLS transports pause at that size, others above it
         if (sock := transport.get_extra_info("socket")) is not None:
-            keep_alive(sock, max(GONE, self.endpoint.patience))
+            keep_alive(sock, max(DEAD_PEER_SECONDS, self.endpoint.patience))
         loop = self.endpoint.loop
-        self._deadline = loop.call_later(config.seconds("connect"), self._too_slow)
+        self._proof_timer = loop.call_later(config.seconds("connect"), self._proof_is_late)
         if not self.endpoint.admit(self):
             self.transport.abort()
             return
@@ -121,14 +158,14 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = True
         self._halts += 1
         self.transport.pause_reading()
-        self._watch()
+        self._expect_progress()
 
     def resume_writing(self) -> None:
         self._paused = False
         self._go_on()
-        news, self._news = self._news, None
+        news, self._newest = self._newest, None
         if news is not None and not self.transport.is_closing():
-            self.tell(*news)
+            self.send_newest(*news)
 
     def suspend(self) -> None:
         """Handle no more frames, and read no more, until `resume`."""
@@ -143,39 +180,22 @@ class Connection(asyncio.BufferedProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Handle what has come meanwhile, then read on."""
+        """Handle the frames that have arrived meanwhile, then read on."""
         self._handle_frames()
         if not self._held_up():
             self.transport.resume_reading()
 
-    @property
-    def untaken(self) -> bool:
-        """The peer has yet to take an answer: until then nothing of what it sent is looked at."""
-        return self._paused
-
-    def waiting(self) -> tuple[int, int]:
-        """Frames that are still to be handled, and their bytes, as far as they have come."""
-        sock = self.transport.get_extra_info("socket")
-        if self.session is None or sock is None or self.transport.is_closing():
-            return 0, 0
-        encrypted = self.transport.get_extra_info("ssl_object") is not None
-        inbox = self._inbox[self._start : self._end]
-        if self._body is None:
-            return waiting(sock, encrypted, inbox, None)
-        count, nbytes = waiting(sock, encrypted, inbox, self._head.body - self._filled)
-        return count, nbytes + self._filled
-
     def _held_up(self) -> bool:
-        return self._paused or self._suspended or self._waiting or self.transport.is_closing()
+        return self._paused or self._suspended or self._awaits_memory or self.transport.is_closing()
 
-    def _watch(self) -> None:
-        """Give up a peer that for the request time-out takes nothing of its answer, or sends nothing of a body."""
-        if self._stuck is None:
+    def _expect_progress(self) -> None:
+        """Start the timer that ends a peer which takes no byte of an answer, or sends none of a body, in time."""
+        if self._progress_timer is None:
             before = self._steps, self.transport.get_write_buffer_size()
-            self._stuck = self.endpoint.later(self.endpoint.patience, self._look, before)
+            self._progress_timer = self.endpoint.later(self.endpoint.patience, self._check_progress, before)
 
-    def _look(self, before: tuple[int, int]) -> None:
-        self._stuck = None
+    def _check_progress(self, before: tuple[int, int]) -> None:
+        self._progress_timer = None
         coming = self._body is not None and not self._suspended
         if self._paused or coming or self.transport.is_closing():
             if before == (self._steps, self.transport.get_write_buffer_size()):
@@ -183,23 +203,23 @@ class Connection(asyncio.BufferedProtocol):
                 logger.warning("%s does not %s: closing the connection", self.peer, what)
                 self.transport.abort()
             else:
-                self._watch()
+                self._expect_progress()
 
     def connection_lost(self, error: Exception | None) -> None:
-        for timer in (self._deadline, self._stuck, self._pace):
+        for timer in (self._proof_timer, self._progress_timer, self._pace_timer):
             if timer is not None:
                 timer.cancel()
         self.endpoint.forget(self)
         self._incoming = self._outgoing = Buffer(0)
 
-    def _too_slow(self) -> None:
+    def _proof_is_late(self) -> None:
         if self.session is None:
             self.transport.abort()
 
     # -- frames in
 
     def _handle_frames(self) -> None:
-        """Handle every frame that is complete, unless an answer is stuck."""
+        """Handle every frame that is complete, until an answer does not leave."""
         try:
             while not self._held_up():
                 if self._body is not None:
@@ -216,14 +236,14 @@ class Connection(asyncio.BufferedProtocol):
         except (ProtocolError, MemoryError) as error:
             self.refuse(error)
         except Exception:
-            logger.exception("a frame from %s broke its handler", self.peer)
+            logger.exception("the handler of a frame from %s failed", self.peer)
             self.transport.abort()
 
     def _next_frame(self) -> bool:
         """Handle the inbox's next frame; False when it is not complete."""
         start, end = self._start, self._end
         if end - start >= HEADER_SIZE:
-            limit = HANDSHAKE_LIMIT if self.session is None else self.endpoint.frame_limit
+            limit = MAX_HANDSHAKE_BYTES if self.session is None else self.endpoint.frame_limit
             header = decode_header(self._inbox, start, limit)
             after = start + HEADER_SIZE + header.body
             if after <= end:
@@ -232,16 +252,20 @@ class Connection(asyncio.BufferedProtocol):
                 if self._start == self._end:
                     self._start = self._end = 0
                 return True
-            if header.body > INBOX - HEADER_SIZE:
-                nbytes = header.body if header.kind in AHEAD else min(header.body, max(FIRST, len(self._incoming)))
+            if header.body > INBOX_BYTES - HEADER_SIZE:
+                nbytes = (
+                    header.body
+                    if header.kind in ADMITTED_AT_ONCE
+                    else min(header.body, max(FIRST_BYTES, len(self._incoming)))
+                )
                 if not self._room_for(header, nbytes):
                     return False
                 self._head, self._filled = header, end - start - HEADER_SIZE
                 self._body = memoryview(self._incoming.take(nbytes))
                 self._body[: self._filled] = self._inbox[start + HEADER_SIZE : end]
                 self._start = self._end = 0
-                self._bodies += 1
-                self._watch()
+                self._bodies_begun += 1
+                self._expect_progress()
                 self._keep_pace()
                 return False
         if start > 0:  # keep the beginning of the next frame at the front, and aligned
@@ -250,40 +274,48 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def _room_for(self, header: Header, nbytes: int) -> bool:
-        """Whether a large body may have so much memory; if not, nothing is read until its turn comes."""
-        if self._granted or header.kind in AHEAD or self.endpoint.incoming.admit(self, header.body, nbytes):
+        """Whether a large body may have that much memory; if not, the connection is not read until its turn comes."""
+        if (
+            self._admitted_now
+            or header.kind in ADMITTED_AT_ONCE
+            or self.endpoint.incoming.admit(self, header.body, nbytes)
+        ):
             return True
-        self._waiting = True
+        self._awaits_memory = True
         self._halts += 1
         self.transport.pause_reading()
         return False
 
     def _more_room(self) -> None:
-        """The buffer of a body is full, and more is to come."""
-        nbytes = min(self._head.body, GROWTH * self._filled)
+        """Enlarge the buffer of a body of which more is to come."""
+        nbytes = min(self._head.body, GROWTH_FACTOR * self._filled)
         if self._room_for(self._head, nbytes):
             self._body = memoryview(self._incoming.grow(nbytes, self._filled))
 
     def _keep_pace(self) -> None:
-        """Look at a large body after a while, and again: whether it comes fast enough."""
-        if self._pace is None:
-            before, due = (self._bodies, self._halts, self._filled), self.endpoint.now() + self.endpoint.over
-            self._pace = self.endpoint.later(self.endpoint.over, self._judge_pace, before, due)
+        """Start the timer that checks, again and again, whether a large body comes fast enough."""
+        if self._pace_timer is None:
+            before, due = (
+                (self._bodies_begun, self._halts, self._filled),
+                self.endpoint.now() + self.endpoint.trickle_seconds,
+            )
+            self._pace_timer = self.endpoint.later(self.endpoint.trickle_seconds, self._judge_pace, before, due)
 
     def _judge_pace(self, before: tuple[int, int, int], due: float) -> None:
-        """Give up a body that came more slowly than `dps.limits.trickle`, where nothing but its sender held it up."""
-        self._pace = None
+        """Give up a body that came more slowly than `dps.limits.trickle`, if nothing but its sender held it up."""
+        self._pace_timer = None
         if self._body is None or self.transport.is_closing():
             return
         bodies, halts, filled = before
-        endpoint, came = self.endpoint, self._filled - filled
-        awake = endpoint.now() - due < AWAKE
-        alone = (bodies, halts) == (self._bodies, self._halts) and not self._held_up()
-        if awake and alone and came < endpoint.trickle * endpoint.over:
+        endpoint, arrived = self.endpoint, self._filled - filled
+        on_time = endpoint.now() - due < MAX_TIMER_DELAY_SECONDS
+        undisturbed = (bodies, halts) == (self._bodies_begun, self._halts) and not self._held_up()
+        if on_time and undisturbed and arrived < endpoint.trickle_bytes * endpoint.trickle_seconds:
             error = RequestTimeoutError(
-                f"a request of {self._head.body} bytes comes too slowly: {came} bytes in {endpoint.over:g} s "
-                f"(dps.timeouts.trickle), where at least {endpoint.trickle} bytes a second (dps.limits.trickle) are "
-                f"due; send smaller requests (dps.limits.chunk), or lower the limit where the network is so slow"
+                f"a request of {self._head.body} bytes comes too slowly: {arrived} bytes in "
+                f"{endpoint.trickle_seconds:g} s (dps.timeouts.trickle), where at least {endpoint.trickle_bytes} bytes "
+                f"a second (dps.limits.trickle) are due; send smaller requests (dps.limits.chunk), or lower the limit "
+                f"where the network is so slow"
             )
             self.reply_error(self._head, error)
             self.refuse(error)
@@ -293,7 +325,7 @@ class Connection(asyncio.BufferedProtocol):
     def _handle(self, header: Header, body: memoryview) -> None:
         self._steps += 1
         if self.session is None:
-            self._prove(header, body)
+            self._check_proof(header, body)
             return
         handler = self.endpoint.handlers.get(header.kind)
         if handler is None:
@@ -302,15 +334,15 @@ class Connection(asyncio.BufferedProtocol):
         try:
             handler(self, header, body)
         except (DPSError, MemoryError) as error:
-            if self._begun:  # whatever is said now would be taken for the rest of the answer
+            if self._begun:  # the peer would take an error frame for the rest of the answer
                 raise RuntimeError("an answer broke off in the middle") from error
             if isinstance(error, ProtocolError):
                 raise
             self.reply_error(header, error if isinstance(error, DPSError) else DPSError(f"out of memory: {error}"))
-            if isinstance(error, MovedError):  # later requests must not overtake this one, which will come again
+            if isinstance(error, MovedError):  # later requests must not overtake this one, which the client sends again
                 self.transport.close()
 
-    def _prove(self, header: Header, body: memoryview) -> None:
+    def _check_proof(self, header: Header, body: memoryview) -> None:
         """The first frame: HELLO with the session's name and a proof of its secret."""
         if not allowed(TO_ANY, STRANGER, header.kind, header.flags):
             raise ProtocolError("the first frame must prove the session secret")
@@ -319,13 +351,13 @@ class Connection(asyncio.BufferedProtocol):
         if not (isinstance(name, str) and isinstance(nonce, str)):
             name = nonce = ""
         secret = self.endpoint.secrets.get(name)
-        if secret is None or not session.proves(hello.get("proof"), secret, "client", self._nonce, nonce):
+        if secret is None or not handshake.proves(hello.get("proof"), secret, "client", self._nonce, nonce):
             raise AccessDeniedProtocol(f"no proof of the secret of parameter server {name!r}")
         self.session, self.origin = name, (name, self._host())
         self.endpoint.strangers.pop(self, None)
-        stranger, self._inbox = self._inbox, memoryview(np.empty(INBOX, np.uint8))
+        stranger, self._inbox = self._inbox, memoryview(np.empty(INBOX_BYTES, np.uint8))
         self._inbox[: self._end] = stranger[: self._end]
-        proof = session.proof(secret, "server", nonce, self._nonce)
+        proof = handshake.proof(secret, "server", nonce, self._nonce)
         self.reply_json(Header(frames.WELCOME, request=header.request), {"proof": proof})
 
     def _host(self) -> str:
@@ -333,13 +365,14 @@ class Connection(asyncio.BufferedProtocol):
         return str((self.transport.get_extra_info("peername") or ("",))[0])
 
     def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
-        """The body of the frame being handled, to be kept beyond it; and what to call when it is done with.
+        """The body of the frame that is being handled, to be used after its handler has returned; and its release, to
+        be called after that use.
 
-        A small one is copied; for a large one the connection does without its buffer meanwhile.
+        A small body is copied. The buffer of a large one is lent: the connection does without it until the release.
         """
-        if len(body) <= INBOX - HEADER_SIZE:
+        if len(body) <= INBOX_BYTES - HEADER_SIZE:
             return memoryview(bytearray(body)), _nothing
-        lent, self._incoming = self._incoming, Buffer(self.endpoint.keep)
+        lent, self._incoming = self._incoming, Buffer(self.endpoint.keep_bytes)
         loans = self._lent = weakref.WeakSet() if self._lent is None else self._lent
         loans.add(lent)
 
@@ -366,65 +399,66 @@ class Connection(asyncio.BufferedProtocol):
         return self._body is not None
 
     def drop(self) -> None:
-        self._incoming = Buffer(self.endpoint.keep)
+        self._incoming = Buffer(self.endpoint.keep_bytes)
 
     def granted(self) -> None:
-        self._waiting, self._granted = False, True
+        self._awaits_memory, self._admitted_now = False, True
         if self._body is not None:
             self._more_room()
         self._go_on()
-        self._granted = False
+        self._admitted_now = False
 
     # -- frames out
 
     def outgoing(self, nbytes: int) -> np.ndarray:
         """The connection's outgoing buffer, uint8[nbytes]: fill it, then `write` views of it."""
         if self._paused:  # a late answer: an earlier one is still leaving from the buffer
-            self._outgoing = Buffer(self.endpoint.keep)
+            self._outgoing = Buffer(self.endpoint.keep_bytes)
         return self._outgoing.take(nbytes)
 
-    def write(self, data: Any) -> None:
-        """Pass bytes on. A view must be of the outgoing buffer, or of memory that nobody changes.
+    def write(self, data: bytes | memoryview | np.ndarray) -> None:
+        """Pass bytes on. A view must be of the outgoing buffer, or of memory that does not change.
 
-        To a peer that has gone meanwhile nothing is said: whoever answers late need not know.
+        If the peer has closed the connection meanwhile, nothing is sent, so a late answer needs no check.
         """
         self._begun = True
-        self._outbox.flush()
+        self._coalescer.flush()
         if not self.transport.is_closing():
-            self.transport.write(data)
+            self.transport.write(data)  # type: ignore[arg-type]  # it takes any buffer
 
     def reply(self, header: Header, body: bytes = b"") -> None:
         """A whole frame with a small body, which is a multiple of 8 bytes."""
         if body:
             header = header._replace(body=len(body))
-        self._outbox.flush()
+        self._coalescer.flush()
         if not self.transport.is_closing():
             self.transport.write(encode_header(header) + body)
 
     def acknowledge(self, header: Header) -> None:
-        """A frame without a body, at the end of this turn of the loop: together with others, if there are."""
-        self._outbox.put(HEADER_SIZE, (encode_header(header),))
+        """Send a frame without a body at the end of this turn of the loop, in one system call with others."""
+        self._coalescer.put(HEADER_SIZE, (encode_header(header),))
 
-    def tell(self, header: Header, body: bytes) -> None:
-        """Send news that replace all earlier ones: while those are still on their way, only the newest are kept."""
+    def send_newest(self, header: Header, body: bytes) -> None:
+        """Send a frame that makes all earlier ones of this method useless: while the connection is blocked, only the
+        newest is kept."""
         if self._paused:
-            self._news = header, body
+            self._newest = header, body
         else:
             self.reply(header, body)
 
-    def reply_json(self, header: Header, value: Any) -> None:
+    def reply_json(self, header: Header, value: object) -> None:
         self.reply(header, frames.encode_json(value))
 
     def reply_error(self, header: Header, error: BaseException) -> None:
         self.reply(Header(frames.ERROR, request=header.request), frames.encode_error(error))
 
     def refuse(self, error: Exception) -> None:
-        """Say why, and close the connection."""
+        """Send the reason, and close the connection."""
         logger.warning("closing the connection from %s: %s", self.peer, error)
-        shown = AccessDeniedError(str(error)) if isinstance(error, AccessDeniedProtocol) else error
-        self.reply(Header(frames.ERROR), frames.encode_error(shown))
+        reason = AccessDeniedError(str(error)) if isinstance(error, AccessDeniedProtocol) else error
+        self.reply(Header(frames.ERROR), frames.encode_error(reason))
         self.transport.close()
-        self._watch()
+        self._expect_progress()
 
 
 def _nothing() -> None:

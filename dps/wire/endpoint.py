@@ -1,7 +1,7 @@
-"""Endpoint: the listening side. One thread, one loop; servers and the controller both use it.
+"""Endpoint: the listening side, with one thread and one event loop. Each server has one, and so has the controller.
 
-All connections of an endpoint, and all state behind its handlers, are touched by the endpoint's thread alone: no locks,
-and a table never changes under an answer. What a connection does: `connection.py`.
+Only the endpoint's thread touches its connections and the state behind its handlers. So there are no locks, and a table
+never changes while an answer is being made. `connection.py` says what a connection does.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from dps import config
 from dps.errors import RequestTimeoutError
-from dps.once import Once
-from dps.wire.connection import Connection
+from dps.wire.connection import Connection, Handler
 from dps.wire.frames import Header
 from dps.wire.link import Link
+from dps.wire.log_limit import LogLimit
 from dps.wire.memory import Incoming
-from dps.wire.quiet import AtMost
-from dps.wire.sockets import Verdict
+from dps.wire.once import Once
+from dps.wire.sockets import TlsVerdict
 
 try:
     import uvloop
@@ -34,10 +34,10 @@ except ImportError:  # Windows: asyncio's own loop
 
 __all__ = ["Connection", "Endpoint", "Handler"]
 
-logger = logging.getLogger(__name__)
-logger.addFilter(AtMost(20))
+Result = TypeVar("Result")
 
-Handler = Callable[[Connection, Header, memoryview], None]
+logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit(20))
 
 
 class Endpoint:
@@ -46,18 +46,18 @@ class Endpoint:
     Parameters
     ----------
     name : str
-        Of the thread, for people who look at stacks.
+        The thread's name, which stack dumps and error messages show.
     host : str
-        Where to listen; the port is chosen by the system.
+        The address to listen at; the system chooses the port.
     handlers : dict
-        Frame kind -> function(connection, header, body). Called in the endpoint's thread. A DPSError goes to the peer
-        as an answer; a ProtocolError also closes the connection.
+        Frame kind -> function(connection, header, body), called in the endpoint's thread. A DPSError that it raises
+        goes to the peer as the answer; a ProtocolError also closes the connection.
     on_close : callable, optional
         Called with each connection that ended.
     tls : ssl.SSLContext, optional
-        Speak TLS only.
+        For peers that connect: they have to speak TLS.
     connecting : ssl.SSLContext, optional
-        The TLS of connections of our own.
+        For the links that this endpoint opens.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Endpoint:
         self.handlers = handlers
         self.secrets: dict[str, str] = {}  # session name -> secret; only the endpoint's thread changes it
         self.frame_limit = config.nbytes("frame")
-        self.keep = config.nbytes("buffer")
+        self.keep_bytes = config.nbytes("buffer")
         self.patience = config.seconds("request")
-        self.trickle, self.over = config.nbytes("trickle"), config.seconds("trickle")
+        self.trickle_bytes, self.trickle_seconds = config.nbytes("trickle"), config.seconds("trickle")
         self.connections: set[Connection] = set()
-        self.strangers: dict[Connection, None] = {}  # those not proved yet, the first come first
+        self.strangers: dict[Connection, None] = {}  # those that have proved no secret yet, the oldest first
         self.incoming = Incoming(config.nbytes("incoming"), self.frame_limit, self.connections)
-        self._most = config.count("limits.connections")
+        self._max_connections = config.count("limits.connections")
         self._on_close = on_close
         self._stopping = Once(f"stopping the endpoint {name}")
         self._ready: concurrent.futures.Future[int] = concurrent.futures.Future()
@@ -97,7 +97,7 @@ class Endpoint:
         try:
             patience = None if tls is None else config.seconds("connect")
             if tls is not None:
-                tls.sslobject_class = Verdict
+                tls.sslobject_class = TlsVerdict
             listening = self.loop.create_server(
                 lambda: Connection(self), host, 0, ssl=tls, backlog=1024, ssl_handshake_timeout=patience
             )
@@ -119,43 +119,45 @@ class Endpoint:
         finally:
             self.loop.close()
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call(self, function: Callable[..., Result], *args: object) -> Result:
         """Run `function` in the endpoint's thread, and wait for its result, within ``dps.timeouts.request``."""
-        coming = self.ask(function, *args)
-        concurrent.futures.wait([coming], self.patience)
-        if not coming.done():
-            raise self._late(function)
-        return coming.result()
+        future = self.submit(function, *args)
+        concurrent.futures.wait([future], self.patience)
+        if not future.done():
+            raise self._timeout_error(function)
+        return future.result()
 
-    async def call_from_loop(self, function: Callable[..., Any], *args: Any) -> Any:
-        """As `call`, for a caller in another loop, which goes on meanwhile. It takes no thread, because at the end of a
-        program none can be started any more."""
-        coming = asyncio.wrap_future(self.ask(function, *args))
-        done, _ = await asyncio.wait([coming], timeout=self.patience)
+    async def call_from_loop(self, function: Callable[..., Result], *args: object) -> Result:
+        """As `call`, for a caller in another event loop, which goes on meanwhile.
+
+        It starts no thread for the wait, because at the end of a program Python can start none any more.
+        """
+        future = asyncio.wrap_future(self.submit(function, *args))
+        done, _ = await asyncio.wait([future], timeout=self.patience)
         if not done:
-            raise self._late(function)
-        return coming.result()
+            raise self._timeout_error(function)
+        return future.result()
 
-    def _late(self, function: Callable[..., Any]) -> RequestTimeoutError:
+    def _timeout_error(self, function: Callable[..., object]) -> RequestTimeoutError:
         return RequestTimeoutError(
             f"the thread of {self.name} has not come to {function.__name__} within "
             f"{config.limit('request', self.patience)}: it is busy, or hangs; see the log of its process"
         )
 
-    def ask(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
-        """Run `function` in the endpoint's thread; where its result will be."""
-        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    def submit(self, function: Callable[..., Result], *args: object) -> concurrent.futures.Future[Result]:
+        """Run `function` in the endpoint's thread; the future is for its result."""
+        future: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
-        def run() -> None:
-            if not done.set_running_or_notify_cancel():
+        def call_function() -> None:
+            if not future.set_running_or_notify_cancel():
                 return
             try:
-                done.set_result(function(*args))
+                future.set_result(function(*args))
             except BaseException as error:
-                done.set_exception(error)
+                future.set_exception(error)
 
-        self.loop.call_soon_threadsafe(run)
-        return done
+        self.loop.call_soon_threadsafe(call_function)
+        return future
 
     # -- for roles, in the endpoint's thread
 
@@ -163,19 +165,8 @@ class Endpoint:
         """Seconds on a clock that only goes forward."""
         return self.loop.time()
 
-    def waiting(self) -> tuple[int, int, int]:
-        """Frames that have come and wait for this thread, their bytes, and connections that wait for their peers."""
-        frames = nbytes = untaken = 0
-        for connection in self.connections:
-            if connection.untaken:
-                untaken += 1
-            else:
-                more, size = connection.waiting()
-                frames, nbytes = frames + more, nbytes + size
-        return frames, nbytes, untaken
-
-    def later(self, seconds: float, function: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
-        """Call `function` in a while; the handle's `cancel` prevents it."""
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        """Call `function` after that time; the `cancel` of the handle prevents it."""
         return self.loop.call_later(seconds, function, *args)
 
     def connect(
@@ -187,7 +178,7 @@ class Endpoint:
         on_frame: Callable[[Link, Header, memoryview], None],
         on_end: Callable[[Link], None],
     ) -> Link:
-        """A connection of our own to another endpoint: see :class:`dps.wire.link.Link`."""
+        """Open a connection to another endpoint: see :class:`dps.wire.link.Link`."""
         link = Link(session_name, secret, self.frame_limit, on_up, on_frame, on_end)
         link.open_to(self.loop, address, self.connecting)
         return link
@@ -197,16 +188,16 @@ class Endpoint:
         self._stopping(self._stop)
 
     def _stop(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: a server's thread ends with its worker
+        with contextlib.suppress(RuntimeError):  # the loop is closed, because the server's worker has ended
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
 
     def admit(self, connection: Connection) -> bool:
-        """Whether there is room for one more connection; strangers make room, the longest here first."""
-        if len(self.connections) >= self._most:
+        """Whether there is room for one more connection; the oldest stranger makes room if there is none."""
+        if len(self.connections) >= self._max_connections:
             oldest = next(iter(self.strangers), None)
             refused = connection if oldest is None else oldest
-            logger.warning("refusing %s: %d connections are open already", refused.peer, self._most)
+            logger.warning("refusing %s: %d connections are open already", refused.peer, self._max_connections)
             if oldest is None:
                 return False
             oldest.transport.abort()
@@ -225,6 +216,6 @@ class Endpoint:
                 self._on_close(connection)
 
     def memory_is_free(self) -> None:
-        """A body has been dealt with: let in those that wait."""
+        """A body was handled: let in connections that wait for the memory of theirs."""
         if self.incoming.contended:
             self.loop.call_soon(self.incoming.move_up)

@@ -1,8 +1,8 @@
 """Frames: a header of 64 bytes, then a body of raw little-endian arrays. Pure: bytes in, numbers out.
 
-Every body is a whole number of 8-byte words, so that frames that arrive together stay aligned and arrays are read in
-place. Nothing is ever unpickled; texts are JSON. Who may send a kind, and with which flags, is in `rights.py`. Which
-fields a kind uses, and what its body holds:
+Every body is a whole number of 8-byte words, so frames that arrive together stay aligned, and arrays are read in place.
+Nothing is ever unpickled; texts are JSON. `rights.py` says which role may send which kind with which flags. This table
+says which fields a kind uses, and what its body holds:
 
 ======== ============================================ ==================================================
 kind     header                                       body
@@ -15,15 +15,15 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
          more than 0 it is for all `shards`, also
          those that have none of its keys
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
-...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`serving.py`)
-SCAN     table, shard, start: how many to pass over,   nothing; answer: keys int64[count], in the order
-         count: at most so many                       of their birth
+...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`server/tables.py`)
+SCAN     table, shard, start: how many keys to skip,   nothing; answer: keys int64[count], in the order
+         count: how many at most                      in which they were created
 REPL...  as PUSH; with CONTROL an op without rows     versions int64[shards], then as PUSH
-DUMP     table, shard, epoch; see `replication.py`    JSON, arrays
-JOIN...  see `runs.py`                                JSON
-LEASE    see `portions.py`                            JSON
-ORIGIN   see `runs.py`                                JSON
-SERVE... see `fleet.py`                               JSON
+DUMP     table, shard, epoch; see `server/replication.py`    JSON, arrays
+JOIN...  see `controller/runs.py`                                JSON
+LEASE    see `controller/work_leases.py`                            JSON
+ORIGIN   see `controller/runs.py`                                JSON
+SERVE... see `controller/failover.py`                               JSON
 OK       request; count; of a TICK: start             the values, or JSON, or nothing
 ERROR    request                                      JSON {"type", "message"}
 ======== ============================================ ==================================================
@@ -34,12 +34,15 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dps.errors import DPSError, LimitError, ProtocolError, by_name
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
 
 __all__ = [
     "HEADER_SIZE",
@@ -69,10 +72,9 @@ OK, ERROR = 64, 65
 # flags
 RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL = 1, 2, 4, 8, 16, 32
 
-NO_BOUND = 1 << 31  # in the answer to a TICK: `start` is the staleness plus 1, or this where nobody is held back
+NO_BOUND = 1 << 31  # in the answer to a TICK, `start` is the staleness plus 1, or this where there is no bound
 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
-_BODY = struct.Struct("<Q")  # its last field
 HEADER_SIZE = _HEADER.size
 assert HEADER_SIZE == 64
 
@@ -84,17 +86,17 @@ class Header(NamedTuple):
     flags: int = 0
     request: int = 0  # the answer carries the same number
     table: int = 0
-    epoch: int = 0  # of the placement the sender believes in
-    trainer: int = 0  # the origin: who made the op
+    epoch: int = 0  # of the newest placement that the sender knows
+    trainer: int = 0  # the origin, which made the op
     number: int = 0  # of the op, within (origin, clock)
     clock: int = -1
     shard: int = 0  # first shard
     shards: int = 0  # how many, from there on
-    rows: int = -1  # of data that a push stands for, in a weighted mean; -1: it does not say
+    rows: int = -1  # of data that a push stands for, its weight in a mean; -1: the push has no weight
     start: int = 0  # first row, with RANGE
     count: int = 0  # type: ignore[assignment]  # keys or rows
-    parties: int = 0  # trainers in the run
-    attempt: int = 0  # which incarnation of the trainer
+    parties: int = 0  # how many trainers the run has
+    attempt: int = 0  # which attempt of the trainer: a later one fences off the earlier ones
     body: int = 0  # bytes that follow, a multiple of 8
 
 
@@ -117,7 +119,7 @@ def encode_header(header: Header, request: int | None = None) -> bytes:
         raise LimitError(f"a number does not fit its place in a frame: {header} ({error})") from None
 
 
-def decode_header(buffer: Any, offset: int, limit: int) -> Header:
+def decode_header(buffer: Buffer, offset: int, limit: int) -> Header:
     """The header at `offset`.
 
     Raises
@@ -136,18 +138,13 @@ def decode_header(buffer: Any, offset: int, limit: int) -> Header:
     return header
 
 
-def body_size(buffer: Any, offset: int) -> int:
-    """Bytes that follow the header at `offset`, by its own word."""
-    return int(_BODY.unpack_from(buffer, offset + HEADER_SIZE - _BODY.size)[0])
-
-
-def encode_json(value: Any) -> bytes:
+def encode_json(value: object) -> bytes:
     """JSON, padded with blanks to whole words."""
     text = json.dumps(value, separators=(",", ":")).encode()
     return text.ljust(padded(len(text)))
 
 
-def decode_json(body: Any) -> Any:
+def decode_json(body: Buffer) -> Any:
     """The value in a JSON body.
 
     Raises
@@ -168,7 +165,7 @@ def encode_error(error: BaseException) -> bytes:
     return encode_json({"type": name, "message": message[:2000]})
 
 
-def decode_error(body: Any) -> DPSError:
+def decode_error(body: Buffer) -> DPSError:
     """The exception in the body of an ERROR frame."""
     value = decode_json(body)
     if not isinstance(value, dict):
@@ -176,32 +173,33 @@ def decode_error(body: Any) -> DPSError:
     return by_name(str(value.get("type")))(str(value.get("message")))
 
 
-def pack_arrays(meta: dict[str, Any], arrays: Sequence[np.ndarray]) -> tuple[int, list[Any]]:
-    """(bytes of JSON, buffers): a dict and arrays as the body of a frame."""
-    about = {"meta": meta, "arrays": [[array.dtype.str, array.shape] for array in arrays]}
-    pieces: list[Any] = [encode_json(about)]
+def pack_arrays(meta: Mapping[str, object], arrays: Sequence[np.ndarray]) -> tuple[int, list[Buffer]]:
+    """A dict and arrays as the body of a frame: (bytes of its JSON, buffers)."""
+    layout = {"meta": meta, "arrays": [[array.dtype.str, array.shape] for array in arrays]}
+    description = encode_json(layout)
+    pieces: list[Buffer] = [description]
     for array in arrays:
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         pieces += [flat, bytes(padded(flat.nbytes) - flat.nbytes)]
-    return len(pieces[0]), pieces
+    return len(description), pieces
 
 
 def unpack_arrays(header: Header, body: memoryview) -> tuple[dict[str, Any], list[np.ndarray]]:
     """What :func:`pack_arrays` packed; `header.count` is the length of the JSON. The arrays are views of `body`."""
-    about = decode_json(body[: header.count])
-    arrays, at = [], header.count
+    layout = decode_json(body[: header.count])
+    arrays, offset = [], header.count
     try:
-        for code, shape in about["arrays"]:
+        for code, shape in layout["arrays"]:
             dtype, count = np.dtype(code), math.prod(shape)
-            arrays.append(np.frombuffer(body, dtype, count, at).reshape(shape) if count else np.zeros(shape, dtype))
-            at += padded(dtype.itemsize * count)
-        return about["meta"], arrays
+            arrays.append(np.frombuffer(body, dtype, count, offset).reshape(shape) if count else np.zeros(shape, dtype))
+            offset += padded(dtype.itemsize * count)
+        return layout["meta"], arrays
     except (TypeError, KeyError, ValueError) as error:
         raise ProtocolError(f"a piece of a dump that cannot be read: {error}") from None
 
 
 def pack_item(content: bytes) -> bytes:
-    """Bytes with their length before them, in whole words: several in a row can be told apart.
+    """Bytes with their length before them, in whole words, so that several in a row can be split again.
 
     >>> unpack_items(pack_item(b"one") + pack_item(b"") + pack_item(b"another"))
     [b'one', b'', b'another']
@@ -209,7 +207,7 @@ def pack_item(content: bytes) -> bytes:
     return len(content).to_bytes(8, "little") + content.ljust(padded(len(content)), b"\0")
 
 
-def unpack_items(body: Any) -> list[bytes]:
+def unpack_items(body: Buffer) -> list[bytes]:
     """What :func:`pack_item` packed."""
     items, rest = [], memoryview(body)
     while rest:

@@ -1,8 +1,8 @@
-"""Link: an endpoint's own connection to another endpoint: server to controller, server to the next of its chain.
+"""Link: a connection that an endpoint opens to another one: server to controller, server to its successor in a chain.
 
-It lives in the endpoint's loop, proves the secret as a client's channel does, and then passes frames on: whole ones,
-in order, to `on_frame`. Sending never blocks: who sends in bulk waits for what was sent to be confirmed. A link that
-broke stays broken: its owner makes another.
+It lives in the endpoint's loop, proves the secret as a client's channel does, and then passes whole frames, in order,
+to `on_frame`. Sending never blocks: a sender of much data waits until what it has sent is confirmed. A link that broke
+stays broken: its owner makes another.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from dps import config
 from dps.errors import DPSError, ProtocolError
-from dps.wire import frames, session
+from dps.wire import frames, handshake
+from dps.wire.coalescer import Coalescer
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
-from dps.wire.outbox import Outbox
-from dps.wire.quiet import keep_alive
+from dps.wire.keepalive import keep_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
 
 __all__ = ["Link"]
 
 logger = logging.getLogger(__name__)
 
-INBOX = 1 << 16
+INBOX_BYTES = 1 << 16
 
 
 class Link(asyncio.BufferedProtocol):
@@ -41,47 +44,49 @@ class Link(asyncio.BufferedProtocol):
         on_frame: Callable[[Link, Header, memoryview], None],
         on_end: Callable[[Link], None],
     ):
-        self.open = False  # the other side has proved the secret, and was proved it
+        self.open = False  # both sides have proved the secret
         self.party: Any = None  # for the role's own use
         self._session, self._secret, self._limit = session_name, secret, limit
         self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
-        self._loop: Any = None
-        self._transport: Any = None
-        self._outbox: Outbox | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._transport: asyncio.Transport | None = None
+        self._coalescer: Coalescer | None = None
         self._ended = False
-        self._inbox = memoryview(np.empty(INBOX, np.uint8))
+        self._inbox = memoryview(np.empty(INBOX_BYTES, np.uint8))
         self._end = 0
-        self._nonce = session.new_nonce()
-        self._theirs = ""
-        self._deadline: asyncio.TimerHandle | None = None
+        self._nonce = handshake.new_nonce()
+        self._peer_nonce = ""
+        self._proof_timer: asyncio.TimerHandle | None = None
 
     def open_to(self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
         """Begin to connect."""
         self._loop, patience = loop, config.seconds("connect")
-        self._deadline = loop.call_later(patience, self.close)
+        self._proof_timer = loop.call_later(patience, self.close)
         self._task = loop.create_task(self._connect(loop, address, tls))
 
-    async def _connect(self, loop: Any, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
-        host = "" if tls is not None else None  # certificates are of a private authority; names are not checked
+    async def _connect(
+        self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], tls: ssl.SSLContext | None
+    ) -> None:
+        host = "" if tls is not None else None  # a private authority signs the certificates; names are not checked
         try:
             await loop.create_connection(lambda: self, *address, ssl=tls, server_hostname=host)
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             logger.debug("no connection to %s: %s", address, error)
-            self._over()
+            self._on_end_once()
 
     # -- out
 
-    def send(self, header: Header, buffers: Sequence[Any] = ()) -> None:
-        """Pass a frame on. The buffers must not change before the other side has answered (or the link ended)."""
-        if not self._ended and self._outbox is not None:
-            self._outbox.put(HEADER_SIZE + header.body, [encode_header(header), *buffers])
+    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        """Send a frame. The buffers must not change before the other side has answered or the link has ended."""
+        if not self._ended and self._coalescer is not None:
+            self._coalescer.put(HEADER_SIZE + header.body, [encode_header(header), *buffers])
 
-    def send_json(self, header: Header, value: Any) -> None:
+    def send_json(self, header: Header, value: object) -> None:
         body = frames.encode_json(value)
         self.send(header._replace(body=len(body)), (body,))
 
     def close(self) -> None:
-        """End it; `on_end` is called."""
+        """End the link; that calls `on_end`."""
         if self._transport is not None:
             self._transport.abort()
         else:
@@ -89,18 +94,19 @@ class Link(asyncio.BufferedProtocol):
 
     # -- transport callbacks
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport, self._outbox = transport, Outbox(self._loop, transport)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)
+        self._transport, self._coalescer = transport, Coalescer(self._loop, transport)
         transport.set_write_buffer_limits(high=1 << 20)
         if (sock := transport.get_extra_info("socket")) is not None:
             keep_alive(sock)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._over()
+        self._on_end_once()
 
-    def _over(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+    def _on_end_once(self) -> None:
+        if self._proof_timer is not None:
+            self._proof_timer.cancel()
         if not self._ended:
             self._ended, self.open = True, False
             self._on_end(self)
@@ -113,10 +119,10 @@ class Link(asyncio.BufferedProtocol):
         try:
             start = 0
             while self._end - start >= HEADER_SIZE:
-                header = decode_header(self._inbox, start, self._limit if self.open else INBOX - HEADER_SIZE)
+                header = decode_header(self._inbox, start, self._limit if self.open else INBOX_BYTES - HEADER_SIZE)
                 size = HEADER_SIZE + header.body
                 if size > len(self._inbox):
-                    larger = memoryview(np.empty(size + INBOX, np.uint8))
+                    larger = memoryview(np.empty(size + INBOX_BYTES, np.uint8))
                     larger[: self._end - start] = self._inbox[start : self._end]
                     self._inbox, self._end, start = larger, self._end - start, 0
                 if start + size > self._end:
@@ -125,16 +131,16 @@ class Link(asyncio.BufferedProtocol):
                 start += size
             if start:
                 rest = bytes(self._inbox[start : self._end])
-                if len(self._inbox) > INBOX >= len(rest):
-                    self._inbox = memoryview(np.empty(INBOX, np.uint8))
+                if len(self._inbox) > INBOX_BYTES >= len(rest):
+                    self._inbox = memoryview(np.empty(INBOX_BYTES, np.uint8))
                 self._inbox[: len(rest)] = rest
                 self._end = len(rest)
         except DPSError as error:
             logger.warning("closing a link: %s", error)
-            self._transport.abort()
+            self.close()
         except Exception:
             logger.exception("a frame broke its handler")
-            self._transport.abort()
+            self.close()
 
     def _take(self, header: Header, body: memoryview) -> None:
         if self.open:
@@ -143,16 +149,16 @@ class Link(asyncio.BufferedProtocol):
             offer = frames.decode_json(body)
             if not isinstance(offer, dict) or offer.get("version") != frames.VERSION:
                 raise ProtocolError(f"the other side speaks another version of the protocol: {offer}")
-            self._theirs = str(offer.get("nonce"))
-            proof = session.proof(self._secret, "client", self._theirs, self._nonce)
+            self._peer_nonce = str(offer.get("nonce"))
+            proof = handshake.proof(self._secret, "client", self._peer_nonce, self._nonce)
             self.send_json(Header(frames.HELLO), {"session": self._session, "nonce": self._nonce, "proof": proof})
         elif header.kind == frames.WELCOME:
             answer = frames.decode_json(body)
             claim = answer.get("proof") if isinstance(answer, dict) else None
-            if not session.proves(claim, self._secret, "server", self._nonce, self._theirs):
+            if not handshake.proves(claim, self._secret, "server", self._nonce, self._peer_nonce):
                 raise ProtocolError("the other side does not know the session secret")
-            if self._deadline is not None:
-                self._deadline.cancel()
+            if self._proof_timer is not None:
+                self._proof_timer.cancel()
             self.open = True
             self._on_up(self)
         else:

@@ -1,20 +1,20 @@
-"""Memory for large bodies: reusable buffers, and the bound on all those of an endpoint together. Pure.
+"""Memory for large bodies: reusable buffers, and a bound on the sum of all buffers of an endpoint. Pure.
 
-A frame of 1 GiB is allowed, and so are thousands of connections: only their sum can be bounded by something that a
-machine has. A body that finds no room waits, unread, until others are done: back-pressure, as by a socket whose buffer
-is full.
+A frame of 1 GiB is allowed, and so are thousands of connections, so a bound that fits a machine has to be one on their
+sum. A body that finds no room waits, unread, until other bodies are handled: this is back-pressure, as by a socket
+whose buffer is full.
 
-What a body has announced is not what it takes: its buffer begins small and grows with what has come, to `GROWTH` times
-that at most. So a client's share is bounded by what it has sent, and a thousand giants that trickle take a thousand
-small buffers. A buffer may grow only while all bodies can still come to their ends one after another (this is
-the banker's algorithm; Dijkstra, EWD 623, with the order of their coming for the safe sequence). So no body waits for
-ever: the one that came first may always go on, no body is larger than the bound, and one that does not come, or comes
-more slowly than `dps.limits.trickle`, is given up by its connection.
+A body does not take the memory that it announces: its buffer begins small and grows with the bytes that have arrived,
+to at most `GROWTH_FACTOR` times their number. So the memory of a client is bounded by what it has sent, and a thousand
+giants that trickle take a thousand small buffers. A buffer may grow only while all bodies can still be completed one
+after another (this is the banker's algorithm; Dijkstra, EWD 623; the safe sequence is the order of arrival). So no body
+waits for ever: the first one may always go on, no body is larger than the bound, and a connection gives up a body that
+does not arrive, or arrives more slowly than `dps.limits.trickle`.
 
-One host that sends fast on many connections and then stalls would still hold all that there is until it is given up. So
-the bodies of one origin have half of the limit at most (or as much as the largest body may need), by the same rule once
-more: the banker has two bounds then, and the order of coming is a safe sequence for both, because the body that came
-first is also the first of its origin. A body that waits for its origin's share lets those of other origins pass.
+One host that sends fast on many connections and then stalls would still hold all of the memory until it is given up. So
+the bodies of one origin get at most half of the limit (or as much as the largest body may need), by the same rule once
+more: the banker then has two bounds, and the order of arrival is a safe sequence for both, because the first body of
+all is also the first of its origin. A body that waits for its origin's share lets bodies of other origins pass.
 """
 
 from __future__ import annotations
@@ -24,37 +24,43 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["FIRST", "GROWTH", "Buffer", "Holder", "Incoming"]
+__all__ = ["FIRST_BYTES", "GROWTH_FACTOR", "Buffer", "Holder", "Incoming"]
 
-FIRST, GROWTH = 1 << 18, 4  # bytes of a new body's buffer; it grows to so many times what has come
-PATIENCE = 64  # messages after which a buffer that none of them needed is given back
+FIRST_BYTES = 1 << 18  # of a new body's buffer
+GROWTH_FACTOR = 4  # a buffer grows to so many times the bytes that have arrived
+SHRINK_AFTER_MESSAGES = 64  # in a row that need no buffer of that size: then it is made smaller
 
 
 class Buffer:
     """Reusable memory: grows for a giant message, shrinks back when later ones do not need it."""
 
     def __init__(self, keep: int):
-        self._keep, self._bytes, self._idle, self._most = keep, np.empty(0, np.uint8), 0, 0
+        self._keep = keep
+        self._bytes = np.empty(0, np.uint8)
+        self._messages = 0
+        self._largest = 0
 
     def __len__(self) -> int:
         return len(self._bytes)
 
     def take(self, nbytes: int) -> np.ndarray:
-        """uint8[nbytes], aligned; its content is that of some earlier message."""
-        self._idle, self._most = self._idle + 1, max(self._most, nbytes)
-        if nbytes > len(self._bytes) or (self._idle > PATIENCE and len(self._bytes) > max(self._keep, 2 * self._most)):
-            self._bytes = np.empty(max(nbytes, min(self._most, self._keep)), np.uint8)
-        if self._idle > PATIENCE or nbytes > len(self._bytes) // 2:
-            self._idle = self._most = 0
+        """uint8[nbytes], aligned; it still has the content of an earlier message."""
+        self._messages, self._largest = self._messages + 1, max(self._largest, nbytes)
+        if nbytes > len(self._bytes) or (
+            self._messages > SHRINK_AFTER_MESSAGES and len(self._bytes) > max(self._keep, 2 * self._largest)
+        ):
+            self._bytes = np.empty(max(nbytes, min(self._largest, self._keep)), np.uint8)
+        if self._messages > SHRINK_AFTER_MESSAGES or nbytes > len(self._bytes) // 2:
+            self._messages = self._largest = 0
         return self._bytes[:nbytes]
 
     def grow(self, nbytes: int, used: int) -> np.ndarray:
-        """The message is larger: uint8[nbytes] that begins with the `used` bytes of it that are here."""
+        """uint8[nbytes] that begins with the first `used` bytes of the buffer, for a message that is larger."""
         if nbytes > len(self._bytes):
             larger = np.empty(nbytes, np.uint8)
             larger[:used] = self._bytes[:used]
             self._bytes = larger
-        self._most = max(self._most, nbytes)
+        self._largest = max(self._largest, nbytes)
         return self._bytes[:nbytes]
 
 
@@ -63,31 +69,31 @@ class Holder(Protocol):
 
     @property
     def origin(self) -> Hashable:
-        """Where its bodies come from: holders of one origin have one share."""
+        """The source of its bodies: holders of one origin have one share."""
 
     @property
     def spare(self) -> int:
-        """Bytes of its buffer."""
+        """Bytes of its own buffer."""
 
     @property
     def lent(self) -> int:
-        """Bytes of earlier bodies that are still needed."""
+        """Bytes of the buffers of earlier bodies that a role still uses."""
 
     @property
     def busy(self) -> bool:
-        """A body is on its way into the buffer."""
+        """Whether a body is arriving in the buffer."""
 
     def drop(self) -> None:
         """Give the buffer back."""
 
     def granted(self) -> None:
-        """There is room for what it waited for."""
+        """There is room for the buffer that it waits for."""
 
 
 class Incoming:
-    """The bodies on their way into an endpoint: `limit` bytes at most, of one origin its share; others wait in line.
+    """The bodies that are arriving at an endpoint: at most `limit` bytes, of one origin at most its share. Others wait.
 
-    Buffers count as they are, also between two bodies; but when there is no room, idle ones are dropped first.
+    A buffer counts also between two bodies; when there is no room, buffers without a body are dropped first.
 
     Parameters
     ----------
@@ -96,14 +102,14 @@ class Incoming:
     largest : int
         Bytes that a body may have. The share of an origin is half of the limit, or that much if it is more.
     holders : collection of Holder
-        All there are; the caller changes it.
+        All connections of the endpoint; the caller keeps it up to date.
     """
 
     def __init__(self, limit: int, largest: int, holders: Collection[Holder]):
         self.limit, self._holders = max(limit, largest), holders
         self.share = max(self.limit // 2, largest)
-        self._bodies: dict[Holder, int] = {}  # those under way or waiting, the first come first: how large each will be
-        self._line: dict[Holder, int] = {}  # connections that wait, each for a buffer of so many bytes
+        self._bodies: dict[Holder, int] = {}  # size of each body that arrives or waits, in the order of arrival
+        self._line: dict[Holder, int] = {}  # bytes of the buffer that each waiting connection needs
 
     @property
     def contended(self) -> bool:
@@ -111,7 +117,8 @@ class Incoming:
         return bool(self._line)
 
     def admit(self, holder: Holder, size: int, nbytes: int) -> bool:
-        """Whether a body of `size` may have a buffer of `nbytes` now; if not, `holder` is in line and will be told."""
+        """Whether a body of `size` may have a buffer of `nbytes` now. If not, `holder` is put in line; its `granted` is
+        called when there is room."""
         self._bodies.setdefault(holder, size)
         if nbytes <= holder.spare:
             return True
@@ -122,25 +129,25 @@ class Incoming:
         return True
 
     def done(self, holder: Holder) -> None:
-        """Its body is complete, or given up."""
+        """The holder's body is complete, or given up."""
         self._bodies.pop(holder, None)
         self._line.pop(holder, None)
 
     def move_up(self) -> None:
-        """Memory has become free: let in those that have room now, the first come first."""
+        """Memory has become free: grant it to those in line, in the order of arrival."""
         for holder in self._next_in_line():
             del self._line[holder]
             holder.granted()
 
     def _next_in_line(self) -> Iterator[Holder]:
-        """Those in line that have room now; each is let in before the next is looked for.
+        """Those in line that have room now; the caller grants memory to each before it asks for the next.
 
-        A body under way stands before those that have not begun, because these may wait for the memory that it has. A
-        body that waits for its origin's share holds up no other origin, and one that waits for the limit all behind it.
+        A body that has begun comes before those that have not, because these may wait for the memory that it has. A
+        body that waits for its origin's share holds up no other origin, one that waits for the limit all behind it.
         """
         full = set()  # origins
         for holder in sorted(filter(self._line.__contains__, self._bodies), key=lambda body: not body.busy):
-            if holder not in self._line or holder.origin in full:  # it may have gone while another was let in
+            if holder not in self._line or holder.origin in full:  # it may have left the line since `sorted`
                 continue
             if not self._fits(holder, self.share, [other for other in self._holders if other.origin == holder.origin]):
                 full.add(holder.origin)
@@ -150,7 +157,7 @@ class Incoming:
                 break
 
     def _fits(self, holder: Holder, limit: int, holders: Collection[Holder]) -> bool:
-        """Whether there is room for what `holder` waits for; if not, idle buffers of `holders` are dropped first."""
+        """Whether there is room for the buffer that `holder` waits for, if need be after dropping idle buffers."""
         if self._safe(holder, limit, holders):
             return True
         for other in holders:
@@ -159,14 +166,14 @@ class Incoming:
         return self._safe(holder, limit, holders)
 
     def _safe(self, holder: Holder, limit: int, holders: Collection[Holder]) -> bool:
-        """Whether the bodies of `holders` can still come to their ends one after another, the first come first.
+        """Whether the bodies of `holders` can still be completed one after another, in the order of arrival.
 
-        Each may need all that it has announced while those that came later keep what they have by then.
+        Each may need all the bytes that it has announced while the later ones keep the buffers that they have by then.
         """
         nbytes = self._line[holder]
         held = sum(other.spare + other.lent for other in holders) - holder.spare + nbytes
         if held + max(self._bodies.values()) <= limit:
-            return True  # in any order: this saves a look at each body
+            return True  # in any order: this shortcut saves the loop over all bodies
         among = set(holders)
         under_way = [body for body in self._bodies if body in among and (body.busy or body is holder)]
         held -= sum(nbytes if body is holder else body.spare for body in under_way)

@@ -1,18 +1,18 @@
-"""Pool: connections that outlive the client that made them, for the next one in the same process.
+"""Pool: channels that outlive the client that made them, for the next client in the same process.
 
-For processes that do one short task after another, as Spark's Python workers do. Only connections with nothing on
-their way are kept. Nobody is told when such a process is forked or ends: so nothing here waits for an end, and what a
-parent has kept is never used by its child.
+It is for processes that run one short task after another, as Spark's Python workers do. Only channels without a request
+on its way are kept. Such a process gets no call when it is forked or ends: so the pool needs no closing, and a child
+never uses the channels that its parent has kept.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from dps.errors import DPSError
 from dps.wire.channel import Channel
@@ -21,25 +21,25 @@ __all__ = ["Pool"]
 
 
 class Pool:
-    """Idle connections, by where they lead.
+    """Idle channels, by their address and secret.
 
     Parameters
     ----------
-    most : int
-        How many are kept; of more, those that have been idle longest are closed.
-    seconds : float
-        For how long one is kept idle. (Looked at whenever the pool is used.)
+    max_idle : int
+        How many channels are kept; if there are more, the pool closes those that have been idle longest.
+    max_idle_seconds : float
+        How long an idle channel is kept. The pool checks this whenever it is used.
 
     Examples
     --------
-    >>> len(Pool(most=10))
+    >>> len(Pool(max_idle=10))
     0
     """
 
-    def __init__(self, most: int = 256, seconds: float = 60.0):
-        self.most, self.seconds = most, seconds
+    def __init__(self, max_idle: int = 256, max_idle_seconds: float = 60.0):
+        self.max_idle, self.max_idle_seconds = max_idle, max_idle_seconds
         self._lock = threading.Lock()
-        self._idle: deque[tuple[float, Channel]] = deque()  # the longest idle one first
+        self._idle: deque[tuple[float, Channel]] = deque()  # (idle since, channel), the one idle longest first
         self._pid = os.getpid()
 
     def __len__(self) -> int:
@@ -52,49 +52,49 @@ class Pool:
         secret: str,
         what: str,
         gone: type[DPSError],
-        tls: Any = None,
+        tls: ssl.SSLContext | None = None,
         idle: Callable[[], None] | None = None,
     ) -> Channel:
-        """One of those kept, or a new one. Parameters as of :class:`dps.wire.channel.Channel`."""
-        key = (*address, session, secret, tls is None)  # what was proved with another secret is another
+        """A kept channel, or a new one. The parameters are those of :class:`dps.wire.channel.Channel`."""
+        key = (*address, session, secret, tls is None)  # with the secret, because the peer's rights depend on it
         with self._lock:
-            self._tidy()
-            found = next((kept for kept in reversed(self._idle) if kept[1].key == key), None)
-            if found is not None:
-                self._idle.remove(found)
-        if found is not None:
-            channel = found[1]
-            if channel.quiet():
+            self._evict()
+            kept = next((entry for entry in reversed(self._idle) if entry[1].key == key), None)
+            if kept is not None:
+                self._idle.remove(kept)
+        if kept is not None:
+            channel = kept[1]
+            if channel.is_idle():
                 channel.what, channel.idle = what, idle
                 return channel
-            channel.close()  # the peer has ended it
+            channel.close()  # because the peer has closed its end
         channel = Channel(address, session, secret, what, gone, tls, idle)
         channel.key = key
         return channel
 
-    def give(self, channel: Channel) -> None:
-        """Keep a connection; one that has something on its way is closed."""
+    def give_back(self, channel: Channel) -> None:
+        """Keep a channel for the next client; a channel with a request on its way is closed."""
         with self._lock:
-            self._tidy()
-            if channel.key is None or not channel.quiet():
+            self._evict()
+            if channel.key is None or not channel.is_idle():
                 channel.close()
                 return
             channel.idle = None
             self._idle.append((time.monotonic(), channel))
-            self._tidy()
+            self._evict()
 
     def close(self) -> None:
-        """Close all."""
+        """Close all idle channels."""
         with self._lock:
             while self._idle:
                 self._idle.popleft()[1].close()
 
-    def _tidy(self) -> None:
+    def _evict(self) -> None:
         forked, self._pid = self._pid != os.getpid(), os.getpid()
         now = time.monotonic()
         while self._idle and (
-            forked  # then it is our parent's, and we close but our copy of the descriptor: nothing is said to the peer
-            or len(self._idle) > self.most
-            or now - self._idle[0][0] > self.seconds
+            forked  # then it is the parent's; this closes the child's descriptor only, and sends the peer nothing
+            or len(self._idle) > self.max_idle
+            or now - self._idle[0][0] > self.max_idle_seconds
         ):
             self._idle.popleft()[1].close()

@@ -1,54 +1,54 @@
-"""Rights: which frames an endpoint takes, from which role and with which flags. Pure.
+"""Rights: which kinds of frames an endpoint takes from which role, and with which flags. Pure.
 
-A peer has one of three roles, by what it has proved: a stranger has proved nothing yet, a client knows the session's
-secret, a server knows the servers' secret. The controller is no role here, because it never connects to a server: its
-control operations (settle, retire, create a table) are calls of the server's actor over Dask, and PLACE is an answer
-on the connection that the server has made. The tables below are the whole truth: an endpoint carries out nothing else.
+A peer has one of three roles, by the secret that it has proved: a stranger has proved none yet, a client knows the
+session's secret, a server knows the servers' secret. The controller is no role here, because it never connects to a
+server: its control operations (settle, retire, create a table) are calls of the server's actor over Dask, and PLACE
+travels on the connection that the server has made. The tables below are complete: an endpoint handles no other frame.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from dps.errors import ProtocolError
 from dps.wire import frames
 from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, Header
+from dps.wire.protocols import RoleConnection
 
 __all__ = ["CLIENT", "SERVER", "STRANGER", "TO_ANY", "TO_CONTROLLER", "TO_SERVER", "allowed", "guarded", "role_of"]
 
 STRANGER, CLIENT, SERVER = "stranger", "client", "server"
 
-Handler = Callable[[Any, Header, memoryview], Any]
+Handler = Callable[[RoleConnection, Header, memoryview], object]
 Rights = Mapping[str, Mapping[int, frozenset[int]]]  # role -> kind -> the values that `Header.flags` may have
 
 
-def _each(*choices: tuple[int, ...]) -> frozenset[int]:
-    """One of each group of choices, in every combination."""
+def _combinations(*choices: tuple[int, ...]) -> frozenset[int]:
+    """The sums of one choice of each group, in every combination."""
     return frozenset(sum(chosen) for chosen in itertools.product(*choices))
 
 
-PLAIN = frozenset({0})
-PULLS = _each((0, RANGE), (0, CERTIFICATE))
-PUSHES = _each((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
+NO_FLAGS = frozenset({0})
+PULLS = _combinations((0, RANGE), (0, CERTIFICATE))
+PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
 RUNS += (frames.LEASE, frames.ORIGIN)
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})  # close the sums of a clock; retire origins
 
-TO_ANY: Rights = {STRANGER: {frames.HELLO: PLAIN}}
+TO_ANY: Rights = {STRANGER: {frames.HELLO: NO_FLAGS}}
 TO_SERVER: Rights = {
-    CLIENT: {frames.PULL: PULLS, frames.PUSH: PUSHES, frames.SCAN: PLAIN, frames.STATUS: PLAIN},
-    SERVER: {frames.REPLICATE: PUSHES | CONTROLS, frames.DUMP: PLAIN},
+    CLIENT: {frames.PULL: PULLS, frames.PUSH: PUSHES, frames.SCAN: NO_FLAGS, frames.STATUS: NO_FLAGS},
+    SERVER: {frames.REPLICATE: PUSHES | CONTROLS, frames.DUMP: NO_FLAGS},
 }
 TO_CONTROLLER: Rights = {
-    CLIENT: dict.fromkeys((frames.ROUTE, *RUNS), PLAIN),
-    SERVER: dict.fromkeys((frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT), PLAIN),
+    CLIENT: dict.fromkeys((frames.ROUTE, *RUNS), NO_FLAGS),
+    SERVER: dict.fromkeys((frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT), NO_FLAGS),
 }
 
 
 def role_of(session: str | None) -> str:
-    """The role of a peer that has proved the secret of this name, see :func:`dps.wire.session.of_servers`.
+    """The role of a peer that has proved the secret of this name, see :func:`dps.wire.handshake.of_servers`.
 
     >>> role_of(None), role_of("dps"), role_of("dps/servers")
     ('stranger', 'client', 'server')
@@ -70,9 +70,9 @@ def allowed(rights: Rights, role: str, kind: int, flags: int) -> bool:
 
 
 def guarded(rights: Rights, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-    """The handlers of an endpoint, each behind a check of who may send what it handles.
+    """The handlers of an endpoint, each behind a check of the sender's rights.
 
-    A handler without a right, or a right without a handler, is a mistake of the caller's: ValueError.
+    Raises ValueError where a handler has no right, or a right has no handler.
     """
     kinds = {kind for by_kind in rights.values() for kind in by_kind}
     if kinds != handlers.keys():
@@ -83,7 +83,7 @@ def guarded(rights: Rights, handlers: Mapping[int, Handler]) -> dict[int, Handle
 def _guard(rights: Rights, kind: int, handler: Handler) -> Handler:
     by_role = {role: by_kind[kind] for role, by_kind in rights.items() if kind in by_kind}
 
-    def handle(connection: Any, header: Header, body: memoryview) -> Any:
+    def handle(connection: RoleConnection, header: Header, body: memoryview) -> object:
         role = role_of(connection.session)
         if header.flags not in by_role.get(role, ()):
             raise _refusal(by_role, role, header)

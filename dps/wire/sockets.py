@@ -1,10 +1,12 @@
 """Sockets of a channel: plain TCP and TLS, non-blocking underneath, with waiting that does not sleep at once.
 
-TLS 1.3. The side that connects has shaken hands before the other has seen its certificate: the verdict comes with the
-first bytes that it reads. So a listener must send it (`Verdict`), and who connects look for it (`Tls.refusal`).
+TLS 1.3. The connecting side has finished the handshake before the listening side has seen its certificate; the verdict
+on the certificate comes with the first bytes that the connecting side reads. So the listening side has to send the
+verdict (`TlsVerdict`), and the connecting side has to look for it (`Tls.refusal`).
 
-Waiting. For the first moments `receive` polls without sleeping: waking a sleeping core costs more (40 to 80 us on
-virtual machines) than a server needs to answer. It gives way to whoever else wants the core, which may be the server.
+Waiting. For the first moments `receive` polls without sleeping, because waking a sleeping core takes longer (40 to 80
+us on virtual machines) than a server needs to answer. Between two polls it yields the core to other threads, because
+one of them may be the server's.
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ import ssl
 import time
 from collections.abc import Callable
 
-__all__ = ["Plain", "Tls", "Verdict", "connected"]
+__all__ = ["Plain", "Tls", "TlsVerdict", "connected"]
 
-SPIN = 50e-6  # seconds of polling before going to sleep
-SLICE = 0.25  # seconds of sleep between two looks at the deadline and at `idle`
-BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)  # the connection; all else is about TLS itself
+SPIN_SECONDS = 50e-6  # of polling before the thread sleeps
+SLICE_SECONDS = 0.25  # of sleep, until the deadline is checked and `idle` is called
+# Errors of TLS that mean a broken connection; every other one means that the two sides cannot speak TLS.
+CONNECTION_ERRORS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
-give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+yield_core: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 def connected(address: tuple[str, int], deadline: float, idle: Callable[[], None] | None) -> socket.socket:
-    """A TCP socket to that address; `idle` is called now and then while nobody answers, and may raise."""
+    """A TCP socket to that address. While no answer comes, `idle` is called every `SLICE_SECONDS`; it may raise."""
     failure: OSError = OSError(errno.EADDRNOTAVAIL, f"{address[0]!r} has no address")
     for family, kind, protocol, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
@@ -35,7 +38,7 @@ def connected(address: tuple[str, int], deadline: float, idle: Callable[[], None
             sock.setblocking(False)
             code = sock.connect_ex(where)
             if code == errno.EINPROGRESS:
-                _await(sock, select.POLLOUT, deadline, idle)
+                _wait_for(sock, select.POLLOUT, deadline, idle)
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 raise OSError(code, os.strerror(code))
@@ -49,33 +52,34 @@ def connected(address: tuple[str, int], deadline: float, idle: Callable[[], None
     raise failure
 
 
-def _await(sock: socket.socket, event: int, deadline: float, idle: Callable[[], None] | None) -> None:
+def _wait_for(sock: socket.socket, event: int, deadline: float, idle: Callable[[], None] | None) -> None:
     poll = select.poll()
     poll.register(sock, event)
     while (left := deadline - time.monotonic()) > 0:
-        if poll.poll(min(left, SLICE) * 1000):
+        if poll.poll(min(left, SLICE_SECONDS) * 1000):
             return
         if idle is not None:
             idle()
     raise TimeoutError("timed out")
 
 
-class Verdict(ssl.SSLObject):
-    """The listening side of TLS in an event loop: says why it refuses a peer, where loops close the connection mutely.
+class TlsVerdict(ssl.SSLObject):
+    """The listening side of TLS in an event loop: it sends a refused peer the reason, where loops only hang up.
 
-    For `SSLContext.sslobject_class`. What is to be said is ready when the handshake fails, but loops drop it then. They
-    send it when the handshake waits for the peer; so it does, once more, and fails when the peer answers or goes away.
+    For `SSLContext.sslobject_class`. The alert with the reason is ready when the handshake fails, but an event loop
+    drops it then. A loop does send it when the handshake waits for the peer. So a failing handshake waits once more,
+    and fails when the peer answers or closes the connection.
     """
 
     _refused: ssl.SSLError | None = None
 
     def do_handshake(self) -> None:
-        """As it does, failing at the second call."""
+        """As the base class, except that a failure is raised by the second call."""
         if self._refused is not None:
             raise self._refused
         try:
             super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, *BROKEN):
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, *CONNECTION_ERRORS):
             raise
         except ssl.SSLError as error:
             self._refused = error
@@ -85,7 +89,7 @@ class Verdict(ssl.SSLObject):
 class Plain:
     """A TCP socket."""
 
-    refusal: ssl.SSLError | None = None  # why the peer will not speak TLS with us, once it has said so
+    refusal: ssl.SSLError | None = None  # the reason why the peer refuses our TLS, once it has sent it
 
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
@@ -109,9 +113,9 @@ class Plain:
                 pass
             if patience <= 0:
                 return None
-            until = time.perf_counter() + SPIN
+            until = time.perf_counter() + SPIN_SECONDS
             while time.perf_counter() < until:
-                give_way()
+                yield_core()
                 try:
                     return receive(view)
                 except BlockingIOError:
@@ -124,7 +128,7 @@ class Plain:
             return 0
 
     def wait(self, seconds: float, also_write: bool = False) -> bool:
-        """Wait until something can be done; whether there is something to read."""
+        """Wait until the socket can be read (or written, with `also_write`); returns whether there is data to read."""
         events = (self._in_out if also_write else self._in).poll(seconds * 1000)
         return any(event & ~select.POLLOUT for _, event in events)
 
@@ -133,13 +137,13 @@ class Plain:
 
 
 class Tls(Plain):
-    """The same over TLS, where reading may need to write and the other way round."""
+    """A TCP socket with TLS, where a read may have to write, and a write to read."""
 
     _sock: ssl.SSLSocket
 
     @classmethod
     def over(cls, sock: socket.socket, tls: ssl.SSLContext, deadline: float, idle: Callable[[], None] | None) -> Tls:
-        """Shake hands. ssl.SSLError when the two cannot agree; where merely the connection breaks, another OSError."""
+        """Do the handshake. Raises ssl.SSLError if the sides cannot agree, another OSError if the connection breaks."""
         wrapped = tls.wrap_socket(sock, do_handshake_on_connect=False)
         try:
             while True:
@@ -147,10 +151,10 @@ class Tls(Plain):
                     wrapped.do_handshake()
                     return cls(wrapped)
                 except ssl.SSLWantReadError:
-                    _await(wrapped, select.POLLIN, deadline, idle)
+                    _wait_for(wrapped, select.POLLIN, deadline, idle)
                 except ssl.SSLWantWriteError:
-                    _await(wrapped, select.POLLOUT, deadline, idle)
-                except BROKEN as error:
+                    _wait_for(wrapped, select.POLLOUT, deadline, idle)
+                except CONNECTION_ERRORS as error:
                     raise ConnectionResetError(errno.ECONNRESET, f"during the TLS handshake: {error}") from error
         except BaseException:
             wrapped.close()
@@ -170,7 +174,7 @@ class Tls(Plain):
                 if patience > 0 and not attempt:
                     self.wait(patience)
             except OSError as error:
-                if isinstance(error, ssl.SSLError) and not isinstance(error, BROKEN):
+                if isinstance(error, ssl.SSLError) and not isinstance(error, CONNECTION_ERRORS):
                     self.refusal = error
                 return 0
         return None

@@ -1,0 +1,13 @@
+"""What a caller holds: pull, push, add, assign, push_pull. No thread and no loop.
+
+=========== ===============================================================================
+client      the calls
+table       the handle of a table, which calls the client with the table's name
+inputs      keys and values as users have them, as int64 keys and rows of the table's dtype
+requests    a call cut into requests for each server, and rows to and from their places
+session     connections and routes; requests in order, and again where a server has failed
+origin      under which number ops reach the servers, and the place of the next op
+environment time and connections of a process
+ticket      the right to call a parameter server; the future of a call on its way
+=========== ===============================================================================
+"""

@@ -1,0 +1,696 @@
+"""Client: pull, push, add, assign, push_pull.
+
+A client writes to all servers, then reads all answers, in the caller's thread. All it needs is a *ticket*: the
+controller's address and the session secret. It pickles as its ticket, so that it travels into tasks without dragging
+them anywhere.
+
+The walk of a call: `inputs.py` makes keys and rows of what came in and refuses what is wrong, before anything is sent;
+`state/partition.py` groups the keys by shard; `requests.py` cuts the call into one request for each server and run of
+neighbouring shards (large ones to `dps.limits.chunk`); `session.py` writes them, and again where a server has failed.
+A `Pending` reads the answers into place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Self, TypeAlias, overload
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from dps.client.environment import Environment
+from dps.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
+from dps.client.origin import Origin
+from dps.client.requests import Call, TableRoute
+from dps.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
+from dps.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, TableLike, Values, name_of, through
+from dps.client.ticket import Certificate, Pending, SentCall, Ticket
+from dps.coordination.origins import encode_key
+from dps.daskapi.cordon import Execution, execution
+from dps.errors import DataLostError, InputError, UnknownTableError
+from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
+from dps.state.partition import Grouping, coalesce, group, sum_repeats
+from dps.wire import frames
+from dps.wire.frames import Header
+from dps.wire.run_messages import OriginAnswer, OriginRequest, decode, encode
+
+__all__ = ["Client", "Pending", "Ticket"]
+
+FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
+NO_ORDER = np.zeros(0, np.int32)
+NO_ROWS = (0, 0)
+NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+KEYS_A_SCAN = 1 << 20
+MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
+
+
+class Change(NamedTuple):
+    """A push that has been checked and grouped, ready to be sent."""
+
+    route: TableRoute
+    rule: int
+    target: Grouping | tuple[int, int]  # keys by shard, or (first row, end) of a dense table
+    values: np.ndarray
+    answered: np.ndarray | None  # where the new values go, if they were asked for
+    rows: int = -1  # of data that it stands for, in a mean over rows
+
+
+Sent: TypeAlias = tuple[SentCall, Callable[[], "np.ndarray | None"]]  # what was sent, and what makes its result
+SendChange: TypeAlias = Callable[[ClientSession, Change, bool], Sent]
+
+
+@dataclasses.dataclass
+class InTask:
+    """A client as one execution of a Dask task has it: the origin of its ops there, once the controller has named it.
+
+    `client` is how many others the task has pushed with before this one; `run` is Dask's number of the execution.
+    """
+
+    client: int
+    origin: Origin = dataclasses.field(default_factory=Origin)
+    run: int | None = None
+
+
+class Client:
+    """Pull from and push to the tables of one parameter server.
+
+    Made by :meth:`dps.ParameterServer.client`, or by unpickling one. It has no clock: it neither waits for trainers nor
+    holds them back. Safe to share between threads, which then take turns.
+
+    Parameters
+    ----------
+    ticket : Ticket
+        Which parameter server, and the right to use it.
+    environment : Environment, optional
+        Time and connections: those of this process by default. An environment with a pool of connections is for
+        a process that makes one client after another.
+    session : ClientSession, optional
+        The connections, where a trainer brings its own.
+    check_aggregate : callable, optional
+        Given the spec of a table that aggregates, before each push to it; may raise.
+    send : callable, optional
+        Writes a push that was checked; a rehearsal writes none.
+
+    Attributes
+    ----------
+    session : ClientSession
+        Its connections and the calls on their way.
+
+    Examples
+    --------
+    >>> import pickle
+    >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+    >>> with dps.ParameterServer(cluster) as ps:
+    ...     _ = ps.table("w", dtype="int64")
+    ...     ps.client().push("w", [5, 7, 5], 1)
+    ...     with pickle.loads(pickle.dumps(ps.client())) as elsewhere:
+    ...         elsewhere.pull("w", [5, 6, 7])
+    array([2, 0, 1])
+    >>> cluster.close()
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        environment: Environment | None = None,
+        session: ClientSession | None = None,
+        check_aggregate: Callable[[TableSpec], None] | None = None,
+        send: SendChange | None = None,
+    ):
+        self.ticket = ticket
+        self.session = session or ClientSession(ticket, environment)
+        self._check_aggregate = check_aggregate
+        self._send: SendChange = send or send_change
+        self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"<dps.Client of {self.ticket.session!r}{' (closed)' if self.session.closed else ''}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def origin(self) -> int:
+        """The number under which the servers know this client's ops; 0 before its first call."""
+        return self.session.own.id
+
+    def wait(self) -> None:
+        """Wait for all asynchronous calls; raise the error of a push whose result was never asked for."""
+        self.session.wait()
+
+    def close(self) -> None:
+        """Close all connections. What was not waited for is lost."""
+        self.session.close()
+
+    def forget_routes(self) -> None:
+        """Ask the controller again, at the next call, what tables there are."""
+        self.session.forget_routes()
+
+    def __reduce__(self) -> tuple[type, tuple[Ticket]]:
+        return Client, (self.ticket,)
+
+    # -- verbs
+
+    def table(self, table: TableLike) -> Table:
+        """A handle of a table that there is, whose calls go through this client.
+
+        Parameters
+        ----------
+        table : str or Table
+            Its name, or a handle of it from elsewhere.
+
+        Returns
+        -------
+        Table
+
+        Raises
+        ------
+        UnknownTableError
+            There is no table of that name.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         _ = ps.table("w", rows=3)
+        ...         ps.client().table("w")
+        <dps.Table 'w' of 'dps': 3 rows of dim 1, float32, Add>
+        """
+        if isinstance(table, Table):
+            return through(self, table.spec)
+        with self.session.lock:
+            spec = self.session.route(table).spec
+        return through(self, spec)
+
+    @overload
+    def pull(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> np.ndarray: ...
+    @overload
+    def pull(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> dict[T, np.ndarray]: ...
+    def pull(self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None) -> object:
+        """Copy values of a table, or of several in one round trip.
+
+        Parameters
+        ----------
+        table : str, Table, or mapping of these to keys
+            A table's name or handle; or, for several tables at once, ``{table: keys}`` (and `out` a mapping too, if
+            given).
+        keys : array_like of int, slice or None
+            int64 keys of any shape, repeats allowed; a sparse vector stands for its coordinates. For dense tables also
+            a slice of rows, or None for all rows.
+        out : ndarray, optional
+            Where to put the values: table dtype, C-contiguous, of the shape returned.
+
+        Returns
+        -------
+        ndarray or dict of ndarray
+            Table dtype, ``keys.shape + (dim,)``; without the last axis where dim is 1. Rows of a keyed table to
+            which no op has come read as their initial value. Of several tables, a dict with the keys of the mapping.
+
+        Raises
+        ------
+        UnknownTableError, KeyRangeError, InputError, ServerGoneError, RequestTimeoutError
+
+        Examples
+        --------
+        >>> import dps
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         _ = ps.table("w", dim=2)
+        ...         client = ps.client()
+        ...         client.push("w", [7], [[1.0, 2.0]])
+        ...         client.pull("w", [7, 8])
+        array([[1., 2.],
+               [0., 0.]], dtype=float32)
+        """
+        return self._pull(table, keys, out).result()
+
+    @overload
+    def pull_async(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> Pending[np.ndarray]: ...
+    @overload
+    def pull_async(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> Pending[dict[T, np.ndarray]]: ...
+    def pull_async(
+        self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None
+    ) -> Pending[object]:
+        """As :meth:`pull`, but return at once: ``.result()`` waits for the values.
+
+        At most `dps.limits.in-flight` calls are open; one more waits for the oldest.
+        """
+        return self._pull(table, keys, out, keep=True)
+
+    @overload
+    def pull_certified(self, table: TableLike, keys: Keys = ...) -> Certified: ...
+    @overload
+    def pull_certified(self, table: Pulls[T], keys: None = ...) -> dict[T, Certified]: ...
+    def pull_certified(self, table: TableLike | Pulls[T], keys: Keys = None) -> object:
+        """As :meth:`pull`, with the certificate of what the values contain.
+
+        Parameters
+        ----------
+        table, keys
+            As in :meth:`pull`.
+
+        Returns
+        -------
+        ndarray, Certificate
+            The values; and for each shard that they came from, the last op of every trainer that they contain. Of
+            several tables, a dict of such pairs.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         _ = ps.table("w", dtype="int64", shards=1)
+        ...         client = ps.client()
+        ...         client.push("w", [7], 1)
+        ...         values, certificate = client.pull_certified("w", [7])
+        >>> certificate.shards[0] == {client.origin: (-1, 0)}
+        True
+        """
+        return self._pull(table, keys, None, certified=True).result()
+
+    @overload
+    def pull_certified_async(self, table: TableLike, keys: Keys = ...) -> Pending[Certified]: ...
+    @overload
+    def pull_certified_async(self, table: Pulls[T], keys: None = ...) -> Pending[dict[T, Certified]]: ...
+    def pull_certified_async(self, table: TableLike | Pulls[T], keys: Keys = None) -> Pending[object]:
+        """As :meth:`pull_certified`, but return at once; ``.result()`` waits for the values and the certificate."""
+        return self._pull(table, keys, None, certified=True, keep=True)
+
+    def push(
+        self,
+        table: TableLike | Changes[T],
+        keys: Keys = None,
+        values: Values = None,
+        rows: int | None = None,
+    ) -> None:
+        """Hand values (gradients) to the table's optimizer on the servers.
+
+        Returns when every server has applied its part. A key that occurs several times gets the sum of its values, in
+        one step.
+
+        Parameters
+        ----------
+        table : str, Table, or mapping of these to (keys, values)
+            A table's name or handle; or several tables in one round trip. What is wrong with one of several tables is
+            found before anything is sent.
+        keys : array_like of int, slice or None
+            As in :meth:`pull`. A sparse vector, or a sparse matrix [rows, dim], may be given alone: of scipy, of
+            the package sparse, or of torch (COO), such as the gradient of a sparse embedding.
+        values : array_like
+            ``keys.shape + (dim,)`` (or without the last axis where dim is 1), or one number for all.
+        rows : int, optional
+            For tables with ``aggregate="mean"``, by trainers: how many rows of data the values are the sum over. The
+            sum of all pushes of a clock is then divided by the sum of their rows, instead of the number of trainers.
+            Of two pushes of one batch to a table, one says 0. All pushes of a clock to a table say it, or none.
+
+        Raises
+        ------
+        InputError
+            Shapes or dtypes that do not fit; `rows` where there is no mean, or said by some pushes of a clock only.
+        """
+        self._push(table, keys, values, PUSH, rows=rows).result()
+
+    def push_async(
+        self,
+        table: TableLike | Changes[T],
+        keys: Keys = None,
+        values: Values = None,
+        rows: int | None = None,
+    ) -> Pending[None]:
+        """As :meth:`push`, but return once the request is written; ``.result()`` waits.
+
+        The arrays may be reused as soon as this returns.
+        """
+        return self._push(table, keys, values, PUSH, keep=True, rows=rows)
+
+    def add(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
+        """Add values to rows, past the optimizer. Parameters as in :meth:`push`."""
+        self._push(table, keys, values, ADD).result()
+
+    def add_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
+        """As :meth:`add`, but return once the request is written; ``.result()`` waits."""
+        return self._push(table, keys, values, ADD, keep=True)
+
+    def assign(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
+        """Replace rows, past the optimizer; of a repeated key the last value counts. Parameters as in :meth:`push`."""
+        self._push(table, keys, values, ASSIGN).result()
+
+    def assign_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
+        """As :meth:`assign`, but return once the request is written; ``.result()`` waits."""
+        return self._push(table, keys, values, ASSIGN, keep=True)
+
+    @overload
+    def push_pull(
+        self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...
+    ) -> np.ndarray: ...
+    @overload
+    def push_pull(
+        self, table: Changes[T], keys: None = ..., values: None = ..., out: Outs[T] = ...
+    ) -> dict[T, np.ndarray]: ...
+    def push_pull(
+        self,
+        table: TableLike | Changes[T],
+        keys: Keys = None,
+        values: Values = None,
+        out: np.ndarray | Outs[T] = None,
+    ) -> object:
+        """Push, and return the new values of the same rows, in one round trip.
+
+        Parameters as in :meth:`push`; `out`, and what is returned, as in :meth:`pull`.
+        """
+        return self._push(table, keys, values, PUSH, answer=True, out=out).result()
+
+    @overload
+    def push_pull_async(
+        self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...
+    ) -> Pending[np.ndarray]: ...
+    @overload
+    def push_pull_async(
+        self, table: Changes[T], keys: None = ..., values: None = ..., out: Outs[T] = ...
+    ) -> Pending[dict[T, np.ndarray]]: ...
+    def push_pull_async(
+        self,
+        table: TableLike | Changes[T],
+        keys: Keys = None,
+        values: Values = None,
+        out: np.ndarray | Outs[T] = None,
+    ) -> Pending[object]:
+        """As :meth:`push_pull`, but return once the request is written; ``.result()`` waits for the values."""
+        return self._push(table, keys, values, PUSH, answer=True, out=out, keep=True)
+
+    def keys(self, table: TableLike, shard: int | None = None) -> Iterator[np.ndarray]:
+        """The keys of a keyed table that have rows, some at a time; each once, those born meanwhile perhaps.
+
+        Parameters
+        ----------
+        table : str or Table
+        shard : int, optional
+            Of this shard only.
+
+        Yields
+        ------
+        ndarray of int64
+            Shard after shard, in the order of their birth.
+
+        Raises
+        ------
+        UnknownTableError
+            There is none, or it was restored or dropped meanwhile.
+        """
+        session = self.session
+        with session.lock:
+            spec = session.route(name_of(table)).spec
+        if not spec.keyed:
+            raise InputError(f"table {spec.name!r} is dense: its keys are the rows 0 to {(spec.rows or 0) - 1}")
+        for number in range(spec.shards) if shard is None else [shard]:
+            start, count = 0, KEYS_A_SCAN
+            while count == KEYS_A_SCAN:
+                with session.lock:
+                    session.meter.begin(session.now())
+                    keys = self._scan(spec, number, start, KEYS_A_SCAN)
+                    session.meter.lap("pull", session.now())
+                start, count = start + len(keys), len(keys)
+                if count:
+                    yield keys
+
+    # -- inside
+
+    def _pull(
+        self,
+        table: TableLike | Pulls[T],
+        keys: Keys,
+        out: np.ndarray | Outs[T],
+        certified: bool = False,
+        keep: bool = False,
+    ) -> Pending[object]:
+        """With `keep`, the caller may change the keys before the answer is here."""
+        if isinstance(table, Mapping):
+            outs = outs_of(out)
+            pulls = {t: self._pull(t, wanted, outs.get(t), certified, keep) for t, wanted in table.items()}
+            return Pending.of_tables(pulls)
+        name = table if isinstance(table, str) else name_of(table)
+        session = self.session
+        with session.lock:
+            session.meter.begin(session.now())
+            session.steady()
+            route = session.route(name)
+            spec = route.spec
+            sparse = split_sparse(name, spec, keys)
+            rows = range_of(route, keys) if sparse is None else None
+            grouping, flags = None, frames.CERTIFICATE if certified else 0
+            shape: tuple[int, ...]
+            if rows is not None:
+                shape, flags = (rows[1] - rows[0],), flags | frames.RANGE
+            else:
+                flat, shape = as_keys(keys if sparse is None else sparse[0], name)
+                grouping = group(flat, spec.rows or 0, spec.shards, name)
+            answer = room_for(out, shape, spec)
+            values = answer.reshape(-1, spec.dim)
+            header = header_of(session, frames.PULL, flags, spec)
+            requests = session.start(route, Call(header, grouping, rows or NO_ROWS, None, values), keep)
+            call = session.opened(SentCall(session, "pull", requests))
+        if certified:
+            return Pending((call,), lambda: (answer, Certificate.read(call.requests, spec)))
+        return Pending((call,), lambda: answer)
+
+    def _push(
+        self,
+        table: TableLike | Changes[T],
+        keys: Keys,
+        values: Values,
+        rule: int,
+        answer: bool = False,
+        out: np.ndarray | Outs[T] = None,
+        keep: bool = False,
+        rows: int | None = None,
+    ) -> Pending[Any]:
+        """With `keep`, the caller may change the arrays before the push is acknowledged."""
+        session = self.session
+        with session.lock:
+            session.meter.begin(session.now())
+            session.steady()
+            if not isinstance(table, Mapping):
+                change = self._prepare(table, keys, values, rule, answer, out, rows)
+                with self._as_task():
+                    call, finish = self._send(session, change, keep)
+                    return Pending((session.opened(call),), finish)
+            outs = outs_of(out)
+            changes = [self._prepare(t, k, v, rule, answer, outs.get(t), rows) for t, (k, v) in table.items()]
+            pending = {}
+            with self._as_task():
+                for each, change in zip(table, changes, strict=True):
+                    call, finish = self._send(session, change, keep)
+                    pending[each] = Pending((session.opened(call),), finish)
+        return (
+            Pending.of_tables(pending)
+            if answer
+            else Pending([call for p in pending.values() for call in p.calls], nothing)
+        )
+
+    def _as_task(self) -> contextlib.AbstractContextManager[None]:
+        """Within, ops are those of the Dask task that makes them, so that they count once if Dask runs it again.
+
+        The task is looked for at each push, because tasks may share a client: one that was scattered, for instance, is
+        unpickled once by each worker.
+        """
+        task = None if self.session.own.clock != NO_CLOCK else execution()
+        return NOTHING if task is None else self.session.acting_as(self._origin_in(task))
+
+    def _origin_in(self, task: Execution) -> Origin:
+        """The origin of this client's ops in a task; asked of the controller once for each execution of the task."""
+        known = self._in_tasks.get(task)
+        if known is None:
+            known = self._in_tasks[task] = InTask(task.clients[self.ticket.session])
+            task.clients[self.ticket.session] += 1
+        run = task.run
+        if known.run != run:
+            request = encode(OriginRequest(encode_key(task.key), run, known.client))
+            answer = decode(OriginAnswer, self.session.ask_controller(Header(frames.ORIGIN), request).body)
+            known.origin.id, known.origin.attempt, known.run = answer.origin, answer.attempt, run
+        return known.origin
+
+    def _prepare(
+        self,
+        table: TableLike,
+        keys: Keys,
+        values: Values,
+        rule: int,
+        answer: bool,
+        out: np.ndarray | Outs[T],
+        rows: int | None,
+    ) -> Change:
+        """A push, checked and grouped: what is wrong with it is found before any of it, or of its fellows, is sent."""
+        name = table if isinstance(table, str) else name_of(table)
+        route = self.session.route(name)
+        spec = route.spec
+        if spec.aggregate is not None and self._check_aggregate is not None:
+            self._check_aggregate(spec)
+        if rule != PUSH and spec.optimizer.derived:
+            optimizer = type(spec.optimizer).__name__
+            raise InputError(f"table {name!r}: {optimizer} derives the values from its state; only push changes them")
+        sparse = split_sparse(name, spec, keys)
+        if sparse is not None:
+            keys, values = sparse[0], sparse[1] if values is None else values
+        if values is None:
+            raise InputError(f"table {name!r}: a push takes keys and values; values are missing")
+        weight = self._weight(spec, rows)
+        span = range_of(route, keys)
+        target: Grouping | tuple[int, int]
+        if span is not None:
+            shape: tuple[int, ...] = (span[1] - span[0],)
+            target, array = span, as_rows(values, shape, shape[0], spec)
+        else:
+            flat, shape = as_keys(keys, name)
+            array = as_rows(values, shape, len(flat), spec)
+            target = group(flat, spec.rows or 0, spec.shards, name)
+        return Change(route, rule, target, array, room_for(out, shape, spec) if answer else None, weight)
+
+    def _weight(self, spec: TableSpec, rows: int | None) -> int:
+        """`rows` of a push, as they travel."""
+        if rows is None:
+            return -1
+        if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or not 0 <= rows < MAX_ROWS:
+            raise InputError(
+                f"table {spec.name!r}: rows is how many rows of data a push stands for, 0 or more; not {rows!r}"
+            )
+        if spec.aggregate != "mean" or self.session.own.clock == NO_CLOCK:
+            why = "this client has no clock" if spec.aggregate == "mean" else f"it has aggregate={spec.aggregate!r}"
+            raise InputError(
+                f"table {spec.name!r}: rows= weighs the pushes of trainers in a table with aggregate='mean', and {why}"
+            )
+        return int(rows)
+
+    def _scan(self, spec: TableSpec, shard: int, start: int, count: int) -> np.ndarray:
+        """Up to `count` keys of a shard, behind the `start` oldest ones; asked again where the shard has moved."""
+        session = self.session
+        deadline = session.now() + session.patience
+        header = Header(frames.SCAN, table=spec.id, trainer=self.origin, shard=shard, start=start, count=count)
+        while True:
+            try:
+                session.steady()
+                route = session.route(spec.name)
+                if route.spec.id != spec.id:
+                    raise UnknownTableError(f"table {spec.name!r} was replaced while its keys were read; begin again")
+                server = next(server for server, first, end in route.runs if first <= shard < end)
+                if server < 0:
+                    raise DataLostError(
+                        f"table {spec.name!r}: the last copy of shard {shard} is gone; {session.remedy}"
+                    )
+                answer = session.channel(server).ask(header._replace(epoch=session.epoch)).result(deadline)
+                return np.frombuffer(bytes(answer.body), np.int64)
+            except RETRIED as error:
+                if isinstance(error, DataLostError) or session.now() > deadline:
+                    raise
+                session.sleep(BACK_OFF_SECONDS[1])
+                session.recover(deadline)
+
+
+def nothing() -> None:
+    """The result of a push to several tables."""
+
+
+def send_change(session: ClientSession, change: Change, keep: bool) -> Sent:
+    """Write the requests of a prepared push."""
+    route, rule, target, values, answered, weight = change
+    spec = route.spec
+    flags = FLAGS[rule] | (0 if answered is None else frames.ANSWER)
+    rows = None if answered is None else answered.reshape(-1, spec.dim)
+    if not isinstance(target, Grouping):
+        header = header_of(session, frames.PUSH, flags | frames.RANGE, spec, weight)
+        requests = session.start(route, Call(header, None, target, values, rows), keep)
+        return SentCall(session, "push", requests), lambda: answered
+    at_once = spec.aggregate is None or session.own.clock == NO_CLOCK  # else the servers sum, also repeats
+    if rule == PUSH and at_once and spec.optimizer.repeats == "sum":
+        merged = coalesce(target)
+        if merged is not None:
+            return send_merged(session, route, flags, target, merged, values, answered)
+    call = Call(header_of(session, frames.PUSH, flags, spec, weight), target, NO_ROWS, values, rows)
+    if answered is not None and len(target.keys) * (8 + route.row_bytes) > session.chunk:
+        # cut into several requests, a key may be repeated in a later one: ask when all have been applied
+        header = header_of(session, frames.PUSH, FLAGS[rule], spec)
+        requests = session.start(route, call._replace(header=header, out=None), keep)
+        pull = call._replace(header=header_of(session, frames.PULL, 0, spec), values=None)
+        requests += session.start(route, pull, keep)
+    else:
+        requests = session.start(route, call, keep)
+    return SentCall(session, "push", requests), lambda: answered
+
+
+def send_merged(
+    session: ClientSession,
+    route: TableRoute,
+    flags: int,
+    grouping: Grouping,
+    merged: tuple[Grouping, np.ndarray],
+    values: np.ndarray,
+    answered: np.ndarray | None,
+) -> Sent:
+    """Push the sums of repeated keys; an answer is spread out to all the places that asked."""
+    distinct, target = merged
+    dim = route.spec.dim
+    sums = np.empty((len(distinct.keys), dim), route.spec.dtype)
+    sum_repeats(values, NO_ORDER if grouping.order is None else grouping.order, target, sums)
+    results = None if answered is None else np.empty_like(sums)
+    call = Call(header_of(session, frames.PUSH, flags, route.spec), distinct, NO_ROWS, sums, results)
+    sent = SentCall(session, "push", session.start(route, call))
+    if answered is None:
+        return sent, nothing
+    place = np.empty(len(target), np.int64)
+    place[slice(None) if grouping.order is None else grouping.order] = target
+
+    def spread() -> np.ndarray:
+        assert results is not None
+        answered.reshape(-1, dim)[:] = results[place]
+        return answered
+
+    return sent, spread
+
+
+def range_of(route: TableRoute, keys: Keys) -> tuple[int, int] | None:
+    """(first, end) where `keys` names a range of rows of a dense table."""
+    if keys is not None and not isinstance(keys, slice):
+        return None
+    rows = route.spec.rows
+    if rows is None:
+        raise InputError(f"table {route.spec.name!r} is keyed: name the keys")
+    start, stop, step = (keys or slice(None)).indices(rows)
+    if step != 1:
+        raise InputError(f"table {route.spec.name!r}: a slice of rows has step 1, not {step}; name the keys")
+    return start, max(start, stop)
+
+
+def outs_of(out: np.ndarray | Outs[T]) -> Mapping[T, np.ndarray]:
+    """Where the answers of several tables go."""
+    if isinstance(out, np.ndarray):
+        raise InputError("out of several tables is a mapping {table: array}, as the tables are")
+    return out or {}
+
+
+def room_for(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:
+    """Where the values of keys of that shape go: `out`, or a new array."""
+    full = row_shape(shape, spec)
+    if out is None:
+        return np.empty(full, spec.dtype)
+    return check_out(out, full, spec)
+
+
+def header_of(session: ClientSession, kind: int, flags: int, spec: TableSpec, rows: int = -1) -> Header:
+    """The header of a call, in the name of the origin that the session acts as."""
+    origin = session.acting
+    place = (origin.id, 0, origin.clock)
+    return Header(
+        kind,
+        flags,
+        0,
+        spec.id,
+        session.epoch,
+        *place,
+        rows=rows,
+        parties=origin.parties,
+        attempt=origin.attempt,
+    )

@@ -1,0 +1,188 @@
+"""What callers may hand in as keys and values, turned into what travels: int64 keys, rows in the table's dtype.
+
+Objects of numpy, pandas, `scipy.sparse`, `sparse` and torch are recognised by their own attributes; none of those
+packages is imported for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dps.errors import InputError, InputTypeError, NotFiniteError
+from dps.state.kernels import all_finite
+from dps.state.ops import TableSpec
+
+__all__ = ["as_keys", "as_rows", "check_out", "row_shape", "split_sparse"]
+
+
+def as_keys(keys: Any, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
+    """(int64 keys, flat and contiguous; the shape they came in).
+
+    Examples
+    --------
+    >>> as_keys([[1, 2], [3, 4]], "w")
+    (array([1, 2, 3, 4]), (2, 2))
+    """
+    if isinstance(keys, np.ndarray) and keys.dtype == np.int64:
+        array = keys
+    else:
+        array = _integers(keys, table)
+    shape = array.shape
+    flat = np.ascontiguousarray(array).reshape(-1)
+    # numba takes a read-only array for another type and would compile everything twice
+    return (flat if flat.flags.writeable else flat.copy()), shape
+
+
+def _integers(keys: Any, table: str) -> np.ndarray:
+    if hasattr(keys, "__dask_graph__"):
+        raise InputTypeError(f"table {table!r}: keys are a Dask collection; compute it, or pull inside a task")
+    _check_tensor(keys, f"table {table!r}: the keys")
+    if hasattr(keys, "to_numpy"):  # pandas Series, Index
+        keys = keys.to_numpy()
+    array = np.asarray(keys)
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind == "f" and not hasattr(keys, "dtype"):
+        array = _mixed_integers(keys, array)
+    if array.dtype.kind in "iu":  # uint64 keeps its 64 bits: every one of the 2**64 keys is a key
+        return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64)
+    if array.dtype.kind in "OUST":
+        raise InputTypeError(
+            f"table {table!r}: keys are integers, not {array.dtype}; texts become keys by dps.hash_strings"
+        )
+    if array.dtype.kind == "b":
+        raise InputTypeError(f"table {table!r}: keys are integers, not a mask; np.flatnonzero makes row numbers of it")
+    raise InputTypeError(f"table {table!r}: keys are integers, not {array.dtype}")
+
+
+def _check_tensor(value: Any, what: str) -> None:
+    """Refuse tensors of torch that numpy cannot read, and say what makes them readable.
+
+    A tensor that requires gradients is not detached here: where a parameter is pushed instead of its gradient, the
+    table would be trained with it.
+    """
+    if getattr(value, "requires_grad", False):
+        raise InputTypeError(
+            f"{what} are a tensor that requires gradients: push its gradient, tensor.grad, or pass tensor.detach()"
+        )
+    device = getattr(getattr(value, "device", None), "type", "cpu")
+    if device != "cpu":
+        raise InputTypeError(f"{what} are a tensor on device {value.device}: pass tensor.cpu()")
+    layout, dtype = (str(getattr(value, name, "")) for name in ("layout", "dtype"))
+    if layout.startswith("torch.sparse") and layout != "torch.sparse_coo":
+        raise InputTypeError(
+            f"{what} are a tensor of layout {layout}: pass tensor.to_sparse_coo() or tensor.to_dense()"
+        )
+    if dtype == "torch.bfloat16":
+        raise InputTypeError(f"{what} are a tensor of {dtype}, which numpy does not have: pass tensor.float()")
+
+
+def _mixed_integers(keys: Any, array: np.ndarray) -> np.ndarray:
+    """A list whose integers lie on both sides of 2**63 as uint64: numpy makes floats of it, which are other keys."""
+    objects = np.asarray(keys, dtype=object)
+    if not all(isinstance(key, (int, np.integer)) for key in objects.flat):
+        return array
+    return np.array([int(key) % 2**64 for key in objects.flat], np.uint64).reshape(objects.shape)
+
+
+def row_shape(shape: tuple[int, ...], spec: TableSpec) -> tuple[int, ...]:
+    """Shape of the values of keys of that shape: a table of dim 1 has no axis for it."""
+    return shape if spec.dim == 1 else (*shape, spec.dim)
+
+
+def as_rows(values: Any, shape: tuple[int, ...], count: int, spec: TableSpec) -> np.ndarray:
+    """`values` as a contiguous array [count, dim] in the table's dtype.
+
+    Raises
+    ------
+    InputError
+        The shape does not fit the keys, or the dtype would lose numbers.
+    NotFiniteError
+        NaN or infinity, and the table refuses them.
+    """
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    elif hasattr(values, "todense"):
+        values = np.asarray(values.todense())
+    elif not isinstance(values, np.ndarray):
+        _check_tensor(values, f"table {spec.name!r}: the values")
+        if getattr(values, "is_sparse", False):
+            values = values.to_dense()
+    array = np.asarray(values)
+    if count == 0 and array.size == 0:
+        return np.empty((0, spec.dim), spec.dtype)
+    if array.dtype != spec.dtype:
+        loses = array.dtype == np.uint64 and spec.dtype == "int64"  # numpy would wrap the large ones around
+        if loses or array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+            raise InputError(
+                f"table {spec.name!r} holds {spec.dtype}; values of {array.dtype} would lose numbers: convert them"
+            )
+        array = array.astype(spec.dtype)
+    if array.ndim == 0:
+        array = np.broadcast_to(array, (count, spec.dim))
+    elif array.shape not in (row_shape(shape, spec), (count, spec.dim)):
+        wanted = " or ".join(str(s) for s in dict.fromkeys((row_shape(shape, spec), (count, spec.dim))))
+        raise InputError(
+            f"table {spec.name!r}: {count} keys of dim {spec.dim} take values of shape {wanted}, not {array.shape}"
+        )
+    rows = np.ascontiguousarray(array).reshape(count, spec.dim)
+    if spec.finite and rows.dtype.kind == "f" and not all_finite(_writeable(rows).reshape(-1)):
+        bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+        raise NotFiniteError(
+            f"table {spec.name!r} refuses NaN and infinity; row {bad} of the values is {rows[bad][:8]}"
+        )
+    return _writeable(rows)
+
+
+def _writeable(array: np.ndarray) -> np.ndarray:
+    return array if array.flags.writeable else array.copy()
+
+
+def check_out(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:
+    """`out`; raises InputError unless it can take the answer as it is."""
+    if not isinstance(out, np.ndarray):
+        raise InputTypeError(f"table {spec.name!r}: out is a numpy array, not {type(out).__name__}")
+    if out.shape != shape or out.dtype != spec.dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        state = "" if out.flags.c_contiguous and out.flags.writeable else ", contiguous and writeable"
+        raise InputError(f"table {spec.name!r}: out must be {spec.dtype}{shape}{state}, not {out.dtype}{out.shape}")
+    return out
+
+
+def split_sparse(table: str, spec: TableSpec, keys: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """(keys, values) of a sparse vector, or of a sparse matrix [rows, dim]; None for anything else.
+
+    A vector (shape (n,), (n, 1) or (1, n)) is taken by its stored elements, a matrix by its rows that have any. The
+    gradient of a sparse embedding of torch, a COO tensor whose elements are whole rows, is taken by those rows.
+    """
+    if getattr(keys, "is_sparse", False):
+        coords, data = _of_tensor(keys, table)
+        if len(coords) == 1 and data.ndim == 2 and data.shape[1] == spec.dim:
+            return coords[0], data[:, 0] if spec.dim == 1 else data
+    elif hasattr(keys, "nnz") and hasattr(keys, "shape"):
+        matrix = keys.tocoo() if hasattr(keys, "tocoo") else keys
+        coords = matrix.coords if hasattr(matrix, "coords") else (matrix.row, matrix.col)
+        data = np.asarray(matrix.data)
+    else:
+        return None
+    shape = tuple(keys.shape)
+    if len(shape) == 1:
+        return np.asarray(coords[0], np.int64), data
+    if len(shape) == len(coords) == 2 and spec.dim == 1 and 1 in shape:
+        return np.asarray(coords[int(shape[0] == 1 and shape[1] != 1)], np.int64), data
+    if len(shape) == len(coords) == 2 and shape[1] == spec.dim:
+        rows, place = np.unique(np.asarray(coords[0], np.int64), return_inverse=True)
+        values = np.zeros((len(rows), spec.dim), data.dtype)
+        np.add.at(values, (place, np.asarray(coords[1])), data)
+        return rows, values
+    raise InputError(
+        f"table {table!r} of dim {spec.dim}: a sparse object of shape {shape} is no vector, and not [rows, {spec.dim}]"
+    )
+
+
+def _of_tensor(tensor: Any, table: str) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Coordinates and elements of a COO tensor of torch; what it has at one place several times is summed."""
+    _check_tensor(tensor, f"table {table!r}: the keys")
+    tensor = tensor.coalesce()
+    return tuple(np.asarray(tensor.indices())), np.asarray(tensor.values())

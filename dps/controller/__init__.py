@@ -1,0 +1,18 @@
+"""What runs in the scheduler's process: one plugin, a session for each parameter server.
+
+============ ========================================================================================
+plugin       the SchedulerPlugin, and all parameter servers of its scheduler
+verbs        what drivers ask of one parameter server, by verb
+session      one parameter server's parts, put together
+failover     membership: which servers are up, which takes over, which shards move; the route
+actors       the servers as Dask workers and actors; server_procedures.py has the steps
+run          the state of one run
+runs         the frames of runs: trainers join, tick, meet, leave
+work_leases  the frames by which trainers lease batches
+collectives  the results of allreduce, allgather, broadcast and barrier
+procedures   what takes several steps, as generators that yield instructions; executor.py carries these out
+checkpoints  the controller's part in checkpoints; checkpoint_procedures.py has its steps
+autoscaling  the number of servers follows the load; autoscaling_procedures.py has the steps
+seating      gives each trainer a thread of its own
+============ ========================================================================================
+"""

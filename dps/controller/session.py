@@ -1,0 +1,133 @@
+"""Session: the controller's parts for one parameter server, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from dps import config
+from dps.controller.actors import ServerActors
+from dps.controller.autoscaling import Autoscaler
+from dps.controller.checkpoints import Checkpointer
+from dps.controller.failover import Membership
+from dps.controller.runs import Runs
+from dps.daskapi.cordon import Cordon, is_at_work, task_of
+from dps.daskapi.protocols import DaskScheduler
+from dps.errors import ServerGoneError
+from dps.telemetry.monitor import Monitor
+from dps.telemetry.reports import ReceivedReport
+from dps.telemetry.snapshot import AdaptStatus, CheckpointStatus
+from dps.wire.endpoint import Endpoint
+from dps.wire.handshake import new_secret
+from dps.wire.protocols import EndpointCaller
+
+__all__ = ["Session"]
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One parameter server, as the controller has it.
+
+    Parameters
+    ----------
+    name : str
+    copies : int
+        Replicas of a shard, in tables that do not say how many.
+    endpoint : Endpoint
+        The controller's. Its thread owns the membership, the runs and the monitor.
+    scheduler : distributed.Scheduler
+    cordon : Cordon
+        Keeps ordinary tasks off the workers of servers.
+    actor : type
+        The class of a server's actor.
+    in_endpoint : callable
+        Runs a function in the endpoint's thread, for a caller on the scheduler's loop.
+    serving : callable
+        Gives the workers of all servers in this cluster, once for each server.
+    on_event : callable
+        Called with the text of each event, in the endpoint's thread.
+    version : str, optional
+        The driver's version of dps, for error messages.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        copies: int,
+        endpoint: Endpoint,
+        *,
+        scheduler: DaskScheduler,
+        cordon: Cordon,
+        actor: type,
+        in_endpoint: EndpointCaller,
+        serving: Callable[[], list[str]],
+        on_event: Callable[[str], None],
+        version: str | None = None,
+    ):
+        self.name, self.copies = name, copies
+        self.opened = asyncio.Event()  # set when the servers are up, or the session was given up
+        self.secret, self.servers_secret = new_secret(), new_secret()
+        self.in_endpoint = in_endpoint
+        self.retiring: asyncio.Task[None] | None = None  # tells the servers which tasks have ended
+        self.membership = Membership(endpoint, name, on_event=on_event, on_report=self._on_report)
+        self.runs = Runs(name, note=self.membership.note, task_of=partial(task_of, scheduler), at_work=is_at_work)
+        args = (name, (self.secret, self.servers_secret), (endpoint.host, endpoint.port))
+        self.actors = actors = ServerActors(
+            scheduler, cordon, self.membership, actor, args, in_endpoint, serving, version
+        )
+        self.checkpointer = Checkpointer(self.runs, self.membership, actors, in_endpoint)
+        self.monitor = Monitor(
+            self.runs,
+            self.membership,
+            self.runs.now,
+            wanted=lambda: actors.wanted,
+            checkpoints=lambda: msgspec.convert(self.checkpointer.describe(), CheckpointStatus),
+            adapt=lambda: msgspec.convert(self.autoscaler.describe(), AdaptStatus | None),
+        )
+        self.autoscaler = Autoscaler(self.membership, self.monitor, actors, self.checkpointer, in_endpoint, copies)
+
+    def _on_report(self, server: int, report: ReceivedReport) -> None:
+        """The monitor, which reads the membership and so is made after it, takes the reports of servers."""
+        self.monitor.heartbeat(server, report)
+
+    async def settle(self, keep: bool | None) -> None:
+        """A run has ended: close the clock that aggregating tables still hold open (or drop it, where `keep` is False),
+        and have every primary refuse ops of the run's trainers from now on.
+
+        It is done again where another server took over meanwhile, which does no harm. Where `keep` is None no run has
+        ended: then only the origins of ended tasks are retired, and clocks stay open.
+        """
+        over = await self.in_endpoint(self.runs.retire)
+        if not over and (keep is None or not self.collecting()):
+            return
+        left = {(spec["id"], n) for spec in self.membership.specs.values() for n in range(spec["shards"])}
+        until = asyncio.get_running_loop().time() + config.seconds("stop")
+        while left and asyncio.get_running_loop().time() < until:
+            answers = await self.actors.call_all("settle", keep, over)
+            left -= {(table, shard) for text in answers.values() for table, shard in json.loads(text)}
+            left -= await self.in_endpoint(self.membership.lost)
+            await asyncio.sleep(0.05 if left else 0)
+        if left:
+            raise ServerGoneError(
+                f"the end of a run has not reached {len(left)} shards within {config.limit('stop')}, because no server "
+                f"has them now: see dask ps status; where servers are only slow to take over, raise the setting"
+            )
+
+    async def retire_tasks(self) -> None:
+        """Tell the servers which tasks have ended, so that they refuse ops of these origins from now on."""
+        try:
+            await self.settle(keep=None)
+        except Exception as error:  # a late attempt is not refused then, but its pushes still count once
+            logger.warning("parameter server %r: not all servers know which tasks have ended: %s", self.name, error)
+        finally:
+            self.retiring = None
+
+    def collecting(self) -> list[str]:
+        """Names of the tables that collect the pushes of a clock (`aggregate=...`)."""
+        return [name for name, spec in self.membership.specs.items() if spec["aggregate"] is not None]

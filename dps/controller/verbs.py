@@ -1,0 +1,192 @@
+"""Verbs: what a driver asks of one parameter server, over Dask's control plane.
+
+The scheduler has one handler for all of them, `dps_call`; it takes a verb, the name of the parameter server, and the
+fields of the request by name. `SESSION_VERBS` has the function of each verb. `Sessions.verbs` has those by which
+parameter servers come and go, and those about the cluster. All of them run on the scheduler's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from dps.controller.checkpoints import CheckpointOptions
+from dps.controller.session import Session
+from dps.errors import InputError, StoppedError
+from dps.telemetry.monitor import history_json
+from dps.telemetry.snapshot import ServerAnswer
+
+__all__ = ["SESSION_VERBS"]
+
+
+# -- servers
+
+
+async def scale(session: Session, *, servers: int) -> None:
+    """Have that many servers, whatever the load; shards move while training goes on."""
+    adapted = session.autoscaler.end()
+    try:
+        await session.actors.scale(servers)
+    except InputError:
+        if adapted is not None:
+            session.autoscaler.begin(**adapted)
+        raise
+
+
+async def adapt(session: Session, *, wish: str) -> None:
+    """Let the number of servers follow the load; `wish` has the arguments of `Autoscaler.begin`, as JSON."""
+    session.autoscaler.begin(**json.loads(wish))
+
+
+async def retire(session: Session, *, server: int) -> None:
+    """Empty one server, then close it; a spare worker takes its place, if there is one."""
+    await session.actors.retire(server)
+
+
+async def status(session: Session) -> bytes:
+    """The state of the parameter server, with what its servers answer: a `Status`, encoded."""
+    answers = await session.actors.call_all("status")
+    known = {number: msgspec.msgpack.decode(answer, type=ServerAnswer) for number, answer in answers.items()}
+    return msgspec.msgpack.encode(await session.in_endpoint(session.monitor.snapshot, known, True))
+
+
+async def snapshot(session: Session) -> bytes:
+    """The state of the parameter server, without asking its servers: a `Status`, encoded."""
+    return msgspec.msgpack.encode(await session.in_endpoint(session.monitor.snapshot))
+
+
+async def history(session: Session, *, run: int = 0) -> str:
+    """The whole history of one run (0: the last), as JSON."""
+    values = await session.in_endpoint(session.monitor.history, run)
+    return await asyncio.get_running_loop().run_in_executor(None, history_json, values)
+
+
+# -- tables
+
+
+async def add_table(
+    session: Session, *, spec: str, exist_ok: bool = False, free: Collection[str] = ()
+) -> dict[str, Any]:
+    """Make a table on all servers, then publish it, so that a client never sees a part of one.
+
+    With `exist_ok`, an existing table is returned if it has the same fields; fields in `free`, which the caller left to
+    their defaults, may differ.
+    """
+    made = await session.actors.add_table(json.loads(spec), exist_ok, free)
+    return {"spec": json.dumps(made), "id": made["id"]}
+
+
+async def drop_table(session: Session, *, table: str) -> None:
+    """Forget a table and its rows."""
+    await session.actors.drop_table(table)
+
+
+# -- checkpoints
+
+
+async def checkpoint(session: Session, *, wish: str) -> str:
+    """Take a checkpoint now and return its description, or begin a schedule (null: end it). `wish` is JSON."""
+    fields = json.loads(wish)
+    once = fields is not None and fields.get("seconds") is None and fields.get("clocks") is None
+    if once:
+        return json.dumps(await session.checkpointer.take(CheckpointOptions(**fields)))
+    session.checkpointer.schedule(None if fields is None else CheckpointOptions(**fields))
+    return json.dumps(None)
+
+
+async def restore(session: Session, *, wish: str) -> str:
+    """Restore tables from a checkpoint; `wish` has the arguments of `Checkpointer.restore`, as JSON."""
+    fields = json.loads(wish)
+    args = (fields["url"], fields["checkpoint"], fields["tables"], fields["storage_options"])
+    return json.dumps(await session.checkpointer.restore(*args))
+
+
+# -- runs
+
+
+async def start_run(
+    session: Session,
+    *,
+    trainers: int,
+    staleness: float | None,
+    partitions: Sequence[Sequence[int]] | None = None,
+    resume: bool = False,
+    elastic: bool = False,
+    reassign: bool = False,
+) -> int:
+    """Begin a run; returns its number. Parameters as those of `Runs.start`; None is no bound on the staleness."""
+    collecting = session.collecting()
+    restored = session.checkpointer.resumable(trainers) if resume else None
+    args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign)
+    run: int = await session.in_endpoint(session.runs.start, *args)
+    session.checkpointer.resumed()
+    if collecting and not elastic:  # because a run whose driver died has left its last clock open
+        await session.settle(keep=False)
+    return run
+
+
+async def progress(session: Session, *, run: int) -> bytes:
+    """The clocks of a run and what its trainers do: a `RunStatus`, encoded."""
+    return msgspec.msgpack.encode(await session.in_endpoint(session.monitor.run, run))
+
+
+async def set_staleness(session: Session, *, staleness: float | str | None, run: int = 0) -> None:
+    """Set the staleness, or "auto", of an active run, or of all (0); None is no bound."""
+    if (collecting := session.collecting()) and staleness != 0:
+        raise InputError(
+            f"table {collecting[0]!r} collects a clock's pushes (aggregate=...), which needs staleness 0; it "
+            f"cannot be set to {staleness!r}"
+        )
+    if staleness == "auto":
+        await session.in_endpoint(session.monitor.automatic, run)
+    else:
+        bound = math.inf if staleness is None else staleness
+        await session.in_endpoint(session.monitor.set_staleness, bound, run)
+
+
+async def set_rejoin(session: Session, *, run: int, seconds: float, setting: str) -> None:
+    """Give lost trainers of a run more time to be back; `setting` names where that time comes from, for errors."""
+    await session.in_endpoint(session.runs.set_rejoin, run, float(seconds), setting)
+
+
+async def stop_run(session: Session, *, run: int, reason: str) -> None:
+    """Stop a run with an error."""
+    await session.in_endpoint(session.runs.stop, run, StoppedError(reason))
+
+
+async def end_run(session: Session, *, run: int) -> None:
+    """End a run that was opened for several callers, or that is elastic."""
+    if await session.in_endpoint(session.runs.end, run):  # otherwise the run that ends last settles
+        await session.settle(keep=True)
+
+
+async def settle(session: Session, *, keep: bool) -> None:
+    """A run has ended: close the clock that aggregating tables still hold open (or drop it, after a failure), and
+    refuse ops of its trainers from now on."""
+    await session.settle(keep)
+
+
+SESSION_VERBS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "scale": scale,
+    "adapt": adapt,
+    "retire": retire,
+    "status": status,
+    "snapshot": snapshot,
+    "history": history,
+    "add_table": add_table,
+    "drop_table": drop_table,
+    "checkpoint": checkpoint,
+    "restore": restore,
+    "start_run": start_run,
+    "progress": progress,
+    "set_staleness": set_staleness,
+    "set_rejoin": set_rejoin,
+    "stop_run": stop_run,
+    "end_run": end_run,
+    "settle": settle,
+}

@@ -1,0 +1,106 @@
+"""What dps uses of Dask's scheduler, its workers and its tasks: the contracts between Dask and the controller.
+
+Dask's own classes satisfy them. `cordon.py` uses more of the scheduler, and says what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from dask.typing import Key
+from distributed import Security
+from distributed.core import Status
+
+__all__ = ["DaskScheduler", "DaskTask", "DaskWorker"]
+
+
+class DaskTask(Protocol):
+    """A task as the scheduler has it (`TaskState`)."""
+
+    @property
+    def key(self) -> Key: ...
+
+    @property
+    def state(self) -> str:
+        """ "processing", "memory", "no-worker", ..."""
+
+    @property
+    def run_id(self) -> int | None:
+        """The number of its latest assignment to a worker."""
+
+    @property
+    def processing_on(self) -> object | None:
+        """The worker to which it is assigned."""
+
+
+class DaskWorker(Protocol):
+    """A worker as the scheduler has it (`WorkerState`)."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def name(self) -> object: ...
+
+    @property
+    def nthreads(self) -> int: ...
+
+    @property
+    def memory_limit(self) -> int:
+        """In bytes; 0: none."""
+
+    @property
+    def status(self) -> Status: ...
+
+    @property
+    def resources(self) -> Mapping[str, float]: ...
+
+    @property
+    def processing(self) -> Collection[DaskTask]:
+        """The tasks that are assigned to it."""
+
+    @property
+    def long_running(self) -> Collection[DaskTask]:
+        """Those of its tasks that have seceded, and so given their threads back."""
+
+
+class DaskScheduler(Protocol):
+    """What the controller reads of the cluster, and has Dask do for it."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def security(self) -> Security: ...
+
+    @property
+    def workers(self) -> Mapping[str, DaskWorker]:
+        """By address."""
+
+    @property
+    def tasks(self) -> Mapping[Key, DaskTask]: ...
+
+    @property
+    def clients(self) -> Mapping[str, object]:
+        """By their ids."""
+
+    @property
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        """What it answers, by the name of the request."""
+
+    @property
+    def rpc(self) -> Callable[[str], Any]:
+        """Given a worker's address, what to call its handlers with."""
+
+    def client_desires_keys(self, keys: Collection[Key], client: str) -> None:
+        """Keep these tasks' results for that client."""
+
+    def client_releases_keys(self, keys: Collection[Key], client: str, stimulus_id: str | None = None) -> None:
+        """That client needs these results no more."""
+
+    def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
+        """That client has gone."""
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Put an event into the scheduler's log."""

@@ -1,0 +1,11 @@
+"""The user's handle on a parameter server.
+
+================= ==================================================================
+parameter_server  ParameterServer: start, tables, run, status, checkpoint, close
+connection        a driver's connection to the controller, over Dask's control plane
+archive           checkpoints, exports and reports, as the handle writes them
+scaling           the number of servers, as the handle changes it
+lazy              lazy stages on Dask collections
+preload           --preload dps for `dask scheduler` and `dask worker`
+================= ==================================================================
+"""

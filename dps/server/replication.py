@@ -1,0 +1,423 @@
+"""Relay: passes a server's ops on to the next server of each shard's chain, and knows which ops that one has confirmed.
+
+Theory of operation
+-------------------
+A shard's replicas form a chain: primary, backup, backup, ... Each replica applies an op, passes it on to its successor,
+and confirms it to its predecessor once the successor has confirmed it (van Renesse & Schneider, "Chain Replication",
+OSDI 2004). The primary numbers the ops of a shard (`version`), and they travel over one connection in that order, so
+the ops that a replica has applied are always a prefix of its predecessor's.
+
+One request of a client may touch many shards. Its parts for neighbouring shards with the same successor travel on as
+one frame (a `Forward`), as views of the request's own body: nothing is copied or encoded anew. An `OwedAnswer` stands
+for the answer to the client; it is due when all forwards of the request are confirmed. The body stays until each of
+them is confirmed or refused, because a forward that is left may be sent again after another one was refused.
+
+What can happen between any two lines, and what then:
+
+* the connection to the successor breaks: the relay makes it again, and sends all unconfirmed ops again, in order. The
+  successor recognizes repeats by their version;
+* the controller replaces the successor (PLACE): the unconfirmed ops go to the new one, which has every op that was
+  ever confirmed; where no successor is left, they count as confirmed;
+* the successor answers that this server was replaced (FencedError): the replica is deposed, and the relay fails the
+  answers that it owes. Clients ask elsewhere. Of a frame for several shards the answer may hold for one of them only:
+  the relay sends each shard's op again in a frame of its own, and also every op that came after;
+* the successor answers with another error, or with nothing for too long: the relay tells the controller (SUSPECT),
+  which decides.
+
+A *feed* brings a joiner up to date: the dump's pieces travel on the same connection as the ops, so both arrive in the
+order in which they happened here. An op counts as confirmed only when the joiner has it too: the joiner is the end of
+the chain in all respects but one, which is that the controller would not make it the primary yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from dps import config
+from dps.errors import FencedError, MovedError
+from dps.server.replicas import Forward, OwedAnswer, Replica, ReplicaPart
+from dps.state.transfer import Dump
+from dps.telemetry.snapshot import ShardMove
+from dps.wire import frames
+from dps.wire.frames import Header, pack_arrays
+from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
+
+__all__ = ["Relay"]
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_SECONDS = 0.05  # from a broken connection to the next attempt
+DUMP_PIECE_BYTES = 1 << 20  # of rows in one frame of a dump
+BEGIN, ROWS, END = 0, 1, 2  # content of a DUMP frame, in its `number`
+
+
+class JoinerFeed:
+    """Brings a joiner up to date: it sends a dump of the shard, piece by piece, between the ops."""
+
+    def __init__(self, relay: Relay, replica: Replica, to: int, fence: int):
+        self.relay = relay
+        self.replica = replica
+        self.to = to
+        self.fence = fence
+        self.done = False
+        self.sent_bytes = 0
+        self.dump: Dump | None = None
+
+    def begin(self) -> None:
+        """Send the head of the dump. From here on every op of the shard goes to the joiner, too."""
+        self.done, self.sent_bytes = False, 0
+        self.dump = Dump(self.replica.shard)
+        self._send(BEGIN, *self.dump.head())
+
+    def confirmed(self, number: int, nbytes: int) -> None:
+        """The joiner has a piece: send the next one, not faster than `dps.limits.move` allows."""
+        if self.replica.feed is not self:
+            return
+        if number == END:
+            self.done = True
+            self.report_caught_up()
+        else:
+            self.relay.endpoint.later(nbytes / self.relay.rate, self._next, self.dump)
+
+    def report_caught_up(self) -> None:
+        """Tell the controller that the joiner has caught up, so that it may put the joiner into the chain."""
+        message = {"server": self.to, "table": self.replica.spec.name, "shard": self.replica.number}
+        self.relay.report(frames.CAUGHT_UP, message)
+
+    def _next(self, dump: Dump) -> None:
+        if self.replica.feed is self and self.dump is dump:
+            piece = dump.piece(self.relay.piece)
+            if piece is None:
+                self._send(END, {}, [])
+            else:
+                self._send(ROWS, *piece)
+
+    def _send(self, number: int, meta: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        count, pieces = pack_arrays(meta, [array.copy() for array in arrays])  # because the rows go on changing
+        nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+        self.sent_bytes += nbytes
+        header = Header(frames.DUMP, table=self.replica.spec.id, epoch=self.relay.epoch, number=number, count=count)
+        forward = Forward(header._replace(shard=self.replica.number, body=nbytes), [], None, None, [])
+        forward.feed, forward.pieces, forward.nbytes = self, pieces, nbytes
+        self.relay.send(self.to, forward)
+
+
+class Successor:
+    """The connection to one successor, and the forwards that it has not confirmed."""
+
+    def __init__(self, number: int):
+        self.number = number
+        self.link: RoleLink | None = None
+        self.unconfirmed: dict[int, Forward] = {}
+        self.last_request = 0
+        self.progressed_at = math.inf  # when it last confirmed a forward, or was sent the first unconfirmed one
+
+
+class Relay:
+    """All forwarding of one server: see the module's docstring.
+
+    Parameters
+    ----------
+    endpoint
+        The server's; the relay uses its `now`, `later` and `connect`.
+    session, secret : str
+        Name and secret under which the servers connect to each other.
+    report : callable
+        Sends a frame of the given kind, with a dict, to the controller.
+    """
+
+    def __init__(
+        self, endpoint: RoleEndpoint, session: str, secret: str, report: Callable[[int, dict[str, Any]], None]
+    ):
+        self.endpoint, self._report = endpoint, report
+        self.epoch = 0
+        self.addresses: dict[int, tuple[str, int]] = {}
+        self.has_successors = False  # a replica has a successor
+        self.backlog = 0  # bytes of unconfirmed rows
+        self.rate: float = config.nbytes("move")
+        self.piece = DUMP_PIECE_BYTES
+        self._backlog_limit, self._silence_seconds = config.nbytes("unconfirmed"), config.seconds("silence")
+        self._session, self._secret = session, secret
+        self._successors: dict[int, Successor] = {}
+        self._replicas: dict[Replica, None] = {}  # those with a successor, in the order in which they got it
+        self._stepping_down: list[Replica] = []
+        self._throttled: list[RoleConnection] = []  # connections that are not read while the backlog is too large
+        self._closed = False
+
+    def report(self, kind: int, message: dict[str, Any]) -> None:
+        """Send the controller a message, with the epoch of the placement that this server has adopted."""
+        self._report(kind, {**message, "epoch": self.epoch})
+
+    # -- ops
+
+    def forward(
+        self, header: Header, fresh: list[tuple[ReplicaPart, int]], keys: Any, values: np.ndarray, owed: OwedAnswer
+    ) -> None:
+        """Pass on the applied parts, each with its shard's new version; `owed` waits for all of them."""
+        i = 0
+        while i < len(fresh):
+            part = fresh[i][0]
+            j, end = i + 1, part.b
+            while j < len(fresh) and fresh[j][0].replica.successor == part.replica.successor and fresh[j][0].a == end:
+                if header.rows > 0 and fresh[j][0].replica.number != fresh[j - 1][0].replica.number + 1:
+                    break  # because the frame stands for all shards from its first to its last
+                end = fresh[j][0].b
+                j += 1
+            if part.replica.successor is not None:
+                owed.left += 1
+                self.send(part.replica.successor, Forward(header, fresh[i:j], keys, values, [owed]))
+            i = j
+
+    def follow(self, replica: Replica, owed: OwedAnswer) -> None:
+        """Make a repeat wait for all that was passed on before, because its first attempt is part of that."""
+        if not replica.drained:
+            assert replica.tail is not None
+            owed.left += 1
+            replica.tail.followers.append((replica, owed))
+
+    def throttle(self, connection: RoleConnection) -> None:
+        """Read no more from this connection while the backlog is larger than its limit."""
+        if self.backlog > self._backlog_limit:
+            connection.suspend()
+            self._throttled.append(connection)
+
+    def send(self, to: int, forward: Forward) -> None:
+        """Send a forward to server `to`, now or as soon as there is a connection."""
+        successor = self._successors.get(to)
+        if successor is None:
+            successor = self._successors[to] = Successor(to)
+        for part, _ in forward.parts:
+            part.replica.tail = forward
+        now = self.endpoint.now()
+        if not successor.unconfirmed:
+            successor.progressed_at = now
+        forward.first_sent = min(forward.first_sent, now)
+        self.backlog += forward.nbytes
+        successor.last_request = successor.last_request % 0xFFFFFFFF + 1
+        successor.unconfirmed[successor.last_request] = forward
+        self._write(successor, successor.last_request)
+        if successor.link is None:
+            self._connect(successor)
+
+    def _write(self, successor: Successor, number: int) -> None:
+        if successor.link is not None and successor.link.open:
+            successor.link.send(*successor.unconfirmed[number].frame(number, self.epoch))
+
+    # -- placement
+
+    def rechain(self, replica: Replica, successor: int | None, feed: int | None) -> None:
+        """Make `successor` the next server in the chain of `replica`; None: it is the last.
+
+        With `feed`, the joiner's fence, the successor is a joiner, which needs a dump of the shard.
+        """
+        old, replica.successor = replica.successor, successor
+        if successor is None:
+            self._replicas.pop(replica, None)
+        else:
+            self._replicas[replica] = None
+        self.has_successors = bool(self._replicas)
+        fed = None if replica.feed is None else (replica.feed.to, replica.feed.fence)
+        begin = feed is not None and fed != (successor, feed)
+        moved = self._withdraw(replica, old) if old is not None and (old != successor or begin) else []
+        if feed is None:
+            replica.feed = None
+        elif begin:
+            assert successor is not None
+            replica.feed = JoinerFeed(self, replica, successor, feed)
+            replica.feed.begin()
+        for forward in moved:
+            if successor is None:
+                forward.confirm()
+            else:
+                self.send(successor, forward)
+        if replica.stepping_down and replica not in self._stepping_down:
+            self._stepping_down.append(replica)
+
+    def settle(self) -> None:
+        """After a new placement: close connections to servers that are out of it, report step-downs, read on."""
+        for number in [n for n in self._successors if n not in self.addresses]:
+            link = self._successors.pop(number).link
+            if link is not None:
+                link.close()
+        self._stepping_down = [replica for replica in self._stepping_down if replica.stepping_down]
+        self._report_stepped_down()
+        self._resume_throttled()
+
+    def drop(self, replica: Replica) -> None:
+        """Give up a replica: the answers that wait for what it passed on fail."""
+        old, replica.successor, replica.feed, replica.deposed = replica.successor, None, None, True
+        replica.stepping_down = False
+        self._replicas.pop(replica, None)
+        self.has_successors = bool(self._replicas)
+        for forward in self._withdraw(replica, old):
+            self._refuse(forward)
+
+    def _withdraw(self, replica: Replica, server: int | None) -> list[Forward]:
+        """Take the unconfirmed ops of one replica off its successor's list, and return them, one forward for each op.
+
+        Its neighbours in the same frames are sent again, each in a frame of its own.
+        """
+        successor = self._successors.get(-1 if server is None else server)
+        if successor is None:
+            return []
+        kept: dict[int, Forward] = {}
+        taken, rewritten = [], []
+        for number, forward in successor.unconfirmed.items():
+            dump = forward.feed is not None and forward.feed.replica is replica
+            if not dump and all(part.replica is not replica for part, _ in forward.parts):
+                kept[number] = forward
+                continue
+            self.backlog -= forward.nbytes
+            for single in forward.split():
+                if single.parts[0][0].replica is replica:
+                    taken.append(single)
+                else:
+                    successor.last_request = successor.last_request % 0xFFFFFFFF + 1
+                    kept[successor.last_request] = single
+                    self.backlog += single.nbytes
+                    rewritten.append(successor.last_request)
+        successor.unconfirmed = kept
+        for number in rewritten:
+            self._write(successor, number)
+        return taken
+
+    # -- connections to successors
+
+    def _connect(self, successor: Successor) -> None:
+        """Make the connection, if the placement has an address for the successor."""
+        if self._closed or successor.link is not None or self._successors.get(successor.number) is not successor:
+            return
+        address = self.addresses.get(successor.number)
+        if address is not None:
+            successor.link = self.endpoint.connect(
+                address, self._session, self._secret, self._on_up, self._on_answer, self._on_end
+            )
+            successor.link.party = successor
+
+    def _on_up(self, link: RoleLink) -> None:
+        """The connection is there (again): begin dumps anew, then send the unconfirmed ops, in order."""
+        successor = link.party
+        waiting = [forward for forward in successor.unconfirmed.values() if forward.feed is None]
+        feeds = [
+            c.feed for c in self._replicas if c.feed is not None and c.feed.to == successor.number and not c.feed.done
+        ]
+        self.backlog -= sum(forward.nbytes for forward in successor.unconfirmed.values())
+        successor.unconfirmed = {}
+        for feed in feeds:
+            feed.begin()
+        for forward in waiting:
+            self.send(successor.number, forward)
+
+    def _on_end(self, link: RoleLink) -> None:
+        successor = link.party
+        if successor is not None and successor.link is link:
+            successor.link = None
+            self.endpoint.later(RECONNECT_SECONDS, self._connect, successor)
+
+    def _on_answer(self, link: RoleLink, header: Header, body: memoryview) -> None:
+        """The successor confirms, or refuses."""
+        successor = link.party
+        forward = successor.unconfirmed.get(header.request) if successor.link is link else None
+        if forward is None:  # it was sent to another successor meanwhile
+            return
+        successor.progressed_at = self.endpoint.now()
+        if header.kind == frames.ERROR:
+            error = frames.decode_error(body)
+            logger.warning("server %d does not take an op: %s", successor.number, error)
+            if not isinstance(error, FencedError):
+                dump = forward.feed is not None
+                refused = [forward.feed.replica] if dump else [part.replica for part, _ in forward.parts]
+                self._suspect(successor, str(error), refused)
+                return
+            if len(forward.parts) > 1:
+                self._retry_singly(successor, header.request)
+                return
+            for part, _ in forward.parts:
+                part.replica.deposed = True
+        del successor.unconfirmed[header.request]
+        self.backlog -= forward.nbytes
+        if header.kind == frames.ERROR:
+            self._refuse(forward)
+        elif forward.feed is not None:
+            forward.feed.confirmed(forward.header.number, forward.nbytes)
+        else:
+            forward.confirm()
+        if self._stepping_down:
+            self._report_stepped_down()
+        self._resume_throttled()
+
+    def _retry_singly(self, successor: Successor, number: int) -> None:
+        """A successor has refused a frame, perhaps because of one of its shards only: send each shard's op again in a
+        frame of its own, and everything that came after it, too."""
+        unconfirmed, successor.unconfirmed = successor.unconfirmed, {}
+        for n, forward in unconfirmed.items():
+            for single in forward.split() if n == number else [forward]:
+                successor.last_request = successor.last_request % 0xFFFFFFFF + 1
+                successor.unconfirmed[successor.last_request] = single
+        self.backlog += sum(single.nbytes for single in successor.unconfirmed.values())
+        self.backlog -= sum(single.nbytes for single in unconfirmed.values())
+        link, successor.link = successor.link, None
+        assert link is not None  # it has brought the answer
+        link.close()
+        self._connect(successor)
+
+    def _resume_throttled(self) -> None:
+        """Read from the throttled connections again, once the backlog is half of its limit."""
+        if self._throttled and self.backlog < self._backlog_limit // 2:
+            throttled, self._throttled = self._throttled, []
+            for connection in throttled:
+                connection.resume()
+
+    @staticmethod
+    def _refuse(forward: Forward) -> None:
+        shards = ", ".join(str(part.replica.number) for part, _ in forward.parts)
+        forward.refuse(MovedError(f"another server has become the primary of shards {shards}"))
+
+    def _report_stepped_down(self) -> None:
+        """Report each replica that steps down and has nothing unconfirmed: then all replicas of its shard are equal."""
+        for replica in self._stepping_down:
+            if replica.drained:
+                self.report(frames.STEPPED_DOWN, {"table": replica.spec.name, "shard": replica.number})
+
+    def _suspect(self, successor: Successor, why: str, replicas: Iterable[Replica]) -> None:
+        shards = [[c.spec.name, c.number] for c in replicas if c.successor == successor.number]
+        self.report(frames.SUSPECT, {"server": successor.number, "shards": shards, "why": why[:200]})
+
+    def tick(self) -> None:
+        """With each heartbeat, tell the controller (again) which successors are silent, which joiners have caught up,
+        which replicas have stepped down."""
+        now = self.endpoint.now()
+        for successor in self._successors.values():
+            if successor.unconfirmed and now - successor.progressed_at > self._silence_seconds:
+                why = f"has confirmed nothing for {now - successor.progressed_at:.1f} s"
+                self._suspect(successor, why, self._replicas)
+        for replica in self._replicas:
+            if replica.feed is not None and replica.feed.done:
+                replica.feed.report_caught_up()
+        self._report_stepped_down()
+
+    def moves(self) -> list[ShardMove]:
+        """How far the dumps to joiners are."""
+        return [
+            ShardMove(c.spec.name, c.number, c.feed.to, c.feed.sent_bytes, c.shard.nbytes)
+            for c in self._replicas
+            if c.feed is not None and not c.feed.done
+        ]
+
+    def unconfirmed(self) -> tuple[int, int, float]:
+        """How many forwards are unconfirmed, their bytes, and the age of the oldest in seconds."""
+        waiting = [successor.unconfirmed for successor in self._successors.values() if successor.unconfirmed]
+        since = [next(iter(ops.values())).first_sent for ops in waiting]
+        age = self.endpoint.now() - min(since) if since else 0.0
+        return sum(map(len, waiting)), self.backlog, age
+
+    def close(self) -> None:
+        self._closed = True
+        for successor in self._successors.values():
+            if successor.link is not None:
+                successor.link.close()

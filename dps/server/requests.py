@@ -1,0 +1,452 @@
+"""The server's role: what a server does with each frame, without Dask, threads or sockets.
+
+Everything here happens in the thread of the server's endpoint. A server holds *replicas* of shards. For some shards it
+is the primary: it answers clients' pulls and pushes. For others it is a backup: it takes the same ops from its
+predecessor in the chain. The controller decides which (PLACE); `replication.py` forwards ops and waits until the
+successor confirms them.
+
+Three rules keep an old primary from doing harm. It answers pulls of replicated tables only while it holds a lease;
+heartbeats renew the lease, and the controller waits for its end before it makes another server the primary. It
+acknowledges a push only when its successor in the chain has the op, and a successor refuses ops of a primary that was
+replaced (with ``ack="memory"``, the primary acknowledges while it holds the lease). And it drops its replica as soon
+as it learns that it was replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from dps.errors import (
+    DPSError,
+    FencedError,
+    MovedError,
+    NotFiniteError,
+    ProtocolError,
+    UnknownTableError,
+)
+from dps.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
+from dps.server.replicas import OwedAnswer, Replica, ReplicaPart
+from dps.server.replication import Relay
+from dps.server.tables import ServerTable, TableRequest, op_of
+from dps.state.kernels import all_finite
+from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
+from dps.state.shard import make_shard
+from dps.state.transfer import Joining
+from dps.telemetry.reports import ServerReport
+from dps.telemetry.server_meter import ServerMeter, TableMeter
+from dps.telemetry.snapshot import ServerAnswer
+from dps.wire import frames
+from dps.wire.frames import Header, padded, unpack_arrays
+from dps.wire.handshake import of_servers
+from dps.wire.protocols import RoleConnection, RoleEndpoint
+from dps.wire.rights import TO_SERVER, guarded
+
+__all__ = ["ServerRole"]
+
+Handler = Callable[[RoleConnection, Header, memoryview], None]
+Served = tuple[TableMeter, list[ReplicaPart]]  # the table and shards of a request, for its meter
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ServerRole:
+    """The server's role; see the module's docstring.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+        The source of frames; the role uses its `now`, `later`, `connect` and `frame_limit`.
+    session : str
+        Name of the parameter server.
+    number : int
+        Which of its servers this is; no later server gets the same number.
+    secret : str
+        The servers' secret.
+    controller : (str, int)
+        Host and port at which the controller listens.
+    meters : ServerMeter, optional
+        By default, one that takes the time from the endpoint.
+    """
+
+    def __init__(
+        self,
+        endpoint: RoleEndpoint,
+        session: str,
+        number: int,
+        secret: str,
+        controller: tuple[str, int],
+        meters: ServerMeter | None = None,
+    ):
+        self.endpoint, self.session, self.number = endpoint, session, number
+        self.tables: dict[int, ServerTable] = {}
+        self.epoch = self.requests = 0
+        self.stopped = False
+        self._reports_failed = False  # then heartbeats go without reports
+        peers = of_servers(session)
+        self.meters = meters or ServerMeter(endpoint.now)
+        self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
+        self.relay = Relay(endpoint, peers, secret, self.heartbeat.report)
+        handlers: dict[int, Handler] = {
+            frames.PULL: self.meters.timed(self._pull),
+            frames.PUSH: self.meters.timed(self._push),
+            frames.SCAN: self._scan,
+            frames.STATUS: self._status,
+            frames.REPLICATE: self._replicate,
+            frames.DUMP: self._take_dump,
+        }
+        self.handlers = guarded(TO_SERVER, handlers)
+
+    def start(self) -> None:
+        """Connect to the controller, and begin to beat."""
+        self.heartbeat.connect()
+        self._tick()
+
+    def stop(self) -> None:
+        """Close all connections that this server has opened, and forget its tables."""
+        self.stopped = True
+        self.heartbeat.stop()
+        self.relay.close()
+        self.tables.clear()
+
+    def _tick(self) -> None:
+        if not self.stopped:
+            self.meters.timer_fired(HEARTBEAT_SECONDS)
+            self.heartbeat.beat(self.epoch)
+            self.relay.tick()
+            self.endpoint.later(HEARTBEAT_SECONDS, self._tick)
+
+    def _make_report(self, anew: bool) -> bytes:
+        """The report that travels with a heartbeat; empty where it fails, because the heartbeat must go out anyway."""
+        if self._reports_failed:
+            return b""
+        try:
+            report = self.meters.report(self.tables, self.relay.unconfirmed(), len(self.endpoint.connections), anew)
+            return ServerReport.encode(report)
+        except Exception:
+            logger.exception("server %d cannot report its load; it sends no more reports", self.number)
+            self._reports_failed = True
+            return b""
+
+    # -- requests of the controller
+
+    def create(self, spec: TableSpec, shards: Iterable[int]) -> None:
+        """Make a table with initial replicas of these shards; a placement gives them their roles."""
+        if spec.id in self.tables:  # the call was repeated, because its answer was lost
+            return
+        table = self.tables[spec.id] = ServerTable(spec, self.number, self.endpoint.frame_limit)
+        for number in shards:
+            table.replicas[number] = Replica(spec, number, make_shard(spec, number))
+
+    def drop(self, table: int) -> None:
+        """Forget a table; requests that still wait for an op on it fail."""
+        gone = self.tables.pop(table, None)
+        for replica in gone.replicas.values() if gone is not None else ():
+            self.relay.drop(replica)
+        self.relay.settle()
+
+    def settle(self, keep: bool | None, over: list[list[int]]) -> tuple[list[tuple[int, int]], OwedAnswer]:
+        """A run has ended: close the open clock of every primary (without `keep`, drop it); retire origins.
+
+        Where `keep` is None no run has ended, and clocks stay open: then this only retires origins. `over` are pairs
+        (first origin, how many). Returns (table, shard) of the primaries, and an owed answer that is due when the
+        backups have done the same.
+        """
+        done, owed = [], OwedAnswer()
+        for table in self.tables.values():
+            primaries = [c for _, c in sorted(table.replicas.items()) if c.serves]
+            done += [(table.spec.id, replica.number) for replica in primaries]
+            if table.spec.aggregate is not None and keep is not None:
+                self._control(table, primaries, self._close_op(table, 0, KEEP if keep else DROP), owed)
+            for first, count in over:
+                retire = self._close_op(table, 0, first)._replace(rule=RETIRE, parties=count)
+                self._control(table, primaries, retire, owed)
+        return done, owed
+
+    def close_before(self, replica: Replica, clock: int) -> None:
+        """Close the sums of clocks before `clock`, on this replica and those behind it in the chain."""
+        if replica.shard.would_close(clock):
+            table = self.tables[replica.spec.id]
+            self._control(table, [replica], self._close_op(table, clock, OLDER))
+
+    def leads(self, replica: Replica) -> bool:
+        """Whether no other server can have become the primary of this shard, of which this server is the primary."""
+        return replica.spec.copies == 1 or self.endpoint.now() <= self.heartbeat.lease_until
+
+    def adopt(self, placement: dict[str, Any]) -> None:
+        """Adopt a new placement: take up and give up roles, send unconfirmed ops to new successors."""
+        if placement["epoch"] <= self.epoch:
+            return
+        self.epoch = self.relay.epoch = placement["epoch"]
+        self.relay.addresses = {int(n): (host, port) for n, (host, port) in placement["servers"].items()}
+        for key, places in placement["tables"].items():
+            table = self.tables.get(int(key))
+            if table is not None:
+                for number, place in enumerate(places):
+                    self._adopt_shard(table, number, *place)
+        self.relay.settle()
+
+    def _adopt_shard(
+        self,
+        table: ServerTable,
+        number: int,
+        chain: list[int],
+        joiner: int | None,
+        fences: list[int],
+        stepping_down: bool,
+    ) -> None:
+        me, replica = self.number, table.replicas.get(number)
+        if replica is not None and replica.fence > self.epoch:
+            return  # because a dump of a later placement, which overtook this one, began the replica
+        line = chain if joiner is None else [*chain, joiner]
+        if me not in line:
+            table.elsewhere[number] = self.epoch
+            if replica is not None:
+                del table.replicas[number]
+                self.relay.drop(replica)
+            return
+        place = line.index(me)
+        if replica is not None and replica.fence < fences[place] and me == joiner:
+            self.relay.drop(table.replicas.pop(number))  # of an earlier time in the chain: the joiner starts anew
+            replica = None
+        if replica is None:
+            if me != joiner:
+                message = {"server": me, "shards": [[table.spec.name, number]], "why": "it has no such replica"}
+                self.relay.report(frames.SUSPECT, message)
+            return
+        successor = line[place + 1] if place + 1 < len(line) else None
+        if (replica.fence, replica.successor) != (fences[place], successor):
+            # The placement changes this shard's chain. Where it does not, the backup that refused our ops knows of a
+            # newer placement than this one, so the replica stays deposed.
+            replica.deposed = False
+        replica.fence = fences[place]
+        replica.primary = place == 0
+        replica.stepping_down = stepping_down and replica.primary
+        feed = fences[place + 1] if joiner is not None and successor == joiner else None
+        self.relay.rechain(replica, successor, feed)
+
+    # -- clients
+
+    def _status(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        connection.reply_json(Header(frames.OK, request=header.request), msgspec.to_builtins(self.status()))
+
+    def status(self) -> ServerAnswer:
+        """Tables with their rows and bytes, the epoch, and what is under way."""
+        return ServerAnswer(
+            server=self.number,
+            epoch=self.epoch,
+            requests=self.requests,
+            tables={table.spec.name: table.held() for table in self.tables.values()},
+            connections=len(self.endpoint.connections),
+            unconfirmed=self.relay.unconfirmed()[0],
+            moves=self.relay.moves(),
+        )
+
+    def _table(self, header: Header) -> ServerTable:
+        table = self.tables.get(header.table)
+        if table is None:
+            if self.stopped:  # and the connection is about to be closed
+                raise MovedError(f"server {self.number} has stopped")
+            raise UnknownTableError(f"server {self.number} has no table number {header.table}; was it dropped?")
+        return table
+
+    def _leased(self, header: Header) -> ServerTable:
+        """The table, if no other server can have become the primary of its shards here."""
+        table = self._table(header)
+        if table.spec.copies > 1 and self.endpoint.now() > self.heartbeat.lease_until:
+            raise MovedError(f"server {self.number} has lost its lease: the controller has not answered its heartbeats")
+        return table
+
+    def _scan(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        self.requests += 1
+        keys = self._leased(header).scan(header)
+        connection.reply(Header(frames.OK, request=header.request, count=len(keys)), keys.tobytes())
+
+    def _pull(self, connection: RoleConnection, header: Header, body: memoryview) -> Served:
+        self.requests += 1
+        table = self._leased(header)
+        request = table.cut(header, body)
+        if request.used != len(body):
+            raise ProtocolError(f"a pull of {header.count} rows has a body of {len(body)} bytes, not {request.used}")
+        if table.spec.aggregate is not None:
+            for part in request.parts:
+                self.close_before(part.replica, header.clock)
+        table.answer(connection, header, request.parts)
+        return table.meter, request.parts
+
+    def _push(self, connection: RoleConnection, header: Header, body: memoryview) -> Served:
+        self.requests += 1
+        if self.relay.has_successors:
+            return self._holding(self._take_push, connection, header, body)
+        return self._take_push(connection, header, body, lambda: None)
+
+    @staticmethod
+    def _holding(
+        function: Callable[[RoleConnection, Header, memoryview, Callable[[], None]], T],
+        connection: RoleConnection,
+        header: Header,
+        body: memoryview,
+    ) -> T:
+        """Handle a frame whose body is needed until its forwards have ended. `function` calls `release` then; where it
+        raises, the body is released here."""
+        body, release = connection.hold(body)
+        try:
+            return function(connection, header, body, release)
+        except BaseException:
+            release()
+            raise
+
+    def _take_push(
+        self, connection: RoleConnection, header: Header, body: memoryview, release: Callable[[], None]
+    ) -> Served:
+        table, count = self._table(header), header.count
+        if not table.waits:  # so no backup refuses the op in time: a primary that was replaced has to do so itself
+            self._leased(header)
+        spec = table.spec
+        request = table.cut(header, body)
+        nbytes = count * table.row_bytes
+        if request.used + padded(nbytes) != len(body):
+            raise ProtocolError(f"a push of {count} rows of table {spec.name!r} has a body of {len(body)} bytes")
+        values = np.frombuffer(body, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
+        if spec.finite and spec.dtype != "int64" and not all_finite(values.reshape(-1)):
+            raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
+        op = op_of(header)
+        for replica, keys, _, a, b in request.parts:  # all that can fail comes before the first change
+            if op.origin:
+                replica.shard.ledger.check(op.origin, op.attempt)
+            replica.shard.check_weight(op)
+            if keys is not None and spec.keyed:
+                replica.shard.reserve(b - a)
+        owed = OwedAnswer()
+        self._change(table, header, op, request, values, owed)
+
+        def reply() -> None:
+            if connection.transport.is_closing():
+                return
+            if owed.error is not None:
+                connection.reply_error(header, owed.error)
+                connection.transport.close()
+            elif op.answer:
+                table.answer(connection, header, request.parts, op)
+            else:
+                connection.acknowledge(Header(frames.OK, request=header.request, count=count))
+
+        if not table.waits:
+            reply()
+        owed.at_end(release)
+        if table.waits:
+            owed.then(reply)
+        self.relay.throttle(connection)
+        return table.meter, request.parts
+
+    def _change(
+        self, table: ServerTable, header: Header, op: Op, request: TableRequest, values: np.ndarray, owed: OwedAnswer
+    ) -> None:
+        """Apply the op to every shard; forward it where it was new, wait for the earlier one where it is a repeat."""
+        fresh = []
+        for part in request.parts:
+            shard = part.replica.shard
+            if shard.apply(part.op(op, values)):
+                fresh.append((part, shard.version))
+            else:
+                self.relay.follow(part.replica, owed)
+        if fresh and self.relay.has_successors:
+            self.relay.forward(header, fresh, request.keys, values, owed)
+
+    def _control(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer | None = None) -> None:
+        """Apply an op without rows to these replicas, and to those behind them in their chains."""
+        flags = frames.CONTROL | (frames.RULE_ADD if op.rule == RETIRE else 0)
+        header = Header(
+            frames.REPLICATE, flags, 0, table.spec.id, self.epoch, clock=op.clock, start=op.start, parties=op.parties
+        )
+        for replica in replicas:
+            replica.shard.apply(op)
+            if self.relay.has_successors:
+                fresh = [(ReplicaPart(replica, None, op.start, 0, 0), replica.shard.version)]
+                self.relay.forward(header, fresh, None, op.values, owed or OwedAnswer())
+
+    @staticmethod
+    def _close_op(table: ServerTable, clock: int, what: int) -> Op:
+        return Op(CLOSE, None, what, np.empty((0, table.spec.dim), table.dtype), clock, 1)
+
+    # -- frames of the predecessor in a chain
+
+    def _replicate(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        self._holding(self._take_op, connection, header, body)
+
+    def _take_op(
+        self, connection: RoleConnection, header: Header, body: memoryview, release: Callable[[], None]
+    ) -> None:
+        table = self._table(header)
+        spec, count = table.spec, header.count
+        versions = np.frombuffer(body, np.int64, header.shards).tolist()
+        rest = body[8 * header.shards :]
+        op = op_of(header)
+        if header.flags & frames.CONTROL:
+            replicas = [table.replica(n) for n in range(header.shard, header.shard + header.shards)]
+            request = TableRequest([ReplicaPart(replica, None, header.start, 0, 0) for replica in replicas], None, 0)
+        else:
+            request = table.cut(header, rest, primary=False)
+        values = np.frombuffer(rest, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
+        owed, fresh = OwedAnswer(), []
+        for part in request.parts:  # all that can fail comes before the first change
+            replica, version = part.replica, versions[part.replica.number - header.shard]
+            if replica.fence == 0:  # the table is new, and its placement has not come: the predecessor sends again
+                release()
+                connection.transport.close()
+                return
+            self._check_fence(header, replica)
+            if version > replica.shard.version + 1:
+                raise DPSError(
+                    f"server {self.number} is at {replica.shard.version} of shard {replica.number}, not {version}"
+                )
+            if version > replica.shard.version:
+                fresh.append((part, version))
+            else:
+                self.relay.follow(replica, owed)
+        for part, _ in fresh:
+            part.replica.shard.apply(part.op(op, values))
+        if fresh and self.relay.has_successors:
+            self.relay.forward(header, fresh, request.keys, values, owed)
+
+        def confirm() -> None:
+            if owed.error is None and not connection.transport.is_closing():
+                connection.acknowledge(Header(frames.OK, request=header.request))
+
+        owed.at_end(release)
+        owed.then(confirm)
+
+    @staticmethod
+    def _check_fence(header: Header, replica: Replica) -> None:
+        """Refuse the ops of a sender that was replaced since the epoch it believes in."""
+        if header.epoch < replica.fence:
+            shard = f"shard {replica.number} of table {replica.spec.name!r}"
+            raise FencedError(f"{shard} takes no ops of epoch {header.epoch} any more")
+
+    def _take_dump(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        """A piece of a dump of a shard that this server is to hold: its beginning, rows, or its end."""
+        table = self._table(header)
+        meta, arrays = unpack_arrays(header, body)
+        replica = table.replicas.get(header.shard)
+        if header.number == 0:
+            if header.epoch <= table.elsewhere.get(header.shard, -1):  # it is late: the server is not to join any more
+                raise FencedError(f"server {self.number} no longer takes shard {header.shard} of epoch {header.epoch}")
+            if replica is not None and (not replica.joining or header.epoch < replica.fence):
+                raise DPSError(f"server {self.number} does not begin shard {header.shard} anew at {header.epoch}")
+            joining = Joining(table.spec, header.shard)
+            joining.begin(meta, [array.copy() for array in arrays])
+            replica = table.replicas[header.shard] = Replica(table.spec, header.shard, joining)
+            replica.joining, replica.fence = True, header.epoch
+        elif replica is None or not replica.joining or header.epoch < replica.fence:
+            raise DPSError(f"server {self.number} does not wait for shard {header.shard} of {table.spec.name!r}")
+        elif header.number == 1:
+            replica.shard.add(meta, arrays)
+        else:
+            replica.shard, replica.joining = replica.shard.finish(), False
+        connection.reply(Header(frames.OK, request=header.request))

@@ -1,0 +1,176 @@
+"""The replicas of one table on a server: a request is cut by shard here, and answered."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dps.errors import InputError, LimitError, MovedError, ProtocolError
+from dps.server.replicas import Replica, ReplicaPart
+from dps.state.ops import ADD, ASSIGN, CLOSE, PUSH, RETIRE, Op, TableSpec
+from dps.state.partition import bound
+from dps.state.shard import DenseShard
+from dps.telemetry.server_meter import TableMeter
+from dps.telemetry.snapshot import HeldRows
+from dps.wire import frames
+from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded
+from dps.wire.protocols import RoleConnection
+
+__all__ = ["ServerTable", "TableRequest", "op_of"]
+
+PIECE_BYTES = 1 << 19  # of an answer that are passed on at a time: the peer reads them while more rows are gathered
+
+
+class TableRequest(NamedTuple):
+    """A pull or push, cut by shard."""
+
+    parts: list[ReplicaPart]
+    keys: np.ndarray | None
+    used: int  # bytes of the body
+
+
+class ServerTable:
+    """The replicas of one table on this server."""
+
+    def __init__(self, spec: TableSpec, server: int, frame_limit: int):
+        self.spec, self.server, self.frame_limit = spec, server, frame_limit
+        self.replicas: dict[int, Replica] = {}
+        self.elsewhere: dict[int, int] = {}  # shard -> epoch of the last placement that gave this server no part in it
+        self.dtype = np.dtype(spec.dtype)
+        self.row_bytes = spec.dim * spec.itemsize
+        self.waits = spec.ack == "copies"
+        self.meter = TableMeter(spec.shards, self.row_bytes)
+
+    def cut(self, header: Header, body: memoryview, primary: bool = True) -> TableRequest:
+        """Cut a request by shard. With `primary`, this server has to be the primary of each of them.
+
+        A push that stands for rows of data gets a part for each shard that it names, also for a shard without keys in
+        it, because the divisor of a mean has to be the same in all shards.
+        """
+        spec = self.spec
+        parts: list[ReplicaPart] = []
+        if header.count * self.row_bytes > self.frame_limit:
+            raise LimitError(f"{header.count} rows of table {spec.name!r} do not fit a frame of dps.limits.frame bytes")
+        if header.flags & frames.RANGE:
+            if spec.rows is None:
+                raise InputError(f"table {spec.name!r} is keyed: it has no ranges of rows, name the keys")
+            row, end = header.start, header.start + header.count
+            for number in range(header.shard, min(header.shard + header.shards, spec.shards)):
+                stop = min(end, bound(number + 1, spec.rows, spec.shards))
+                if row < stop or header.rows > 0:
+                    replica, stop = self.replica(number, primary), max(row, stop)
+                    if not replica.joining:
+                        replica.shard.check(None, row, stop - row)
+                    parts.append(ReplicaPart(replica, None, row, row - header.start, stop - header.start))
+                    row = stop
+            if row != end:
+                raise InputError(f"rows {row} to {end - 1} of table {spec.name!r} do not lie in the shards named")
+            return TableRequest(parts, None, 0)
+        used = 8 * (header.shards + header.count)
+        if header.shards > spec.shards or used > len(body):
+            raise ProtocolError(f"{header.count} keys in {header.shards} shards do not fit a body of {len(body)} bytes")
+        counts = np.frombuffer(body, np.int64, header.shards).tolist()
+        keys = np.frombuffer(body, np.int64, header.count, 8 * header.shards)
+        a = 0
+        for number, count in enumerate(counts, header.shard):
+            if count > 0 or (header.rows > 0 and count == 0):
+                replica = self.replica(number, primary)
+                if not replica.joining:
+                    replica.shard.check(keys[a : a + count], 0, count)
+                parts.append(ReplicaPart(replica, keys[a : a + count], 0, a, a + count))
+                a += count
+        if a != header.count or min(counts, default=0) < 0:
+            raise ProtocolError(f"the counts of a request for {header.count} keys add up to {sum(counts)}")
+        return TableRequest(parts, keys, used)
+
+    def scan(self, header: Header) -> np.ndarray:
+        """Keys of one shard, in the order in which they were created, from `header.start` on."""
+        if self.spec.rows is not None:
+            raise InputError(f"table {self.spec.name!r} has no keys of its own, but rows 0 to {self.spec.rows - 1}")
+        if 8 * header.count > self.frame_limit or header.start < 0:
+            raise LimitError(f"{header.count} keys from {header.start} on do not fit a frame of dps.limits.frame bytes")
+        keys = self.replica(header.shard, primary=True).shard.index.keys()
+        return keys[header.start : header.start + header.count]
+
+    def answer(
+        self, connection: RoleConnection, header: Header, parts: list[ReplicaPart], repeated: Op | None = None
+    ) -> None:
+        """Copy the rows into the connection's outgoing buffer, and pass them on piece by piece.
+
+        For an op that was `repeated`, rows that the ledger keeps from the first answer go out instead.
+        """
+        certificate = b""
+        if header.flags & frames.CERTIFICATE:
+            certificate = frames.encode_json(
+                {p.replica.number: p.replica.shard.ledger.certificate().tolist() for p in parts}
+            )
+        nbytes = header.count * self.row_bytes
+        buffer = connection.outgoing(HEADER_SIZE + padded(nbytes))
+        view = memoryview(buffer)
+        answer = Header(frames.OK, request=header.request, count=header.count, body=padded(nbytes) + len(certificate))
+        view[:HEADER_SIZE] = encode_header(answer)
+        out = buffer[HEADER_SIZE : HEADER_SIZE + nbytes].view(self.dtype).reshape(header.count, self.spec.dim)
+        step, passed = max(1, PIECE_BYTES // self.row_bytes), 0
+        for replica, keys, start, first, last in parts:
+            if repeated is not None and self._kept_answer(replica, repeated, out[first:last]):
+                continue
+            for a in range(first, last, step):
+                b = min(a + step, last)
+                if keys is None:
+                    assert isinstance(replica.shard, DenseShard)
+                    replica.shard.pull_range(start + a - first, out[a:b])
+                else:
+                    replica.shard.pull(keys[a - first : b - first], out[a:b])
+                ready = HEADER_SIZE + b * self.row_bytes
+                if ready - passed >= PIECE_BYTES:
+                    connection.write(view[passed:ready])
+                    passed = ready
+        if passed < len(view):
+            connection.write(view[passed:])
+        if certificate:
+            connection.write(certificate)
+
+    @staticmethod
+    def _kept_answer(replica: Replica, op: Op, out: np.ndarray) -> bool:
+        """Put the answer that an op was given first into `out`; False if the ledger has it no more."""
+        kept = replica.shard.ledger.answer(op.origin, op.clock, op.number) if op.origin else None
+        if kept is None or kept.shape != out.shape:
+            return False
+        out[:] = kept
+        return True
+
+    def replica(self, number: int, primary: bool = False) -> Replica:
+        """This server's replica of a shard. MovedError if it has none, or if it has to be the primary and is not."""
+        replica = self.replicas.get(number)
+        if replica is None or (primary and not replica.serves):
+            if not 0 <= number < self.spec.shards:
+                raise InputError(f"table {self.spec.name!r} has {self.spec.shards} shards; there is no {number}")
+            raise MovedError(f"server {self.server} does not serve shard {number} of table {self.spec.name!r} now")
+        return replica
+
+    def size(self) -> tuple[int, int]:
+        """Rows in shards that this server is the primary of, and bytes of all its replicas."""
+        rows = sum(len(replica.shard) for replica in self.replicas.values() if replica.primary)
+        return rows, sum(replica.shard.nbytes for replica in self.replicas.values() if not replica.joining)
+
+    def held(self) -> HeldRows:
+        """Rows, bytes, and the shards that this server is the primary and the backup of."""
+        rows, nbytes = self.size()
+        by_role: dict[bool, list[int]] = {True: [], False: []}
+        for number, replica in sorted(self.replicas.items()):
+            by_role[replica.primary].append(number)
+        return HeldRows(rows, nbytes, by_role[True], by_role[False])
+
+
+def op_of(header: Header) -> Op:
+    """The op that a frame describes, without its rows."""
+    answer = bool(header.flags & frames.ANSWER)
+    if header.flags & frames.CONTROL:
+        rule = RETIRE if header.flags & frames.RULE_ADD else CLOSE
+        values: Any = np.empty((0, 1))
+    else:
+        rule = ADD if header.flags & frames.RULE_ADD else ASSIGN if header.flags & frames.RULE_ASSIGN else PUSH
+        values = None
+    stamp = (header.trainer, header.attempt, header.number)
+    return Op(rule, None, header.start, values, header.clock, header.parties, *stamp, answer, header.rows)

@@ -1,0 +1,26 @@
+"""Count, report, keep, diagnose.
+
+Trainers and servers count their own work and send a report with ticks and heartbeats. The controller keeps the reports,
+and rules find out from them which party is slow, and why.
+
+================= ====================================================================
+trainer_meter     a trainer's own counts: where its time went, calls, keys, bytes
+server_meter      a server's own counts
+host              what a process gets of its machine's processors
+reports           what travels: a trainer's report, a server's report
+history           the reports of a run's trainers, lately and in the whole run
+series            numbers over time in bounded memory
+hosts             how loaded the machines are
+rates             one clock's cost, beside the others', and how much of that is chance
+diagnosis         which party holds a run up, of what kind that is, and what helps
+slow_servers      servers at which trainers lose time
+overload          machines whose processors do not suffice
+findings          a diagnosis in words, with its remedy
+autostaleness     a staleness that lowers waiting and does not hurt the loss
+run_telemetry     what the controller keeps of a run's reports
+server_telemetry  what it keeps of a server's
+snapshot          the state of a parameter server as typed values, which all views show
+monitored         what the monitor reads of the controller's runs and membership
+monitor           makes that state of all that is known
+================= ====================================================================
+"""

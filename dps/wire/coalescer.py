@@ -1,0 +1,46 @@
+"""Coalescer: frames that are written to one peer in the same turn of the loop leave together, in one system call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+__all__ = ["Coalescer"]
+
+FLUSH_BYTES = 1 << 16  # so many do not wait for the end of the turn
+
+
+class Coalescer:
+    """The frames that one turn of the loop has written to one peer.
+
+    Parameters
+    ----------
+    loop : asyncio.AbstractEventLoop
+    transport : asyncio.Transport
+        The connection to the peer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport):
+        self._loop, self._transport = loop, transport
+        self._buffers: list[Buffer] = []
+        self.nbytes = 0  # of the frames that wait here
+
+    def put(self, nbytes: int, buffers: Iterable[Buffer]) -> None:
+        """Send `nbytes` in `buffers`, which must not change, soon: not later than the loop's next turn."""
+        if not self._buffers:
+            self._loop.call_soon(self.flush)
+        self._buffers += buffers
+        self.nbytes += nbytes
+        if self.nbytes >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the frames that wait; to be called before a frame is written past the coalescer."""
+        if self._buffers:
+            buffers, self._buffers, self.nbytes = self._buffers, [], 0
+            if not self._transport.is_closing():
+                self._transport.writelines(buffers)  # type: ignore[arg-type]  # it takes any buffer

@@ -1,0 +1,426 @@
+"""Where shards are, and the way from one placement to the next: nothing is lost on it, and it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from oracles import mutant
+
+from dps.coordination import placement
+from dps.coordination.placement import Place, PlacementStep, StepKind, next_steps, place, without
+from dps.errors import InputError
+
+# ---- the beginning --------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 300),
+    st.lists(st.integers(0, 1000), min_size=1, max_size=40, unique=True),
+    st.integers(1, 8),
+    st.integers(0, 9),
+)
+def test_first_placement_is_even_and_keeps_neighbours_together(shards, servers, copies, epoch):
+    placed = place(shards, servers, copies, epoch)
+    copies = min(copies, len(servers))
+    assert len(placed) == shards
+    for p in placed:
+        assert len(set(p.chain)) == len(p.chain) == copies
+        assert p == (p.chain, None, (epoch,) * copies, False)
+    heads = [p.chain[0] for p in placed]
+    counts = Counter(dict.fromkeys(servers, 0))
+    counts.update(heads)
+    assert set(counts) == set(servers)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    changes = sum(a != b for a, b in pairwise(heads))
+    assert changes == len(set(heads)) - 1, "a server's shards are neighbours"
+    assert [s for s in servers if s in set(heads)] == list(dict.fromkeys(heads)), "in the order given"
+
+
+@given(st.integers(1, 8), st.integers(2, 12), st.integers(2, 4))
+def test_the_backups_of_a_server_are_spread(each, servers, copies):
+    """Whichever server fails, many others take over its work."""
+    placed = place(each * servers, range(servers), copies)
+    for lost in range(servers):
+        heirs = Counter(p.chain[1] for p in placed if p.chain[0] == lost)
+        assert len(heirs) == min(each, servers - 1)
+        assert max(heirs.values()) <= -(-each // (servers - 1))
+
+
+def test_examples():
+    assert [p.chain for p in place(4, [0, 1])] == [(0,), (0,), (1,), (1,)]
+    assert [p.chain for p in place(1, [5, 3])] == [(5,)]
+    assert [p.chain for p in place(5, [2, 0], 3)] == [(2, 0), (2, 0), (2, 0), (0, 2), (0, 2)]
+    assert [p.chain for p in place(4, [0, 1, 2], 2)] == [(0, 1), (0, 2), (1, 2), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "servers", "match"), [(0, [1], "shard"), (4, [], "no server"), (4, [1, 1], "twice")]
+)
+def test_what_cannot_be_placed(shards, servers, match):
+    with pytest.raises(InputError, match=match):
+        place(shards, servers)
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+P = Place((0, 1, 2), 3, (5, 6, 7, 8))
+
+
+@pytest.mark.parametrize(
+    ("old", "lost", "silent", "doubted", "new"),
+    [
+        (P, {9}, {8}, (), P),
+        (P, {0}, (), (), Place((1, 2), 3, (9, 7, 8))),
+        (P, {1}, (), (), Place((0, 2), 3, (5, 9, 8))),
+        (P, {2}, (), (), Place((0, 1), 3, (5, 6, 9))),
+        (P, {3}, (), (), Place((0, 1, 2), None, (5, 6, 7))),
+        (P, (), {0, 3}, (), Place((1, 2), None, (9, 7))),
+        (P, (), {0, 1, 2}, (), P),  # they may come back
+        (P, {0}, {1, 2}, (), Place((1, 2), 3, (9, 7, 8))),
+        (P, {0, 1, 2}, (), (), Place(())),
+        (Place((0,), None, (5,)), (), {0}, (), Place((0,), None, (5,))),
+        (P._replace(stepping_down=True), {1}, (), (), Place((0, 2), 3, (5, 9, 8), True)),
+        (P._replace(stepping_down=True), {0}, (), (), Place((1, 2), 3, (9, 7, 8), False)),
+        (P, (), {0}, {1}, Place((1, 2), 3, (9, 7, 8))),  # the last is known to be alive
+        (P, (), {0}, {1, 2}, P),  # those may be dead
+        (P, {1}, {0}, {1, 2}, Place((0, 2), 3, (5, 9, 8))),
+        (P, {1}, (), {0, 2}, Place((0, 2), 3, (5, 9, 8))),
+    ],
+)
+def test_which_server_takes_over(old, lost, silent, doubted, new):
+    placed = without(old, lost, silent, 9, doubted)
+    assert placed == new
+    assert (placed is old) == (new == old), "no new epoch for nothing"
+
+
+# ---- step by step ---------------------------------------------------------------------------------------------------
+
+
+class Placements(RuleBasedStateMachine):
+    """Tables, servers, and rules that carry out the steps as the controller does."""
+
+    module = placement
+
+    @initialize(servers=st.integers(1, 5), tables=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3)), max_size=2))
+    def begin(self, servers, tables):
+        self.epoch, self.next = 1, servers
+        self.up, self.leaving, self.silent, self.gone = set(range(servers)), set(), set(), set()
+        self.doubtful = set()  # of those up: there is one of two signs that they are lost
+        self.copies = {f"t{n}": copies for n, (_, copies) in enumerate(tables)}
+        self.tables = {
+            f"t{n}": list(place(shards, range(servers), copies, 1)) for n, (shards, copies) in enumerate(tables)
+        }
+        self.doing = {}  # (table, shard) -> the step for which its primary steps down
+
+    # -- what happens to servers
+
+    @precondition(lambda self: len(self.up) < 7)
+    @rule()
+    def a_server_comes(self):
+        self.up.add(self.next)
+        self.next += 1
+
+    @precondition(lambda self: len(self.up - self.leaving) > 1)
+    @rule(data=st.data())
+    def a_server_is_to_leave(self, data):
+        self.leaving.add(data.draw(st.sampled_from(sorted(self.up - self.leaving))))
+
+    @precondition(lambda self: self.up)
+    @rule(data=st.data())
+    def a_server_falls_silent(self, data):
+        server = data.draw(st.sampled_from(sorted(self.up)))
+        self.up.discard(server)
+        self.doubtful.discard(server)
+        self.silent.add(server)
+        self.bury()
+
+    @precondition(lambda self: self.silent)
+    @rule(data=st.data())
+    def a_silent_one_is_back(self, data):
+        server = data.draw(st.sampled_from(sorted(self.silent)))
+        self.silent.discard(server)
+        self.up.add(server)
+        self.bury()
+
+    @precondition(lambda self: self.up)
+    @rule(data=st.data())
+    def a_server_is_in_doubt_or_not_any_more(self, data):
+        self.doubtful ^= {data.draw(st.sampled_from(sorted(self.up)))}
+        self.bury()
+
+    @precondition(lambda self: self.up | self.silent)
+    @rule(data=st.data())
+    def a_server_is_lost(self, data):
+        server = data.draw(st.sampled_from(sorted(self.up | self.silent)))
+        for group in (self.up, self.leaving, self.silent, self.doubtful):
+            group.discard(server)
+        self.gone.add(server)
+        self.bury()
+
+    def bury(self):
+        for name, shard, p in self.each():
+            new = self.module.without(p, self.gone, self.silent, self.epoch + 1, self.doubtful)
+            staying = [n for n in p.chain if n not in self.gone]
+            assert [n for n in p.chain if n in new.chain] == list(new.chain), "in their order"
+            assert set(new.chain) >= set(staying) - self.silent, "no server that is in step and well is put out"
+            assert bool(new.chain) == bool(staying), "rows that a server has are not given up"
+            known = [n for n in staying if n in self.up - self.doubtful]
+            assert known or list(new.chain) == staying, (
+                "a server that may have all of it stays, unless another one lives"
+            )
+            assert not known or set(new.chain) <= self.up, "no shard waits for a silent server where another lives"
+            self.put(name, shard, new)
+            self.epoch += 1
+
+    # -- what the controller does
+
+    @rule(moves=st.integers(1, 4), data=st.data())
+    def a_look(self, moves, data):
+        for step in self.steps(moves):
+            self.take(step)
+
+    @rule(data=st.data())
+    def something_is_done(self, data):
+        """A joiner has caught up, or a primary has stepped down."""
+        waiting = [(name, shard) for name, shard, p in self.each() if self.can_go_on(p)]
+        if waiting:
+            self.go_on(*data.draw(st.sampled_from(waiting)))
+
+    def can_go_on(self, p):
+        if p.stepping_down:
+            return p.chain[0] in self.up
+        return p.joiner is not None and {p.chain[-1], p.joiner} <= self.up
+
+    def steps(self, moves):
+        tables = {name: (self.copies[name], places) for name, places in self.tables.items()}
+        well = self.up - self.doubtful
+        steps = list(self.module.next_steps(tables, well - self.leaving, well & self.leaving, moves))
+        assert len({(step.table, step.shard) for step in steps}) == len(steps), "one for a shard"
+        joiners = sum(p.joiner is not None for _, _, p in self.each()) + sum(
+            step.kind == StepKind.JOIN for step in steps
+        )
+        assert joiners <= max(moves, sum(p.joiner is not None for _, _, p in self.each()))
+        return steps
+
+    def take(self, step):
+        p = self.tables[step.table][step.shard]
+        assert p.joiner is None
+        assert not p.stepping_down
+        if step.kind == StepKind.JOIN:
+            assert step.server in self.up - self.leaving - self.doubtful
+            assert step.server not in p.chain
+            new = self.module.joined(p, step.server, self.epoch + 1)
+            assert new.chain == p.chain
+        else:
+            assert step.server in p.chain
+            assert step.server not in self.doubtful
+            if step.kind == StepKind.DROP and step.server != p.chain[0]:
+                chain = [n for n in p.chain if n != step.server]
+                new = self.module.rechained(p, chain, None, self.epoch + 1)
+                self.keeps_copies(p, new, self.enough(step.table))
+            else:
+                new = p._replace(stepping_down=True)
+                self.doing[step.table, step.shard] = step
+        self.put(step.table, step.shard, new)
+        self.epoch += 1
+
+    def go_on(self, name, shard):
+        p = self.tables[name][shard]
+        enough = self.enough(name)
+        if p.stepping_down:
+            step = self.doing.pop((name, shard))
+            staying = self.up - self.doubtful - self.leaving
+            new = self.module.handed_over(p, step, staying, self.copies[name], self.epoch + 1)
+            assert not new.stepping_down
+        else:
+            new = self.module.appended(p, self.epoch + 1)
+            assert new.chain == (*p.chain, p.joiner)
+        self.keeps_copies(p, new, enough)
+        self.put(name, shard, new)
+        self.epoch += 1
+        self.bury()
+
+    def enough(self, name):
+        """How many copies there are to be."""
+        return min(self.copies[name], len(self.up - self.doubtful - self.leaving))
+
+    def keeps_copies(self, old, new, enough):
+        """No step takes a copy that is needed: only those beyond what is asked for, and of servers that leave."""
+        well = self.up - self.doubtful
+        before, after = (sum(n in well for n in p.chain) for p in (old, new))
+        assert after >= min(before, enough)
+
+    # -- the rules
+
+    def each(self):
+        return [(name, shard, p) for name, places in self.tables.items() for shard, p in enumerate(places)]
+
+    def put(self, name, shard, new):
+        old = self.tables[name][shard]
+        assert len(new.fences) == len(new.line)
+        assert len(set(new.line)) == len(new.line), "a server twice"
+        before = dict(zip(old.line, zip((None, *old.line), old.fences, strict=False), strict=True))
+        for previous, server, fence in zip((None, *new.line), new.line, new.fences, strict=False):
+            same = server in before and before[server][0] == previous
+            assert fence == (before[server][1] if same else self.epoch + 1), "it rises where the one before has changed"
+            assert server not in before or fence >= before[server][1]
+        self.tables[name][shard] = new
+
+    @invariant()
+    def no_server_is_where_it_cannot_be(self):
+        for _, _, p in self.each():
+            assert not self.gone & set(p.line)
+            assert p.joiner is None or p.chain
+            assert not self.silent & set(p.chain) or set(p.chain) <= self.silent | self.doubtful, "a silent one alone"
+
+    def teardown(self):
+        """Left alone, it comes to rest, and everything is as it should be."""
+        if not hasattr(self, "tables"):
+            return
+        self.doubtful.clear()
+        for server in sorted(self.silent):
+            self.silent.discard(server)
+            self.up.add(server)
+        self.bury()
+        staying = self.up - self.leaving
+        shards, seen = [p for _, _, p in self.each() if p.chain], 0
+        limit = 8 * (1 + len(shards)) * (1 + len(self.up)) + 64
+        while seen < limit:
+            seen += 1
+            steps = self.steps(moves=4)
+            waiting = [(name, shard) for name, shard, p in self.each() if self.can_go_on(p)]
+            if not steps and not waiting:
+                break
+            for step in steps:
+                self.take(step)
+            for name, shard in waiting:
+                self.go_on(name, shard)
+        assert seen < limit, "it goes on for ever"
+        load, heads = Counter(dict.fromkeys(staying, 0)), Counter(dict.fromkeys(staying, 0))
+        for name, _, p in self.each():
+            assert p.joiner is None
+            assert not p.stepping_down
+            if p.chain and staying:
+                assert len(p.chain) == min(self.copies[name], len(staying))
+                assert set(p.chain) <= staying
+                load.update(p.chain)
+                heads[p.chain[0]] += 1
+        if staying:
+            assert max(load.values()) - min(load.values()) <= 1
+        for _, _, p in self.each():
+            for backup in p.chain[1:] if staying else ():
+                assert heads[p.chain[0]] - heads[backup] <= 1, "it could lead as well"
+
+
+TestPlacements = Placements.TestCase
+
+
+def test_many_shards_at_rest_need_no_step():
+    """To look costs little where nothing is to do."""
+    tables = {"w": (2, place(4096, range(8), 2))}
+    assert list(placement.next_steps(tables, range(8), [], 4)) == []
+
+
+def test_the_last_server_is_not_asked_to_step_down():
+    assert list(next_steps({"w": (2, [Place((0,), None, (1,))])}, [], [0], moves=4)) == []
+
+
+def test_a_backup_in_doubt_is_not_asked_to_lead():
+    """Rare in random histories: no other step is due, and the server in doubt leads less than the others."""
+    places = [Place((0, 2), None, (1, 1)), Place((0, 2), None, (1, 1)), Place((1, 2), None, (1, 1))]
+    assert list(placement.next_steps({"w": (2, places)}, [0, 1], [], moves=4)) == []
+
+
+def test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go():
+    old = Place((0, 1), None, (1, 1), stepping_down=True)
+    placed = placement.handed_over(
+        old, PlacementStep(StepKind.DROP, "w", 0, 0), servers=[0, 2], copies=2, epoch=9
+    )  # 1 is in doubt
+    assert placed == old._replace(stepping_down=False)
+
+
+def test_a_primary_that_rests_is_not_asked_to_hand_over():
+    """Everything else goes on: copies are made and given up, and other shards are handed over."""
+    chain, resting = (1, 1, 1), {("w", 0)}
+
+    def steps(places, servers, leaving=(), resting=resting):
+        return list(placement.next_steps({"w": (2, places)}, servers, leaving, 4, (), resting))
+
+    leaving = [Place((0, 1, 2), None, chain), Place((0, 1, 2), None, chain)]
+    assert steps(leaving, [1, 2], [0]) == [PlacementStep(StepKind.DROP, "w", 1, 0)]
+    assert steps(leaving, [1, 2], [0], ()) == [
+        PlacementStep(StepKind.DROP, "w", 0, 0),
+        PlacementStep(StepKind.DROP, "w", 1, 0),
+    ]
+    assert steps([Place((0, 1), None, (1, 1))], [1, 2], [0]) == [PlacementStep(StepKind.JOIN, "w", 0, 2)]
+    assert steps([Place((0, 1, 2), None, chain)], [0, 2], [1]) == [PlacementStep(StepKind.DROP, "w", 0, 1)]
+    uneven = [Place((0, 1), None, (1, 1)) for _ in range(3)]
+    assert steps(uneven, [0, 1], resting=()) == [PlacementStep(StepKind.LEAD, "w", 0, 1)]
+    assert steps(uneven, [0, 1]) == [PlacementStep(StepKind.LEAD, "w", 1, 1)]
+    assert steps(uneven, [0, 1], resting={("w", n) for n in range(3)}) == []
+
+
+WRONG = [
+    ("rechained", "== previous else epoch", "== previous or previous is None else epoch"),
+    ("rechained", "else epoch)", "else epoch - 1)"),
+    ("without", "n not in lost and n not in silent)\n", "n not in lost)\n"),
+    (
+        "without",
+        "if all(n in doubted for n in chain):\n        chain = tuple(n for n in old.chain if n not in lost)",
+        "if False:\n        pass",
+    ),
+    ("without", "all(n in doubted for n in chain)", "not chain"),
+    ("without", "all(n in doubted for n in chain)", "any(n in doubted for n in chain)"),
+    ("without", "old.joiner not in lost and", ""),
+    ("joined", "server, epoch", "old.chain[-1], epoch"),
+    ("appended", "old.line, None", "(old.line[-1], *old.chain), None"),
+    ("next_steps", "p.joiner is not None or p.stepping_down or (", "(p.joiner is not None and False) or ("),
+    ("next_steps", "not busy and not any(p.joiner is not None or p.stepping_down for p in places)", "True"),
+    ("next_steps", "free -= 1", "pass"),
+    ("next_steps", "(name, number) in resting", "False"),
+    ("next_steps", "kind == StepKind.DROP and server == p.chain[0] and (name", "(name"),
+    ("_even_out", "() if (name, number) in resting else ", ""),
+    ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "not chain"),
+    ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "False"),
+    ("handed_over", "chain.insert(0, step.server)", "chain.append(step.server)"),
+    ("_mend", "n not in p.line", "n not in p.chain[1:]"),
+    ("_mend", "len(staying) < wanted", "len(p.chain) < wanted"),
+    ("_mend", "len(staying) > wanted", "False"),
+    ("_mend", "len(staying) > wanted", "len(p.chain) > wanted"),
+    ("_even_out", "if backup in heads else 0", ""),
+    ("_mend", "if away:", "if len(away) > 1:"),
+    ("_even_out", "> 1 and free > 0", "> 0 and free > 0"),
+    ("_even_out", "> 1 and free > 0", "> 2 and free > 0"),
+    ("_even_out", "gain > 1", "gain > 0"),
+    ("_even_out", "gain > 1", "gain > 2"),
+]
+
+
+def hunt():
+    """Examples that a rule gets right by luck only if it is right."""
+    test_a_backup_in_doubt_is_not_asked_to_lead()
+    test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go()
+    test_a_primary_that_rests_is_not_asked_to_hand_over()
+    run_state_machine_as_test(
+        Placements,
+        settings=settings(max_examples=6_000, derandomize=True, database=None, phases=[Phase.generate], deadline=None),
+    )
+
+
+@pytest.mark.parametrize(("name", "old", "new"), WRONG)
+def test_a_wrong_placement_is_caught(name, old, new, monkeypatch):
+    monkeypatch.setattr(placement, name, mutant(getattr(placement, name), old, new))
+    with pytest.raises((AssertionError, TypeError, IndexError, ValueError, KeyError)):
+        hunt()

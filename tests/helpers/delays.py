@@ -1,0 +1,27 @@
+"""Delays put into a program on purpose, so that tests can see whether it is said where the time went."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator
+from unittest import mock
+
+from dps.server.tables import ServerTable
+from dps.wire import frames
+
+
+@contextlib.contextmanager
+def slow_server(
+    seconds: float, server: int | None = None, kinds: Collection[int] = (frames.PULL, frames.PUSH)
+) -> Iterator[None]:
+    """Servers of this process, or one of them, sleep in the handler of each pull and push, or one of these."""
+    cut = ServerTable.cut
+
+    def slow(self, header, body, primary=True):
+        if primary and header.kind in kinds and server in (None, self.server):
+            time.sleep(seconds)
+        return cut(self, header, body, primary)
+
+    with mock.patch.object(ServerTable, "cut", slow):
+        yield

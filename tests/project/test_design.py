@@ -1,0 +1,130 @@
+"""The pages on the design name the files that there are, the imports that are allowed, and walks that are real."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import walks
+from test_style import ROOMS
+from walks import Seen
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "design.md"
+PAGES = [PAGE, *sorted((ROOT / "docs" / "design").glob("*.md"))]
+FOLDERS = ("dps", "tests", "docs", "benchmarks", "examples")
+FILE = re.compile(r"\b(?:[a-z_]+/)*[a-z_]+\.py\b")
+WALKS = {"push": 27, "tick": 13, "failover": 13}  # with the number of files: lower one when a walk gets shorter
+# Files in which a thread or an event loop begins, so that no file above calls them.
+LOOPS = {"wire/connection.py", "wire/link.py"}
+BEGIN = {"push": LOOPS, "tick": LOOPS, "failover": LOOPS | {"controller/plugin.py", "client/session.py"}}
+
+
+def absent(text: str) -> list[str]:
+    """The files that a page names and that there are not; a file of dps is named as room/file.py."""
+    names = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    paths = {name for name in FILE.findall(text) if "/" in name}
+    wrong = {name for name in paths if not (ROOT / "dps" / name).exists() and not (ROOT / name).exists()}
+    return sorted(wrong | {name for name in FILE.findall(text) if "/" not in name and name not in names})
+
+
+def unnamed(text: str) -> list[str]:
+    """The files of dps that a text does not name."""
+    files = [path.relative_to(ROOT / "dps") for path in (ROOT / "dps").rglob("*.py")]
+    named = set(FILE.findall(text))
+    return sorted(str(f) for f in files if not f.stem.startswith("__") and str(f) not in named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_pages_name_no_file_that_is_gone(page):
+    assert not absent(page.read_text())
+
+
+def test_the_pages_name_every_file():
+    assert not unnamed("\n".join(page.read_text() for page in PAGES)), "say on docs/design/rooms.md what these are for"
+
+
+def test_what_is_absent_and_unnamed():
+    assert absent("`state/shard.py`, `shard.py`, `tests/helpers/walks.py`") == []
+    assert absent("`state/nothing.py`, `wire/shard.py`, `nothing.py`") == [
+        "nothing.py",
+        "state/nothing.py",
+        "wire/shard.py",
+    ]
+    everything = unnamed("")
+    assert "state/shard.py" in everything
+    assert unnamed("`state/shard.py` and `errors.py`") == [
+        f for f in everything if f not in ("state/shard.py", "errors.py")
+    ]
+
+
+def test_the_map_says_what_each_room_may_import():
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", PAGE.read_text(), re.M)
+    documented = {room: set() if names == "nothing" else set(names.split(", ")) for room, names in rows}
+    assert documented == {room: set(names.split()) for room, names in ROOMS.items()}
+
+
+# ---- The walks
+
+
+def walk(name: str) -> list[str]:
+    """The files of a walk on the page, in order."""
+    (section,) = re.findall(rf"^## The walk of a {name}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+    return re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.M)
+
+
+def problems(name: str, files: list[str], traced: tuple) -> list[str]:
+    """What is wrong with a walk, beside what was traced: the files it must and may name, and the callers of each."""
+    must: set[str] = traced[0][name]
+    may: dict[str, Seen] = traced[1][name]
+    texts = [f"{file}: the walk does not go there" for file in files if file not in may]
+    texts += [f"{file}: the walk leaves it out" for file in sorted(must - set(files))]
+    texts += [f"{file}: stands there twice" for file in sorted(set(files)) if files.count(file) > 1]
+    for n, file in enumerate(files):
+        if (
+            file in may
+            and n
+            and file not in BEGIN[name]
+            and not compiled(file)
+            and not may[file].callers & set(files[:n])
+        ):
+            texts.append(f"{file}: no file above calls it, but {sorted(may[file].callers)}")
+    return texts
+
+
+def compiled(file: str) -> bool:
+    """Whether a file has functions that numba compiles: what calls these cannot be seen."""
+    return "njit" in (ROOT / "dps" / file).read_text()
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return walks.walks()
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_walk_goes_through_the_files_that_run(name, traced):
+    assert not problems(name, walk(name), traced)
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_wrong_walk_is_caught(name, traced):
+    files = walk(name)
+    for n, file in enumerate(files):
+        if file in traced[0][name]:
+            assert problems(name, files[:n] + files[n + 1 :], traced), f"without {file}"
+    for stray in ("deploy/yarn.py", "coordination/leases.py", "client/nothing.py"):
+        assert problems(name, [files[0], stray, *files[1:]], traced) == [f"{stray}: the walk does not go there"]
+    assert f"{files[0]}: stands there twice" in problems(name, [*files, files[0]], traced)
+    assert problems(name, files[::-1], traced)
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_the_page_says_how_long_a_walk_is(name):
+    assert len(walk(name)) == WALKS[name]
+    assert f"A {name} walks through {WALKS[name]} files" in " ".join(PAGE.read_text().split())
+
+
+def test_what_a_walk_leaves_out_exists():
+    assert not [file for file in walks.LEFT_OUT if not (ROOT / "dps" / file).exists()]

@@ -1,0 +1,77 @@
+"""The examples, run as a user would: each a program of its own, with real worker processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = ["estimator", "shared_table", "train_loop"]
+LINES = 60
+SECONDS = 300  # a limit for what hangs, on a busy machine
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(SECONDS + 30)]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A function that runs an example in an empty folder and returns what it printed."""
+    started = []
+
+    def run(name: str) -> str:
+        process = subprocess.Popen(
+            [sys.executable, EXAMPLES / f"{name}.py"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        output, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, f"{name} ended with {process.returncode}\n{output}\n{errors[-6000:]}"
+        return output
+
+    yield run
+    for process in started:
+        if process.poll() is None:  # out of time: its workers end with it
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
+
+
+def test_there_are_three_and_all_are_short():
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*NAMES, "demo"])  # which has tests of its own
+    for name in NAMES:
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= LINES, name
+
+
+def test_train_loop_agrees_with_the_serial_loop(run):
+    (line,) = run("train_loop").splitlines()
+    serial, trainers = numbers(line)
+    assert serial == pytest.approx(trainers, abs=2e-5)
+    assert serial < 0.35  # it has learned: all zeros give 0.693
+
+
+def test_estimator_is_as_good_as_the_one_of_scikit_learn(run):
+    theirs, ours = (numbers(line) for line in run("estimator").splitlines())
+    assert ours[0] > theirs[0] - 0.01  # accuracy
+    assert ours[1] < 1.02 * theirs[1]  # log-loss
+    assert ours[1] < 0.6  # guessing the mean gives 0.69
+
+
+def test_shared_table_counts_are_exact(run):
+    *words, last = run("shared_table").splitlines()
+    assert len(words) == 8
+    assert sum(int(line.split()[1]) for line in words) == 150_000
+    assert last.startswith("150000 words counted")

@@ -1,0 +1,156 @@
+"""What is published: a wheel and an sdist with all of dps in them and nothing else, and extras that install."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import dps
+
+ROOT = Path(__file__).parents[2]
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
+    "": "dps, dps.cli, dps.driver.preload, distributed",
+    "models": "dps.models",
+    "progress": "tqdm",
+    "demo": "examples.demo, bokeh",
+    "checkpoint": "dps.checkpoints.store, safetensors, xxhash, pyarrow",
+    "testing": "dps.testing, greenlet",
+    "spark": "dps.spark, pyspark, pyarrow",
+    "yarn": "dps.yarn, skein",
+    "jupyter": "IPython, jinja2",
+    "cli": "dps.cli, rich",
+    "dashboard": "dps.dashboard, bokeh, prometheus_client",
+    "complete": "dps.models, examples.demo, dps.testing, cryptography",
+}
+OF_DEVELOPERS = {"test", "docs", "dev", "bench"}
+BESIDE = [".ci", "benchmarks", "docs", "examples", "tests"]  # folders that the sdist has beside the package
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def build(source: Path, *args: object) -> None:
+    """Build in `source`; what is needed for it is installed here."""
+    command = [sys.executable, "-m", "build", "--no-isolation", *map(str, args)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """(wheel, sdist), of a copy: a build leaves things behind."""
+    source, out = tmp_path_factory.mktemp("source") / "dps", tmp_path_factory.mktemp("dist")
+    source.mkdir()
+    for file in filter(Path.is_file, ROOT.glob("[!.]*")):
+        shutil.copy(file, source)
+    for folder in ("dps", *BESIDE):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    build(source, "--sdist", "--wheel", "--outdir", out)
+    (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def test_the_wheel_has_all_of_dps_and_nothing_else(built):
+    info = f"dps-{dps.__version__}.dist-info/"
+    files = {file for file in (ROOT / "dps").rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    assert {name for name in names(built[0]) if not name.startswith(info)} == {
+        file.relative_to(ROOT).as_posix() for file in files
+    }
+    assert {"dps/py.typed", "dps/dps.yaml", info + "entry_points.txt"} <= names(built[0])
+
+
+def test_what_the_wheel_says_of_itself(built):
+    with zipfile.ZipFile(built[0]) as archive:
+        info = f"dps-{dps.__version__}.dist-info"
+        metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
+        commands = archive.read(f"{info}/entry_points.txt").decode()
+    assert metadata["Version"] == dps.__version__
+    assert metadata["License-File"] == "LICENSE"
+    assert set(metadata.get_all("Provides-Extra")) == set(SETUP["options.extras_require"])
+    assert "ps = dps.cli:ps" in commands
+    assert not [line for line in metadata.get_all("Requires-Dist") if "<" in line.split(";")[0]]
+
+
+def test_the_sdist_builds_the_same_wheel(built, tmp_path):
+    with tarfile.open(built[1]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    build(folder, "--wheel", "--outdir", tmp_path / "again")
+    (again,) = (tmp_path / "again").glob("*.whl")
+    assert names(again) == names(built[0])
+
+
+def test_the_sdist_has_what_a_user_reads_runs_and_tests(built):
+    with tarfile.open(built[1]) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    files = {p for folder in BESIDE for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    assert not {file.relative_to(ROOT).as_posix() for file in files} - packed
+    assert {
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "README.md",
+        "environment.yml",
+        "examples/quickstart.ipynb",
+    } <= packed
+
+
+def test_every_extra_is_tried():
+    assert set(SETUP["options.extras_require"]) == EXTRAS.keys() - {""} | OF_DEVELOPERS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_alone_is_enough(built, extra, tmp_path):
+    what = f"{built[0]}[{extra}]" if extra else str(built[0])
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:  # up to a gigabyte, which pytest would keep
+        venv.create(folder, with_pip=True)
+        python = Path(folder) / "bin" / "python"
+        for args in (["-m", "pip", "install", "-q", what], ["-m", "pip", "check"], ["-c", f"import {EXTRAS[extra]}"]):
+            done = subprocess.run([python, *args], cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+WITHOUT = """
+import importlib, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[2].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import dps  # needs none of them
+try:
+    importlib.import_module(sys.argv[1])
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "absent", "extra"),
+    [("dps.models", "sklearn", "models"), ("dps.models.spark", "pyspark", "spark"), ("dps.yarn", "skein", "yarn")],
+)
+def test_a_missing_package_is_named_with_its_extra(module, absent, extra):
+    command = [sys.executable, "-c", WITHOUT, module, absent]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert absent in printed
+    assert f"pip install 'dps[{extra}]'" in printed

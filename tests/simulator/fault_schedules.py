@@ -1,0 +1,170 @@
+"""Schedules of faults: a seed gives a cluster, its faults and its workload; `check_schedule` checks what must hold.
+
+A schedule has few faults, close together, because a protocol usually fails at two faults at a time: a primary is
+partitioned from its backup and then crashes; a joiner loses its feeder; a trainer is run again while its server moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import dask
+from expected_contents import ExpectedContents
+from losses import Losses
+
+from dps.testing import Faults, Simulation
+
+__all__ = ["FaultSchedule", "check_schedule", "problem_of"]
+
+# Longer than any fault lasts: a request that still fails is an error of the protocol.
+LONG_TIMEOUTS = {"dps.timeouts.connect": "60s", "dps.timeouts.request": "300s", "dps.timeouts.stop": "60s"}
+KINDS = ("crashes",) * 4 + ("partitions",) * 4 + ("breaks",) * 3 + ("stops",) * 3 + ("twins", "moves", "moves")
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultSchedule:
+    """A cluster, its faults, and the amount of work of its trainers: all drawn from `seed`."""
+
+    seed: int
+    servers: int
+    trainers: int
+    copies: int
+    staleness: float
+    clocks: int
+    compute: float
+    faults: Faults
+    dump: tuple[int, float]  # to a joiner: bytes in a frame, bytes a second
+
+    @classmethod
+    def draw(cls, seed: int) -> FaultSchedule:
+        draw = random.Random(f"schedule {seed}")
+        servers, clocks = draw.choice((1, 2, 2, 3, 3, 4)), draw.randint(2, 5)
+        latency = draw.choice(((1e-4, 1e-4), (0.0, 1e-3), (1e-3, 1e-2)))
+        compute = draw.choice((0.0, 0.01, 0.1, 0.6, 0.8))
+        span = clocks * (compute + 10 * sum(latency))
+        outage = draw.choice((20 * sum(latency), 0.3, 2.5))
+        faults = Faults(
+            latency=latency,
+            window=draw.choice((1 << 18, 1 << 12, 256)),
+            slow=draw.choice((0.0, 0.0, 0.2)),
+            slowness=10.0 if latency[1] < 0.01 else 2.0,
+            drift=draw.choice((0.0, 1e-3)),
+            plan=_plan(draw, span, outage, sum(latency), ("cuts",) if compute > 0.7 else ()),
+            outage=outage,
+            keep_alive=3.0,
+            restart=draw.choice((0.01, 0.3, 1.0)),
+            repeats=draw.choice((0.0, 0.0, 0.2)),
+        )
+        return cls(
+            seed,
+            servers,
+            trainers=draw.choice((1, 2, 2, 3, 4)),
+            copies=min(servers, draw.choice((1, 2, 2, 2, 3))),
+            staleness=draw.choice((0, 0, 1, 2, math.inf)),
+            clocks=clocks,
+            compute=compute,
+            faults=faults,
+            dump=(draw.choice((1, 100, 1 << 20)), draw.choice((500.0, 1e4, 1e9))),
+        )
+
+    def simulation(self, losses: Losses) -> Simulation:
+        """The cluster; `losses` observes it."""
+        options: dict[str, Any] = {
+            "copies": self.copies,
+            "faults": self.faults,
+            "compute": self.compute,
+            "dump": self.dump,
+        }
+        return Simulation(self.seed, self.servers, self.trainers, timeout=900.0, observers=[losses], **options)
+
+
+def _plan(
+    draw: random.Random, span: float, outage: float, latency: float, first: tuple[str, ...]
+) -> tuple[tuple[float, str], ...]:
+    """A few faults, each soon after the one before; those of `first` last long, so they begin early."""
+    when, plan = span * draw.random() * (0.3 if first else 1.0), []
+    for kind in (*first, *draw.choices(KINDS, k=draw.choice((0, 1, 2) if first else (1, 2, 2, 3, 3, 4, 5)))):
+        plan.append((when, kind))
+        when += draw.choice((latency, outage, span / 4)) * draw.expovariate(1.0)
+    return tuple(plan)
+
+
+def count_ops(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
+    """The default scenario: trainers and clients push and pull, and every op is accounted for."""
+    draw = random.Random(f"work {schedule.seed}")
+    clients = draw.choice((0, 0, 0, 1, 2))
+    specs = []
+    for name in ("a", "b")[: draw.choice((1, 1, 2))]:
+        rows, shards = draw.choice(((None, 1), (None, 2), (None, 4), (9, 1), (9, 3)))
+        aggregate = "sum" if schedule.staleness == 0 and draw.random() < 0.4 else None
+        ack = draw.choice(("copies", "copies", "copies", "memory"))
+        made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards, "ack": ack}
+        spec = sim.table(name, schedule.trainers + clients, **made)
+        specs.append(spec)
+    expected = ExpectedContents(draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses)
+    skipping = draw.random() < 0.5
+    pauses = random.Random(f"pauses {schedule.seed}")
+
+    def pause() -> float:
+        return pauses.choice((0.0, schedule.compute, sum(schedule.faults.latency))) * pauses.expovariate(1.0)
+
+    calls = [sim.submit(expected.call, author, pause) for author in expected.authors[schedule.trainers :]]
+    sim.run(expected.train, range(schedule.trainers), staleness=schedule.staleness, args=(skipping,))
+    sim.gather(calls)
+    sim.rest()
+    expected.close(sim.client())
+
+
+def check_schedule(
+    seed: int,
+    scenario: Callable[[Simulation, FaultSchedule, Losses], None] = count_ops,
+    draw: Callable[[int], FaultSchedule] = FaultSchedule.draw,
+) -> str:
+    """Run one schedule, and assert everything that dps promises.
+
+    Parameters
+    ----------
+    seed : int
+        Determines the cluster, the faults, their times and, in the default scenario, the work of the trainers.
+    scenario : callable
+        Called as ``scenario(sim, schedule, losses)``. It makes tables, runs a training function with `Simulation.run`,
+        during which the faults happen, and asserts what must be true then. The default scenario accounts for every op.
+    draw : callable
+        Gives the schedule of a seed.
+
+    Returns
+    -------
+    str
+        The digest of the trace. It is the same for the same seed.
+
+    Raises
+    ------
+    Exception
+        An error of the scenario; AssertionError when the copies of a shard differ after a run, or when a server was
+        given up although no fault had hit it; StuckError when the cluster does not come to rest.
+    """
+    schedule, losses = draw(seed), Losses()
+    try:
+        with dask.config.set(LONG_TIMEOUTS), schedule.simulation(losses) as sim:
+            scenario(sim, schedule, losses)
+            sim.rest()
+            return sim.digest()
+    except BaseException as error:
+        with contextlib.suppress(UnboundLocalError):
+            error.trace = sim.trace  # type: ignore[attr-defined]
+        error.add_note(f"{schedule}\nTo see all that happened: python tests/simulator/run_schedules.py --trace {seed}")
+        raise
+
+
+def problem_of(seed: int, check: Callable[[int], str] = check_schedule) -> tuple[int, str | None]:
+    """The seed, and what is wrong in its schedule or None. For pools of processes, because it does not raise."""
+    try:
+        check(seed)
+    except Exception as error:
+        return seed, f"{type(error).__name__}: {str(error)[:500]}"
+    return seed, None

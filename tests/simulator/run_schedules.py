@@ -1,0 +1,75 @@
+"""Check many random schedules of faults, on all cores: ``python tests/simulator/run_schedules.py --help``.
+
+Kinds of schedules: *faults* accounts for every op; *checkpoints* also takes and restores checkpoints; in *scaling*
+servers come and go, and tables are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+
+from checkpoint_schedules import check_checkpoints
+from fault_schedules import check_schedule, problem_of
+from scaling_schedules import check_scaling
+
+KINDS = {"faults": check_schedule, "checkpoints": check_checkpoints, "scaling": check_scaling}
+EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4}  # one seed in so many, because the latter take longer
+CHUNK_SCHEDULES = 20  # that a process is given at a time
+
+
+def show(kind: str, seed: int) -> int:
+    """Print everything that happens in one schedule."""
+    try:
+        KINDS[kind](seed)
+    except Exception as error:
+        print(*getattr(error, "trace", ()), sep="\n")
+        traceback.print_exc(file=sys.stdout)
+        return 1
+    print(f"schedule {seed} is right")
+    return 0
+
+
+def problem(job: tuple[str, int]) -> tuple[str, int, str | None]:
+    """The schedule, and what is wrong in it or None."""
+    kind, seed = job
+    return (kind, *problem_of(seed, KINDS[kind]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Check many random schedules of faults.")
+    parser.add_argument("--kind", choices=KINDS, help="only schedules of this kind, of each seed")
+    parser.add_argument("--seed", type=int, default=0, help="the first schedule")
+    parser.add_argument("--count", type=int, default=1000, help="how many seeds")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--trace", type=int, metavar="SEED", help="print everything that happens in one schedule")
+    arguments = parser.parse_args()
+    logging.disable()
+    if arguments.trace is not None:
+        return show(arguments.kind or "faults", arguments.trace)
+    began, failures = time.perf_counter(), 0
+    seeds = range(arguments.seed, arguments.seed + arguments.count)
+    kinds = EVERY if arguments.kind is None else {arguments.kind: 1}
+    jobs = [(kind, seed) for seed in seeds for kind, every in kinds.items() if seed % every == 0]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(arguments.jobs, logging.disable) as pool:
+        for kind, seed, wrong in pool.imap_unordered(problem, jobs, CHUNK_SCHEDULES):
+            if wrong is not None:
+                failures += 1
+                repeat = f"python {__file__} --kind {kind} --trace {seed}"
+                print(f"schedule {seed} of {kind}: {wrong}\n    repeat: {repeat}", flush=True)
+    seconds = time.perf_counter() - began
+    print(
+        f"{len(jobs)} schedules from {arguments.seed} in {seconds:.0f} s "
+        f"({len(jobs) / seconds:.1f} a second), {failures or 'none'} failed"
+    )
+    return min(failures, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

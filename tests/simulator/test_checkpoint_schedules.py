@@ -1,0 +1,155 @@
+"""Checkpoints and restores while servers fail, shards move, the disk breaks and answers are lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+from checkpoint_schedules import check_checkpoints, draw_checkpoints
+from fault_schedules import problem_of
+from oracles import mutant
+
+from dps.checkpoints.store import Store, Writer
+from dps.controller.checkpoint_procedures import CheckpointProcedures
+from dps.controller.table_procedures import TableProcedures
+from dps.errors import CheckpointError
+from dps.server.checkpoint_writer import CheckpointWriter
+from dps.state.snapshot import Cut
+from dps.testing import Simulation
+
+SCHEDULES = 100
+FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    """Keep the logs of many crashing servers out of the output."""
+    caplog.set_level(logging.CRITICAL, "dps")
+
+
+# ---- right
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_each_checkpoint_is_one_model_and_a_restore_gives_exactly_that(part):
+    size = SCHEDULES // 2
+    problems = [problem_of(FIRST_SEED + part * size + seed, check_checkpoints) for seed in range(size)]
+    assert not [f"schedule {seed}: {problem}" for seed, problem in problems if problem is not None]
+
+
+def test_the_schedules_hold_what_can_go_wrong_with_checkpoints():
+    schedules = [draw_checkpoints(seed) for seed in range(300)]
+    kinds = {kind for schedule in schedules for _, kind in schedule.faults.plan}
+    assert kinds == {"disks", "answers", "moves", "crashes", "partitions", "stops", "breaks", "twins"}
+
+
+def test_the_same_seed_gives_the_same_checkpoints():
+    assert check_checkpoints(3) == check_checkpoints(3)
+
+
+def test_a_checkpoint_that_breaks_off_after_any_write_is_not_listed_and_goes_away():
+    """The disk breaks after each number of changes in turn: files, the manifest, the removal of what was given up."""
+    given_up = 0
+    for changes in range(40):
+        with Simulation(seed=changes, servers=2, trainers=1) as sim:
+            sim.table("w", rows=40, dtype="int64", shards=2)
+            client = sim.client()
+            client.push("w", range(40), [1] * 40)
+            first = sim.checkpoint()["name"]
+            client.push("w", range(40), [1] * 40)
+            sim.disk.breaks_after = sim.disk.changes + changes
+            try:
+                second = sim.checkpoint(incremental=changes % 2 == 1)["name"]
+            except CheckpointError:
+                second = None
+                given_up += 1
+            listed = [checkpoint.name for checkpoint in Store(sim.disk.url).list()]
+            assert listed == ([first] if second is None else [second, first])
+            sim.disk.repair()
+            third = sim.checkpoint(incremental=True)["name"]
+            Store(sim.disk.url, 10, grace=0.0).prune()
+            names = {path.split("/")[3] for path in sim.disk.files()}
+            assert names == {first, third} | ({second} - {None})
+            for name, value in ((first, 1), (third, 2)):
+                sim.restore(name)
+                assert client.pull("w", range(40)).tolist() == [value] * 40
+        if second is not None:
+            break
+    assert given_up > 8, "there are so many changes to break off at"
+    assert second is not None
+
+
+def test_a_schedule_that_is_ended_in_the_middle_of_a_checkpoint_leaves_nothing():
+    for seed in range(6):
+        with Simulation(seed=seed, servers=2, trainers=1) as sim:
+            sim.table("w", rows=40, dtype="int64", shards=2)
+            end = sim.schedule_checkpoints(seconds=0.05)
+            sim.sleep(0.05 + 0.02 * seed)
+            end()
+            listed = {checkpoint.name for checkpoint in Store(sim.disk.url).list()}
+            assert {path.split("/")[3] for path in sim.disk.files()} == listed
+
+
+# ---- wrong
+
+WRONG = {
+    "a cut is complete before all trainers have reached its clock": [
+        (CheckpointProcedures, "_wait_for_clock", "if behind is None:", "if True:")
+    ],
+    "a shard that has another primary by now is completed": [
+        (CheckpointWriter, "complete", "gone or not replica.serves or not self.role.leads(replica)", "gone")
+    ],
+    "a clock is cut that a trainer has reached": [
+        (Cut, "__init__", "clock is not None and applied >= clock", "False"),
+        (CheckpointProcedures, "_cut", "run.clock.maximum + CLOCK_MARGINS[number]", "run.clock.maximum"),
+    ],
+    "shards that were on the move are left out": [
+        (CheckpointProcedures, "_cut", "if missing := wanted - cut:", "if missing := set():"),
+        (Writer, "_check", "if lacking:", "if False:"),
+    ],
+    "it is committed before all servers have written": [
+        (
+            CheckpointProcedures,
+            "_files",
+            "if all(answer is not None for answer in answers):",
+            "answers = [answer or () for answer in answers]\n        if any(answers):",
+        ),
+        (Writer, "_check", "if lacking:", "if False:"),
+    ],
+    "servers count changes from a checkpoint that was given up": [
+        (CheckpointProcedures, "_try", "self._end(writer, name)", "self._end(writer, writer.name)")
+    ],
+    "the files of what was given up stay": [(CheckpointProcedures, "_end", "if name is None:", "if False:")],
+    "a restored table is not filled": [(TableProcedures, "make", "if loading is not None", "if False")],
+    "a restore that fails has replaced some tables": [
+        (
+            CheckpointProcedures,
+            "_bring_back",
+            "for table in tables:\n",
+            "for table in tables:\n            yield InEndpoint(self.membership.publish_tables, (made,))\n",
+        )
+    ],
+    "a restore that fails leaves its tables on the servers": [
+        (CheckpointProcedures, "_bring_back", "for spec, _ in made:", "for spec, _ in ():")
+    ],
+    "a table that a server has not made stays on the others": [
+        (TableProcedures, "make", 'yield Uninterrupted(self.forget(spec["id"]))', "pass")
+    ],
+    "the old tables stay on the servers after a restore": [
+        (CheckpointProcedures, "_bring_back", "for number in old:", "for number in ():")
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_caught(monkeypatch, name):
+    for owner, method, old, new in WRONG[name]:
+        monkeypatch.setattr(owner, method, mutant(getattr(owner, method), old, new))
+    found = next(
+        ((seed, problem) for seed, problem in (problem_of(seed, check_checkpoints) for seed in range(600)) if problem),
+        None,
+    )
+    assert found is not None, "no schedule shows the error"
+    monkeypatch.undo()
+    assert problem_of(found[0], check_checkpoints) == (found[0], None), "it is wrong anyway"

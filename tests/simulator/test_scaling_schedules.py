@@ -1,0 +1,89 @@
+"""Servers come and go, starts fail, the load changes and tables are made: nothing is lost, doubled or left."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+from fault_schedules import problem_of
+from oracles import mutant
+from scaling_schedules import check_scaling, draw_scaling
+
+from dps.controller.autoscaling_procedures import AutoscalingProcedures
+from dps.controller.server_procedures import ServerProcedures
+from dps.controller.table_procedures import TableProcedures
+
+SCHEDULES = 100
+FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    """Keep the logs of many crashing servers out of the output."""
+    caplog.set_level(logging.CRITICAL, "dps")
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_servers_come_and_go_and_nothing_is_lost_doubled_or_left(part):
+    size = SCHEDULES // 2
+    problems = [problem_of(FIRST_SEED + part * size + seed, check_scaling) for seed in range(size)]
+    assert not [f"schedule {seed}: {problem}" for seed, problem in problems if problem is not None]
+
+
+def test_the_schedules_hold_what_can_go_wrong_with_scaling():
+    kinds = {kind for seed in range(300) for _, kind in draw_scaling(seed).faults.plan}
+    assert kinds == {"moves", "crashes", "partitions", "stops", "breaks", "answers", "cuts"}
+
+
+MOVING = """\
+        or any(p.joiner is not None or p.stepping_down or not p.chain for p in places)
+        or any(next_steps(tables, servers, (), 1))
+"""
+
+WRONG = {
+    "a server is closed that still has shards": [
+        (ServerProcedures, "_shrink", "s.leaving and self.membership.empty(s.number)", "s.leaving")
+    ],
+    "a server that is only slow is given up": [
+        (ServerProcedures, "_make_server", 'config.seconds("start") + timeout', "0.2")
+    ],
+    "a server is started in the place of one that is back": [
+        (ServerProcedures, "maintain", "if self._missing() > 0:", "if True:")
+    ],
+    "a server gets shards before it has the tables": [
+        (ServerProcedures, "_bring_tables", "in list(self.membership.specs.values())", "in ()")
+    ],
+    "a server that could not be started is not forgotten": [
+        (ServerProcedures, "_make_server", "yield Uninterrupted(self._close_server(server))", "pass")
+    ],
+    "a table that is asked for twice is made twice": [
+        (TableProcedures, "_add", 'if fields["name"] in self.membership.specs:', "if False:")
+    ],
+    "a table that one server has not made stays on the others": [
+        (TableProcedures, "make", 'yield Uninterrupted(self.forget(spec["id"]))', "pass")
+    ],
+    "the number of servers changes during a checkpoint": [
+        (AutoscalingProcedures, "tick", "if self._busy():", "if False:")
+    ],
+    "the number of servers changes while shards move": [
+        (AutoscalingProcedures, "tick", " if self._servers.settled else None", ""),
+        (AutoscalingProcedures, "_load", MOVING, ""),
+    ],
+    "the number of servers follows no limit": [
+        (AutoscalingProcedures, "_scale", "(servers,)", "(servers + 1,)")
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_caught(monkeypatch, name):
+    for owner, method, old, new in WRONG[name]:
+        monkeypatch.setattr(owner, method, mutant(getattr(owner, method), old, new))
+    found = next(
+        ((seed, problem) for seed, problem in (problem_of(seed, check_scaling) for seed in range(500)) if problem),
+        None,
+    )
+    assert found is not None, "no schedule shows the error"
+    monkeypatch.undo()
+    assert problem_of(found[0], check_scaling) == (found[0], None), "it is wrong anyway"

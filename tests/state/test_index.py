@@ -1,0 +1,302 @@
+"""KeyIndex against a dict, at every moment of its growing; and wrong variants of it, which must not pass."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from oracles import crafted, mutant
+
+from dps.state import index as module
+from dps.state.index import FULL_AT, GROW_AT, GROWTH, MOVE_AT_LEAST, MOVE_PER_KEY, KeyIndex, keys_of
+from dps.state.partition import hash_keys
+
+LAST = 2**32 - 1
+
+
+def _hashes(keys: np.ndarray) -> np.ndarray:
+    out = np.empty(len(keys), np.uint64)
+    hash_keys(keys, out)
+    return out
+
+
+def insert(index: KeyIndex, keys) -> np.ndarray:
+    rows = np.full(len(keys), -7, np.int64)
+    index.insert(np.asarray(keys, np.int64), rows)
+    return rows
+
+
+def find(index: KeyIndex, keys) -> np.ndarray:
+    rows = np.full(len(keys), -7, np.int64)
+    missing = index.find(np.asarray(keys, np.int64), rows)
+    assert missing == (rows < 0).sum()
+    return rows
+
+
+class Oracle:
+    """An index and the dict that it must agree with."""
+
+    def __init__(self, bits: int = 0):
+        self.index = KeyIndex(bits)
+        self.rows: dict[int, int] = {}
+        self.remember()
+
+    def remember(self) -> None:
+        """What another thread may be given, to put the keys together while the index goes on."""
+        self.tables, self.count = self.index.tables, len(self.rows)
+
+    def insert(self, keys) -> None:
+        expected = [self.rows.setdefault(key, len(self.rows)) for key in np.asarray(keys).tolist()]
+        assert insert(self.index, keys).tolist() == expected
+        assert len(self.index) == len(self.rows)
+
+    def find(self, keys) -> None:
+        assert find(self.index, keys).tolist() == [self.rows.get(key, -1) for key in np.asarray(keys).tolist()]
+
+    def check(self) -> None:
+        assert self.index.keys().tolist() == list(self.rows)
+        assert keys_of(self.tables, self.count).tolist() == list(self.rows)[: self.count]
+        self.find(list(self.rows))
+        for table in (self.index.slots, self.index.old):
+            assert len(table) == 0 or (table[:, 2] == 0).any(), "a look-up would never end"
+
+
+@pytest.fixture
+def slow_growth(monkeypatch):
+    """Small tables stay in the middle of growing for long."""
+    monkeypatch.setattr(module, "MOVE_PER_KEY", 1)
+    monkeypatch.setattr(module, "MOVE_AT_LEAST", 1)
+
+
+# Homes at the end of the table run over to its beginning, whatever its size; LAST // 3 lies somewhere inside.
+homes = st.one_of(st.sampled_from([0, LAST, LAST, LAST // 3]), st.integers(0, LAST))
+few = st.integers(0, 30)
+
+
+class Machine(RuleBasedStateMachine):
+    """Batches of keys that crowd around few homes, known and new ones mixed."""
+
+    @initialize(bits=st.sampled_from([0, 3]))
+    def begin(self, bits: int) -> None:
+        self.bits, self.oracle = bits, Oracle(bits)
+
+    def crowd(self, home: int, first: int, count: int) -> np.ndarray:
+        return crafted(np.full(first + count, home), self.bits, prefix=2**self.bits - 1)[first:]
+
+    @rule(home=homes, first=few, count=few)
+    def insert_a_crowd(self, home: int, first: int, count: int) -> None:
+        self.oracle.insert(self.crowd(home, first, count))
+
+    @rule(home=homes, first=few)
+    def insert_one(self, home: int, first: int) -> None:
+        self.oracle.insert(self.crowd(home, first, 1))
+
+    @rule(keys=st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-9, 9)), max_size=80))
+    def insert_any(self, keys: list[int]) -> None:
+        self.oracle.insert(keys + keys[:3])
+
+    @rule(home=homes, first=few, count=few)
+    def find_some(self, home: int, first: int, count: int) -> None:
+        self.oracle.find(self.crowd(home, first, count))
+
+    @rule()
+    def remember(self) -> None:
+        self.oracle.remember()
+
+    @invariant()
+    def agrees(self) -> None:
+        if hasattr(self, "oracle"):
+            self.oracle.check()
+
+
+MANY = settings(max_examples=60, stateful_step_count=40, deadline=None)
+HUNT = settings(MANY, max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
+
+
+def test_any_sequence(slow_growth) -> None:
+    run_state_machine_as_test(Machine, settings=MANY)
+
+
+# ---- wrong variants -------------------------------------------------------------------------------------------------
+
+ROUND = "        moved += 1\n"
+STOP = "        if moved >= capacity:\n            return moved\n"
+MUTANTS = {
+    "the frontier stops anywhere": ("_move", "if old[i, 2] == 0:", "if old[i, 2] == 0 or moved >= end:"),
+    "no second round": ("_move", ROUND, STOP + ROUND),
+    "the frontier is one too far": ("_is_old", ">= moved", "> moved"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_variant_is_caught(name: str, slow_growth, monkeypatch) -> None:
+    function, old, new = MUTANTS[name]
+    original = getattr(module, function)
+    if function == "_is_old":  # its callers were compiled together with it
+        for caller in ("find_rows", "find_or_insert"):
+            monkeypatch.setattr(module, caller, mutant(getattr(module, caller), "key", "key"))
+    monkeypatch.setattr(module, function, mutant(original, old, old))
+    run_state_machine_as_test(Machine, settings=settings(HUNT, max_examples=5))
+    monkeypatch.setattr(module, function, mutant(original, old, new))
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(Machine, settings=HUNT)
+
+
+# ---- scripts --------------------------------------------------------------------------------------------------------
+
+
+def test_the_empty_slot_where_moving_began_may_be_filled_meanwhile(slow_growth) -> None:
+    """Keys that then run on past it lie before the frontier, and must be moved at the end of the circle."""
+    oracle = Oracle()
+    oracle.insert(crafted(np.full(5, 0)))  # slots 0 to 4; slot 5 will be the empty one
+    oracle.insert(crafted(np.linspace(2**30, LAST, 46).astype(np.int64)))
+    oracle.insert(crafted([2**29]))
+    assert len(oracle.index.old) == 64
+    assert oracle.index.start == 6
+    assert not oracle.index.old[5, 2]
+    oracle.insert(crafted(np.full(9, 0))[5:])  # fills slot 5 and those behind it
+    assert len(oracle.index.old) == 64
+    assert oracle.index.old[5, 2]
+    assert oracle.index.old[6, 2]
+    while len(oracle.index.old):
+        oracle.check()
+        oracle.index._advance(1)
+    oracle.check()
+
+
+@pytest.mark.parametrize("bits", [0, 1, 12])
+def test_one_home_for_all(bits: int) -> None:
+    """The worst keys there are: slow, but right. Their hashes differ in the last bits only."""
+    for home in (0, LAST):
+        oracle = Oracle(bits)
+        keys = crafted(np.full(3000, home), bits, prefix=2**bits - 1)
+        for a in range(0, 3000, 500):
+            oracle.insert(keys[a : a + 500])
+        oracle.check()
+
+
+@pytest.mark.parametrize("order", ["random", "of hash", "against hash"])
+def test_large_random_run(order: str) -> None:
+    rng = np.random.default_rng(1)
+    pool = rng.integers(-(2**63), 2**63 - 1, 400_000)
+    pool[:3] = 0, -1, -(2**63)
+    index, batches = KeyIndex(), []
+    for size in [1, 3, 50, 1000, 7, 90_000, 20_000, *[12_000] * 40, 300_000, 0, 1]:
+        batch = rng.choice(pool, size)
+        if order != "random":
+            batch = batch[np.argsort(_hashes(batch))[:: 1 if order == "of hash" else -1]]
+        batches.append((batch, insert(index, batch)))
+        assert index.slots[:, 2].max() <= len(index)
+    every = np.concatenate([batch for batch, _ in batches])
+    distinct, first, inverse = np.unique(every, return_index=True, return_inverse=True)
+    rank = np.empty(len(distinct), np.int64)
+    rank[np.argsort(first)] = np.arange(len(distinct))
+    np.testing.assert_array_equal(np.concatenate([rows for _, rows in batches]), rank[inverse])
+    np.testing.assert_array_equal(index.keys(), every[np.sort(first)])
+    strangers = np.setdiff1d(rng.integers(-(2**63), 2**63 - 1, 10_000), distinct)
+    assert (find(index, strangers) == -1).all()
+
+
+# ---- bounds: counted, never timed -----------------------------------------------------------------------------------
+
+
+class Counting(KeyIndex):
+    """Notes how many slots each request moved, and how often growing had to be finished at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.begun, self.forced = [], 0, 0
+
+    def _begin(self, new: int) -> None:
+        assert not len(self.old)
+        self.begun += 1
+        super()._begin(new)
+
+    def _advance(self, quota: int) -> None:
+        before, left = self.moved, len(self.old)
+        self.forced += quota == len(self.old)
+        super()._advance(quota)
+        self.steps.append(((self.moved or left) - before, quota))
+
+
+@pytest.mark.parametrize("batch", [1, 100, 1024, 5000, 30_000])
+def test_a_request_moves_a_bounded_number_of_slots(batch: int) -> None:
+    """No request pays for the whole table: growing is over before the old table is full."""
+    assert MOVE_PER_KEY > 1 / (FULL_AT - GROW_AT)
+    index, rng = Counting(), np.random.default_rng(batch)
+    many = 1_000_000 if batch > 1 else 30_000
+    keys = rng.permutation(many)
+    for a in range(0, many, batch):
+        insert(index, keys[a : a + batch])
+    assert len(index) == many
+    assert index.begun > 5
+    assert index.forced == 0
+    longest_run = 2000  # slots in a row without an empty one; about 300 in truth
+    for moved, quota in index.steps:
+        assert quota <= max(MOVE_PER_KEY * batch, MOVE_AT_LEAST)
+        assert moved <= quota + longest_run
+
+
+def test_keys_are_put_together_while_the_index_grows() -> None:
+    index = KeyIndex()
+    insert(index, np.arange(5000))
+    tables = index.tables
+    with ThreadPoolExecutor(1) as pool:
+        growing = pool.submit(lambda: [insert(index, np.arange(low, low + 500)) for low in range(5000, 200_000, 500)])
+        for _ in range(20):
+            assert (keys_of(tables, 5000) == np.arange(5000)).all()
+        growing.result(60)
+
+
+def test_only_keys_of_wanted_rows_are_looked_for() -> None:
+    index, count = KeyIndex(), 3000
+    while index.count < count or not len(index.old):  # some keys in each of the two tables
+        index.insert(np.arange(index.count, index.count + 100) << 33, np.empty(100, np.int64))
+    wanted = np.zeros(1 + count, np.uint8)
+    wanted[1 + np.arange(0, count, 7)] = 2
+    keys_found, untouched = keys_of(index.tables, count, wanted), np.full(1 + count, -1)
+    assert (keys_found[::7] == np.arange(0, count, 7) << 33).all()
+    for slots in index.tables[:2]:
+        module._collect(slots, wanted, untouched)
+    assert (np.flatnonzero(untouched != -1) == np.flatnonzero(wanted)).all()
+
+
+def test_a_key_that_is_seen_half_written_on_its_way_is_read_where_it_came_from() -> None:
+    index, count = KeyIndex(), 0
+    while not len(index.old):
+        insert(index, np.arange(count, count + 100))
+        count += 100
+    slots, old = index.tables[:2]
+    moving = slots[np.isin(slots[:, 2], old[:, 2]) & (slots[:, 2] != 0)]
+    assert len(moving) > 100
+    half = slots.copy()
+    half[np.isin(half[:, 2], moving[:, 2]), 0] = -1  # the row is there, and not all of the key
+    assert (keys_of((half, old), count) == np.arange(count)).all()
+    assert not (keys_of((old, half), count) == np.arange(count)).all(), "else this would show nothing"
+
+
+def test_memory_per_key() -> None:
+    """12 bytes a slot; 15 to 22.5 bytes a key, up to 37.5 while growing, with room for one batch."""
+    index, rng = KeyIndex(), np.random.default_rng(0)
+    keys = rng.permutation(600_000)
+    growing = 12 * (1 + GROWTH) / GROW_AT
+    for a in range(0, len(keys), 1000):
+        insert(index, keys[a : a + 1000])
+        limit = growing if len(index.old) else 12 * GROWTH / GROW_AT
+        assert index.nbytes <= limit * (len(index) + 1000) / 0.9 + 12 * 64
+        assert len(index) <= FULL_AT * len(index.slots)
+    assert growing == pytest.approx(37.5)
+
+
+def test_known_keys_cost_no_memory() -> None:
+    index, keys = KeyIndex(), np.arange(50_000)
+    insert(index, keys)
+    insert(index, keys)
+    before = index.nbytes
+    for _ in range(20):
+        insert(index, keys)
+    assert index.nbytes <= before

@@ -1,0 +1,255 @@
+"""Partition: hash, shard, grouping and repeats against numpy; the hash against values that may never change."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import crafted, mix, mutant, unmix
+
+from dps.errors import KeyRangeError
+from dps.state import partition
+from dps.state.partition import Grouping, bound, coalesce, group, hash_keys, shard_bits, sum_repeats
+
+NO_ORDER = np.zeros(0, np.int32)
+LAST = 2**63 - 1
+any_key = st.one_of(st.integers(-(2**63), LAST), st.integers(-3, 40), st.sampled_from([LAST, -(2**63), 0, -1]))
+
+
+def hashes(keys) -> np.ndarray:
+    keys = np.asarray(keys, np.int64)
+    out = np.empty(len(keys), np.uint64)
+    hash_keys(keys, out)
+    return out
+
+
+# ---- the hash -------------------------------------------------------------------------------------------------------
+
+# The first three are the published outputs of splitmix64 from seed 0: its state is a multiple of the golden number.
+PINNED = {
+    0: 0xE220A8397B1DCDAF,
+    0x9E3779B97F4A7C15 - 2**64: 0x6E789E6AA1B965F4,
+    0x3C6EF372FE94F82A: 0x06C45D188009454F,
+    1: 0x910A2DEC89025CC1,
+    -1: 0xE4D971771B652C20,
+    7: 0x63CBE1E459320DD7,
+    LAST: 0x2A67D7552E039EA7,
+    -(2**63): 0x481EC0A212A9F3DB,
+    123456789: 0x223C74D93DEB7679,
+}
+
+
+def test_the_hash_is_fixed_for_ever() -> None:
+    """Stored models are placed by it. If this fails, the change is wrong, not the test."""
+    assert hashes(list(PINNED)).tolist() == list(PINNED.values())
+    assert {key: mix(key) for key in PINNED} == PINNED
+
+
+def test_placement_is_fixed_for_ever() -> None:
+    keys = np.array(list(PINNED), np.int64)
+    for shards in (1, 2, 8, 4096):
+        placed = group(keys, 0, shards)
+        expected = np.sort([h >> 64 - shard_bits(shards) for h in PINNED.values()])
+        np.testing.assert_array_equal(np.repeat(np.arange(shards), np.diff(placed.starts)), expected)
+    dense = group(np.arange(10), 10, 3)
+    assert dense.starts.tolist() == [0, 3, 6, 10]
+
+
+@given(key=any_key)
+def test_the_hash_has_an_inverse(key: int) -> None:
+    assert unmix(mix(key)) == key
+    assert int(hashes([key])[0]) == mix(key)
+
+
+@given(h=st.integers(0, 2**64 - 1))
+def test_every_hash_has_its_key(h: int) -> None:
+    assert int(hashes([unmix(h)])[0]) == h
+
+
+def test_neighbours_are_scattered() -> None:
+    counts = np.diff(group(np.arange(100_000), 0, 64).starts)
+    assert counts.sum() == 100_000
+    assert np.abs(counts - 100_000 / 64).max() < 6 * (100_000 / 64) ** 0.5
+
+
+# ---- dense bounds ---------------------------------------------------------------------------------------------------
+
+
+def test_every_row_belongs_to_one_shard() -> None:
+    for rows in range(1, 41):
+        for shards in range(1, rows + 1):
+            edges = [bound(s, rows, shards) for s in range(shards + 1)]
+            assert edges[0] == 0
+            assert edges[-1] == rows
+            assert min(np.diff(edges)) >= 1
+            assert max(np.diff(edges)) - min(np.diff(edges)) <= 1
+            assert group(np.arange(rows), rows, shards).starts.tolist() == edges
+            np.testing.assert_array_equal(group(np.arange(rows)[::-1].copy(), rows, shards).starts, edges)
+
+
+@given(rows=st.integers(1, 2**40), shards=st.integers(1, 4096), data=st.data())
+def test_large_tables_are_cut_where_bound_says(rows: int, shards: int, data) -> None:
+    shards = min(shards, rows)
+    edges = [bound(s, rows, shards) for s in range(shards + 1)]
+    near = st.sampled_from(edges).flatmap(lambda e: st.integers(max(0, e - 1), min(rows - 1, e + 1)))
+    keys = data.draw(st.lists(st.one_of(near, st.integers(0, rows - 1)), min_size=1, max_size=20))
+    placed = group(np.array(keys, np.int64), rows, shards)
+    shard_numbers = np.repeat(np.arange(shards), np.diff(placed.starts))
+    assert shard_numbers.tolist() == [bisect_right(edges, key) - 1 for key in placed.keys.tolist()]
+
+
+@pytest.mark.parametrize("bad", [-1, 10, LAST, -(2**63), 2**40])
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_row_outside_is_named(bad: int, place: int) -> None:
+    keys = np.array([3, 9, 0, 4])
+    keys[place] = bad
+    with pytest.raises(KeyRangeError, match=rf"table 'w' has rows 0 to 9; key {bad} \(number {place}\) is outside"):
+        group(keys, 10, 4, "w")
+
+
+# ---- grouping -------------------------------------------------------------------------------------------------------
+
+
+def shard_of(keys: np.ndarray, rows: int, shards: int) -> np.ndarray:
+    if rows:
+        edges = [bound(s, rows, shards) for s in range(shards + 1)]
+        return np.searchsorted(edges, keys, side="right") - 1
+    return np.array([mix(k) * shards >> 64 for k in keys.tolist()], np.int64)
+
+
+def check_group(keys: np.ndarray, rows: int, shards: int) -> Grouping:
+    kept = keys.copy()
+    grouping = group(keys, rows, shards)
+    place = shard_of(keys, rows, shards)
+    order = np.argsort(place, kind="stable")
+    np.testing.assert_array_equal(keys, kept)
+    np.testing.assert_array_equal(grouping.keys, keys[order])
+    np.testing.assert_array_equal(grouping.starts, np.searchsorted(place[order], np.arange(shards + 1)))
+    if grouping.order is None:
+        assert grouping.keys is keys, "a batch that lies well is not copied"
+        assert (np.diff(place) >= 0).all()
+    else:
+        np.testing.assert_array_equal(grouping.order, order)
+        assert (np.diff(place) < 0).any(), "a batch that lies well needs no sorting"
+    order_key = keys.astype(np.uint64) if rows else hashes(keys)
+    assert grouping.distinct == bool((order_key[1:] > order_key[:-1]).all())
+    return grouping
+
+
+def check_coalesce(grouping: Grouping, updates: np.ndarray) -> None:
+    """Against numpy; integers in floats, so that sums are exact."""
+    merged = coalesce(grouping)
+    batch = grouping.keys if grouping.order is None else grouping.keys[np.argsort(grouping.order)]
+    distinct, first = np.unique(grouping.keys, return_index=True)
+    if merged is None:
+        assert len(distinct) == len(grouping.keys)
+        return
+    once, target = merged
+    assert len(distinct) < len(grouping.keys)
+    assert once.distinct
+    assert once.order is None
+    np.testing.assert_array_equal(once.keys, grouping.keys[np.sort(first)])
+    np.testing.assert_array_equal(once.keys[target], grouping.keys)
+    parts = [once.keys[a:b] for a, b in zip(once.starts, once.starts[1:], strict=False)]
+    for part, a, b in zip(parts, grouping.starts, grouping.starts[1:], strict=False):
+        assert set(part.tolist()) == set(grouping.keys[a:b].tolist())
+    assert sum(map(len, parts)) == len(distinct)
+    sums = np.full((len(once.keys), updates.shape[1]), 77, updates.dtype)
+    sum_repeats(updates, NO_ORDER if grouping.order is None else grouping.order, target, sums)
+    expected = np.zeros_like(sums)
+    place = {key: i for i, key in enumerate(once.keys.tolist())}
+    np.add.at(expected, [place[key] for key in batch.tolist()], updates)
+    np.testing.assert_array_equal(sums, expected)
+
+
+def check(keys, rows: int, shards: int, dim: int = 2, dtype: str = "float32") -> None:
+    keys = np.array(keys, np.int64)
+    updates = np.random.default_rng(len(keys)).integers(-9, 9, (len(keys), dim)).astype(dtype)
+    check_coalesce(check_group(keys, rows, shards), updates)
+
+
+def check_all(samples) -> None:
+    for sample in samples:
+        check(*sample)
+
+
+@st.composite
+def batches(draw: st.DrawFn):
+    """(keys, rows, shards): keyed or dense, sorted or not, with repeats or without."""
+    if draw(st.booleans()):
+        rows, shards, keys = 0, 2 ** draw(st.integers(0, 12)), any_key
+    else:
+        rows = draw(st.one_of(st.integers(1, 50), st.integers(1, 2**40)))
+        shards, keys = draw(st.integers(1, min(rows, 4096))), st.integers(0, rows - 1)
+    pool = draw(st.lists(keys, min_size=1, max_size=30))
+    batch = draw(st.lists(st.sampled_from(pool), max_size=60))
+    how = draw(st.sampled_from(["as it is", "sorted", "unique"]))
+    if how != "as it is":
+        batch = sorted(batch if how == "sorted" else set(batch), key=None if rows else mix)
+    return batch, rows, shards
+
+
+@settings(max_examples=150)
+@given(batch=batches(), dim=st.integers(1, 3), dtype=st.sampled_from(["float32", "float64", "int64"]))
+def test_grouping_and_repeats_against_numpy(batch, dim: int, dtype: str) -> None:
+    check(*batch, dim, dtype)
+
+
+def test_large_batches() -> None:
+    rng = np.random.default_rng(0)
+    check(rng.integers(-(2**63), LAST, 50_000), 0, 16)
+    check(rng.zipf(1.2, 50_000), 0, 16)
+    check(rng.integers(0, 10_000, 50_000), 10_000, 7)
+    check(np.repeat(5, 50_000), 0, 2)
+    check(crafted(np.zeros(2000, np.int64)), 0, 64)  # all in one shard, all in one place of it
+
+
+# ---- broken variants must not pass ----------------------------------------------------------------------------------
+
+SAMPLES = [
+    ([], 0, 4),
+    ([5, 1, 9, 5, 1, -1], 0, 4),
+    ([1, 1, 1], 0, 1),
+    (sorted(range(40), key=mix), 0, 8),
+    (sorted([*range(20), 3, 7], key=mix), 0, 8),
+    (range(11), 11, 4),
+    ([0, 3, 3, 10], 11, 4),
+    ([10, 0, 0], 11, 4),
+    ([10, 0, 3, 10, 2, 5, 8, 8, 1], 11, 4),
+]
+MUTANTS = [
+    ("survey", "order <= last", "order < last"),
+    ("survey", "shard < last_shard", "shard <= last_shard"),
+    ("survey", "shape > UNGROUPED and i > 0", "i > 0"),
+    ("survey", "_place(key, rows, shards, bits)", "_place(key, rows, shards, bits) * (key != 3)"),
+    (
+        "_scatter",
+        "_place(keys[i], rows, shards, bits)",
+        "keys[i] * shards // rows if rows else _place(keys[i], rows, shards, bits)",
+    ),
+    ("_scatter", "_place(keys[i], rows, shards, bits)", "_place(-keys[i], rows, shards, bits)"),
+    ("survey", "starts[:] = 0", "pass"),
+    ("_scatter", "grouped[j] = keys[i]", "grouped[j] = keys[j]"),
+    ("_scatter", "range(keys.shape[0])", "range(keys.shape[0] - 1, -1, -1)"),
+    ("_find_repeats", "target[j] = target[k]", "target[j] = k"),
+    ("_find_repeats", "keys[k] == keys[j]", "True"),
+    ("_distinct", "else out_starts[s + 1]", "else 0"),
+    ("sum_repeats", "out[:] = 0", "pass"),
+    ("sum_repeats", "order[j] if order.shape[0] else j", "j"),
+    ("sum_repeats", "+= updates", "= updates"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), MUTANTS)
+def test_a_broken_variant_is_caught(monkeypatch, name: str, old: str, new: str) -> None:
+    function = getattr(partition, name)
+    monkeypatch.setattr(partition, name, mutant(function, old, old))
+    monkeypatch.setitem(globals(), "sum_repeats", partition.sum_repeats)
+    check_all(SAMPLES)
+    monkeypatch.setattr(partition, name, mutant(function, old, new))
+    monkeypatch.setitem(globals(), "sum_repeats", partition.sum_repeats)
+    with pytest.raises((AssertionError, IndexError)):
+        check_all(SAMPLES)

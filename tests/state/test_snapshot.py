@@ -1,0 +1,442 @@
+"""Cuts against two dumb models: one is given every op, the other only those that the cut is to hold."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from oracles import FLOAT_OPTIMIZERS, Model, Origins, govern, mutant, tables
+
+import dps
+from dps.errors import InputError
+from dps.state.ledger import Ledger
+from dps.state.ops import ADD, CLOSE, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
+from dps.state.shard import DenseShard, KeyedShard, Shard, make_shard
+from dps.state.snapshot import Cut
+
+Rows = dict[int, np.ndarray]
+
+
+class Trainers:
+    """Origins 1, 2, 3 with clocks that are at most `staleness` apart, and 4, which has none."""
+
+    def __init__(self, shard: DenseShard | KeyedShard):
+        self.shard, self.model = shard, Model(shard.spec)
+        self.staleness = 0 if shard.spec.aggregate else 2
+        self.maker = Origins(shard)
+        self.maker.pool = self.maker.pool[:6]  # few, so that early and late ops meet
+        self.clocks = {1: 0, 2: 0, 3: 0}
+        self.numbers = dict.fromkeys((1, 2, 3, 4), 0)
+        self.last: dict[int, tuple[int, int]] = {}  # seq of each origin's last op
+        self.cut_model: Model | None = None
+        self.cut_last: dict[int, tuple[int, int]] = {}
+        self.chain = False
+        self.before: float = 0  # ops of clocks before this are in the cut
+
+    def begin(self, clock: int | None) -> None:
+        self.cut_model, self.cut_last = copy.deepcopy(self.model), dict(self.last)
+        self.before = -np.inf if clock is None else clock
+
+    def ready(self) -> list[int]:
+        """Those that need not wait for the slowest."""
+        return [o for o, clock in self.clocks.items() if clock <= min(self.clocks.values()) + self.staleness]
+
+    def tick(self, origin: int) -> None:
+        self.clocks[origin] += 1
+        self.numbers[origin] = 0
+
+    def push(self, draw: st.DrawFn) -> None:
+        clocks = self.clocks
+        origin = draw(st.sampled_from([*self.ready(), 4]))
+        op = self.maker.change(draw, clocks.get(origin, NO_CLOCK), draw(st.booleans()))
+        op = op._replace(origin=origin, number=self.numbers[origin])
+        self.numbers[origin] += 1
+        assert self.shard.apply(op)
+        if draw(st.integers(0, 3)) == 0:
+            assert not self.shard.apply(op)
+        self.last[origin] = op.clock, op.number
+        keys = op.keys.tolist() if op.keys is not None else range(op.start, op.start + len(op.values))
+        for model, last in [(self.model, None), (self.cut_model, self.cut_last)]:
+            if model is not None and (last is None or op.clock < self.before):
+                model.apply(op.rule, keys, op.values, op.clock, op.parties, op.rows)
+            elif model is not None:  # what is outside the cut says all the same that an earlier clock is over
+                model.close_before(op.clock)
+        if self.cut_model is not None and op.clock < self.before:
+            self.cut_last[origin] = op.clock, op.number
+
+    def act(self, draw: st.DrawFn, most: int, least: int = 0) -> None:
+        for _ in range(draw(st.integers(least, most))):
+            if draw(st.integers(0, 2)) == 0:
+                self.tick(draw(st.sampled_from(self.ready())))
+            else:
+                self.push(draw)
+
+    def finish(self, clock: int) -> None:
+        """All trainers reach `clock`; what they summed up before is closed, then the cut is complete."""
+        while min(self.clocks.values()) < clock:
+            self.tick(min(self.clocks, key=self.clocks.__getitem__))
+        self.shard.apply(govern(self.shard.spec, CLOSE, OLDER, clock))
+        self.model.close_before(clock)
+        self.cut_model.close_before(clock)
+        self.before = -np.inf
+
+
+def rows_of(model: Model, shard: DenseShard | KeyedShard) -> Rows:
+    if isinstance(shard, DenseShard):
+        return {key: model.rows.get(key, model.fresh(key))[0] for key in range(shard.low, shard.high)}
+    return {key: row[0] for key, row in model.rows.items()}
+
+
+def equal(one: Rows, other: Rows) -> None:
+    assert one.keys() == other.keys()
+    for key, row in one.items():
+        np.testing.assert_array_equal(row, other[key])
+
+
+def in_shard(shard: DenseShard | KeyedShard) -> Rows:
+    keys = shard.index.keys().tolist() if isinstance(shard, KeyedShard) else range(shard.low, shard.high)
+    return dict(zip(keys, shard.rows, strict=False))
+
+
+def read(draw: st.DrawFn, trainers: Trainers, cut: Cut) -> Rows:
+    """All pieces of a complete cut, with more ops in between."""
+    row = 8 + trainers.shard.width * trainers.shard.rows.itemsize
+    got: Rows = {}
+    total = cut.rows
+    most = draw(st.sampled_from([1, 3 * row, 1 << 20]))
+    before = kept = np.zeros(0)  # the piece before this one, and what was in it
+    for where, rows in cut.pieces(most):
+        assert len(rows) <= max(1, most // row)
+        np.testing.assert_array_equal(before, kept)
+        keys = range(*where) if isinstance(where, tuple) else where.tolist()
+        before, kept = rows, rows.copy()
+        trainers.act(draw, 2)
+        np.testing.assert_array_equal(rows, kept)
+        assert not got.keys() & set(keys)
+        got.update(zip(keys, kept, strict=True))
+    assert len(got) == total == cut.rows
+    return got
+
+
+def restored(trainers: Trainers, cut: Cut, rows: Rows) -> None:
+    """A shard made of the cut holds the same rows, refuses what is in it, and takes what is not."""
+    shard = make_shard(trainers.shard.spec, 1)
+    keys = np.array(list(rows), np.int64)
+    shard.load(keys, np.array(list(rows.values()), shard.rows.dtype).reshape(len(keys), shard.width))
+    shard.restore(cut.latest, 0, Ledger.from_arrays(cut.ledger.to_arrays()))
+    equal(in_shard(shard), rows)
+    assert shard.clock == trainers.cut_model.clock
+    assert shard.ledger.certificate().tolist() == [[o, *seq] for o, seq in sorted(trainers.cut_last.items())]
+    nothing = govern(shard.spec, ADD, 0)._replace(keys=np.zeros(0, np.int64))
+    for origin, (clock, number) in trainers.cut_last.items():
+        for fresh in (False, True):
+            op = nothing._replace(origin=origin, clock=clock, number=number + fresh)
+            assert shard.apply(op) == fresh
+
+
+def one_cut(draw: st.DrawFn, trainers: Trainers, base: Rows | None) -> Rows | None:
+    """Begin a cut, complete it, read it, perhaps give it up on the way; what the chain of increments holds then."""
+    shard = trainers.shard
+    latest = max([seq[0] for seq in trainers.last.values()] + [-1])
+    clock = draw(st.sampled_from([None, latest, latest + 1, latest + 1, latest + 2]))
+    changed_only = base is not None and (trainers.chain or draw(st.booleans()))
+    sums = shard.sums
+    refused = sums is not None if clock is None else clock <= max(latest, sums.clock if sums else -1)
+    if refused or (clock is not None and clock < 0):
+        with pytest.raises(InputError, match=r"close them|cut it at clock"):
+            shard.begin_cut(clock, changed_only)
+        assert shard.cut is None
+        return base
+    cut = shard.begin_cut(clock, changed_only)
+    trainers.begin(clock)
+    trainers.act(draw, 14, least=3)
+    if draw(st.integers(0, 4)) == 0:
+        return give_up(trainers, base)
+    if clock is not None:
+        trainers.finish(clock)
+    cut.complete()
+    expected = rows_of(trainers.cut_model, shard)
+    trainers.act(draw, 3)
+    got = read(draw, trainers, cut)
+    whole = {**base, **got} if changed_only else got
+    equal(whole, expected)
+    restored(trainers, cut, whole)
+    if draw(st.integers(0, 3)) == 0:
+        return give_up(trainers, base)
+    cut.commit()
+    trainers.act(draw, 2)
+    shard.end_cut()
+    trainers.cut_model = None
+    return whole
+
+
+def give_up(trainers: Trainers, base: Rows | None) -> Rows | None:
+    trainers.shard.end_cut()
+    trainers.cut_model = None
+    return base
+
+
+def play(draw: st.DrawFn, spec: TableSpec, chain: bool = False) -> None:
+    """Cuts and ops; with `chain`, a base and increments of it."""
+    shard = make_shard(spec, 1)
+    trainers = Trainers(shard)
+    trainers.chain = chain
+    trainers.act(draw, 6)
+    track, base = chain or draw(st.booleans()), None
+    if track:
+        shard.track_changes()
+    for _ in range(4 if chain else draw(st.integers(1, 3))):
+        done = one_cut(draw, trainers, base)
+        base = done if track else None
+        trainers.act(draw, 3)
+        equal(in_shard(shard), rows_of(trainers.model, shard))
+
+
+@settings(max_examples=100)
+@given(spec=tables(), data=st.data())
+def test_any_interleaving(spec: TableSpec, data) -> None:
+    play(data.draw, spec)
+
+
+@settings(max_examples=50)
+@given(spec=tables(), data=st.data())
+def test_base_and_increments(spec: TableSpec, data) -> None:
+    play(data.draw, spec, chain=True)
+
+
+@pytest.mark.parametrize("rows", [None, 13])
+@pytest.mark.parametrize("aggregate", [None, "mean"])
+@pytest.mark.parametrize("optimizer", FLOAT_OPTIMIZERS, ids=repr)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_every_optimizer(optimizer, aggregate: str | None, rows: int | None, data) -> None:
+    init = dps.Normal(1.0, seed=1)
+    play(data.draw, TableSpec("t", rows=rows, dim=2, optimizer=optimizer, init=init, aggregate=aggregate, shards=2))
+
+
+# ---- one thing at a time --------------------------------------------------------------------------------------------
+
+
+def add(keys: list[int], clock: int, value: float = 1.0, rule: int = ADD, **more) -> Op:
+    return Op(rule, np.array(keys, np.int64), 0, np.full((len(keys), 1), value, np.float32), clock, 1, **more)
+
+
+def keyed(**more) -> KeyedShard:
+    return KeyedShard(TableSpec("w", **more, shards=1), 0)
+
+
+def content(cut: Cut) -> dict[int, float]:
+    return {int(key): float(row[0]) for keys, rows in cut.pieces(1 << 20) for key, row in zip(keys, rows, strict=True)}
+
+
+def test_early_and_late_ops_on_the_same_rows() -> None:
+    shard = keyed(init=dps.Uniform(0, 1, seed=3), dtype="float64")
+    first = np.empty((7, 1))
+    shard.pull(np.arange(7), first)
+    shard.apply(add([1, 2], 3))
+    cut = shard.begin_cut(5)
+    shard.apply(add([2, 3, 4], 5, 10.0))  # saves 2; 3 and 4 are absent
+    shard.apply(add([1, 2, 3], 4, 100.0))
+    shard.apply(add([1, 5], 6, 1000.0))
+    cut.complete()
+    shard.apply(add([1, 6], 4, 7.0))  # too late to be in
+    assert cut.rows == 3
+    got = content(cut)
+    assert {key: round(value - first[key, 0], 9) for key, value in got.items()} == {1: 101, 2: 101, 3: 100}
+    assert cut.latest == 4
+    shard.end_cut()
+    assert round(in_shard(shard)[3][0] - first[3, 0], 9) == 110
+
+
+def test_a_push_without_a_clock_takes_the_rate_of_the_cut() -> None:
+    shard = keyed(optimizer=dps.SGD(dps.Exponential(1.0, factor=0.5)))
+    shard.track_changes()
+    cut = shard.begin_cut(2)
+    shard.apply(add([1], 1, rule=PUSH))  # 0.5
+    shard.apply(add([9], 3, rule=PUSH))
+    shard.apply(add([1, 2], NO_CLOCK, rule=PUSH))  # 0.125 in the shard, 0.5 in the cut
+    cut.complete()
+    assert content(cut) == {1: -1.0, 2: -0.5}
+    cut.commit()
+    shard.end_cut()
+    assert content(shard.begin_cut(None, changed_only=True)) == {1: -0.625, 2: -0.125, 9: -0.125}
+
+
+def test_the_ledger_of_a_cut() -> None:
+    shard = keyed()
+    shard.apply(add([1], 3, origin=1, number=7, answer=True))
+    shard.apply(add([1], NO_CLOCK, origin=2))
+    shard.apply(govern(shard.spec, RETIRE, 8, count=1))
+    cut = shard.begin_cut(5)
+    shard.apply(add([1], 4, origin=3, number=1, attempt=2))
+    for number in range(3):
+        shard.apply(add([1], 5, origin=3, number=number, attempt=2))
+    shard.apply(govern(shard.spec, RETIRE, 1, count=1))  # after clock 5, for all we know
+    cut.complete()
+    shard.apply(add([1], NO_CLOCK, origin=2, number=1))
+    assert cut.ledger.certificate().tolist() == [[1, 3, 7], [2, NO_CLOCK, 0], [3, 4, 1]]
+    assert cut.ledger.answer(1, 3, 7) is None
+    assert cut.ledger.retired(8)
+    assert not cut.ledger.retired(1)
+    assert cut.ledger.to_arrays()["last"][:, 1].tolist() == [0, 0, 2]
+
+
+def test_rows_that_were_given_are_not_saved_any_more() -> None:
+    shard = keyed()
+    shard.apply(add(list(range(1000)), 0))
+    cut = shard.begin_cut(None)
+    pieces = cut.pieces(12 * 500)
+    next(pieces)
+    small = shard.nbytes
+    shard.apply(add(list(range(500)), 1))
+    assert cut.nbytes < 4 * len(shard.rows) + 4 * 2000
+    shard.apply(add(list(range(1000, 1500)), 1))
+    keys, rows = next(pieces)
+    assert (keys[0], len(keys), rows.sum()) == (500, 500, 500)
+    assert next(pieces, None) is None
+    assert small > len(shard.index) * 4
+    shard.end_cut()
+
+
+def test_only_what_changed_since_the_base() -> None:
+    shard = keyed()
+    shard.apply(add([1, 2, 3, 4], 0))
+    shard.track_changes()
+    shard.apply(add([2], 1))
+    given_up = shard.begin_cut(2, changed_only=True)
+    shard.apply(add([3], 2))
+    given_up.complete()
+    assert content(given_up) == {2: 2.0}
+    shard.end_cut()
+    cut = shard.begin_cut(3, changed_only=True)
+    shard.apply(add([4], 3))
+    cut.complete()
+    assert content(cut) == {2: 2.0, 3: 2.0}, "what was given up is not lost"
+    cut.commit()
+    cut.commit()
+    shard.apply(add([1], 4))
+    shard.end_cut()
+    last = shard.begin_cut(None, changed_only=True)
+    assert content(last) == {1: 2.0, 4: 2.0}
+    shard.end_cut()
+    assert shard.begin_cut(None).rows == 4
+
+
+def test_a_dense_increment_names_its_rows() -> None:
+    shard = DenseShard(TableSpec("d", rows=20, shards=2), 1)
+    shard.track_changes()
+    shard.apply(add([12, 17], 0))
+    shard.apply(Op(ADD, None, 18, np.ones((2, 1), np.float32), 0, 1))
+    cut = shard.begin_cut(None, changed_only=True)
+    pieces = [(where if isinstance(where, tuple) else where.tolist(), len(rows)) for where, rows in cut.pieces(12 * 3)]
+    assert pieces == [([12, 17, 18], 3), ((19, 20), 1)]
+    shard.end_cut()
+    assert [where for where, _ in shard.begin_cut(None).pieces(1 << 20)] == [(10, 20)]
+
+
+def test_what_is_refused() -> None:
+    shard = keyed(aggregate="sum")
+    with pytest.raises(InputError, match="shard 0 of table 'w' has not tracked its changes: cut all of it"):
+        shard.begin_cut(3, changed_only=True)
+    shard.apply(add([1], 4, rule=PUSH, origin=1))
+    with pytest.raises(InputError, match="the sums of clock 4 of shard 0 of table 'w' are open: close them, then cut"):
+        shard.begin_cut(None)
+    for clock in (3, 4):
+        with pytest.raises(InputError, match="table 'w' has ops of clock 4: cut it at clock 5 or later"):
+            shard.begin_cut(clock)
+    cut = shard.begin_cut(5)
+    with pytest.raises(InputError, match="shard 0 of table 'w' is being cut at clock 5"):
+        shard.begin_cut(6)
+    with pytest.raises(InputError, match="is being cut: track changes before"):
+        shard.track_changes()
+    with pytest.raises(InputError, match=r"the sums of clock 4 of .* are open: close them first"):
+        cut.complete()
+    with pytest.raises(InputError, match=r"the cut of .* at clock 5 is not complete yet"):
+        next(cut.pieces(1))
+    with pytest.raises(InputError, match="cannot be a base: it is incomplete"):
+        cut.commit()
+    shard.apply(govern(shard.spec, CLOSE, OLDER, 5))
+    cut.complete()
+    cut.complete()
+    with pytest.raises(InputError, match="cannot be a base: 1 rows of it were not fetched"):
+        cut.commit()
+    assert content(cut) == {1: 1.0}
+    cut.commit()
+    shard.end_cut()
+    shard.end_cut()
+
+
+def test_an_ended_run_does_not_hinder_a_cut_of_the_next() -> None:
+    shard = keyed()
+    shard.apply(add([1], 90, origin=1))
+    with pytest.raises(InputError, match="clock 90"):
+        shard.begin_cut(3)
+    shard.apply(govern(shard.spec, RETIRE, 1, count=1))
+    shard.begin_cut(3)
+
+
+# ---- broken variants must not pass ----------------------------------------------------------------------------------
+
+HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
+KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
+BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator=0.25), init=dps.Normal(1.0, seed=1))
+RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
+SUMMED = dataclasses.replace(KEYED, aggregate="sum")
+MUTANTS = [
+    (KEYED, Shard, "apply", "self.cut.note(op)", "pass"),
+    (KEYED, Shard, "_run_on_rows", "self.cut.step(op, index, start)", "pass"),
+    (KEYED, Shard, "_run_on_rows", "CHANGED)", "0)"),
+    (KEYED, Cut, "__init__", "applied >= clock", "applied > clock"),
+    (KEYED, Cut, "__init__", "if clock is None:", "if False:"),
+    (KEYED, Cut, "includes", "not self._is_complete and", ""),
+    (KEYED, Cut, "includes", "clock < self.clock", "clock <= self.clock"),
+    (KEYED, Cut, "includes", "clock < self.clock", "0 <= clock < self.clock"),
+    (RATE, Cut, "note", "max(self.latest, op.clock)", "op.clock"),
+    (RATE, Cut, "note", "op.rule < CLOSE and self.includes(op.clock)", "True"),
+    (KEYED, Cut, "note", "if op.origin:", "if False:"),
+    (KEYED, Cut, "step", "inside and (self._count or shard.spec.keyed)", "False"),
+    (KEYED, Cut, "step", "self._rows = len(shard)", "pass"),
+    (KEYED, Cut, "step", "if apart and self._given < self._end:", "if False:"),
+    (RATE, Cut, "step", "self.latest != shard.clock", "False"),
+    (KEYED, Cut, "step", "CHANGED * inside", "0"),
+    (KEYED, Cut, "step", "LATER * apart", "CHANGED * apart"),
+    (RATE, Cut, "step", "LATER * apart", "LATER * (not inside)"),
+    (DENSE, Cut, "step", "inside and (self._count or shard.spec.keyed)", "False"),
+    (DENSE, Cut, "pieces", "(low + a, low + self._given)", "(a, self._given)"),
+    (DENSE, Cut, "pieces", "chosen + low", "chosen"),
+    (DENSE, Cut, "pieces", "count == self._given - a", "count > 1"),
+    (KEYED, Cut, "pieces", "number % 2", "0"),
+    (KEYED, Cut, "pieces", "self._place, self._saved,", "self._place, np.roll(self._saved, 1, 0),"),
+    (KEYED, Cut, "pieces", "CHANGED, rows", "LATER, rows"),
+    (KEYED, Cut, "complete", "int(count_wanted(self._place, self._flags, CHANGED, self._end))", "self._end"),
+    (KEYED, Cut, "commit", "changed >>= 1", "changed[:] = 0"),
+    (KEYED, Cut, "end", "changed |= changed >> 1", "pass"),
+    (BORN, Cut, "_follow", "self._count > first", "self._count > first + 1"),
+    (BORN, Cut, "_follow", "where, first,", "where, 0,"),
+    (BORN, Cut, "_follow", "op.keys[which]", "op.keys[: len(which)]"),
+    (KEYED, Cut, "_follow", "op.values[which]", "op.values[: len(which)]"),
+    (RATE, Cut, "_follow", "self.latest if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
+    (SUMMED, Cut, "complete", "self._is_complete, self._end = True, len(self.shard)", "self._is_complete = True"),
+]
+
+
+def try_all(data, spec: TableSpec, chain: bool) -> None:
+    test_early_and_late_ops_on_the_same_rows()
+    test_a_push_without_a_clock_takes_the_rate_of_the_cut()
+    test_only_what_changed_since_the_base()
+    test_a_dense_increment_names_its_rows()
+    play(data.draw, spec, chain)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("spec", "owner", "name", "old", "new"), MUTANTS)
+def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, name: str, old: str, new: str) -> None:
+    chain = "CHANGED" in old + new or name in ("commit", "end")
+    hunt = HUNT(given(data=st.data())(lambda data: try_all(data, spec, chain)))
+    monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
+    with pytest.raises((AssertionError, InputError, IndexError, ValueError, TypeError, pytest.fail.Exception)):
+        hunt()

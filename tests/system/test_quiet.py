@@ -1,0 +1,173 @@
+"""What a user sees on the error output: a wrong call is one error for its caller, and an end is no trouble at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from distributed.protocol.pickle import dumps
+
+import dps
+from dps.daskapi.refusals import as_value, value
+from dps.deploy import local
+from dps.errors import InputError, NameInUseError, UnknownTableError
+
+LIMIT = 120  # seconds, for a broken product on a busy machine
+
+
+def program(tmp_path, text: str) -> list[str]:
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return [sys.executable, str(path)]
+
+
+# ---- refusals are values --------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_comes_back_as_it_was_raised():
+    async def handler(comm=None, name=""):
+        error = NameInUseError(f"{name!r} is taken")
+        error.remedy = ["another"]
+        error.add_note("a note")
+        raise error
+
+    answer = asyncio.run(as_value(handler)(None, name="w"))
+    with pytest.raises(NameInUseError, match="'w' is taken") as caught:
+        value(answer)
+    assert caught.value.remedy == ["another"]
+    assert caught.value.__notes__ == ["a note"]
+
+
+def test_what_is_no_refusal_goes_through():
+    async def works(comm=None):
+        return {"name": "w"}
+
+    async def fails(comm=None):
+        raise ZeroDivisionError
+
+    assert value(asyncio.run(as_value(works)())) == {"name": "w"}
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(as_value(fails)())
+    assert all(value(plain) is plain for plain in (None, "text", [1], {"servers": []}))
+    with pytest.raises(InputError):
+        value({"dps-refused": dumps(InputError("no"))})
+
+
+def test_wrong_calls_leave_no_traceback_in_the_log(caplog):
+    """Each is raised at its caller, and nothing else is said; a mistake in our own code is logged as ever."""
+    caplog.set_level(logging.INFO)
+    made = dps.LocalCluster(servers=1, trainers=1, processes=False, dashboard_address=None)
+    with made as cluster, dps.ParameterServer(cluster) as ps:
+        ps.table("w")
+        with pytest.raises(NameInUseError, match="has a table 'w' already"):
+            ps.table("w")
+        with pytest.raises(UnknownTableError, match="has no table 'v'"):
+            ps.drop_table("v")
+        with pytest.raises(InputError, match=r"has no server 7: \[0\]"):
+            ps.retire(7)
+        assert "Exception while handling op" not in caplog.text
+        with pytest.raises(TypeError):
+            ps.connection.call("add_table", spec="[]")
+        assert "Exception while handling op dps_call" in caplog.text
+
+
+def test_a_message_that_meets_a_closed_cluster_is_no_news(caplog, monkeypatch):
+    with dps.LocalCluster(servers=0, trainers=1, processes=False, dashboard_address=None):
+        pass
+    caplog.set_level(logging.INFO)
+    logger = logging.getLogger("distributed.batched")
+    logger.info("Batched Comm Closed, late")
+    logger.warning("something else")
+    monkeypatch.setattr(local.late_messages, "_until", time.monotonic() - 1)
+    logger.info("Batched Comm Closed, in mid-run")
+    messages = [record.getMessage() for record in caplog.records if record.name == logger.name]
+    assert messages == ["something else", "Batched Comm Closed, in mid-run"]
+
+
+# ---- programs, as they are run --------------------------------------------------------------------------------------
+
+SETUP = """
+    import dask.bag as db
+    import dps
+    from distributed import Client
+
+    def start():
+        cluster = dps.LocalCluster(servers=2, trainers=1, processes=False, dashboard_address=None)
+        ps = dps.ParameterServer(cluster, servers=2)
+        ps.table("w")
+        ps.client().push("w", [1], 1)
+        return cluster, ps
+"""
+
+
+@pytest.mark.processes
+def test_programs_that_end_one_way_or_the_other_say_nothing(tmp_path):
+    """A `with` block; the cluster closed first; and what is never closed at all."""
+    text = (
+        SETUP
+        + """
+    if __name__ == "__main__":
+        cluster, ps = start()
+        with cluster, ps:
+            try:
+                ps.table("w")
+            except dps.DPSError as error:
+                print(type(error).__name__)
+        cluster, ps = start()
+        cluster.close()
+        ps.close()
+        cluster, ps = start()
+        print("ends")
+    """
+    )
+    done = subprocess.run(program(tmp_path, text), capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "NameInUseError\nends\n")
+
+
+@pytest.mark.processes
+def test_ctrl_c_in_a_run_leaves_one_traceback_and_the_workers_to_the_program(tmp_path):
+    """The whole process group gets it, as in a terminal. The parameters are there afterwards."""
+    text = """
+    import time
+    import dask.bag as db
+    import dps
+
+    def train(trainer, partitions):
+        trainer.push("w", [1], 1)
+        print("running", flush=True)
+        while True:
+            trainer.tick()
+            time.sleep(0.01)
+
+    if __name__ == "__main__":
+        with dps.LocalCluster(servers=1, trainers=1, dashboard_address=None) as cluster:
+            with dps.ParameterServer(cluster) as ps:
+                ps.table("w")
+                try:
+                    ps.run(train, db.from_sequence([1], npartitions=1), progress=False)
+                finally:
+                    print(ps.client().pull("w", [1]).tolist(), flush=True)
+    """
+    started = subprocess.Popen(
+        program(tmp_path, text), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert started.stdout.readline() == "running\n"
+        os.killpg(started.pid, signal.SIGINT)
+        out, err = started.communicate(timeout=LIMIT)
+    finally:
+        started.kill()
+    busy = ("still alive after", "is overloaded")  # what a busy machine adds
+    lines = [line for line in err.splitlines() if not any(words in line for words in busy)]
+    assert out == "[1.0]\n"
+    assert sum(line.startswith("Traceback") for line in lines) == 1
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == "KeyboardInterrupt"
+    assert started.returncode == -signal.SIGINT
