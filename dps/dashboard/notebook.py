@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import os
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from dask.widgets import TEMPLATE_PATHS, get_environment
@@ -17,6 +17,9 @@ from dps.dashboard.terminal import StatusView, print_plain
 from dps.dashboard.text import counted, size_text
 from dps.state.ops import TableSpec, html_renderers
 from dps.telemetry.snapshot import CheckpointStatus, RunStatus, Status
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 __all__ = [
     "PATIENCE",
@@ -34,7 +37,7 @@ TEMPLATE_PATHS.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "
 PATIENCE = 2.0  # seconds to wait for the controller's answer, and again for the servers' answers
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
     """HTML from a template in ``dps/dashboard/templates``; all values are escaped.
 
     A user's template of the same name, in a folder that stands earlier in Dask's TEMPLATE_PATHS, is taken instead.
@@ -92,6 +95,13 @@ class CheckpointsView(CheckpointStatus, frozen=True):
         return render("checkpoints", checkpoints=self)
 
 
+class Printer(Protocol):
+    """What IPython prints with."""
+
+    def text(self, obj: str) -> None:
+        """Print a text."""
+
+
 class NotebookStatus(Status, frozen=True):
     """The state of a parameter server, which notebooks and terminals show as tables.
 
@@ -112,7 +122,7 @@ class NotebookStatus(Status, frozen=True):
     def _repr_html_(self) -> str:
         return status_html(self)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Printer, cycle: bool) -> None:
         """What IPython shows in a terminal: tables, or one line where rich is not installed."""
         printer.text(print_plain(StatusView(self)) or repr(self))
 
@@ -123,7 +133,7 @@ class NotebookStatus(Status, frozen=True):
 # -- rendering
 
 
-def dashboard_link(client: Any) -> str | None:
+def dashboard_link(client: Client) -> str | None:
     """The address of dps's page in Dask's dashboard, as a browser reaches it; None if there is no dashboard.
 
     Examples
@@ -148,7 +158,30 @@ def held_text(status: Status) -> str:
     return f"{counted(len(status.tables), 'table')}, {status.rows:,} rows, {size_text(status.bytes)}"
 
 
-def parameter_server_html(ps: Any) -> str:
+class HasCall(Protocol):
+    """A connection to the controller."""
+
+    def call(self, verb: str, *, callback_timeout: float) -> bytes:
+        """The controller's answer within so many seconds."""
+
+
+class Handle(Protocol):
+    """A handle of a parameter server."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def dask_client(self) -> Client: ...
+
+    @property
+    def connection(self) -> HasCall: ...
+
+
+def parameter_server_html(ps: Handle) -> str:
     """A parameter server's state as its controller and servers report it, or why they do not answer."""
     status, trouble, link = None, None, dashboard_link(ps.dask_client)
     try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -29,7 +29,11 @@ from dps.telemetry.snapshot import (
     TrainerStatus,
 )
 
-__all__ = ["METRICS", "ONE_BY_ONE", "Metrics", "snapshots"]
+if TYPE_CHECKING:  # prometheus_client is optional
+    from distributed import Scheduler
+    from prometheus_client.core import Metric
+
+__all__ = ["METRICS", "ONE_BY_ONE", "HasSessions", "Metrics", "snapshots"]
 
 logger = logging.getLogger("distributed.dps.dashboard")
 
@@ -91,11 +95,32 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "table_hottest_shard": ("Keys per second of a table's busiest shard, over the mean of its shards", ("table",)),
 }
 
-Sample = tuple[str, tuple[Any, ...], float | None]
+Sample = tuple[str, tuple[object, ...], float | None]
 logged: set[str] = set()  # failures that were logged already
 
 
-def snapshots(controller: Any) -> dict[str, Status | None]:
+class Snapshots(Protocol):
+    """The monitor of a parameter server."""
+
+    def view(self) -> Status | None:
+        """The newest snapshot; None before the first."""
+
+
+class HasMonitor(Protocol):
+    """The controller's part for one parameter server."""
+
+    @property
+    def monitor(self) -> Snapshots: ...
+
+
+class HasSessions(Protocol):
+    """The controller: its parts for each parameter server, by name."""
+
+    @property
+    def sessions(self) -> Mapping[str, HasMonitor]: ...
+
+
+def snapshots(controller: HasSessions | None) -> dict[str, Status | None]:
     """The newest snapshots of all parameter servers of a controller, by name; None where there is none yet."""
     views: dict[str, Status | None] = {}
     for name, session in sorted(getattr(controller, "sessions", {}).items()):
@@ -116,11 +141,11 @@ def log_once(what: str) -> None:
 class Metrics(PrometheusCollector):
     """The collector that ``/metrics`` calls, with `server` set to the scheduler that answers."""
 
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server: Scheduler | None) -> None:
         super().__init__(server)
         self.subsystem = "dps"
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         controller = None if self.server is None else self.server.plugins.get("dps-controller")
@@ -130,9 +155,9 @@ class Metrics(PrometheusCollector):
             families[name] = kind(self.build_name(name), help_text, labels=("session", *labels))
         for session, view in snapshots(controller).items():
             try:
-                for name, labels, value in list(samples(view) if view else ()):
+                for name, label_values, value in list(samples(view) if view else ()):
                     if value is not None:
-                        families[name].add_metric([session, *map(str, labels)], value)
+                        families[name].add_metric([session, *map(str, label_values)], value)
             except Exception:
                 log_once("making metrics of a snapshot")
         yield from (family for family in families.values() if family.samples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -34,6 +34,11 @@ from dps.telemetry.snapshot import (
     TrainerPhase,
     TrainerStatus,
 )
+
+if TYPE_CHECKING:  # rich is optional, and imported where it draws
+    from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 __all__ = ["StatusOverview", "StatusView", "print_plain", "slowest_first", "split_bar"]
 
@@ -100,7 +105,7 @@ class StatusOverview:
         self.height = height
         self.run = snapshot.current_run
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width
         head = [*self._head(width), *finding_lines(self.run.stragglers if self.run else [])]
         lines = sum(len(text.wrap(console, width)) for text in head)
@@ -116,7 +121,7 @@ class StatusOverview:
                 yield ""
                 yield getattr(self, f"_{section}")(rows, width >= WIDE)
 
-    def _head(self, width: int) -> Iterator[Any]:
+    def _head(self, width: int) -> Iterator[Text]:
         snapshot, run = self.snapshot, self.run
         parts = [f"{snapshot.up} of {snapshot.wanted} servers", f"epoch {snapshot.epoch}"]
         parts += [f"shards on their way: {snapshot.moves}"] if snapshot.moves else []
@@ -136,7 +141,7 @@ class StatusOverview:
         if run.error:
             yield line(("error: ", "bold red"), run.error)
         mean = average(run)
-        legend: list[Any] = []
+        legend: list[str | tuple[str, str]] = []
         for part, share in zip(PARTS, mean, strict=True):
             legend += [(GLYPHS[part] * 2, PART_COLOURS[part]), f" {part} {share:.0%}  "]
         if sum(mean):
@@ -159,7 +164,7 @@ class StatusOverview:
         if others:
             yield f"and {others} more going on"
 
-    def _trainers(self, rows: int, wide: bool) -> Any:
+    def _trainers(self, rows: int, wide: bool) -> Table:
         assert self.run is not None
         order, values = slowest_first(self.run), last_values(self.run)
         logged = learning_curve(self.run.logged) or "loss"
@@ -182,7 +187,7 @@ class StatusOverview:
             columns.add_row(*self._others(order[rows - 1 :], wide))
         return columns
 
-    def _others(self, rest: Sequence[int], wide: bool) -> list[Any]:
+    def _others(self, rest: Sequence[int], wide: bool) -> list[ConsoleRenderable]:
         """The trainers for which there is no room, in one row."""
         assert self.run is not None
         trainers, values = [self.run.trainers[n] for n in rest], last_values(self.run)
@@ -200,7 +205,7 @@ class StatusOverview:
         cells = [line(f"{len(rest):,} more"), line(f"{waiting:,} wait"), line(reach)]
         return [*cells, TimeSplitBar(shares_of(self.run)[:, list(rest)].sum(1).tolist()), *map(line, numbers)]
 
-    def _servers(self, rows: int, wide: bool) -> Any:
+    def _servers(self, rows: int, wide: bool) -> Table:
         names = ["server", "state", "cpu", "memory", "requests/s", "keys/s", "busy", "p50", "p99"]
         names += ["lag", "behind", "unconfirmed", "rows", "shards", "worker"] if wide else []
         columns = grid(names, left=("state", "worker"))
@@ -219,7 +224,7 @@ class StatusOverview:
             columns.add_row(*map(line, cells))
         return titled(columns, len(servers) - rows)
 
-    def _tables(self, rows: int, wide: bool) -> Any:
+    def _tables(self, rows: int, wide: bool) -> Table:
         names = ["table", "rows", "memory", "requests/s", "keys/s", "p50", "p99", "hottest shard"]
         columns = grid(names, left=("table",))
         tables = sorted(self.snapshot.tables.items(), key=lambda entry: -entry[1].keys_rate)
@@ -234,7 +239,7 @@ class StatusOverview:
             columns.add_row(line(shortened(name)), *map(line, cells))
         return titled(columns, len(tables) - rows)
 
-    def _events(self, rows: int, wide: bool) -> Any:
+    def _events(self, rows: int, wide: bool) -> Table:
         columns = grid(["time", "event"], left=("time", "event"))
         for when, text in self.snapshot.events[-rows:]:
             columns.add_row(line(time.strftime("%H:%M:%S", time.localtime(when))), line(text))
@@ -299,7 +304,7 @@ class StatusView:
     def __init__(self, status: Status):
         self.status = status
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         status, width = self.status, options.max_width
         yield packed([status.name, f"{status.up} of {status.wanted} servers"], width)
         if status.adapt is not None:
@@ -321,7 +326,7 @@ class StatusView:
         for when, text in status.news[-MAX_ROWS["events"] :]:
             yield line(f"{time_text(when)}  {text}")
 
-    def _servers(self) -> Any:
+    def _servers(self) -> Table:
         servers = self.status.servers
         columns = grid(["server", "state", "rows", "memory", "requests", "worker"], left=("state", "worker"))
         for server in servers[: MAX_ROWS["servers"]]:
@@ -329,7 +334,7 @@ class StatusView:
             columns.add_row(*map(line, [*cells, number_text(server.requests), server.worker]))
         return titled(columns, len(servers) - MAX_ROWS["servers"])
 
-    def _tables(self) -> Any:
+    def _tables(self) -> Table:
         names = ["table", "keys", "row", "shards x copies", "rows", "memory", "optimizer"]
         columns = grid(names, left=("table", "optimizer"))
         tables = list(self.status.tables.values())
@@ -340,7 +345,7 @@ class StatusView:
             columns.add_row(*map(line, cells))
         return titled(columns, len(tables) - MAX_ROWS["tables"])
 
-    def _run(self, run: RunRow, width: int) -> Iterator[Any]:
+    def _run(self, run: RunRow, width: int) -> Iterator[RenderableType]:
         done = f"{run.done:,}{f' of {run.planned:,}' if run.planned else ''} iterations"
         parts = [f"run {run.number}", done, f"staleness {run.staleness}"]
         parts += ["finished"] if run.over and not run.stopped else []
@@ -360,12 +365,12 @@ class TimeSplitBar:
     def __init__(self, fractions: Sequence[float]):
         self.fractions = fractions
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         bar = split_bar(self.fractions, options.max_width)
         yield line(*((text, PART_COLOURS[part]) for part, text in bar))
 
 
-def finding_lines(findings: Sequence[Straggler]) -> Iterator[Any]:
+def finding_lines(findings: Sequence[Straggler]) -> Iterator[Text]:
     """The first findings, each with its reason and its remedy."""
     for finding in findings[:MAX_FINDINGS]:
         yield line((finding_text(finding), "bold red"), f": {finding.why}")
@@ -379,7 +384,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= MAX_TABLE_NAME else f"{name[: MAX_TABLE_NAME - 3]}..."
 
 
-def packed(pieces: Sequence[str], width: int) -> Any:
+def packed(pieces: Sequence[str], width: int) -> Text:
     """Pieces in lines of at most `width` characters, which break between pieces only. The first piece is bold."""
     lines = [""]
     for piece in pieces:
@@ -392,14 +397,14 @@ def packed(pieces: Sequence[str], width: int) -> Any:
     return line((text[: len(pieces[0])], "bold"), text[len(pieces[0]) :])
 
 
-def line(*parts: str | tuple[str, str]) -> Any:
+def line(*parts: str | tuple[str, str]) -> Text:
     """Text with styles, in which rich finds no markup."""
     from rich.text import Text
 
     return Text.assemble(*parts)
 
 
-def grid(names: Sequence[str], left: Sequence[str], bar: str | None = None, place: int = 0) -> Any:
+def grid(names: Sequence[str], left: Sequence[str], bar: str | None = None, place: int = 0) -> Table:
     """A table without lines; the column `bar` comes at `place`."""
     from rich.table import Table
 
@@ -412,7 +417,7 @@ def grid(names: Sequence[str], left: Sequence[str], bar: str | None = None, plac
     return table
 
 
-def titled(table: Any, hidden: int) -> Any:
+def titled(table: Table, hidden: int) -> Table:
     """The table, with the number of hidden rows in its first head."""
     if hidden > 0:
         table.columns[0].header = f"{table.columns[0].header} ({hidden} more)"

@@ -6,11 +6,14 @@ Dask's own classes satisfy them. `cordon.py` uses more of the scheduler, and say
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dask.typing import Key
 from distributed import Security
 from distributed.core import Status
+
+if TYPE_CHECKING:
+    from distributed.http.routing import RoutingApplication
 
 __all__ = ["DaskScheduler", "DaskTask", "DaskWorker"]
 
@@ -73,6 +76,10 @@ class DaskScheduler(Protocol):
 
     @property
     def security(self) -> Security: ...
+
+    @property
+    def http_application(self) -> RoutingApplication:
+        """What answers on HTTP."""
 
     @property
     def workers(self) -> Mapping[str, DaskWorker]:

@@ -262,7 +262,7 @@ OTHERS = {
     "core.PrometheusHandler._collectors",
     "ps.connection.call",
 }  # of distributed, where the code works without; our handle
-PUBLIC = {"_replace", "_repr_pretty_"}  # of namedtuples, and of IPython
+PUBLIC = {"_fields", "_replace", "_repr_pretty_"}  # of namedtuples, and of IPython
 
 
 def test_the_dashboard_uses_nothing_private():

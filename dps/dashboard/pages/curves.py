@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 from bokeh.models import ColumnDataSource
 
-from dps.dashboard.pages.style import Anchor, Drawn, hover, new_figure, number, plain, put, slim
+from dps.dashboard.pages.style import Anchor, Drawn, PlotLayout, hover, new_figure, number, plain, put, slim
 from dps.dashboard.pages.trainers import run_of
 from dps.dashboard.palette import LINES
 from dps.dashboard.text import learning_curve, number_text
@@ -28,7 +28,7 @@ class CurvesPlot(Drawn):
     shows = "All that trainer.log(...) was given; a click on a name hides its curve."
     every = 2
 
-    def __init__(self, **layout: Any) -> None:
+    def __init__(self, **layout: Unpack[PlotLayout]) -> None:
         self.sources: dict[str, ColumnDataSource] = {}
         self.run: int | None = None
         self.figure = new_figure(self.label, "", **layout)

@@ -7,7 +7,7 @@ are folded. Each fold has a line that sums them up, and a click on it opens them
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bokeh.models import InlineStyleSheet
 from bokeh.models.widgets import Select, Toggle
@@ -16,9 +16,13 @@ from distributed.dashboard.components import add_periodic_callback
 from dps.dashboard.markup import escape
 from dps.dashboard.pages.plots import PLOTS, Headline
 from dps.dashboard.pages.routes import Routes, frame, theme
-from dps.dashboard.pages.style import HELP, Html, Plot, style
+from dps.dashboard.pages.style import HELP, Html, Plot, PlotLayout, TitledPlot, style
 from dps.dashboard.prometheus import log_once
 from dps.telemetry.snapshot import Status
+
+if TYPE_CHECKING:
+    import bokeh.document
+    from bokeh.models import UIElement
 
 __all__ = ["Document", "Fold", "help_page", "install"]
 
@@ -61,7 +65,7 @@ Views = Callable[[], Mapping[str, Status | None]]
 class Fold:
     """A line, and plots that a click on it shows and hides. While they are hidden, the line sums them up."""
 
-    def __init__(self, name: str, plots: list[Plot], opened: Callable[[], None]) -> None:
+    def __init__(self, name: str, plots: list[TitledPlot], opened: Callable[[], None]) -> None:
         self.name, self.plots = name, plots
         self.line = Toggle(label=name, active=False, stylesheets=[InlineStyleSheet(css=style(":host") + LINE)])
         self.line.sizing_mode = "stretch_width"
@@ -97,7 +101,7 @@ class Document:
         self.count = 0
         self.folds: list[Fold] = []
 
-    def fold(self, name: str, plots: list[Plot]) -> Fold:
+    def fold(self, name: str, plots: list[TitledPlot]) -> Fold:
         """Fold some of the plots."""
         fold = Fold(name, plots, self.refresh)
         self.folds.append(fold)
@@ -162,16 +166,16 @@ def install(routes: Routes, views: Views) -> None:
         routes.plot(url, f"Dps {name.replace('-', ' ').title()}")
 
 
-def page(views: Views, extra: Mapping[str, Any], document: Any) -> None:
+def page(views: Views, extra: Mapping[str, object], document: bokeh.document.Document) -> None:
     """Fill a document with all plots, in Dask's frame."""
-    plots: dict[str, Plot] = {"headline": Headline(sizing_mode="stretch_width")}
-    for name, kind in PLOTS.items():
-        plots[name] = kind(sizing_mode="stretch_width", **({} if issubclass(kind, Html) else {"height": PLOT_HEIGHT}))
+    text, figures = PlotLayout(sizing_mode="stretch_width"), PlotLayout(sizing_mode="stretch_width", height=PLOT_HEIGHT)
+    titled = {name: kind(**text if issubclass(kind, Html) else figures) for name, kind in PLOTS.items()}
+    plots: dict[str, Plot] = {"headline": Headline(**text), **titled}
     shown = Document(views, list(plots.values()))
     embeds = {name: _embed(document, name, plot.root, isinstance(plot, Html)) for name, plot in plots.items()}
     folded = []
     for n, (name, names) in enumerate(FOLDS.items()):
-        line = _embed(document, f"fold-{n}", shown.fold(name, [plots[plot] for plot in names]).line)
+        line = _embed(document, f"fold-{n}", shown.fold(name, [titled[plot] for plot in names]).line)
         folded.append(f"<div class='fold'>{line}<div class='grid'>{''.join(map(embeds.pop, names))}</div></div>")
     _show(document, shown)
     content = f"<div class='grid'>{_embed(document, 'choice', shown.choice, True)}{''.join(embeds.values())}</div>"
@@ -180,7 +184,7 @@ def page(views: Views, extra: Mapping[str, Any], document: Any) -> None:
     document.template_variables.update(extra)
 
 
-def individual(kind: type[Plot], views: Views, document: Any) -> None:
+def individual(kind: type[Plot], views: Views, document: bokeh.document.Document) -> None:
     """Fill a document with one plot that takes all the room."""
     plot = kind(sizing_mode="stretch_both")
     shown = Document(views, [plot])
@@ -207,14 +211,14 @@ def help_page() -> str:
     )
 
 
-def _embed(document: Any, name: str, root: Any, wide: bool = False) -> str:
+def _embed(document: bokeh.document.Document, name: str, root: UIElement, wide: bool = False) -> str:
     """Add a root to a document, and return the template's code for its place."""
     root.name = name.replace("-", "_")
     document.add_root(root)
     return f"<div{' class=wide' if wide else ''}>{{{{ embed(roots.{root.name}) }}}}</div>"
 
 
-def _show(document: Any, shown: Document) -> None:
+def _show(document: bokeh.document.Document, shown: Document) -> None:
     """Show the present snapshot, and from now on each new one."""
     shown.update()
     add_periodic_callback(document, shown, PERIOD_MS)

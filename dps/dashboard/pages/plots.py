@@ -1,14 +1,14 @@
 """All plots, by the name under which each has a page of its own: ``/individual-dps-NAME``.
 
-Each plot is a `dps.dashboard.pages.style.Plot`. It is made with Bokeh's arguments of layout. Its model `root` goes into
-a document, and `update(snapshot)` needs nothing but the values that ``/json/dps.json`` shows.
+Each plot is a `dps.dashboard.pages.style.TitledPlot`. It is made with Bokeh's arguments of layout. Its model `root`
+goes into a document, and `update(snapshot)` needs nothing but the values that ``/json/dps.json`` shows.
 """
 
 from __future__ import annotations
 
 from dps.dashboard.pages.curves import LossClockPlot, LossTimePlot
 from dps.dashboard.pages.servers import PlacementPlot, ServersPlot, ShardsPlot, ThroughputPlot
-from dps.dashboard.pages.style import Plot
+from dps.dashboard.pages.style import TitledPlot
 from dps.dashboard.pages.trainers import ClocksPlot, Headline, StragglersPlot, TimeSplitPlot
 
 __all__ = [
@@ -18,13 +18,12 @@ __all__ = [
     "LossClockPlot",
     "LossTimePlot",
     "PlacementPlot",
-    "Plot",
     "ServersPlot",
     "ShardsPlot",
 ]
 __all__ += ["StragglersPlot", "ThroughputPlot", "TimeSplitPlot"]
 
-PLOTS: dict[str, type[Plot]] = {
+PLOTS: dict[str, type[TitledPlot]] = {
     "clocks": ClocksPlot,
     "split": TimeSplitPlot,
     "stragglers": StragglersPlot,

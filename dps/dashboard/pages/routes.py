@@ -24,32 +24,69 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar
 
 from distributed.http.utils import RequestHandler
 
-__all__ = ["Routes", "collect_for", "frame", "theme"]
+if TYPE_CHECKING:  # Bokeh, jinja2 and prometheus_client are optional
+    import tornado.web
+    from bokeh.document import Document
+    from bokeh.server.tornado import BokehTornado
+    from bokeh.themes import Theme
+    from distributed import Scheduler
+    from distributed.http.prometheus import PrometheusCollector
+    from distributed.http.routing import RoutingApplication
+    from jinja2 import Template
+
+__all__ = ["Routes", "WebServer", "collect_for", "frame", "theme"]
 
 logger = logging.getLogger("distributed.dps.dashboard")
+
+T = TypeVar("T")
+Rule: TypeAlias = "tuple[str, type[tornado.web.RequestHandler], dict[str, object]]"  # pattern, handler, its arguments
+
+
+class WebServer(Protocol):
+    """What answers on HTTP for a scheduler."""
+
+    @property
+    def http_application(self) -> RoutingApplication: ...
+
+
+class MenuEntry(TypedDict):
+    """A line of the menu "More..."."""
+
+    url: str
+    name: str
+
+
+class Menus(TypedDict):
+    """The variables of the templates of Dask's pages."""
+
+    pages: list[str]
+    plots: list[MenuEntry]
+    jupyter: NotRequired[bool]
 
 
 class Routes:
     """Pages and handlers added to one scheduler, and taken out again by `remove`."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: WebServer) -> None:
         self.scheduler = scheduler
         self.undo: list[Callable[[], None]] = []
 
     @functools.cached_property
-    def bokeh(self) -> Any:
+    def bokeh(self) -> BokehTornado | None:
         """The dashboard's application; None without Bokeh or without a dashboard."""
         # A scheduler with a dashboard has imported Bokeh already; without one, the import would take seconds in vain.
-        module: Any = sys.modules.get("bokeh.server.tornado")
-        applications = self.scheduler.http_application.applications if module else ()
+        module = sys.modules.get("bokeh.server.tornado")
+        if module is None:
+            return None
+        applications = self.scheduler.http_application.applications
         return next((app for app in applications if isinstance(app, module.BokehTornado)), None)
 
-    def handler(self, path: str, handler: type, **arguments: Any) -> None:
+    def handler(self, path: str, handler: type[tornado.web.RequestHandler], **arguments: object) -> None:
         """Answer `path`, under any prefix that the scheduler has, with a tornado handler."""
         self._rules(self.scheduler.http_application, [(rf"(?:/.*)?{path}", handler, arguments)])
 
@@ -57,7 +94,7 @@ class Routes:
         """Answer `path` with a page that never changes."""
         self.handler(path, TextHandler, html=html)
 
-    def page(self, url: str, document: Callable[[dict[str, Any], Any], None]) -> None:
+    def page(self, url: str, document: Callable[[Mapping[str, object], Document], None]) -> None:
         """A page of the dashboard: `document` gets the template's variables and an empty document to fill."""
         from bokeh.application import Application
         from bokeh.application.handlers.document_lifecycle import DocumentLifecycleHandler
@@ -66,6 +103,7 @@ class Routes:
         from bokeh.server.urls import per_app_patterns
 
         bokeh = self.bokeh
+        assert bokeh is not None, "pages need a dashboard"
         extra = {"prefix": (bokeh.prefix or "") + "/", **self.menus}
         application = Application(FunctionHandler(functools.partial(document, extra)), DocumentLifecycleHandler())
         context = ApplicationContext(application, io_loop=bokeh.io_loop, url=url)
@@ -86,7 +124,7 @@ class Routes:
 
     def plot(self, url: str, name: str) -> None:
         """An entry in the menu "More..." of every page."""
-        self._listed(self.menus["plots"], {"url": url.strip("/"), "name": name})
+        self._listed(self.menus["plots"], MenuEntry(url=url.strip("/"), name=name))
 
     def remove(self) -> None:
         """Leave the scheduler as it was."""
@@ -95,23 +133,23 @@ class Routes:
                 self.undo.pop()()
 
     @functools.cached_property
-    def menus(self) -> dict[str, Any]:
+    def menus(self) -> Menus:
         """The lists in the bar at the top of every page. They are shared, so a change shows on all pages."""
         try:
             from distributed.dashboard.scheduler import template_variables
 
-            variables: dict[str, Any] = template_variables(self.scheduler)
+            variables: Menus = template_variables(self.scheduler)
             return {"pages": [], "plots": [], **variables}
         except Exception:
             logger.warning("the dashboard of this distributed has no list of pages: /dps gets no tab", exc_info=True)
             return {"pages": [], "plots": []}
 
-    def _listed(self, menu: list, entry: Any) -> None:
+    def _listed(self, menu: list[T], entry: T) -> None:
         if entry not in menu:
             menu.append(entry)
             self.undo.append(lambda: menu.remove(entry))
 
-    def _rules(self, application: Any, patterns: list) -> None:
+    def _rules(self, application: tornado.web.Application, patterns: list[Rule]) -> None:
         rules = application.default_router.rules
         before = list(rules)
         application.add_handlers(r".*", patterns)
@@ -122,7 +160,9 @@ class Routes:
 class TextHandler(RequestHandler):
     """A page that never changes."""
 
-    def initialize(self, dask_server: Any = None, extra: Any = None, html: str = "") -> None:
+    def initialize(
+        self, dask_server: Scheduler | None = None, extra: Mapping[str, object] | None = None, html: str = ""
+    ) -> None:
         super().initialize(dask_server, extra)
         self.html = html
 
@@ -130,7 +170,7 @@ class TextHandler(RequestHandler):
         self.write(self.html)
 
 
-def _close(bokeh: Any, url: str) -> None:
+def _close(bokeh: BokehTornado, url: str) -> None:
     """Remove a page, and stop the updates of documents that are open in browsers."""
     context = bokeh.applications.pop(url)
     for session in list(context.sessions):
@@ -138,7 +178,7 @@ def _close(bokeh: Any, url: str) -> None:
             session.document.remove_periodic_callback(callback)
 
 
-def theme() -> Any:
+def theme() -> Theme:
     """The theme of Dask's own plots, or Bokeh's default."""
     try:
         from distributed.dashboard.components.scheduler import BOKEH_THEME
@@ -151,7 +191,7 @@ def theme() -> Any:
 
 
 @functools.cache
-def frame(style: str, content: str) -> Any:
+def frame(style: str, content: str) -> Template | str:
     """The template of a page with Dask's bar at the top, or without the bar where Dask's template is missing."""
     try:
         from distributed.dashboard.components.scheduler import env
@@ -169,7 +209,7 @@ def frame(style: str, content: str) -> Any:
         )
 
 
-def collect_for(collector: Any) -> None:
+def collect_for(collector: type[PrometheusCollector]) -> None:
     """Make ``/metrics`` of every scheduler in this process call a collector, too. Without prometheus_client this does
     nothing."""
     try:

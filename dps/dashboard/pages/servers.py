@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import NamedTuple, Unpack
 
 import numpy as np
 from bokeh.models import BasicTicker, ColorBar, ColumnDataSource, FixedTicker, LinearColorMapper, Range1d
@@ -15,6 +15,7 @@ from dps.dashboard.pages.style import (
     INK,
     Drawn,
     Html,
+    PlotLayout,
     heading,
     hover,
     html_table,
@@ -102,7 +103,7 @@ class ShardsPlot(Drawn):
     asks = "Is the load even?"
     shows = "A light cell among dark ones is a hot shard; the number in a cell is its server."
 
-    def __init__(self, **layout: Any) -> None:
+    def __init__(self, **layout: Unpack[PlotLayout]) -> None:
         self.source = ColumnDataSource({})
         self.mapper = LinearColorMapper(palette=_ramp(SEQUENTIAL, 64), low=0, high=1)
         self.y = Range1d(-0.5, 0.5)
@@ -142,9 +143,7 @@ class ShardsPlot(Drawn):
         tables = snapshot.tables if snapshot else {}
         shown = _busiest(tables)
         cells = [cell for row, name in enumerate(shown) for cell in _cells(row, name, tables[name])]
-        columns = {name: list(values) for name, values in zip(CELL, zip(*cells, strict=True), strict=False)} or {
-            name: [] for name in CELL
-        }
+        columns = {field: [getattr(cell, field) for cell in cells] for field in Cell._fields}
         load = number(columns["load"])
         row = np.array(columns.pop("row"), np.float32)
         left, right = (np.array(columns.pop(side), np.float32) for side in ("left", "right"))
@@ -172,10 +171,22 @@ class ShardsPlot(Drawn):
     _shown: list[str] | None = None
 
 
-CELL = ("row", "table", "shard", "left", "right", "load", "heat", "owner", "server", "held")
+class Cell(NamedTuple):
+    """A cell of the heat map, from shard `left` up to shard `right` of one table."""
+
+    row: int
+    table: str
+    shard: int  # the busiest of them
+    left: int
+    right: int
+    load: float  # keys per second
+    heat: float  # the load over the mean of all shards
+    owner: str  # the number of its server, or "none"
+    server: str  # the same as a label, where there is room
+    held: str  # the numbers of all servers that hold it
 
 
-def _cells(row: int, name: str, table: TableStatus) -> Iterable[tuple[Any, ...]]:
+def _cells(row: int, name: str, table: TableStatus) -> Iterable[Cell]:
     """The cells of a table: one for each shard. In a table with more than MAX_CELLS shards, a cell stands for some
     neighbours, and shows the busiest of them."""
     load, count = table.load, len(table.load)
@@ -186,7 +197,8 @@ def _cells(row: int, name: str, table: TableStatus) -> Iterable[tuple[Any, ...]]
         chain = table.chains[busy]
         held, server = ", ".join(map(str, chain)), str(chain[0]) if chain else "none"
         label = ("-" if server == "none" else server) if count <= MAX_NAMED_SHARDS else ""
-        yield row, name, busy, left, right, load[busy], load[busy] / mean if mean else 0.0, server, label, held
+        heat = load[busy] / mean if mean else 0.0
+        yield Cell(row, name, busy, left, right, load[busy], heat, server, label, held)
 
 
 def _busiest(tables: Mapping[str, TableStatus]) -> list[str]:
@@ -216,7 +228,7 @@ class ThroughputPlot(Drawn):
     asks = "How much goes through the servers, and how long does a request take?"
     shows = "A falling curve with a rising p99 is a server at its limit."
 
-    def __init__(self, **layout: Any) -> None:
+    def __init__(self, **layout: Unpack[PlotLayout]) -> None:
         self.source = ColumnDataSource({})
         self.x = Range1d(-120, 0)
         sizing, height = layout.get("sizing_mode", "stretch_width"), layout.get("height") or 300

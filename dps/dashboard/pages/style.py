@@ -8,20 +8,25 @@ Names and errors come from users: `escape` escapes them in HTML, and `plain` on 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import ClassVar, Protocol, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from bokeh.layouts import column
 from bokeh.models import (
+    Column,
     ColumnDataSource,
     CustomJSTickFormatter,
     Div,
+    GlyphRenderer,
     HelpTool,
     HoverTool,
     InlineStyleSheet,
+    Legend,
     PanTool,
     ResetTool,
+    UIElement,
     WheelZoomTool,
 )
 from bokeh.plotting import figure
@@ -30,8 +35,20 @@ from dps.dashboard import markup
 from dps.dashboard.markup import escape
 from dps.telemetry.snapshot import Status
 
-__all__ = ["HELP", "INK", "Anchor", "Drawn", "Html", "Plot", "heading", "hover", "html_table", "new_figure", "nice"]
-__all__ += ["number", "plain", "put", "slim", "style", "ticks"]
+__all__ = [
+    "HELP",
+    "INK",
+    "Anchor",
+    "Drawn",
+    "Html",
+    "Plot",
+    "PlotLayout",
+    "TitledPlot",
+    "heading",
+    "hover",
+    "html_table",
+]
+__all__ += ["new_figure", "nice", "number", "plain", "put", "slim", "style", "ticks"]
 
 LIGHT = {"ink": "#222", "soft": "#666", "line": "#ddd", "paper": "#fff", "bad": "#B33F00", "good": "#00694d"}
 DARK = {"ink": "#e6e6e6", "soft": "#aaa", "line": "#444", "paper": "#1b1b1b", "bad": "#ff9a57", "good": "#4fd1a5"}
@@ -41,6 +58,8 @@ LINES = ("axis-line-color", "major-tick-line-color", "minor-tick-line-color", "g
 MAX_TEXT_VALUES = 40  # arrays with more values travel to browsers as binary data, shorter ones as text
 MANY_COLUMNS = 8  # a table with more columns needs the whole width of a page
 HELP = "dps-help"  # address of the page that explains each plot
+
+Values: TypeAlias = np.ndarray | Sequence[object]  # of one column of a source
 
 
 def _variables(colours: Mapping[str, str]) -> str:
@@ -103,36 +122,45 @@ th, td { border-bottom: 1px solid var(--dps-line); padding: 3px 6px; vertical-al
 """
 
 
-class Plot:
+class PlotLayout(TypedDict, total=False):
+    """Bokeh's arguments of layout for one plot."""
+
+    sizing_mode: str
+    height: int  # in pixels
+
+
+class Plot(Protocol):
     """A plot: `root` is a Bokeh model, and `update` shows a snapshot in it.
 
     Each document has its own plots. Without a snapshot, or with one in which nothing runs, a plot is empty and says so.
     `update` changes only the values that differ from before, so that little travels to the browser.
     """
 
-    root: Any
-    name = ""  # the plot's own page is /individual-dps-NAME
-    asks = shows = ""  # its help: the question that it answers, and what to look at
-    every = 1  # 2: on a page with other plots, it is updated with every second snapshot only
+    root: UIElement
+    name: ClassVar[str] = ""  # the plot's own page is /individual-dps-NAME
+    asks: ClassVar[str] = ""  # its help: the question that it answers
+    shows: ClassVar[str] = ""  # its help: what to look at
+    every: ClassVar[int] = 1  # 2: on a page with other plots, it is updated with every second snapshot only
 
-    def __init__(self, **layout: Any) -> None:
-        raise NotImplementedError
-
-    def title(self, snapshot: Status | None) -> str:
-        """The name of the plot, a colon, and a summary: one line, also for readers who cannot see the plot."""
-        raise NotImplementedError
+    def __init__(self, **layout: Unpack[PlotLayout]) -> None: ...
 
     def update(self, snapshot: Status | None) -> None:
         """Show a snapshot; None: there is no parameter server."""
-        raise NotImplementedError
 
 
-class Drawn(Plot):
+class TitledPlot(Plot, Protocol):
+    """A plot that can be summed up in one line."""
+
+    def title(self, snapshot: Status | None) -> str:
+        """The name of the plot, a colon, and a summary: one line, also for readers who cannot see the plot."""
+
+
+class Drawn(TitledPlot):
     """A plot with figures. Its title is HTML above them, because Bokeh cuts off a title that is wider than a figure."""
 
-    heading: Any
+    heading: Div
 
-    def below_heading(self, *figures: Any) -> Any:
+    def below_heading(self, *figures: figure) -> Column:
         """Make the root: the title, and below it figures with the tools that Dask's plots have."""
         sizing = figures[0].sizing_mode or "stretch_width"
         self.heading = html_block(margin=(0, 5, 0, 5), sizing_mode="stretch_width")
@@ -148,23 +176,23 @@ class Drawn(Plot):
 class Html(Plot):
     """A plot that consists of text and tables, which `html` makes of a snapshot."""
 
-    def __init__(self, **layout: Any) -> None:
+    def __init__(self, **layout: Unpack[PlotLayout]) -> None:
         self.root = html_block(**layout)
 
+    @abstractmethod
     def html(self, snapshot: Status | None) -> str:
         """The HTML to show; everything that comes from users is escaped."""
-        raise NotImplementedError
 
     def update(self, snapshot: Status | None) -> None:
         self.root.text = self.html(snapshot)
 
 
-def html_block(**layout: Any) -> Any:
+def html_block(**layout: object) -> Div:
     """A Bokeh model for HTML, with the styles of the page."""
     return Div(text="", stylesheets=[InlineStyleSheet(css=style(":host") + OF_TABLES)], **layout)
 
 
-def heading(plot: Plot, title: str) -> str:
+def heading(plot: TitledPlot, title: str) -> str:
     """A title as HTML, which wraps if there is no room. Its question mark shows what to look at."""
     name, _, summary = title.partition(": ")
     tip = f"{escape(plot.asks)} {escape(plot.shows)}"
@@ -172,7 +200,7 @@ def heading(plot: Plot, title: str) -> str:
     return f"<div class='heading'><h3>{escape(name)}</h3>{': ' if summary else ''}{escape(summary)}{help_}</div>"
 
 
-def new_figure(x: str, y: str, **options: Any) -> Any:
+def new_figure(x: str, y: str, **options: object) -> figure:
     """A figure with the tools of Dask's plots above it. No tool is active, so that the mouse wheel scrolls the page."""
     fig = figure(tools="", toolbar_location="above", x_axis_label=x, y_axis_label=y, **options)
     fig.add_tools(ResetTool(), PanTool(dimensions="width"), WheelZoomTool(dimensions="width"))
@@ -195,7 +223,7 @@ class Anchor:
     come.
     """
 
-    def __init__(self, fig: Any) -> None:
+    def __init__(self, fig: figure) -> None:
         self.source = ColumnDataSource({"x": [0, 1], "y": [0, 1]})
         fig.scatter("x", "y", source=self.source, alpha=0)
 
@@ -220,7 +248,7 @@ def nice(value: float) -> float:
     return float(np.ceil(value / step) * step)
 
 
-def slim(legend: Any, location: str, orientation: str = "vertical") -> None:
+def slim(legend: Legend, location: str, orientation: str = "vertical") -> None:
     """Make a legend small. CSS variables do not reach legends, so the text has the colour for white and black."""
     legend.location, legend.orientation = location, orientation
     legend.label_text_font_size, legend.label_text_color = "11px", INK
@@ -230,12 +258,12 @@ def slim(legend: Any, location: str, orientation: str = "vertical") -> None:
     legend.background_fill_alpha, legend.border_line_color = 0, None
 
 
-def hover(renderers: Sequence[Any], *rows: tuple[str, str], **options: Any) -> Any:
+def hover(renderers: Sequence[GlyphRenderer], *rows: tuple[str, str], **options: object) -> HoverTool:
     """A tool that shows `rows` of (name, value with its unit) under the mouse."""
     return HoverTool(renderers=list(renderers), tooltips=list(rows), point_policy="follow_mouse", **options)
 
 
-def ticks() -> Any:
+def ticks() -> CustomJSTickFormatter:
     """A formatter that writes a million as 1M; Bokeh's own writes 1m."""
     code = """
         const place = tick == 0 ? 0 : Math.max(0, Math.min(4, Math.floor(Math.log10(Math.abs(tick)) / 3)))
@@ -244,7 +272,7 @@ def ticks() -> Any:
     return CustomJSTickFormatter(code=code)
 
 
-def put(source: ColumnDataSource, **columns: Any) -> None:
+def put(source: ColumnDataSource, **columns: Values) -> None:
     """Give a source new columns. Columns that have not changed do not travel to the browser.
 
     An array travels in two frames of its own, which is slower than text for a few numbers.
@@ -261,10 +289,10 @@ def put(source: ColumnDataSource, **columns: Any) -> None:
         source.data.update(changed)
 
 
-def _same(old: Any, new: Any) -> bool:
+def _same(old: Values | None, new: Values) -> bool:
     if isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
         return np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
-    if type(old) is not type(new) or len(old) != len(new):
+    if old is None or type(old) is not type(new) or len(old) != len(new):
         return False
     return all(a == b or (a != a and b != b) for a, b in zip(old, new, strict=True))  # NaN counts as equal to NaN
 
@@ -280,7 +308,7 @@ def number(values: Iterable[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], np.float32)
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """A value as text for Bokeh's canvas. Bokeh takes text between certain marks for TeX, so the marks are broken up.
 
     Examples

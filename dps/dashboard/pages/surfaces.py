@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from distributed.http.utils import RequestHandler
 
-from dps.dashboard.pages.routes import Routes, collect_for
-from dps.dashboard.prometheus import Metrics, snapshots
+from dps.dashboard.pages.routes import Routes, WebServer, collect_for
+from dps.dashboard.prometheus import HasSessions, Metrics, snapshots
 from dps.telemetry.snapshot import Status
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
 
 __all__ = ["Surfaces"]
 
@@ -20,6 +24,13 @@ logger = logging.getLogger("distributed.dps.dashboard")
 
 FRESH_SECONDS = 1.5  # longest wait for a fresh snapshot; the monitor makes one every second while it is asked
 POLL_SECONDS = 0.05
+
+
+class HasScheduler(HasSessions, Protocol):
+    """The controller: it also knows the scheduler to whose web server the pages are added."""
+
+    @property
+    def scheduler(self) -> WebServer: ...
 
 
 class Surfaces:
@@ -36,7 +47,7 @@ class Surfaces:
     def __init__(self) -> None:
         self.routes: Routes | None = None
 
-    def install(self, controller: Any) -> None:
+    def install(self, controller: HasScheduler) -> None:
         """Add the pages, the JSON and the metrics, as far as the scheduler has interfaces for them.
 
         This runs on the scheduler's loop.
@@ -61,15 +72,15 @@ class Surfaces:
             routes.remove()
 
 
-def _json(routes: Routes, controller: Any) -> None:
+def _json(routes: Routes, controller: HasSessions) -> None:
     routes.handler(r"/json/dps\.json", SnapshotHandler, controller=controller)
 
 
-def _metrics(routes: Routes, controller: Any) -> None:
+def _metrics(routes: Routes, controller: HasSessions) -> None:
     collect_for(Metrics)
 
 
-def _pages(routes: Routes, controller: Any) -> None:
+def _pages(routes: Routes, controller: HasSessions) -> None:
     if routes.bokeh is not None:
         from dps.dashboard.pages import documents
 
@@ -79,7 +90,12 @@ def _pages(routes: Routes, controller: Any) -> None:
 class SnapshotHandler(RequestHandler):
     """``/json/dps.json``: the snapshots of all parameter servers, by name."""
 
-    def initialize(self, dask_server: Any = None, extra: Any = None, controller: Any = None) -> None:
+    def initialize(
+        self,
+        dask_server: Scheduler | None = None,
+        extra: Mapping[str, object] | None = None,
+        controller: HasSessions | None = None,
+    ) -> None:
         super().initialize(dask_server, extra)
         self.controller = controller
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Unpack
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from dps.dashboard.pages.style import (
     Anchor,
     Drawn,
     Html,
+    PlotLayout,
     heading,
     hover,
     html_table,
@@ -154,7 +155,7 @@ class ClocksPlot(Drawn):
     asks = "How far is each trainer?"
     shows = "The band is the staleness: a trainer above it waits for the one at its lower edge."
 
-    def __init__(self, **layout: Any) -> None:
+    def __init__(self, **layout: Unpack[PlotLayout]) -> None:
         self.source = ColumnDataSource({})
         self.figure = new_figure("trainer", "clock", **layout)
         self.root = self.below_heading(self.figure)
@@ -228,7 +229,7 @@ class TimeSplitPlot(Drawn):
     asks = "What do trainers spend their time on?"
     shows = "Wait is lost time; a trainer that waits much less than the others is the one that they wait for."
 
-    def __init__(self, **layout: Any) -> None:
+    def __init__(self, **layout: Unpack[PlotLayout]) -> None:
         self.lanes, self.groups = ColumnDataSource({}), ColumnDataSource({})
         self.x = Range1d(-10, 0)
         sizing = layout.get("sizing_mode", "stretch_width")
@@ -313,7 +314,7 @@ class TimeSplitPlot(Drawn):
         edges = np.linspace(0, count, min(count, MAX_GROUPS) + 1).astype(int)
         sums = np.add.reduceat(shares[:, order], edges[:-1], axis=1) if count else shares
         means = sums / np.diff(edges)
-        columns: dict[str, Any] = _stacked(means, 1.0)
+        columns = _stacked(means, 1.0)
         columns |= {"left": edges[:-1].astype(np.float32), "right": edges[1:].astype(np.float32)}
         first = [", ".join(map(str, order[a:b][:5])) + (", ..." if b - a > 5 else "") for a, b in pairwise(edges)]
         put(self.groups, **columns, trainer=first)
@@ -322,7 +323,7 @@ class TimeSplitPlot(Drawn):
     _names: list[str] | None = None
 
 
-def _joined(parts: Any) -> np.ndarray:
+def _joined(parts: Iterable[Sequence[float]]) -> np.ndarray:
     arrays = list(parts)
     return np.concatenate(arrays) if arrays else np.zeros(0)
 
