@@ -33,8 +33,9 @@ from dps.errors import DataLostError, InputError, UnknownTableError
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 from dps.state.partition import Grouping, coalesce, group, sum_repeats
 from dps.wire import frames
+from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
-from dps.wire.run_messages import OriginAnswer, OriginRequest, decode, encode
+from dps.wire.run_messages import OriginAnswer, OriginRequest
 
 __all__ = ["Client", "Pending", "Ticket"]
 

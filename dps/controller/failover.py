@@ -6,12 +6,14 @@ Everything here happens in the thread of the controller's endpoint. `coordinatio
 ============ ====================================== =======================================================
 frame        from the server                        what the controller does
 ============ ====================================== =======================================================
-SERVE        JSON server, host, port                the server is up; PLACE, now and at each new placement
+SERVE        `Serve`                                the server is up; PLACE, now and at each new placement
 BEAT         request; a report (see `reports.py`)   OK, which renews the lease
-CAUGHT_UP    JSON table, shard, server, epoch       the joiner becomes the last of the chain
-STEPPED_DOWN JSON table, shard, epoch               the chain goes on without the server, or in another order
-SUSPECT      JSON server, shards, why, epoch        a server that takes no ops leaves the chains of the shards
+CAUGHT_UP    `CaughtUp`                             the joiner becomes the last of the chain
+STEPPED_DOWN `SteppedDown`                          the chain goes on without the server, or in another order
+SUSPECT      `Suspect`                              a server that takes no ops leaves the chains of the shards
 ============ ====================================== =======================================================
+
+`wire/membership_messages.py` has the fields of these messages.
 
 When another server takes over. A server is *lost* when Dask has removed its worker and its connection to the controller
 is broken: its own kernel has closed two connections. It is *silent* when no heartbeat has come for
@@ -50,7 +52,9 @@ from dps.state.names import shown
 from dps.telemetry.reports import ReceivedReport, ServerReport
 from dps.telemetry.snapshot import ServerPhase
 from dps.wire import frames
+from dps.wire.bodies import decode
 from dps.wire.frames import Header
+from dps.wire.membership_messages import CaughtUp, Serve, SteppedDown, Suspect
 from dps.wire.protocols import RoleConnection, RoleEndpoint
 
 __all__ = ["TICK_SECONDS", "Membership", "ServerRecord"]
@@ -267,14 +271,14 @@ class Membership:
     # -- frames
 
     def serve(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        message = frames.decode_json(body)
-        server = self.servers.get(message.get("server", -1)) if isinstance(message, dict) else None
+        message = decode(Serve, body)
+        server = self.servers.get(message.server)
         if server is None:
-            raise ProtocolError(f"no such server is expected: {message!r}")
+            raise ProtocolError(f"no such server is expected: {message!r:.200}")
         if server.connection is not None:
             server.connection.party = None
             server.connection.transport.close()
-        server.address = str(message["host"]), int(message["port"])
+        server.address = message.host, message.port
         server.connection = connection
         connection.party = server
         self._liveness.heartbeat(server.number, self.endpoint.now())
@@ -298,23 +302,21 @@ class Membership:
         connection.reply(Header(frames.OK, request=header.request))
 
     def caught_up(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        message, name, shard, p = self._decode_shard(connection, body)
-        feeder = p.chain[-1:] == (self._server(connection).number,)
-        if feeder and p.joiner == message["server"] and message["epoch"] >= p.fences[-1]:
+        sender, message = self._server(connection).number, decode(CaughtUp, body)
+        name, shard = message.table, message.shard
+        p = self._place(name, shard)
+        if p.chain[-1:] == (sender,) and p.joiner == message.server and message.epoch >= p.fences[-1]:
             text = f"server {p.joiner} holds shard {shard} of table {name!r}"
             self.note(text, logging.INFO, self._is_member(p.joiner))
             self._set_place(name, shard, appended(p, self.epoch + 1))
             self._publish()
 
     def stepped_down(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        message, name, shard, p = self._decode_shard(connection, body)
+        sender, message = self._server(connection).number, decode(SteppedDown, body)
+        name, shard = message.table, message.shard
+        p = self._place(name, shard)
         step, since, _ = self._handovers.get((name, shard), (None, 0, 0.0))
-        if (
-            step is None
-            or not p.stepping_down
-            or p.chain[:1] != (self._server(connection).number,)
-            or message["epoch"] < since
-        ):
+        if step is None or not p.stepping_down or p.chain[:1] != (sender,) or message.epoch < since:
             return
         del self._handovers[name, shard]
         new = handed_over(p, step, self._staying(), self.specs[name]["copies"], self.epoch + 1)
@@ -322,14 +324,11 @@ class Membership:
         self._publish()
 
     def suspect(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        message = frames.decode_json(body)
-        suspected, reporter = message["server"], self._server(connection).number
+        reporter, message = self._server(connection).number, decode(Suspect, body)
+        suspected = message.server
         out: dict[str, list[int]] = {}
-        for name, shard in message["shards"]:
-            if name not in self.places:  # dropped meanwhile
-                continue
-            p = self.places[name][shard]
-            if suspected not in p.line or message["epoch"] < p.fences[p.line.index(suspected)]:
+        for (name, shard), p in {each: self._place(*each) for each in message.shards}.items():
+            if suspected not in p.line or message.epoch < p.fences[p.line.index(suspected)]:
                 continue
             before = p.line[p.line.index(suspected) - 1] if p.line.index(suspected) else None
             if reporter not in (suspected, before):
@@ -339,7 +338,7 @@ class Membership:
             joiner = None if p.joiner == suspected or not chain else p.joiner
             self._set_place(name, shard, rechained(p, chain, joiner, self.epoch + 1))
         for name, shards in out.items():
-            why = shown(message["why"], 1000)
+            why = shown(message.why, 1000)
             self.note(f"server {suspected} is out of step with {_list_shards(shards)} of table {name!r}: {why}")
         if out:
             if suspected in self.servers:
@@ -471,16 +470,14 @@ class Membership:
             raise ProtocolError("a server's frame over a connection on which no server has announced itself")
         return connection.party
 
-    def _decode_shard(self, connection: RoleConnection, body: memoryview) -> tuple[dict[str, Any], str, int, Place]:
-        self._server(connection)
-        message = frames.decode_json(body)
-        try:
-            name, shard = message["table"], int(message["shard"])
-            places = self.places.get(name)
-            p = Place(()) if places is None else places[shard]
-            return {"server": -1, "epoch": 0, **message}, name, shard, p
-        except (TypeError, KeyError, ValueError, IndexError):
-            raise ProtocolError(f"a server's message names a shard that does not exist: {message!r}") from None
+    def _place(self, name: str, shard: int) -> Place:
+        """The place of a shard that a server's message names; no server has a shard of a table that was dropped."""
+        places = self.places.get(name)
+        if places is None:
+            return Place(())
+        if shard >= len(places):
+            raise ProtocolError(f"a server's message names a shard that does not exist: {shard} of table {name!r}")
+        return places[shard]
 
     def _set_place(self, name: str, shard: int, new: Place, stepped_down: bool = False) -> None:
         old = self.places[name][shard]

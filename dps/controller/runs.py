@@ -70,6 +70,7 @@ from dps.errors import (
 from dps.state.names import check_name, shown
 from dps.telemetry.reports import TrainerReport
 from dps.wire import frames
+from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
 from dps.wire.protocols import RoleConnection
 from dps.wire.run_messages import (
@@ -83,8 +84,6 @@ from dps.wire.run_messages import (
     Reserve,
     Reserved,
     TrainerStanding,
-    decode,
-    encode,
 )
 
 __all__ = ["Run", "Runs"]

@@ -11,9 +11,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from dps import config
 from dps.wire import frames
+from dps.wire.bodies import encode
 from dps.wire.frames import Header
+from dps.wire.membership_messages import Serve
 from dps.wire.protocols import RoleEndpoint, RoleLink
 
 __all__ = ["HEARTBEAT_SECONDS", "Heartbeat"]
@@ -89,15 +93,14 @@ class Heartbeat:
             self._connection_is_new = False
             self._link.send(Header(frames.BEAT, request=self._last_beat, epoch=epoch, body=len(body)), (body,))
 
-    def report(self, kind: int, message: dict[str, Any]) -> None:
+    def report(self, kind: int, message: msgspec.Struct) -> None:
         """Send a message to the controller. It is lost while there is no connection, so a caller that needs its effect
         repeats it."""
         if self._link is not None and self._link.open:
-            self._link.send_json(Header(kind), message)
+            _send(self._link, kind, message)
 
     def _on_up(self, link: RoleLink) -> None:
-        message = {"server": self.number, "host": self.endpoint.host, "port": self.endpoint.port}
-        link.send_json(Header(frames.SERVE), message)
+        _send(link, frames.SERVE, Serve(self.number, self.endpoint.host, self.endpoint.port))
         self._connection_is_new = True
         self.beat(0)
 
@@ -117,3 +120,8 @@ class Heartbeat:
         self.lease_until = 0.0  # the controller may have put another server in this one's place
         self._sent.clear()
         self.endpoint.later(HEARTBEAT_SECONDS, self.connect)
+
+
+def _send(link: RoleLink, kind: int, message: msgspec.Struct) -> None:
+    body = encode(message)
+    link.send(Header(kind, body=len(body)), (body,))

@@ -36,6 +36,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dps import config
@@ -45,6 +46,7 @@ from dps.state.transfer import Dump
 from dps.telemetry.snapshot import ShardMove
 from dps.wire import frames
 from dps.wire.frames import Header, pack_arrays
+from dps.wire.membership_messages import CaughtUp, SteppedDown, Suspect
 from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
 
 __all__ = ["Relay"]
@@ -86,7 +88,7 @@ class JoinerFeed:
 
     def report_caught_up(self) -> None:
         """Tell the controller that the joiner has caught up, so that it may put the joiner into the chain."""
-        message = {"server": self.to, "table": self.replica.spec.name, "shard": self.replica.number}
+        message = CaughtUp(self.replica.spec.name, self.replica.number, self.to, self.relay.epoch)
         self.relay.report(frames.CAUGHT_UP, message)
 
     def _next(self, dump: Dump) -> None:
@@ -128,13 +130,13 @@ class Relay:
     session, secret : str
         Name and secret under which the servers connect to each other.
     report : callable
-        Sends a frame of the given kind, with a dict, to the controller.
+        Sends a frame of the given kind, with a message of `wire/membership_messages.py`, to the controller.
     """
 
     def __init__(
-        self, endpoint: RoleEndpoint, session: str, secret: str, report: Callable[[int, dict[str, Any]], None]
+        self, endpoint: RoleEndpoint, session: str, secret: str, report: Callable[[int, msgspec.Struct], None]
     ):
-        self.endpoint, self._report = endpoint, report
+        self.endpoint, self.report = endpoint, report
         self.epoch = 0
         self.addresses: dict[int, tuple[str, int]] = {}
         self.has_successors = False  # a replica has a successor
@@ -148,10 +150,6 @@ class Relay:
         self._stepping_down: list[Replica] = []
         self._throttled: list[RoleConnection] = []  # connections that are not read while the backlog is too large
         self._closed = False
-
-    def report(self, kind: int, message: dict[str, Any]) -> None:
-        """Send the controller a message, with the epoch of the placement that this server has adopted."""
-        self._report(kind, {**message, "epoch": self.epoch})
 
     # -- ops
 
@@ -382,11 +380,11 @@ class Relay:
         """Report each replica that steps down and has nothing unconfirmed: then all replicas of its shard are equal."""
         for replica in self._stepping_down:
             if replica.drained:
-                self.report(frames.STEPPED_DOWN, {"table": replica.spec.name, "shard": replica.number})
+                self.report(frames.STEPPED_DOWN, SteppedDown(replica.spec.name, replica.number, self.epoch))
 
     def _suspect(self, successor: Successor, why: str, replicas: Iterable[Replica]) -> None:
-        shards = [[c.spec.name, c.number] for c in replicas if c.successor == successor.number]
-        self.report(frames.SUSPECT, {"server": successor.number, "shards": shards, "why": why[:200]})
+        shards = [(c.spec.name, c.number) for c in replicas if c.successor == successor.number]
+        self.report(frames.SUSPECT, Suspect(successor.number, shards, why[:200], self.epoch))
 
     def tick(self) -> None:
         """With each heartbeat, tell the controller (again) which successors are silent, which joiners have caught up,

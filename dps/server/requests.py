@@ -43,6 +43,7 @@ from dps.telemetry.snapshot import ServerAnswer
 from dps.wire import frames
 from dps.wire.frames import Header, padded, unpack_arrays
 from dps.wire.handshake import of_servers
+from dps.wire.membership_messages import Suspect
 from dps.wire.protocols import RoleConnection, RoleEndpoint
 from dps.wire.rights import TO_SERVER, guarded
 
@@ -217,7 +218,7 @@ class ServerRole:
             replica = None
         if replica is None:
             if me != joiner:
-                message = {"server": me, "shards": [[table.spec.name, number]], "why": "it has no such replica"}
+                message = Suspect(me, [(table.spec.name, number)], "it has no such replica", self.epoch)
                 self.relay.report(frames.SUSPECT, message)
             return
         successor = line[place + 1] if place + 1 < len(line) else None

@@ -284,10 +284,6 @@ class SimLink(End):
                 raise RuntimeError(f"a frame of {len(frame) - HEADER_SIZE} bytes announces {header.body}")
             self.outward.write(frame, len(frame))
 
-    def send_json(self, header: Header, value: object) -> None:
-        body = frames.encode_json(value)
-        self.send(header._replace(body=len(body)), (body,))
-
     def close(self) -> None:
         """Hang up; `on_end` is called afterwards, never within this call."""
         if not self.over:

@@ -33,8 +33,9 @@ from dps.state.partition import Grouping
 from dps.training.trainer import Trainer
 from dps.training.types import Function, Json, Options, Partition
 from dps.wire import frames
+from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
-from dps.wire.run_messages import Peek, TrainerStanding, decode, encode
+from dps.wire.run_messages import Peek, TrainerStanding
 
 __all__ = ["BagStage", "BlockStage", "Stage", "rehearsal"]
 

@@ -18,8 +18,9 @@ from dps.telemetry.snapshot import RunStatus
 from dps.training.trainer import Trainer
 from dps.training.types import Control
 from dps.wire import frames
+from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
-from dps.wire.run_messages import Reserve, Reserved, decode, encode
+from dps.wire.run_messages import Reserve, Reserved
 
 __all__ = ["OpenRun", "checked_bound"]
 

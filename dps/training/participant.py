@@ -25,9 +25,10 @@ from dps.state.ops import TableSpec
 from dps.telemetry.reports import TrainerReport
 from dps.training.types import Json
 from dps.wire import frames
+from dps.wire.bodies import decode, encode
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
-from dps.wire.run_messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent, decode, encode
+from dps.wire.run_messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent
 
 __all__ = ["Participant"]
 

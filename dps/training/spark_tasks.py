@@ -27,9 +27,10 @@ from dps.errors import DPSError, InputTypeError, StoppedError, TrainerLostError
 from dps.training.trainer import Trainer
 from dps.training.types import Batch, Function, Options, Partition, Result
 from dps.wire import frames
+from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
 from dps.wire.pool import Pool
-from dps.wire.run_messages import Peek, TrainerStanding, decode, encode
+from dps.wire.run_messages import Peek, TrainerStanding
 
 __all__ = [
     "Failed",

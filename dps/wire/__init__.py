@@ -1,21 +1,23 @@
 """How bytes travel: frames, the endpoint that listens, channels and links that connect.
 
-============ ======================================================
-frames       the header of 64 bytes, and bodies
-handshake    the proof that a peer knows the session secret
-rights       which role may send which kind and flag
-endpoint     the listening side: one thread, one loop
-connection   the endpoint's end of the connection to one peer
-channel      the connecting side: blocking, in the caller's thread
-link         a connection that an endpoint opens to another endpoint
-pool         idle channels, kept for the next client of a process
-sockets      plain TCP and TLS underneath a channel
-memory       buffers for large bodies, and the bound on their sum
-coalescer    frames of one turn of the loop leave together
-keepalive    TCP keepalive finds a peer whose machine is dead
-log_limit    a bound on warnings a second
-protocols    what a role may ask of an endpoint, a connection and a link
-run_messages the messages of runs: join, leave, lease, ...
-once         an object that several threads may close is closed once
-============ ======================================================
+=================== ======================================================
+frames              the header of 64 bytes, and bodies
+handshake           the proof that a peer knows the session secret
+rights              which role may send which kind and flag
+endpoint            the listening side: one thread, one loop
+connection          the endpoint's end of the connection to one peer
+channel             the connecting side: blocking, in the caller's thread
+link                a connection that an endpoint opens to another endpoint
+pool                idle channels, kept for the next client of a process
+sockets             plain TCP and TLS underneath a channel
+memory              buffers for large bodies, and the bound on their sum
+coalescer           frames of one turn of the loop leave together
+keepalive           TCP keepalive finds a peer whose machine is dead
+log_limit           a bound on warnings a second
+protocols           what a role may ask of an endpoint, a connection and a link
+bodies              typed messages as the bodies of frames, and back
+run_messages        the messages of runs: join, leave, lease, ...
+membership_messages what servers tell the controller of themselves and of shards
+once                an object that several threads may close is closed once
+=================== ======================================================
 """

@@ -94,9 +94,6 @@ class RoleLink(Protocol):
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame."""
 
-    def send_json(self, header: Header, value: object) -> None:
-        """Send a frame with a JSON body."""
-
     def close(self) -> None:
         """End the link."""
 

@@ -1,18 +1,15 @@
 """The messages of runs: what trainers and the controller tell each other beside ticks and collectives.
 
 A message travels as JSON with the names of its fields, in the body of the frame of the same kind;
-`controller/runs.py` and `controller/work_leases.py` say what each is for. Only :func:`encode` and :func:`decode` make
-bytes of them, and check them.
+`controller/runs.py` and `controller/work_leases.py` say what each is for. `bodies.py` makes bytes of them, and checks
+them.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
-
-from dps.errors import ProtocolError
-from dps.wire import frames
 
 __all__ = [
     "Join",
@@ -29,11 +26,7 @@ __all__ = [
     "Reserved",
     "TimeSpent",
     "TrainerStanding",
-    "decode",
-    "encode",
 ]
-
-M = TypeVar("M", bound=msgspec.Struct)
 
 
 class Join(msgspec.Struct):
@@ -157,23 +150,3 @@ class LeaseAnswer(msgspec.Struct, omit_defaults=True):
     portion: LeasableBatches | None = None  # to `next`
     again: float | None = None  # seconds after which to ask again; without a portion, None: the epoch is over for it
     missing: tuple[str, bool, bool] | None = None  # why it may not go on: a `Missing` of `coordination/leases.py`
-
-
-def encode(message: msgspec.Struct) -> bytes:
-    """The body of a frame."""
-    return frames.encode_json(msgspec.to_builtins(message))
-
-
-def decode(kind: type[M], body: Any) -> M:
-    """The message of that kind in the body of a frame.
-
-    Raises
-    ------
-    ProtocolError
-        It says which field is wrong.
-    """
-    value = frames.decode_json(body)
-    try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, ValueError, RecursionError) as error:  # ValueError: a name that is no Unicode
-        raise ProtocolError(f"a {kind.__name__} that cannot be read: {error}; it is {value!r:.200}") from None

@@ -77,8 +77,10 @@ def test_a_stranger_is_no_server():
     world = World(1)
     world.table(copies=1)
     stranger = Line()
-    for about in ({"server": 7, "host": "h", "port": 1}, {"host": "h"}, {"server": None}):
-        with pytest.raises(ProtocolError, match="no such server is expected"):
+    with pytest.raises(ProtocolError, match="no such server is expected"):
+        world.tell(0, frames.SERVE, stranger, server=7, host="h", port=1)
+    for about in ({"host": "h"}, {"server": None}, {"server": 0, "host": "h", "port": "any"}):
+        with pytest.raises(ProtocolError, match="a Serve that cannot be read"):
             world.tell(0, frames.SERVE, stranger, **about)
     told = {"table": "w", "shard": 0, "server": 0, "epoch": 99, "shards": [["w", 0]], "why": "envy"}
     for kind in (frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT):
@@ -105,10 +107,28 @@ def test_a_server_that_comes_again_replaces_its_old_connection():
 def test_who_speaks_of_a_shard_that_there_is_not_is_refused():
     world = World(2)
     world.table()
-    for about in ({"table": "w", "shard": 4}, {"table": "w", "shard": "x"}, {"shard": 1}, {"table": ["w"], "shard": 0}):
-        for kind in (frames.CAUGHT_UP, frames.STEPPED_DOWN):
-            with pytest.raises(ProtocolError, match="a shard that does not exist"):
-                world.tell(0, kind, **about)
+    epoch = world.membership.epoch
+    for kind in (frames.CAUGHT_UP, frames.STEPPED_DOWN):
+        with pytest.raises(ProtocolError, match="a shard that does not exist: 4 of table 'w'"):
+            world.tell(0, kind, table="w", shard=4, server=1, epoch=epoch)
+        for about in ({"table": "w", "shard": -1}, {"table": "w", "shard": "x"}, {"shard": 1}, {"table": ["w"]}):
+            with pytest.raises(ProtocolError, match="that cannot be read"):
+                world.tell(0, kind, server=1, epoch=epoch, **about)
+
+
+def test_a_suspicion_of_a_shard_that_there_is_not_changes_nothing():
+    """Not even of the shards before it in the same message, because the servers would not be told of that."""
+    world = World(2)
+    world.table()
+    before, epoch = world.chains(), world.membership.epoch
+    for shards in ([["w", 0], ["w", 4]], [["w", 0], ["w", -1]], [["w", 0], "w"], [["w", 0, 1]]):
+        with pytest.raises(ProtocolError):
+            world.tell(1, frames.SUSPECT, server=1, shards=shards, why="none here", epoch=epoch)
+        assert (world.chains(), world.membership.epoch) == (before, epoch)
+    world.tell(1, frames.SUSPECT, server=1, shards=[["w", 0], ["w", 0]], why="none here", epoch=epoch)  # said twice
+    (event,) = [text for _, text in world.membership.events if "out of step" in text]
+    assert "with shard 0 of table 'w'" in event
+    assert world.chains()[1:] == before[1:]
 
 
 # ---- beats, silence, loss -------------------------------------------------------------------------------------------
@@ -380,7 +400,8 @@ def test_a_joiner_counts_when_its_feeder_says_so_of_this_epoch():
     world.tell(number, frames.CAUGHT_UP, server=number, epoch=world.membership.epoch, **about)  # it says so itself
     world.tell(0, frames.CAUGHT_UP, server=7, epoch=world.membership.epoch, **about)  # of another
     world.tell(0, frames.CAUGHT_UP, server=number, epoch=p.fences[-1] - 1, **about)  # of an earlier placement
-    world.tell(0, frames.CAUGHT_UP, server=number, **about)  # of none
+    with pytest.raises(ProtocolError, match="missing required field `epoch`"):
+        world.tell(0, frames.CAUGHT_UP, server=number, **about)
     world.tell(
         0, frames.CAUGHT_UP, server=number, epoch=world.membership.epoch, table="v", shard=0
     )  # of a dropped table
@@ -419,7 +440,8 @@ def test_a_primary_that_steps_down_is_followed_by_the_one_chosen():
     world.tell(number, frames.STEPPED_DOWN, epoch=since, **about)  # not the primary
     world.tell(0, frames.STEPPED_DOWN, epoch=since - 1, **about)  # of an earlier placement
     world.tell(0, frames.STEPPED_DOWN, epoch=since, table="w", shard=1 - shard)  # another shard
-    world.tell(0, frames.STEPPED_DOWN, **about)
+    with pytest.raises(ProtocolError, match="missing required field `epoch`"):
+        world.tell(0, frames.STEPPED_DOWN, **about)
     assert world.places()[shard] == before
     world.tell(0, frames.STEPPED_DOWN, epoch=since, **about)
     after = world.places()[shard]
@@ -669,7 +691,12 @@ WRONG = {
     "it is never asked again": ("_in_back_off", "now < until", "True", ASKED_AGAIN),
     "the end of a back-off is not noticed": ("tick", "unfit, backing_off)\n", "unfit)\n", ASKED_AGAIN),
     "a step-down never times out": ("_end_late_handovers", "if now > until", "if False", ASKED_AGAIN),
-    "a late answer counts": ("stepped_down", 'message["epoch"] < since', "False", ASKED_AGAIN),
+    "a late answer counts": ("stepped_down", "message.epoch < since", "False", ASKED_AGAIN),
+    "a suspicion counts up to where it is wrong": (
+        *("suspect", "for (name, shard), p in {each: self._place(*each) for each in message.shards}.items():"),
+        "for name, shard in message.shards:\n        p = self._place(name, shard)",
+        test_a_suspicion_of_a_shard_that_there_is_not_changes_nothing,
+    ),
     "the back-off holds for whoever leads": (
         *("_in_back_off", "self.places[name][shard].chain[:1] == (primary,)", "True"),
         test_the_back_off_of_a_primary_does_not_hold_for_its_successor,

@@ -16,8 +16,9 @@ from dps.controller.work_leases import WorkLeases
 from dps.coordination.clock import Clock
 from dps.coordination.leases import MAX_EPOCHS_REMEMBERED, MAX_PORTIONS, PORTIONS_PER_TRAINER, Leases
 from dps.errors import InputError, ProtocolError
+from dps.wire.bodies import decode
 from dps.wire.frames import encode_json
-from dps.wire.run_messages import LeaseRequest, decode
+from dps.wire.run_messages import LeaseRequest
 
 # -- random lives
 

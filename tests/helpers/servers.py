@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dps.client.client import Client, Ticket
 from dps.client.environment import Environment
@@ -45,7 +45,7 @@ class Servers:
     def __init__(self, count: int):
         self.endpoints: list[Endpoint] = []
         self.servers: list[ServerRole] = []
-        self.reports: list[tuple[int, int, dict]] = []  # of servers to their controller: server, kind of frame, content
+        self.reports: list[tuple[int, int, Any]] = []  # of servers to their controller: server, kind of frame, content
         self.deaf: set[int] = set()  # servers that are told of no more placements
         self.addresses: dict[int, tuple[str, int]] = {}
         self.tables: dict[str, tuple[TableSpec, list[Place]]] = {}
@@ -61,7 +61,7 @@ class Servers:
         endpoint.call(endpoint.handlers.update, role.handlers)
         endpoint.call(endpoint.secrets.update, {"s": SECRET, of_servers("s"): SECRET})
         role.heartbeat.lease_until = FOREVER
-        role.relay._report = lambda kind, content: self.reports.append((number, kind, content))
+        role.relay.report = lambda kind, content: self.reports.append((number, kind, content))
         for spec, _ in self.tables.values():
             endpoint.call(role.create, spec, [])
         self.endpoints.append(endpoint)
@@ -152,7 +152,10 @@ class Servers:
 
         def announced() -> bool:
             return any(
-                server_number == by and what == kind and report["epoch"] >= epoch and content.items() <= report.items()
+                server_number == by
+                and what == kind
+                and report.epoch >= epoch
+                and all(getattr(report, name) == value for name, value in content.items())
                 for server_number, what, report in list(self.reports)
             )
 

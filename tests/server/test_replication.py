@@ -650,7 +650,7 @@ def test_a_dropped_table_harms_no_other():
                 pending.result()
             pushers.more()
         shards_reported = [
-            shard for _, kind, report in servers.reports for shard in report["shards"] if kind == frames.SUSPECT
+            shard for _, kind, report in servers.reports for shard in report.shards if kind == frames.SUSPECT
         ]
         assert {name for name, _ in shards_reported} == {"gone"}
         check(servers, pushers)
@@ -671,8 +671,8 @@ def test_a_backup_that_confirms_nothing_is_reported():
                 time.sleep(0.3)
                 servers.endpoints[0].call(relay.tick)
                 (reporter, kind, report), *_ = servers.reports
-                assert (reporter, kind, report["server"], len(report["shards"])) == (0, frames.SUSPECT, 1, 8)
-                assert "has confirmed nothing for 0." in report["why"]
+                assert (reporter, kind, report.server, len(report.shards)) == (0, frames.SUSPECT, 1, 8)
+                assert "has confirmed nothing for 0." in report.why
             client.wait()
 
 

@@ -57,9 +57,6 @@ class FakeLink:
         assert header.body == sum(len(piece) for piece in buffers)
         self.sent.append((header, b"".join(bytes(piece) for piece in buffers)))
 
-    def send_json(self, header, value):
-        self.sent.append((header, value))
-
     def close(self):
         self.open = False
 

@@ -32,7 +32,8 @@ from dps.testing import Faults, Simulation
 from dps.training import spark
 from dps.training.launch import RunOptions, resumed
 from dps.training.leased_batches import MAX_TRIES, FetchablePartitions, LeasedBatches
-from dps.wire.run_messages import LeaseAnswer, LeaseRequest, PartitionsAtHand, decode, encode
+from dps.wire.bodies import decode, encode
+from dps.wire.run_messages import LeaseAnswer, LeaseRequest, PartitionsAtHand
 
 EPOCH = 10**6  # a row's key in the next epoch is so much greater
 SEEDS = 3
