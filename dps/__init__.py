@@ -6,7 +6,8 @@ The map: what users import stands on the street, everything else in rooms. Each 
 errors, config   every error; settings from ``dps.yaml``
 spark, yarn      a parameter server beside Spark; a cluster on YARN
 ---------------- --------------------------------------------------------------------------------------
-state/           what a server holds: tables, shards, key index, optimizers, ledgers. Pure numpy and numba
+core/            compiled loops over keys and rows, and the classes that own their memory. Cython and C
+state/           what a server holds: tables, shards, key index, optimizers, ledgers. Pure
 coordination/    which server holds a shard, which trainer may go on: placement, clocks, leases, meetings. Pure
 wire/            how bytes travel: frames, the endpoint that listens, channels and links that connect
 daskapi/         everything that touches Dask's own processes and private interfaces

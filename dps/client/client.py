@@ -40,7 +40,6 @@ from dps.wire.run_messages import OriginAnswer, OriginRequest
 __all__ = ["Client", "Pending", "Ticket"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
-NO_ORDER = np.zeros(0, np.int32)
 NO_ROWS = (0, 0)
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 KEYS_A_SCAN = 1 << 20
@@ -635,7 +634,7 @@ def send_merged(
     distinct, target = merged
     dim = route.spec.dim
     sums = np.empty((len(distinct.keys), dim), route.spec.dtype)
-    sum_repeats(values, NO_ORDER if grouping.order is None else grouping.order, target, sums)
+    sum_repeats(values, grouping.order, target, sums)
     results = None if answered is None else np.empty_like(sums)
     call = Call(header_of(session, frames.PUSH, flags, route.spec), distinct, NO_ROWS, sums, results)
     sent = SentCall(session, "push", session.start(route, call))

@@ -19,7 +19,8 @@ from dask import is_dask_collection
 from numba import njit
 
 from dps.errors import InputError, InputTypeError
-from dps.state.partition import hash_keys, mix
+from dps.state.index import mix
+from dps.state.partition import hash_keys
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from dps.errors import InputError
-from dps.state.partition import mix
+from dps.state.index import mix
 
 __all__ = ["fingerprint", "frozen", "unique_ids"]
 

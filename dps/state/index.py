@@ -22,8 +22,6 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from dps.state.partition import mix
-
 __all__ = ["KeyIndex", "keys_of"]
 
 GROW_AT = 0.80  # load at which a larger table is begun
@@ -37,6 +35,15 @@ ALL_ROWS = np.zeros(0, np.uint8)
 
 # Plain @njit helpers, unsigned slot numbers: inline="always" would count references to the arrays once a key (25 ns),
 # and signed ones would be checked for negative values.
+
+
+@njit(inline="always")
+def mix(key):
+    """`dps.core.grouping.mix`, for the loops that numba compiles."""
+    h = np.uint64(key) + np.uint64(0x9E3779B97F4A7C15)
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
 
 
 @njit

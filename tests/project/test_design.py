@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design.md"
 PAGES = [PAGE, *sorted((ROOT / "docs" / "design").glob("*.md"))]
 FOLDERS = ("dps", "tests", "docs", "benchmarks", "examples")
-FILE = re.compile(r"\b(?:[a-z_]+/)*[a-z_]+\.py\b")
+FILE = re.compile(r"\b(?:[a-z_]+/)*[a-z_]+\.(?:pyx|py|h)\b")
 WALKS = {"push": 27, "tick": 13, "failover": 13}  # with the number of files: lower one when a walk gets shorter
 # Files in which a thread or an event loop begins, so that no file above calls them.
 LOOPS = {"wire/connection.py", "wire/link.py"}
@@ -23,7 +23,7 @@ BEGIN = {"push": LOOPS, "tick": LOOPS, "failover": LOOPS | {"controller/plugin.p
 
 def absent(text: str) -> list[str]:
     """The files that a page names and that there are not; a file of dps is named as room/file.py."""
-    names = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    names = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*") if FILE.fullmatch(path.name)}
     paths = {name for name in FILE.findall(text) if "/" in name}
     wrong = {name for name in paths if not (ROOT / "dps" / name).exists() and not (ROOT / name).exists()}
     return sorted(wrong | {name for name in FILE.findall(text) if "/" not in name and name not in names})
@@ -31,7 +31,7 @@ def absent(text: str) -> list[str]:
 
 def unnamed(text: str) -> list[str]:
     """The files of dps that a text does not name."""
-    files = [path.relative_to(ROOT / "dps") for path in (ROOT / "dps").rglob("*.py")]
+    files = [path.relative_to(ROOT / "dps") for path in (ROOT / "dps").rglob("*") if FILE.fullmatch(path.name)]
     named = set(FILE.findall(text))
     return sorted(str(f) for f in files if not f.stem.startswith("__") and str(f) not in named)
 

@@ -7,6 +7,7 @@ import email
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import venv
@@ -60,7 +61,7 @@ def built(tmp_path_factory):
     for file in filter(Path.is_file, ROOT.glob("[!.]*")):
         shutil.copy(file, source)
     for folder in ("dps", *BESIDE):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     build(source, "--sdist", "--wheel", "--outdir", out)
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return wheel, sdist
@@ -69,8 +70,12 @@ def built(tmp_path_factory):
 def test_the_wheel_has_all_of_dps_and_nothing_else(built):
     info = f"dps-{dps.__version__}.dist-info/"
     files = {file for file in (ROOT / "dps").rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    sources = {file for file in files if file.suffix in {".pyx", ".pxd", ".h"}}
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")  # other Pythons compile their own modules beside the sources
+    modules = {file.with_suffix(suffix) for file in sources if file.suffix == ".pyx"}
+    libraries = {file for file in files if file.suffix == ".so"}
     assert {name for name in names(built[0]) if not name.startswith(info)} == {
-        file.relative_to(ROOT).as_posix() for file in files
+        file.relative_to(ROOT).as_posix() for file in files - sources - libraries | modules
     }
     assert {"dps/py.typed", "dps/dps.yaml", info + "entry_points.txt"} <= names(built[0])
 

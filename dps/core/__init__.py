@@ -1,0 +1,7 @@
+"""The compiled core: the loops that every request runs through, and the classes that own their memory.
+
+The modules are Cython, compiled when dps is installed (see setup.py). Loops that a processor can vectorise stand in C
+headers beside them: `DPS_CLONES` of clones.h compiles these for several generations of processors, and the best one is
+chosen when the module is loaded. All variants give the same bits, because only exactly rounded operations are used,
+in the written order. Nothing here knows tables, sockets or Dask. The arguments were checked by the callers.
+"""

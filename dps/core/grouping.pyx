@@ -1,0 +1,241 @@
+"""The shard of each key, and a batch of keys grouped by shard: the loops of :mod:`dps.state.partition`."""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset
+
+cimport numpy as cnp
+
+from dps.core.arrays cimport int32s, int64s, memory, writeable_int32s, writeable_int64s, writeable_uint64s
+from dps.core.mixing cimport dps_hash_keys, dps_mix
+
+cnp.import_array()
+
+UNGROUPED, GROUPED, ASCENDING = 0, 1, 2  # the answers of `survey`
+
+
+def mix(key) -> int:
+    """The hash of one key, an integer of any size; what lies above its lowest 64 bits does not count."""
+    return dps_mix(<uint64_t> (int(key) & 0xFFFFFFFFFFFFFFFF))
+
+
+def hash_keys(cnp.ndarray keys not None, cnp.ndarray hashes not None) -> None:
+    """hashes[i] = mix(keys[i]): int64 keys, uint64 hashes of the same length."""
+    cdef const int64_t *source = int64s(keys)
+    cdef uint64_t *target = writeable_uint64s(hashes)
+    cdef int64_t count = cnp.PyArray_SIZE(keys)
+    if cnp.PyArray_SIZE(hashes) < count:
+        raise ValueError(f"{count} keys, and room for {cnp.PyArray_SIZE(hashes)} hashes")
+    with nogil:
+        dps_hash_keys(source, count, target)
+
+
+cdef inline int64_t _place(int64_t key, int64_t rows, int64_t shards, int bits) noexcept nogil:
+    if rows > 0:  # dense: the largest shard whose bound is <= key
+        return ((key + 1) * shards - 1) // rows
+    return 0 if bits == 0 else <int64_t> (dps_mix(<uint64_t> key) >> (64 - bits))
+
+
+def survey(cnp.ndarray keys not None, int64_t rows, int64_t shards, int bits, cnp.ndarray starts not None) -> int:
+    """Count the keys of each shard into `starts` (int64[shards + 1], running sums), and say how they are ordered.
+
+    Returns UNGROUPED, GROUPED (shard numbers never fall) or ASCENDING (strictly, by hash or by row: no repeats), or
+    -1 - i if key i lies outside a dense table. `rows` is 0 for a keyed table.
+    """
+    cdef const int64_t *key = int64s(keys)
+    cdef int64_t *start = writeable_int64s(starts)
+    if cnp.PyArray_SIZE(starts) != shards + 1:
+        raise ValueError(f"{cnp.PyArray_SIZE(starts)} starts for {shards} shards")
+    cdef int64_t count = cnp.PyArray_SIZE(keys), shape
+    with nogil:
+        shape = _survey(key, count, rows, shards, bits, start)
+    return shape
+
+
+cdef int64_t _survey(
+    const int64_t *keys, int64_t count, int64_t rows, int64_t shards, int bits, int64_t *starts
+) noexcept nogil:
+    cdef int64_t i, key, shard, last_shard = -1
+    cdef uint64_t order, last = 0
+    cdef int shape = 2
+    for i in range(shards + 1):
+        starts[i] = 0
+    for i in range(count):
+        key = keys[i]
+        if rows > 0 and (key < 0 or key >= rows):
+            return -1 - i
+        order = <uint64_t> key if rows > 0 else dps_mix(<uint64_t> key)
+        shard = _place(key, rows, shards, bits)
+        if shape > 0 and i > 0:
+            if shard < last_shard:
+                shape = 0
+            elif order <= last:
+                shape = 1
+        last_shard, last = shard, order
+        starts[shard + 1] += 1
+    for i in range(shards):
+        starts[i + 1] += starts[i]
+    return shape
+
+
+def scatter(
+    cnp.ndarray keys not None,
+    int64_t rows,
+    int64_t shards,
+    int bits,
+    cnp.ndarray starts not None,
+    cnp.ndarray order not None,
+    cnp.ndarray grouped not None,
+) -> None:
+    """Counting sort: grouped[j] = keys[order[j]], shard by shard, in the order of the batch inside each.
+
+    `starts` is that of :func:`survey` for the same keys; `order` is int32, `grouped` int64, both as long as `keys`.
+    """
+    cdef const int64_t *source = int64s(keys)
+    cdef const int64_t *start = int64s(starts)
+    cdef int32_t *place = writeable_int32s(order)
+    cdef int64_t *target = writeable_int64s(grouped)
+    cdef int64_t count = cnp.PyArray_SIZE(keys), i, j, shard
+    same = cnp.PyArray_SIZE(order) == count and cnp.PyArray_SIZE(grouped) == count
+    if not same or cnp.PyArray_SIZE(starts) != shards + 1:
+        raise ValueError(f"order, grouped and starts do not fit {count} keys and {shards} shards")
+    cdef int64_t *nexts = <int64_t *> malloc(shards * sizeof(int64_t))
+    if nexts == NULL:
+        raise MemoryError
+    with nogil:
+        for i in range(shards):
+            nexts[i] = start[i]
+        for i in range(count):
+            shard = _place(source[i], rows, shards, bits)
+            j = nexts[shard]
+            nexts[shard] = j + 1
+            place[j] = <int32_t> i
+            target[j] = source[i]
+        free(nexts)
+
+
+def find_repeats(cnp.ndarray keys not None, cnp.ndarray starts not None, cnp.ndarray target not None) -> int:
+    """target[j] = place of keys[j] among the distinct keys; returns how many distinct keys there are.
+
+    The int64 keys are grouped: part s, which is keys[starts[s]:starts[s + 1]], has a small hash table of its own.
+    `target` is int32, as long as `keys`.
+    """
+    cdef const int64_t *key = int64s(keys)
+    cdef const int64_t *start = int64s(starts)
+    cdef int32_t *places = writeable_int32s(target)
+    cdef int64_t count = cnp.PyArray_SIZE(keys), shards = cnp.PyArray_SIZE(starts) - 1, s, distinct = 0
+    if cnp.PyArray_SIZE(target) != count or start[0] != 0 or start[shards] != count:
+        raise ValueError(f"starts and target do not fit {count} keys")
+    for s in range(shards):
+        with nogil:
+            distinct = _number_part(key, start[s], start[s + 1], places, distinct)
+        if distinct < 0:
+            raise MemoryError
+    return distinct
+
+
+cdef int64_t _number_part(
+    const int64_t *keys, int64_t first, int64_t end, int32_t *target, int64_t distinct
+) noexcept nogil:
+    """Number the distinct keys first to end - 1 from `distinct` on; the new count, or -1 for want of memory."""
+    cdef int64_t size = 16, j
+    cdef int32_t k
+    cdef uint64_t mask, slot
+    cdef int32_t *table
+    while size < 2 * (end - first):
+        size *= 2
+    table = <int32_t *> malloc(size * sizeof(int32_t))
+    if table == NULL:
+        return -1
+    memset(table, 0xFF, size * sizeof(int32_t))  # every slot is -1
+    mask = <uint64_t> (size - 1)
+    for j in range(first, end):
+        slot = dps_mix(<uint64_t> keys[j]) & mask
+        while True:
+            k = table[slot]
+            if k < 0:
+                table[slot] = <int32_t> j
+                target[j] = <int32_t> distinct
+                distinct += 1
+                break
+            if keys[k] == keys[j]:
+                target[j] = target[k]
+                break
+            slot = (slot + 1) & mask
+    free(table)
+    return distinct
+
+
+def distinct_keys(
+    cnp.ndarray keys not None,
+    cnp.ndarray starts not None,
+    cnp.ndarray target not None,
+    cnp.ndarray out_keys not None,
+    cnp.ndarray out_starts not None,
+) -> None:
+    """Put every key once into `out_keys`, and where the part of each shard begins into `out_starts`.
+
+    `target` is that of :func:`find_repeats`; `out_keys` has room for each distinct key.
+    """
+    cdef const int64_t *key = int64s(keys)
+    cdef const int64_t *start = int64s(starts)
+    cdef const int32_t *place = int32s(target)
+    cdef int64_t *out_key = writeable_int64s(out_keys)
+    cdef int64_t *out_start = writeable_int64s(out_starts)
+    cdef int64_t shards = cnp.PyArray_SIZE(starts) - 1, count = cnp.PyArray_SIZE(out_keys), j, s
+    if cnp.PyArray_SIZE(out_starts) != shards + 1 or cnp.PyArray_SIZE(target) != cnp.PyArray_SIZE(keys):
+        raise ValueError(f"target and starts do not fit {cnp.PyArray_SIZE(keys)} keys and {shards} shards")
+    for j in range(cnp.PyArray_SIZE(keys)):
+        if not 0 <= place[j] < count:
+            raise ValueError(f"place {place[j]}, and there are {count} distinct keys")
+        out_key[place[j]] = key[j]
+    out_start[shards] = count
+    for s in range(shards - 1, -1, -1):  # the first place that the part of a shard uses
+        out_start[s] = place[start[s]] if start[s] < start[s + 1] else out_start[s + 1]
+
+
+ctypedef fused value_t:
+    float
+    double
+    int64_t
+
+
+def sum_repeats(
+    cnp.ndarray updates not None, cnp.ndarray order, cnp.ndarray target not None, cnp.ndarray out not None
+) -> None:
+    """out[target[j]] += updates[order[j]], from zero on; without an `order`, j itself.
+
+    updates : [m, dim] and out : [distinct, dim], both float32, float64 or int64; order, target : int32[m].
+    """
+    cdef const int32_t *source = NULL if order is None else int32s(order)
+    cdef const int32_t *place = int32s(target)
+    cdef int64_t count = cnp.PyArray_SIZE(target)
+    if order is not None and cnp.PyArray_SIZE(order) != count:
+        raise ValueError(f"an order of {cnp.PyArray_SIZE(order)} for {count} updates")
+    if updates.ndim != 2 or out.ndim != 2 or updates.shape[1] != out.shape[1] or updates.shape[0] < count:
+        raise ValueError("updates and out must be rows of one width, a row of updates for each key")
+    cdef int64_t dim = updates.shape[1]
+    cdef int kind = cnp.PyArray_TYPE(updates)
+    cdef void *given = memory(updates, kind, False)
+    cdef void *sums = memory(out, kind, True)
+    memset(sums, 0, cnp.PyArray_NBYTES(out))
+    with nogil:
+        if kind == cnp.NPY_FLOAT32:
+            _sum_repeats(<const float *> given, source, place, count, dim, <float *> sums)
+        elif kind == cnp.NPY_FLOAT64:
+            _sum_repeats(<const double *> given, source, place, count, dim, <double *> sums)
+        else:
+            _sum_repeats(<const int64_t *> given, source, place, count, dim, <int64_t *> sums)
+
+
+cdef void _sum_repeats(
+    const value_t *updates, const int32_t *order, const int32_t *target, int64_t count, int64_t dim, value_t *out
+) noexcept nogil:
+    cdef int64_t j, c
+    cdef const value_t *update
+    cdef value_t *total
+    for j in range(count):
+        update = updates + dim * (j if order == NULL else order[j])
+        total = out + dim * target[j]
+        for c in range(dim):
+            total[c] += update[c]

@@ -1,0 +1,80 @@
+"""Compile dps/core. Everything else about the package stands in setup.cfg."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# Floating point is exact and the same on every processor: no contraction to fused multiply-adds, no reordering. The
+# last flag lets square roots be vectorised, because nothing reads errno.
+EXACT = ["-ffp-contract=off", "-fno-math-errno"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
+BUILDS = {  # by the environment variable DPS_BUILD
+    "release": ["-O3", "-g0", *EXACT],
+    "sanitized": ["-O1", *SANITIZERS, *EXACT],  # see `make sanitize`
+    "quick": ["-O0", "-g0", *EXACT],  # for the wrong variants of the tests
+}
+NO_COMPILER = """
+dps could not compile its core (dps/core), because the C compiler {compiler!r} {problem}.
+Install a C compiler and the headers of Python, then repeat:
+    Debian, Ubuntu     apt-get install gcc python3-dev
+    Fedora, RHEL       dnf install gcc python3-devel
+    conda              conda install c-compiler
+    macOS              xcode-select --install
+A wheel needs no compiler: `make wheel` makes one, on a machine that has one.
+"""
+
+
+class BuildCore(build_ext):
+    """Compile the modules of the core side by side; say what to install where that fails."""
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.parallel = os.cpu_count()
+
+    def build_extensions(self):
+        compiler = self.compiler.compiler[0]
+        if shutil.which(compiler) is None:
+            sys.exit(NO_COMPILER.format(compiler=compiler, problem="is not on this machine"))
+        try:
+            super().build_extensions()
+        except Exception as error:
+            sys.exit(f"{error}\n{NO_COMPILER.format(compiler=compiler, problem='failed; its messages stand above')}")
+
+
+def extensions():
+    flags = BUILDS[os.environ.get("DPS_BUILD", "release")]
+    return [
+        Extension(
+            f"dps.core.{source.stem}",
+            [str(source)],
+            depends=sorted(map(str, Path("dps/core").glob("*.[hp]*"))),
+            include_dirs=[np.get_include()],
+            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+            extra_compile_args=flags,
+            extra_link_args=[flag for flag in flags if flag.startswith("-fsanitize")],
+        )
+        for source in sorted(Path("dps/core").glob("*.pyx"))
+    ]
+
+
+setup(
+    ext_modules=cythonize(
+        extensions(),
+        build_dir="build/cython",
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": False,
+            "wraparound": False,
+            "initializedcheck": False,
+            "cdivision": True,
+            "embedsignature": True,
+        },
+    ),
+    cmdclass={"build_ext": BuildCore},
+)
