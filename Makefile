@@ -121,9 +121,9 @@ $(DEMO): setup.cfg pyproject.toml $(CORE) | compiler
 test: $(READY)  ## the tests, without the slow ones
 	$(PYTEST) $(PARALLEL) $(ARGS)
 
-# What runs on each Python: the wire, the state, the page (in a browser), the demo, the blocks of the documentation and
-# of the docstrings, for which every module is imported.
-PORTABLE := frames channel endpoint shard index optimizers pages browser demo docs
+# What runs on each Python: the wire, the state and its golden hashes, the page (in a browser), the demo, the blocks of
+# the documentation and of the docstrings, for which every module is imported.
+PORTABLE := frames channel endpoint shard index optimizers golden pages browser demo docs
 PYTHONS ?= 3.12 3.13
 .PHONY: test-pythons
 test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS="3.12 3.13"
