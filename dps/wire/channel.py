@@ -21,6 +21,7 @@ from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeou
 from dps.wire import frames, handshake
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.keepalive import keep_alive
+from dps.wire.local_sockets import connected_locally
 from dps.wire.sockets import SLICE_SECONDS, Plain, Tls, connected
 
 if TYPE_CHECKING:
@@ -166,9 +167,11 @@ class Channel:
         self._patience = config.seconds("request")
         deadline = time.monotonic() + config.seconds("connect")
         try:
-            sock = connected(address, deadline, idle)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_alive(sock)
+            sock = connected_locally(address) if tls is None else None
+            if sock is None:
+                sock = connected(address, deadline, idle)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                keep_alive(sock)
             self._socket: Plain | Tls = Plain(sock) if tls is None else Tls.over(sock, tls, deadline, idle)
             self._introduce(session_name, secret, deadline, tls is not None)
         except DPSError:  # raised by `idle`, or by the peer; some are OSErrors too

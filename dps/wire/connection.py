@@ -41,6 +41,7 @@ from dps.wire import frames, handshake
 from dps.wire.coalescer import Coalescer
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.keepalive import DEAD_PEER_SECONDS, keep_alive
+from dps.wire.local_sockets import is_local
 from dps.wire.log_limit import LogLimit
 from dps.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, Incoming
 from dps.wire.rights import STRANGER, TO_ANY, allowed
@@ -129,10 +130,12 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
         self.transport, self._coalescer = transport, Coalescer(self.endpoint.loop, transport)
-        self.peer = str(transport.get_extra_info("peername"))
+        sock = transport.get_extra_info("socket")
+        local = sock is not None and is_local(sock)
+        self.peer = "a process of this machine" if local else str(transport.get_extra_info("peername"))
         encrypted = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=int(encrypted))  # TLS transports pause at that size, others above it
-        if (sock := transport.get_extra_info("socket")) is not None:
+        if sock is not None and not local:
             keep_alive(sock, max(DEAD_PEER_SECONDS, self.endpoint.patience))
         loop = self.endpoint.loop
         self._proof_timer = loop.call_later(config.seconds("connect"), self._proof_is_late)
@@ -361,7 +364,7 @@ class Connection(asyncio.BufferedProtocol):
         self.reply_json(Header(frames.WELCOME, request=header.request), {"proof": proof})
 
     def _host(self) -> str:
-        """The peer's address without its port."""
+        """The peer's address without its port; the same for all peers on this machine that use Unix sockets."""
         return str((self.transport.get_extra_info("peername") or ("",))[0])
 
     def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:

@@ -20,6 +20,7 @@ from dps.errors import RequestTimeoutError
 from dps.wire.connection import Connection, Handler
 from dps.wire.frames import Header
 from dps.wire.link import Link
+from dps.wire.local_sockets import listening_locally
 from dps.wire.log_limit import LogLimit
 from dps.wire.memory import Incoming
 from dps.wire.once import Once
@@ -95,29 +96,39 @@ class Endpoint:
     def _run(self, host: str, tls: ssl.SSLContext | None) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            patience = None if tls is None else config.seconds("connect")
-            if tls is not None:
-                tls.sslobject_class = TlsVerdict
-            listening = self.loop.create_server(
-                lambda: Connection(self), host, 0, ssl=tls, backlog=1024, ssl_handshake_timeout=patience
-            )
-            server = self.loop.run_until_complete(listening)
-            self._ready.set_result(server.sockets[0].getsockname()[1])
+            servers, port = self.loop.run_until_complete(self._listen(host, tls))
+            self._ready.set_result(port)
         except BaseException as error:
             self._ready.set_exception(error)
             self.loop.close()
             return
         try:
             self.loop.run_forever()
-            server.close()
+            for each in servers:
+                each.close()
             for connection in list(self.connections):
                 connection.transport.abort()
             for shaking_hands in asyncio.all_tasks(self.loop):
                 shaking_hands.cancel()
-            self.loop.run_until_complete(asyncio.wait_for(server.wait_closed(), 5))
+            for each in servers:
+                self.loop.run_until_complete(asyncio.wait_for(each.wait_closed(), 5))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
             self.loop.close()
+
+    async def _listen(self, host: str, tls: ssl.SSLContext | None) -> tuple[list[asyncio.AbstractServer], int]:
+        """The listeners, over TCP and, without TLS, at a Unix socket; and the TCP port."""
+        if tls is not None:
+            tls.sslobject_class = TlsVerdict
+        patience = None if tls is None else config.seconds("connect")
+        server = await self.loop.create_server(
+            lambda: Connection(self), host, 0, ssl=tls, backlog=1024, ssl_handshake_timeout=patience
+        )
+        port = server.sockets[0].getsockname()[1]
+        local = None if tls is not None else listening_locally((host, port))
+        if local is None:
+            return [server], port
+        return [server, await self.loop.create_unix_server(lambda: Connection(self), sock=local)], port
 
     def call(self, function: Callable[..., Result], *args: object) -> Result:
         """Run `function` in the endpoint's thread, and wait for its result, within ``dps.timeouts.request``."""

@@ -21,6 +21,7 @@ from dps.wire import frames, handshake
 from dps.wire.coalescer import Coalescer
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.keepalive import keep_alive
+from dps.wire.local_sockets import connected_locally, is_local
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -69,6 +70,10 @@ class Link(asyncio.BufferedProtocol):
     ) -> None:
         host = "" if tls is not None else None  # a private authority signs the certificates; names are not checked
         try:
+            local = connected_locally(address) if tls is None else None
+            if local is not None:
+                await loop.create_unix_connection(lambda: self, sock=local)
+                return
             await loop.create_connection(lambda: self, *address, ssl=tls, server_hostname=host)
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             logger.debug("no connection to %s: %s", address, error)
@@ -98,7 +103,8 @@ class Link(asyncio.BufferedProtocol):
         transport = cast(asyncio.Transport, transport)
         self._transport, self._coalescer = transport, Coalescer(self._loop, transport)
         transport.set_write_buffer_limits(high=1 << 20)
-        if (sock := transport.get_extra_info("socket")) is not None:
+        sock = transport.get_extra_info("socket")
+        if sock is not None and not is_local(sock):
             keep_alive(sock)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -42,9 +42,9 @@ from dps.wire.sockets import Plain
 MB = 1 << 20
 
 
-@pytest.fixture
-def kit():
-    with Kit() as kit:
+@pytest.fixture(params=["unix", "tcp"])
+def kit(request):
+    with dask.config.set({"dps.unix-sockets": request.param == "unix"}), Kit() as kit:
         yield kit
 
 
@@ -143,6 +143,7 @@ def test_a_peer_whose_machine_is_gone_is_missed(monkeypatch, side: str) -> None:
     )
     assert keepalive.DEAD_PEER_SECONDS < config.seconds("rejoin")
     monkeypatch.setattr(keepalive, "DEAD_PEER_SECONDS", 1)
+    monkeypatch.setitem(dask.config.config["dps"], "unix-sockets", False)
     monkeypatch.setattr(keepalive, "KEEPALIVE_OPTIONS", dict.fromkeys(keepalive.KEEPALIVE_OPTIONS, 1))
     with Kit() as kit, kit.channels() as (channel,):
         parked = channel.ask(Header(PARK))
