@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +120,31 @@ def test_a_python_is_found_or_not():
         assert stated.startswith(f"Python {version}.")
     nowhere = subprocess.run([find, "3.99"], capture_output=True, text=True, check=False)
     assert (nowhere.returncode, nowhere.stdout) == (1, "")
+
+
+FAKE_MAKE = """#!/usr/bin/env bash
+echo "$@" >>calls
+mkdir -p .pytest_cache/v/cache
+{failures}
+[[ $2 == ARGS=--last-failed ]] && exit {second}
+exit {first}
+"""
+
+
+@pytest.mark.parametrize(
+    ("failed", "first", "second", "calls", "status"),
+    [(0, 0, 1, 1, 0), (1, 2, 0, 2, 0), (3, 2, 2, 2, 2), (4, 2, 0, 1, 2), (0, 2, 0, 1, 2)],
+    ids=["all pass", "a failure that passes then", "failures that stay", "too many", "no test ran"],
+)
+def test_ci_runs_few_failures_again(tmp_path, failed: int, first: int, second: int, calls: int, status: int) -> None:
+    (tmp_path / ".ci").mkdir()
+    again, make = tmp_path / ".ci" / "again", tmp_path / "make"
+    shutil.copy(ROOT / ".ci" / "again", again)
+    names = json.dumps({f"tests/test_x.py::test_{n}": True for n in range(failed)}, indent=2)
+    write = f"echo '{names}' >.pytest_cache/v/cache/lastfailed" if failed else ""
+    make.write_text(FAKE_MAKE.format(failures=write, first=first, second=second))
+    make.chmod(0o755)
+    done = subprocess.run([again, "./make", "test"], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert (tmp_path / "calls").read_text().splitlines() == ["test", "test ARGS=--last-failed"][:calls]
+    assert ("test_x.py::test_0" in done.stdout) == (calls == 2)
