@@ -12,7 +12,6 @@ index              KeyIndex: int64 key to row number
 kernels            compiled loops over rows: gather, scatter, sum
 ledger             which ops of which origins have been applied: exactly once
 optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
-optimizer_kernels  their compiled loops
 schedules          learning rates that change with the clock
 initializers       a new row's values as a function of (seed, key)
 recipes            optimizers, initialisers and schedules as dicts, and back

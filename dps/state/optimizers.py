@@ -2,7 +2,7 @@
 
 An optimizer is an immutable value: a name and numbers. The state it needs lies beside each row's values, in columns
 that the shard owns, so that it is placed, replicated, moved and stored with the row. Compiled kernels do the work
-(:mod:`dps.state.optimizer_kernels`). If every step pushes to every row, the results are those of ``torch.optim``.
+(:mod:`dps.core.optimizers`). If every step pushes to every row, the results are those of ``torch.optim``.
 
 In the equations g is the pushed update of one row, w its values; all products are column by column. eta is the learning
 rate, ``lr``: a number, or a :mod:`schedule <dps.state.schedules>` evaluated at the clock of the push.
@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dps.state import optimizer_kernels as kernels
+from dps.core import optimizers as kernels
 from dps.state.recipes import Recipe, flag, from_dict, number
 from dps.state.schedules import RATE, Schedule
 
@@ -47,7 +47,7 @@ class Optimizer(Recipe):
     Attributes
     ----------
     kernel : callable
-        ``kernel(rows, index, start, updates, numbers)``, see :mod:`dps.state.optimizer_kernels`.
+        ``kernel(rows, index, start, updates, numbers)``, see :mod:`dps.core.optimizers`.
     states : int
         Columns of state for each column of values.
     repeats : str

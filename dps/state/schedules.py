@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 
+from dps.core.portable import power, sine
 from dps.errors import InputError, InputTypeError
-from dps.state.portable import power, sine
 from dps.state.recipes import Recipe, from_dict, is_number, number
 
 __all__ = [

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dps.core.portable import logarithm, power, sine
 from dps.errors import InputError, InputTypeError
-from dps.state.portable import logarithm, power, sine
 from dps.state.schedules import (
     Cosine,
     Exponential,

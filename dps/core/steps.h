@@ -1,0 +1,59 @@
+/* The steps of the optimizers: loops over the rows of a push, for each type of numbers.
+
+   The replicas of a shard agree bit for bit, because the parameters are cast once to the table's type, no number of
+   another type stands inside a loop, and only exactly rounded operations are used, in the written order. */
+#ifndef DPS_STEPS_H
+#define DPS_STEPS_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "clones.h"
+#include "portable.h"
+
+typedef struct {
+    void *rows; /* [rows, width]: values in the first dim columns, the optimizer's state in the rest */
+    int64_t width;
+    const int64_t *index; /* the row of each update; NULL: rows start, start + 1, ... */
+    int64_t start;
+    const void *updates; /* [count, dim] */
+    int64_t count, dim;
+    const double *numbers; /* the optimizer's parameters, and how many there are */
+    int64_t parameters;
+} dps_push;
+
+/* Rows that are fetched into the cache before their turn comes, because a processor alone looks a few rows ahead. */
+#define DPS_AHEAD 8
+
+#define DPS_JOIN3(a, b, c) a##b##_##c
+#define DPS_JOIN(a, b, c) DPS_JOIN3(a, b, c)
+#define DPS_STEP static inline __attribute__((always_inline)) void
+
+/* dps_NAME_TYPE runs step_NAME_TYPE; the loop over one column is compiled apart from that over many. */
+#define DPS_COMPILED(name)                                         \
+    DPS_CLONES                                                     \
+    static void DPS_JOIN(dps_, name, TYPE)(const dps_push *push) { \
+        if (push->dim == 1) {                                      \
+            DPS_JOIN(step_, name, TYPE)(*push, 1);                 \
+        } else {                                                   \
+            DPS_JOIN(step_, name, TYPE)(*push, push->dim);         \
+        }                                                          \
+    }
+
+#define TYPE int64_t
+#include "steps_of.h"
+#undef TYPE
+
+#define TYPE float
+#define ROOT sqrtf
+#include "steps_of.h"
+#undef TYPE
+#undef ROOT
+
+#define TYPE double
+#define ROOT sqrt
+#include "steps_of.h"
+#undef TYPE
+#undef ROOT
+
+#endif
