@@ -3,6 +3,5 @@
 ========= ===================================================================
 hashing   stable 64-bit keys for text and categories
 localize  the unique feature ids of a batch, and the batch re-indexed to them
-unique    the compiled loops of `localize`: unique ids, fingerprints
 ========= ===================================================================
 """

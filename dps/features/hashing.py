@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 from dask import is_dask_collection
-from numba import njit
 
+from dps.core.grouping import mix
+from dps.core.hashing import combine, hash_bytes, hash_fixed, hash_points
 from dps.errors import InputError, InputTypeError
-from dps.state.index import mix
-from dps.state.partition import hash_keys
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,110 +32,25 @@ MISSING = 0x6D697373696E67  # the hash of a missing value is mix(seed ^ MISSING)
 WORD_MASK = 2**64 - 1
 
 
-@njit(nogil=True, cache=True)
-def _hash_bytes(octets: np.ndarray, ends: np.ndarray, seed: np.uint64, out: np.ndarray) -> None:
-    """out[i] = hash of octets[ends[i]:ends[i + 1]]."""
-    eight = np.uint64(8)
-    for i in range(out.shape[0]):
-        at, end = np.uint64(ends[i]), np.uint64(ends[i + 1])
-        h = mix(seed + (end - at))
-        while at + eight <= end:
-            word = np.uint64(0)
-            for b in range(np.uint64(8)):
-                word |= np.uint64(octets[at + b]) << (b * eight)
-            h = mix(h ^ word)
-            at += eight
-        if at < end:
-            word = np.uint64(0)
-            shift = np.uint64(0)
-            while at < end:
-                word |= np.uint64(octets[at]) << shift
-                shift += eight
-                at += np.uint64(1)
-            h = mix(h ^ word)
-        out[i] = h
-
-
-@njit(nogil=True, cache=True)
-def _hash_fixed(octets: np.ndarray, seed: np.uint64, out: np.ndarray) -> None:
-    """The same hash for rows of a fixed width, padded with zeros (numpy's S dtype)."""
-    width = octets.shape[1]
-    eight = np.uint64(8)
-    for i in range(out.shape[0]):
-        length = width
-        while length > 0 and octets[i, length - 1] == 0:
-            length -= 1
-        h = mix(seed + np.uint64(length))
-        word = np.uint64(0)
-        for b in range(np.uint64(length)):
-            word |= np.uint64(octets[i, b]) << (b % eight * eight)
-            if b % eight == np.uint64(7):
-                h = mix(h ^ word)
-                word = np.uint64(0)
-        if length % 8:
-            h = mix(h ^ word)
-        out[i] = h
-
-
-@njit(nogil=True, cache=True)
-def _hash_points(points: np.ndarray, seed: np.uint64, out: np.ndarray, ascii_only: np.ndarray) -> None:
-    """The same hash for rows of a fixed width of code points (numpy's U dtype); stops at one that is not ASCII."""
-    width = points.shape[1]
-    eight = np.uint64(8)
-    for i in range(out.shape[0]):
-        length = width
-        while length > 0 and points[i, length - 1] == 0:
-            length -= 1
-        h = mix(seed + np.uint64(length))
-        word = np.uint64(0)
-        for b in range(np.uint64(length)):
-            point = np.uint64(points[i, b])
-            if point >= np.uint64(128):
-                ascii_only[0] = False
-                return
-            word |= point << (b % eight * eight)
-            if b % eight == np.uint64(7):
-                h = mix(h ^ word)
-                word = np.uint64(0)
-        if length % 8:
-            h = mix(h ^ word)
-        out[i] = h
-
-
-@njit(nogil=True, cache=True)
-def _combine(column: np.uint64, values: np.ndarray, mask: np.uint64, out: np.ndarray) -> None:
-    for i in range(values.shape[0]):
-        out[i] = mix(column ^ mix(values[i])) & mask
-
-
-def _frozen(array: np.ndarray) -> np.ndarray:
-    """A contiguous, read-only view, because numba compiles a kernel a second time for a writable array."""
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view
-
-
-def _seed(seed: int) -> np.uint64:
+def _seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise InputError(f"seed is a whole number, not {seed!r}")
-    return np.uint64(int(seed) & WORD_MASK)
+    return int(seed) & WORD_MASK
 
 
-def _missing(seed: np.uint64) -> np.uint64:
-    out = np.empty(1, np.uint64)
-    hash_keys(np.array([seed ^ np.uint64(MISSING)]).view(np.int64), out)
-    return out[0]
+def _missing(seed: int) -> np.uint64:
+    return np.uint64(mix(seed ^ MISSING))
 
 
-def _hash_joined(octets: bytes, lengths: Sequence[int], seed: np.uint64) -> np.ndarray:
+def _hash_joined(octets: bytes, lengths: Sequence[int], seed: int) -> np.ndarray:
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(np.fromiter(lengths, np.int64, len(lengths)), out=ends[1:])
     out = np.empty(len(lengths), np.uint64)
-    _hash_bytes(np.frombuffer(octets, np.uint8), _frozen(ends), seed, out)
+    hash_bytes(np.frombuffer(octets, np.uint8), ends, seed, out)
     return out
 
 
-def _hash_texts(texts: list[str], seed: np.uint64) -> np.ndarray:
+def _hash_texts(texts: list[str], seed: int) -> np.ndarray:
     """The hashes of a list of str; each distinct one is hashed once if there are many repeats."""
     distinct = dict.fromkeys(texts)
     if 2 * len(distinct) < len(texts):
@@ -156,7 +70,7 @@ def _is_missing(value: object) -> bool:
     return isinstance(value, (float, np.floating)) and bool(value != value)
 
 
-def _hash_objects(values: list, seed: np.uint64) -> np.ndarray:
+def _hash_objects(values: list, seed: int) -> np.ndarray:
     """The hashes of text, bytes (taken as UTF-8), numbers (as their text) and missing values, mixed."""
     if set(map(type, values)) <= {str}:
         return _hash_texts(values, seed)
@@ -178,20 +92,18 @@ def _hash_objects(values: list, seed: np.uint64) -> np.ndarray:
     return out
 
 
-def _hash_numpy(array: np.ndarray, seed: np.uint64) -> np.ndarray:
+def _hash_numpy(array: np.ndarray, seed: int) -> np.ndarray:
     kind, flat = array.dtype.kind, array.reshape(-1)
     out = np.empty(flat.shape, np.uint64)
     if kind == "U":
         width = flat.dtype.itemsize // 4
-        flat = np.ascontiguousarray(flat, f"=U{width}")
-        ascii_only = np.ones(1, np.bool_)
-        _hash_points(_frozen(flat.view(np.uint32).reshape(len(flat), width)), seed, out, ascii_only)
-        if ascii_only[0]:
+        flat = np.require(flat, f"=U{width}", ["C", "A"])
+        if hash_points(flat.view(np.uint32).reshape(len(flat), width), seed, out):
             return out.reshape(array.shape)
         flat, kind = np.strings.encode(flat, "utf-8", "surrogatepass"), "S"
     if kind == "S":
         octets = np.ascontiguousarray(flat).view(np.uint8).reshape(len(flat), flat.dtype.itemsize)
-        _hash_fixed(_frozen(octets), seed, out)
+        hash_fixed(octets, seed, out)
     elif kind in "OT":
         out = _hash_objects(flat.tolist(), seed)
     else:
@@ -206,19 +118,19 @@ def _not_text(dtype: object) -> InputTypeError:
     )
 
 
-def _hash_arrow(array: pa.Array, seed: np.uint64) -> np.ndarray:
+def _hash_arrow(array: pa.Array, seed: int) -> np.ndarray:
     """The hashes of a pyarrow Array of text, without a copy of its buffers."""
     text = array.cast("large_binary")
     _, ends, octets = text.buffers()
     out = np.empty(len(text), np.uint64)
     places = np.frombuffer(ends, np.int64)[text.offset :][: len(text) + 1] if len(text) else np.zeros(1, np.int64)
-    _hash_bytes(np.frombuffer(octets or b"", np.uint8), _frozen(places), seed, out)
+    hash_bytes(np.frombuffer(octets or b"", np.uint8), places, seed, out)
     if text.null_count:
         out[text.is_null().to_numpy(zero_copy_only=False)] = _missing(seed)
     return out
 
 
-def _hash_pandas(values: pd.Series | pd.Index, seed: np.uint64, numbers_too: bool = False) -> np.ndarray:
+def _hash_pandas(values: pd.Series | pd.Index, seed: int, numbers_too: bool = False) -> np.ndarray:
     """The hashes of a Series or Index; categories are hashed once, and may be numbers."""
     dtype = values.dtype
     if hasattr(dtype, "categories"):
@@ -242,7 +154,7 @@ def _is_pandas(values: object) -> TypeGuard[pd.Series | pd.Index]:
     return pandas is not None and isinstance(values, (pandas.Series, pandas.Index))
 
 
-def _hash_any(values: object, seed: np.uint64) -> np.ndarray:
+def _hash_any(values: object, seed: int) -> np.ndarray:
     if is_dask_collection(values):
         raise InputTypeError(
             f"cannot hash a {type(values).__name__} at once: hash its partitions (map_partitions) or compute() it"
@@ -344,7 +256,7 @@ def hash_columns(
             f"hash_columns takes a pandas DataFrame or a dict of columns, not {type(frame).__name__}"
             " (a Dask DataFrame: frame.map_partitions(dps.hash_columns); one column: series.to_frame())"
         )
-    start, mask = _seed(seed), np.uint64(WORD_MASK if bits is None else 2**bits - 1)
+    start, mask = _seed(seed), WORD_MASK if bits is None else 2**bits - 1
     columns = list(frame.items())
     several = _several(multi, [name for name, _ in columns], bits)
     if several:
@@ -355,7 +267,7 @@ def hash_columns(
     for c, ((name, _), hashes) in enumerate(zip(columns, hashed, strict=True)):
         if hashes.shape != (rows,):
             raise InputError(f"column {name!r} has shape {hashes.shape}; the first one has {rows} rows")
-        _combine(_hash_texts([str(name)], start)[0], hashes, mask, out[:, c])
+        combine(_hash_texts([str(name)], start)[0], hashes, mask, out, c)
     return out
 
 
@@ -376,8 +288,8 @@ def _several(multi: Sequence[Hashable], names: list[Hashable], bits: int | None)
 def _sparse(
     columns: list[tuple[Hashable, Iterable[object]]],
     several: set[Hashable],
-    seed: np.uint64,
-    mask: np.uint64,
+    seed: int,
+    mask: int,
     bits: int,
 ) -> csr_matrix:
     """The features of all columns as a CSR matrix of ones."""
@@ -393,10 +305,10 @@ def _sparse(
             lengths = np.ones(len(hashes), np.int64)
         if counts and lengths.shape != counts[0].shape:
             raise InputError(f"column {name!r} has shape {lengths.shape}; the first one has {len(counts[0])} rows")
-        out = np.empty(len(hashes), np.int64)
-        _combine(_hash_texts([str(name)], seed)[0], hashes, mask, out)
+        out = np.empty((len(hashes), 1), np.int64)
+        combine(_hash_texts([str(name)], seed)[0], hashes, mask, out, 0)
         counts.append(lengths)
-        keys.append(out)
+        keys.append(out[:, 0])
     rows = len(counts[0])
     ends = np.zeros(rows + 1, np.int64)
     np.cumsum(np.sum(counts, axis=0), out=ends[1:])
@@ -405,7 +317,7 @@ def _sparse(
     return csr_matrix((np.ones(len(indices), np.float32), indices, ends), shape=(rows, 2**bits))
 
 
-def _hash_cells(name: Hashable, values: Iterable[object], seed: np.uint64) -> tuple[np.ndarray, np.ndarray]:
+def _hash_cells(name: Hashable, values: Iterable[object], seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(how many values each cell has, the hashes of all values); a missing cell, or a single value, counts as one."""
     lengths: list[int] = []
     flat: list[object] = []
@@ -421,7 +333,7 @@ def _hash_cells(name: Hashable, values: Iterable[object], seed: np.uint64) -> tu
     return np.array(lengths, np.int64), _hash_column(name, flat, seed)
 
 
-def _hash_column(name: Hashable, values: Iterable[object], seed: np.uint64) -> np.ndarray:
+def _hash_column(name: Hashable, values: Iterable[object], seed: int) -> np.ndarray:
     if isinstance(values, np.ndarray) and values.dtype.kind == "b":
         values = values.astype(object)
     try:

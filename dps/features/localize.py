@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from dask import is_dask_collection
 
+from dps.core.unique import by_sorting, by_table, fingerprint
 from dps.errors import InputError, InputTypeError
-from dps.features.unique import fingerprint, unique_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,13 +75,25 @@ def _check_ids(dtype: object, what: str) -> None:
     raise InputTypeError(f"localize needs integer ids, and this {what} is of dtype {dtype}; {remedy}")
 
 
-def _find(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`unique_ids` of integers of any dtype and shape; uint64 beyond 2**63 wraps, as all 2**64 keys are allowed."""
-    flat = ids.reshape(-1)
-    if ids.dtype not in (np.int32, np.int64) or not ids.dtype.isnative:
-        flat = flat.astype(np.int64 if ids.dtype.itemsize > 2 else np.int32)
-    keys, codes = unique_ids(flat)
-    return keys, codes.reshape(ids.shape)
+def unique_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Unique ids in order of hash (int64), and each id's place among them (int32), of integers of any dtype and shape.
+
+    uint64 beyond 2**63 wraps, because all 2**64 keys are allowed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> keys, codes = unique_ids(np.array([7, 7, -1]))
+    >>> keys[codes]
+    array([ 7,  7, -1])
+    """
+    if ids.size > np.iinfo(np.int32).max:
+        raise InputError(f"a batch of {ids.size:,} ids; at most 2**31 - 1 are possible: use smaller batches")
+    narrow = ids.dtype == np.int32 or ids.dtype.itemsize <= 2
+    flat = np.require(ids.reshape(-1), np.int32 if narrow else np.int64, ["C", "A"])
+    codes = np.empty(ids.size, np.int32)
+    keys = by_table(flat, codes)
+    return (by_sorting(flat, codes) if keys is None else keys), codes.reshape(ids.shape)
 
 
 def _localize_csr(csr: csr_matrix) -> Localized:
@@ -91,7 +103,7 @@ def _localize_csr(csr: csr_matrix) -> Localized:
     else:
         parts = csr.data, csr.indices, csr.indptr
     data, indices, indptr = parts
-    keys, codes = _find(indices)
+    keys, codes = unique_ids(indices)
     local = type(csr)(
         (csr.shape[0], len(keys)), dtype=data.dtype
     )  # not from the arrays: that constructor would check them all
@@ -135,7 +147,7 @@ def _read(X: Batch) -> _Batch:
         )
     if isinstance(X, np.ndarray):
         _check_ids(X.dtype, type(X).__name__)
-        return _Batch(lambda: _find(X), (X,))
+        return _Batch(lambda: unique_ids(X), (X,))
     scipy_sparse, sparse, pandas = (sys.modules.get(name) for name in ("scipy.sparse", "sparse", "pandas"))
     if scipy_sparse is not None and scipy_sparse.issparse(X):
         if X.format == "csr":
@@ -145,7 +157,7 @@ def _read(X: Batch) -> _Batch:
         names = ("data", "coords") if isinstance(X, sparse.COO) else ("data", "indices", "indptr")
     elif pandas is not None and isinstance(X, (pandas.Series, pandas.Index)):
         array = _pandas_ids(X)
-        return _Batch(lambda: _find(array), (array,))
+        return _Batch(lambda: unique_ids(array), (array,))
     else:
         raise InputTypeError(
             f"localize takes a sparse matrix (scipy, sparse) or integer ids (numpy, pandas), not {type(X).__name__}:"

@@ -10,10 +10,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from compiled import variant
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import mix
 
+from dps.core import hashing as core
 from dps.errors import InputError, InputTypeError
+from dps.features import hashing as module
 from dps.features.hashing import hash_columns, hash_strings
 from dps.features.localize import localize
 
@@ -28,13 +32,6 @@ GOLDEN = {  # stored models depend on these: never change them
     "Zürich 東京 🚀": 8566381988060531091,
     None: -9146223387810816685,
 }
-
-
-def mix(key):
-    h = (key + 0x9E3779B97F4A7C15) & WORD
-    h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9 & WORD
-    h = (h ^ (h >> 27)) * 0x94D049BB133111EB & WORD
-    return h ^ (h >> 31)
 
 
 def signed(h):
@@ -114,6 +111,16 @@ def test_lengths_around_a_word(length):
     for values in ([text], np.array([text]), np.array([text.encode()]), pd.Series([text], dtype="str")):
         assert hash_strings(values).tolist() == [oracle(text)]
     assert hash_strings([text + "\0"]) != hash_strings([text])
+
+
+def test_texts_in_any_memory() -> None:
+    expected = hash_strings(["abc", "de", "f"])
+    for dtype in ("U3", "S3"):
+        texts = np.array(["abc", "de", "f"], dtype)
+        frozen, unaligned = texts.copy(), np.frombuffer(b"x" + texts.tobytes(), dtype, offset=1)
+        frozen.flags.writeable = False
+        for same in (frozen, unaligned, texts[::-1].copy()[::-1]):
+            np.testing.assert_array_equal(hash_strings(same), expected)
 
 
 def test_shapes_and_nothing():
@@ -299,3 +306,69 @@ def test_several_values_that_are_refused():
         hash_columns({"a": [["x"]], "b": ["x", "y"]}, bits=9, multi=["a"])
     with pytest.raises(InputTypeError, match="column 't': cannot hash value 0, a dict"):
         hash_columns({"t": [[{}]]}, bits=9, multi=["t"])
+
+
+# ---- broken variants must not pass ----------------------------------------------------------------------------------
+
+WRONG = [  # file of dps/core, its text, the wrong text
+    ("text.h", "(uint64_t)p[7] << 56", "(uint64_t)p[6] << 56"),
+    ("text.h", "(uint64_t)p[b] << (8 * b)", "(uint64_t)p[b] << b"),
+    ("text.h", "(64 - 8 * count)", "(56 - 8 * count)"),
+    ("text.h", "seed + (uint64_t)length", "seed"),
+    ("text.h", "all < 128", "all < 256"),
+    ("text.h", "column ^ dps_mix(hashes[i])", "column ^ hashes[i]"),
+    ("text.h", ") & mask);", "));"),
+    ("text.h", "out[i * stride]", "out[i]"),
+    ("hashing.pyx", "(text + end[i], ", "(text, "),
+    ("hashing.pyx", "and text[length - 1] == 0", "and False"),
+    ("hashing.pyx", "and point[length - 1] == 0", "and False"),
+    ("hashing.pyx", "point += width", "pass"),
+]
+
+
+def check_all() -> None:
+    for length in (0, 1, 7, 8, 9, 20):
+        test_lengths_around_a_word(length)
+    texts = ["", "a", "abcdefg", "abcdefgh", "parameter server", "é", "東京"]
+    for values in (texts, texts[:5], np.array(texts), np.array(texts[:5]), np.array([t.encode() for t in texts])):
+        assert hash_strings(values, 7).tolist() == [oracle(text, 7) for text in texts[: len(values)]]
+    assert hash_strings(np.array(["é", "è"])).tolist() == [oracle("é"), oracle("è")]
+    test_columns()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
+)
+def test_a_broken_variant_is_caught(monkeypatch, file: str, old: str, new: str) -> None:
+    check_all()
+    wrong = variant("hashing", file, old, new)
+    for name in ("hash_bytes", "hash_fixed", "hash_points", "combine"):
+        monkeypatch.setattr(module, name, getattr(wrong, name))
+    with pytest.raises(AssertionError):
+        check_all()
+
+
+# ---- what the core refuses ------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    octets, out = np.zeros(6, np.uint8), np.zeros(2, np.uint64)
+    with pytest.raises(ValueError, match="2 ends for 2 texts"):
+        core.hash_bytes(octets, np.array([0, 6]), 0, out)
+    for ends in ([0, 3, 7], [-1, 3, 6], [3, 2, 6]):
+        with pytest.raises(ValueError, match=r"text . from -?\d to \d, and there are 6 bytes"):
+            core.hash_bytes(octets, np.array(ends), 0, out)
+    with pytest.raises(TypeError, match="array of uint8 wanted"):
+        core.hash_bytes(octets.astype(np.int8), np.array([0, 3, 6]), 0, out)
+    with pytest.raises(ValueError, match=r"texts of shape \(3, 2\), and room for 2 hashes"):
+        core.hash_fixed(octets.reshape(3, 2), 0, out)
+    with pytest.raises(ValueError, match=r"texts of shape \(6,\)"):
+        core.hash_points(octets.astype(np.uint32), 0, out)
+    with pytest.raises(ValueError, match=r"column 3 of keys of shape \(2, 3\) for 2 hashes"):
+        core.combine(0, out, 0, np.zeros((2, 3), np.int64), 3)
+    with pytest.raises(ValueError, match="for 2 hashes"):
+        core.combine(0, out, 0, np.zeros((1, 3), np.int64), 0)
+    frozen = out.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(TypeError, match="writeable: False"):
+        core.hash_fixed(octets.reshape(2, 3), 0, frozen)

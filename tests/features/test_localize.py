@@ -9,15 +9,16 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import sparse
+from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from oracles import unmix
 
+from dps.core import unique
 from dps.errors import InputError, InputTypeError
 from dps.features import localize as module
-from dps.features import unique
-from dps.features.localize import forget, localize
-from dps.features.unique import unique_ids
+from dps.features.localize import forget, localize, unique_ids
 from dps.state.partition import hash_keys
 
 
@@ -46,7 +47,7 @@ def check_ids(ids, keys, codes):
 
 def by_sorting(ids):
     codes = np.empty(len(ids), np.int32)
-    return unique._by_sorting(unique.frozen(ids), codes), codes
+    return module.by_sorting(ids, codes), codes
 
 
 @pytest.mark.parametrize("find", [unique_ids, by_sorting])
@@ -74,22 +75,6 @@ def test_ids_against_numpy(find, dtype, n):
 def test_any_ids(ids):
     check_ids(ids, *unique_ids(ids))
     check_ids(ids, *by_sorting(ids))
-
-
-def unmix(h):
-    """The key whose hash is h: dps.state.partition.mix backwards."""
-    mask = 2**64 - 1
-
-    def unshift(x, by):
-        y = x
-        for _ in range(64 // by + 1):
-            y = x ^ (y >> by)
-        return y
-
-    h = unshift(h, 31) * pow(0x94D049BB133111EB, -1, 2**64) & mask
-    h = unshift(h, 27) * pow(0xBF58476D1CE4E5B9, -1, 2**64) & mask
-    key = (unshift(h, 30) - 0x9E3779B97F4A7C15) & mask
-    return key - 2**64 if key >= 2**63 else key
 
 
 def test_chosen_ids_whose_hashes_nearly_agree():
@@ -210,18 +195,21 @@ def test_ids_of_many_kinds():
     assert np.uint64(2**64 - 1) == keys.view(np.uint64)[codes[0]]
 
 
-def test_read_only_arrays_are_not_copied_nor_compiled_again():
+def test_arrays_in_any_memory() -> None:
+    """Read-only ones are not copied; unaligned ones, and those of another C type of 64 bits, are taken as well."""
     ids = np.arange(5000) % 70
-    unique_ids(ids)
-    compiled = len(unique._number.signatures)
-    ids.flags.writeable = False
-    check_ids(ids, *unique_ids(ids))
+    expected = unique_ids(ids)
+    frozen, unaligned = ids.copy(), np.frombuffer(b"x" + ids.tobytes(), ids.dtype, offset=1)
+    frozen.flags.writeable = False
+    assert not unaligned.flags.aligned
+    for same in (frozen, unaligned, ids.astype(np.longlong), ids[::-1].copy()[::-1]):
+        for found, wanted in zip(unique_ids(same), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+        assert unique.fingerprint(same) == unique.fingerprint(ids)
     X = sample()
     for part in (X.data, X.indices, X.indptr):
         part.flags.writeable = False
     assert localize(X)[1].data is X.data
-    assert unique.frozen(ids).base is ids or np.shares_memory(unique.frozen(ids), ids)
-    assert len(unique._number.signatures) <= max(compiled, 2)
 
 
 @pytest.mark.parametrize(
@@ -325,3 +313,60 @@ def test_threads():
         thread.join()
     assert not wrong
     assert len(module._remembered) == 5
+
+
+# ---- broken variants must not pass ----------------------------------------------------------------------------------
+
+WRONG = [  # file of dps/core, its text, the wrong text
+    ("unique.pyx", "if number == 0 or slot.key != key:", "if number == 0:"),
+    ("unique.pyx", "hashes[q - 1] > h", "hashes[q - 1] < h"),
+    ("unique.pyx", "codes[i] = rank[codes[i]]", "pass"),
+    ("unique.pyx", "(dps_mix(<uint64_t> source.key) >> shift)", "(dps_mix(<uint64_t> source.key) >> (shift + 1))"),
+    ("unique.pyx", "keys[j] = ids[j]", "keys[j] = <uint32_t> ids[j]"),
+    ("unique.pyx", "same = same and ids[place] == key", "same = True"),
+    ("unique.pyx", "h < least", "h > least"),
+    ("unique.pyx", "== least:", ">= least:"),
+    ("unique.pyx", "dps_mix(total ^ dps_nh(", "dps_mix(dps_nh("),
+    ("unique.pyx", "dps_mix(total ^ word)", "total ^ word"),
+    ("unique.pyx", "range(4 * words, size)", "range(size, size)"),
+    ("unique.h", "+ secret[half + j]", "+ secret[j]"),
+    ("unique.h", "words + 4 * (half + j)", "words + 4 * j"),
+]
+
+
+def check_all() -> None:
+    for find in (unique_ids, by_sorting):
+        test_ids_against_numpy(find, np.int64, 1000)
+        test_ids_against_numpy(find, np.int32, 1000)
+    test_chosen_ids_whose_hashes_nearly_agree()
+    test_the_last_slots_and_growth()
+    test_fingerprint_sees_every_word_and_order()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
+)
+def test_a_broken_variant_is_caught(monkeypatch, file: str, old: str, new: str) -> None:
+    check_all()
+    wrong = variant("unique", file, old, new)
+    for name in ("by_table", "by_sorting", "fingerprint"):
+        monkeypatch.setattr(module, name, getattr(wrong, name))
+    monkeypatch.setattr(unique, "fingerprint", wrong.fingerprint)
+    with pytest.raises((AssertionError, IndexError)):
+        check_all()
+
+
+# ---- what the core refuses ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("find", [unique.by_table, unique.by_sorting])
+def test_arrays_that_do_not_fit_are_refused(find) -> None:
+    ids, codes = np.arange(4), np.zeros(4, np.int32)
+    with pytest.raises(TypeError, match="contiguous array of int64 wanted, and this is int16"):
+        find(ids.astype(np.int16), codes)
+    with pytest.raises(TypeError, match=r"strides \(16,\)"):
+        find(ids[::2], codes[:2])
+    with pytest.raises(TypeError, match="array of int32 wanted"):
+        find(ids, ids.copy())
+    with pytest.raises(ValueError, match="4 ids, and room for 3 codes"):
+        find(ids, codes[:3])

@@ -32,7 +32,7 @@ ROOMS = {
     "wire": "config",
     # subjects
     "daskapi": "config",
-    "features": "state",
+    "features": "core",
     "checkpoints": "state",
     "telemetry": "wire state.names state.ops",
     # the parties: these do not know each other
