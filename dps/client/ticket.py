@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,10 +13,14 @@ from dps.state.ops import TableSpec
 from dps.wire.channel import Request
 from dps.wire.frames import decode_json, padded
 
+if TYPE_CHECKING:
+    from distributed import Security
+
 __all__ = ["Certificate", "Pending", "R", "SentCall", "Ticket"]
 
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Ticket:
     session: str
     controller: tuple[str, int]
     secret: str = dataclasses.field(repr=False)
-    security: Any = dataclasses.field(default=None, repr=False)  # distributed.security.Security of a TLS cluster
+    security: Security | None = dataclasses.field(default=None, repr=False)  # of a TLS cluster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,10 +162,10 @@ class Pending(Generic[R]):
         self._value: R
 
     @classmethod
-    def of_tables(cls, parts: Mapping[T, Pending[Any]]) -> Pending[dict[T, Any]]:
+    def of_tables(cls, parts: Mapping[T, Pending[V]]) -> Pending[dict[T, V]]:
         """The calls to several tables as one, whose result is a dict."""
         calls = [call for pending in parts.values() for call in pending.calls]
-        return Pending(calls, lambda: {table: cls._finished(pending) for table, pending in parts.items()})
+        return Pending(calls, lambda: {table: Pending._finished(pending) for table, pending in parts.items()})
 
     def done(self) -> bool:
         """Whether the call has its answer or has failed. Reads what has arrived, and does not wait.

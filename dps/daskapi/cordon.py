@@ -45,7 +45,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dask.typing import Key
 from distributed import Client, Security
@@ -53,6 +53,10 @@ from distributed.core import Status
 from distributed.worker import thread_state
 
 from dps.daskapi.protocols import DaskScheduler, DaskTask, DaskWorker
+
+if TYPE_CHECKING:
+    from distributed import Scheduler, Worker
+    from distributed.scheduler import WorkerState
 
 __all__ = [
     "RESOURCE",
@@ -69,6 +73,7 @@ __all__ = [
 
 logger = logging.getLogger("distributed.dps.cordon")
 
+T_co = TypeVar("T_co", covariant=True)
 RESOURCE = "dps"
 EVENT = "worker-status-change"
 OPEN_STATUSES = (Status.init, Status.running, Status.paused)  # a worker in any other status is closing or closed
@@ -81,14 +86,14 @@ class Cordon:
     """
 
     def __init__(self) -> None:
-        self._scheduler: Any = None
+        self._scheduler: Scheduler | None = None
         self._problem: str | None = None
         self._handler: partial[None] | None = None  # this cordon's entry in scheduler.stream_handlers
-        self.reported: dict[Any, Status] = {}  # WorkerState behind the cordon -> the worker's own last report
+        self.reported: dict[WorkerState, Status] = {}  # worker behind the cordon -> the worker's own last report
 
     # -- hooks of the plugin
 
-    def attach(self, scheduler: Any) -> None:
+    def attach(self, scheduler: Scheduler) -> None:
         """Cordon off the dps workers of `scheduler`, those that are there and those that will come.
 
         More than one call does no harm. The cordon of another plugin, closed or not, is taken over without a gap.
@@ -101,8 +106,7 @@ class Cordon:
             return
         current = scheduler.stream_handlers[EVENT]
         if current is not self._handler:
-            other = getattr(current.func, "__self__", None) if isinstance(current, partial) else None
-            if isinstance(other, Cordon):
+            if isinstance(current, partial) and isinstance(other := getattr(current.func, "__self__", None), Cordon):
                 current = current.args[0]
                 self.reported = other.hand_over()
             self._handler = partial(self._on_status, current)
@@ -113,11 +117,11 @@ class Cordon:
         """Cordon off a worker that joins. `SchedulerPlugin.add_worker` must call it directly, not from a coroutine."""
         self._renew()
 
-    def valid_workers_downscaling(self, workers: Iterable[Any]) -> list[Any]:
-        """Those of `workers` (WorkerState) that Dask's Adaptive may stop: all but dps workers."""
+    def valid_workers_downscaling(self, workers: Iterable[WorkerState]) -> list[WorkerState]:
+        """Those of `workers` that Dask's Adaptive may stop: all but dps workers."""
         return [ws for ws in workers if not is_dps(ws)]
 
-    def hand_over(self) -> dict[Any, Status]:
+    def hand_over(self) -> dict[WorkerState, Status]:
         """Stop, and return what the workers reported, for another cordon that takes the place of this one."""
         reported, self.reported, self._scheduler = self.reported, {}, None
         return reported
@@ -129,9 +133,10 @@ class Cordon:
         handler, self._handler = self._handler, None
         if scheduler is None or handler is None:
             return
+        (original,) = handler.args
         # Another plugin may have wrapped this handler meanwhile. Then it stays inside and passes everything on.
         if scheduler.stream_handlers.get(EVENT) is handler:
-            scheduler.stream_handlers[EVENT] = handler.args[0]
+            scheduler.stream_handlers[EVENT] = original
         for ws, status in reported.items():
             if scheduler.workers.get(ws.address) is ws and ws.status is Status.paused:
                 scheduler.handle_worker_status_change(status, ws, _stimulus("detach"))
@@ -160,22 +165,22 @@ class Cordon:
             return {}
         self._renew()
         tasks = self._scheduler.tasks
-        states = {}
+        states: dict[str, str] = {}
         for key in keys:
             if key in tasks and tasks[key].state == "no-worker":
-                self._let_through(key)
+                self._let_through(self._scheduler, key)
             states[key] = tasks[key].state if key in tasks else "unknown"
         return states
 
     # -- inside
 
-    def _let_through(self, key: str) -> None:
-        running = self._scheduler.running
+    def _let_through(self, scheduler: Scheduler, key: str) -> None:
+        running = scheduler.running
         # Workers that retire, have no memory left or have not yet come up are not ready.
         ready = {ws for ws, own in self.reported.items() if own is Status.running and ws.status is Status.paused}
         running |= ready
         try:
-            self._scheduler.transitions({key: "processing"}, _stimulus("admit"))
+            scheduler.transitions({key: "processing"}, _stimulus("admit"))
         finally:
             running -= ready
 
@@ -193,7 +198,7 @@ class Cordon:
                 if ws in self._scheduler.running:
                     self._problem = f"the scheduler counts {ws.address} as running although it was told that it paused"
 
-    def _on_status(self, original: Callable[..., None], *, worker: Any, status: Any, **message: Any) -> None:
+    def _on_status(self, original: Callable[..., None], *, worker: str, status: str, **message: object) -> None:
         """The stream handler. It must not raise, because Dask would remove the worker."""
         try:
             if self._keeps(worker, status):
@@ -261,7 +266,7 @@ class Execution:
         How many clients of each parameter server have pushed in this execution, by the parameter server's name.
     """
 
-    def __init__(self, worker: Any, key: Any, began: Any):
+    def __init__(self, worker: Worker, key: Key, began: float | None):
         self.worker, self.key, self.began = worker, key, began
         self.clients: Counter[str] = Counter()
         self._run = -1
@@ -290,7 +295,7 @@ def execution() -> Execution | None:
     began, current = getattr(thread_state, "start_time", None), getattr(_thread, "execution", None)
     if current is None or current.key != key or current.began != began:
         worker = getattr(thread_state, "execution_state", {}).get("worker")
-        if getattr(getattr(worker, "state", None), "tasks", None) is None:
+        if worker is None or getattr(getattr(worker, "state", None), "tasks", None) is None:
             return None
         current = _thread.execution = Execution(worker, key, began)
     return current
@@ -319,7 +324,7 @@ def is_dps(ws: DaskWorker) -> bool:
     return ws.resources.get(RESOURCE, 0) > 0
 
 
-def incompatibility(scheduler: Any) -> str | None:
+def incompatibility(scheduler: Scheduler) -> str | None:
     """Why the private interfaces of `scheduler` are not as this file expects them; None if they are."""
     attributes = {
         "stream_handlers": dict,
@@ -345,12 +350,19 @@ def incompatibility(scheduler: Any) -> str | None:
     return None
 
 
-def meta_of(collection: Any) -> Any:
+class HasMeta(Protocol[T_co]):
+    """A Dask collection of arrays or frames."""
+
+    @property
+    def _meta(self) -> T_co: ...
+
+
+def meta_of(collection: HasMeta[T_co]) -> T_co:
     """An empty array or frame with the types of a collection's partitions."""
     return collection._meta
 
 
-def natural(name: object) -> Sequence[Any]:
+def natural(name: object) -> Sequence[int | str]:
     """The sort key of a worker's name: numbers in it count as numbers, so server-2 comes before server-10.
 
     >>> sorted(["server-10", "server-2"], key=natural)

@@ -11,7 +11,7 @@ from distributed.comm import get_address_host
 from distributed.versions import get_versions
 
 from dps import config
-from dps.daskapi.protocols import DaskScheduler
+from dps.daskapi.protocols import DaskProcess, DaskScheduler
 from dps.errors import VersionMismatchError
 
 __all__ = [
@@ -41,7 +41,7 @@ def host_of(address: str) -> str:
     return "127.0.0.1" if address.startswith("inproc://") else get_address_host(address)
 
 
-def listening_tls(server: Any) -> ssl.SSLContext | None:
+def listening_tls(server: DaskProcess) -> ssl.SSLContext | None:
     """The TLS context of a Dask worker or scheduler for listening; None where its cluster speaks plain TCP."""
     if not server.address.startswith("tls://"):
         return None
@@ -49,14 +49,14 @@ def listening_tls(server: Any) -> ssl.SSLContext | None:
     return server.security.get_listen_args(role)["ssl_context"]
 
 
-def linking_tls(server: Any) -> ssl.SSLContext | None:
+def linking_tls(server: DaskProcess) -> ssl.SSLContext | None:
     """The TLS context of a Dask worker for connecting to other endpoints; None where its cluster speaks plain TCP."""
     if not server.address.startswith("tls://"):
         return None
     return server.security.get_connection_args("worker")["ssl_context"]
 
 
-def connecting_tls(security: Any) -> ssl.SSLContext | None:
+def connecting_tls(security: Security | None) -> ssl.SSLContext | None:
     """The TLS context for connecting, from a `distributed.security.Security`; None where there is none."""
     if security is None:
         return None
@@ -81,7 +81,7 @@ def own_version() -> str | None:
     return version_in(get_versions(**VERSIONS_REQUEST))
 
 
-def version_in(answer: Mapping[str, Any]) -> str | None:
+def version_in(answer: Mapping[str, Mapping[str, str | None]]) -> str | None:
     """The version of dps in an answer to `VERSIONS_REQUEST`; None if dps is not installed there."""
     return answer["packages"].get("dps")
 
@@ -94,7 +94,8 @@ def check_versions_of(client: Client, workers: list[str]) -> None:
     patience = config.seconds("connect")
     versions = {"this client": own_version()}
     try:
-        scheduler: Any = client.scheduler
+        scheduler = client.scheduler
+        assert scheduler is not None, "the client is connected"
         answer = client.sync(scheduler.versions, **VERSIONS_REQUEST, callback_timeout=patience)
         versions[f"the scheduler {scheduler.address}"] = version_in(answer)
         if workers:

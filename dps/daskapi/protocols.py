@@ -6,16 +6,27 @@ Dask's own classes satisfy them. `cordon.py` uses more of the scheduler, and say
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dask.typing import Key
 from distributed import Security
 from distributed.core import Status
 
 if TYPE_CHECKING:
+    from distributed.core import PooledRPCCall
     from distributed.http.routing import RoutingApplication
 
-__all__ = ["DaskScheduler", "DaskTask", "DaskWorker"]
+__all__ = ["DaskProcess", "DaskScheduler", "DaskTask", "DaskWorker"]
+
+
+class DaskProcess(Protocol):
+    """A Dask scheduler or worker, in its own process."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def security(self) -> Security: ...
 
 
 class DaskTask(Protocol):
@@ -68,14 +79,8 @@ class DaskWorker(Protocol):
         """Those of its tasks that have seceded, and so given their threads back."""
 
 
-class DaskScheduler(Protocol):
+class DaskScheduler(DaskProcess, Protocol):
     """What the controller reads of the cluster, and has Dask do for it."""
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def security(self) -> Security: ...
 
     @property
     def http_application(self) -> RoutingApplication:
@@ -93,11 +98,11 @@ class DaskScheduler(Protocol):
         """By their ids."""
 
     @property
-    def handlers(self) -> dict[str, Callable[..., Any]]:
+    def handlers(self) -> dict[str, Callable[..., object]]:
         """What it answers, by the name of the request."""
 
     @property
-    def rpc(self) -> Callable[[str], Any]:
+    def rpc(self) -> Callable[[str], PooledRPCCall]:
         """Given a worker's address, what to call its handlers with."""
 
     def client_desires_keys(self, keys: Collection[Key], client: str) -> None:
@@ -109,5 +114,5 @@ class DaskScheduler(Protocol):
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
         """That client has gone."""
 
-    def log_event(self, topic: str, msg: Any) -> None:
+    def log_event(self, topic: str, msg: object) -> None:
         """Put an event into the scheduler's log."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TypeVar
 
 from distributed.protocol.pickle import dumps, loads
 
@@ -18,6 +18,7 @@ from dps.errors import DPSError
 
 __all__ = ["as_value", "value"]
 
+T = TypeVar("T")
 REFUSED = "dps-refused"  # the key of a pickled error
 
 
@@ -34,7 +35,7 @@ def as_value(handler: Callable[..., Awaitable[object]]) -> Callable[..., Awaitab
     return answer
 
 
-def value(answer: Any) -> Any:
+def value(answer: T) -> T:
     """The value that a handler answered.
 
     Raises

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -30,9 +30,10 @@ from dps.state.kernels import count_wanted, flag, follow, save, take_wanted
 from dps.state.ledger import Ledger
 from dps.state.ops import CLOSE, NO_CLOCK, PUSH, Op, TableSpec
 
-__all__ = ["CHANGED", "LATER", "Cut", "CutShard", "OpenSums"]
+__all__ = ["CHANGED", "LATER", "Cut", "CutShard", "OpenSums", "Piece"]
 
 CHANGED, LATER = 1, 2
+Piece: TypeAlias = tuple[np.ndarray | tuple[int, int], np.ndarray]  # keys, or a range of row numbers; and rows
 NO_FLAGS = np.zeros(0, np.uint8)
 SCAN_FACTOR = 16  # of an increment: rows that are scanned for each row for which a piece has room
 
@@ -117,7 +118,8 @@ class Cut:
         self._rows = len(shard)  # rows of the shard that exist already
         self._given, self._end = 0, len(shard.rows)  # `pieces` has yet to give the rows from, and up to, these
         self._is_complete = self._is_committed = False
-        self._tables: tuple[Any, ...] = ()  # the arguments of `keys_of` as of the moment when the cut was complete
+        # The arguments of `keys_of` as of the moment when the cut was complete, until `fetch_keys` has used them.
+        self._tables: tuple[tuple[np.ndarray, ...], int, np.ndarray] | None = None
         self._keys: np.ndarray | None = None  # of the cut's rows
         if clock is None:
             self.complete()
@@ -144,10 +146,10 @@ class Cut:
 
     def fetch_keys(self) -> None:
         """Collect the keys of a keyed shard, for :meth:`pieces`. Any thread may do it while ops change the shard."""
-        if self._tables:
-            self._keys, self._tables = keys_of(*self._tables), ()
+        if self._tables is not None:
+            self._keys, self._tables = keys_of(*self._tables), None
 
-    def pieces(self, max_bytes: int) -> Iterator[tuple[np.ndarray | tuple[int, int], np.ndarray]]:
+    def pieces(self, max_bytes: int) -> Iterator[Piece]:
         """The rows in the order of their creation, about `max_bytes` bytes at a time.
 
         Ops may be applied between two pieces.

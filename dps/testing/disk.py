@@ -7,10 +7,13 @@ a real disk, so a writer that ends early leaves a part of a file. While a disk i
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import fsspec
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
 
 __all__ = ["SimDisk"]
 
@@ -60,11 +63,11 @@ class SimFileSystem(MemoryFileSystem):
     """The file system of all simulated disks. The first part of a path is the number of the disk."""
 
     protocol = "simdisk"
-    store: ClassVar[dict[str, Any]] = {}
+    store: ClassVar[dict[str, MemoryFile]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
 
     @classmethod
-    def _strip_protocol(cls, path: Any) -> str:
+    def _strip_protocol(cls, path: object) -> str:
         return super()._strip_protocol(str(path).removeprefix("simdisk://"))
 
     @classmethod
@@ -75,11 +78,11 @@ class SimFileSystem(MemoryFileSystem):
             raise OSError("the simulation has ended")
         disk.change()
 
-    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: object) -> None:
         self.change(path)
         super().mkdir(path, create_parents, **kwargs)
 
-    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+    def _open(self, path: str, mode: str = "rb", **kwargs: object) -> MemoryFile:
         if mode == "rb":
             return super()._open(path, mode, **kwargs)
         self.change(path)
@@ -99,7 +102,7 @@ class SimFileSystem(MemoryFileSystem):
 class SimFile(MemoryFile):
     """A file that is being written."""
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         if getattr(self, "fs", None) is not None:  # else it is being filled with the data of one whole write
             SimFileSystem.change(self.path)
         return super().write(data)

@@ -101,7 +101,7 @@ class SimConnection(End):
         super().__init__(endpoint.host_party)
         self.endpoint = endpoint
         self.session: str | None = None
-        self.party: Any = None  # for the role's own use
+        self.party: object = None  # for the role's own use
         self.peer = "?"
         self.transport = Transport(self)
         self._paused = self._suspended = self._begun = self._held = False
@@ -122,7 +122,7 @@ class SimConnection(End):
             elif message is END:
                 self.finish()
                 self.lost()
-            else:
+            elif isinstance(message, tuple):
                 self._introduced(*message)
 
     def _introduced(self, session: str, secret: str, caller: str) -> None:
@@ -302,6 +302,9 @@ class SimLink(End):
                 self._deadline.cancel()
                 self.open = True
                 self._on_up(self)
+
+    def drained(self) -> None:
+        """A link never waits for room, so there is nothing to resume."""
 
     def _frame(self, frame: bytearray) -> None:
         header, body = decode_header(frame, 0, self._endpoint.frame_limit), memoryview(frame)[HEADER_SIZE:]

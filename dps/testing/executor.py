@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dps.controller.procedures import (
     Acquire,
@@ -68,7 +68,7 @@ class SimExecutor:
         The numbers of the servers that can be called.
     """
 
-    def __init__(self, party: Party, call: Callable[[list[ServerCall]], list[Any]], up: Callable[[], list[int]]):
+    def __init__(self, party: Party, call: Callable[[list[ServerCall]], list[object]], up: Callable[[], list[int]]):
         self._party, self._call, self._up = party, call, up
 
     def run(self, procedure: Procedure[Result], cancelled: Callable[[], bool] = lambda: False) -> Result:
@@ -76,7 +76,7 @@ class SimExecutor:
 
         Once `cancelled()` is true, `Cancelled` is raised where the procedure waits.
         """
-        result: Any = None
+        result: object = None
         failure: BaseException | None = None
         told = False
         while True:
@@ -97,7 +97,7 @@ class SimExecutor:
                     instruction.lock.release()
                 result, failure, told = None, Cancelled(), True
 
-    def _carry_out(self, instruction: Instruction) -> Any:
+    def _carry_out(self, instruction: Instruction) -> object:
         match instruction:
             case Sleep(seconds):
                 self._party.sleep(seconds)

@@ -10,9 +10,10 @@ Wires are independent: a message on an old wire may arrive after a message that 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dps.testing.observers import Observer
 from dps.testing.world import Party, World
@@ -147,7 +148,7 @@ class Pipe:
             self._world.at(self._world.now, self._source, self.sender.drained)
 
 
-class End:
+class End(ABC):
     """One end of a wire, at a party. A subclass handles the messages that arrive."""
 
     inward: Pipe
@@ -168,16 +169,17 @@ class End:
         """The name of the party at the other end."""
         return self.inward.sender.host.name
 
-    def take(self) -> Any:
+    def take(self) -> object:
         """Take the next message out of the inbox."""
         message, nbytes = self.inward.inbox.popleft()
         self.inward.took(nbytes)
         return message
 
+    @abstractmethod
     def arrived(self) -> None:
         """A message is in the inbox."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drained(self) -> None:
         """All messages that waited for room in the window are on their way."""
 

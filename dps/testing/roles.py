@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias, TypeVar
 
 from dps import config
 from dps.checkpoints.reading import Origins, SavedShard, fill
+from dps.checkpoints.shard_file import FileRecord
 from dps.checkpoints.store import Store
 from dps.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.controller.checkpoint_procedures import CheckpointProcedures
@@ -25,8 +27,10 @@ from dps.controller.table_procedures import TableProcedures
 from dps.errors import CheckpointError, DPSError, ServerGoneError
 from dps.server.checkpoint_writer import CheckpointWriter, Writing
 from dps.server.heartbeat import HEARTBEAT_SECONDS
+from dps.server.replicas import Replica
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
+from dps.state.snapshot import Cut, Piece
 from dps.state.transfer import first_difference
 from dps.testing.endpoint import SimConnection, SimEndpoint
 from dps.testing.executor import SimExecutor, SimLock
@@ -39,6 +43,8 @@ from dps.wire.protocols import RoleConnection
 
 __all__ = ["SECRET", "SESSION", "SimController", "SimServer"]
 
+T = TypeVar("T")
+Reply: TypeAlias = Callable[[object], None]  # takes a server's answer, or its error
 SESSION, SECRET = "simulated", "00" * 32
 POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.1  # between two checks whether the called servers have answered
 REPORT_SECONDS = 0.3  # between two reports of a server's load
@@ -59,10 +65,10 @@ class SimServer:
         relay.piece, relay.rate = network.dump_piece, network.dump_rate
         self.endpoint.handlers.update(self.role.handlers)
         self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
-        self.checkpoint_writer = CheckpointWriter(self.role, lambda *args: SimWriting(party, number, *args))
+        self.checkpoint_writer = CheckpointWriter(self.role, functools.partial(SimWriting, party, number))
         self.role.start()
 
-    def call(self, method: str, args: tuple[Any, ...], reply: Callable[[Any], None]) -> None:
+    def call(self, method: str, args: tuple[object, ...], reply: Reply) -> None:
         """Do what a method of `server/actor.py` does; `reply` gets its result, or its error."""
 
         def work() -> None:
@@ -76,7 +82,7 @@ class SimServer:
         else:
             work()
 
-    def _create_table(self, spec: dict[str, Any], shards: list[int]) -> None:
+    def _create_table(self, spec: dict[str, object], shards: list[int]) -> None:
         self.role.create(TableSpec.from_dict(spec), shards)
 
     def _drop_table(self, table: int) -> None:
@@ -88,7 +94,7 @@ class SimServer:
     def _complete(self) -> None:
         self.checkpoint_writer.complete()
 
-    def _save(self, url: str, name: str, storage_options: dict[str, Any]) -> None:
+    def _save(self, url: str, name: str, storage_options: dict[str, object]) -> None:
         self.checkpoint_writer.save(url, name, storage_options)
 
     def _saved(self) -> str:
@@ -100,7 +106,7 @@ class SimServer:
         self.checkpoint_writer.wait_for_writing()
 
     def _load(
-        self, table: int, url: str, name: str, shards: list[int], origins: tuple[Any, ...], options: dict[str, Any]
+        self, table: int, url: str, name: str, shards: list[int], origins: Origins, options: dict[str, object]
     ) -> None:
         replicas = self.role.tables[table].replicas
         for number in shards:
@@ -118,8 +124,10 @@ class SimServer:
 class SimWriting(Writing):
     """The writing of a checkpoint's files, as a task of the server's party. The server goes on between two pieces."""
 
-    def __init__(self, party: Party, *args: Any):
-        super().__init__(*args)
+    def __init__(
+        self, party: Party, number: int, replicas: list[Replica], write: Callable[[Replica, Writing], FileRecord]
+    ):
+        super().__init__(number, replicas, write)
         self._party = party
         self._task: Task | None = None
 
@@ -134,7 +142,7 @@ class SimWriting(Writing):
         while self.is_alive() and self._party.now() < until:
             self._party.sleep(POLL_SECONDS)
 
-    def pieces(self, cut: Any) -> Iterator[Any]:
+    def pieces(self, cut: Cut) -> Iterator[Piece]:
         cut.fetch_keys()
         for piece in cut.pieces(PIECE_BYTES):
             if self.stop:
@@ -142,7 +150,7 @@ class SimWriting(Writing):
             yield piece
             self._party.sleep(self._party.world.random.uniform(0.0, MAX_PIECE_SECONDS))
 
-    def wait(self, function: Callable[..., Any], *args: Any) -> Any:
+    def wait(self, function: Callable[..., T], *args: object) -> T:
         return function(*args)
 
 
@@ -414,7 +422,7 @@ class SimController:
         left = {(spec["id"], n) for spec in self.membership.specs.values() for n in range(spec["shards"])}
         until = self.party.now() + config.seconds("stop")
 
-        def settle(server: SimServer, reply: Callable[[Any], None]) -> None:
+        def settle(server: SimServer, reply: Callable[[Iterable[tuple[int, int]]], None]) -> None:
             shards, waiter = server.role.settle(keep, over)
             waiter.then(lambda: reply(shards if waiter.error is None else []))
 
@@ -428,16 +436,19 @@ class SimController:
     def _up(self) -> list[SimServer]:
         return [self.servers[n] for n, record in self.membership.servers.items() if record.up]
 
-    def _call(self, servers: list[SimServer], ask: Callable[[SimServer, Callable[[Any], None]], None]) -> list[Any]:
+    def _call(self, servers: list[SimServer], ask: Callable[[SimServer, Callable[[T], None]], None]) -> list[T]:
         """Call these servers as Dask calls actors; the answers of those that have answered in time."""
-        answers: dict[int, Any] = {}
+        answers: dict[int, T] = {}
         network, until, pause = self._network, self.party.now() + config.seconds("request"), POLL_SECONDS
 
         def call(server: SimServer) -> None:
+            def answer(value: T) -> None:
+                answers.setdefault(server.number, value)
+
             if network.parted(self.party, server.party):
                 network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, call, server)
             else:
-                ask(server, lambda answer: answers.setdefault(server.number, answer))
+                ask(server, answer)
 
         for server in servers:
             network.world.at(network.world.now, server.party, call, server)
@@ -446,17 +457,17 @@ class SimController:
             pause = min(2 * pause, MAX_POLL_SECONDS)
         return list(answers.values())
 
-    def call_servers(self, calls: list[ServerCall]) -> list[Any]:
+    def call_servers(self, calls: list[ServerCall]) -> list[object]:
         """Carry out the instruction `CallServers`: the answer or the error of each call."""
         by_number = {call.server: call for call in calls}
-        answers: dict[int, Any] = {}
+        answers: dict[int, object] = {}
         random = self._network.world.random
 
-        def ask(server: SimServer, reply: Callable[[Any], None]) -> None:
+        def ask(server: SimServer, reply: Reply) -> None:
             lost = self.lost_answers and random.random() < self.lost_answers
             gone = ServerGoneError(f"the answer of server {server.number} was lost")
 
-            def answer(value: Any) -> None:
+            def answer(value: object) -> None:
                 answers[server.number] = gone if lost else value
                 reply(value)
 

@@ -7,11 +7,12 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypeVar
 
 from dps.client.ticket import Ticket
 from dps.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.controller.checkpoint_procedures import CheckpointOptions
+from dps.controller.procedures import Procedure
 from dps.coordination.autoscaling import AutoscalingRule
 from dps.errors import DPSError, InputError, StoppedError
 from dps.state.initializers import Initializer, Zeros
@@ -30,6 +31,8 @@ from dps.testing.world import Party, StuckError, Task, World
 from dps.training.data import share
 
 __all__ = ["Simulation"]
+
+T = TypeVar("T")
 
 MAX_DASK_NOTICE_SECONDS = 0.02  # until Dask's scheduler notices that a worker process has ended
 
@@ -160,7 +163,7 @@ class Simulation:
 
     def run(
         self,
-        function: Callable[..., object],
+        function: Callable[..., T],
         data: Sequence[object],
         *,
         staleness: float = 0,
@@ -168,7 +171,7 @@ class Simulation:
         kwargs: dict[str, object] | None = None,
         reassign: bool = False,
         resume: bool = False,
-    ) -> list[Any]:
+    ) -> list[T | None]:
         """Train as :meth:`dps.ParameterServer.run` does, until all trainers have returned.
 
         Parameters
@@ -187,7 +190,7 @@ class Simulation:
         Returns
         -------
         list
-            What `function` returned, by trainer.
+            What `function` returned, by trainer; None for a trainer that was lost for good.
 
         Raises
         ------
@@ -220,19 +223,20 @@ class Simulation:
         self._controller.settle(keep=True)
         return job.results
 
-    def submit(self, function: Callable[..., object], *args: object) -> Task:
+    def submit(self, function: Callable[..., T], *args: object) -> Task[T]:
         """Call ``function(client, *args)`` in a new party, with a client without a clock; `gather` waits for it."""
         party = self._party(f"client-{len(self._submitted)}")
 
-        def call() -> object:
+        def call() -> T:
             with SimClient(self._network, party, self._ticket) as client:
                 self._clients.append(client)
                 return function(client, *args)
 
-        self._submitted.append(party.spawn(call))
-        return self._submitted[-1]
+        task = party.spawn(call)
+        self._submitted.append(task)
+        return task
 
-    def gather(self, tasks: Iterable[Task]) -> list[Any]:
+    def gather(self, tasks: Iterable[Task[T]]) -> list[T | None]:
         """Wait for tasks and return their results, None for a party that crashed; or raise their first error."""
         until, tasks = self._world.now + self._timeout, list(tasks)
         while (left := [task.party.name for task in tasks if not task.done]) and self._world.now <= until:
@@ -252,7 +256,7 @@ class Simulation:
             self._disk = SimDisk()
         return self._disk
 
-    def checkpoint(self, *, incremental: bool = False, keep: int = 1000) -> dict[str, Any]:
+    def checkpoint(self, *, incremental: bool = False, keep: int = 1000) -> dict[str, object]:
         """Take a checkpoint now; its description, as :meth:`dps.ParameterServer.checkpoint`."""
         options = CheckpointOptions(self.disk.url, keep, incremental)
         return self._controller.executor.run(self._controller.checkpoints.take(options))
@@ -276,11 +280,11 @@ class Simulation:
 
         return end
 
-    def _repeat(self, repeat: Any, ended: Callable[[], bool]) -> None:
+    def _repeat(self, repeat: Procedure[None], ended: Callable[[], bool]) -> None:
         with contextlib.suppress(Cancelled):
             self._controller.executor.run(repeat, ended)
 
-    def restore(self, name: str | None = None, tables: list[str] | None = None) -> dict[str, Any]:
+    def restore(self, name: str | None = None, tables: list[str] | None = None) -> dict[str, object]:
         """Restore tables from a checkpoint, as :meth:`dps.ParameterServer.restore`."""
         procedure = self._controller.checkpoints.restore(self.disk.url, name, tables, {})
         return self._controller.executor.run(procedure)

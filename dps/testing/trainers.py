@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from dps.client.ticket import Ticket
 from dps.errors import DPSError, StoppedError
@@ -19,20 +20,20 @@ from dps.testing.world import Party
 
 __all__ = ["SimJob", "SimTrainers"]
 
+T = TypeVar("T")
 
-class SimJob:
+
+class SimJob(Generic[T]):
     """One call of `Simulation.run`: the function and data of its trainers, and their results."""
 
-    def __init__(
-        self, function: Callable[..., object], data: Sequence[object], shares: list[list[int]], reassign: bool
-    ):
+    def __init__(self, function: Callable[..., T], data: Sequence[object], shares: list[list[int]], reassign: bool):
         self.function = function
         self.data = data
         self.shares = shares
         self.reassign = reassign
         self.number = 0
         self.attempts = [0] * len(shares)  # by trainer: the number of its last attempt
-        self.results: list[object] = [None] * len(shares)
+        self.results: list[T | None] = [None] * len(shares)
         self.left = set(range(len(shares)))  # trainers whose function has not returned
         self.errors: list[Exception] = []  # of trainers, in the order of time
 

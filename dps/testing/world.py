@@ -18,7 +18,7 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import greenlet
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Crashed", "Party", "StuckError", "Task", "Timer", "World"]
 
+T = TypeVar("T")
 TRACE_LINES = 100_000  # the least number of lines that the trace keeps for readers
 
 
@@ -104,7 +105,7 @@ class World:
         """Add a line to the trace: ``text % args``."""
         self._lines.append((self.now, text, args))
         if len(self._lines) >= 2 * TRACE_LINES:
-            self._fold(self._hash, TRACE_LINES)
+            self._hash.update(self._text(TRACE_LINES))
             del self._lines[:TRACE_LINES]
 
     @property
@@ -115,11 +116,12 @@ class World:
     def digest(self) -> str:
         """A hash of the whole trace."""
         whole = self._hash.copy()
-        self._fold(whole, len(self._lines))
+        whole.update(self._text(len(self._lines)))
         return whole.hexdigest()
 
-    def _fold(self, into: Any, count: int) -> None:
-        into.update("".join(f"{_line(*entry)}\n" for entry in self._lines[:count]).encode())
+    def _text(self, count: int) -> bytes:
+        """The oldest lines of the trace that are kept."""
+        return "".join(f"{_line(*entry)}\n" for entry in self._lines[:count]).encode()
 
 
 def _line(when: float, text: str, args: tuple) -> str:
@@ -187,7 +189,7 @@ class Party:
         if self.dead:
             raise Crashed(self.name)
 
-    def spawn(self, function: Callable[..., object], *args: object) -> Task:
+    def spawn(self, function: Callable[..., T], *args: object) -> Task[T]:
         """Run `function` as a task of this party."""
         task = Task(self, function, args)
         self.world.at(self.world.now, self, task.switch)
@@ -223,16 +225,16 @@ class Party:
         self.tasks.clear()
 
 
-class Task(greenlet.greenlet):
+class Task(greenlet.greenlet, Generic[T]):
     """A function that may block, in a greenlet, and its result or error."""
 
-    def __init__(self, party: Party, function: Callable[..., object], args: tuple):
+    def __init__(self, party: Party, function: Callable[..., T], args: tuple):
         maker = greenlet.getcurrent()
         # The parent is the greenlet to which a blocked task yields: the one that calls World.step.
         super().__init__(parent=maker.parent if isinstance(maker, Task) else maker)
         self.party = party
         self.done = False
-        self.value: Any = None
+        self.value: T | None = None
         self.error: BaseException | None = None
         self._call = function, args
         party.tasks[self] = None
