@@ -38,7 +38,7 @@ def map_partitions_with_ps(
     trainers: int | None = None,
     args: tuple = (),
     kwargs: dict[str, object] | None = None,
-) -> Any:
+) -> DataFrame | RDD:
     """Apply a function to each partition, as Spark's ``mapPartitions`` does, with a trainer: lazy, in ordinary stages.
 
     A partition's trainer starts when Spark schedules its task, so a trainer waits for no other trainer. Spark may

@@ -36,7 +36,7 @@ class TextTable(NamedTuple):
 class Answer(NamedTuple):
     """The answer of a command: `data` for programs (``--json``), `text` for people, as lines and tables."""
 
-    data: Any
+    data: object  # as JSON has it
     text: Sequence[str | TextTable]
 
 
@@ -111,7 +111,7 @@ def command(function: Callable[..., Answer]) -> click.Command:
     """
 
     @functools.wraps(function)
-    def run(where: Where, as_json: bool, **options: Any) -> None:
+    def run(where: Where, as_json: bool, **options: object) -> None:
         answer = function(where, **options)
         if as_json:
             click.echo(json.dumps(answer.data, indent=2))

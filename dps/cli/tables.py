@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -12,6 +12,9 @@ import numpy as np
 import dps
 from dps.cli.common import CELL, Answer, TextTable, Where, absolute, attached, command
 from dps.dashboard.text import size_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["COMMANDS"]
 
@@ -40,7 +43,7 @@ def tables(where: Where) -> Answer:
 @click.option("--incremental", is_flag=True, help="Write only the rows that have changed since the one before")
 @click.option("--stop", is_flag=True, help="No more regular checkpoints")
 def checkpoint(
-    where: Where, url: str | None, stop: bool, every: str | None, clocks: int | None, **options: Any
+    where: Where, url: str | None, stop: bool, every: str | None, clocks: int | None, keep: int, incremental: bool
 ) -> Answer:
     """Write all tables and clocks to URL.
 
@@ -53,10 +56,10 @@ def checkpoint(
             ps.stop_checkpoints()
             return Answer({"stopped": True}, ["no more regular checkpoints"])
         if every is not None or clocks is not None:
-            ps.schedule_checkpoints(absolute(url), every=every, clocks=clocks, **options)
+            ps.schedule_checkpoints(absolute(url), every=every, clocks=clocks, keep=keep, incremental=incremental)
             text = f"checkpoints go to {absolute(url)} from now on; `status` tells of the last"
             return Answer({"regular": True}, [text])
-        taken = ps.checkpoint(absolute(url), **options)
+        taken = ps.checkpoint(absolute(url), keep=keep, incremental=incremental)
     clock = "" if taken["clock"] is None else f", at clock {taken['clock']}"
     return Answer(taken, [f"checkpoint {taken['name']}: {taken['rows']:,} rows, {size_text(taken['bytes'])}{clock}"])
 
@@ -102,17 +105,17 @@ def export(where: Where, table: str, path: str, url: str | None, checkpoint: str
     return Answer({"table": table, "path": path}, [f"table {table!r} is in {path}"])
 
 
-def write(values: Any, path: str) -> None:
+def write(values: pd.DataFrame | tuple[np.ndarray, np.ndarray] | np.ndarray, path: str) -> None:
     """Write an array, a pair of keys and values, or a data frame to a file."""
     import fsspec
 
     with fsspec.open(path, "wb") as file:
-        if hasattr(values, "to_csv"):
-            values.to_csv(file, index_label="key")
-        elif isinstance(values, tuple):
+        if isinstance(values, tuple):
             np.savez(file, keys=values[0], values=values[1])
-        else:
+        elif isinstance(values, np.ndarray):
             np.savez(file, values=values)
+        else:
+            values.to_csv(file, index_label="key")
 
 
 COMMANDS = [tables, checkpoint, restore, export]

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 from dask.distributed import Client
@@ -15,6 +15,9 @@ from dask.distributed import Client
 import dps
 from dps.cli.common import Answer, Where, absolute, attached, command
 from dps.errors import InputError, needing
+
+if TYPE_CHECKING:
+    from dask.delayed import Delayed
 
 __all__ = ["train"]
 
@@ -72,7 +75,7 @@ def train(
     kind, label, features, zero_based = (options.pop(key) for key in ("kind", "label", "features", "zero_based"))
     columns, categorical = column_names(options.pop("columns")), column_names(options.pop("categorical"))
 
-    def read(paths: Paths) -> list[Any]:
+    def read(paths: Paths) -> list[Delayed]:
         return read_files(
             [absolute(path) for path in paths], kind, label=label, columns=columns or None,
             categorical=categorical, n_features=features, zero_based=zero_based,

@@ -8,16 +8,18 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 from dps.client.ticket import Ticket
 from dps.daskapi.processes import connecting_tls
 from dps.errors import DPSError
-from dps.telemetry.host import host_load, thread_usage
+from dps.telemetry.host import LoadReader, ThreadUsage, host_load, thread_usage
 from dps.wire.channel import Channel
 from dps.wire.pool import Pool
 
-__all__ = ["Environment", "ProcessEnvironment"]
+__all__ = ["Environment", "Probes", "ProcessEnvironment"]
+
+Probes: TypeAlias = tuple[Callable[[], ThreadUsage], LoadReader] | tuple[()]
 
 
 class Environment(Protocol):
@@ -25,7 +27,7 @@ class Environment(Protocol):
 
     now: Callable[[], float]  # seconds, on a clock that only goes forward
     sleep: Callable[[float], None]
-    probes: tuple[Any, ...]  # counters of the processor: of the thread, and of the machine; empty for none
+    probes: Probes  # counters of the processor: of the thread, and of the machine; empty for none
 
     def connect(
         self,
@@ -55,7 +57,7 @@ class ProcessEnvironment:
         Where connections come from, and go when they are released: for processes that make one client after another.
     """
 
-    probes: tuple[Any, ...] = thread_usage, host_load
+    probes: Probes = thread_usage, host_load
 
     def __init__(self, pool: Pool | None = None):
         self.now: Callable[[], float] = time.monotonic

@@ -7,8 +7,8 @@ answer because shards have moved, its leg is cut again by the new route and sent
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,7 @@ __all__ = ["Call", "Leg", "TableRoute", "again", "chunks", "legs", "send"]
 
 SCRATCH = 1 << 18  # bytes moved at a time: a piece is still in the cache when it is used
 PADDING = bytes(8)
+Part: TypeAlias = np.ndarray | bytes  # of a frame's body
 
 
 class TableRoute:
@@ -151,7 +152,7 @@ def send(leg: Leg, row_bytes: int, channel: Channel) -> Request:
     order = None if grouping is None else grouping.order
     sink = None if out is None or header.flags & CERTIFICATE else sink_for(out, order, a, b)
     header = header._replace(shard=first, shards=end - first, count=b - a)
-    pieces: Any = []
+    pieces: Iterable[Part] = ()
     if grouping is None:
         header = header._replace(start=rows[0] + a)
     else:
@@ -162,8 +163,8 @@ def send(leg: Leg, row_bytes: int, channel: Channel) -> Request:
     if values is not None:
         body += nbytes + padding
         if order is None:
-            pieces += [values[a:b], PADDING[:padding]] if padding else [values[a:b]]
-            pieces = [piece for piece in pieces if len(piece)]  # none of a push that only has its rows to say here
+            whole = (*pieces, values[a:b], PADDING[:padding])
+            pieces = [piece for piece in whole if len(piece)]  # none of a push that only has its rows to say here
         else:
             pieces = gathered(pieces, values, order, a, b, padding)
     request = channel.send(header._replace(body=body), pieces, sink, 0 if sink is None else nbytes)
@@ -179,8 +180,8 @@ def sink_for(out: np.ndarray, order: np.ndarray | None, a: int, b: int) -> Sink:
 
 
 def gathered(
-    first: list[Any], values: np.ndarray, order: np.ndarray, start: int, stop: int, padding: int
-) -> Iterator[Any]:
+    first: Iterable[Part], values: np.ndarray, order: np.ndarray, start: int, stop: int, padding: int
+) -> Iterator[Part]:
     """The buffers of a body: `first`, then values[order[start:stop]] through one reused piece of memory."""
     row = values.itemsize * values.shape[1]
     piece = np.empty((max(1, min(stop - start, SCRATCH // row)), values.shape[1]), values.dtype)

@@ -162,10 +162,10 @@ class Pending(Generic[R]):
         self._value: R
 
     @classmethod
-    def of_tables(cls, parts: Mapping[T, Pending[V]]) -> Pending[dict[T, V]]:
+    def of_tables(cls: type[Pending[V]], parts: Mapping[T, Pending[V]]) -> Pending[dict[T, V]]:
         """The calls to several tables as one, whose result is a dict."""
         calls = [call for pending in parts.values() for call in pending.calls]
-        return Pending(calls, lambda: {table: Pending._finished(pending) for table, pending in parts.items()})
+        return Pending(calls, lambda: {table: cls._finished(pending) for table, pending in parts.items()})
 
     def done(self) -> bool:
         """Whether the call has its answer or has failed. Reads what has arrived, and does not wait.

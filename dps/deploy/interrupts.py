@@ -23,7 +23,7 @@ def dask_setup(worker: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def ignoring_interrupts(options: dict[str, Any]) -> dict[str, Any]:
+def ignoring_interrupts(options: dict[str, Any]) -> dict[str, list]:
     """The preload options for a nanny: the given ones, or those of Dask's configuration, and this module."""
     preload = options.get("preload", dask.config.get("distributed.worker.preload"))
     argv = options.get("preload_argv", dask.config.get("distributed.worker.preload-argv"))

@@ -294,6 +294,7 @@ class AdaptiveTrainers(Adaptive):
         return self._without_servers().workers_to_close(target=target, **options)
 
     def _without_servers(self) -> WithoutServers:
+        assert self.cluster.scheduler is not None, "the cluster is up"
         return WithoutServers(self.cluster.scheduler, self.cluster.server_names)
 
 
@@ -304,11 +305,11 @@ class WithoutServers:
     because three workers exist.
     """
 
-    def __init__(self, scheduler: Any, server_names: Collection[object]):
+    def __init__(self, scheduler: Scheduler, server_names: Collection[object]):
         self._scheduler = scheduler
         self.workers = {address: ws for address, ws in scheduler.workers.items() if ws.name not in server_names}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._scheduler, name)
 
     def adaptive_target(self, target_duration: float | None) -> int:

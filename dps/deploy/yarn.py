@@ -24,7 +24,7 @@ from dps.errors import DPSError, InputError, InputTypeError
 from dps.wire.once import Once
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Generator
     from types import TracebackType
 
     from tornado.ioloop import IOLoop
@@ -77,7 +77,7 @@ class YarnCluster(Cluster):
     ...         ...
     """
 
-    scheduler_comm: Any
+    scheduler_comm: rpc
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class YarnCluster(Cluster):
 
     # -- up
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[object, None, YarnCluster]:
         async def begun() -> YarnCluster:
             if self.status is Status.created:
                 await self._start()

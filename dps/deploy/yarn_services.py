@@ -92,13 +92,13 @@ def with_close_reason(kind: type) -> type:
     class WithCloseReason(kind):
         close_reason = ""
 
-        async def close(self, *args: Any, **kwargs: Any) -> Any:
+        async def close(self, *args: object, **kwargs: Any) -> object:
             self.close_reason = self.close_reason or kwargs.get("reason", "")
             return await super().close(*args, **kwargs)
 
         if issubclass(kind, Nanny):
 
-            def close_gracefully(self, *args: Any, **kwargs: Any) -> None:
+            def close_gracefully(self, *args: object, **kwargs: Any) -> None:
                 self.close_reason = self.close_reason or kwargs.get("reason", "")
                 super().close_gracefully(*args, **kwargs)
 
@@ -123,7 +123,7 @@ async def serve(process: Scheduler | Nanny | Worker, when_up: Callable[[], None]
             wait.cancel()
 
 
-def run_worker(kind: type, **options: Any) -> int:
+def run_worker(kind: type, **options: object) -> int:
     """Join the application's cluster as a worker until the end; the exit code."""
     app = _application()
     address, security = find_scheduler(app, config.seconds("yarn"))
@@ -145,7 +145,7 @@ def _application() -> skein.ApplicationClient:
     return skein.ApplicationClient.from_current()
 
 
-def _resources() -> Any:
+def _resources() -> skein.Resources:
     import skein
 
     return skein.properties.container_resources

@@ -25,7 +25,7 @@ __all__ = ["forget", "localize"]
 
 # numpy, scipy, sparse or pandas: packages that may not be installed, and of which two have no types.
 Batch: TypeAlias = Any
-Localized: TypeAlias = "tuple[np.ndarray, Any]"  # keys, and the batch re-indexed to them
+Localized: TypeAlias = tuple[np.ndarray, Batch]  # keys, and the batch re-indexed to them
 
 
 class _Memory(NamedTuple):

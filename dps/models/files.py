@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import dask
 import numpy as np
@@ -13,6 +13,9 @@ from sklearn.datasets import load_svmlight_file
 
 from dps.errors import InputError
 from dps.models.types import Block, Features
+
+if TYPE_CHECKING:
+    from fsspec.core import OpenFile
 
 __all__ = ["read_files", "read_libsvm"]
 
@@ -129,7 +132,7 @@ def read_libsvm(paths: str | Sequence[str], n_features: int, zero_based: bool = 
     return [dask.delayed(_read)(file, n_features, zero_based) for file in files]
 
 
-def _read(source: Any, n_features: int, zero_based: bool) -> tuple[Block, np.ndarray]:
+def _read(source: OpenFile, n_features: int, zero_based: bool) -> tuple[Block, np.ndarray]:
     try:
         with source as file:
             return load_svmlight_file(file, n_features=n_features, dtype=np.float32, zero_based=zero_based)

@@ -9,7 +9,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import dask
 import numpy as np
@@ -25,7 +25,7 @@ from dps.models.partitions import DaskPieces, Piece, Survey, Surveys, named, sum
 from dps.models.saved import Saved
 from dps.models.spark_pieces import SparkPieces, is_spark, session_of
 from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
-from dps.models.types import Block, ClusterLike, Features, Labels, Predictions, Settings
+from dps.models.types import Block, ClusterLike, Features, Labels, Predictions, Schedule, Settings
 from dps.models.weights import (
     LARGEST,
     HomeWeights,
@@ -38,6 +38,9 @@ from dps.models.weights import (
     take,
 )  # fmt: skip
 from dps.models.where import Address, address_of, aside, dask_of
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
 
 __all__ = ["LogisticRegression"]
 
@@ -135,7 +138,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         *,
         client: ClusterLike = None,
         solver: str = "adagrad",
-        learning_rate: Any = None,
+        learning_rate: float | Schedule | None = None,
         l1: float = 0.0,
         l2: float = 0.0,
         epochs: int = 5,
@@ -380,7 +383,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         ps.table(self._tables[1], outputs, rows=1, optimizer=free, aggregate=together)
         self._weights = weights
 
-    def _optimizer(self, batch: int, free: bool = False) -> Any:
+    def _optimizer(self, batch: int, free: bool = False) -> dps.SGD | dps.Adagrad | dps.FTRL | dps.AdamW:
         """The servers' optimizer; without penalties if `free`."""
         if self.solver not in RATES:
             raise InputError(f"solver is one of {', '.join(RATES)}; not {self.solver!r}")
@@ -393,7 +396,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         ):  # small first steps: the accumulator starts as if a summed gradient of 1 were in it
             return dps.Adagrad(rate, initial_accumulator=float(batch) ** -2, l1=l1, l2=l2)
         if self.solver == "ftrl":
-            return dps.FTRL(alpha=rate, l1=l1, l2=l2)
+            return dps.FTRL(alpha=rate, l1=l1, l2=l2)  # type: ignore[arg-type]  # it refuses a schedule itself
         if self.l1:
             raise InputError("solver 'adam' has no l1 penalty; 'ftrl', 'adagrad' and 'sgd' have")
         return dps.AdamW(rate, weight_decay=l2)
@@ -459,7 +462,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return self._weights is not None
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.non_deterministic = not self.aggregate

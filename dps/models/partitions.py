@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dask
 import numpy as np
@@ -20,7 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
-from dps.models.types import Block, Features, Labels, Plan
+from dps.models.types import Block, Features, Labels
 
 __all__ = ["DaskPieces", "Piece", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of", "trainers_threads"]
 
@@ -80,11 +80,17 @@ class DaskPieces:
             _release(notes)
 
     def train(
-        self, ps: dps.ParameterServer, plan: Callable[[Surveys], Plan], function: Callable, **options: Any
+        self,
+        ps: dps.ParameterServer,
+        plan: Callable[[Surveys], object],
+        function: Callable,
+        *,
+        staleness: float,
+        progress: bool | None,
     ) -> list[tuple]:
         """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
         with taking_turns(self._client):
-            return ps.run(function, self._pieces, args=(plan(self.surveys),), **options)
+            return ps.run(function, self._pieces, args=(plan(self.surveys),), staleness=staleness, progress=progress)
 
     def close(self) -> None:
         """Release the futures of the pieces."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Self
 
 import dask
 import numpy as np
@@ -16,7 +16,8 @@ from dps.models.types import Features, Json, Labels, Model
 from dps.models.weights import HomeWeights
 
 if TYPE_CHECKING:
-    from dask.distributed import Client
+    from dask.delayed import Delayed
+    from dask.distributed import Client, Future
 
 __all__ = ["Saved"]
 
@@ -80,14 +81,14 @@ class Saved:
             file.write(safetensors.numpy.save(tensors, metadata))
 
     @classmethod
-    def load(cls, url: str, **settings: Any) -> Self:
+    def load(cls, url: str, **settings: object) -> Self:
         """The model that :meth:`save` wrote. It needs no cluster.
 
         Parameters
         ----------
         url : str
             A path, or a URL that fsspec knows.
-        **settings : Any
+        **settings : object
             Settings that replace those in the file, for more training.
         """
         with needing("checkpoint"):
@@ -125,7 +126,7 @@ class Saved:
         model.__setstate__({"_weights": weights})  # as a pickle of the fitted model would
         return model
 
-    def evaluate(self, parts: list[tuple[Features, Labels]], client: Client) -> dict[str, float]:
+    def evaluate(self, parts: Sequence[Delayed | Future], client: Client) -> dict[str, float]:
         """Measure the model on other data, on the workers that hold the data.
 
         Parameters

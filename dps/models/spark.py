@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -163,7 +162,7 @@ class SparkLogisticRegression(
         self.ps = self._input_kwargs.pop("ps", None)
         self.setParams(**self._input_kwargs)
 
-    def setParams(self, **params: Any) -> SparkLogisticRegression:
+    def setParams(self, **params: object) -> SparkLogisticRegression:
         """Set parameters by their names, as the constructor does."""
         return self._set(**{name: value for name, value in params.items() if value is not None})
 

@@ -13,7 +13,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,10 +23,13 @@ import dps
 from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError, TrainerLostError
 from dps.models.encoding import Layout
 from dps.models.partitions import Piece, Survey, Surveys, piece_of, summary, survey_of
-from dps.models.types import Block, Features, Labels, Plan
+from dps.models.types import Block, Features, Labels
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import RDD
+    from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import TypeIs
 
 __all__ = ["SparkPieces", "block_of", "is_spark", "session_of", "unwrapped"]
 
@@ -36,7 +39,7 @@ POLL_SECONDS = 0.05  # between two checks whether the first trainer has joined i
 PARTS = ("type", "size", "indices", "values")  # of Spark's vectors, as it stores them
 
 
-def is_spark(thing: object) -> bool:
+def is_spark(thing: object) -> TypeIs[RDD | DataFrame | SparkSession]:
     """Whether `thing` is an RDD, a DataFrame or a session of Spark; does not import pyspark.
 
     Examples
@@ -48,7 +51,7 @@ def is_spark(thing: object) -> bool:
     return ours and any(hasattr(thing, name) for name in ("mapInArrow", "mapPartitionsWithIndex", "createDataFrame"))
 
 
-def session_of(data: Features) -> Any:
+def session_of(data: Features) -> SparkSession:
     """The session that a DataFrame or RDD belongs to."""
     from pyspark.sql import SparkSession
 
@@ -78,7 +81,13 @@ class SparkPieces:
             self._data = dps.spark.read_with(X, functools.partial(_piece, how=how))
 
     def train(
-        self, ps: dps.ParameterServer, plan: Callable[[Surveys], Plan], function: Callable, **options: Any
+        self,
+        ps: dps.ParameterServer,
+        plan: Callable[[Surveys], object],
+        function: Callable,
+        *,
+        staleness: float,
+        progress: bool | None,
     ) -> list[tuple]:
         """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; the driver calls `plan`."""
         planned: Future | None = None
@@ -86,7 +95,9 @@ class SparkPieces:
             try:
                 with ps.open_run(trainers=2) as meeting:  # of the driver and the first trainer
                     planned = threads.submit(_planned, ps, meeting, plan)
-                    return ps.run(_surveyed, self._data, args=(meeting, function), **options)
+                    return ps.run(
+                        _surveyed, self._data, args=(meeting, function), staleness=staleness, progress=progress
+                    )
             except DPSError:
                 wrong = None if planned is None else planned.exception()  # its thread ended with the run
                 if wrong is not None and not isinstance(wrong, (StoppedError, TrainerLostError)):
@@ -236,7 +247,7 @@ def _surveyed(
             raise piece
     pieces = [piece for piece in partitions if isinstance(piece, Piece)]
     surveys = _gathered(trainer, [summary([survey_of(piece) for piece in pieces])] if pieces else [])
-    plans: list[Plan] = []
+    plans: list[object] = []
     if trainer.number == 0:
         with meeting.trainer("trainer", trainer.attempt) as me:
             _gathered(me, surveys)
@@ -245,7 +256,7 @@ def _surveyed(
     return function(trainer, pieces, plan)
 
 
-def _planned(ps: dps.ParameterServer, meeting: dps.OpenRun, plan: Callable[[Surveys], Plan]) -> None:
+def _planned(ps: dps.ParameterServer, meeting: dps.OpenRun, plan: Callable[[Surveys], object]) -> None:
     """The driver's part: receive the surveys from the first trainer, send it the plan."""
     try:
         while not _begun(ps, meeting):  # because with aggregating tables no run begins while another one goes on

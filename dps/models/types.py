@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-__all__ = ["Block", "ClusterLike", "Features", "Json", "Labels", "Model", "Plan", "Predictions", "Settings"]
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+    from pyspark.sql import SparkSession
+    from sklearn.base import BaseEstimator
+
+    import dps
+    from dps.models.where import Address
+
+__all__ = ["Block", "ClusterLike", "Features", "Json", "Labels", "Model", "Predictions", "Schedule", "Settings"]
 
 # What `fit` and `predict` take is of many types: `partitions.py`, `encoding.py` and `spark_pieces.py` say which.
 Features: TypeAlias = Any  # rows of features: arrays, sparse matrices, frames, collections of Dask's or Spark's
 Labels: TypeAlias = Any  # labels or weights of these rows, the names of their columns, or None
 Predictions: TypeAlias = Any  # of each row: an array, or a lazy one for lazy features
-ClusterLike: TypeAlias = Any  # a Dask client or cluster, the address of one, or a parameter server
+# A Dask client or cluster, the address of one, a parameter server, or a session of Spark's.
+ClusterLike: TypeAlias = "Client | Cluster | Address | dps.ParameterServer | SparkSession | str | None"
 Block: TypeAlias = Any  # rows of one partition, float32: a CSR matrix or an array
-Model: TypeAlias = Any  # an estimator of scikit-learn
-Plan: TypeAlias = Any  # what a training function is given of the whole: classes, steps, names of tables
+Model: TypeAlias = "BaseEstimator"  # an estimator of scikit-learn
 Settings: TypeAlias = dict[str, Any]  # keyword arguments
+# A learning rate that depends on the clock.
+Schedule: TypeAlias = "dps.Cosine | dps.Exponential | dps.InverseSqrt | dps.InverseTime | dps.Step | dps.Warmup"
 Json: TypeAlias = dict[str, Any]  # an object in JSON

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.errors import InputError, InputTypeError
 from dps.state.initializers import Initializer, Zeros, initializer_from_dict
@@ -174,7 +175,7 @@ class TableSpec:
         return cls(**{**fields, "optimizer": optimizer, "init": init})
 
 
-def _dtype_name(dtype: Any, where: str) -> str:
+def _dtype_name(dtype: npt.DTypeLike, where: str) -> str:
     try:
         name = np.dtype(dtype).name
     except TypeError as error:

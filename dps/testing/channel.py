@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dps import config
 from dps.client.client import Client
+from dps.client.environment import Probes
 from dps.client.ticket import Ticket
 from dps.errors import DPSError, ProtocolError, RequestTimeoutError
 from dps.testing.network import END, End, Network
@@ -206,7 +207,7 @@ class SimChannel(Channel, End):
 class SimEnvironment:
     """What a client needs of its process, in a simulation: virtual time, and the simulated network."""
 
-    probes = ()  # a simulation is the same on every machine
+    probes: Probes = ()  # a simulation is the same on every machine
 
     def __init__(self, network: Network, host: Party):
         self.now: Callable[[], float] = host.now

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from dask import delayed
@@ -23,7 +23,7 @@ from dps.training import spark, spark_tasks
 from dps.training.batches import cutter, row_count
 from dps.training.types import Batch, Columns, Data, Json, Partition
 
-Pick: TypeAlias = Callable[[Mapping[Hashable, Any]], Partition]  # the chosen columns, of all of a frame
+Pick: TypeAlias = Callable[[Mapping[Hashable, object]], Partition]  # the chosen columns, of all of a frame
 
 __all__ = ["arrays", "chosen", "in_memory", "scattered"]
 

@@ -12,7 +12,7 @@ from dask.delayed import Delayed
 from distributed import Client, Future, futures_of, wait
 
 from dps.errors import InputError, InputTypeError
-from dps.training.types import Data, Function, Key, Partition, Result
+from dps.training.types import Data, Function, Partition, Result
 
 __all__ = ["ByPartition", "Shares", "by_partition", "partitions", "share"]
 
@@ -128,7 +128,7 @@ class Shares:
         self._lock = threading.Lock()  # several threads may each have a run
         self._before: OrderedDict[str, list[list[int]]] = OrderedDict()  # the one used least recently comes first
 
-    def of(self, keys: Sequence[Key], holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[int]]:
+    def of(self, keys: Sequence[object], holders: Sequence[Sequence[str]], slots: Sequence[str]) -> list[list[int]]:
         """The assignment of before, unless more partitions would lie at their trainers with that of :func:`share`.
 
         Parameters

@@ -47,7 +47,7 @@ class RunOptions:
     trainers: int | None = None
     retries: int = 0
     args: tuple = ()
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
     progress: bool | None = None
     resume: bool = False
     run: OpenRun | None = None

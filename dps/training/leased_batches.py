@@ -14,11 +14,11 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from typing import Any
 
 import numpy as np
 from distributed import Worker, get_worker
 from distributed.utils_comm import gather_from_workers
+from tornado.platform.asyncio import BaseAsyncIOLoop
 
 from dps import config
 from dps.client.origin import Origin
@@ -52,8 +52,8 @@ class FetchablePartitions:
     def fetch(self, partition: int, check: Callable[[], None]) -> Partition:
         """Get a partition to this worker, within ``dps.timeouts.fetch``; in a task. `check` may raise, to stop it."""
         worker, keys = get_worker(), self.keys[partition]
-        loop: Any = worker.loop
-        patience = config.seconds("fetch")
+        loop, patience = worker.loop, config.seconds("fetch")
+        assert isinstance(loop, BaseAsyncIOLoop)
         until = time.monotonic() + patience
         waiting = asyncio.run_coroutine_threadsafe(_gather(worker, keys), loop.asyncio_loop)
         try:

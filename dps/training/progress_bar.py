@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from dps.dashboard.notebook import clocks_html, summary
 from dps.telemetry.snapshot import RunPhase, RunStatus
+
+if TYPE_CHECKING:
+    import tqdm
+    from IPython.display import DisplayHandle
 
 __all__ = ["ProgressBar"]
 
@@ -65,7 +69,7 @@ class Page:
     """HTML, changed in its place: that needs no widgets, and works wherever a kernel's output is shown."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._handle: DisplayHandle | None = None
         self._began = time.monotonic()
 
     def show(self, seen: RunStatus) -> None:
@@ -86,7 +90,7 @@ class Page:
 class Bar:
     """tqdm's."""
 
-    def __init__(self, tqdm: Any):
+    def __init__(self, tqdm: type[tqdm.tqdm]):
         self._bar = tqdm(total=None, unit="it", desc="training", leave=True)
 
     def show(self, seen: RunStatus) -> None:

@@ -19,7 +19,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import cloudpickle
 import msgspec
@@ -35,6 +35,9 @@ from dps.training.open_run import OpenRun
 from dps.training.progress_bar import ProgressBar
 from dps.training.spark_tasks import Failed, SparkJob, StoppedOnSpark
 from dps.training.types import Batch, Control, Data, Function, Json, Result
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 __all__ = ["ReadWith", "elastic", "is_spark", "launch"]
 
@@ -363,7 +366,7 @@ def elastic(
     ticket: Ticket,
     data: Data,
     function: Callable,
-    schema: Any,
+    schema: StructType | str | None,
     trainers: int | None,
     args: tuple,
     kwargs: dict,

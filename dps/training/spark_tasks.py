@@ -16,7 +16,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cloudpickle
 
@@ -31,6 +31,10 @@ from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
 from dps.wire.pool import Pool
 from dps.wire.run_messages import Peek, TrainerStanding
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import TaskContext
 
 __all__ = [
     "Failed",
@@ -167,7 +171,7 @@ def elastic_frames(job: SparkJob, data: Iterator[Batch]) -> Iterator[Batch]:
 # -- what both need
 
 
-def _context() -> Any:
+def _context() -> TaskContext:
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -231,7 +235,7 @@ def record_list(index: int, records: Iterable[Batch]) -> list[Batch]:
     return list(records)
 
 
-def pandas_frame(schema: Any, index: int, batches: Iterable[Batch]) -> Partition:
+def pandas_frame(schema: pa.Schema, index: int, batches: Iterable[Batch]) -> Partition:
     """A partition of a DataFrame as a pandas frame."""
     import pyarrow as pa
 

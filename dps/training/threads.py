@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from dps.errors import DPSError, TooFewWorkersError
 from dps.training.types import Control, Json
@@ -38,7 +37,9 @@ class Threads:
         self.keys += [key for _, key in found["seats"]]
         return found
 
-    def take(self, session: str, trainers: int | None, holders: list[list[str]], seconds: float) -> list[Any]:
+    def take(
+        self, session: str, trainers: int | None, holders: list[list[str]], seconds: float
+    ) -> list[tuple[str, str]]:
         """(worker, key of the task) for each trainer, reserved for `seconds`; `holders` are those of each partition.
 
         Raises
