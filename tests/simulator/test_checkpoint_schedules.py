@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
-
 import pytest
 from checkpoint_schedules import check_checkpoints, draw_checkpoints
-from fault_schedules import problem_of
-from oracles import mutant
+from verdicts import assert_caught, problems
 
 from dps.checkpoints.store import Store, Writer
 from dps.controller.checkpoint_procedures import CheckpointProcedures
@@ -19,13 +15,6 @@ from dps.state.snapshot import Cut
 from dps.testing import Simulation
 
 SCHEDULES = 100
-FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog):
-    """Keep the logs of many crashing servers out of the output."""
-    caplog.set_level(logging.CRITICAL, "dps")
 
 
 # ---- right
@@ -33,9 +22,7 @@ def quiet(caplog):
 
 @pytest.mark.parametrize("part", range(2))
 def test_each_checkpoint_is_one_model_and_a_restore_gives_exactly_that(part):
-    size = SCHEDULES // 2
-    problems = [problem_of(FIRST_SEED + part * size + seed, check_checkpoints) for seed in range(size)]
-    assert not [f"schedule {seed}: {problem}" for seed, problem in problems if problem is not None]
+    assert not problems(check_checkpoints, SCHEDULES, part, parts=2)
 
 
 def test_the_schedules_hold_what_can_go_wrong_with_checkpoints():
@@ -144,12 +131,4 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_caught(monkeypatch, name):
-    for owner, method, old, new in WRONG[name]:
-        monkeypatch.setattr(owner, method, mutant(getattr(owner, method), old, new))
-    found = next(
-        ((seed, problem) for seed, problem in (problem_of(seed, check_checkpoints) for seed in range(600)) if problem),
-        None,
-    )
-    assert found is not None, "no schedule shows the error"
-    monkeypatch.undo()
-    assert problem_of(found[0], check_checkpoints) == (found[0], None), "it is wrong anyway"
+    assert_caught(monkeypatch, WRONG[name], check_checkpoints, range(600))

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import os
-
 import pytest
-from fault_schedules import problem_of
-from oracles import mutant
 from scaling_schedules import check_scaling, draw_scaling
+from verdicts import assert_caught, problems
 
 from dps.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.controller.server_procedures import ServerProcedures
 from dps.controller.table_procedures import TableProcedures
 
 SCHEDULES = 100
-FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog):
-    """Keep the logs of many crashing servers out of the output."""
-    caplog.set_level(logging.CRITICAL, "dps")
 
 
 @pytest.mark.parametrize("part", range(2))
 def test_servers_come_and_go_and_nothing_is_lost_doubled_or_left(part):
-    size = SCHEDULES // 2
-    problems = [problem_of(FIRST_SEED + part * size + seed, check_scaling) for seed in range(size)]
-    assert not [f"schedule {seed}: {problem}" for seed, problem in problems if problem is not None]
+    assert not problems(check_scaling, SCHEDULES, part, parts=2)
 
 
 def test_the_schedules_hold_what_can_go_wrong_with_scaling():
@@ -78,12 +65,4 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_caught(monkeypatch, name):
-    for owner, method, old, new in WRONG[name]:
-        monkeypatch.setattr(owner, method, mutant(getattr(owner, method), old, new))
-    found = next(
-        ((seed, problem) for seed, problem in (problem_of(seed, check_scaling) for seed in range(500)) if problem),
-        None,
-    )
-    assert found is not None, "no schedule shows the error"
-    monkeypatch.undo()
-    assert problem_of(found[0], check_scaling) == (found[0], None), "it is wrong anyway"
+    assert_caught(monkeypatch, WRONG[name], check_scaling, range(500))

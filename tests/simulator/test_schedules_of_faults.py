@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import random
 import subprocess
@@ -13,9 +12,9 @@ import time
 import numpy as np
 import pytest
 from expected_contents import ExpectedContents, ExpectedTable
-from fault_schedules import FaultSchedule, check_schedule, problem_of
+from fault_schedules import FaultSchedule, check_schedule
 from losses import Losses
-from oracles import mutant
+from verdicts import assert_caught, problems
 
 from dps.client.requests import Call, Leg
 from dps.client.session import ClientSession
@@ -34,13 +33,6 @@ from dps.wire.endpoint import Endpoint
 from dps.wire.frames import Header
 
 SCHEDULES = 200
-FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog):
-    """Keep the logs of many crashing servers out of the output."""
-    caplog.set_level(logging.CRITICAL, "dps")
 
 
 # ---- right
@@ -48,9 +40,7 @@ def quiet(caplog):
 
 @pytest.mark.parametrize("part", range(4))
 def test_every_op_counts_once_whatever_happens(part):
-    size = SCHEDULES // 4
-    seeds = range(FIRST_SEED + part * size, FIRST_SEED + (part + 1) * size)
-    assert not [f"schedule {seed}: {problem}" for seed, problem in map(problem_of, seeds) if problem is not None]
+    assert not problems(check_schedule, SCHEDULES, part, parts=4)
 
 
 def test_the_schedules_hold_all_that_can_go_wrong():
@@ -573,29 +563,13 @@ RARE = {  # seen once in some thousand schedules
 }
 
 
-def problem_within(seeds):
-    """The first schedule in which something is wrong."""
-    return next(((seed, problem) for seed, problem in map(problem_of, seeds) if problem is not None), None)
-
-
-def catch(monkeypatch, patches, seeds):
-    for owner, method, old, new in patches:
-        wrong = mutant(getattr(owner, method), old, new)
-        static = isinstance(owner.__dict__.get(method), staticmethod)
-        monkeypatch.setattr(owner, method, staticmethod(wrong) if static else wrong)
-    found = problem_within(seeds)
-    assert found is not None, "no schedule shows the error"
-    monkeypatch.undo()
-    assert problem_of(found[0]) == (found[0], None), "it is wrong anyway"
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_caught(monkeypatch, name):
-    catch(monkeypatch, WRONG[name], [*SEEN[name], *range(1500)])
+    assert_caught(monkeypatch, WRONG[name], check_schedule, [*SEEN[name], *range(1500)])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", RARE)
 def test_what_is_rarely_wrong_is_caught(monkeypatch, name):
-    catch(monkeypatch, RARE[name], range(10_000))
+    assert_caught(monkeypatch, RARE[name], check_schedule, range(10_000))

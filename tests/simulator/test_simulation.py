@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -37,12 +36,6 @@ from dps.wire.frames import Header
 
 KEYS = np.arange(20)
 NAME, SECRET = "s", "11" * 32
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog):
-    """Keep the logs of many crashing servers out of the output."""
-    caplog.set_level(logging.CRITICAL, "dps")
 
 
 # ---- time and tasks
