@@ -44,7 +44,7 @@ trainers or portions are numpy's.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -142,7 +142,7 @@ class Leases:
         self._holders = np.zeros(self.total, np.int64)  # how many trainers hold each portion
         self._declared: dict[int, int] = {}  # partition -> batches
         # epoch -> the first trainer that told its arguments of `iterate`, and these arguments
-        self._arguments: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._arguments: dict[int, tuple[int, dict[str, object]]] = {}
         self._latest = start - 1  # the latest epoch that a trainer has begun
         self._stays = -1  # the last trainer that `stays` chose to stay in case the others hang
         trainers = len(self.shares)  # the arrays below have a value for each trainer
@@ -184,7 +184,7 @@ class Leases:
             cuts = np.arange(used + 1) * count // max(1, used)
             self._first[first : first + used], self._end[first : first + used] = cuts[:-1], cuts[1:]
 
-    def agree(self, trainer: int, epoch: int, arguments: Mapping[str, Any]) -> None:
+    def agree(self, trainer: int, epoch: int, arguments: Mapping[str, object]) -> None:
         """Check that `trainer` goes through an epoch with the same arguments of `iterate` as the other trainers.
 
         With another order, or other batches, a portion would be other data.

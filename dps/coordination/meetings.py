@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from dps.errors import InputError
 
@@ -28,26 +28,28 @@ __all__ = ["CallPlace", "Meeting", "Meetings"]
 KEPT_PLACES = 1 << 18  # places of all trainers in all kept meetings together
 KEPT_BYTES = 1 << 26  # bytes of the tags and answers of all kept meetings
 
+Payload = TypeVar("Payload")
+Result = TypeVar("Result")
 CallPlace = tuple[int, int]  # clock, number of collective calls before it at that clock
 
 
-class Meeting(NamedTuple):
+class Meeting(NamedTuple, Generic[Result]):
     """A meeting to which all trainers came."""
 
     tag: str
     places: dict[int, CallPlace]  # trainer -> the place of its call
-    answer: Any
+    answer: Result
 
 
-class Meetings:
+class Meetings(Generic[Payload, Result]):
     """The rule of a run's collectives: see the module's docstring.
 
     Parameters
     ----------
     parties : int
         How many trainers, numbered from 0.
-    combine : callable, optional
-        Makes the answer of (tag, payloads by trainer); the payloads themselves by default.
+    combine : callable
+        Makes the answer of (tag, payloads by trainer).
 
     Examples
     --------
@@ -59,21 +61,22 @@ class Meetings:
     'ab'
     """
 
-    def __init__(self, parties: int, combine: Callable[[str, dict[int, Any]], Any] | None = None):
+    def __init__(self, parties: int, combine: Callable[[str, dict[int, Payload]], Result]):
         if parties < 1:
             raise InputError(f"a meeting needs at least one party, not {parties}")
         self.parties = parties
-        self._combine = combine or (lambda tag, payloads: payloads)
+        self._combine = combine
         self._absent: set[int] = set()  # trainers that have left
         self._tag: str | None = None  # of the open meeting
-        self._payloads: dict[int, Any] = {}  # of the open meeting, by trainer
+        self._payloads: dict[int, Payload] = {}  # of the open meeting, by trainer
         self._places: dict[int, CallPlace] = {}  # of the calls that brought these payloads, by trainer
         self._last: list[CallPlace] = [(-1, 0)] * parties  # of each trainer the place of its latest complete meeting
-        self._kept: deque[Meeting] = deque()  # the oldest first
-        self._met: list[dict[CallPlace, Meeting]] = [{} for _ in range(parties)]  # the same, by trainer and place
+        self._kept: deque[Meeting[Result]] = deque()  # the oldest first
+        # The same, by trainer and place.
+        self._met: list[dict[CallPlace, Meeting[Result]]] = [{} for _ in range(parties)]
         self._bytes = self._entries = 0  # bytes of the kept meetings, and places in them
 
-    def recall(self, tag: str, trainer: int, place: CallPlace) -> Meeting | None:
+    def recall(self, tag: str, trainer: int, place: CallPlace) -> Meeting[Result] | None:
         """The meeting that `trainer` has come to at `place` before; None if it has not been there yet."""
         self._check(trainer)
         met = self._met[trainer].get(place)
@@ -88,7 +91,7 @@ class Meetings:
             "are remembered.)"
         )
 
-    def arrive(self, tag: str, trainer: int, place: CallPlace, payload: Any) -> Meeting | None:
+    def arrive(self, tag: str, trainer: int, place: CallPlace, payload: Payload) -> Meeting[Result] | None:
         """`trainer` brings `payload` to the open meeting. Returns the meeting if this completes it, else None.
 
         If a trainer brings two payloads to one meeting, the later one replaces the earlier one.
@@ -105,7 +108,7 @@ class Meetings:
         self._places[trainer] = place
         return self._complete()
 
-    def leave(self, trainer: int) -> Meeting | None:
+    def leave(self, trainer: int) -> Meeting[Result] | None:
         """No meeting waits for `trainer` any more. Returns the meeting that this completes, or None.
 
         Its payload is removed from a meeting that stays open.
@@ -118,7 +121,7 @@ class Meetings:
         """`trainer`, which had left, is back: meetings wait for it again."""
         self._absent.discard(trainer)
 
-    def _complete(self) -> Meeting | None:
+    def _complete(self) -> Meeting[Result] | None:
         if self._tag is None or not self._payloads or len(self._payloads) + len(self._absent) < self.parties:
             return None
         payloads = {n: self._payloads[n] for n in sorted(self._payloads)}
@@ -128,7 +131,7 @@ class Meetings:
         self._keep(meeting)
         return meeting
 
-    def _keep(self, meeting: Meeting) -> None:
+    def _keep(self, meeting: Meeting[Result]) -> None:
         self._kept.append(meeting)
         self._entries += len(meeting.places)
         self._bytes += _size(meeting)

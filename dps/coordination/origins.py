@@ -22,18 +22,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Generic, TypeAlias, TypeVar
 
 from dps.errors import LimitError, StoppedError
 
-__all__ = ["TaskOrigins", "decode_key", "encode_key"]
+__all__ = ["EncodedKey", "TaskKey", "TaskOrigins", "decode_key", "encode_key"]
+
+Life = TypeVar("Life")  # of a task: the scheduler's record of it
+TaskKey: TypeAlias = "str | bytes | int | float | tuple[TaskKey, ...]"  # as Dask has it
+EncodedKey: TypeAlias = "str | int | float | dict[str, str] | list[EncodedKey]"  # the same as JSON has it
 
 MAX_ORIGINS = 1 << 15  # half as many as a shard's ledger remembers
 MAX_CLIENTS = 1024  # with which one task may push
 MAX_ATTEMPTS = (1 << 16) - 1  # the field in a frame holds no more
 
 
-def encode_key(key: Any) -> Any:
+def encode_key(key: TaskKey) -> EncodedKey:
     """A Dask key (text, bytes, number, or tuple of these) as JSON can hold it.
 
     >>> decode_key(encode_key(("sum", (0, b"x"), 1.5)))
@@ -44,7 +48,7 @@ def encode_key(key: Any) -> Any:
     return {"bytes": key.hex()} if isinstance(key, bytes) else key
 
 
-def decode_key(value: Any) -> Any:
+def decode_key(value: object) -> TaskKey:
     """The key that :func:`encode_key` encoded.
 
     Raises
@@ -61,15 +65,15 @@ def decode_key(value: Any) -> Any:
     raise TypeError(f"not the key of a task: {value!r:.100}")
 
 
-class KnownOrigin:
+class KnownOrigin(Generic[Life]):
     """A task that has pushed: its life, and for each of its clients the origin, the latest run and its attempt."""
 
-    def __init__(self, life: Any):
+    def __init__(self, life: Life):
         self.life = life
         self.clients: dict[int, tuple[int, int, int]] = {}  # number of the client -> origin, latest run, attempt
 
 
-class TaskOrigins:
+class TaskOrigins(Generic[Life]):
     """The origins of all tasks of one parameter server.
 
     Parameters
@@ -98,19 +102,20 @@ class TaskOrigins:
     def __init__(
         self,
         allot: Callable[[int], int],
-        at_work: Callable[[Any], bool] = lambda life: False,
+        at_work: Callable[[Life], bool] = lambda life: False,
         max_origins: int = MAX_ORIGINS,
     ):
         self._allot, self.at_work, self.max_origins = allot, at_work, max_origins
-        self._known: OrderedDict[Hashable, KnownOrigin] = OrderedDict()  # by task; the task that asked first is first
-        self._spent: dict[Hashable, Any] = {}  # task -> life
+        # By task; the task that asked first is first.
+        self._known: OrderedDict[Hashable, KnownOrigin[Life]] = OrderedDict()
+        self._spent: dict[Hashable, Life] = {}  # task -> life
         self._count = 0  # origins in `_known`
         self._ended: list[int] = []  # origins that the servers do not know to be retired yet
 
     def __len__(self) -> int:
         return self._count
 
-    def assign(self, task: Hashable, life: Any, latest: int, run: int, client: int) -> tuple[int, int]:
+    def assign(self, task: Hashable, life: Life, latest: int, run: int, client: int) -> tuple[int, int]:
         """The (origin, attempt) of one client of a task; the same again for the same run.
 
         Parameters
@@ -161,7 +166,7 @@ class TaskOrigins:
         self._make_room(task)
         return origin, attempt
 
-    def sweep(self, lives: Callable[[Any, Any], bool]) -> None:
+    def sweep(self, lives: Callable[[Hashable, Life], bool]) -> None:
         """End the tasks for which ``lives(task, life)`` is false."""
         for task in [task for task, known in self._known.items() if not lives(task, known.life)]:
             self._end(task)

@@ -587,8 +587,13 @@ def test_heaps_do_not_grow_with_the_age_of_a_run():
 # Collectives
 
 
+def together(tag, payloads):
+    """All payloads are the answer."""
+    return payloads
+
+
 def test_a_meeting_answers_in_trainer_order():
-    meetings = Meetings(3)
+    meetings = Meetings(3, together)
     assert meetings.arrive("sum", 2, (0, 0), "c") is None
     assert meetings.arrive("sum", 0, (0, 0), "a") is None
     assert meetings.arrive("sum", 0, (0, 0), "A") is None, "twice is once"
@@ -598,7 +603,7 @@ def test_a_meeting_answers_in_trainer_order():
 
 
 def test_different_calls_do_not_meet():
-    meetings = Meetings(8)
+    meetings = Meetings(8, together)
     meetings.arrive("barrier", 0, (0, 0), None)
     with pytest.raises(InputError, match=r"trainer 1 is at 'allreduce' while trainer 0 is at 'barrier'"):
         meetings.arrive("allreduce", 1, (0, 0), None)
@@ -610,7 +615,7 @@ def test_different_calls_do_not_meet():
 
 
 def test_a_meeting_does_not_wait_for_trainers_that_left():
-    meetings = Meetings(3)
+    meetings = Meetings(3, together)
     assert meetings.leave(2) is None
     assert meetings.arrive("a", 0, (0, 0), 1) is None
     assert meetings.arrive("a", 1, (0, 0), 2).answer == {0: 1, 1: 2}
@@ -627,11 +632,11 @@ def test_a_meeting_does_not_wait_for_trainers_that_left():
 
 def test_a_meeting_of_no_trainer():
     with pytest.raises(InputError, match="party"):
-        Meetings(0)
+        Meetings(0, together)
     with pytest.raises(InputError, match="no trainer 2"):
-        Meetings(2).arrive("a", 2, (0, 0), None)
+        Meetings(2, together).arrive("a", 2, (0, 0), None)
     with pytest.raises(InputError, match="no trainer -1"):
-        Meetings(2).recall("a", -1, (0, 0))
+        Meetings(2, together).recall("a", -1, (0, 0))
 
 
 def test_a_call_of_an_earlier_meeting_gets_its_answer_again():
@@ -653,7 +658,7 @@ def test_a_call_of_an_earlier_meeting_gets_its_answer_again():
 
 
 def test_a_trainer_that_waited_in_a_meeting_is_replaced():
-    meetings = Meetings(2)
+    meetings = Meetings(2, together)
     meetings.arrive("sum", 0, (7, 0), "old")
     assert meetings.recall("sum", 0, (7, 0)) is None, "not met yet"
     meetings.arrive("sum", 0, (7, 0), "new")
