@@ -17,7 +17,7 @@ from dps.state.ops import TableSpec
 __all__ = ["as_keys", "as_rows", "check_out", "row_shape", "split_sparse"]
 
 
-def as_keys(keys: Any, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
+def as_keys(keys: object, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
     """(int64 keys, flat and contiguous; the shape they came in).
 
     Examples
@@ -35,7 +35,7 @@ def as_keys(keys: Any, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
     return (flat if flat.flags.writeable else flat.copy()), shape
 
 
-def _integers(keys: Any, table: str) -> np.ndarray:
+def _integers(keys: object, table: str) -> np.ndarray:
     if hasattr(keys, "__dask_graph__"):
         raise InputTypeError(f"table {table!r}: keys are a Dask collection; compute it, or pull inside a task")
     _check_tensor(keys, f"table {table!r}: the keys")
@@ -57,7 +57,7 @@ def _integers(keys: Any, table: str) -> np.ndarray:
     raise InputTypeError(f"table {table!r}: keys are integers, not {array.dtype}")
 
 
-def _check_tensor(value: Any, what: str) -> None:
+def _check_tensor(value: object, what: str) -> None:
     """Refuse tensors of torch that numpy cannot read, and say what makes them readable.
 
     A tensor that requires gradients is not detached here: where a parameter is pushed instead of its gradient, the
@@ -67,9 +67,9 @@ def _check_tensor(value: Any, what: str) -> None:
         raise InputTypeError(
             f"{what} are a tensor that requires gradients: push its gradient, tensor.grad, or pass tensor.detach()"
         )
-    device = getattr(getattr(value, "device", None), "type", "cpu")
-    if device != "cpu":
-        raise InputTypeError(f"{what} are a tensor on device {value.device}: pass tensor.cpu()")
+    device = getattr(value, "device", None)
+    if getattr(device, "type", "cpu") != "cpu":
+        raise InputTypeError(f"{what} are a tensor on device {device}: pass tensor.cpu()")
     layout, dtype = (str(getattr(value, name, "")) for name in ("layout", "dtype"))
     if layout.startswith("torch.sparse") and layout != "torch.sparse_coo":
         raise InputTypeError(
@@ -79,7 +79,7 @@ def _check_tensor(value: Any, what: str) -> None:
         raise InputTypeError(f"{what} are a tensor of {dtype}, which numpy does not have: pass tensor.float()")
 
 
-def _mixed_integers(keys: Any, array: np.ndarray) -> np.ndarray:
+def _mixed_integers(keys: object, array: np.ndarray) -> np.ndarray:
     """A list whose integers lie on both sides of 2**63 as uint64: numpy makes floats of it, which are other keys."""
     objects = np.asarray(keys, dtype=object)
     if not all(isinstance(key, (int, np.integer)) for key in objects.flat):
