@@ -180,7 +180,7 @@ class Bench:
 
     def choose(self, host: str = "") -> tuple[int, int] | None:
         """A primary (on that host), and its process, if there is one."""
-        workers = {s["number"]: s["worker"] for s in self.ps.connection.call("describe")["servers"] if s["alive"]}
+        workers = {s.number: s.worker for s in self.ps.connection.describe().servers if s.alive}
         leading = [n for n in sorted(primaries(self.ps, TABLE)) if host in workers.get(n, "")]
         if not leading:
             return None

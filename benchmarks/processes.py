@@ -161,19 +161,18 @@ def server_pid(client: Client, worker: str) -> int:
 def primaries(ps: dps.ParameterServer, table: str) -> dict[int, list[int]]:
     """Server -> the shards of a table that it is the primary of."""
     found: dict[int, list[int]] = {}
-    for shard, chain in enumerate(json.loads(ps.connection.call("describe")["tables"])[table]["chains"]):
+    for shard, chain in enumerate(ps.connection.describe().tables[table].chains):
         found.setdefault(chain[0] if chain else -1, []).append(shard)
     return found
 
 
 def whole(ps: dps.ParameterServer, servers: int) -> bool:
     """Whether there are as many servers as there should be (at least), all chains full, and nothing is moving."""
-    description = ps.connection.call("describe")
-    alive = {server["number"] for server in description["servers"] if server["alive"]}
-    tables = json.loads(description["tables"]).values()
+    description = ps.connection.describe()
+    alive = {server.number for server in description.servers if server.alive}
     full = all(
-        len(alive.intersection(chain)) == len(chain) >= table["spec"]["copies"] and joiner is None
-        for table in tables
-        for chain, joiner in zip(table["chains"], table["joiners"], strict=True)
+        len(alive.intersection(chain)) == len(chain) >= table.spec["copies"] and joiner is None
+        for table in description.tables.values()
+        for chain, joiner in zip(table.chains, table.joiners, strict=True)
     )
     return len(alive) >= servers and full

@@ -238,7 +238,7 @@ def moves(report: Report, ps: dps.ParameterServer, meter: Meter, quick: bool) ->
         if pushes % 20 == 0 and even(ps):
             break
     seconds = time.perf_counter() - begun
-    new = max(s["number"] for s in ps.connection.call("describe")["servers"])
+    new = max(server.number for server in ps.connection.describe().servers)
     moved = next(s.bytes for s in ps.status().servers if s.number == new)
     alone = one_by_one(lambda: client.push("big", keys, values), 0.3 if quick else 3.0, meter)
     size = f"{moved / 1e6:,.0f} MB of {held / 1e6:,.0f} MB"

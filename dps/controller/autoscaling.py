@@ -7,6 +7,8 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from dps.controller.actors import ServerActors
 from dps.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.controller.checkpoints import Checkpointer
@@ -14,6 +16,8 @@ from dps.controller.executor import Executor
 from dps.controller.failover import Membership
 from dps.coordination.autoscaling import AutoscalingRule
 from dps.telemetry.monitor import Monitor
+from dps.telemetry.snapshot import AdaptStatus
+from dps.wire.driver_messages import AdaptRule
 
 __all__ = ["Autoscaler"]
 
@@ -49,7 +53,7 @@ class Autoscaler:
         self._procedures = AutoscalingProcedures(
             membership, monitor, actors, self._limit, lambda: self.checkpointer.busy, copies
         )
-        self._options: dict[str, Any] = {}
+        self._followed: AdaptRule | None = None  # what `begin` was given
         self._task: asyncio.Future | None = None
 
     @property
@@ -57,32 +61,37 @@ class Autoscaler:
         """The reason of the last decision."""
         return self._procedures.why
 
-    def begin(self, interval: float, memory: float | None, **rule: Any) -> None:
-        """Follow the load from now on, in place of an earlier rule. `rule` are parameters of `AutoscalingRule`."""
-        adaptive = AutoscalingRule(**rule)
+    @property
+    def followed(self) -> AdaptRule | None:
+        """The rule that is followed, if there is one."""
+        return self._followed
+
+    def begin(self, followed: AdaptRule) -> None:
+        """Follow the load from now on, in place of an earlier rule."""
+        most = math.inf if followed.maximum is None else followed.maximum
+        rule = AutoscalingRule(followed.minimum, most, followed.wait_count, followed.busy)
         self.end()
         procedures = self._procedures
-        procedures.rule, procedures.memory, procedures.why = adaptive, memory, "not looked yet"
-        self._options = {**rule, "interval": interval, "memory": memory}
-        self._task = asyncio.ensure_future(self._executor.run(procedures.follow(adaptive, interval)))
+        procedures.rule, procedures.memory, procedures.why = rule, followed.memory, "not looked yet"
+        self._followed = followed
+        self._task = asyncio.ensure_future(self._executor.run(procedures.follow(rule, followed.interval)))
 
-    def end(self) -> dict[str, Any] | None:
-        """Follow the load no more: the number stays. Returns the arguments of :meth:`begin`, or None."""
+    def end(self) -> AdaptRule | None:
+        """Follow the load no more: the number stays. Returns what :meth:`begin` was given, or None."""
         if self._task is not None:
             self._task.cancel()
-        options = None if self._procedures.rule is None else self._options
+        followed, self._followed = self._followed, None
         self._task = self._procedures.rule = None
-        return options
+        return followed
 
-    def describe(self) -> dict[str, Any] | None:
-        """The rule and its last decision, as plain values and as a line; None where no rule is followed."""
-        rule = self._procedures.rule
+    def describe(self) -> AdaptStatus | None:
+        """The rule and its last decision, also as a line; None where no rule is followed."""
+        rule, now, why = self._followed, len(self.actors.up()), self.why
         if rule is None:
             return None
-        least, most, now = rule.minimum, rule.maximum, len(self.actors.up())
-        limits = f"{least} to {most}" if math.isfinite(most) else f"{least} or more"
-        status = {**self._options, "maximum": most if math.isfinite(most) else None, "servers": now, "why": self.why}
-        return status | {"text": f"adapt: {limits}, now {now}: {self.why}"}
+        limits = f"{rule.minimum} or more" if rule.maximum is None else f"{rule.minimum} to {rule.maximum}"
+        text = f"adapt: {limits}, now {now}: {why}"
+        return AdaptStatus(servers=now, why=why, text=text, **msgspec.structs.asdict(rule))
 
     async def tick(self, rule: AutoscalingRule) -> None:
         """Read the load, have the rule decide, and carry that out."""

@@ -28,6 +28,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from dps import config
 from dps.checkpoints.reading import Origins
 from dps.checkpoints.shard_file import FileRecord
@@ -59,8 +61,10 @@ from dps.errors import (
     ServerGoneError,
 )
 from dps.state.ops import TableSpec
+from dps.telemetry.snapshot import LastCheckpoint
+from dps.wire.driver_messages import CheckpointOptions, CheckpointSchedule, RestoreAnswer, RestoreRequest, SavedRun
 
-__all__ = ["CheckpointOptions", "CheckpointProcedures"]
+__all__ = ["CheckpointProcedures"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,18 +73,6 @@ MAX_POLL_SECONDS = 0.25  # which get rarer, up to this
 # How many clocks ahead of the fastest trainer to cut. The next margin is tried when one was reached too early.
 CLOCK_MARGINS = (1, 2, 4, 8, 16, 64, 256, 1024)
 RETRY_SECONDS = 0.1  # until the next attempt, after shards have moved
-
-
-@dataclasses.dataclass
-class CheckpointOptions:
-    """Where checkpoints go, when they are taken, and how many are kept. The verb "checkpoint" takes them as JSON."""
-
-    url: str
-    keep: int = 3
-    incremental: bool = False
-    seconds: float | None = None  # between two checkpoints,
-    clocks: int | None = None  # or clocks between two; with neither, one checkpoint is taken
-    storage_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class CheckpointProcedures:
@@ -116,9 +108,9 @@ class CheckpointProcedures:
         self.runs, self.membership, self._up, self._tables = runs, membership, up, tables
         self._tables_change, self._busy = tables_change, busy
         self._now, self._wall_clock, self.session = clock, wall_clock, session
-        self.last: dict[str, Any] | None = None  # of the last checkpoint: name, url, clock, rows, bytes, seconds
+        self.last: LastCheckpoint | None = None
         self.error: str | None = None  # of the last attempt, if it failed
-        self.restored: dict[str, Any] | None = None  # the state of the restored run, to resume it
+        self.restored: SavedRun | None = None  # the state of the restored run, to resume it
         self.closed = False  # the parameter server is being closed
         self._parents: dict[str, str] = {}  # url -> the last checkpoint there
         self._margin = 0, 0  # a run, and the index of the margin that was enough for it, to begin with next time
@@ -126,11 +118,11 @@ class CheckpointProcedures:
 
     # -- taking them
 
-    def take(self, options: CheckpointOptions) -> Procedure[dict[str, Any]]:
+    def take(self, options: CheckpointOptions) -> Procedure[LastCheckpoint]:
         """Take one checkpoint; it is committed at the end."""
         return holding([self._busy], self._take(options))
 
-    def _take(self, options: CheckpointOptions) -> Procedure[dict[str, Any]]:
+    def _take(self, options: CheckpointOptions) -> Procedure[LastCheckpoint]:
         began = self._now()
         until = began + config.seconds("request")
         store = yield OnDisk(Store, (options.url, options.keep), {"storage_options": options.storage_options})
@@ -147,11 +139,19 @@ class CheckpointProcedures:
                 yield Sleep(RETRY_SECONDS)
         self._parents[options.url] = done.name
         nbytes, rows = sum(f.size for f in done.files), sum(f.rows for f in done.files)
-        self.last = {"name": done.name, "url": options.url, "clock": done.clock, "rows": rows, "bytes": nbytes}
-        self.last |= {"parent": done.parent, "seconds": self._now() - began, "when": self._wall_clock()}
+        self.last = last = LastCheckpoint(
+            name=done.name,
+            url=options.url,
+            clock=done.clock,
+            rows=rows,
+            bytes=nbytes,
+            parent=done.parent,
+            seconds=self._now() - began,
+            when=self._wall_clock(),
+        )
         remedy = f"restore checkpoint {done.name!r} with ps.restore({options.url!r})"
         yield InEndpoint(self.membership.set_remedy, (remedy,))
-        return self.last
+        return last
 
     def _try(self, store: Store, options: CheckpointOptions) -> Procedure[Checkpoint]:
         specs = [TableSpec.from_dict(spec) for spec in self.membership.specs.values()]
@@ -165,7 +165,8 @@ class CheckpointProcedures:
             run, clock = yield from self._cut(servers, specs, writer.parent, options.incremental)
             yield from self._wait_for_clock(run, clock)
             yield from self._each(servers, "complete")
-            metadata = {"session": self.session, "run": None if run is None else run.saved(clock)}
+            saved = None if run is None or clock is None else msgspec.to_builtins(run.saved(clock))
+            metadata = {"session": self.session, "run": saved}
             writer.checkpoint = dataclasses.replace(writer.checkpoint, clock=clock, metadata=metadata)
             yield from self._each(servers, "save", options.url, writer.name, options.storage_options)
             files = yield from self._files(servers)
@@ -267,15 +268,15 @@ class CheckpointProcedures:
 
     # -- on a schedule
 
-    def repeat(self, options: CheckpointOptions) -> Procedure[None]:
+    def repeat(self, schedule: CheckpointSchedule) -> Procedure[None]:
         """Take checkpoints until cancelled; a failure is logged, and the next one is tried, as training goes on."""
         clock = 0
         while True:
-            if options.seconds is not None:
-                yield Sleep(options.seconds)
+            if schedule.seconds is not None:
+                yield Sleep(schedule.seconds)
             else:
                 run: Run | None = yield InEndpoint(self.runs.only_active)
-                if run is None or run.clock.maximum < clock + (options.clocks or 1):
+                if run is None or run.clock.maximum < clock + (schedule.clocks or 1):
                     clock = 0 if run is None else min(clock, run.clock.maximum)
                     yield Sleep(POLL_SECONDS)
                     continue
@@ -284,14 +285,14 @@ class CheckpointProcedures:
             if failed > self._restored_run:
                 self.error = f"no checkpoint is taken since run {failed} failed: restore one, or start another run"
             elif self.membership.specs:
-                clock = (yield from self._take_one(options)) or clock
+                clock = (yield from self._take_one(schedule.options)) or clock
 
     def _take_one(self, options: CheckpointOptions) -> Procedure[int | None]:
         """Take a checkpoint; returns its clock, None if it has none or failed."""
         try:
             done = yield from self.take(options)
             self.error = None
-            return done["clock"]
+            return done.clock
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             if not self.closed:
@@ -300,45 +301,32 @@ class CheckpointProcedures:
 
     # -- restoring
 
-    def restore(
-        self,
-        url: str,
-        name: str | None,
-        tables: list[str] | None,
-        storage_options: dict[str, Any],
-    ) -> Procedure[dict[str, Any]]:
+    def restore(self, request: RestoreRequest) -> Procedure[RestoreAnswer]:
         """Restore tables from a checkpoint, in the place of tables of the same names.
 
         Without a name it is the newest one that can be read; `passed` says why newer ones cannot.
         """
-        procedure = self._restore(url, name, tables, storage_options)
-        return holding([self._busy, self._tables_change], procedure)
+        return holding([self._busy, self._tables_change], self._restore(request))
 
-    def _restore(
-        self,
-        url: str,
-        name: str | None,
-        tables: list[str] | None,
-        storage_options: dict[str, Any],
-    ) -> Procedure[dict[str, Any]]:
-        store: Store = yield OnDisk(Store, (url,), {"storage_options": storage_options})
-        passed: dict[str, str] = {}
+    def _restore(self, request: RestoreRequest) -> Procedure[RestoreAnswer]:
+        store: Store = yield OnDisk(Store, (request.url,), {"storage_options": request.storage_options})
+        name, passed = request.checkpoint, dict[str, str]()
         for each in [name] if name is not None else (yield OnDisk(store.names)):
             try:
                 checkpoint: Checkpoint = yield OnDisk(store.whole, (each,))
-                wanted = tables or list(checkpoint.tables)
+                wanted = request.tables or list(checkpoint.tables)
                 if unknown := sorted(set(wanted) - checkpoint.tables.keys()):
                     raise InputError(f"checkpoint {each!r} has no table {', '.join(map(repr, unknown))}")
-                yield from self._bring_back(store, checkpoint, wanted, storage_options)
+                yield from self._bring_back(store, checkpoint, wanted, request.storage_options)
             except CheckpointError as error:
                 if name is not None:
                     raise CheckpointError(f"checkpoint {name!r} cannot be restored: {error}") from error
                 logger.warning("checkpoint %r is passed over: %s", each, error)
                 passed[each] = f"{error!s:.500}"
                 continue
-            return {"name": each, "clock": checkpoint.clock, "tables": wanted, "passed": passed}
+            return RestoreAnswer(each, checkpoint.clock, wanted, passed)
         why = "".join(f"; {name!r}: {error}" for name, error in passed.items())
-        raise CheckpointError(f"there is no whole checkpoint under {url}{why}")
+        raise CheckpointError(f"there is no whole checkpoint under {request.url}{why}")
 
     def _bring_back(
         self,
@@ -348,7 +336,7 @@ class CheckpointProcedures:
         storage_options: dict[str, Any],
     ) -> Procedure[None]:
         """Make all tables anew, fill them, and only then publish them, all at once."""
-        saved = checkpoint.metadata.get("run")
+        saved = saved_run(checkpoint)
         known = checkpoint.metadata.get("session") == self.session
         origins: Origins = yield InEndpoint(self.origins, (known, saved))
         load = lambda n, shards: (n, store.url, checkpoint.name, shards, tuple(origins), storage_options)  # noqa: E731
@@ -368,18 +356,27 @@ class CheckpointProcedures:
             yield from self._tables.forget(number)
         self._restored_run = yield InEndpoint(self.runs.failed)
         whole = set(tables) == checkpoint.tables.keys()
-        self.restored = {**saved, "origin": origins.to} if saved and origins.trainers and whole else None
+        resumable = saved is not None and origins.trainers and whole
+        self.restored = msgspec.structs.replace(saved, origin=origins.to) if saved and resumable else None
 
-    def origins(self, known: bool, saved: dict[str, Any] | None) -> Origins:
+    def origins(self, known: bool, saved: SavedRun | None) -> Origins:
         """What becomes of the origins in the checkpoint's ledgers. A run that goes on keeps its own."""
         ended = [origins for run in self.runs.runs.values() if run.over for origins in run.origins()]
-        if saved is None or (known and self.runs.is_active_origin(saved["origin"])):
+        if saved is None or (known and self.runs.is_active_origin(saved.origin)):
             return Origins(known, ended=ended)
-        ended += saved.get("origins", ())
-        return Origins(known, saved["origin"], saved["trainers"], self.runs.allot(saved["trainers"]), ended)
+        ended += saved.origins
+        return Origins(known, saved.origin, saved.trainers, self.runs.allot(saved.trainers), ended)
 
-    def resumable(self, trainers: int) -> dict[str, Any]:
+    def resumable(self, trainers: int) -> SavedRun:
         """The state of the restored run, for a run of so many trainers that resumes it."""
-        if self.restored is None or self.restored["trainers"] != trainers:
+        if self.restored is None or self.restored.trainers != trainers:
             raise InputError("another run has resumed the restored checkpoint, or replaced its tables: restore again")
         return self.restored
+
+
+def saved_run(checkpoint: Checkpoint) -> SavedRun | None:
+    """What the checkpoint knows of its run; None where there was none, or several."""
+    try:
+        return msgspec.convert(checkpoint.metadata.get("run"), SavedRun | None)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"what it says of its run cannot be read: {error}") from None

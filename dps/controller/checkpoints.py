@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dps.controller.actors import ServerActors
-from dps.controller.checkpoint_procedures import CheckpointOptions, CheckpointProcedures
+from dps.controller.checkpoint_procedures import CheckpointProcedures
 from dps.controller.failover import Membership
 from dps.controller.runs import Runs
+from dps.telemetry.snapshot import CheckpointStatus, LastCheckpoint
+from dps.wire.driver_messages import CheckpointOptions, CheckpointSchedule, RestoreAnswer, RestoreRequest, SavedRun
 
-__all__ = ["CheckpointOptions", "Checkpointer"]
+__all__ = ["Checkpointer"]
 
 
 class Checkpointer:
@@ -45,54 +47,38 @@ class Checkpointer:
         )
         self._scheduled: asyncio.Future | None = None
 
-    def describe(self) -> dict[str, Any]:
-        """The last checkpoint, and the error of the last attempt."""
-        return {"last": self.last, "error": self.error}
+    def describe(self) -> CheckpointStatus:
+        """The last checkpoint, and the error of the last scheduled attempt, if that failed."""
+        return CheckpointStatus(self._procedures.last, self._procedures.error)
 
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being taken or restored."""
         return self._busy.locked()
 
-    @property
-    def last(self) -> dict[str, Any] | None:
-        """Of the last checkpoint: name, url, clock, parent, rows, bytes, seconds, when."""
-        return self._procedures.last
-
-    @property
-    def error(self) -> str | None:
-        """The error of the last scheduled attempt, if it failed."""
-        return self._procedures.error
-
-    async def take(self, options: CheckpointOptions) -> dict[str, Any]:
+    async def take(self, options: CheckpointOptions) -> LastCheckpoint:
         """Take one checkpoint; it is committed when this returns."""
         return await self._executor.run(self._procedures.take(options))
 
-    def schedule(self, options: CheckpointOptions | None) -> None:
+    def schedule(self, schedule: CheckpointSchedule | None) -> None:
         """Take checkpoints at intervals, in place of an earlier schedule; None: no more."""
         if self._scheduled is not None:
             self._scheduled.cancel()
         self._scheduled = None
-        if options is not None:
-            self._scheduled = asyncio.ensure_future(self._executor.run(self._procedures.repeat(options)))
+        if schedule is not None:
+            self._scheduled = asyncio.ensure_future(self._executor.run(self._procedures.repeat(schedule)))
 
     def stop(self) -> None:
         """The parameter server is being closed."""
         self._procedures.closed = True
         self.schedule(None)
 
-    async def restore(
-        self,
-        url: str,
-        name: str | None,
-        tables: list[str] | None,
-        storage_options: dict[str, Any],
-    ) -> dict[str, Any]:
+    async def restore(self, request: RestoreRequest) -> RestoreAnswer:
         """Restore tables from a checkpoint, in the place of tables of the same names."""
-        return await self._executor.run(self._procedures.restore(url, name, tables, storage_options))
+        return await self._executor.run(self._procedures.restore(request))
 
     @property
-    def restored(self) -> dict[str, Any] | None:
+    def restored(self) -> SavedRun | None:
         """The state of the restored run, as long as no other run has resumed it."""
         return self._procedures.restored
 
@@ -100,6 +86,6 @@ class Checkpointer:
         """A run has begun: the restored run cannot be resumed any more."""
         self._procedures.restored = None
 
-    def resumable(self, trainers: int) -> dict[str, Any]:
+    def resumable(self, trainers: int) -> SavedRun:
         """The state of the restored run, for a run of so many trainers that resumes it."""
         return self._procedures.resumable(trainers)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
@@ -37,6 +37,7 @@ from dps.errors import ClosedError, InputError, NameInUseError
 from dps.state.names import check_name
 from dps.telemetry.snapshot import ServerPhase
 from dps.wire import frames
+from dps.wire.driver_messages import DescribedServer, DescribedTable, Description
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import Header
 from dps.wire.handshake import of_servers
@@ -119,10 +120,11 @@ class Sessions(Mapping[str, Session]):
 
     # -- verbs about the cluster, or with which parameter servers come and go
 
-    async def open(
-        self, name: str, *, servers: int, copies: int, timeout: float, version: str | None = None
-    ) -> dict[str, Any]:
-        """Start a parameter server: find workers, start a server on each. `version` is the driver's version of dps."""
+    async def open(self, name: str, *, servers: int, copies: int, timeout: float, version: str | None = None) -> bytes:
+        """Start a parameter server: find workers, start a server on each; a `Description`, encoded.
+
+        `version` is the driver's version of dps.
+        """
         check_name("parameter server", name)
         while name in self._ending:
             await asyncio.wait([self._ending[name]])
@@ -153,8 +155,8 @@ class Sessions(Mapping[str, Session]):
             raise
         return self._describe(session)
 
-    async def describe(self, name: str) -> dict[str, Any]:
-        """What a driver needs to attach; waits until the servers are up."""
+    async def describe(self, name: str) -> bytes:
+        """What a driver needs to attach: a `Description`, encoded; waits until the servers are up."""
         await self.session(name).opened.wait()
         return self._describe(self.session(name))
 
@@ -214,26 +216,24 @@ class Sessions(Mapping[str, Session]):
 
     # -- inside: the scheduler's loop
 
-    def _describe(self, session: Session) -> dict[str, Any]:
+    def _describe(self, session: Session) -> bytes:
         assert self.endpoint is not None
         members = session.membership.servers.values()
         specs, places = session.membership.specs, session.membership.places
-        tables = {
-            table: {"spec": specs[table], "chains": [p.chain for p in there], "joiners": [p.joiner for p in there]}
-            for table, there in places.items()
-        }
-        return {
-            "name": session.name,
-            "secret": session.secret,
-            "copies": session.copies,
-            "adapt": json.dumps(session.autoscaler.describe()),
-            "controller": [self.endpoint.host, self.endpoint.port],
-            "servers": [
-                {"number": s.number, "worker": s.worker, "alive": s.phase is not ServerPhase.GONE} for s in members
-            ],
-            "tables": json.dumps(tables),
-            "restored": json.dumps(session.checkpointer.restored),
-        }
+        description = Description(
+            name=session.name,
+            secret=session.secret,
+            copies=session.copies,
+            adapt=session.autoscaler.followed,
+            controller=(self.endpoint.host, self.endpoint.port),
+            servers=[DescribedServer(s.number, s.worker, s.phase is not ServerPhase.GONE) for s in members],
+            tables={
+                table: DescribedTable(specs[table], [p.chain for p in there], [p.joiner for p in there])
+                for table, there in places.items()
+            },
+            restored=session.checkpointer.restored,
+        )
+        return msgspec.msgpack.encode(description)
 
     async def _end(self, session: Session) -> None:
         session.opened.set()

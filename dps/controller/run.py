@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dps.controller.collectives import answer
 from dps.controller.work_leases import WorkLeases
@@ -16,6 +16,7 @@ from dps.errors import DPSError, InputError
 from dps.telemetry.reports import TrainerReport
 from dps.telemetry.run_telemetry import RunTelemetry
 from dps.telemetry.snapshot import TrainerPhase
+from dps.wire.driver_messages import SavedRun
 from dps.wire.frames import Header
 from dps.wire.protocols import RoleConnection
 from dps.wire.run_messages import LeaseAnswer, LeaseRequest
@@ -155,13 +156,17 @@ class Run:
         """The trainers that have not left, also those that have yet to join."""
         return (n for n in range(self.trainers) if not self.record(n).left)
 
-    def saved(self, clock: int | None) -> dict[str, Any]:
+    def saved(self, clock: int) -> SavedRun:
         """For a checkpoint: the state that a later run needs to resume from `clock`."""
-        staleness = None if math.isinf(self.staleness) else self.staleness
-        state: dict[str, Any] = {"trainers": self.trainers, "staleness": staleness, "clock": clock}
-        state |= {"origin": self.origin}
-        state |= {"reassign": self.work_leases is not None, "origins": self.origins()}
-        return {**state, "partitions": self.partitions}
+        return SavedRun(
+            trainers=self.trainers,
+            staleness=None if math.isinf(self.staleness) else self.staleness,
+            clock=clock,
+            origin=self.origin,
+            reassign=self.work_leases is not None,
+            origins=self.origins(),
+            partitions=self.partitions,
+        )
 
     def origins(self) -> list[list[int]]:
         """[first, how many] of the origins of its ops."""

@@ -71,6 +71,7 @@ from dps.state.names import check_name, shown
 from dps.telemetry.reports import TrainerReport
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
+from dps.wire.driver_messages import SavedRun
 from dps.wire.frames import Header
 from dps.wire.protocols import RoleConnection
 from dps.wire.run_messages import (
@@ -146,7 +147,7 @@ class Runs:
         trainers: int,
         staleness: float | None,
         collecting: Sequence[str] = (),
-        restored: dict[str, Any] | None = None,
+        restored: SavedRun | None = None,
         partitions: Sequence[Sequence[int]] = (),
         elastic: bool = False,
         reassign: bool = False,
@@ -163,9 +164,9 @@ class Runs:
                 f"run {active[0]} of parameter server {self.session!r} is going on, and table {collecting[0]!r} "
                 f"collects the pushes of a clock (aggregate=...), of one run at a time; wait for its end"
             )
-        clock = 0 if restored is None else restored["clock"]
+        clock = 0 if restored is None else restored.clock
         run = Run(self._last + 1, trainers, math.inf if staleness is None else staleness, clock, elastic)
-        run.origin = self.allot(trainers) if restored is None else restored["origin"]
+        run.origin = self.allot(trainers) if restored is None else restored.origin
         run.partitions = [list(part) for part in partitions]
         if reassign:
             run.work_leases = WorkLeases(run.partitions, clock, self.allot)

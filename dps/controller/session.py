@@ -8,8 +8,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
 from dps import config
 from dps.controller.actors import ServerActors
 from dps.controller.autoscaling import Autoscaler
@@ -21,7 +19,6 @@ from dps.daskapi.protocols import DaskScheduler
 from dps.errors import ServerGoneError
 from dps.telemetry.monitor import Monitor
 from dps.telemetry.reports import ReceivedReport
-from dps.telemetry.snapshot import AdaptStatus, CheckpointStatus
 from dps.wire.endpoint import Endpoint
 from dps.wire.handshake import new_secret
 from dps.wire.protocols import EndpointCaller
@@ -87,8 +84,8 @@ class Session:
             self.membership,
             self.runs.now,
             wanted=lambda: actors.wanted,
-            checkpoints=lambda: msgspec.convert(self.checkpointer.describe(), CheckpointStatus),
-            adapt=lambda: msgspec.convert(self.autoscaler.describe(), AdaptStatus | None),
+            checkpoints=self.checkpointer.describe,
+            adapt=lambda: self.autoscaler.describe(),
         )
         self.autoscaler = Autoscaler(self.membership, self.monitor, actors, self.checkpointer, in_endpoint, copies)
 

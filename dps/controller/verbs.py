@@ -11,17 +11,27 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from dps.controller.checkpoints import CheckpointOptions
 from dps.controller.session import Session
 from dps.errors import InputError, StoppedError
 from dps.telemetry.monitor import history_json
 from dps.telemetry.snapshot import ServerAnswer
+from dps.wire.driver_messages import AdaptRule, CheckpointOptions, CheckpointSchedule, RestoreRequest
 
 __all__ = ["SESSION_VERBS"]
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+def decode(kind: type[M], request: bytes) -> M:
+    """The request of that kind; an InputError says which field is wrong."""
+    try:
+        return msgspec.msgpack.decode(request, type=kind)
+    except (msgspec.DecodeError, TypeError, RecursionError) as error:  # TypeError: it is not bytes
+        raise InputError(f"{kind.__name__}: this request cannot be read: {error}") from None
 
 
 # -- servers
@@ -34,13 +44,13 @@ async def scale(session: Session, *, servers: int) -> None:
         await session.actors.scale(servers)
     except InputError:
         if adapted is not None:
-            session.autoscaler.begin(**adapted)
+            session.autoscaler.begin(adapted)
         raise
 
 
-async def adapt(session: Session, *, wish: str) -> None:
-    """Let the number of servers follow the load; `wish` has the arguments of `Autoscaler.begin`, as JSON."""
-    session.autoscaler.begin(**json.loads(wish))
+async def adapt(session: Session, *, rule: bytes) -> None:
+    """Let the number of servers follow the load; `rule` is an `AdaptRule`, encoded."""
+    session.autoscaler.begin(decode(AdaptRule, rule))
 
 
 async def retire(session: Session, *, server: int) -> None:
@@ -89,21 +99,19 @@ async def drop_table(session: Session, *, table: str) -> None:
 # -- checkpoints
 
 
-async def checkpoint(session: Session, *, wish: str) -> str:
-    """Take a checkpoint now and return its description, or begin a schedule (null: end it). `wish` is JSON."""
-    fields = json.loads(wish)
-    once = fields is not None and fields.get("seconds") is None and fields.get("clocks") is None
-    if once:
-        return json.dumps(await session.checkpointer.take(CheckpointOptions(**fields)))
-    session.checkpointer.schedule(None if fields is None else CheckpointOptions(**fields))
-    return json.dumps(None)
+async def checkpoint(session: Session, *, options: bytes) -> bytes:
+    """Take a checkpoint now; `options` are `CheckpointOptions`, the answer is a `LastCheckpoint`, encoded."""
+    return msgspec.msgpack.encode(await session.checkpointer.take(decode(CheckpointOptions, options)))
 
 
-async def restore(session: Session, *, wish: str) -> str:
-    """Restore tables from a checkpoint; `wish` has the arguments of `Checkpointer.restore`, as JSON."""
-    fields = json.loads(wish)
-    args = (fields["url"], fields["checkpoint"], fields["tables"], fields["storage_options"])
-    return json.dumps(await session.checkpointer.restore(*args))
+async def schedule_checkpoints(session: Session, *, schedule: bytes | None) -> None:
+    """Take checkpoints at intervals from now on; `schedule` is a `CheckpointSchedule`, encoded; None: no more."""
+    session.checkpointer.schedule(None if schedule is None else decode(CheckpointSchedule, schedule))
+
+
+async def restore(session: Session, *, request: bytes) -> bytes:
+    """Restore tables from a checkpoint; `request` is a `RestoreRequest`, the answer a `RestoreAnswer`, encoded."""
+    return msgspec.msgpack.encode(await session.checkpointer.restore(decode(RestoreRequest, request)))
 
 
 # -- runs
@@ -181,6 +189,7 @@ SESSION_VERBS: dict[str, Callable[..., Awaitable[Any]]] = {
     "add_table": add_table,
     "drop_table": drop_table,
     "checkpoint": checkpoint,
+    "schedule_checkpoints": schedule_checkpoints,
     "restore": restore,
     "start_run": start_run,
     "progress": progress,

@@ -27,8 +27,9 @@ from dps.dashboard.report.timeline import timeline
 from dps.errors import DPSError, InputError
 from dps.state.ops import TableSpec
 from dps.state.partition import bound
-from dps.telemetry.snapshot import Status
+from dps.telemetry.snapshot import LastCheckpoint, Status
 from dps.training.types import Control, Json, Options
+from dps.wire.driver_messages import CheckpointOptions, CheckpointSchedule, RestoreAnswer, RestoreRequest
 
 __all__ = [
     "duration",
@@ -48,7 +49,9 @@ PACKAGES = ("dps", "dask", "distributed", "numpy")  # whose versions a report te
 
 def take_checkpoint(call: Control, url: str, keep: int, incremental: bool, storage_options: Options | None) -> Json:
     """See :meth:`dps.ParameterServer.checkpoint`."""
-    return CheckpointView(_ask_for_checkpoints(call, url, None, None, keep, incremental, storage_options))
+    options = _options(url, keep, incremental, storage_options)
+    answer = call("checkpoint", options=msgspec.msgpack.encode(options))
+    return CheckpointView(msgspec.to_builtins(msgspec.msgpack.decode(answer, type=LastCheckpoint)))
 
 
 def schedule_checkpoints(
@@ -68,23 +71,14 @@ def schedule_checkpoints(
         raise InputError("checkpoints are taken every so long, or every so many clocks: not both")
     if seconds is None and clocks is None:
         raise InputError("a schedule of checkpoints has every= or clocks=; ps.checkpoint(url) takes one now")
-    _ask_for_checkpoints(call, url, seconds, clocks, keep, incremental, storage_options)
+    schedule = CheckpointSchedule(_options(url, keep, incremental, storage_options), seconds, clocks)
+    call("schedule_checkpoints", schedule=msgspec.msgpack.encode(schedule))
 
 
-def _ask_for_checkpoints(
-    call: Control,
-    url: str,
-    seconds: float | None,
-    clocks: int | None,
-    keep: int,
-    incremental: bool,
-    storage_options: Options | None,
-) -> Any:
+def _options(url: str, keep: int, incremental: bool, storage_options: Options | None) -> CheckpointOptions:
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise InputError(f"keep={keep!r}: at least 1 checkpoint stays")
-    options = {"url": str(url), "keep": keep, "incremental": incremental, "seconds": seconds, "clocks": clocks}
-    options["storage_options"] = storage_options or {}
-    return json.loads(call("checkpoint", wish=json.dumps(options)))
+    return CheckpointOptions(str(url), keep, incremental, storage_options or {})
 
 
 def restore(
@@ -95,11 +89,12 @@ def restore(
     storage_options: Options | None,
 ) -> Json:
     """See :meth:`dps.ParameterServer.restore`."""
-    options = {"url": str(url), "checkpoint": checkpoint, "tables": tables, "storage_options": storage_options or {}}
-    answer = json.loads(call("restore", wish=json.dumps(options)))
-    for name, error in answer["passed"].items():
-        logger.warning("checkpoint %r was passed over, %r was restored: %s", name, answer["name"], error)
-    return CheckpointView(answer)
+    request = RestoreRequest(str(url), checkpoint, tables, storage_options or {})
+    encoded = call("restore", request=msgspec.msgpack.encode(request))
+    answer = msgspec.msgpack.decode(encoded, type=RestoreAnswer)
+    for name, error in answer.passed.items():
+        logger.warning("checkpoint %r was passed over, %r was restored: %s", name, answer.name, error)
+    return CheckpointView(msgspec.to_builtins(answer))
 
 
 def export_table(ticket: Ticket, spec: TableSpec, form: str, path: str | None) -> Any:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import msgspec
 from distributed import Client as DaskClient
 from distributed import get_client
 from distributed.deploy import Cluster
@@ -22,6 +23,7 @@ from dps.daskapi.refusals import value
 from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, InputTypeError, NameInUseError
 from dps.server.actor import Server
 from dps.training.types import Json
+from dps.wire.driver_messages import Description
 from dps.wire.once import Once
 
 __all__ = ["DaskLike", "DeferredConnection", "DriverConnection"]
@@ -86,7 +88,7 @@ class DriverConnection:
         try:
             self._announce_wait(servers, timeout)
             fields: Json = {"servers": servers, "copies": copies, "version": own_version()}
-            self._take(self.call("open", timeout=timeout, **fields))
+            self._take(msgspec.msgpack.decode(self.call("open", timeout=timeout, **fields), type=Description))
         except BaseException as error:
             if not isinstance(error, NameInUseError):  # that session belongs to another driver
                 with contextlib.suppress(Exception):
@@ -97,7 +99,7 @@ class DriverConnection:
     def attach(self) -> None:
         """Take up the parameter server of this name, which runs."""
         try:
-            self._take(self.call("describe"))
+            self._take(self.describe())
             self.attached = True
         except BaseException:
             self.release()
@@ -121,11 +123,15 @@ class DriverConnection:
                 ),
             )
 
-    def _take(self, description: Json) -> None:
-        host, port = description["controller"]
+    def _take(self, description: Description) -> None:
         security = self.dask_client.security if self.scheduler_address().startswith("tls://") else None
-        self.ticket = Ticket(self.name, (host, port), description["secret"], security)
-        self.copies = description["copies"]
+        self.ticket = Ticket(self.name, description.controller, description.secret, security)
+        self.copies = description.copies
+
+    def describe(self, callback_timeout: float | None = None) -> Description:
+        """What the controller tells drivers of this parameter server; `callback_timeout` as for :meth:`call`."""
+        answer = self.call("describe", callback_timeout=callback_timeout)
+        return msgspec.msgpack.decode(answer, type=Description)
 
     def call(self, verb: str, *, callback_timeout: float | None = None, **fields: Any) -> Any:
         """Ask the controller about this parameter server, over Dask's control plane: see `controller/verbs.py`.

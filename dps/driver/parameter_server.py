@@ -309,7 +309,7 @@ class ParameterServer:
         optimizer = Add() if optimizer is None else optimizer
         finite = wants_finite(optimizer) if finite is None else finite
         if shards is None:
-            wanted = most_servers(self._connection.call) * config.count("shards-per-server")
+            wanted = most_servers(self._connection.describe()) * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init or Zeros(), aggregate, finite, shards)
         spec = dataclasses.replace(spec, copies=self.copies if copies is None else copies, ack=ack)
@@ -326,8 +326,8 @@ class ParameterServer:
 
     def tables(self) -> dict[str, Table]:
         """Handles of the tables there are, by name."""
-        tables = json.loads(self._connection.call("describe")["tables"])
-        return TablesView((name, self._handle(TableSpec.from_dict(table["spec"]))) for name, table in tables.items())
+        tables = self._connection.describe().tables
+        return TablesView((name, self._handle(TableSpec.from_dict(table.spec))) for name, table in tables.items())
 
     # -- work
 
@@ -429,9 +429,9 @@ class ParameterServer:
             reassign=reassign,
             by=by,
         )
-        description = self._connection.call("describe")
-        of_servers = {server["worker"] for server in description["servers"]}
-        restored = json.loads(description["restored"])
+        description = self._connection.describe()
+        of_servers = {server.worker for server in description.servers}
+        restored = description.restored
         if columns is not None:
             data = chosen(self.dask_client, data, columns)
         try:
@@ -544,7 +544,7 @@ class ParameterServer:
 
     def servers(self) -> int:
         """How many servers are up; :meth:`status` tells which."""
-        return sum(server["alive"] for server in self._connection.call("describe")["servers"])
+        return sum(server.alive for server in self._connection.describe().servers)
 
     def scale(self, servers: int) -> None:
         """Have that many servers. Shards move while training goes on; :meth:`status` shows how far they are.
@@ -702,7 +702,7 @@ class ParameterServer:
 
     def stop_checkpoints(self) -> None:
         """End what :meth:`schedule_checkpoints` has begun."""
-        self._connection.call("checkpoint", wish="null")
+        self._connection.call("schedule_checkpoints", schedule=None)
 
     def restore(
         self,
@@ -886,10 +886,10 @@ class ParameterServer:
         try:
             if self.closed:  # one that came by pickle attaches here
                 return f"<dps.ParameterServer {self.name!r} (closed)>"
-            description = self._connection.call("describe", callback_timeout=PATIENCE)
+            description = self._connection.describe(PATIENCE)
         except DPSError as error:
             return f"<dps.ParameterServer {self.name!r} ({type(error).__name__})>"
-        count = sum(server["alive"] for server in description["servers"])
+        count = sum(server.alive for server in description.servers)
         plural = "" if count == 1 else "s"
         text = f"{count} server{plural} in {self._connection.scheduler_address()}"
         with contextlib.suppress(DPSError):  # the servers do not answer, and the controller does

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import dask
+import msgspec
 from dask.utils import parse_bytes, parse_timedelta
 
 from dps.errors import InputError
 from dps.training.types import Control, Json
+from dps.wire.driver_messages import AdaptRule, Description
 
 __all__ = ["adapt", "check_servers", "most_servers"]
 
@@ -30,16 +31,15 @@ def adapt(call: Control, given: Json) -> None:
             f"interval={policy['interval']!r}, memory={policy['memory']!r}: {MIN_INTERVAL_SECONDS} s or more, and more "
             f"than nothing"
         )
-    fields = {"minimum": policy["minimum"], "maximum": policy["maximum"], "interval": seconds, "memory": nbytes}
-    fields |= {"wait_count": policy["wait-count"], "busy": policy["busy"]}
-    call("adapt", wish=json.dumps(fields))
+    most = None if policy["maximum"] == math.inf else policy["maximum"]
+    rule = AdaptRule(policy["minimum"], most, seconds, nbytes, policy["wait-count"], policy["busy"])
+    call("adapt", rule=msgspec.msgpack.encode(rule))
 
 
-def most_servers(call: Control) -> int:
+def most_servers(description: Description) -> int:
     """How many there are, or may come with the load."""
-    description = call("describe")
-    policy = json.loads(description["adapt"]) or {}
-    return max(sum(server["alive"] for server in description["servers"]), policy.get("maximum") or 1)
+    most = None if description.adapt is None else description.adapt.maximum
+    return max(sum(server.alive for server in description.servers), most or 1)
 
 
 def check_servers(name: str, servers: int) -> None:

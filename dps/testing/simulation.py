@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from dps.client.ticket import Ticket
 from dps.controller.autoscaling_procedures import AutoscalingProcedures
-from dps.controller.checkpoint_procedures import CheckpointOptions
 from dps.controller.procedures import Procedure
 from dps.coordination.autoscaling import AutoscalingRule
 from dps.errors import DPSError, InputError, StoppedError
@@ -29,6 +30,7 @@ from dps.testing.roles import SECRET, SESSION, SimController
 from dps.testing.trainers import SimJob, SimTrainers
 from dps.testing.world import Party, StuckError, Task, World
 from dps.training.data import share
+from dps.wire.driver_messages import CheckpointOptions, CheckpointSchedule, RestoreRequest
 
 __all__ = ["Simulation"]
 
@@ -259,7 +261,7 @@ class Simulation:
     def checkpoint(self, *, incremental: bool = False, keep: int = 1000) -> dict[str, object]:
         """Take a checkpoint now; its description, as :meth:`dps.ParameterServer.checkpoint`."""
         options = CheckpointOptions(self.disk.url, keep, incremental)
-        return self._controller.executor.run(self._controller.checkpoints.take(options))
+        return msgspec.to_builtins(self._controller.executor.run(self._controller.checkpoints.take(options)))
 
     def schedule_checkpoints(
         self,
@@ -270,8 +272,8 @@ class Simulation:
         keep: int = 1000,
     ) -> Callable[[], None]:
         """Take checkpoints at intervals, until the function that this returns is called."""
-        options = CheckpointOptions(self.disk.url, keep, incremental, seconds, clocks)
-        repeat, ended = self._controller.checkpoints.repeat(options), threading.Event()
+        schedule = CheckpointSchedule(CheckpointOptions(self.disk.url, keep, incremental), seconds, clocks)
+        repeat, ended = self._controller.checkpoints.repeat(schedule), threading.Event()
         task = self.parties["controller"].spawn(self._repeat, repeat, ended.is_set)
 
         def end() -> None:
@@ -286,8 +288,8 @@ class Simulation:
 
     def restore(self, name: str | None = None, tables: list[str] | None = None) -> dict[str, object]:
         """Restore tables from a checkpoint, as :meth:`dps.ParameterServer.restore`."""
-        procedure = self._controller.checkpoints.restore(self.disk.url, name, tables, {})
-        return self._controller.executor.run(procedure)
+        procedure = self._controller.checkpoints.restore(RestoreRequest(self.disk.url, name, tables))
+        return msgspec.to_builtins(self._controller.executor.run(procedure))
 
     def observe(self, observer: Observer) -> None:
         """Call the methods of one more observer from now on."""

@@ -21,7 +21,8 @@ from distributed import Client, Future
 from dps.errors import InputError, InputTypeError, TooFewWorkersError
 from dps.training import spark, spark_tasks
 from dps.training.batches import cutter, row_count
-from dps.training.types import Batch, Columns, Data, Json, Partition
+from dps.training.types import Batch, Columns, Data, Partition
+from dps.wire.driver_messages import SavedRun
 
 Pick: TypeAlias = Callable[[Mapping[Hashable, object]], Partition]  # the chosen columns, of all of a frame
 
@@ -178,7 +179,7 @@ def _remote(value: Data) -> bool:
 
 
 def scattered(
-    client: Client, data: Data, role: set[str], trainers: int | None, restored: Json | None = None
+    client: Client, data: Data, role: set[str], trainers: int | None, restored: SavedRun | None = None
 ) -> list[Future]:
     """Data in memory, cut into partitions of consecutive rows, on the workers that trainers run on.
 
@@ -204,7 +205,7 @@ def scattered(
         raise TooFewWorkersError(
             f"no worker is left for data in memory and its trainers: all {len(role)} are servers; add workers"
         )
-    before = restored and sum(map(len, restored["partitions"]))
+    before = 0 if restored is None else sum(map(len, restored.partitions))
     count = min(before or trainers or sum(threads.values()), rows)
     return client.scatter(_cut(data, rows, count), workers=sorted(threads), hash=False, broadcast=COPIES)
 

@@ -26,7 +26,8 @@ from dps.training.open_run import OpenRun, checked_bound
 from dps.training.progress_bar import ProgressBar
 from dps.training.tasks import Stopped, Tasks, TrainerJob, TrainerTask, holders
 from dps.training.threads import Threads
-from dps.training.types import Control, Data, Json, Result
+from dps.training.types import Control, Data, Result
+from dps.wire.driver_messages import SavedRun
 
 __all__ = ["RunOptions", "begin", "launch", "resumed"]
 
@@ -84,7 +85,7 @@ def launch(
     function: Callable,
     data: Data,
     options: RunOptions,
-    restored: Json | None,
+    restored: SavedRun | None,
 ) -> list[Result]:
     """Run `function` on trainers over `data`; what :meth:`dps.ParameterServer.run` does.
 
@@ -150,7 +151,7 @@ def begin(call: Control, shares: list[list[int]], options: RunOptions) -> tuple[
     return start(call, options.staleness, **fields), 0
 
 
-def resumed(restored: Json | None, options: RunOptions, partitions: int) -> list[list[int]]:
+def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> list[list[int]]:
     """Which partitions each trainer had in the run that was restored; `partitions` is how many the data has now."""
     trainers, reassign = options.trainers, options.reassign
     if restored is None:
@@ -158,12 +159,12 @@ def resumed(restored: Json | None, options: RunOptions, partitions: int) -> list
             "there is nothing to go on with: restore a checkpoint that was taken while one run went on, all its "
             "tables, and then begin with ps.run(..., resume=True)"
         )
-    if (was := bool(restored.get("reassign"))) != reassign:
+    if (was := restored.reassign) != reassign:
         raise InputError(
             f"the run that was restored had reassign={was}, and this one has reassign={reassign}: with it the clock "
             f"counts epochs, and without it batches; go on with reassign={was}"
         )
-    before: list[list[int]] = restored["partitions"]
+    before = restored.partitions
     for what, old, new in (
         ("trainers", len(before), len(before) if trainers is None else trainers),
         ("partitions", sum(map(len, before)), partitions),

@@ -34,7 +34,8 @@ from dps.training.launch import RunOptions, begin, resumed
 from dps.training.open_run import OpenRun
 from dps.training.progress_bar import ProgressBar
 from dps.training.spark_tasks import Failed, SparkJob, StoppedOnSpark
-from dps.training.types import Batch, Control, Data, Function, Json, Result
+from dps.training.types import Batch, Control, Data, Function, Result
+from dps.wire.driver_messages import SavedRun
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -221,7 +222,7 @@ def launch(
     function: Callable,
     data: Data,
     options: RunOptions,
-    restored: Json | None,
+    restored: SavedRun | None,
 ) -> list[Result]:
     """Run `function` on trainers over Spark's data; what :meth:`dps.ParameterServer.run` does.
 

@@ -25,6 +25,7 @@ from dps.controller.autoscaling import Autoscaler
 from dps.coordination.autoscaling import GROW_SAMPLES, MEMORY_FRACTION, SHRINK_FRACTION, AutoscalingRule, ServerLoad
 from dps.coordination.placement import rechained
 from dps.errors import InputError
+from dps.wire.driver_messages import AdaptRule
 
 # -- the rule
 
@@ -362,14 +363,14 @@ def test_no_worker_is_free(shell, caplog):
 def test_it_goes_on_after_an_error_that_is_said_once(shell, caplog):
     async def main():
         shell.actors.spares = lambda: 1 / 0
-        shell.autoscaler.begin(0.001, None, minimum=1, maximum=4)
+        shell.autoscaler.begin(AdaptRule(minimum=1, maximum=4, interval=0.001))
         until = asyncio.get_running_loop().time() + PATIENCE
-        while "ZeroDivisionError" not in shell.autoscaler.describe()["why"]:
+        while "ZeroDivisionError" not in shell.autoscaler.describe().why:
             assert asyncio.get_running_loop().time() < until
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)
         shell.actors.spares = lambda: ["tcp://w9"]
-        shell.autoscaler.begin(0.001, 130, minimum=1, maximum=math.inf)
+        shell.autoscaler.begin(AdaptRule(interval=0.001, memory=130))
         while not shell.asked:
             assert asyncio.get_running_loop().time() < until
             await asyncio.sleep(0.001)
@@ -379,9 +380,7 @@ def test_it_goes_on_after_an_error_that_is_said_once(shell, caplog):
         return about
 
     about = asyncio.run(main())
-    assert {name: about[name] for name in ("minimum", "maximum", "memory")} == {
-        "minimum": 1, "maximum": None, "memory": 130,
-    }  # fmt: skip
+    assert (about.minimum, about.maximum, about.memory, about.interval) == (1, None, 130, 0.001)
     assert len([record for record in caplog.records if "stays" in record.getMessage()]) == 1
 
 
@@ -404,6 +403,8 @@ def test_wishes_of_users_and_how_it_ends():
         for wish in ({"minimum": 0}, {"minimum": 2.5}, {"maximum": 0}, {"interval": 0}, {"memory": 0}, {"busy": 2}):
             with pytest.raises(InputError, match=next(iter(wish))):
                 ps.adapt(**wish)
+        with pytest.raises(InputError, match=r"AdaptRule: .* cannot be read: .*got `str` - at `\$.wait_count`"):
+            ps.adapt(wait_count="many")
         assert ps.status().adapt is None
         ps.adapt(minimum=2, maximum=3, interval="50 ms")
         assert ps.table("w").spec.shards == 16  # room for three

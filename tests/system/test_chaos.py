@@ -7,7 +7,6 @@ long the slow tests go on (`make chaos-processes`).
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import random
@@ -96,18 +95,17 @@ def assert_table(ps, jobs):
 
 
 def chains(ps):
-    info = ps.connection.call("describe")
-    alive = {server["number"]: server["worker"] for server in info["servers"] if server["alive"]}
-    return alive, json.loads(info["tables"]).values()
+    info = ps.connection.describe()
+    return {server.number: server.worker for server in info.servers if server.alive}, info.tables.values()
 
 
 def is_whole(ps):
     """All chains are full, of servers that are up, and there are as many servers as there should be."""
     alive, tables = chains(ps)
     return len(alive) >= SERVERS and all(
-        joiner is None and len(chain) >= table["spec"]["copies"] and alive.keys() >= set(chain)
+        joiner is None and len(chain) >= table.spec["copies"] and alive.keys() >= set(chain)
         for table in tables
-        for chain, joiner in zip(table["chains"], table["joiners"], strict=True)
+        for chain, joiner in zip(table.chains, table.joiners, strict=True)
     )
 
 
@@ -122,7 +120,7 @@ class Chaos(threading.Thread):
         super().__init__(name="chaos")
         self.client, self.ps, self.copies = client, ps, copies
         self.random, self.over = random.Random(seed), threading.Event()
-        self.serving = {s["worker"] for s in ps.connection.call("describe")["servers"]}
+        self.serving = {server.worker for server in ps.connection.describe().servers}
         self.faults, self.error = dict.fromkeys(("kill", "stop", "scale", "trainer"), 0), None
         self.choices = ["kill", "kill", "stop", "stop", "scale", *(["trainer"] if kill_trainers else [])]
         self.start()

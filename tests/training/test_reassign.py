@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import dask
 import dask.array as da
 import dask.bag as db
+import msgspec
 import numpy as np
 import pytest
 from distributed import Client
@@ -33,6 +34,7 @@ from dps.training import spark
 from dps.training.launch import RunOptions, resumed
 from dps.training.leased_batches import MAX_TRIES, FetchablePartitions, LeasedBatches
 from dps.wire.bodies import decode, encode
+from dps.wire.driver_messages import SavedRun
 from dps.wire.run_messages import LeaseAnswer, LeaseRequest, PartitionsAtHand
 
 EPOCH = 10**6  # a row's key in the next epoch is so much greater
@@ -533,14 +535,14 @@ def test_a_run_goes_on_as_it_was():
     run = Run(1, 2, 0.0)
     run.partitions, run.origin = [[0], [1]], 7
     saved = run.saved(31)
-    assert saved["origins"] == [[7, 2]]
+    assert saved.origins == [[7, 2]]
     assert resumed(saved, RunOptions(), 2) == [[0], [1]]
     with pytest.raises(InputError, match=r"had reassign=False, and this one has reassign=True: .* clock counts epochs"):
         resumed(saved, RunOptions(reassign=True), 2)
-    del saved["reassign"]  # an older checkpoint
-    assert resumed(saved, RunOptions(), 2) == [[0], [1]]
+    older = {name: value for name, value in msgspec.to_builtins(saved).items() if name != "reassign"}
+    assert resumed(msgspec.convert(older, SavedRun), RunOptions(), 2) == [[0], [1]]
     run.work_leases = WorkLeases(run.partitions, 0, allot=lambda count: 9)
-    assert run.saved(31)["origins"] == [[7, 2], [9, run.work_leases.total]]
+    assert run.saved(31).origins == [[7, 2], [9, run.work_leases.total]]
     assert resumed(run.saved(31), RunOptions(reassign=True), 2) == [[0], [1]]
 
 
@@ -548,7 +550,7 @@ def test_nobody_of_a_run_that_is_over_is_known_to_what_is_restored():
     runs = Runs("s")
     runs.start(2, 0, partitions=[[0], [1]], reassign=True)
     checkpointer = CheckpointProcedures(runs, None, None, None, None, None, None, None, "")
-    saved = {**runs.known(1).saved(3), "origins": [[500, 2]]}
+    saved = msgspec.structs.replace(runs.known(1).saved(3), origins=[[500, 2]])
     assert checkpointer.origins(True, saved).ended == [[500, 2]]
     runs.stop(1, StoppedError("the end"))
     for told in (None, saved):

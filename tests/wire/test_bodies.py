@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from oracles import mutant
 
 from dps.errors import ProtocolError
 from dps.wire import bodies, frames, membership_messages, run_messages
@@ -25,7 +26,6 @@ from dps.wire.run_messages import (
     TimeSpent,
     TrainerStanding,
 )
-from tests.helpers.oracles import mutant
 
 SPENT = TimeSpent(compute=1.0, pull=0.5, push=0.25, wait=0.0, serialise=0.125)
 MESSAGES = [
