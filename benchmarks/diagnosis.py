@@ -21,7 +21,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -39,6 +38,7 @@ from distributed.worker import Worker
 
 import dps
 from benchmarks.common import Report, parser
+from dps.telemetry.run_history import RunHistory
 from dps.telemetry.snapshot import RunPhase, RunStatus, Status
 from dps.wire import frames
 
@@ -225,8 +225,9 @@ def spent(ps: dps.ParameterServer, what: str, last: int) -> tuple[float, float]:
     """Seconds that the right bars, and all work (waiting left out), take of an iteration: of trainer 0 (of all, for a
     server), in the last reports."""
     found = []
-    for told in json.loads(ps.connection.call("history", run=0))["trainers"][: None if what == "server" else 1]:
-        rows = {name: sum(column[-last:]) for name, column in told["rows"].items()}
+    history = msgspec.msgpack.decode(ps.connection.call("history", run=0), type=RunHistory)
+    for told in history.trainers[: None if what == "server" else 1]:
+        rows = {name: sum(column[-last:]) for name, column in told.rows.items()}
         if rows["clocks"]:
             work = rows["total"] - rows["wait"]
             found.append((sum(rows[bar] for bar in bars(what)) / rows["clocks"], work / rows["clocks"]))

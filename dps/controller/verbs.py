@@ -17,7 +17,7 @@ import msgspec
 
 from dps.controller.session import Session
 from dps.errors import InputError, StoppedError
-from dps.telemetry.monitor import history_json
+from dps.telemetry.run_history import encode_history
 from dps.telemetry.snapshot import ServerAnswer
 from dps.wire.driver_messages import AdaptRule, CheckpointOptions, CheckpointSchedule, RestoreRequest
 
@@ -70,10 +70,10 @@ async def snapshot(session: Session) -> bytes:
     return msgspec.msgpack.encode(await session.in_endpoint(session.monitor.snapshot))
 
 
-async def history(session: Session, *, run: int = 0) -> str:
-    """The whole history of one run (0: the last), as JSON."""
-    values = await session.in_endpoint(session.monitor.history, run)
-    return await asyncio.get_running_loop().run_in_executor(None, history_json, values)
+async def history(session: Session, *, run: int = 0) -> bytes:
+    """The whole history of one run (0: the last): a `RunHistory`, encoded."""
+    values, trainers = await session.in_endpoint(session.monitor.history, run)
+    return await asyncio.get_running_loop().run_in_executor(None, encode_history, values, trainers)
 
 
 # -- tables

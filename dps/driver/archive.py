@@ -27,6 +27,7 @@ from dps.dashboard.report.timeline import timeline
 from dps.errors import DPSError, InputError
 from dps.state.ops import TableSpec
 from dps.state.partition import bound
+from dps.telemetry.run_history import RunHistory
 from dps.telemetry.snapshot import LastCheckpoint, Status
 from dps.training.types import Control, Json, Options
 from dps.wire.driver_messages import CheckpointOptions, CheckpointSchedule, RestoreAnswer, RestoreRequest
@@ -107,9 +108,10 @@ def write_report(call: Control, path: str | os.PathLike[str], run: int | None) -
     """See :meth:`dps.ParameterServer.report`."""
     history = _history(call, path, run)
     versions = {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    held = ""
     with contextlib.suppress(DPSError):  # servers that do not answer are no reason to go without a report
-        history["held"] = held_text(msgspec.msgpack.decode(call("status", callback_timeout=PATIENCE), type=Status))
-    return write(path, report(history, versions).encode())
+        held = held_text(msgspec.msgpack.decode(call("status", callback_timeout=PATIENCE), type=Status))
+    return write(path, report(history, versions, held).encode())
 
 
 def write_timeline(call: Control, path: str | os.PathLike[str], run: int | None) -> str:
@@ -118,11 +120,11 @@ def write_timeline(call: Control, path: str | os.PathLike[str], run: int | None)
     return write(path, gzip.compress(data, mtime=0) if os.fspath(path).endswith(".gz") else data)
 
 
-def _history(call: Control, path: str | os.PathLike[str], run: int | None) -> Json:
+def _history(call: Control, path: str | os.PathLike[str], run: int | None) -> RunHistory:
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise InputError(f"there is no folder {folder!r}: make it first")
-    return json.loads(call("history", run=0 if run is None else run))
+    return msgspec.msgpack.decode(call("history", run=0 if run is None else run), type=RunHistory)
 
 
 def duration(text: str | float) -> float:

@@ -9,6 +9,7 @@ server_meter      a server's own counts
 host              what a process gets of its machine's processors
 reports           what travels: a trainer's report, a server's report
 history           the reports of a run's trainers, lately and in the whole run
+run_history       all that is kept of a run, as typed values for its report and timeline
 series            numbers over time in bounded memory
 hosts             how loaded the machines are
 rates             one clock's cost, beside the others', and how much of that is chance

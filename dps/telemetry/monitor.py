@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import json
 import logging
 import math
 import time
@@ -37,7 +36,8 @@ from dps.telemetry.monitored import (
     MonitoredServer,
 )
 from dps.telemetry.reports import ReceivedReport
-from dps.telemetry.run_telemetry import RunTelemetry, plain, same
+from dps.telemetry.run_history import KeptReports, RunHistory, ServerCurves
+from dps.telemetry.run_telemetry import RunTelemetry, same
 from dps.telemetry.server_telemetry import ServerRates, ServerTelemetry
 from dps.telemetry.snapshot import (
     PARTS,
@@ -57,7 +57,7 @@ from dps.telemetry.snapshot import (
     TrainerStatus,
 )
 
-__all__ = ["Monitor", "history_json", "run_status"]
+__all__ = ["Monitor", "run_status"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ RARE_SNAPSHOT_SECONDS, VIEW_EXPIRY_SECONDS = 5.0, 300.0
 MAX_RUNS, CURVE_POINTS = 4, 240  # in a snapshot
 MAX_AUTO_STALENESS = 16  # largest staleness with which the automatic setting begins
 MAX_FINDING_EVENTS = 8  # findings of one diagnosis that become events of their own
+HISTORY_POINTS = 1024  # of each metric, in a history
 NO_ANSWERS: Mapping[int, ServerAnswer] = {}
 NO_REPORTS = ServerTelemetry()
 SILENT_SECONDS = 2.0  # a server's last rates are no longer shown after so long without a report
@@ -285,30 +286,33 @@ class Monitor:
         """One run, without the curves and strips that only pages show: a driver asks for it several times a second."""
         return run_status(self.runs.known(number), self.now(), self.wall(), brief=True)
 
-    def history(self, number: int = 0) -> dict[str, Any]:
-        """Everything that is kept of a run, for its report; 0 is the newest run in the snapshot."""
+    def history(self, number: int = 0) -> tuple[RunHistory, list[KeptReports]]:
+        """Everything that is kept of a run, for its report; 0 is the newest run in the snapshot.
+
+        The reports of its trainers are arrays, of which `encode_history` makes the history's `trainers`.
+        """
         last = max(map(_number, self._visible() or self.runs.runs.values()), default=0)
         run, now, wall = self.runs.known(number or last), self.now(), self.wall()
         watch = run.telemetry
         if run.over:
             self._end(run)
         ended = math.inf if run.finish is None else run.finish
-        return {
-            "name": self.runs.session,
-            "run": run.number,
-            "began": round(run.began, 3),
-            "ended": None if run.finish is None else round(run.finish, 3),
-            "state": _phase(run),
-            "error": None if run.stopped is None or run.ended else str(run.stopped),
-            "staleness": None if math.isinf(run.staleness) else run.staleness,
-            # Arrays: `history_json` takes them.
-            "trainers": [] if watch is None else watch.rows(wall - now, run.places()),
-            "metrics": {} if watch is None else msgspec.to_builtins(watch.curves(1024)),
-            "totals": {} if watch is None else msgspec.to_builtins(watch.totals()),
-            "stragglers": [] if watch is None else msgspec.to_builtins(watch.past_findings()),
-            "servers": [{"number": n, **watched.curves.columns()} for n, watched in sorted(self._servers.items())],
-            "events": [[round(at, 3), text] for at, text in self.membership.events if run.began - 1 <= at <= ended + 1],
-        }
+        history = RunHistory(
+            name=self.runs.session,
+            run=run.number,
+            began=round(run.began, 3),
+            ended=None if run.finish is None else round(run.finish, 3),
+            state=_phase(run),
+            error=None if run.stopped is None or run.ended else str(run.stopped),
+            staleness=None if math.isinf(run.staleness) else run.staleness,
+            metrics={} if watch is None else watch.curves(HISTORY_POINTS),
+            totals=None if watch is None else watch.totals(),
+            stragglers=[] if watch is None else watch.past_findings(),
+            servers=[ServerCurves(n, **watched.curves.columns()) for n, watched in sorted(self._servers.items())],
+            events=[(round(at, 3), text) for at, text in self.membership.events if run.began - 1 <= at <= ended + 1],
+            trainers=[],
+        )
+        return history, [] if watch is None else watch.rows(wall - now, run.places())
 
     def set_staleness(self, staleness: float, number: int = 0) -> None:
         """Set the staleness of a run, or of all runs that go on (0), and end the automatic setting there."""
@@ -450,13 +454,6 @@ class Monitor:
 
     def _throughput(self) -> Throughput:
         return Throughput(*(list(column) for column in zip(*self._curve, strict=True)))
-
-
-def history_json(history: dict[str, Any]) -> str:
-    """A history as JSON. It is written trainer by trainer, because `json.dumps` stops all other threads meanwhile."""
-    trainers = ",".join(json.dumps(plain(trainer)) for trainer in history["trainers"])
-    rest = json.dumps({name: value for name, value in history.items() if name != "trainers"})
-    return f'{rest[:-1]}, "trainers": [{trainers}]}}'
 
 
 def _together(rates: list[ServerRates]) -> ServerRates:

@@ -16,10 +16,11 @@ import numpy as np
 from dps.telemetry.diagnosis import COLUMNS, AutoStaleness, Diagnosis, Finding, History, ServerReading
 from dps.telemetry.hosts import HostAverage, HostLoad
 from dps.telemetry.reports import TrainerReport
+from dps.telemetry.run_history import KeptReports
 from dps.telemetry.series import Series
 from dps.telemetry.snapshot import PARTS, Curve, Straggler, TimeSplit, TrainerStrip
 
-__all__ = ["RunTelemetry", "plain", "same"]
+__all__ = ["RunTelemetry", "same"]
 
 RECENT_SECONDS = 10.0  # rates and fractions are taken over so long
 CURVE_POINTS = 1024  # points kept of each metric's curve
@@ -213,14 +214,13 @@ class RunTelemetry:
         """All findings of the run, also those that no longer hold."""
         return list(self._past)
 
-    def rows(self, offset: float, where: Mapping[int, str]) -> list[dict[str, Any]]:
-        """The whole run, trainer by trainer, as arrays. `plain` turns them into plain values, outside of the
-        endpoint's thread, because that takes long."""
+    def rows(self, offset: float, where: Mapping[int, str]) -> list[KeptReports]:
+        """The whole run, trainer by trainer. `encode_history` turns it into plain values, outside of the endpoint's
+        thread, because that takes long."""
         trainers = []
         for trainer in range(self.trainers):
-            times, clocks, rows = map(np.array, self.history.rows(trainer))
-            name = {"trainer": trainer, "where": where.get(trainer, "")}
-            trainers.append({**name, "time": times + offset, "clock": clocks, "rows": rows})
+            times, clocks, rows = self.history.rows(trainer)
+            trainers.append(KeptReports(trainer, where.get(trainer, ""), times + offset, clocks, rows))
         return trainers
 
     # -- inside
@@ -274,13 +274,6 @@ class RunTelemetry:
             if (entry.kind, entry.trainer, entry.server, entry.host) == _key(finding):
                 self._past[place] = msgspec.structs.replace(entry, until=entry.until or wall)
                 return
-
-
-def plain(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """A trainer's part of `RunTelemetry.rows`, as plain values."""
-    columns = {name: _rounded(trainer["rows"][:, i], 6) for i, name in enumerate(COLUMNS)}
-    ends = {"time": _rounded(trainer["time"], 4), "clock": trainer["clock"].astype(int).tolist()}
-    return {**trainer, **ends, "rows": columns}
 
 
 def _key(finding: Finding) -> tuple[str, int | None, int | None, str | None]:

@@ -12,23 +12,48 @@ import time
 from html.parser import HTMLParser
 from importlib.metadata import version
 
+import msgspec
 import numpy as np
 import pytest
 from dask.distributed import Client
 from snapshots import BEGAN, history
 
 import dps
-from dps.dashboard.report.report import MAX_TRAINERS, SLOWEST, convergence, report
+from dps.dashboard.report import report as report_module
+from dps.dashboard.report import timeline as timeline_module
+from dps.dashboard.report import windows as windows_module
+from dps.dashboard.report.report import MAX_TRAINERS, SLOWEST, convergence
 from dps.dashboard.report.svg import Axis, Line, areas, heat, lines, ticks
-from dps.dashboard.report.timeline import EVENTS, SERVERS, TRAINERS, timeline
-from dps.dashboard.report.windows import together, windows
+from dps.dashboard.report.timeline import EVENTS, SERVERS, TRAINERS
+from dps.dashboard.report.windows import together
 from dps.driver import archive
 from dps.errors import InputError
+from dps.telemetry.run_history import RunHistory, ServerCurves
 from dps.telemetry.snapshot import PARTS
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>&\"'"
 LOADS = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "onload", "onerror", "onclick"}
 VERSIONS = {"dps": "0.3.0", "Python": "3.11.7"}
+
+
+# Histories are dicts here, because tests change them; these read them as the driver does.
+
+
+def read(made):
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=RunHistory)
+
+
+def report(made, versions, held=""):
+    return report_module.report(read(made), versions, held)
+
+
+def timeline(made, **options):
+    return timeline_module.timeline(read(made), **options)
+
+
+def windows(made):
+    run = read(made)
+    return windows_module.windows(run.trainers, run.began)
 
 
 class Page(HTMLParser):
@@ -111,7 +136,7 @@ def test_it_says_who_why_and_what_to_do():
 
 
 def test_the_report_begins_with_what_the_servers_hold():
-    made = report(slow_history() | {"held": "1 table, 1,200 rows, 37.50 kiB"}, VERSIONS)
+    made = report(slow_history(), VERSIONS, "1 table, 1,200 rows, 37.50 kiB")
     assert "the servers held 1 table, 1,200 rows, 37.50 kiB (copies included)" in made[: made.index("<h2>")]
     assert "the servers held" not in report(slow_history(), VERSIONS)  # they did not answer
 
@@ -169,7 +194,7 @@ def test_of_a_run_that_has_told_nothing_yet():
     assert "No loss was logged" in text
     assert "Nothing slowed it down." in text
     assert "still going on" in text
-    made |= {"trainers": [], "totals": {}}
+    made |= {"trainers": [], "totals": None}
     assert "Nothing is kept of its trainers" in Page(report(made, {})).text
 
 
@@ -211,7 +236,7 @@ def test_whether_it_converges(curve, sentence, points, noise):
 def test_what_is_not_finite_does_not_disturb():
     assert convergence([None, math.nan]) == "has no finite value"
     made = slow_history()
-    made["metrics"]["loss"]["value"][10:20] = [None] * 10
+    made["metrics"]["loss"]["value"][10:20] = [math.nan] * 10
     page = Page(report(made, VERSIONS))
     assert "NaN" not in page.text
     assert not any("nan" in title.lower() for title in page.titles)
@@ -392,7 +417,7 @@ def test_a_timeline_of_nothing():
     for reports in made["trainers"]:
         reports |= {"time": [], "clock": [], "rows": {name: [] for name in reports["rows"]}}
     made |= {
-        "servers": [{"number": 0, "time": [], "requests": [], "keys": [], "p99": [], "busy": []}],
+        "servers": [{"number": 0} | {name: [] for name in ServerCurves.__struct_fields__[1:]}],
         "stragglers": [],
     }
     assert not [event for event in valid(timeline(made)) if event["ph"] in "XC"]

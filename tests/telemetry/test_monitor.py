@@ -24,6 +24,7 @@ import dps
 from dps.errors import InputError
 from dps.telemetry.monitor import MAX_RUNS
 from dps.telemetry.reports import COLUMNS, TrainerReport
+from dps.telemetry.run_history import RunHistory
 from dps.telemetry.run_telemetry import RunTelemetry
 from dps.telemetry.series import Series
 from dps.telemetry.server_telemetry import ServerTelemetry
@@ -237,6 +238,10 @@ def snapshot_of(ps) -> Status:
     return msgspec.msgpack.decode(ps.connection.call("snapshot"), type=Status)
 
 
+def history_of(ps, **fields):
+    return msgspec.msgpack.decode(ps.connection.call("history", **fields), type=RunHistory)
+
+
 def same_shape(sample, real, path="snapshot"):
     """The sample that pages and reports are tested with has all that the real one has, and no more."""
     if isinstance(sample, dict) and isinstance(real, dict) and not {"w", "weights", "loss"} & (sample.keys() | real):
@@ -278,7 +283,7 @@ def test_a_snapshot_of_a_run_adds_up(ready):
 
         wait_until(lambda: found.append(seen()) or found[-1])
         del found[:-1]
-        found.append(json.loads(ps.connection.call("history")))
+        found.append(msgspec.to_builtins(history_of(ps)))
         ps.client().push("w", [10**9], [[1.0, 1.0]])
 
     thread = threading.Thread(target=look)
@@ -287,7 +292,7 @@ def test_a_snapshot_of_a_run_adds_up(ready):
     thread.join()
     snapshot, past = found
     same_shape(sample_snapshot().to_dict(), snapshot.to_dict())
-    same_shape(sample_history(), past, "history")
+    same_shape(msgspec.to_builtins(msgspec.convert(sample_history(), RunHistory)), past, "history")
     run = snapshot.runs[0]
     for n in range(2):
         assert run.trainers[n].split.total == pytest.approx(1, abs=0.01)
@@ -303,7 +308,7 @@ def test_a_snapshot_of_a_run_adds_up(ready):
     assert {trainer.state for trainer in after.trainers} == {"left"}
     for name in PARTS:  # the last report comes with the leave: nothing is missing
         assert getattr(after.totals, name) == pytest.approx(sum(split[name] for split in splits), rel=0.02, abs=0.02)
-    assert json.loads(ps.connection.call("history"))["ended"] is not None
+    assert history_of(ps).ended is not None
 
 
 def push_once(trainer, parts):
@@ -325,13 +330,11 @@ def test_a_run_in_which_parties_only_met_takes_the_place_of_no_other(ready):
         runs = snapshot_of(ps).runs
         assert [run.run for run in runs] == [2 * n + 2 for n in range(MAX_RUNS, 0, -1)]
         assert all(run.totals for run in runs)
-        wait_until(
-            lambda: not json.loads(ps.connection.call("history", run=2))["trainers"]
-        )  # of the first nothing is kept
-        assert all(json.loads(ps.connection.call("history", run=run.run))["trainers"] for run in runs)
+        wait_until(lambda: not history_of(ps, run=2).trainers)  # of the first nothing is kept
+        assert all(history_of(ps, run=run.run).trainers for run in runs)
         with ps.open_run(trainers=2) as meeting, ThreadPoolExecutor(2) as threads:
             list(threads.map(lambda k: meet(meeting, k), range(2)))
-        assert json.loads(ps.connection.call("history", run=0))["run"] == runs[0].run, "which ps.report takes by itself"
+        assert history_of(ps, run=0).run == runs[0].run, "which ps.report takes by itself"
 
 
 def meet(meeting, number):

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from dps.dashboard import markup
@@ -18,7 +17,8 @@ from dps.dashboard.report.svg import Axis, Line
 from dps.dashboard.report.windows import Windows, together, windows
 from dps.dashboard.text import convergence, counted, duration_text, finding_text, learning_curve, number_text, subject
 from dps.telemetry.findings import KIND_WEIGHTS
-from dps.telemetry.snapshot import PARTS, Straggler
+from dps.telemetry.run_history import RunHistory
+from dps.telemetry.snapshot import PARTS, Straggler, TimeSplit
 
 __all__ = ["report"]
 
@@ -34,22 +34,25 @@ HEAT = ("var(--line)", "#3E6FB0", "#21908C", "#35B779", "#AADC32", "#FDE725")  #
 NO_METRICS = "No loss was logged, so the report cannot tell whether it converges: trainer.log(loss=...) does that."
 
 
-def report(history: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+def report(history: RunHistory, versions: Mapping[str, str], held: str = "") -> str:
     """The HTML of the report, with its charts in it.
 
     Parameters
     ----------
-    history : dict
-        The history of one run, as the controller's monitor returns it.
+    history : RunHistory
     versions : dict
         The versions of Python and of packages, by name.
+    held : str
+        What the servers hold, as text; empty if they do not answer.
     """
-    history = {**history, "stragglers": msgspec.convert(history["stragglers"], list[Straggler])}
-    trainers = sorted(windows(history), key=lambda trainer: (np.isnan(trainer.step), -trainer.step, trainer.trainer))
-    name = f"run {history['run']} of parameter server {history['name']}"
+    trainers = sorted(
+        windows(history.trainers, history.began),
+        key=lambda trainer: (np.isnan(trainer.step), -trainer.step, trainer.trainer),
+    )
+    name = f"run {history.run} of parameter server {history.name}"
     until = ended(history, trainers)
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(history["began"]))
-    going = "" if history["ended"] else ", still going on when this was written"
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(history.began))
+    going = "" if history.ended else ", still going on when this was written"
     sections = [
         *stragglers(history, until),
         *split(trainers, until),
@@ -63,7 +66,7 @@ def report(history: Mapping[str, Any], versions: Mapping[str, str]) -> str:
         "report",
         name=name,
         subtitle=f"began {began}, {duration_text(until)}{going}",
-        summary=list(summary(history, trainers, until)),
+        summary=list(summary(history, trainers, until, held)),
         sections="".join(sections),
     )
 
@@ -71,27 +74,27 @@ def report(history: Mapping[str, Any], versions: Mapping[str, str]) -> str:
 # -- the summary
 
 
-def summary(history: Mapping[str, Any], trainers: Sequence[Windows], until: float) -> Iterator[str]:
+def summary(history: RunHistory, trainers: Sequence[Windows], until: float, held: str) -> Iterator[str]:
     """Sentences that answer: did the run converge, where did the time go, which party slowed it down, what helps."""
-    if history.get("error"):
-        yield f"It failed: {history['error']}"
-    if history.get("held"):
-        yield f"When this was written, the servers held {history['held']} (copies included)."
+    if history.error:
+        yield f"It failed: {history.error}"
+    if held:
+        yield f"When this was written, the servers held {held} (copies included)."
     if not trainers:
         yield "Nothing is kept of its trainers: they were more than 4,096, or four runs have followed."
         return
     done = sum(trainer.rows["clocks"].sum() for trainer in trainers)
     rate = f", {number_text(done / until)} a second" if until > 0 else ""
     yield f"{counted(len(trainers), 'trainer')} made {done:,.0f} iterations in {duration_text(until)}{rate}."
-    curve = learning_curve(history["metrics"])
-    yield f"The {curve} {convergence(history['metrics'][curve]['value'])}." if curve is not None else NO_METRICS
-    shares = shares_of(history["totals"])
+    curve = learning_curve(history.metrics)
+    yield f"The {curve} {convergence(history.metrics[curve].value)}." if curve is not None else NO_METRICS
+    shares = shares_of(history.totals)
     if shares:
         parts = sorted(shares, key=lambda part: -shares[part])
         yield "Where the trainers' time went: " + ", ".join(f"{part} {shares[part]:.0%}" for part in parts) + "."
-    worst = sorted(history["stragglers"], key=lambda finding: -weight(finding, history["began"] + until))
+    worst = sorted(history.stragglers, key=lambda finding: -weight(finding, history.began + until))
     if worst:
-        first = headline(worst, history["began"] + until)
+        first = headline(worst, history.began + until)
         others = {subject(finding) for finding in worst} - {subject(first)}
         more = f" {len(others)} more were named: {listed(sorted(others))}." if others else ""
         yield f"What slowed it down: {finding_text(first)}; {first.why.rstrip('.')}.{more}"
@@ -118,9 +121,10 @@ def headline(findings: Sequence[Straggler], now: float) -> Straggler:
     return next(finding for finding in findings if (finding.kind, subject(finding)) == heaviest)
 
 
-def shares_of(totals: Mapping[str, float]) -> dict[str, float]:
-    total = sum(totals.get(part, 0.0) for part in PARTS)
-    return {part: totals[part] / total for part in PARTS} if total > 0 else {}
+def shares_of(totals: TimeSplit | None) -> dict[str, float]:
+    if totals is None or totals.total <= 0:
+        return {}
+    return {part: getattr(totals, part) / totals.total for part in PARTS}
 
 
 def listed(names: Sequence[str], limit: int = 5) -> str:
@@ -131,25 +135,25 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
 
 
-def ended(history: Mapping[str, Any], trainers: Sequence[Windows]) -> float:
+def ended(history: RunHistory, trainers: Sequence[Windows]) -> float:
     """Seconds from the run's beginning to its end, or to the last report if it still goes on."""
     last = max((float(trainer.end[-1]) for trainer in trainers if len(trainer.end)), default=0.0)
-    return max(history["ended"] - history["began"], last) if history["ended"] else last
+    return max(history.ended - history.began, last) if history.ended else last
 
 
 # -- sections
 
 
-def stragglers(history: Mapping[str, Any], until: float) -> Iterator[str]:
-    findings = sorted(history["stragglers"], key=lambda finding: -weight(finding, history["began"] + until))
+def stragglers(history: RunHistory, until: float) -> Iterator[str]:
+    findings = sorted(history.stragglers, key=lambda finding: -weight(finding, history.began + until))
     yield "<h2>Stragglers</h2>"
     if not findings:
         yield "<p>None was found.</p>"
         return
     rows = []
     for finding in findings[:MAX_FINDINGS]:
-        since = max(finding.since - history["began"], 0.0)
-        end = "the end" if finding.until is None else duration_text(finding.until - history["began"])
+        since = max(finding.since - history.began, 0.0)
+        end = "the end" if finding.until is None else duration_text(finding.until - history.began)
         factor = f"{finding.factor:.1f} x" if finding.factor else ""
         kind = [subject(finding), finding.kind, factor, f"{finding.share or 0:.0%}"]
         rows.append([*kind, f"{duration_text(since)} to {end}", finding.why, finding.remedy])
@@ -211,7 +215,7 @@ def numbers(trainers: Sequence[Windows]) -> str:
     return table(head, rows, right=range(11)) + more(len(trainers) - len(shown))
 
 
-def clocks(history: Mapping[str, Any], trainers: Sequence[Windows], until: float) -> Iterator[str]:
+def clocks(history: RunHistory, trainers: Sequence[Windows], until: float) -> Iterator[str]:
     reporting = [trainer for trainer in trainers if len(trainer.end)]
     if not reporting or until <= 0:
         return
@@ -220,7 +224,7 @@ def clocks(history: Mapping[str, Any], trainers: Sequence[Windows], until: float
     known = np.isfinite(clocks).any(0)
     times, clocks = times[known], clocks[:, known]
     names = [f"trainer {trainer.trainer}" for trainer in reporting]
-    slowest, bound = np.nanmin(clocks, axis=0), history["staleness"]
+    slowest, bound = np.nanmin(clocks, axis=0), history.staleness
     rule = "no trainer waits"
     if bound is not None:
         rule = f"a trainer that is further ahead than the staleness, {bound} (dashed), waits"
@@ -236,21 +240,21 @@ def clocks(history: Mapping[str, Any], trainers: Sequence[Windows], until: float
     yield "</div>"
 
 
-def learning(history: Mapping[str, Any], until: float) -> Iterator[str]:
+def learning(history: RunHistory, until: float) -> Iterator[str]:
     """Each metric against time and clock."""
-    curves = [(name, curve) for name, curve in history["metrics"].items() if curve["value"]]
+    curves = [(name, curve) for name, curve in history.metrics.items() if curve.value]
     for name, curve in sorted(curves, key=lambda entry: "loss" not in entry[0].lower())[:MAX_METRICS]:
-        values = np.array(curve["value"], np.float64)
-        seconds = np.array(curve["time"], np.float64) - history["began"]
+        values = np.array(curve.value, np.float64)
+        seconds = np.array(curve.time, np.float64) - history.began
         yield f'<h2>{escape(name)}</h2><div class="pair">'
-        for xs, axis in ((seconds, elapsed(until)), (np.array(curve["clock"], np.float64), Axis("clock"))):
+        for xs, axis in ((seconds, elapsed(until)), (np.array(curve.clock, np.float64), Axis("clock"))):
             yield svg.lines([Line(name, xs.tolist(), values.tolist(), LINES[0])], axis, Axis(name))
         yield "</div>"
     yield more(len(curves) - MAX_METRICS)
 
 
-def servers(history: Mapping[str, Any], until: float) -> Iterator[str]:
-    reporting = [server for server in history["servers"] if server["time"]]
+def servers(history: RunHistory, until: float) -> Iterator[str]:
+    reporting = [server for server in history.servers if server.time]
     if not reporting:
         return
     yield '<h2>Servers</h2><div class="pair">'
@@ -261,28 +265,28 @@ def servers(history: Mapping[str, Any], until: float) -> Iterator[str]:
         ("p99", Axis("p99 latency", duration_text)),
         ("busy", Axis("share of its time that a server's thread works")),
     ):
-        grid = np.array(max((server["time"] for server in reporting), key=len), np.float64) - history["began"]
+        grid = np.array(max((server.time for server in reporting), key=len), np.float64) - history.began
         curves = []
         for server in reporting:
-            seconds = np.array(server["time"], np.float64) - history["began"]
-            values = np.interp(grid, seconds, np.array(server[column], np.float64), left=np.nan, right=np.nan)
-            curves.append((f"server {server['number']}", values))
+            seconds = np.array(server.time, np.float64) - history.began
+            values = np.interp(grid, seconds, np.array(server.column(column), np.float64), left=np.nan, right=np.nan)
+            curves.append((f"server {server.number}", values))
         yield figure(few(curves, grid), elapsed(until), axis, zero=True)
     yield "</div>"
 
 
-def events(history: Mapping[str, Any]) -> Iterator[str]:
-    texts = history["events"]
+def events(history: RunHistory) -> Iterator[str]:
+    texts = history.events
     if not texts:
         return
-    rows = [[duration_text(max(when - history["began"], 0.0)), text] for when, text in texts[-MAX_EVENTS:]]
+    rows = [[duration_text(max(when - history.began, 0.0)), text] for when, text in texts[-MAX_EVENTS:]]
     yield f"<h2>Events</h2>{table(['after', 'what happened'], rows)}{more(len(texts) - MAX_EVENTS)}"
 
 
-def settings(history: Mapping[str, Any], versions: Mapping[str, str]) -> Iterator[str]:
-    staleness = "no bound" if history["staleness"] is None else str(history["staleness"])
-    rows = [["staleness", staleness], ["trainers", f"{len(history['trainers']):,}"]]
-    rows += [["servers", f"{len(history['servers']):,}"], *([name, version] for name, version in versions.items())]
+def settings(history: RunHistory, versions: Mapping[str, str]) -> Iterator[str]:
+    staleness = "no bound" if history.staleness is None else str(history.staleness)
+    rows = [["staleness", staleness], ["trainers", f"{len(history.trainers):,}"]]
+    rows += [["servers", f"{len(history.servers):,}"], *([name, version] for name, version in versions.items())]
     yield f"<h2>Settings</h2>{table(['', ''], rows)}"
 
 

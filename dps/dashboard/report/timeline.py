@@ -7,15 +7,15 @@ several pulls, the lengths are measured, but the order is made up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from dps.dashboard.report.windows import Windows, windows
 from dps.dashboard.text import finding_text
-from dps.telemetry.snapshot import PARTS, Straggler
+from dps.telemetry.run_history import RunHistory, ServerCurves
+from dps.telemetry.snapshot import PARTS
 
 __all__ = ["timeline"]
 
@@ -26,13 +26,12 @@ ARGUMENTS = ("clocks", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "r
 Event = dict[str, Any]
 
 
-def timeline(history: Mapping[str, Any], max_windows: int = MAX_WINDOWS) -> dict[str, Any]:
+def timeline(history: RunHistory, max_windows: int = MAX_WINDOWS) -> dict[str, Any]:
     """The trace, to be written as JSON.
 
     Parameters
     ----------
-    history : dict
-        The history of one run, as the controller's monitor returns it.
+    history : RunHistory
     max_windows : int
         The largest number of windows of all trainers together; of more windows, neighbours are joined.
 
@@ -41,17 +40,17 @@ def timeline(history: Mapping[str, Any], max_windows: int = MAX_WINDOWS) -> dict
     dict
         ``traceEvents`` in the order of their times, which are microseconds since the run began.
     """
-    trainers = windows(history)
+    trainers = windows(history.trainers, history.began)
     count = sum(len(trainer.end) for trainer in trainers)
     if count > max_windows:
         trainers = [joined(trainer, -(-count // max_windows)) for trainer in trainers]
     marked = sum(len(trainer.end) for trainer in trainers) <= MAX_MARKED_WINDOWS
     events = [event for trainer in trainers for event in slices(trainer, marked)]
-    events += [event for server in history["servers"] for event in counters(server, history)]
+    events += [event for server in history.servers for event in counters(server, history)]
     events += instants(history)
     events.sort(key=lambda event: event["ts"])
     names = list(metadata(history, trainers))
-    run = {"run": history["run"], "name": history["name"], "began": history["began"]}
+    run = {"run": history.run, "name": history.name, "began": history.began}
     return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": run}
 
 
@@ -83,24 +82,24 @@ def slices(trainer: Windows, marked: bool) -> Iterator[Event]:
             yield {"name": f"clock {trainer.clock[n]:.0f}", "cat": "tick", "ph": "i", **where, "args": counts}
 
 
-def counters(server: Mapping[str, Any], history: Mapping[str, Any]) -> Iterator[Event]:
+def counters(server: ServerCurves, history: RunHistory) -> Iterator[Event]:
     """The curves of a server during the run; servers outlive runs, so their curves go on."""
-    began, ended = history["began"], history["ended"] or float("inf")
+    began, ended = history.began, history.ended or float("inf")
     curves = (("requests/s", "requests", 1.0), ("keys/s", "keys", 1.0), ("p99 ms", "p99", 1e3), ("busy", "busy", 1.0))
     for name, column, factor in curves:
-        for when, value in zip(server["time"], server[column], strict=True):
-            if value is not None and began <= when <= ended:
+        for when, value in zip(server.time, server.column(column), strict=True):
+            if began <= when <= ended:
                 where = {"pid": SERVERS, "tid": 0, "ts": microseconds(when, began)}
                 values = {name: value * factor}
-                yield {"name": f"server {server['number']} {name}", "ph": "C", **where, "args": values}
+                yield {"name": f"server {server.number} {name}", "ph": "C", **where, "args": values}
 
 
-def instants(history: Mapping[str, Any]) -> Iterator[Event]:
+def instants(history: RunHistory) -> Iterator[Event]:
     """The run's events, and the begin and end of each finding."""
-    began = history["began"]
-    for when, text in history["events"]:
+    began = history.began
+    for when, text in history.events:
         yield {"name": text, **instant(when, began)}
-    for finding in msgspec.convert(history["stragglers"], list[Straggler]):
+    for finding in history.stragglers:
         text = finding_text(finding)
         args = {"why": finding.why, "remedy": finding.remedy}
         yield {"name": text, **instant(finding.since, began), "args": args}
@@ -116,9 +115,9 @@ def microseconds(when: float, began: float) -> int:
     return max(round(1e6 * (when - began)), 0)
 
 
-def metadata(history: Mapping[str, Any], trainers: Sequence[Windows]) -> Iterator[Event]:
+def metadata(history: RunHistory, trainers: Sequence[Windows]) -> Iterator[Event]:
     """The names of processes and threads, and their order on the screen."""
-    processes = ((TRAINERS, f"trainers of run {history['run']}"), (SERVERS, "servers"), (EVENTS, "events"))
+    processes = ((TRAINERS, f"trainers of run {history.run}"), (SERVERS, "servers"), (EVENTS, "events"))
     for order, (number, name) in enumerate(processes):
         yield {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "ts": 0, "args": {"name": name}}
         yield {"name": "process_sort_index", "ph": "M", "pid": number, "tid": 0, "ts": 0, "args": {"sort_index": order}}

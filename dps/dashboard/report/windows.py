@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from dps.telemetry.run_history import TrainerReports
 from dps.telemetry.snapshot import PARTS
 
 __all__ = ["Windows", "together", "windows"]
@@ -52,8 +53,8 @@ class Windows(NamedTuple):
         return np.interp(times, known_times, known_clocks, left=np.nan)
 
 
-def windows(history: Mapping[str, Any]) -> list[Windows]:
-    """The windows of all trainers.
+def windows(trainers: Iterable[TrainerReports], began: float) -> list[Windows]:
+    """The windows of all trainers of a run that began then.
 
     A window is as long as the times measured in it. Reports take different times to arrive, so a window may reach into
     the next one; it then ends where that begins.
@@ -62,21 +63,21 @@ def windows(history: Mapping[str, Any]) -> list[Windows]:
     --------
     >>> rows = dict.fromkeys(["compute", "pull", "wait", "push", "serialise"], [1.0, 0.0])
     >>> rows |= {"clocks": [2.0, 1.0], "total": [5.0, 3.0]}
-    >>> reports = {"trainer": 0, "where": "here", "time": [105.0, 107.0], "clock": [2, 3], "rows": rows}
-    >>> (trainer,) = windows({"began": 100.0, "trainers": [reports]})
+    >>> reports = TrainerReports(0, "here", time=[105.0, 107.0], clock=[2, 3], rows=rows)
+    >>> (trainer,) = windows([reports], began=100.0)
     >>> trainer.start, trainer.end, trainer.step
     (array([0., 4.]), array([4., 7.]), 1.3333333333333333)
     """
-    trainers = []
-    for reports in history["trainers"]:
-        rows = {name: np.nan_to_num(np.array(values, np.float64)) for name, values in reports["rows"].items()}
-        arrived = np.array(reports["time"], np.float64) - history["began"]
+    made = []
+    for reports in trainers:
+        rows = {name: np.nan_to_num(np.array(values, np.float64)) for name, values in reports.rows.items()}
+        arrived = np.array(reports.time, np.float64) - began
         sums = np.cumsum(rows["total"])
         end = sums + np.minimum.accumulate((arrived - sums)[::-1])[::-1]  # leaves room for all later windows
         start, end = np.maximum(end - rows["total"], 0.0), np.maximum(end, 0.0)
-        clock = np.array(reports["clock"], np.float64)
-        trainers.append(Windows(int(reports["trainer"]), str(reports["where"]), start, end, clock, rows))
-    return trainers
+        clock = np.array(reports.clock, np.float64)
+        made.append(Windows(reports.trainer, reports.where, start, end, clock, rows))
+    return made
 
 
 def together(trainers: Sequence[Windows], column: str, edges: np.ndarray) -> np.ndarray:
