@@ -20,8 +20,8 @@ import abc
 
 import numpy as np
 
+from dps.core.index import KeyIndex
 from dps.errors import InputError, KeyRangeError, LimitError
-from dps.state.index import KeyIndex
 from dps.state.initializers import fill_missing, fill_new, fill_range
 from dps.state.kernels import accumulate, flag, gather, gather_range, mark
 from dps.state.ledger import Ledger
@@ -160,7 +160,7 @@ class Shard(abc.ABC):
 
     @property
     def index_tables(self) -> tuple[np.ndarray, ...]:
-        """The arguments of :func:`dps.state.index.keys_of` for this shard's keys; empty for a dense shard."""
+        """The arguments of :func:`dps.core.index.keys_of` for this shard's keys; empty for a dense shard."""
         return ()
 
     def _run_on_rows(self, op: Op, index: np.ndarray, start: int) -> None:

@@ -23,8 +23,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from dps.core.index import keys_of
 from dps.errors import InputError
-from dps.state.index import keys_of
 from dps.state.initializers import fill_new
 from dps.state.kernels import count_wanted, flag, follow, save, take_wanted
 from dps.state.ledger import Ledger

@@ -10,7 +10,6 @@ import dataclasses
 
 import numpy as np
 
-from dps.state.index import MOVE_AT_LEAST, KeyIndex
 from dps.state.kernels import all_finite
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, Op, TableSpec
 from dps.state.shard import make_shard
@@ -46,8 +45,3 @@ def warm(spec: TableSpec) -> None:
     shard.end_cut()
     if spec.dtype != "int64":
         all_finite(values.reshape(-1))
-    if spec.keyed:
-        index = KeyIndex()
-        many = np.arange(MOVE_AT_LEAST, dtype=np.int64)
-        index.insert(many, many)  # the index grows meanwhile
-        index.keys()

@@ -8,8 +8,8 @@ import numpy as np
 import streams
 from oracles import crafted
 
+from dps.core.index import KeyIndex
 from dps.errors import KeyRangeError, StoppedError
-from dps.state.index import KeyIndex
 from dps.state.ledger import Ledger
 from dps.state.partition import coalesce, group, hash_keys
 

@@ -6,13 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from compiled import variant
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from oracles import crafted, mutant
+from oracles import crafted
 
-from dps.state import index as module
-from dps.state.index import FULL_AT, GROW_AT, GROWTH, MOVE_AT_LEAST, MOVE_PER_KEY, KeyIndex, keys_of
+from dps.core import index as module
+from dps.core.index import FULL_AT, GROW_AT, GROWTH, MAX_ROWS, MOVE_AT_LEAST, MOVE_PER_KEY, KeyIndex, collect, keys_of
 from dps.state.partition import hash_keys
 
 LAST = 2**32 - 1
@@ -41,7 +42,7 @@ class Oracle:
     """An index and the dict that it must agree with."""
 
     def __init__(self, bits: int = 0):
-        self.index = KeyIndex(bits)
+        self.index = module.KeyIndex(bits)
         self.rows: dict[int, int] = {}
         self.remember()
 
@@ -65,11 +66,15 @@ class Oracle:
             assert len(table) == 0 or (table[:, 2] == 0).any(), "a look-up would never end"
 
 
+def slow_down(monkeypatch, index=module) -> None:
+    """Let small tables stay in the middle of growing for long."""
+    monkeypatch.setattr(index, "MOVE_PER_KEY", 1)
+    monkeypatch.setattr(index, "MOVE_AT_LEAST", 1)
+
+
 @pytest.fixture
-def slow_growth(monkeypatch):
-    """Small tables stay in the middle of growing for long."""
-    monkeypatch.setattr(module, "MOVE_PER_KEY", 1)
-    monkeypatch.setattr(module, "MOVE_AT_LEAST", 1)
+def slow_growth(monkeypatch) -> None:
+    slow_down(monkeypatch)
 
 
 # Homes at the end of the table run over to its beginning, whatever its size; LAST // 3 lies somewhere inside.
@@ -121,29 +126,52 @@ def test_any_sequence(slow_growth) -> None:
     run_state_machine_as_test(Machine, settings=MANY)
 
 
+def check_homes() -> None:
+    """Keys lie in the order of their hashes, evenly over the table, whatever bits they all share."""
+    for bits in (0, 1, 12):
+        fracs = np.linspace(0, LAST, 40).astype(np.int64)
+        index = module.KeyIndex(bits)
+        assert insert(index, crafted(fracs, bits, prefix=2**bits - 1)).tolist() == list(range(40))
+        assert np.flatnonzero(index.slots[:, 2]).tolist() == (fracs * len(index.slots) >> 32).tolist()
+
+
+def test_homes_keep_the_order_of_hashes() -> None:
+    check_homes()
+
+
 # ---- wrong variants -------------------------------------------------------------------------------------------------
 
-ROUND = "        moved += 1\n"
-STOP = "        if moved >= capacity:\n            return moved\n"
-MUTANTS = {
-    "the frontier stops anywhere": ("_move", "if old[i, 2] == 0:", "if old[i, 2] == 0 or moved >= end:"),
-    "no second round": ("_move", ROUND, STOP + ROUND),
-    "the frontier is one too far": ("_is_old", ">= moved", "> moved"),
+ROUND = "            self.moved += 1\n"
+STOP = "            if self.moved >= self._old.capacity:\n                return\n"
+WRONG = {
+    "the frontier stops anywhere": (
+        "if slot.row == 0:\n                if",
+        "if slot.row == 0 or self.moved >= end:\n                if",
+    ),
+    "no second round": (ROUND, STOP + ROUND),
+    "the frontier is one too far": (">= self.moved:", "> self.moved:"),
+    "a probe does not go round": (
+        "            slot = table.slots\n",
+        "            slot -= 1\n            return slot\n",
+    ),
+    "homes of one block": ("keys + first, size, homes", "keys, size, homes"),
+    "bits that all keys share": ("dps_mix(<uint64_t> key) << bits", "dps_mix(<uint64_t> key)"),
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+def hunt(how: settings) -> None:
+    check_homes()
+    run_state_machine_as_test(Machine, settings=how)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (i > 0)) for i, n in enumerate(WRONG)])
 def test_a_wrong_variant_is_caught(name: str, slow_growth, monkeypatch) -> None:
-    function, old, new = MUTANTS[name]
-    original = getattr(module, function)
-    if function == "_is_old":  # its callers were compiled together with it
-        for caller in ("find_rows", "find_or_insert"):
-            monkeypatch.setattr(module, caller, mutant(getattr(module, caller), "key", "key"))
-    monkeypatch.setattr(module, function, mutant(original, old, old))
-    run_state_machine_as_test(Machine, settings=settings(HUNT, max_examples=5))
-    monkeypatch.setattr(module, function, mutant(original, old, new))
+    hunt(settings(HUNT, max_examples=5))
+    wrong = variant("index", "index.pyx", *WRONG[name])
+    slow_down(monkeypatch, wrong)
+    monkeypatch.setattr(module, "KeyIndex", wrong.KeyIndex)
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Machine, settings=HUNT)
+        hunt(HUNT)
 
 
 # ---- scripts --------------------------------------------------------------------------------------------------------
@@ -164,7 +192,7 @@ def test_the_empty_slot_where_moving_began_may_be_filled_meanwhile(slow_growth) 
     assert oracle.index.old[6, 2]
     while len(oracle.index.old):
         oracle.check()
-        oracle.index._advance(1)
+        oracle.insert([])  # moves one slot
     oracle.check()
 
 
@@ -204,41 +232,36 @@ def test_large_random_run(order: str) -> None:
 # ---- bounds: counted, never timed -----------------------------------------------------------------------------------
 
 
-class Counting(KeyIndex):
-    """Notes how many slots each request moved, and how often growing had to be finished at once."""
+class Counting:
+    """An index that notes how many slots each request moved, and how many requests began to grow."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.steps, self.begun, self.forced = [], 0, 0
+        self.index, self.moved, self.begun = KeyIndex(), [], 0
 
-    def _begin(self, new: int) -> None:
-        assert not len(self.old)
-        self.begun += 1
-        super()._begin(new)
-
-    def _advance(self, quota: int) -> None:
-        before, left = self.moved, len(self.old)
-        self.forced += quota == len(self.old)
-        super()._advance(quota)
-        self.steps.append(((self.moved or left) - before, quota))
+    def insert(self, keys: np.ndarray) -> None:
+        index, slots, old, frontier = self.index, self.index.slots, self.index.old, self.index.moved
+        insert(index, keys)
+        if index.slots is slots:
+            self.moved.append((len(old) if len(index.old) == 0 else index.moved) - frontier)
+        else:  # what it grew out of before was done with
+            assert len(old) == 0 or len(old) - frontier <= MOVE_AT_LEAST
+            self.begun += 1
+            self.moved.append(index.moved if len(index.old) else len(slots))
 
 
 @pytest.mark.parametrize("batch", [1, 100, 1024, 5000, 30_000])
 def test_a_request_moves_a_bounded_number_of_slots(batch: int) -> None:
     """No request pays for the whole table: growing is over before the old table is full."""
     assert MOVE_PER_KEY > 1 / (FULL_AT - GROW_AT)
-    index, rng = Counting(), np.random.default_rng(batch)
+    counting, rng = Counting(), np.random.default_rng(batch)
     many = 1_000_000 if batch > 1 else 30_000
     keys = rng.permutation(many)
     for a in range(0, many, batch):
-        insert(index, keys[a : a + batch])
-    assert len(index) == many
-    assert index.begun > 5
-    assert index.forced == 0
+        counting.insert(keys[a : a + batch])
+    assert len(counting.index) == many
+    assert counting.begun > 5
     longest_run = 2000  # slots in a row without an empty one; about 300 in truth
-    for moved, quota in index.steps:
-        assert quota <= max(MOVE_PER_KEY * batch, MOVE_AT_LEAST)
-        assert moved <= quota + longest_run
+    assert max(counting.moved) <= max(MOVE_PER_KEY * batch, MOVE_AT_LEAST) + longest_run
 
 
 def test_keys_are_put_together_while_the_index_grows() -> None:
@@ -261,7 +284,7 @@ def test_only_keys_of_wanted_rows_are_looked_for() -> None:
     keys_found, untouched = keys_of(index.tables, count, wanted), np.full(1 + count, -1)
     assert (keys_found[::7] == np.arange(0, count, 7) << 33).all()
     for slots in index.tables[:2]:
-        module._collect(slots, wanted, untouched)
+        collect(slots, wanted, untouched)
     assert (np.flatnonzero(untouched != -1) == np.flatnonzero(wanted)).all()
 
 
@@ -300,3 +323,37 @@ def test_known_keys_cost_no_memory() -> None:
     for _ in range(20):
         insert(index, keys)
     assert index.nbytes <= before
+
+
+# ---- what the core refuses ------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    index, keys, rows = KeyIndex(), np.arange(4), np.empty(4, np.int64)
+    with pytest.raises(TypeError, match="array of int64 wanted, and this is int32"):
+        index.insert(keys.astype(np.int32), rows)
+    with pytest.raises(TypeError, match=r"contiguous .* strides \(16,\)"):
+        index.insert(keys[::2], rows)
+    frozen = rows.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(TypeError, match="writeable: False"):
+        index.find(keys, frozen)
+    for call in (index.find, index.insert):
+        with pytest.raises(ValueError, match="4 keys, and room for 3 rows"):
+            call(keys, rows[:3])
+    with pytest.raises(ValueError, match="5 keys, and 4 flags that say which of them are wanted"):
+        keys_of(index.tables, 4, np.ones(4, np.uint8))
+    with pytest.raises(ValueError, match=r"three columns, and this array has the shape \(4, 2\)"):
+        keys_of((np.zeros((4, 2), np.int32), index.old), 4)
+    with pytest.raises(ValueError, match="33 bits of a hash"):
+        KeyIndex(33)
+    assert len(index) == 0
+
+
+def test_no_more_keys_than_rows_can_be_counted() -> None:
+    index = KeyIndex()
+    insert(index, [7])
+    with pytest.raises(ValueError, match=f"1 keys and {MAX_ROWS} more, and an index holds {MAX_ROWS} at most"):
+        index.reserve(MAX_ROWS)
+    assert index.nbytes == 64 * 12
+    assert find(index, [7, 8]).tolist() == [0, -1]

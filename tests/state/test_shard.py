@@ -374,12 +374,12 @@ ALL_TRIED = """
 import numpy as np
 from servers import Servers
 import dps
-from dps.state import index, initializers, kernels
+from dps.state import initializers, kernels
 from dps.state.ops import TableSpec
 
 def loaded():
     found = {}
-    for module in (index, initializers, kernels):
+    for module in (initializers, kernels):
         for name, value in vars(module).items():
             if hasattr(value, "signatures") and name not in ("take", "scatter"):  # the client's
                 found[name] = len(value.signatures)

@@ -1,0 +1,322 @@
+"""KeyIndex: from an int64 key to the number of its row, growing without a pause.
+
+Theory of operation
+-------------------
+Open addressing with linear probing. A slot is the key and row + 1 (0 = empty, so that fresh zero pages are an empty
+table and every one of the 2**64 keys is allowed). 12 bytes a slot.
+
+A key's *home* is its hash, less the bits that chose the shard, scaled to the table's size (`frac * capacity >> 32`).
+Homes keep the order of hashes for any capacity, which buys three things: keys sorted by hash walk the table from
+front to back; a table may grow by 1.5 instead of 2 (memory: never above 12 / 0.8 + 18 / 0.8 bytes a key, and that
+only while growing); and growing is a sequential scan.
+
+Growing. At 80 % load a new table is begun; then each request moves a bounded number of slots over, in slot order,
+starting behind an empty slot. The *frontier* (`moved` slots behind `start`, cyclically) only ever stops at an empty
+slot of the old table. No probe sequence crosses an empty slot, so a key whose home lies before the frontier is in the
+new table, any other key is in the old one, and one comparison tells where to look and where to insert.
+A weakness: the old table keeps its emptied slots until it is dropped whole.
+
+Memory. Each table is a numpy array. An array that another thread has been given stays as long as that thread needs it,
+also after the index has grown out of it, because arrays are counted references.
+
+Keys are looked up in blocks: first the homes of a block, each of which the processor begins to load, then the probes.
+In a table larger than the processor's cache the probes then do not wait one after the other.
+"""
+
+import numpy as np
+
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from dps.core.arrays cimport int64s, memory, uint8s, writeable_int64s
+from dps.core.mixing cimport dps_mix
+
+cnp.import_array()
+
+GROW_AT = 0.80  # load at which a larger table is begun
+FULL_AT = 0.92  # load at which the old table may not take more: growing is then finished at once
+GROWTH = 1.5
+MIN_SLOTS = 64
+MOVE_PER_KEY = 10  # slots moved over for each key of a request while growing; above 1 / (FULL_AT - GROW_AT)
+MOVE_AT_LEAST = 8192  # slots moved over for each request while growing: about 20 us
+MAX_ROWS = INT32_MAX - 1  # because a slot counts rows in int32
+
+_ALL_ROWS = np.zeros(0, np.uint8)
+
+cdef double grow_at = GROW_AT, full_at = FULL_AT, growth = GROWTH
+cdef int64_t max_rows = MAX_ROWS
+cdef enum:
+    BLOCK = 32  # keys whose slots are being loaded at a time
+
+
+cdef cnp.ndarray _empty(int64_t capacity):
+    """An empty table. It is zeroed by the system, which provides each page at its first use."""
+    cdef cnp.npy_intp shape[2]
+    shape[0], shape[1] = capacity, 3
+    return cnp.PyArray_ZEROS(2, shape, cnp.NPY_INT32, 0)
+
+
+cdef cnp.ndarray NO_SLOTS = _empty(0)
+
+
+cdef Table _table(cnp.ndarray slots) except *:
+    cdef Table table
+    table.slots = <Slot *> memory(slots, cnp.NPY_INT32, False)
+    if slots.ndim != 2 or slots.shape[1] != 3:
+        raise ValueError(f"a table has three columns, and this array has the shape {(<object> slots).shape}")
+    table.capacity = slots.shape[0]
+    return table
+
+
+cdef inline int64_t _home(int64_t key, int bits, int64_t capacity) noexcept nogil:
+    return <int64_t> ((((dps_mix(<uint64_t> key) << bits) >> 32) * <uint64_t> capacity) >> 32)
+
+
+cdef inline Slot *_probe(Table table, int64_t key, int64_t home) noexcept nogil:
+    """The slot that holds the key, or the empty slot where it would be inserted."""
+    cdef Slot *slot = table.slots + home
+    cdef Slot *end = table.slots + table.capacity
+    while slot.row != 0 and slot.key != key:
+        slot += 1
+        if slot == end:
+            slot = table.slots
+    return slot
+
+
+def collect(cnp.ndarray slots not None, cnp.ndarray wanted not None, cnp.ndarray keys not None) -> None:
+    """keys[row + 1] = key for each slot of one of these rows, if wanted[row + 1] (of length 0: all rows are).
+
+    The content of empty slots goes to keys[0], because a branch on empty slots cannot be predicted and would cost more.
+    Another thread may be changing the slots.
+    """
+    cdef Table table = _table(slots)
+    cdef const uint8_t *want = uint8s(wanted)
+    cdef int64_t *key = writeable_int64s(keys)
+    cdef int64_t end = cnp.PyArray_SIZE(keys), i
+    cdef bint every = cnp.PyArray_SIZE(wanted) == 0
+    cdef uint32_t n
+    if not every and cnp.PyArray_SIZE(wanted) < end:
+        raise ValueError(f"{end} keys, and {cnp.PyArray_SIZE(wanted)} flags that say which of them are wanted")
+    with nogil:
+        for i in range(table.capacity):
+            n = <uint32_t> dps_shared_row(&table.slots[i])
+            if n < end and (every or want[n]):
+                key[n] = table.slots[i].key
+
+
+def keys_of(tuple tables not None, int64_t count, cnp.ndarray wanted not None=_ALL_ROWS):
+    """The keys of rows 0 to count - 1, int64, from the `tables` of an index that holds at least `count` keys.
+
+    With `wanted`, uint8[1 + count], only the keys of rows with wanted[1 + row] != 0 are right; the others may be
+    anything. wanted[0] belongs to no row, and is 0.
+
+    The index may go on changing meanwhile, in another thread. It then writes keys of later rows, which are passed over
+    here, and copies keys from `old` into `slots`. Those may be seen half-written in `slots`; they are right in the end,
+    because `old`, where nothing is ever erased, is read after `slots`.
+    """
+    cdef cnp.npy_intp shape = 1 + count
+    slots, old = tables
+    keys = cnp.PyArray_EMPTY(1, &shape, cnp.NPY_INT64, 0)
+    collect(slots, wanted, keys)
+    collect(old, wanted, keys)
+    return keys[1:]
+
+
+@cython.final
+cdef class KeyIndex:
+    """Maps int64 keys to row numbers 0, 1, 2, ... in the order of their first appearance.
+
+    Parameters
+    ----------
+    bits : int
+        How many leading bits of the hash are the same for all keys of this index, because they chose the shard.
+
+    Attributes
+    ----------
+    count : int
+        How many keys it holds.
+    slots, old : numpy.ndarray
+        The table, and while the index grows the smaller one before it (else of length 0).
+    start, moved : int
+        Where in `old` moving began, the slot behind an empty one; how many slots, from there on, have been moved.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> index = KeyIndex()
+    >>> rows = np.empty(3, np.int64)
+    >>> index.insert(np.array([7, -7, 7]), rows)
+    >>> rows
+    array([0, 1, 0])
+    >>> len(index)
+    2
+    """
+
+    def __cinit__(self, int bits=0):
+        if not 0 <= bits <= 32:
+            raise ValueError(f"{bits} bits of a hash, of which 32 at most may be the same for all keys")
+        self.bits = bits
+        self.slots, self.old = _empty(MIN_SLOTS), NO_SLOTS
+        self._new, self._old = _table(self.slots), _table(self.old)
+        self._rows_in_old = 0  # an upper bound of the keys in `old`
+        self._move_per_key, self._move_at_least = MOVE_PER_KEY, MOVE_AT_LEAST
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return cnp.PyArray_NBYTES(self.slots) + cnp.PyArray_NBYTES(self.old)
+
+    @property
+    def tables(self):
+        """What :func:`keys_of` needs, in this thread or in another one: `slots` and `old`."""
+        return self.slots, self.old
+
+    def find(self, cnp.ndarray keys not None, cnp.ndarray rows not None) -> int:
+        """rows[i] = row of keys[i], or -1; returns how many keys have no row."""
+        cdef const int64_t *key = int64s(keys)
+        cdef int64_t *row = writeable_int64s(rows)
+        cdef int64_t count = _count(keys, rows), missing
+        with nogil:
+            missing = self.find_rows(key, count, row)
+        return missing
+
+    def insert(self, cnp.ndarray keys not None, cnp.ndarray rows not None) -> None:
+        """rows[i] = row of keys[i]; unknown keys get the next row numbers."""
+        cdef const int64_t *key = int64s(keys)
+        cdef int64_t *row = writeable_int64s(rows)
+        cdef int64_t count = _count(keys, rows)
+        with nogil:
+            self.insert_rows(key, count, row)
+
+    def reserve(self, int64_t new) -> None:
+        """Make room for `new` more keys at once, so that the index does not grow step by step while they come."""
+        self.make_room(new)
+
+    def keys(self):
+        """All keys, int64, in row order."""
+        return keys_of(self.tables, self.count)
+
+    # -- for compiled code
+
+    cdef int64_t find_rows(self, const int64_t *keys, int64_t count, int64_t *rows) noexcept nogil:
+        """rows[i] = row of keys[i], or -1; returns how many keys have no row."""
+        cdef int64_t homes[BLOCK]
+        cdef int64_t first = 0, i, size, missing = 0
+        while first < count:
+            size = min(<int64_t> BLOCK, count - first)
+            self._locate(keys + first, size, homes)
+            for i in range(size):
+                rows[first + i] = <int64_t> self._slot_of(keys[first + i], homes[i]).row - 1
+                missing += rows[first + i] < 0
+            first += size
+        return missing
+
+    cdef int insert_rows(self, const int64_t *keys, int64_t count, int64_t *rows) except -1 nogil:
+        """rows[i] = row of keys[i]; unknown keys get the next row numbers. An error comes before any change."""
+        cdef int64_t homes[BLOCK]
+        cdef int64_t first = 0, i, size
+        cdef Slot *slot
+        self.make_room(count)
+        while first < count:
+            size = min(<int64_t> BLOCK, count - first)
+            self._locate(keys + first, size, homes)
+            for i in range(size):
+                slot = self._slot_of(keys[first + i], homes[i])
+                if slot.row == 0:
+                    slot.key = keys[first + i]
+                    self.count += 1
+                    slot.row = <int32_t> self.count
+                rows[first + i] = <int64_t> slot.row - 1
+            first += size
+        self._rows_in_old += count
+        return 0
+
+    cdef int make_room(self, int64_t new) except -1 nogil:
+        """Begin or continue to grow, by a bounded step, so that `new` more keys fit even if all of them are unknown."""
+        if new > max_rows - self.count:
+            with gil:
+                raise ValueError(f"{self.count} keys and {new} more, and an index holds {MAX_ROWS} at most")
+        cdef int64_t quota = max(self._move_per_key * new, self._move_at_least)
+        if self._old.capacity:
+            self._advance(quota)
+        if not self._old.capacity and self.count + new > grow_at * self._new.capacity:
+            with gil:
+                self._begin(new)
+            self._advance(quota)
+        if self._old.capacity and self._rows_in_old + new > full_at * self._old.capacity:
+            self._advance(self._old.capacity)
+        return 0
+
+    # -- looking up
+
+    cdef void _locate(self, const int64_t *keys, int64_t count, int64_t *homes) noexcept nogil:
+        """The home of each key, which the processor begins to load; -1 - home if the key belongs to the old table.
+
+        It does if there is one, and the key's home there lies behind the frontier.
+        """
+        cdef int64_t i, home, rank
+        for i in range(count):
+            if self._old.capacity:
+                home = _home(keys[i], self.bits, self._old.capacity)
+                rank = home - self.start
+                if (rank + self._old.capacity if rank < 0 else rank) >= self.moved:
+                    homes[i] = -1 - home
+                    dps_prefetch_slot(self._old.slots + home)
+                    continue
+            homes[i] = _home(keys[i], self.bits, self._new.capacity)
+            dps_prefetch_slot(self._new.slots + homes[i])
+
+    cdef Slot *_slot_of(self, int64_t key, int64_t home) noexcept nogil:
+        """The slot of a key, or the one where it would be inserted; `home` as :meth:`_locate` says it."""
+        return _probe(self._new, key, home) if home >= 0 else _probe(self._old, key, -1 - home)
+
+    # -- growing
+
+    cdef int _begin(self, int64_t new) except -1:
+        cdef int64_t wanted = <int64_t> (<double> (self.count + new) / (grow_at * 0.9)) + 1
+        cdef cnp.ndarray slots = _empty(max(<int64_t> (growth * self._new.capacity), wanted))
+        self.old, self.slots = self.slots, slots
+        self._new, self._old = _table(self.slots), _table(self.old)
+        self.start = 0
+        while self._old.slots[self.start].row != 0:
+            self.start += 1
+        self.start = (self.start + 1) % self._old.capacity
+        self.moved = 0
+        self._rows_in_old = self.count
+        return 0
+
+    cdef void _advance(self, int64_t quota) noexcept nogil:
+        self._move(quota)
+        if self.moved >= self._old.capacity:
+            with gil:
+                self.old = NO_SLOTS
+            self._old.capacity = self.start = self.moved = 0
+
+    cdef void _move(self, int64_t quota) noexcept nogil:
+        """Copy `quota` slots of `old` behind the frontier into `slots`, and on to the next empty one.
+
+        At the end of the circle the copy goes on to the first empty slot once more, because the empty slot where the
+        circle began may have been filled since, and keys may have been inserted past it. (Copying a key twice changes
+        nothing.)
+        """
+        cdef int64_t end = min(self.moved + quota, self._old.capacity), home
+        cdef const Slot *slot
+        while True:
+            slot = self._old.slots + (self.start + self.moved) % self._old.capacity
+            self.moved += 1
+            if slot.row == 0:
+                if self.moved >= end:
+                    return
+                continue
+            home = _home(slot.key, self.bits, self._new.capacity)
+            _probe(self._new, slot.key, home)[0] = slot[0]
+
+
+cdef int64_t _count(cnp.ndarray keys, cnp.ndarray rows) except -1:
+    if cnp.PyArray_SIZE(rows) < cnp.PyArray_SIZE(keys):
+        raise ValueError(f"{cnp.PyArray_SIZE(keys)} keys, and room for {cnp.PyArray_SIZE(rows)} rows")
+    return cnp.PyArray_SIZE(keys)
