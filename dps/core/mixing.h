@@ -14,7 +14,7 @@ static inline uint64_t dps_mix(uint64_t key) {
     return h ^ (h >> 31);
 }
 
-DPS_CLONES
+DPS_CLONES __attribute__((unused))
 static void dps_hash_keys(const int64_t *keys, int64_t count, uint64_t *hashes) {
     for (int64_t i = 0; i < count; i++) {
         hashes[i] = dps_mix((uint64_t)keys[i]);

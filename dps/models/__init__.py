@@ -1,4 +1,5 @@
-"""scikit-learn estimators that train on a parameter server. Written on the public client API only.
+"""scikit-learn estimators that train on a parameter server. Written on the public client API only, but for the loops
+of `sparse_kernels`, which are compiled in `dps.core.sparse`.
 
 Needs scikit-learn, scipy and pandas: ``pip install dps[models]``. A stage for Spark's pipelines is in
 ``dps.models.spark``.

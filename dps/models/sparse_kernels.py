@@ -2,222 +2,52 @@
 
 A batch is CSR, as :func:`dps.localize` returns it: `indptr`, int32 `indices` below k, `data` float32 or float64, or
 ``None`` for "all ones" (hashed one-hot features; it saves reading them). Weights are float32, ``[k]`` for two classes
-or ``[k, m]`` for m outputs. Results are float32; sums over rows are made in float64.
-
-What makes it fast: the kernels see unsigned indices (no test for negative ones at every access); partial sums of a
-margin may be reordered, so that the adds overlap; the fused kernel works on blocks of rows, whose indices are still in
-the cache when the gradient is scattered; and the loss takes one logarithm for a block, of the product of its terms.
+or ``[k, m]`` for m outputs. Results are float32; sums over rows are made in float64. The loops are compiled
+(:mod:`dps.core.sparse`); here arrays of any dtype become those that the loops take.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, TypeAlias
-
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dps.core import sparse
 from dps.errors import InputError
 
 __all__ = ["binary_residuals", "gradient", "logistic", "margins", "multinomial_residuals"]
 
-Array: TypeAlias = Any  # numba compiles a kernel for each type of argument: an array, a number, or None
 
-BLOCK_ROWS = 256  # with 39 non-zeros each they are 80 kB; a product of so many terms in [1, 2] fits a float64
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
-def _margins_1(
-    indptr: Array,
-    indices: Array,
-    data: Array,
-    w: Array,
-    b: Array,
-    start: Array,
-    stop: Array,
-    out: Array,
-) -> None:
-    """out[i - start] = b + X[i] @ w for rows start <= i < stop."""
-    for i in range(start, stop):
-        total = np.float32(0)
-        if data is None:
-            for j in range(indptr[i], indptr[i + np.uint64(1)]):
-                total += w[indices[j]]
-        else:
-            for j in range(indptr[i], indptr[i + np.uint64(1)]):
-                total += data[j] * w[indices[j]]
-        out[i - start] = total + b
-
-
-@njit(nogil=True, cache=True)
-def _gradient_1(
-    indptr: Array,
-    indices: Array,
-    data: Array,
-    residual: Array,
-    start: Array,
-    stop: Array,
-    out: Array,
-) -> None:
-    """out += X[start:stop].T @ residual."""
-    for i in range(start, stop):
-        r = residual[i - start]
-        if data is None:
-            for j in range(indptr[i], indptr[i + np.uint64(1)]):
-                out[indices[j]] += r
-        else:
-            for j in range(indptr[i], indptr[i + np.uint64(1)]):
-                out[indices[j]] += r * data[j]
-
-
-@njit(nogil=True, cache=True)
-def _margins_m(indptr: Array, indices: Array, data: Array, w: Array, b: Array, out: Array) -> None:
-    m = np.uint64(w.shape[1])  # unsigned, as the indices
-    for i in range(np.uint64(out.shape[0])):
-        for c in range(m):
-            out[i, c] = b[c]
-        for j in range(indptr[i], indptr[i + np.uint64(1)]):
-            k = indices[j]
-            if data is None:
-                for c in range(m):
-                    out[i, c] += w[k, c]
-            else:
-                for c in range(m):
-                    out[i, c] += data[j] * w[k, c]
-
-
-@njit(nogil=True, cache=True)
-def _gradient_m(indptr: Array, indices: Array, data: Array, residual: Array, out: Array) -> None:
-    m = np.uint64(residual.shape[1])
-    for i in range(np.uint64(residual.shape[0])):
-        for j in range(indptr[i], indptr[i + np.uint64(1)]):
-            k = indices[j]
-            if data is None:
-                for c in range(m):
-                    out[k, c] += residual[i, c]
-            else:
-                for c in range(m):
-                    out[k, c] += data[j] * residual[i, c]
-
-
-@njit(nogil=True, cache=True)
-def _residuals_1(z: Array, y: Array, weights: Array, scale: float, residual: Array) -> float:
-    """residual = scale * weight * (probability - y); returns sum of weight * loss. At most BLOCK_ROWS unweighted rows.
-
-    With q = exp(-|z|), which never overflows: probability = 1 / (1 + q) or q / (1 + q), and
-    loss = max(z, 0) - y z + log(1 + q).
-    """
-    loss = 0.0
-    product = 1.0
-    for i in range(z.shape[0]):
-        margin, target = np.float64(z[i]), np.float64(y[i])
-        q = math.exp(-abs(margin))
-        probability = (1.0 if margin >= 0 else q) / (1.0 + q)
-        linear = max(margin, 0.0) - target * margin
-        if weights is None:
-            residual[i] = scale * (probability - target)
-            loss += linear
-            product *= 1.0 + q
-        else:
-            residual[i] = scale * weights[i] * (probability - target)
-            loss += weights[i] * (linear + math.log1p(q))
-    return loss + math.log(product)
-
-
-@njit(nogil=True, cache=True)
-def _residuals_m(z: Array, y: Array, weights: Array, residual: Array) -> float:
-    loss = 0.0
-    for i in range(z.shape[0]):
-        weight = 1.0 if weights is None else np.float64(weights[i])
-        top = z[i, 0]
-        for c in range(1, z.shape[1]):
-            top = max(top, z[i, c])
-        total = 0.0
-        for c in range(z.shape[1]):
-            q = math.exp(np.float64(z[i, c]) - np.float64(top))
-            residual[i, c] = q
-            total += q
-        for c in range(z.shape[1]):
-            residual[i, c] *= weight / total
-        residual[i, y[i]] -= weight
-        loss += weight * (math.log(total) - (np.float64(z[i, y[i]]) - np.float64(top)))
-    return loss
-
-
-@njit(nogil=True, cache=True)
-def _logistic(
-    indptr: Array,
-    indices: Array,
-    data: Array,
-    w: Array,
-    b: Array,
-    y: Array,
-    weights: Array,
-    scale: float,
-    out: Array,
-) -> tuple[float, float]:
-    """Sum of losses and the gradient of b; out += the gradient of w."""
-    n = indptr.shape[0] - 1
-    z = np.empty(BLOCK_ROWS, np.float32)
-    residual = np.empty(BLOCK_ROWS, np.float32)
-    loss = 0.0
-    intercept = 0.0
-    for start in range(0, n, BLOCK_ROWS):
-        stop = min(start + BLOCK_ROWS, n)
-        a, e = np.uint64(start), np.uint64(stop)
-        rows = stop - start
-        _margins_1(indptr, indices, data, w, b, a, e, z)
-        if weights is None:
-            loss += _residuals_1(z[:rows], y[start:stop], None, scale, residual)
-        else:
-            loss += _residuals_1(z[:rows], y[start:stop], weights[start:stop], scale, residual)
-        for i in range(rows):
-            intercept += residual[i]
-        _gradient_1(indptr, indices, data, residual, a, e, out)
-    return loss, intercept
-
-
-def _frozen(array: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
-    """A contiguous, read-only view: for numba, arrays that may be written are another type, compiled for again."""
-    view = np.ascontiguousarray(array, dtype).view()
-    view.flags.writeable = False
-    return view
+def _array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
+    return np.require(values, dtype, ["C", "A"])
 
 
 def _csr(
-    indptr: npt.ArrayLike, indices: npt.ArrayLike, data: npt.ArrayLike, k: int
+    indptr: npt.ArrayLike, indices: npt.ArrayLike, data: npt.ArrayLike | None, k: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The arrays as the kernels want them; checked, because a wrong index would write into foreign memory."""
-    indptr, indices = np.asarray(indptr), np.asarray(indices)
-    if indices.dtype not in (np.int32, np.uint32):
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < k:
-            raise InputError(f"indices from {indices.min()} to {indices.max()}, and there are {k} weights")
-        indices = indices.astype(np.int32)
-    indices = _frozen(indices, indices.dtype).view(np.uint32)
-    if len(indices) and int(indices.max()) >= k:
-        wrong = indices.view(np.int32)[indices >= k][0]
-        raise InputError(
-            f"index {wrong} in the batch, and there are {k} weights: pass the batch that localize returned"
-        )
-    ends = _frozen(indptr, np.int64)
-    if ends.ndim != 1 or len(ends) == 0 or ends[0] < 0 or ends[-1] > len(indices) or (ends[1:] < ends[:-1]).any():
-        raise InputError(f"indptr does not describe rows of a batch with {len(indices)} non-zeros")
+    """The arrays as the loops take them; the loops check that no row and no index leads outside."""
+    indices = np.asarray(indices)
+    if indices.dtype == np.uint32:
+        indices = _array(indices, np.uint32).view(np.int32)  # what is too large becomes negative, and is refused
+    elif indices.dtype != np.int32 and len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < k:
+        raise InputError(f"indices from {indices.min()} to {indices.max()}, and there are {k} weights")
+    ends, places = _array(indptr, np.int64), _array(indices, np.int32)
+    if ends.ndim != 1 or len(ends) == 0:
+        raise InputError(f"indptr of shape {ends.shape}: a flat array with one number more than rows wanted")
     if data is None:
-        return ends.view(np.uint64), indices, None
+        return ends, places, None
     values = np.asarray(data)
-    if len(values) != len(indices):
-        raise InputError(f"{len(values)} values for {len(indices)} indices")
-    return ends.view(np.uint64), indices, _frozen(values, values.dtype if values.dtype == np.float64 else np.float32)
+    return ends, places, _array(values, values.dtype if values.dtype == np.float64 else np.float32)
 
 
-def _per_row(values: npt.ArrayLike | None, n: int, dtype: npt.DTypeLike, what: str) -> Array:
-    if values is None:
-        return None
+def _per_row(values: npt.ArrayLike, n: int, dtype: npt.DTypeLike, what: str) -> np.ndarray:
     array = np.asarray(values)
     if array.shape != (n,):
         raise InputError(f"{what} of shape {array.shape} for {n} rows")
-    return _frozen(array, dtype)
+    return _array(array, dtype)
+
+
+def _weights(weights: npt.ArrayLike | None, n: int) -> np.ndarray | None:
+    return None if weights is None else _per_row(weights, n, np.float32, "weights")
 
 
 def _targets(y: npt.ArrayLike, n: int) -> np.ndarray:
@@ -225,10 +55,6 @@ def _targets(y: npt.ArrayLike, n: int) -> np.ndarray:
     if n and not (targets.min() >= 0 and targets.max() <= 1):
         raise InputError(f"targets from {targets.min():g} to {targets.max():g}: probabilities between 0 and 1 wanted")
     return targets
-
-
-def _float32(array: npt.ArrayLike) -> np.ndarray:
-    return _frozen(array, np.float32)
 
 
 def margins(
@@ -241,17 +67,11 @@ def margins(
     >>> margins([0, 2, 3], [0, 1, 1], [1.0, 2.0, 3.0], [10.0, 20.0], b=0.5)
     array([50.5, 60.5], dtype=float32)
     """
-    w = _float32(w)
+    w = _array(w, np.float32)
     ends, places, values = _csr(indptr, indices, data, len(w))
-    n = len(ends) - 1
-    out = np.empty((n, *w.shape[1:]), np.float32)
-    if w.ndim == 1 or w.shape[1] == 1:
-        flat = w.reshape(-1)
-        _margins_1(
-            ends, places, values, flat, np.float32(np.asarray(b).item()), np.uint64(0), np.uint64(n), out.reshape(-1)
-        )
-    else:
-        _margins_m(ends, places, values, w, _float32(np.broadcast_to(np.asarray(b, np.float32), w.shape[1:])), out)
+    out = np.empty((len(ends) - 1, *w.shape[1:]), np.float32)
+    offsets = np.broadcast_to(np.asarray(b, np.float32), w.shape[1:] or 1)
+    sparse.margins(ends, places, values, w, _array(offsets, np.float32), out)
     return out
 
 
@@ -270,16 +90,13 @@ def gradient(
     >>> gradient([0, 2, 3], [0, 1, 1], [1.0, 2.0, 3.0], [1.0, -1.0], k=2)
     array([ 1., -1.], dtype=float32)
     """
-    residual = _float32(residual)
+    residual = _array(residual, np.float32)
     ends, places, values = _csr(indptr, indices, data, k)
     n = len(ends) - 1
     if len(residual) != n:
         raise InputError(f"{len(residual)} residuals for {n} rows")
     out = _result(out, (k, *residual.shape[1:]))
-    if residual.ndim == 1 or residual.shape[1] == 1:
-        _gradient_1(ends, places, values, residual.reshape(-1), np.uint64(0), np.uint64(n), out.reshape(-1))
-    else:
-        _gradient_m(ends, places, values, residual, out)
+    sparse.gradient(ends, places, values, residual, out)
     return out
 
 
@@ -311,14 +128,11 @@ def binary_residuals(
     >>> residual, round(loss, 4)
     (array([-0.5,  0. ], dtype=float32), 0.3466)
     """
-    z = _float32(z)
+    z = _array(z, np.float32)
     residual = np.empty(z.shape, np.float32)
-    flat, out, n = z.reshape(-1), residual.reshape(-1), z.size
-    targets, sample = _targets(y, n), _per_row(weights, n, np.float32, "weights")
-    loss = 0.0
-    for i in range(0, n, BLOCK_ROWS):
-        rows = slice(i, i + BLOCK_ROWS)
-        loss += _residuals_1(flat[rows], targets[rows], None if sample is None else sample[rows], 1.0, out[rows])
+    n = z.size
+    sample = _weights(weights, n)
+    loss = sparse.binary_residuals(z.reshape(-1), _targets(y, n), sample, residual.reshape(-1))
     return residual, _mean(loss, n, sample)
 
 
@@ -335,7 +149,7 @@ def multinomial_residuals(
     >>> residual.tolist(), round(loss, 4)
     ([[0.5, -0.5], [0.0, 0.0]], 0.3466)
     """
-    z = _float32(z)
+    z = _array(z, np.float32)
     if z.ndim != 2 or z.shape[1] < 1:
         raise InputError(f"margins of shape {z.shape}; rows x classes wanted")
     n, m = z.shape
@@ -343,8 +157,8 @@ def multinomial_residuals(
     if n and (classes.dtype.kind not in "iub" or not 0 <= int(classes.min()) <= int(classes.max()) < m):
         raise InputError(f"targets must be class numbers 0 to {m - 1}")
     residual = np.empty(z.shape, np.float32)
-    sample = _per_row(weights, n, np.float32, "weights")
-    loss = _residuals_m(z, _per_row(classes, n, np.int64, "targets"), sample, residual)
+    sample = _weights(weights, n)
+    loss = sparse.multinomial_residuals(z, _per_row(classes, n, np.int64, "targets"), sample, residual)
     return residual, _mean(loss, n, sample)
 
 
@@ -393,14 +207,12 @@ def logistic(
     >>> round(loss, 4), slope, intercept
     (0.6931, array([-0.5,  0.5], dtype=float32), 0.0)
     """
-    w = _float32(w)
+    w = _array(w, np.float32)
     if w.ndim > 1 and w.shape[1:] != (1,):
         raise InputError(f"weights of shape {w.shape}: logistic is for two classes; use margins, multinomial_residuals")
     ends, places, values = _csr(indptr, indices, data, len(w))
     n = len(ends) - 1
-    targets, sample = _targets(y, n), _per_row(weights, n, np.float32, "weights")
+    targets, sample = _targets(y, n), _weights(weights, n)
     out = _result(out, w.shape)
-    loss, intercept = _logistic(
-        ends, places, values, w.reshape(-1), np.float32(b), targets, sample, float(scale), out.reshape(-1)
-    )
+    loss, intercept = sparse.logistic(ends, places, values, w.reshape(-1), b, targets, sample, scale, out.reshape(-1))
     return _mean(loss, n, sample), out, intercept

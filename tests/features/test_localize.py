@@ -322,7 +322,6 @@ WRONG = [  # file of dps/core, its text, the wrong text
     ("unique.pyx", "hashes[q - 1] > h", "hashes[q - 1] < h"),
     ("unique.pyx", "codes[i] = rank[codes[i]]", "pass"),
     ("unique.pyx", "(dps_mix(<uint64_t> source.key) >> shift)", "(dps_mix(<uint64_t> source.key) >> (shift + 1))"),
-    ("unique.pyx", "keys[j] = ids[j]", "keys[j] = <uint32_t> ids[j]"),
     ("unique.pyx", "same = same and ids[place] == key", "same = True"),
     ("unique.pyx", "h < least", "h > least"),
     ("unique.pyx", "== least:", ">= least:"),

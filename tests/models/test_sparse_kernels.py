@@ -5,9 +5,11 @@ import pytest
 import scipy.sparse
 import scipy.special
 import sklearn.metrics
+from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dps.core import sparse
 from dps.errors import InputError
 from dps.models import sparse_kernels
 from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
@@ -147,16 +149,40 @@ def test_views_of_a_larger_batch():
     np.testing.assert_allclose(loss, logistic(*parts(X[100:200]), w, 0.0, y[100:200])[0])
 
 
-def test_read_only_and_wide_integers_compile_nothing_new():
+def test_arrays_of_any_dtype_in_any_memory() -> None:
     X, w, y, _ = batch()
-    logistic(*parts(X), w, 0.0, y)
-    compiled = len(sparse_kernels._logistic.signatures)
+    expected = logistic(*parts(X), w, 0.0, y)
+
+    def check(*arguments) -> None:
+        loss, slope, intercept = logistic(*arguments)
+        np.testing.assert_array_equal(slope, expected[1])
+        assert (loss, intercept) == (expected[0], expected[2])
+
     indptr, indices, data = X.indptr.astype(np.int64), X.indices.astype(np.int64), X.data.copy()
+    unaligned = np.frombuffer(b"x" + X.data.tobytes(), X.dtype, offset=1)
     for part in (indptr, indices, data, w, y):
         part.flags.writeable = False
-    logistic(indptr, indices, data, w, 0.0, y.astype(np.int8))
-    logistic(indptr, indices, data.astype(np.float16), w.astype(np.float64), 0.0, list(y))
-    assert len(sparse_kernels._logistic.signatures) == compiled
+    check(indptr, indices, data, w, 0.0, y.astype(np.int8))
+    check(indptr, X.indices.astype(np.uint32), unaligned, w.astype(np.float64), 0.0, list(y))
+    check(indptr, np.repeat(indices, 2)[::2], data.astype(np.longdouble), w[:, None][:, 0], 0.0, y)
+    half = data.astype(np.float16)
+    check_loss = logistic(indptr, indices, half, w, 0.0, y)[0]
+    assert check_loss == logistic(indptr, indices, half.astype(np.float32), w, 0.0, y)[0]
+
+
+def test_the_sum_of_a_row_has_a_fixed_order() -> None:
+    """Three sums, then these sums: in every other order, the large numbers would swallow others of the small ones."""
+    big = np.float32(2.0**24)
+    for ones in (False, True):
+        w = np.array([big, 1, 1, -big, 1, 1, 1], np.float32)
+        data = None if ones else np.ones(7, np.float32)
+        sums = [np.float32(0)] * 3
+        for j in range(6):
+            sums[j % 3] += w[j]
+        sums[0] += w[6]
+        expected = (sums[0] + sums[1]) + sums[2]
+        assert margins([0, 7], np.arange(7), data, w)[0] == expected
+        assert expected != np.cumsum(w, dtype=np.float32)[-1]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +193,10 @@ def test_read_only_and_wide_integers_compile_nothing_new():
         (lambda: margins([0, 1], np.array([2**40]), [1.0], np.zeros(5)), "1099511627776"),
         (lambda: margins([0, 2], [0], [1.0], np.zeros(5)), "indptr"),
         (lambda: margins([1, 0, 1], [0], [1.0], np.zeros(5)), "indptr"),
+        (lambda: margins([-1, 1], [0], [1.0], np.zeros(5)), "indptr"),
+        (lambda: margins([], [0], [1.0], np.zeros(5)), "indptr"),
+        (lambda: margins([[0, 1]], [0], [1.0], np.zeros(5)), "indptr"),
+        (lambda: margins([0, 1], np.array([2**31], np.uint32), [1.0], np.zeros(5)), "index -2147483648"),
         (lambda: margins([0, 1], [0], [1.0, 2.0], np.zeros(5)), "2 values for 1 indices"),
         (lambda: gradient([0, 1], [0], [1.0], [1.0, 2.0], 5), "2 residuals for 1 rows"),
         (lambda: gradient([0, 1], [0], [1.0], [1.0], 5, out=np.zeros(4, np.float32)), r"shape \(5,\)"),
@@ -184,3 +214,88 @@ def test_read_only_and_wide_integers_compile_nothing_new():
 def test_wrong_input_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+# ---- broken variants must not pass ----------------------------------------------------------------------------------
+
+WRONG = [  # file of dps/core, its text, the wrong text
+    ("sparse_of.h", "sum1 += VALUE(j + 1) * w[indices[j + 1]]", "sum1 += VALUE(j) * w[indices[j + 1]]"),
+    ("sparse_of.h", "((sum0 + sum1) + sum2) + b", "(sum0 + sum1) + b"),
+    ("sparse_of.h", "out[i - start] =", "out[0] ="),
+    ("sparse_of.h", "residual[i - start]", "residual[0]"),
+    ("sparse_of.h", "+ r * VALUE(j)", "+ r"),
+    ("sparse_of.h", "sums[c] + value * row[c]", "sums[c] + row[c]"),
+    ("sparse_of.h", "row[c] + value * r[c]", "value * r[c]"),
+    ("sparse_of.h", "b + c, m, (int)", "b, m, (int)"),
+    ("sparse.h", "#define VALUE(j) 1.0f", "#define VALUE(j) 0.5f"),
+    ("sparse.pyx", "exp(-fabs(margin))", "exp(-margin)"),
+    ("sparse.pyx", "(1.0 if margin >= 0 else q)", "(q if margin >= 0 else 1.0)"),
+    ("sparse.pyx", "<float> (scale * weights[start + i]", "<float> (scale * weights[i]"),
+    ("sparse.pyx", "z[i], y[start + i]", "z[i], y[i]"),
+    ("sparse.pyx", "loss + log(product)", "loss"),
+    ("sparse.pyx", "(linear + log1p(q))", "(linear + q)"),
+    ("sparse.pyx", "top = max(top, z[c])", "pass"),
+    ("sparse.pyx", "(weight / total)", "weight"),
+    ("sparse.pyx", "intercept += residual[i]", "intercept = residual[i]"),
+    ("sparse.pyx", "z += m", "z += 1"),
+]
+
+
+def check_all() -> None:
+    for kind in (np.float32, np.float64):
+        for ones in (False, True):
+            for m in (None, 1, 5, 21):
+                test_products(kind, ones, m)
+    for weighted in (False, True):
+        test_fused_two_classes(1000, weighted, False)
+        test_many_classes(weighted)
+    test_two_classes_both_ways()
+    residual, loss = binary_residuals([-1000.0, 1000.0], [1, 0])
+    assert (residual.tolist(), loss) == ([-1.0, 1.0], 1000.0)
+    assert multinomial_residuals([[0.0, 1000.0]], [1])[1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_broken_variant_is_caught(monkeypatch, file: str, old: str, new: str) -> None:
+    check_all()
+    monkeypatch.setattr(sparse_kernels, "sparse", variant("sparse", file, old, new))
+    with pytest.raises(AssertionError):
+        check_all()
+
+
+# ---- what the core refuses ------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    """The models check what users pass; the core checks again what would lead to foreign memory."""
+    ends, indices, rows = np.array([0, 1, 2]), np.zeros(2, np.int32), np.zeros(2, np.float32)
+    w, b = np.zeros((5, 3), np.float32), np.zeros(3, np.float32)
+    out = np.zeros((2, 3), np.float32)
+    sparse.margins(ends, indices, None, w, b, out)
+    with pytest.raises(ValueError, match=r"out of shape \(2, 2\), and 2 rows of 3 wanted"):
+        sparse.margins(ends, indices, None, w, b, out[:, :2].copy())
+    with pytest.raises(ValueError, match=r"w of shape \(5, 3\), and 5 rows of 2 wanted"):
+        sparse.margins(ends, indices, None, w, b[:2], out)
+    with pytest.raises(TypeError, match="array of int64 wanted"):
+        sparse.margins(ends.astype(np.int32), indices, None, w, b, out)
+    with pytest.raises(TypeError, match="array of float32 wanted, and this is int64"):
+        sparse.margins(ends, indices, ends[:2], w, b, out)
+    with pytest.raises(InputError, match="index 5 in the batch, and there are 5 weights"):
+        sparse.gradient(ends, indices + 5, None, out, w)
+    with pytest.raises(ValueError, match=r"residual of shape \(2, 3\), and 2 rows of 1 wanted"):
+        sparse.gradient(ends, indices, None, out, w[:, 0].copy())
+    with pytest.raises(ValueError, match=r"y of shape \(1,\), and 2 rows of 1 wanted"):
+        sparse.binary_residuals(rows, rows[:1], None, rows.copy())
+    with pytest.raises(ValueError, match="weights of shape"):
+        sparse.binary_residuals(rows, rows, rows[:1], rows.copy())
+    with pytest.raises(InputError, match="class numbers 0 to 2"):
+        sparse.multinomial_residuals(out, np.array([0, 3]), None, out.copy())
+    with pytest.raises(ValueError, match="residual of shape"):
+        sparse.multinomial_residuals(out, np.array([0, 1]), None, rows)
+    for wrong in ({"w": w}, {"out": rows[:1]}, {"y": rows[:1]}, {"weights": rows[:1]}):
+        given = {"w": w[:, 0].copy(), "y": rows, "weights": None, "out": w[:, 0].copy()} | wrong
+        with pytest.raises(ValueError, match="wanted"):
+            sparse.logistic(ends, indices, None, b=0.0, scale=1.0, **given)

@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "dps").rglob("*.py"))
 MODULES = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in FILES}
+COMPILED = {f"dps.core.{f.stem}" for f in (ROOT / "dps" / "core").glob("*.pyx")}
 
 # What each room may import of dps, beside itself and `errors`. A file of a room may be named alone.
 PLACED = "config state wire telemetry daskapi"  # what the parties share
@@ -45,7 +46,7 @@ ROOMS = {
     "driver": "config state wire telemetry daskapi checkpoints client server controller training dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
-    "models": "dps spark",
+    "models": "dps core.sparse spark",
     "testing": "config state wire checkpoints coordination telemetry client server controller training",
 }
 STREET = {"dps": "spark client deploy checkpoints features driver state training"}  # the public names
@@ -55,7 +56,6 @@ ONLY = {  # all that these may import beside the standard library and themselves
     "dps.coordination": {"numpy", "dps.errors"},
     "dps.models": {
         "numpy",
-        "numba",
         "scipy",
         "sklearn",
         "pandas",
@@ -121,7 +121,8 @@ def imports(module: str, node: ast.AST | None = None, *, lazy: bool = False):
                 is_package = MODULES[module].name == "__init__.py"
                 package = module.split(".")[: len(module.split(".")) - child.level + is_package]
                 parent = ".".join([*package, parent]).rstrip(".")
-            yield from (f"{parent}.{a.name}" if f"{parent}.{a.name}" in MODULES else parent for a in child.names)
+            names = [f"{parent}.{alias.name}" for alias in child.names]
+            yield from (name if name in MODULES or name in COMPILED else parent for name in names)
         yield from imports(module, child, lazy=lazy)
 
 
@@ -189,6 +190,8 @@ def test_pure_packages_stay_pure(module):
 def test_models_use_public_names_only(module):
     if not within(module, "dps.models"):
         return
+    core = {name for name in imports(module) if within(name, "dps.core")}
+    assert not core or module == "dps.models.sparse_kernels", f"only the kernels of the models import {core}"
     inner = ROOMS.keys() - {"errors", "models", "spark"}
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dps":
