@@ -15,7 +15,7 @@ import numpy as np
 
 import dps
 from benchmarks.common import Report, interleave, parser
-from dps.state.kernels import all_finite
+from dps.core.rows import all_finite
 
 ROUNDS, DIM = 21, 16
 PUSHES = {1_000: 300, 100_000: 20}  # keys of a push: pushes of a turn
@@ -47,7 +47,7 @@ def rows(report: Report, client: dps.Client, size: int, pushes: int, rounds: int
     report.duration(f"{what}, processor time", checked, "finite=False", unchecked)
     ratio = statistics.median(found[:, 1] / found[:, 0])
     report.add(f"{what}, over finite=False (median of the rounds)", ratio, "times", reach="<= 1.02 times")
-    alone = interleave({"once": lambda: all_finite(values.reshape(-1))}, rounds, turn=0.01)
+    alone = interleave({"once": lambda: all_finite(values)}, rounds, turn=0.01)
     report.duration(f"{what}: one check alone (it is done twice)", alone["once"], "the push", checked)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from dps.core.rows import all_finite
 from dps.errors import InputError, InputTypeError, NotFiniteError
-from dps.state.kernels import all_finite
 from dps.state.ops import TableSpec
 
 __all__ = ["as_keys", "as_rows", "check_out", "row_shape", "split_sparse"]
@@ -30,9 +30,7 @@ def as_keys(keys: object, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
     else:
         array = _integers(keys, table)
     shape = array.shape
-    flat = np.ascontiguousarray(array).reshape(-1)
-    # numba takes a read-only array for another type and would compile everything twice
-    return (flat if flat.flags.writeable else flat.copy()), shape
+    return np.ascontiguousarray(array).reshape(-1), shape
 
 
 def _integers(keys: object, table: str) -> np.ndarray:
@@ -128,16 +126,12 @@ def as_rows(values: Any, shape: tuple[int, ...], count: int, spec: TableSpec) ->
             f"table {spec.name!r}: {count} keys of dim {spec.dim} take values of shape {wanted}, not {array.shape}"
         )
     rows = np.ascontiguousarray(array).reshape(count, spec.dim)
-    if spec.finite and rows.dtype.kind == "f" and not all_finite(_writeable(rows).reshape(-1)):
+    if spec.finite and rows.dtype.kind == "f" and not all_finite(rows):
         bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
         raise NotFiniteError(
             f"table {spec.name!r} refuses NaN and infinity; row {bad} of the values is {rows[bad][:8]}"
         )
-    return _writeable(rows)
-
-
-def _writeable(array: np.ndarray) -> np.ndarray:
-    return array if array.flags.writeable else array.copy()
+    return rows
 
 
 def check_out(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from dps.state.kernels import scatter, take
+from dps.core.rows import scatter, take
 from dps.state.ops import TableSpec
 from dps.state.partition import Grouping, bound
 from dps.wire.channel import Channel, Request, Sink, ViewSink

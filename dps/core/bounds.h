@@ -1,4 +1,4 @@
-/* Whether numbers of rows lie in 0 .. end - 1: one pass without a branch, before anything is read or written. */
+/* Whether numbers of rows lie in 0 .. end - 1: one pass without a branch, before a row is read or written. */
 #ifndef DPS_BOUNDS_H
 #define DPS_BOUNDS_H
 
@@ -14,17 +14,6 @@ static int dps_all_inside(const int64_t *index, int64_t count, int64_t end) {
     uint64_t signs = 0;
     for (int64_t i = 0; i < count; i++) {
         signs |= (uint64_t)index[i] | (last - (uint64_t)index[i]);
-    }
-    return signs >> 63 == 0;
-}
-
-/* As above, but a negative number is allowed: it means a row that does not exist. */
-DPS_CLONES __attribute__((unused))
-static int dps_none_beyond(const int64_t *index, int64_t count, int64_t end) {
-    const uint64_t last = (uint64_t)end - 1;
-    uint64_t signs = 0;
-    for (int64_t i = 0; i < count; i++) {
-        signs |= ~(uint64_t)index[i] & (last - (uint64_t)index[i]);
     }
     return signs >> 63 == 0;
 }

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from dps.core.rows import all_finite
 from dps.errors import (
     DPSError,
     FencedError,
@@ -33,7 +34,6 @@ from dps.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from dps.server.replicas import OwedAnswer, Replica, ReplicaPart
 from dps.server.replication import Relay
 from dps.server.tables import ServerTable, TableRequest, op_of
-from dps.state.kernels import all_finite
 from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
 from dps.state.shard import make_shard
 from dps.state.transfer import Joining
@@ -315,7 +315,7 @@ class ServerRole:
         if request.used + padded(nbytes) != len(body):
             raise ProtocolError(f"a push of {count} rows of table {spec.name!r} has a body of {len(body)} bytes")
         values = np.frombuffer(body, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
-        if spec.finite and spec.dtype != "int64" and not all_finite(values.reshape(-1)):
+        if spec.finite and spec.dtype != "int64" and not all_finite(values):
             raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
         op = op_of(header)
         for replica, keys, _, a, b in request.parts:  # all that can fail comes before the first change

@@ -20,10 +20,11 @@ import abc
 
 import numpy as np
 
+from dps.core.cuts import flag
 from dps.core.index import KeyIndex
+from dps.core.rows import gather, gather_range
 from dps.errors import InputError, KeyRangeError, LimitError
 from dps.state.initializers import fill_missing, fill_new, fill_range
-from dps.state.kernels import accumulate, flag, gather, gather_range, mark
 from dps.state.ledger import Ledger
 from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.optimizers import Add, Assign
@@ -253,10 +254,7 @@ class DenseShard(Shard):
 
     def pull_range(self, start: int, out: np.ndarray) -> None:
         """Copy the values of rows start, start + 1, ... into `out`."""
-        if self.width == self.spec.dim:
-            out[:] = self.rows[start - self.low : start - self.low + len(out)]
-        else:
-            gather_range(self.rows, start - self.low, out)
+        gather_range(self.rows, start - self.low, out)
 
     def load(self, numbers: int | np.ndarray, rows: np.ndarray) -> None:
         """Replace whole rows (all columns): those with these row numbers, or, for an int, those from this number on."""
@@ -421,8 +419,8 @@ class DenseSums(Sums):
 
     def add_rows(self, op: Op) -> None:
         index, start = (NO_INDEX, op.start - self.low) if op.keys is None else (op.keys - self.low, 0)
-        accumulate(self.sums, index, start, op.values)
-        mark(self.touched, index, start, len(op.values))
+        ADD_KERNEL(self.sums, index, start, op.values, NO_NUMBERS)
+        flag(self.touched.view(np.uint8), index, start, len(op.values), 1)
 
     def to_arrays(self) -> list[np.ndarray]:
         return [self.sums, self.touched]

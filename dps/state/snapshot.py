@@ -23,10 +23,10 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from dps.core.cuts import count_wanted, flag, follow, save, take_wanted
 from dps.core.index import keys_of
 from dps.errors import InputError
 from dps.state.initializers import fill_new
-from dps.state.kernels import count_wanted, flag, follow, save, take_wanted
 from dps.state.ledger import Ledger
 from dps.state.ops import CLOSE, NO_CLOCK, PUSH, Op, TableSpec
 
@@ -136,7 +136,7 @@ class Cut:
             raise InputError(f"the sums of clock {sums.clock} of {self._where} are open: close them first")
         if not self._is_complete:
             self._is_complete, self._end = True, len(self.shard)
-            self.rows = int(count_wanted(self._place, self._flags, CHANGED, self._end))
+            self.rows = count_wanted(self._place, self._flags, CHANGED, self._end)
             if self.shard.spec.keyed:
                 wanted = NO_FLAGS
                 if len(self._flags):  # a copy, because the flags go on changing and may be moved in memory

@@ -37,8 +37,8 @@ ROOMS = {
     "checkpoints": "state",
     "telemetry": "wire state.names state.ops",
     # the parties: these do not know each other
-    "client": PLACED + " coordination.origins",
-    "server": PLACED + " checkpoints",
+    "client": PLACED + " core coordination.origins",
+    "server": PLACED + " core checkpoints",
     "controller": PLACED + " checkpoints coordination",
     # what stands around them
     "dashboard": "telemetry state.ops",

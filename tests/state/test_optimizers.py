@@ -302,7 +302,7 @@ def test_rows_that_do_not_exist_are_refused_and_nothing_changes(optimizer: Optim
     for start in (-1, 3, 2**63 - 1, -(2**63)):
         with pytest.raises(ValueError, match=rf"rows {start} to -?\d+, and there are 5 rows"):
             optimizer.kernel(rows, none, start, updates[:3], numbers)
-    with pytest.raises(ValueError, match="an index of 4 rows for 3 updates"):
+    with pytest.raises(ValueError, match="an index of 4 rows, and 3 rows are meant"):
         optimizer.kernel(rows, np.zeros(4, np.int64), 0, updates[:3], numbers)
     assert rows.tobytes() == before.tobytes()
 

@@ -412,7 +412,7 @@ MUTANTS = [
     (KEYED, Cut, "pieces", "number % 2", "0"),
     (KEYED, Cut, "pieces", "self._place, self._saved,", "self._place, np.roll(self._saved, 1, 0),"),
     (KEYED, Cut, "pieces", "CHANGED, rows", "LATER, rows"),
-    (KEYED, Cut, "complete", "int(count_wanted(self._place, self._flags, CHANGED, self._end))", "self._end"),
+    (KEYED, Cut, "complete", "count_wanted(self._place, self._flags, CHANGED, self._end)", "self._end"),
     (KEYED, Cut, "commit", "changed >>= 1", "changed[:] = 0"),
     (KEYED, Cut, "end", "changed |= changed >> 1", "pass"),
     (BORN, Cut, "_follow", "self._count > first", "self._count > first + 1"),

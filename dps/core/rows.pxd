@@ -1,0 +1,21 @@
+from libc.stdint cimport int32_t, int64_t
+
+cimport numpy as cnp
+
+
+cdef int check_rows(cnp.ndarray rows, cnp.ndarray other) except -1
+
+
+cdef extern from "rows.h" nogil:
+    ctypedef struct dps_source:
+        const char *rows
+        int64_t count
+        int64_t stride
+        int64_t bytes
+
+    bint dps_gather(const dps_source *source, const int64_t *index, int64_t count, char *out)
+    void dps_gather_range(const dps_source *source, int64_t start, int64_t count, char *out)
+    void dps_take(const char *source, const int32_t *order, int64_t count, char *out, int64_t bytes)
+    void dps_scatter(const char *source, const int32_t *order, int64_t count, char *out, int64_t bytes)
+    bint dps_all_finite_float(const float *values, int64_t count)
+    bint dps_all_finite_double(const double *values, int64_t count)
