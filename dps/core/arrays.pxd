@@ -10,7 +10,10 @@ cdef int refuse(object array, int type_number) except -1
 
 cdef inline void *memory(cnp.ndarray array, int type_number, bint written) except? NULL:
     cdef int flags = cnp.NPY_ARRAY_CARRAY if written else cnp.NPY_ARRAY_CARRAY_RO
-    if cnp.PyArray_TYPE(array) != type_number or not cnp.PyArray_CHKFLAGS(array, flags):
+    cdef int given = cnp.PyArray_TYPE(array)
+    # long and long long, say, are two types of numpy for the same numbers
+    cdef bint same = given == type_number or cnp.PyArray_EquivTypenums(given, type_number)
+    if not same or not cnp.PyArray_CHKFLAGS(array, flags) or not cnp.PyArray_ISNOTSWAPPED(array):
         refuse(array, type_number)
     return cnp.PyArray_DATA(array)
 

@@ -254,7 +254,16 @@ def test_a_broken_variant_is_caught(monkeypatch, file: str, old: str, new: str) 
         check_all(SAMPLES)
 
 
-# ---- what the core refuses ------------------------------------------------------------------------------------------
+# ---- what the core takes, and what it refuses -----------------------------------------------------------------------
+
+
+def test_every_type_of_c_with_the_same_numbers_is_taken() -> None:
+    """numpy tells long and long long apart, and calls both int64."""
+    keys = np.arange(9)
+    for dtype in (np.int_, np.longlong):
+        check_group(keys.astype(dtype), 0, 4)
+    with pytest.raises(TypeError, match="this is >i8"):
+        group(keys.astype(">i8"), 0, 4)
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
