@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
-from numba.extending import register_jitable
 
 from dps.errors import InputError
 
@@ -174,107 +172,88 @@ def flights() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame, np.ndarray]:
     return X[~test].reset_index(drop=True), y[~test], X[test].reset_index(drop=True), y[test]
 
 
-# The generator. Every number is a function of (seed, row, place), so rows do not depend on how they are cut.
+# The generator. Every number is a function of (seed, row, place), so rows do not depend on how they are cut. All rows
+# of a block draw their next feature at once, until each has as many as it wants.
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+BLOCK = 50_000  # rows; bounds the memory
 
 
-@njit(inline="always")
 def _mix(h: Any) -> Any:
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return h ^ (h >> np.uint64(31))
 
 
-@njit(inline="always")
 def _uniform(h: Any) -> Any:
     """In (0, 1), from 53 bits."""
-    return (np.float64(h >> np.uint64(11)) + 0.5) * 2.0**-53
+    return ((h >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
-@register_jitable
-def _integral(x: float, exponent: float) -> float:
+def _integral(x: Any, exponent: float) -> Any:
     """The integral of x ** -exponent, up to a constant."""
-    return math.log(x) if exponent == 1.0 else x ** (1.0 - exponent) / (1.0 - exponent)
+    return np.log(x) if exponent == 1.0 else x ** (1.0 - exponent) / (1.0 - exponent)
 
 
-@register_jitable
-def _inverse(area: float, exponent: float) -> float:
-    return math.exp(area) if exponent == 1.0 else (area * (1.0 - exponent)) ** (1.0 / (1.0 - exponent))
+def _inverse(area: Any, exponent: float) -> Any:
+    return np.exp(area) if exponent == 1.0 else (area * (1.0 - exponent)) ** (1.0 / (1.0 - exponent))
 
 
-@register_jitable
-def _weight(feature: Any, seed: Any, share: float) -> float:
-    """True weight of a feature: 0 for most, else about normal with deviation 1 (a sum of four uniform numbers)."""
-    h = _mix(feature * np.uint64(0x9E3779B97F4A7C15) + seed)
-    if _uniform(h) >= share:
-        return 0.0
-    total = -2.0
+def _weights(features: np.ndarray, seed: np.uint64) -> np.ndarray:
+    """True weights of features: 0 for most, else about normal with deviation 1 (a sum of four uniform numbers)."""
+    h = _mix(features.astype(np.uint64) * GOLDEN + seed)
+    matters = _uniform(h) < SHARE
+    total = np.full(h.shape, -2.0)
     for _ in range(4):
-        h = _mix(h + np.uint64(0x9E3779B97F4A7C15))
+        h = _mix(h + GOLDEN)
         total += _uniform(h)
-    return total * math.sqrt(3.0)
+    return np.where(matters, total * math.sqrt(3.0), 0.0)
 
 
-@njit(nogil=True, cache=True)
-def _weights(features: Any, seed: Any, share: float, out: Any) -> None:
-    for i in range(features.shape[0]):
-        out[i] = _weight(np.uint64(features[i]), seed, share)
+class _Zipf:
+    """Ranks by rejection-inversion (Hoermann and Derflinger 1996)."""
+
+    def __init__(self, n: int, exponent: float):
+        self._n, self._exponent = n, exponent
+        self._first, self._last = _integral(1.5, exponent) - 1.0, _integral(n + 0.5, exponent)
+        self._shortcut = 2.0 - _inverse(_integral(2.5, exponent) - 2.0**-exponent, exponent)
+
+    def draw(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(ranks from 1 on, whether each is accepted) of uniform numbers."""
+        area = self._last + u * (self._first - self._last)
+        x = _inverse(area, self._exponent)
+        rank = np.clip(np.floor(x + 0.5), 1, self._n)
+        accepted = area >= _integral(rank + 0.5, self._exponent) - rank**-self._exponent
+        return rank.astype(np.int64), accepted | (rank - x <= self._shortcut)
 
 
-@register_jitable
-def _sorted_in(row: Any, count: int, feature: Any, distinct: bool) -> bool:
-    """Put a feature into its place of a sorted row; False if it is there already and must not be."""
-    place = count
-    while place > 0 and row[place - 1] > feature:
-        place -= 1
-    if distinct and place > 0 and row[place - 1] == feature:
-        return False
-    for i in range(count, place, -1):
-        row[i] = row[i - 1]
-    row[place] = feature
-    return True
-
-
-@njit(nogil=True, cache=True)
 def _clicks(
-    start: int,
-    low: int,
-    high: int,
-    n: int,
-    step: int,
-    exponent: float,
-    seed: Any,
-    model: tuple,
-    indptr: Any,
-    out: Any,
-    y: Any,
-) -> None:
-    """Rows from `start` on. Zipf ranks by rejection-inversion (Hoermann and Derflinger 1996); feature = rank * step."""
-    share, slope, intercept, distinct = model
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    first, last = _integral(1.5, exponent) - 1.0, _integral(n + 0.5, exponent)
-    shortcut = 2.0 - _inverse(_integral(2.5, exponent) - 2.0**-exponent, exponent)
-    for i in range(y.shape[0]):
-        h = _mix(seed + _mix(np.uint64(start + i) + golden))
-        wanted = low + int(_uniform(_mix(h)) * (high - low + 1))
-        row = out[indptr[i] : indptr[i] + wanted]
-        count, tries = 0, 0
-        margin = intercept
-        while count < wanted:
-            h += golden
-            tries += 1
-            u = _uniform(_mix(h))
-            x = _inverse(last + u * (first - last), exponent)
-            rank = min(max(int(x + 0.5), 1), n)
-            if rank - x > shortcut and last + u * (first - last) < _integral(rank + 0.5, exponent) - rank**-exponent:
-                continue
-            if tries > 50 * wanted:  # too few likely ones left: any
-                rank = 1 + int(_uniform(_mix(h + np.uint64(1))) * n)
-            feature = np.int64(np.uint64(rank - 1) * np.uint64(step) % np.uint64(n))
-            if _sorted_in(row, count, feature, distinct):
-                count += 1
-                margin += slope * _weight(np.uint64(feature), seed, share)
-        indptr[i + 1] = indptr[i] + wanted
-        y[i] = _uniform(_mix(h + np.uint64(2))) * (1.0 + math.exp(-margin)) < 1.0
+    start: int, stop: int, n: int, nonzeros: tuple[int, int], zipf: _Zipf, seed: np.uint64, distinct: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(features of each row, ascending, then -1; how many; labels) of rows start to stop - 1."""
+    (low, high), step = nonzeros, np.uint64(_step(n))
+    h = _mix(seed + _mix(np.arange(start, stop, dtype=np.uint64) + GOLDEN))
+    wanted = low + (_uniform(_mix(h)) * (high - low + 1)).astype(np.int64)
+    found, count = np.full((stop - start, high), -1, np.int64), np.zeros(stop - start, np.int64)
+    margin = np.full(stop - start, INTERCEPT)
+    active, tries = np.flatnonzero(wanted), 0
+    while len(active):
+        tries += 1
+        h[active] += GOLDEN
+        rank, accepted = zipf.draw(_uniform(_mix(h[active])))
+        few = tries > 50 * wanted[active]  # too few likely ones left: any
+        rank = np.where(few, 1 + (_uniform(_mix(h[active] + np.uint64(1))) * n).astype(np.int64), rank)
+        feature = ((rank - 1).astype(np.uint64) * step % np.uint64(n)).astype(np.int64)
+        if distinct:
+            accepted &= ~(found[active, : min(tries, high)] == feature[:, None]).any(axis=1)
+        rows, feature = active[accepted], feature[accepted]
+        found[rows, count[rows]] = feature
+        count[rows] += 1
+        margin[rows] += SLOPE * _weights(feature, seed)
+        active = active[count[active] < wanted[active]]
+    found[found < 0] = n
+    found.sort(axis=1)
+    return found, count, _uniform(_mix(h + np.uint64(2))) * (1.0 + np.exp(-margin)) < 1.0
 
 
 def _step(features: int) -> int:
@@ -353,18 +332,21 @@ def zipf_clicks(
     import scipy.sparse
 
     _check_clicks(rows, features, nonzeros, exponent, distinct)
-    low, high = nonzeros
-    index = np.int32 if features <= 2**31 and rows * high < 2**31 else np.int64
-    indptr, y = np.zeros(rows + 1, index), np.empty(rows, np.int8)
-    indices = np.empty(rows * high, index)
-    model = (SHARE, SLOPE, INTERCEPT, bool(distinct))
-    _clicks(start, low, high, features, _step(features), float(exponent), _start_of(seed), model, indptr, indices, y)
-    indices = indices[: indptr[-1]].copy()
+    index = np.int32 if features <= 2**31 and rows * nonzeros[1] < 2**31 else np.int64
+    zipf, parts, counts, y = _Zipf(features, float(exponent)), [], [np.zeros(1, np.int64)], []
+    for first in range(start, start + rows, BLOCK):
+        last = min(first + BLOCK, start + rows)
+        found, count, labels = _clicks(first, last, features, nonzeros, zipf, _start_of(seed), distinct)
+        parts.append(found[np.arange(nonzeros[1]) < count[:, None]].astype(index))
+        counts.append(count)
+        y.append(labels)
+    indptr = np.cumsum(np.concatenate(counts), dtype=index)
+    indices = np.concatenate([np.empty(0, index), *parts])
     X = scipy.sparse.csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(rows, features))
     X.has_sorted_indices = True
     if distinct:
         X.has_canonical_format = True
-    return X, y
+    return X, np.concatenate([np.empty(0, bool), *y]).astype(np.int8)
 
 
 def click_weights(features: Any, seed: int = 0) -> np.ndarray:
@@ -377,7 +359,4 @@ def click_weights(features: Any, seed: int = 0) -> np.ndarray:
     >>> bool(abs(p.mean() - y.mean()) < 0.01)
     True
     """
-    flat = np.asarray(features, np.int64)
-    out = np.empty(flat.size, np.float32)
-    _weights(np.ascontiguousarray(flat.reshape(-1)), _start_of(seed), SHARE, out)
-    return (SLOPE * out).reshape(flat.shape)
+    return SLOPE * _weights(np.asarray(features, np.int64), _start_of(seed)).astype(np.float32)

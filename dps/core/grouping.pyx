@@ -207,11 +207,13 @@ def sum_repeats(
 
     updates : [m, dim] and out : [distinct, dim], both float32, float64 or int64; order, target : int32[m].
     """
-    cdef const int32_t *source = NULL if order is None else int32s(order)
+    cdef const int32_t *source = NULL
     cdef const int32_t *place = int32s(target)
     cdef int64_t count = cnp.PyArray_SIZE(target)
-    if order is not None and cnp.PyArray_SIZE(order) != count:
-        raise ValueError(f"an order of {cnp.PyArray_SIZE(order)} for {count} updates")
+    if order is not None:
+        source = int32s(order)
+        if cnp.PyArray_SIZE(order) != count:
+            raise ValueError(f"an order of {cnp.PyArray_SIZE(order)} for {count} updates")
     if updates.ndim != 2 or out.ndim != 2 or updates.shape[1] != out.shape[1] or updates.shape[0] < count:
         raise ValueError("updates and out must be rows of one width, a row of updates for each key")
     cdef int64_t dim = updates.shape[1]

@@ -4,6 +4,7 @@ FULL_AT: float
 GROW_AT: float
 GROWTH: float
 MAX_ROWS: int
+MIN_SLOTS: int
 MOVE_AT_LEAST: int
 MOVE_PER_KEY: int
 

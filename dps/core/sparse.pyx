@@ -32,7 +32,9 @@ cdef extern from "sparse.h" nogil:
         int64_t rows
 
     ctypedef struct dps_loops:
-        void (*margins)(const dps_batch *batch, const float *w, float b, int64_t start, int64_t stop, float *out) noexcept nogil
+        void (*margins)(
+            const dps_batch *batch, const float *w, float b, int64_t start, int64_t stop, float *out
+        ) noexcept nogil
         void (*gradient)(
             const dps_batch *batch, const float *residual, int64_t start, int64_t stop, float *out
         ) noexcept nogil

@@ -1,4 +1,5 @@
-/* Included by sparse.h, once for each KIND of values. VALUE(j) is that of non-zero j; TYPE that of the sums of a row. */
+/* Included by sparse.h, once for each KIND of values. VALUE(j) is that of non-zero j; TYPE that of the sums of a
+   row. */
 
 #define OF_KIND(name) DPS_JOIN(dps_##name, KIND)
 

@@ -57,7 +57,8 @@ cdef struct table_t:
 def by_table(cnp.ndarray ids not None, cnp.ndarray codes not None):
     """The unique ids in order of hash (int64), and codes[i] = place of ids[i] among them; None if it is given up.
 
-    `ids` is int32 or int64, at most 2**31 - 1 of them; `codes` is int32 of the same length; after None, `codes` holds nothing of use.
+    `ids` is int32 or int64, at most 2**31 - 1 of them; `codes` is int32 of the same length. After None, what `codes`
+    holds is of no use.
     """
     cdef int kind = cnp.PyArray_TYPE(ids)
     cdef const void *source = _ids(ids, codes)
