@@ -26,9 +26,10 @@ static inline uint64_t dps_bits_of(double x) {
 }
 
 /* sin(x) for x in [-pi/2, pi/2], by its Taylor series: the terms are (-1)^k / (2 k + 1)!, and the next one is below
-   1e-19. */
+   1e-19. The first product makes NaN of numbers too large to square. */
 static inline double dps_sine(double x) {
-    double square = x * x, total = -1.0 / 25852016738884976640000.0;
+    double square = x * x, total = 0.0;
+    total = total * square - 1.0 / 25852016738884976640000.0;
     total = total * square + 1.0 / 51090942171709440000.0;
     total = total * square - 1.0 / 121645100408832000.0;
     total = total * square + 1.0 / 355687428096000.0;

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "clones.h"
+#include "join.h"
 #include "portable.h"
 
 typedef struct {
@@ -25,8 +26,6 @@ typedef struct {
 /* Rows that are fetched into the cache before their turn comes, because a processor alone looks a few rows ahead. */
 #define DPS_AHEAD 8
 
-#define DPS_JOIN3(a, b, c) a##b##_##c
-#define DPS_JOIN(a, b, c) DPS_JOIN3(a, b, c)
 #define DPS_STEP static inline __attribute__((always_inline)) void
 
 /* dps_NAME_TYPE runs step_NAME_TYPE; the loop over one column is compiled apart from that over many. */

@@ -1,4 +1,5 @@
-"""What a server holds: tables cut into shards, their rows, and which ops they have seen. Pure numpy and numba.
+"""What a server holds: tables cut into shards, their rows, and which ops they have seen. Pure rules on top
+of :mod:`dps.core`, which holds the loops.
 
 Nothing here knows of sockets, threads or time. Each replica of a shard holds the same values, because the same ops are
 applied to it in the same order.
@@ -15,7 +16,6 @@ initializers       a new row's values as a function of (seed, key)
 recipes            optimizers, initialisers and schedules as dicts, and back
 snapshot           Cut: a shard as of a clock, read while ops go on
 transfer           copying a shard to another server while ops go on
-portable           which kernels may be kept on disk between processes
 warm               compile or load the kernels of a table before its first request
 ================== ===============================================================================
 """

@@ -4,7 +4,8 @@ So a row that has had no push needs no memory, any division into shards gives th
 back, or another process, gives the same numbers again. The function must never change: stored models hold only the rows
 that had a push, and rely on it for all others (``tests/state/test_initializers.py`` pins values bit for bit).
 
-Every initializer is a seed and three numbers (kind, a, b), so that one set of kernels serves all initializers:
+Every initializer is a seed and three numbers (kind, a, b), so that one set of loops (:mod:`dps.core.initializers`)
+serves all of them:
 
     stream = mix(mix(seed + G) ^ key)                  where mix and G are those of splitmix64 (Steele et al., 2014)
     hash n = mix(stream + (n + 1) G)                   column j owns the hashes 2 j and 2 j + 1
@@ -21,11 +22,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from dps.errors import InputError
-from dps.state.portable import logarithm, sine
 from dps.state.recipes import Recipe, from_dict, number
 
 __all__ = [
@@ -35,9 +34,6 @@ __all__ = [
     "Uniform",
     "Xavier",
     "Zeros",
-    "fill_missing",
-    "fill_new",
-    "fill_range",
     "initializer_from_dict",
 ]
 
@@ -150,11 +146,8 @@ class Uniform(Initializer):
 
     Examples
     --------
-    >>> rows = np.empty((2, 3), np.float32)
-    >>> init = Uniform(-1, 1, seed=7)
-    >>> fill_range(rows, 3, 0, np.uint64(init.seed), init.numbers(), 0.0)
-    >>> bool(np.all((rows >= -1) & (rows <= 1)))
-    True
+    >>> Uniform(-1, 1, seed=7).numbers()
+    array([ 2., -1.,  1.])
     """
 
     low: float = number()
@@ -224,84 +217,3 @@ class Xavier(Initializer):
     def _numbers(self) -> tuple[float, float, float]:
         limit = self.gain * math.sqrt(6 / (self.fan_in + self.fan_out))
         return UNIFORM, -limit, limit
-
-
-# Kernels. All integers are uint64, because numba makes a float of int64 + uint64. No branch stands inside a loop over
-# columns, because such a loop does not vectorise.
-
-Array = np.ndarray
-_jit = numba.njit(nogil=True, cache=True, error_model="numpy")
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_2GAMMA = np.uint64(2 * 0x9E3779B97F4A7C15 % 2**64)
-_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX2 = np.uint64(0x94D049BB133111EB)
-_BY_2_53 = 2.0**-53
-
-
-@_jit
-def _mix(h: np.uint64) -> np.uint64:
-    h = (h ^ (h >> np.uint64(30))) * _MIX1
-    h = (h ^ (h >> np.uint64(27))) * _MIX2
-    return h ^ (h >> np.uint64(31))
-
-
-@_jit
-def _top53(h: np.uint64) -> np.float64:
-    return np.float64(np.int64(h >> np.uint64(11)))  # through int64, because processors convert that faster
-
-
-@_jit
-def _fill(row: Array, dim: int, key: int, seed: np.uint64, numbers: Array) -> None:
-    """row[:dim] = the initial values of `key`."""
-    kind, a, b = numbers[0], numbers[1], numbers[2]
-    columns = np.uint64(dim)
-    first = _mix(_mix(np.uint64(seed) + _GAMMA) ^ np.uint64(key)) + _GAMMA
-    if kind == UNIFORM:
-        for j in range(columns):
-            row[j] = a + (b - a) * (_top53(_mix(first + j * _2GAMMA)) * _BY_2_53)
-    elif kind == NORMAL:
-        for j in range(columns):
-            u = (_top53(_mix(first + j * _2GAMMA)) + 1.0) * _BY_2_53
-            v = (_top53(_mix(first + j * _2GAMMA + _GAMMA)) + 0.5) * _BY_2_53
-            row[j] = a + b * (np.sqrt(-2.0 * logarithm(u)) * sine(math.pi * (v - 0.5)))
-    else:
-        for j in range(columns):
-            row[j] = a
-
-
-@_jit
-def fill_missing(out: Array, keys: Array, index: Array, seed: np.uint64, numbers: Array) -> None:
-    """Initial values of the rows that do not exist: out[i] for every i with index[i] < 0.
-
-    out : [m, dim]; keys, index : int64[m]; seed : uint64; numbers : float64[3].
-    """
-    for i in range(len(index)):
-        if index[i] < 0:
-            _fill(out[i], out.shape[1], keys[i], seed, numbers)
-
-
-@_jit
-def fill_new(
-    rows: Array, dim: int, keys: Array, index: Array, first: int, seed: np.uint64, numbers: Array, slot_start: float
-) -> None:
-    """Rows just created: values and optimizer state of rows[index[i]] for every i with index[i] >= first.
-
-    rows : [capacity, dim + slots]; keys, index : int64[m]. A row that is in `index` twice is written twice, with
-    the same numbers.
-    """
-    for i in range(len(index)):
-        if index[i] >= first:
-            row = rows[index[i]]
-            _fill(row, dim, keys[i], seed, numbers)
-            row[dim:] = slot_start
-
-
-@_jit
-def fill_range(rows: Array, dim: int, start_key: int, seed: np.uint64, numbers: Array, slot_start: float) -> None:
-    """All rows of a dense shard: rows[i] is the row of key start_key + i.
-
-    rows : [n, dim + slots].
-    """
-    for i in range(len(rows)):
-        _fill(rows[i], dim, start_key + i, seed, numbers)
-        rows[i, dim:] = slot_start

@@ -22,9 +22,9 @@ import numpy as np
 
 from dps.core.cuts import flag
 from dps.core.index import KeyIndex
+from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.core.rows import gather, gather_range
 from dps.errors import InputError, KeyRangeError, LimitError
-from dps.state.initializers import fill_missing, fill_new, fill_range
 from dps.state.ledger import Ledger
 from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.optimizers import Add, Assign
@@ -57,7 +57,7 @@ class Shard(abc.ABC):
         self.ledger = Ledger()
         self._numbers: dict[int, np.ndarray] = {}  # clock -> the optimizer's numbers at that clock
         self._init_numbers = spec.init.numbers()
-        self._seed = np.uint64(spec.init.seed)
+        self._seed = spec.init.seed
         self.sums: Sums | None = None  # of the open clock
         self.changed: np.ndarray | None = None  # a byte of flags for each row, if changes are tracked: see snapshot.py
         self.cut: Cut | None = None  # the cut that is being read

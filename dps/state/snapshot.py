@@ -25,8 +25,8 @@ import numpy as np
 
 from dps.core.cuts import count_wanted, flag, follow, save, take_wanted
 from dps.core.index import keys_of
+from dps.core.initializers import fill_new
 from dps.errors import InputError
-from dps.state.initializers import fill_new
 from dps.state.ledger import Ledger
 from dps.state.ops import CLOSE, NO_CLOCK, PUSH, Op, TableSpec
 
@@ -251,7 +251,7 @@ class Cut:
         spec, slot_start = shard.spec, shard.spec.optimizer.slot_start
         if self._count > first and not (spec.init.is_zero and slot_start == 0):
             assert op.keys is not None
-            seed, numbers = np.uint64(spec.init.seed), spec.init.numbers()
+            seed, numbers = spec.init.seed, spec.init.numbers()
             fill_new(self._saved, spec.dim, op.keys[which], where, first, seed, numbers, slot_start)
         clock = self.latest if op.clock == NO_CLOCK else op.clock
         shard.run_kernel(self._saved, op._replace(values=op.values[which], clock=clock), where, 0)

@@ -15,7 +15,7 @@ from initializer_cases import mix_only
 from oracles import mix, unmix
 
 import dps
-from dps.state.portable import logarithm, sine
+from dps.core.portable import logarithm, sine
 
 GOLDEN = golden.read()
 FLIPPED = sorted(golden.CASES)[::40]

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import dps
-from dps.state.initializers import fill_missing
+from dps.core.initializers import fill_missing
 from dps.state.ops import ADD, ASSIGN, CLOSE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.shard import DenseShard, KeyedShard
 
@@ -72,7 +72,7 @@ class Model:
     def fresh(self, key: int) -> np.ndarray:
         spec = self.spec
         row = np.zeros((1, spec.dim + spec.slots), spec.dtype)
-        values, number = np.zeros((1, spec.dim), spec.dtype), np.uint64(spec.init.seed)
+        values, number = np.zeros((1, spec.dim), spec.dtype), spec.init.seed
         fill_missing(values, np.array([key]), np.array([-1]), number, spec.init.numbers())
         row[:, : spec.dim], row[:, spec.dim :] = values, spec.optimizer.slot_start
         return row

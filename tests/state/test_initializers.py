@@ -8,9 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dps.core import initializers
+from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.errors import InputError, InputTypeError
 from dps.state.initializers import (
     Constant,
@@ -19,9 +22,6 @@ from dps.state.initializers import (
     Uniform,
     Xavier,
     Zeros,
-    fill_missing,
-    fill_new,
-    fill_range,
     initializer_from_dict,
 )
 
@@ -36,10 +36,12 @@ EVERY = pytest.mark.parametrize("init", INITIALIZERS, ids=repr)
 KEYS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1]))
 
 
-def values(init: Initializer, keys: list[int] | np.ndarray, dim: int, dtype: str = "float64") -> np.ndarray:
+def values(
+    init: Initializer, keys: list[int] | np.ndarray, dim: int, dtype: str = "float64", fill=fill_missing
+) -> np.ndarray:
     keys = np.asarray(keys, dtype=np.int64)
     out = np.full((len(keys), dim), 99, dtype=dtype)
-    fill_missing(out, keys, np.full(len(keys), -1), np.uint64(init.seed), init.numbers())
+    fill(out, keys, np.full(len(keys), -1), init.seed, init.numbers())
     return out
 
 
@@ -135,7 +137,7 @@ def test_any_split_order_and_width_gives_the_same_numbers(init: Initializer, dty
 
 @EVERY
 def test_all_three_kernels_agree(init: Initializer) -> None:
-    seed, numbers, dim, slots, n = np.uint64(init.seed), init.numbers(), 5, 3, 40
+    seed, numbers, dim, slots, n = init.seed, init.numbers(), 5, 3, 40
     keys = np.arange(100, 100 + n)
     expected = values(init, keys, dim, "float32")
     dense = np.full((n, dim + slots), 99, dtype=np.float32)
@@ -152,14 +154,14 @@ def test_all_three_kernels_agree(init: Initializer) -> None:
 
 def test_only_missing_rows_are_filled() -> None:
     out = np.full((3, 2), 99.0)
-    fill_missing(out, np.arange(3), np.array([0, -1, 5]), np.uint64(0), Constant(1).numbers())
+    fill_missing(out, np.arange(3), np.array([0, -1, 5]), 0, Constant(1).numbers())
     assert out.tolist() == [[99, 99], [1, 1], [99, 99]]
 
 
 def test_a_new_row_named_twice() -> None:
     rows = np.zeros((2, 3))
     init = Normal(1.0)
-    fill_new(rows, 2, np.array([8, 9, 8]), np.array([0, 1, 0]), 0, np.uint64(0), init.numbers(), 0.0)
+    fill_new(rows, 2, np.array([8, 9, 8]), np.array([0, 1, 0]), 0, 0, init.numbers(), 0.0)
     np.testing.assert_array_equal(rows[:, :2], values(init, [8, 9], 2))
 
 
@@ -167,8 +169,79 @@ def test_a_new_row_named_twice() -> None:
 def test_int64(init: Initializer) -> None:
     assert "int64" in init.dtypes
     rows = np.full((3, 2), 99, dtype=np.int64)
-    fill_range(rows, 2, 0, np.uint64(0), init.numbers(), 0.0)
+    fill_range(rows, 2, 0, 0, init.numbers(), 0.0)
     assert np.all(rows == init.numbers()[1])
+
+
+# ---- broken variants must not pass ----------------------------------------------------------------------------------
+
+WRONG = [  # file of dps/core, its text, the wrong text
+    ("initializers_of.h", "^ (uint64_t)key) - DPS_GAMMA", "^ (uint64_t)key)"),
+    ("initializers_of.h", "dps_mix(init->seed)", "init->seed"),
+    ("initializers_of.h", "const uint64_t odd = dps_mix(stream", "const uint64_t odd = dps_mix(1 + stream"),
+    ("initializers_of.h", "(b - a) *", "b *"),
+    ("initializers_of.h", "+ 1.0) * DPS_BY_2_53", "+ 0.5) * DPS_BY_2_53"),
+    ("initializers_of.h", "v - 0.5", "0.5 - v"),
+    ("initializers.h", "hash >> 43", "hash >> 44"),
+    ("initializers.h", "hash >> 11", "hash >> 12"),
+    ("portable.h", "1.0 / 5.0;", "1.0 / 5.5;"),
+    ("portable.h", "1.0 / 120.0", "1.0 / 121.0"),
+    ("portable.h", "+ 1.0 / 3.0;", "+ 1.0 / 3.0000001;"),
+    ("initializers_of.h", "to->index[i] < 0", "to->index[i] <= 0"),
+    ("initializers_of.h", "r < to->first", "r <= to->first"),
+    ("initializers_of.h", "to->first + i)", "i)"),
+    ("initializers_of.h", "(TYPE)init->slot_start", "0"),
+]
+
+
+def check_all(core) -> None:
+    for init, pinned in PINNED:
+        rows = values(init, [*pinned], 3, fill=core.fill_missing).tolist()
+        assert [[value.hex() for value in row] for row in rows] == [*pinned.values()]
+        narrow = values(init, [*pinned], 3, "float32", fill=core.fill_missing)
+        np.testing.assert_array_equal(narrow, np.array(rows, np.float32))
+    out = np.full((3, 2), 99.0)
+    core.fill_missing(out, np.arange(3), np.array([0, -1, 5]), 0, Constant(1).numbers())
+    assert out.tolist() == [[99, 99], [1, 1], [99, 99]]
+    init, rows, new = Uniform(-1, 1, seed=7), np.zeros((2, 4)), np.full((3, 4), 99.0)
+    core.fill_range(rows, 3, 100, init.seed, init.numbers(), 0.5)
+    expected = np.hstack([values(init, [100, 101], 3), np.full((2, 1), 0.5)])
+    np.testing.assert_array_equal(rows, expected)
+    core.fill_new(new, 3, np.array([7, 101, 100]), np.array([0, 2, 1]), 1, init.seed, init.numbers(), 0.5)
+    np.testing.assert_array_equal(new, np.vstack([np.full((1, 4), 99), expected]))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
+)
+def test_a_broken_variant_is_caught(file: str, old: str, new: str) -> None:
+    check_all(initializers)
+    with pytest.raises(AssertionError):
+        check_all(variant("initializers", file, old, new))
+
+
+# ---- what the core refuses ------------------------------------------------------------------------------------------
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    rows, keys, index, numbers = np.zeros((4, 3)), np.arange(4), np.arange(4), Normal(1.0).numbers()
+    with pytest.raises(ValueError, match=r"row 4 \(number 3 of the index\), and there are 4 rows"):
+        fill_new(rows, 2, keys, index + 1, 2, 0, numbers, 0.0)
+    with pytest.raises(ValueError, match="an index of 3 rows for 4 keys"):
+        fill_new(rows, 2, keys, index[:3], 0, 0, numbers, 0.0)
+    with pytest.raises(ValueError, match="4 keys, and room for 3 rows"):
+        fill_missing(rows[:3], keys, index, 0, numbers)
+    for dim in (-1, 4):
+        with pytest.raises(ValueError, match=f"{dim} columns of rows that have 3"):
+            fill_range(rows, dim, 0, 0, numbers, 0.0)
+    with pytest.raises(ValueError, match="2 numbers, and an initializer has 3"):
+        fill_range(rows, 2, 0, 0, numbers[:2], 0.0)
+    with pytest.raises(TypeError, match="this is int32"):
+        fill_range(rows.astype(np.int32), 2, 0, 0, numbers, 0.0)
+    with pytest.raises(TypeError, match="array of int64 wanted"):
+        fill_missing(rows, keys.astype(np.int32), index, 0, numbers)
+    with pytest.raises(OverflowError):
+        fill_range(rows, 2, 0, -1, numbers, 0.0)
 
 
 # ---- good random numbers --------------------------------------------------------------------------------------------
