@@ -10,7 +10,7 @@ import numpy as np
 from dps.checkpoints.manifest import Checkpoint
 from dps.checkpoints.shard_file import FileRecord, ShardFile
 from dps.checkpoints.store import Store
-from dps.state.ledger import Ledger
+from dps.core.ledger import Ledger
 from dps.state.shard import DenseShard, KeyedShard
 
 __all__ = ["Origins", "SavedShard", "fill", "read_shard"]

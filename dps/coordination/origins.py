@@ -5,7 +5,7 @@ Theory of operation
 Dask may run a task again: its function raised and may be retried, its worker was lost, another worker stole it. Each
 assignment of a task to a worker is a *run* with a higher number. The function is then called from its beginning, so it
 makes the same ops again, numbered from 0. They count once if they come from the same origin as before, because a
-shard's ledger knows the last op of each origin (`state/ledger.py`). So an origin belongs to (task, client): the n-th
+shard's ledger knows the last op of each origin (`core/ledger.pyx`). So an origin belongs to (task, client): the n-th
 client with which the task pushes. Each distinct run is one *attempt* at it, and shards refuse ops of an earlier attempt
 once they have seen a later one.
 

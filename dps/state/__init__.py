@@ -9,7 +9,6 @@ ops                TableSpec, the definition of a table; Op, one change to a sha
 partition          keys to shards: hash, ranges, grouping, repeated keys
 names              the one rule for names of tables, servers, runs, checkpoints and metrics
 shard              DenseShard, KeyedShard: rows, ledger, optimizer state; every op is applied here
-ledger             which ops of which origins have been applied: exactly once
 optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
 schedules          learning rates that change with the clock
 initializers       a new row's values as a function of (seed, key)

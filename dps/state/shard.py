@@ -23,9 +23,9 @@ import numpy as np
 from dps.core.cuts import flag
 from dps.core.index import KeyIndex
 from dps.core.initializers import fill_missing, fill_new, fill_range
+from dps.core.ledger import Ledger
 from dps.core.rows import gather, gather_range
 from dps.errors import InputError, KeyRangeError, LimitError
-from dps.state.ledger import Ledger
 from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.optimizers import Add, Assign
 from dps.state.partition import bound, shard_bits

@@ -26,8 +26,8 @@ import numpy as np
 from dps.core.cuts import count_wanted, flag, follow, save, take_wanted
 from dps.core.index import keys_of
 from dps.core.initializers import fill_new
+from dps.core.ledger import Ledger
 from dps.errors import InputError
-from dps.state.ledger import Ledger
 from dps.state.ops import CLOSE, NO_CLOCK, PUSH, Op, TableSpec
 
 __all__ = ["CHANGED", "LATER", "Cut", "CutShard", "OpenSums", "Piece"]

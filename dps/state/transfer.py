@@ -16,8 +16,8 @@ import hashlib
 
 import numpy as np
 
+from dps.core.ledger import Ledger
 from dps.errors import ProtocolError
-from dps.state.ledger import Ledger
 from dps.state.ops import Op, TableSpec
 from dps.state.recipes import Description
 from dps.state.shard import DenseShard, KeyedShard

@@ -30,6 +30,7 @@ from dps import export_checkpoint
 from dps.checkpoints.reading import Origins
 from dps.checkpoints.store import Store
 from dps.controller.runs import Run
+from dps.core.ledger import Ledger
 from dps.errors import (
     CheckpointError,
     ClosedError,
@@ -41,7 +42,6 @@ from dps.errors import (
     TooFewWorkersError,
     UnknownTableError,
 )
-from dps.state.ledger import Ledger
 from dps.wire import frames
 from dps.wire.frames import Header
 

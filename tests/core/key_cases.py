@@ -9,8 +9,8 @@ import streams
 from oracles import crafted
 
 from dps.core.index import KeyIndex
+from dps.core.ledger import Ledger
 from dps.errors import KeyRangeError, StoppedError
-from dps.state.ledger import Ledger
 from dps.state.partition import coalesce, group, hash_keys
 
 NOT_GROUPED = np.array([-1])

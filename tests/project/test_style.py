@@ -34,7 +34,7 @@ ROOMS = {
     # subjects
     "daskapi": "config",
     "features": "core",
-    "checkpoints": "state",
+    "checkpoints": "core state",
     "telemetry": "wire state.names state.ops",
     # the parties: these do not know each other
     "client": PLACED + " core coordination.origins",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from compiled import variant
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from oracles import mutant
 
+from dps.core import ledger as module
+from dps.core.ledger import ANSWER_OVERHEAD_BYTES, MAX_ANSWERS, Ledger
 from dps.errors import StoppedError
-from dps.state import ledger as module
-from dps.state.ledger import ANSWER_OVERHEAD_BYTES, MAX_ANSWERS, Ledger
 
 
 class Dumb:
@@ -61,24 +61,25 @@ def equal(ledger: Ledger, dumb: Dumb) -> None:
     expected = [(origin, clock, number) for origin, _, clock, number in sorted(dumb.last)]
     assert ledger.certificate().tolist() == [list(entry) for entry in expected]
     assert ledger.certificate().shape == (len(ledger), 3)
-    assert {origin for origin in range(40) if ledger.retired(origin)} == {o for o in dumb.gone if o < 40}
-    firsts, ends = ledger._firsts, ledger._ends
-    assert all(a < b for a, b in zip(firsts, ends, strict=True))
-    assert all(b < a for b, a in zip(ends, firsts[1:], strict=False)), "ranges are apart"
-    assert list(ledger._answers) == [seq for seq, _ in dumb.kept]
+    assert {origin for origin in range(40) if ledger.retired(origin)} == {o for o in dumb.gone if 0 <= o < 40}
+    arrays = ledger.to_arrays()
+    assert arrays["last"].tolist() == [list(entry) for entry in dumb.last], "the oldest first"
+    bounds = arrays["retired"].reshape(-1)
+    assert (np.diff(bounds) > 0).all(), "ranges are not empty, and apart"
+    assert [tuple(row[:3]) for row in arrays["answers"].tolist()] == [seq for seq, _ in dumb.kept]
     for (origin, clock, number), values in dumb.kept:
         np.testing.assert_array_equal(ledger.answer(origin, clock, number), values)
     kept_bytes = sum(values.nbytes + ANSWER_OVERHEAD_BYTES for _, values in dumb.kept)
-    assert ledger._kept_bytes == kept_bytes <= ledger.answer_bytes
+    assert ledger.kept_bytes == kept_bytes <= ledger.answer_bytes
 
 
 def play(draw: st.DrawFn) -> None:
     answer_bytes = draw(st.sampled_from([ANSWER_OVERHEAD_BYTES + 16, 4 * ANSWER_OVERHEAD_BYTES, 1 << 20]))
     limits = answer_bytes, draw(st.sampled_from([1, 3, 100, 100]))
-    ledger, dumb = Ledger(*limits), Dumb(*limits)
+    ledger, dumb = module.Ledger(*limits), Dumb(*limits)
     for _ in range(draw(st.integers(1, 40))):
         if draw(st.integers(0, 7)) == 0:
-            ledger = Ledger.from_arrays(ledger.to_arrays())
+            ledger = module.Ledger.from_arrays(ledger.to_arrays())
         origin, attempt, number = draw(st.integers(1, 5)), draw(st.integers(0, 2)), draw(st.integers(0, 3))
         last = dumb.find(origin)
         clock = (last[2] if last else 0) + draw(st.sampled_from([-1, 0, 0, 1, 1]))
@@ -152,7 +153,7 @@ def test_limits_hold() -> None:
     for origin in range(3, 3 + 65_536):
         ledger.note(origin, 0, 0, 0)
     assert len(ledger) == 65_536
-    assert not ledger._answers
+    assert ledger.kept_bytes == 0
 
 
 def test_ranges_of_ended_origins_are_bounded(monkeypatch) -> None:
@@ -161,36 +162,94 @@ def test_ranges_of_ended_origins_are_bounded(monkeypatch) -> None:
     ledger.note(4, 0, 0, 0)
     for first in (2, 6, 10, 14):
         ledger.retire(first, 1)
-    assert list(zip(ledger._firsts, ledger._ends, strict=True)) == [(2, 7), (10, 11), (14, 15)]
+    assert ledger.to_arrays()["retired"].tolist() == [[2, 7], [10, 11], [14, 15]]
     with pytest.raises(StoppedError, match=r"origin 4 \(attempt 0\) was retired"):
         ledger.check(4, 0)
 
 
+def let_many_origins_come_and_go() -> None:
+    """The table of last ops grows, and its entries are used again."""
+    rng = np.random.default_rng(0)
+    ledger, dumb = module.Ledger(1 << 20, 300), Dumb(1 << 20, 300)
+    for origin in [-(2**63), 2**63 - 2, 0, *rng.integers(1, 2000, 3000).tolist()]:
+        if origin in dumb.gone:
+            continue
+        ledger.note(origin, 0, 0, 0)
+        dumb.note(origin, 0, 0, 0)
+        if origin % 10 == 7:
+            ledger.retire(origin - 3, 5)
+            dumb.retire(origin - 3, 5)
+        assert len(ledger) == len(dumb.last)
+    equal(ledger, dumb)
+    ledger.retire(0, 2000)
+    assert len(ledger) == 0
+
+
+def test_many_origins() -> None:
+    let_many_origins_come_and_go()
+
+
+def test_numbers_beyond_64_bits_are_refused() -> None:
+    ledger = Ledger()
+    largest = (2**63 - 1,) * 4
+    ledger.note(*largest)
+    for i in range(4):
+        beyond = [1, 1, 1, 1]
+        beyond[i] = 2**63
+        for call in (ledger.note, ledger.seen):
+            with pytest.raises(OverflowError):
+                call(*beyond)
+    with pytest.raises(OverflowError):
+        ledger.check(2**63, 0)
+    with pytest.raises(OverflowError, match="2 origins from 9223372036854775806 on do not end below"):
+        ledger.retire(2**63 - 2, 2)
+    assert ledger.to_arrays()["last"].tolist() == [list(largest)]
+    assert ledger.to_arrays()["retired"].shape == (0, 2)
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    arrays = Ledger().to_arrays()
+    with pytest.raises(ValueError, match=r"four columns, and this array has the shape \(2, 3\)"):
+        Ledger.from_arrays({**arrays, "last": np.zeros((2, 3), np.int64)})
+    with pytest.raises(TypeError, match="array of int64 wanted, and this is float64"):
+        Ledger.from_arrays({**arrays, "last": np.zeros((2, 4))})
+
+
 HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
-MUTANTS = [
-    ("seen", "number <= last[2]", "number < last[2]"),
-    ("seen", "clock < last[1] or", ""),
-    ("seen", "last[0] > attempt", "last[0] >= attempt"),
-    ("check", "last[0] > attempt", "last[0] < attempt"),
-    ("check", "last is None and self.retired", "last is None and attempt and self.retired"),
-    ("retired", "origin < self", "origin <= self"),
-    ("note", "self._last.move_to_end(origin)", "pass"),
-    ("note", "> self.origins", ">= self.origins"),
-    ("keep", "self._drop(seqs[0])", "self._drop(seqs[-1])"),
-    ("keep", "self._kept_bytes >", "self._kept_bytes >="),
-    ("keep", "next(iter(self._answers))", "next(reversed(self._answers))"),
-    ("retire", "first - 1", "first"),
-    ("retire", "bisect_right(self._firsts, end)", "bisect_right(self._firsts, end - 1)"),
-    ("retire", "max(end, self._ends[b - 1])", "end"),
-    ("retire", "self._forget(origin)", "pass"),
-    ("_forget", "self._drop(seq)", "pass"),
-    ("_drop", ".nbytes + ANSWER_OVERHEAD_BYTES", ".nbytes"),
+WRONG = [
+    ("number <= last.number", "number < last.number"),
+    ("clock < last.clock or", ""),
+    ("last == NULL or last.attempt > attempt", "last == NULL or last.attempt >= attempt"),
+    ("elif last.attempt > attempt", "elif last.attempt < attempt"),
+    ("if self.retired(origin):", "if attempt and self.retired(origin):"),
+    ("origin < self._ends", "origin <= self._ends"),
+    ("self._last.touch(last)", "pass"),
+    ("> self.origins", ">= self.origins"),
+    ("self._drop(seqs[0])", "self._drop(seqs[-1])"),
+    ("while self.kept_bytes >", "while self.kept_bytes >="),
+    ("next(iter(self._answers))", "next(reversed(self._answers))"),
+    ("bisect_left(self._ends, first)", "bisect_right(self._ends, first)"),
+    ("bisect_right(self._firsts, end)", "bisect_right(self._firsts, end - 1)"),
+    ("max(end, self._ends[b - 1])", "end"),
+    ("            self._forget(origin)\n", "            pass\n"),
+    ("            self._drop(seq)\n", "            pass\n"),
+    (".pop(seq).nbytes + ANSWER_OVERHEAD_BYTES", ".pop(seq).nbytes"),
+    ("entries[i].next, buckets[bucket] = buckets[bucket], i", "pass"),
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new"), MUTANTS)
-def test_a_broken_variant_is_caught(monkeypatch, few_answers, name: str, old: str, new: str) -> None:
-    hunt = HUNT(given(data=st.data())(lambda data: play(data.draw)))
-    monkeypatch.setattr(Ledger, name, mutant(getattr(Ledger, name), old, new))
+def all_checks() -> None:
+    let_many_origins_come_and_go()
+    HUNT(given(data=st.data())(lambda data: play(data.draw)))()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [pytest.param(*wrong, marks=[pytest.mark.slow] * (i > 0)) for i, wrong in enumerate(WRONG)]
+)
+def test_a_broken_variant_is_caught(monkeypatch, old: str, new: str) -> None:
+    wrong = variant("ledger", "ledger.pyx", old, new)
+    monkeypatch.setattr(wrong, "MAX_ANSWERS", 2)
+    monkeypatch.setattr(module, "MAX_ANSWERS", 2)
+    monkeypatch.setattr(module, "Ledger", wrong.Ledger)
     with pytest.raises((AssertionError, StoppedError, KeyError, IndexError, StopIteration, pytest.fail.Exception)):
-        hunt()
+        all_checks()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from oracles import FLOAT_OPTIMIZERS, Model, Origins, govern, mutant, tables
 
 import dps
+from dps.core.ledger import Ledger
 from dps.errors import InputError
-from dps.state.ledger import Ledger
 from dps.state.ops import ADD, CLOSE, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.shard import DenseShard, KeyedShard, Shard, make_shard
 from dps.state.snapshot import Cut

@@ -27,8 +27,8 @@ from dps.controller.checkpoint_procedures import CheckpointProcedures
 from dps.controller.run import Run
 from dps.controller.runs import Runs
 from dps.controller.work_leases import WorkLeases
+from dps.core.ledger import Ledger
 from dps.errors import DataLostError, InputError, RequestTimeoutError, StoppedError
-from dps.state.ledger import Ledger
 from dps.testing import Faults, Simulation
 from dps.training import spark
 from dps.training.launch import RunOptions, resumed

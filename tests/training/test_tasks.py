@@ -18,8 +18,8 @@ from servers import wait_until
 
 import dps
 from dps.coordination.origins import TaskOrigins, decode_key, encode_key
+from dps.core.ledger import Ledger
 from dps.errors import InputError, LimitError, StoppedError
-from dps.state.ledger import Ledger
 
 pytestmark = pytest.mark.leaks_ok(
     "the clients of tasks end with the tasks' records at Dask; after the module all are gone"
