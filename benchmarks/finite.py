@@ -35,7 +35,7 @@ def turns(client: dps.Client, keys: np.ndarray, values: np.ndarray, pushes: int,
     for turn in range(rounds + 1):
         for checked in (False, True) if turn % 2 else (True, False):
             found[turn, int(checked)] = spent(client, str(checked), keys, values, pushes)
-    return found[1:]  # the first one also compiles, and brings the rows to life
+    return found[1:]  # the first one brings the rows to life
 
 
 def rows(report: Report, client: dps.Client, size: int, pushes: int, rounds: int) -> None:

@@ -29,7 +29,6 @@ from benchmarks.exchange import distinct_keys
 from dps.state.ops import NO_CLOCK, PUSH, Op, TableSpec
 from dps.state.partition import group
 from dps.state.shard import make_shard
-from dps.state.warm import warm
 
 BATCH = 10_000
 SHARDS = 4
@@ -58,7 +57,6 @@ def resident() -> int:
 def grow(keys: int, dim: int) -> Growth:
     """Push so many new keys to four shards in this process."""
     spec = TableSpec("memory", dim=dim, optimizer=dps.Adagrad(0.1), shards=SHARDS)
-    warm(spec)
     shards = [make_shard(spec, n) for n in range(SHARDS)]
     values = np.full((BATCH, dim), 0.01, np.float32)
     group(distinct_keys(0, BATCH), 0, SHARDS)

@@ -32,10 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Method -> its setting in dps.timeouts; "request" for the others.
 TIMEOUT_SETTINGS = {"status": "connect", "create_table": "start", "close": "stop", "load": "checkpoint"}
-TIMEOUT_HINTS = {
-    "create_table": ": the first table of a kind makes it compile kernels, which a busy machine takes long for",
-    "load": ": it was reading a checkpoint",
-}
+TIMEOUT_HINTS = {"load": ": it was reading a checkpoint"}
 
 
 class ServerActors:

@@ -2,7 +2,7 @@
 
 The scheduler gets its plugin at once, not from the first driver that comes: workers with the resource dps are kept free
 of ordinary tasks from the beginning. Told to (``--servers 2``), it also starts a parameter server as soon as there are
-workers for it. A worker gets its kernels compiled, or loaded from the disk, before it takes any work.
+workers for it. A worker imports dps before it takes any work.
 
 Dask takes `dask_setup` and `dask_teardown` from the module ``dps``; what follows the module on the command line is for
 the former.
@@ -23,8 +23,6 @@ from dps.dashboard import Surfaces
 from dps.errors import DPSError, InputError
 from dps.server.actor import Server
 from dps.state.names import check_name
-from dps.state.ops import TableSpec
-from dps.state.warm import warm
 
 __all__ = ["dask_setup", "dask_teardown"]
 
@@ -49,9 +47,6 @@ async def dask_setup(process: Scheduler | Worker, servers: int | None, copies: i
         await process.register_scheduler_plugin(Controller(Server, Surfaces()), idempotent=True)
         if servers is not None:
             opening[process.id] = asyncio.create_task(_open(process, servers, copies, name))
-    elif isinstance(process, Worker):
-        for spec in (TableSpec("warm"), TableSpec("warm", rows=4)):
-            await asyncio.get_running_loop().run_in_executor(None, warm, spec)
 
 
 async def dask_teardown(process: Scheduler | Worker) -> None:

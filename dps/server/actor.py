@@ -7,11 +7,8 @@ state to the endpoint's thread. Pulls, pushes and the frames of other servers ar
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import gc
 import json
-import multiprocessing
 import threading
 import time
 from functools import partial
@@ -29,7 +26,6 @@ from dps.server.checkpoint_writer import CheckpointWriter, WritingThread
 from dps.server.replicas import OwedAnswer
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
-from dps.state.warm import warm
 from dps.telemetry.host import host_load, starved
 from dps.telemetry.server_meter import ServerMeter, process_usage
 from dps.wire.endpoint import Endpoint
@@ -59,12 +55,6 @@ class Server:
     def __init__(self, session: str, number: int, secrets: tuple[str, str], controller: tuple[str, int]):
         worker = get_worker()
         self._closing = Once(f"closing server {number}")
-        if multiprocessing.parent_process() is not None:
-            # At its end, a process takes apart all that numba has compiled, object by object. That is most of the time
-            # its end takes, and on a busy machine more than the 4 s for which its nanny waits. `gc.freeze` skips it.
-            atexit.register(gc.freeze)
-        for spec in (TableSpec("warm"), TableSpec("warm", rows=4)):
-            warm(spec)
         name, host = f"server-{session}-{number}", host_of(worker.address)
         self.endpoint = Endpoint(name, host, {}, tls=listening_tls(worker), connecting=linking_tls(worker))
         meters = ServerMeter(time.perf_counter, process_usage, starved, host_load)
@@ -90,7 +80,6 @@ class Server:
     def create_table(self, spec: dict[str, Any], shards: list[int]) -> None:
         """Make a new table with initial replicas of these shards; the server serves it once a placement says so."""
         table = TableSpec.from_dict(spec)
-        warm(table)
         self.endpoint.call(self.role.create, table, list(shards))
 
     def drop_table(self, table: int) -> None:

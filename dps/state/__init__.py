@@ -15,6 +15,5 @@ initializers       a new row's values as a function of (seed, key)
 recipes            optimizers, initialisers and schedules as dicts, and back
 snapshot           Cut: a shard as of a clock, read while ops go on
 transfer           copying a shard to another server while ops go on
-warm               compile or load the kernels of a table before its first request
 ================== ===============================================================================
 """

@@ -18,7 +18,6 @@ from dps.server.replicas import Replica
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
 from dps.state.transfer import first_difference
-from dps.state.warm import warm
 from dps.wire import frames
 from dps.wire.endpoint import Endpoint
 from dps.wire.handshake import of_servers
@@ -94,7 +93,6 @@ class Servers:
         count = len(self.servers)
         owners = owners or [shard * count // spec.shards for shard in range(spec.shards)]
         chains = [tuple((owner + n) % count for n in range(spec.copies)) for owner in owners]
-        warm(spec)
         for endpoint, role in self.alive():
             mine = [shard for shard, chain in enumerate(chains) if role.number in chain]
             endpoint.call(role.create, spec, mine)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -366,53 +363,3 @@ def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, n
     monkeypatch.setattr(owner, name, mutant(original, old, new))
     with pytest.raises(AssertionError):
         hunt()
-
-
-# ---- warm -----------------------------------------------------------------------------------------------------------
-
-ALL_TRIED = """
-import numpy as np
-from servers import Servers
-import dps
-from dps.state import initializers
-from dps.state.ops import TableSpec
-
-def loaded():
-    found = {}
-    for module in (initializers,):
-        for name, value in vars(module).items():
-            if hasattr(value, "signatures"):
-                found[name] = len(value.signatures)
-    return found
-
-with Servers(1) as servers, servers.client() as client:
-    for rows in (None, 3000):
-        for init in (dps.Zeros(), dps.Normal(1.0)):
-            for aggregate in (None, "mean"):
-                for optimizer in (dps.Adagrad(0.1, initial_accumulator=1.0), dps.FTRL(), dps.Add()):
-                    client.session._tables.clear()
-                    options = dict(dim=2, optimizer=optimizer, init=init, finite=True, dtype="float64")
-                    servers.table(TableSpec("t", rows, shards=2, aggregate=aggregate, **options))
-                    before = loaded()
-                    for client.session.own.clock in (-1, 0, 1):
-                        keys = np.arange(2000)
-                        client.push("t", keys, 1.0)
-                        client.push_pull("t", keys[::-1], 1.0)
-                        if rows:
-                            client.push("t", None, 1.0)
-                            client.pull("t")
-                        if optimizer == dps.Add():
-                            client.assign("t", keys, 1.0)
-                            client.add("t", keys, 1.0)
-                        client.pull("t", keys + 999)
-                    servers.settle()
-                    late = {name for name, count in loaded().items() if count != before[name]}
-                    assert not late, (rows, init, aggregate, optimizer, late)
-"""
-
-
-def test_a_warm_table_needs_no_compiler() -> None:
-    """In a fresh process: once a table is made, no request loads or compiles anything."""
-    subprocess.run(
-        [sys.executable, "-c", ALL_TRIED], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=True
-    )
