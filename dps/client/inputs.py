@@ -30,7 +30,13 @@ def as_keys(keys: object, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
     else:
         array = _integers(keys, table)
     shape = array.shape
-    return np.ascontiguousarray(array).reshape(-1), shape
+    return _dense(array).reshape(-1), shape
+
+
+def _dense(array: np.ndarray) -> np.ndarray:
+    """The same numbers, contiguous and aligned, because compiled loops need that and Dask may send any layout."""
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else array.copy()
 
 
 def _integers(keys: object, table: str) -> np.ndarray:
@@ -125,7 +131,7 @@ def as_rows(values: Any, shape: tuple[int, ...], count: int, spec: TableSpec) ->
         raise InputError(
             f"table {spec.name!r}: {count} keys of dim {spec.dim} take values of shape {wanted}, not {array.shape}"
         )
-    rows = np.ascontiguousarray(array).reshape(count, spec.dim)
+    rows = _dense(array).reshape(count, spec.dim)
     if spec.finite and rows.dtype.kind == "f" and not all_finite(rows):
         bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
         raise NotFiniteError(
@@ -138,8 +144,8 @@ def check_out(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarra
     """`out`; raises InputError unless it can take the answer as it is."""
     if not isinstance(out, np.ndarray):
         raise InputTypeError(f"table {spec.name!r}: out is a numpy array, not {type(out).__name__}")
-    if out.shape != shape or out.dtype != spec.dtype or not out.flags.c_contiguous or not out.flags.writeable:
-        state = "" if out.flags.c_contiguous and out.flags.writeable else ", contiguous and writeable"
+    if out.shape != shape or out.dtype != spec.dtype or not out.flags.carray:
+        state = "" if out.flags.carray else ", contiguous, aligned and writeable"
         raise InputError(f"table {spec.name!r}: out must be {spec.dtype}{shape}{state}, not {out.dtype}{out.shape}")
     return out
 

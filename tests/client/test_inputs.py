@@ -30,6 +30,14 @@ def readonly(array) -> np.ndarray:
     return array
 
 
+def unaligned(array) -> np.ndarray:
+    """The same numbers at an odd address, as arrays may be that Dask has sent."""
+    array = np.asarray(array)
+    moved = np.frombuffer(bytearray(array.nbytes + 1), array.dtype, array.size, 1).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
@@ -38,13 +46,17 @@ def check_keys(given_keys, expected: np.ndarray) -> np.ndarray:
     assert keys.dtype == np.int64
     assert keys.ndim == 1
     assert keys.flags.c_contiguous
+    assert keys.flags.aligned
     assert shape == expected.shape
     wrapped = [int(k) - 2**64 if int(k) >= BIG else int(k) for k in expected.ravel().tolist()]
     assert keys.tolist() == wrapped
     return keys
 
 
-@given(array=arrays, how=st.sampled_from(["as is", "reversed", "transposed", "every other", "read-only", "list"]))
+@given(
+    array=arrays,
+    how=st.sampled_from(["as is", "reversed", "transposed", "every other", "read-only", "unaligned", "list"]),
+)
 def test_any_array_of_integers_is_keys(array: np.ndarray, how: str) -> None:
     if how == "reversed":
         array = array[::-1] if array.ndim else array
@@ -54,6 +66,8 @@ def test_any_array_of_integers_is_keys(array: np.ndarray, how: str) -> None:
         array = array[..., ::2] if array.ndim else array
     elif how == "read-only":
         array = readonly(array)
+    elif how == "unaligned":
+        array = unaligned(array)
     before = array.copy()
     check_keys(array.tolist() if how == "list" else array, before)
     np.testing.assert_array_equal(array, before)
@@ -150,13 +164,14 @@ def test_any_array_of_numbers_is_values(dtype: str, dim: int, shape: tuple[int, 
     numbers = np.arange(count * dim) % 2
     for kind in FITS[dtype]:
         for values in (numbers.astype(kind).reshape(full), numbers.astype(kind).reshape(count, dim)):
-            for variant in (values, readonly(values), values.copy(order="F"), values.tolist()):
+            for variant in (values, readonly(values), unaligned(values), values.copy(order="F"), values.tolist()):
                 if isinstance(variant, list) and dtype == "int64" and not count:
                     continue  # an empty list is of floats
                 rows = as_rows(variant, shape, count, spec)
                 assert rows.dtype == dtype
                 assert rows.shape == (count, dim)
                 assert rows.flags.c_contiguous
+                assert rows.flags.aligned
                 np.testing.assert_array_equal(rows.ravel(), numbers)
     for number in (2, np.array(2), np.int8(2), True):
         np.testing.assert_array_equal(as_rows(number, shape, count, spec), np.full((count, dim), int(number)))
@@ -258,9 +273,10 @@ def test_out() -> None:
     for out, words in [
         (np.empty((4, 3)), r"out must be float32\(4, 3\), not float64\(4, 3\)"),
         (np.empty((3, 4), np.float32), r"not float32\(3, 4\)"),
-        (np.empty((4, 6), np.float32)[:, ::2], r"contiguous and writeable, not float32\(4, 3\)"),
-        (np.empty((3, 4), np.float32).T, "contiguous and writeable"),
-        (readonly(good), "contiguous and writeable"),
+        (np.empty((4, 6), np.float32)[:, ::2], r"contiguous, aligned and writeable, not float32\(4, 3\)"),
+        (np.empty((3, 4), np.float32).T, "contiguous, aligned and writeable"),
+        (readonly(good), "contiguous, aligned and writeable"),
+        (unaligned(good), "contiguous, aligned and writeable"),
     ]:
         with pytest.raises(InputError, match="table 'w': out must be .*" + words.removeprefix("out must be ")):
             check_out(out, (4, 3), spec)
