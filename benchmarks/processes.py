@@ -112,7 +112,7 @@ class Machines:
 
     def _start(self, module: str, *options: str, inside: list[str] | None = None) -> None:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+        threads = {"OMP_NUM_THREADS": "1"}
         command = [*(inside or []), sys.executable, "-m", f"distributed.cli.{module}", "--no-dashboard", *options]
         out: dict[str, Any] = {"stdout": self._log, "stderr": self._log}
         environment = {**os.environ, "PYTHONPATH": path, **threads}

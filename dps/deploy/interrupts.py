@@ -4,8 +4,8 @@ A terminal (and a notebook that interrupts its kernel) sends SIGINT to all proce
 end with a traceback, and the rows of a parameter server would be lost. So workers ignore SIGINT: only the program is
 interrupted, which stops the run, and closes the cluster when it ends.
 
-This module is a preload and not a plugin, because Dask unpickles a plugin, and so would import numba, before the
-environment variables of the nanny are set in the new process.
+This module is a preload and not a plugin, because Dask unpickles a plugin, and so would import dps and numpy, before
+the environment variables of the nanny are set in the new process.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Collection
 from typing import Any, TypeAlias, cast
@@ -103,8 +102,8 @@ class LocalCluster(SpecCluster):
     Ctrl-C and a notebook's *Interrupt* reach only the program. Its worker processes ignore SIGINT, so a run can be
     interrupted and the parameters stay.
 
-    Worker processes get one thread each for BLAS and OpenMP (Dask's own default) and for numba, unless the environment
-    says otherwise (``OMP_NUM_THREADS``, ``NUMBA_NUM_THREADS``, ...).
+    Worker processes get one thread each for BLAS and OpenMP (Dask's own default), unless Dask's configuration says
+    otherwise (``distributed.nanny.pre-spawn-environ``).
 
     Examples
     --------
@@ -146,10 +145,6 @@ class LocalCluster(SpecCluster):
         scheduler = {"cls": Scheduler, "options": {**common, **dashboard, "port": scheduler_port}}
         options = {**common, "silence_logs": silence_logs, "dashboard": False, **worker_kwargs}
         if processes:
-            # Nanny.pre_spawn_env is not used, because Dask writes it into this process's environment, and numba refuses
-            # to compile in a process where it runs more threads already.
-            threads = {"NUMBA_NUM_THREADS": os.environ.get("NUMBA_NUM_THREADS", "1")}
-            options["env"] = {**threads, **(options.get("env") or {})}
             options |= ignoring_interrupts(options)
         if memory_limit is None:  # threads have none: Dask would compare each with the whole process
             memory_limit = MEMORY_LIMIT // max(1, trainers) if processes else 0

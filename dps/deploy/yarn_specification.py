@@ -181,8 +181,7 @@ def _service(settings: dict[str, Any], kind: str, command: list[str]) -> skein.S
     if clash:
         raise InputError(f"files has {clash.pop()!r}: under that name containers have their Python environment")
     run = shlex.join([*python, "-m", "dps.deploy.yarn_services", *command])
-    # One thread by default, because a machine has several containers. Dask's nannies do the same for BLAS.
-    env = {"NUMBA_NUM_THREADS": "1", **{name: str(value) for name, value in settings.get(f"{kind}_env", {}).items()}}
+    env = {name: str(value) for name, value in settings.get(f"{kind}_env", {}).items()}
     return skein.Service(
         instances=settings.get(f"n_{kind}s", 1),
         resources=skein.Resources(
@@ -213,9 +212,7 @@ def _environment(where: str | None) -> tuple[dict[str, str], list[str], list[str
         return {}, ['eval "$(conda shell.bash hook)"', f"conda activate {shlex.quote(path)}"], ["python"]
     if kind == "python":
         return {}, [], [path]
-    # If the unpacked archive is read-only, numba needs another folder for compiled kernels; HOME may not be writable.
-    cache = '[ -w environment ] || export NUMBA_CACHE_DIR="$PWD/numba"'
-    return {"environment": where}, ["source environment/bin/activate", cache], ["environment/bin/python"]
+    return {"environment": where}, ["source environment/bin/activate"], ["environment/bin/python"]
 
 
 def _mebibytes(name: str, memory: str | int) -> int:

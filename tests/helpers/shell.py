@@ -19,7 +19,7 @@ SECONDS = PATIENCE
 # Click before 8.2 keeps standard error apart only where it is told to.
 APART = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
 RUNNER = CliRunner(**APART)  # `dask ps`, in this process
-VARIABLES = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": "5 m"}
+VARIABLES = {"OMP_NUM_THREADS": "1", "DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": "5 m"}
 
 
 class Shell:

@@ -77,7 +77,7 @@ class Bash:
 
     def __init__(self, folder: Path):
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        env = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "COLUMNS": "120"}
+        env = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
         env["DASK_DPS__TIMEOUTS__CONNECT"] = "60 s"  # a busy machine takes long to start a scheduler
         self.process = subprocess.Popen(
             ["bash", "--norc"], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

