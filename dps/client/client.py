@@ -7,7 +7,8 @@ them anywhere.
 The walk of a call: `inputs.py` makes keys and rows of what came in and refuses what is wrong, before anything is sent;
 `state/partition.py` groups the keys by shard; `requests.py` cuts the call into one request for each server and run of
 neighbouring shards (large ones to `dps.limits.chunk`); `session.py` writes them, and again where a server has failed.
-A `Pending` reads the answers into place.
+A `Pending` reads the answers into place. A call with nothing unusual about it, whose caller waits, takes one compiled
+step for all of that (`plain.py`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Self, TypeAlias, overload
+from typing import Any, Self, overload
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from dps.client.changes import NO_ROWS, Change, SendChange, header_of, nothing, outs_of, range_of, room_for, send_change
 from dps.client.environment import Environment
-from dps.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
+from dps.client.inputs import as_keys, as_rows, split_sparse
 from dps.client.origin import Origin
-from dps.client.requests import Call, TableRoute
+from dps.client.plain import PlainCalls
+from dps.client.requests import Call
 from dps.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
 from dps.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, TableLike, Values, name_of, through
 from dps.client.ticket import Certificate, Pending, SentCall, Ticket
@@ -31,7 +34,7 @@ from dps.coordination.origins import encode_key
 from dps.daskapi.cordon import Execution, execution
 from dps.errors import DataLostError, InputError, UnknownTableError
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
-from dps.state.partition import Grouping, coalesce, group, sum_repeats
+from dps.state.partition import Grouping, group
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
@@ -39,26 +42,9 @@ from dps.wire.run_messages import OriginAnswer, OriginRequest
 
 __all__ = ["Client", "Pending", "Ticket"]
 
-FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
-NO_ROWS = (0, 0)
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 KEYS_A_SCAN = 1 << 20
 MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
-
-
-class Change(NamedTuple):
-    """A push that has been checked and grouped, ready to be sent."""
-
-    route: TableRoute
-    rule: int
-    target: Grouping | tuple[int, int]  # keys by shard, or (first row, end) of a dense table
-    values: np.ndarray
-    answered: np.ndarray | None  # where the new values go, if they were asked for
-    rows: int = -1  # of data that it stands for, in a mean over rows
-
-
-Sent: TypeAlias = tuple[SentCall, Callable[[], "np.ndarray | None"]]  # what was sent, and what makes its result
-SendChange: TypeAlias = Callable[[ClientSession, Change, bool], Sent]
 
 
 @dataclasses.dataclass
@@ -123,6 +109,8 @@ class Client:
         self.session = session or ClientSession(ticket, environment)
         self._check_aggregate = check_aggregate
         self._send: SendChange = send or send_change
+        self._plain = PlainCalls(self.session, check_aggregate)
+        self._pushes_plainly = send is None
         self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -227,6 +215,10 @@ class Client:
         array([[1., 2.],
                [0., 0.]], dtype=float32)
         """
+        if type(table) is str or isinstance(table, Table):
+            values = self._plain.pull(table if isinstance(table, str) else table.name, keys, out)
+            if values is not None:
+                return values[0]
         return self._pull(table, keys, out).result()
 
     @overload
@@ -313,7 +305,8 @@ class Client:
         InputError
             Shapes or dtypes that do not fit; `rows` where there is no mean, or said by some pushes of a clock only.
         """
-        self._push(table, keys, values, PUSH, rows=rows).result()
+        if rows is not None or self._push_plainly(table, keys, values, PUSH) is None:
+            self._push(table, keys, values, PUSH, rows=rows).result()
 
     def push_async(
         self,
@@ -330,7 +323,8 @@ class Client:
 
     def add(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Add values to rows, past the optimizer. Parameters as in :meth:`push`."""
-        self._push(table, keys, values, ADD).result()
+        if self._push_plainly(table, keys, values, ADD) is None:
+            self._push(table, keys, values, ADD).result()
 
     def add_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
         """As :meth:`add`, but return once the request is written; ``.result()`` waits."""
@@ -338,7 +332,8 @@ class Client:
 
     def assign(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Replace rows, past the optimizer; of a repeated key the last value counts. Parameters as in :meth:`push`."""
-        self._push(table, keys, values, ASSIGN).result()
+        if self._push_plainly(table, keys, values, ASSIGN) is None:
+            self._push(table, keys, values, ASSIGN).result()
 
     def assign_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
         """As :meth:`assign`, but return once the request is written; ``.result()`` waits."""
@@ -363,7 +358,8 @@ class Client:
 
         Parameters as in :meth:`push`; `out`, and what is returned, as in :meth:`pull`.
         """
-        return self._push(table, keys, values, PUSH, answer=True, out=out).result()
+        answer = self._push_plainly(table, keys, values, PUSH, answered=True, out=out)
+        return self._push(table, keys, values, PUSH, answer=True, out=out).result() if answer is None else answer[0]
 
     @overload
     def push_pull_async(
@@ -492,6 +488,16 @@ class Client:
             else Pending([call for p in pending.values() for call in p.calls], nothing)
         )
 
+    def _push_plainly(
+        self, table: object, keys: Keys, values: object, rule: int, answered: bool = False, out: object = None
+    ) -> tuple[np.ndarray | None] | None:
+        """A push of one table the plain way; None if it has to go the general way."""
+        if not self._pushes_plainly or not (type(table) is str or isinstance(table, Table)):
+            return None
+        name = table if isinstance(table, str) else table.name
+        with self.session.lock, self._as_task():
+            return self._plain.push(name, keys, values, rule, answered, out)
+
     def _as_task(self) -> contextlib.AbstractContextManager[None]:
         """Within, ops are those of the Dask task that makes them, so that they count once if Dask runs it again.
 
@@ -588,109 +594,3 @@ class Client:
                     raise
                 session.sleep(BACK_OFF_SECONDS[1])
                 session.recover(deadline)
-
-
-def nothing() -> None:
-    """The result of a push to several tables."""
-
-
-def send_change(session: ClientSession, change: Change, keep: bool) -> Sent:
-    """Write the requests of a prepared push."""
-    route, rule, target, values, answered, weight = change
-    spec = route.spec
-    flags = FLAGS[rule] | (0 if answered is None else frames.ANSWER)
-    rows = None if answered is None else answered.reshape(-1, spec.dim)
-    if not isinstance(target, Grouping):
-        header = header_of(session, frames.PUSH, flags | frames.RANGE, spec, weight)
-        requests = session.start(route, Call(header, None, target, values, rows), keep)
-        return SentCall(session, "push", requests), lambda: answered
-    at_once = spec.aggregate is None or session.own.clock == NO_CLOCK  # else the servers sum, also repeats
-    if rule == PUSH and at_once and spec.optimizer.repeats == "sum":
-        merged = coalesce(target)
-        if merged is not None:
-            return send_merged(session, route, flags, target, merged, values, answered)
-    call = Call(header_of(session, frames.PUSH, flags, spec, weight), target, NO_ROWS, values, rows)
-    if answered is not None and len(target.keys) * (8 + route.row_bytes) > session.chunk:
-        # cut into several requests, a key may be repeated in a later one: ask when all have been applied
-        header = header_of(session, frames.PUSH, FLAGS[rule], spec)
-        requests = session.start(route, call._replace(header=header, out=None), keep)
-        pull = call._replace(header=header_of(session, frames.PULL, 0, spec), values=None)
-        requests += session.start(route, pull, keep)
-    else:
-        requests = session.start(route, call, keep)
-    return SentCall(session, "push", requests), lambda: answered
-
-
-def send_merged(
-    session: ClientSession,
-    route: TableRoute,
-    flags: int,
-    grouping: Grouping,
-    merged: tuple[Grouping, np.ndarray],
-    values: np.ndarray,
-    answered: np.ndarray | None,
-) -> Sent:
-    """Push the sums of repeated keys; an answer is spread out to all the places that asked."""
-    distinct, target = merged
-    dim = route.spec.dim
-    sums = np.empty((len(distinct.keys), dim), route.spec.dtype)
-    sum_repeats(values, grouping.order, target, sums)
-    results = None if answered is None else np.empty_like(sums)
-    call = Call(header_of(session, frames.PUSH, flags, route.spec), distinct, NO_ROWS, sums, results)
-    sent = SentCall(session, "push", session.start(route, call))
-    if answered is None:
-        return sent, nothing
-    place = np.empty(len(target), np.int64)
-    place[slice(None) if grouping.order is None else grouping.order] = target
-
-    def spread() -> np.ndarray:
-        assert results is not None
-        answered.reshape(-1, dim)[:] = results[place]
-        return answered
-
-    return sent, spread
-
-
-def range_of(route: TableRoute, keys: Keys) -> tuple[int, int] | None:
-    """(first, end) where `keys` names a range of rows of a dense table."""
-    if keys is not None and not isinstance(keys, slice):
-        return None
-    rows = route.spec.rows
-    if rows is None:
-        raise InputError(f"table {route.spec.name!r} is keyed: name the keys")
-    start, stop, step = (keys or slice(None)).indices(rows)
-    if step != 1:
-        raise InputError(f"table {route.spec.name!r}: a slice of rows has step 1, not {step}; name the keys")
-    return start, max(start, stop)
-
-
-def outs_of(out: np.ndarray | Outs[T]) -> Mapping[T, np.ndarray]:
-    """Where the answers of several tables go."""
-    if isinstance(out, np.ndarray):
-        raise InputError("out of several tables is a mapping {table: array}, as the tables are")
-    return out or {}
-
-
-def room_for(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:
-    """Where the values of keys of that shape go: `out`, or a new array."""
-    full = row_shape(shape, spec)
-    if out is None:
-        return np.empty(full, spec.dtype)
-    return check_out(out, full, spec)
-
-
-def header_of(session: ClientSession, kind: int, flags: int, spec: TableSpec, rows: int = -1) -> Header:
-    """The header of a call, in the name of the origin that the session acts as."""
-    origin = session.acting
-    place = (origin.id, 0, origin.clock)
-    return Header(
-        kind,
-        flags,
-        0,
-        spec.id,
-        session.epoch,
-        *place,
-        rows=rows,
-        parties=origin.parties,
-        attempt=origin.attempt,
-    )

@@ -178,6 +178,17 @@ class ClientSession:
 
     # -- calls
 
+    def known_route(self, table: str) -> TableRoute | None:
+        """The route of a table, if it is known and no server has failed since the last recovery."""
+        self.check()
+        return None if self.closed or self._unreached or self._setbacks else self._tables.get(table)
+
+    def connections(self, route: TableRoute) -> list[Channel] | None:
+        """For each run of a route, the connection to its server; None where one of these is not there yet."""
+        self._used[route.spec.id] = route.spec
+        channels = [self._channels[server] for server, _, _ in route.runs if server in self._channels]
+        return channels if len(channels) == len(route.runs) else None
+
     def start(self, route: TableRoute, call: Call, keep: bool = False) -> list[Request]:
         """Write the requests of a call. Where one cannot be written, those behind it on that server are not either."""
         self._used[route.spec.id] = route.spec
@@ -189,14 +200,14 @@ class ClientSession:
                 raise InputError(f"more than {LAST_NUMBER} pushes by one client without a tick: make a new client")
             call = call._replace(header=call.header._replace(number=origin.number))
             origin.number += count
-        requests = [self._dispatch(server, leg) for server, leg in legs(call, route, self.chunk)]
+        requests = [self.dispatch(server, leg) for server, leg in legs(call, route, self.chunk)]
         if keep and not all(request.done and request.error is None for request in requests):
             kept = call.copied()
             for request in requests:
                 request.leg = request.leg._replace(call=kept._replace(header=request.leg.call.header))
         return requests
 
-    def _dispatch(self, server: int, leg: Leg) -> Request:
+    def dispatch(self, server: int, leg: Leg) -> Request:
         """Write one request, or note why not."""
         header = leg.call.header
         try:
@@ -334,7 +345,7 @@ class ClientSession:
                     continue
                 self._used[route.spec.id] = route.spec  # it may have an heir in its turn
                 call = call._replace(header=call.header._replace(table=route.spec.id))
-                fresh = [self._dispatch(server, leg) for server, leg in again(request.leg._replace(call=call), route)]
+                fresh = [self.dispatch(server, leg) for server, leg in again(request.leg._replace(call=call), route)]
                 requests += fresh
                 self.meter.resent += len(fresh)
                 if any(map(self._retried, fresh)):

@@ -16,7 +16,7 @@ cdef int refuse_rows(object index, int64_t start, int64_t count, int64_t end, in
 
 
 cdef inline int range_inside(int64_t start, int64_t count, int64_t end) except -1:
-    if start < 0 or start > end - count:
+    if count and (start < 0 or start > end - count):  # no rows are nowhere
         refuse_rows(None, start, count, end, 0)
     return 0
 

@@ -48,13 +48,14 @@ def survey(cnp.ndarray keys not None, int64_t rows, int64_t shards, int bits, cn
         raise ValueError(f"{cnp.PyArray_SIZE(starts)} starts for {shards} shards")
     cdef int64_t count = cnp.PyArray_SIZE(keys), shape
     with nogil:
-        shape = _survey(key, count, rows, shards, bits, start)
+        shape = survey_keys(key, count, rows, shards, bits, start)
     return shape
 
 
-cdef int64_t _survey(
+cdef int64_t survey_keys(
     const int64_t *keys, int64_t count, int64_t rows, int64_t shards, int bits, int64_t *starts
 ) noexcept nogil:
+    """As :func:`survey`."""
     cdef int64_t i, key, shard, last_shard = -1
     cdef uint64_t order, last = 0
     cdef int shape = 2
@@ -95,23 +96,42 @@ def scatter(
     cdef const int64_t *start = int64s(starts)
     cdef int32_t *place = writeable_int32s(order)
     cdef int64_t *target = writeable_int64s(grouped)
-    cdef int64_t count = cnp.PyArray_SIZE(keys), i, j, shard
+    cdef int64_t count = cnp.PyArray_SIZE(keys)
+    cdef bint done
     same = cnp.PyArray_SIZE(order) == count and cnp.PyArray_SIZE(grouped) == count
     if not same or cnp.PyArray_SIZE(starts) != shards + 1:
         raise ValueError(f"order, grouped and starts do not fit {count} keys and {shards} shards")
+    with nogil:
+        done = scatter_keys(source, count, rows, shards, bits, start, place, target)
+    if not done:
+        raise MemoryError
+
+
+cdef bint scatter_keys(
+    const int64_t *keys,
+    int64_t count,
+    int64_t rows,
+    int64_t shards,
+    int bits,
+    const int64_t *starts,
+    int32_t *order,
+    int64_t *grouped,
+) noexcept nogil:
+    """As :func:`scatter`; False for want of memory."""
+    cdef int64_t i, j, shard
     cdef int64_t *nexts = <int64_t *> malloc(shards * sizeof(int64_t))
     if nexts == NULL:
-        raise MemoryError
-    with nogil:
-        for i in range(shards):
-            nexts[i] = start[i]
-        for i in range(count):
-            shard = _place(source[i], rows, shards, bits)
-            j = nexts[shard]
-            nexts[shard] = j + 1
-            place[j] = <int32_t> i
-            target[j] = source[i]
-        free(nexts)
+        return False
+    for i in range(shards):
+        nexts[i] = starts[i]
+    for i in range(count):
+        shard = _place(keys[i], rows, shards, bits)
+        j = nexts[shard]
+        nexts[shard] = j + 1
+        order[j] = <int32_t> i
+        grouped[j] = keys[i]
+    free(nexts)
+    return True
 
 
 def find_repeats(cnp.ndarray keys not None, cnp.ndarray starts not None, cnp.ndarray target not None) -> int:
@@ -128,13 +148,13 @@ def find_repeats(cnp.ndarray keys not None, cnp.ndarray starts not None, cnp.nda
         raise ValueError(f"starts and target do not fit {count} keys")
     for s in range(shards):
         with nogil:
-            distinct = _number_part(key, start[s], start[s + 1], places, distinct)
+            distinct = number_part(key, start[s], start[s + 1], places, distinct)
         if distinct < 0:
             raise MemoryError
     return distinct
 
 
-cdef int64_t _number_part(
+cdef int64_t number_part(
     const int64_t *keys, int64_t first, int64_t end, int32_t *target, int64_t distinct
 ) noexcept nogil:
     """Number the distinct keys first to end - 1 from `distinct` on; the new count, or -1 for want of memory."""

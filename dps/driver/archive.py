@@ -25,6 +25,7 @@ from dps.dashboard.notebook import PATIENCE, CheckpointView, held_text
 from dps.dashboard.report.report import report
 from dps.dashboard.report.timeline import timeline
 from dps.errors import DPSError, InputError
+from dps.state.names import check_name
 from dps.state.ops import TableSpec
 from dps.state.partition import bound
 from dps.telemetry.run_history import RunHistory
@@ -90,6 +91,10 @@ def restore(
     storage_options: Options | None,
 ) -> Json:
     """See :meth:`dps.ParameterServer.restore`."""
+    if checkpoint is not None:
+        check_name("checkpoint", checkpoint)
+    for table in tables or ():
+        check_name("table", table)
     request = RestoreRequest(str(url), checkpoint, tables, storage_options or {})
     encoded = call("restore", request=msgspec.msgpack.encode(request))
     answer = msgspec.msgpack.decode(encoded, type=RestoreAnswer)

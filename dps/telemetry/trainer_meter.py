@@ -20,12 +20,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from dps.core.exchange import Traffic
 from dps.errors import InputError
 from dps.state.names import check_name
 from dps.telemetry.host import ThreadUsage
 from dps.telemetry.hosts import HostLoad
 from dps.telemetry.reports import COLUMNS, MAX_METRIC_VALUE, MAX_METRICS, MAX_SERVERS, TrainerReport
-from dps.wire.channel import Traffic
 
 __all__ = ["TrainerMeter"]
 
@@ -40,7 +40,6 @@ class ServerTraffic(Traffic):
     __slots__ = ("_meter",)
 
     def __init__(self, meter: TrainerMeter):
-        super().__init__()
         self._meter = meter
 
     def stall(self, seconds: float) -> None:
@@ -137,6 +136,13 @@ class TrainerMeter:
             seconds -= self.held
             self.held = 0.0
         self.seconds["serialise"] += seconds
+
+    def exchanged(self, verb: str, keys: int, began: float, now: float, waited: float) -> None:
+        """Count a whole call, and its time, of which the caller was blocked for `waited` seconds."""
+        self.counted(verb == "pull", keys)
+        self.seconds[verb] += waited
+        self.seconds["serialise"] += now - began - waited
+        self.mark, self.held = now, 0.0
 
     def lap(self, verb: str, now: float) -> None:
         """Count the time since `mark` as blocked."""

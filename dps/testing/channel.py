@@ -9,6 +9,7 @@ from dps import config
 from dps.client.client import Client
 from dps.client.environment import Probes
 from dps.client.ticket import Ticket
+from dps.core.exchange import Stream, Traffic
 from dps.errors import DPSError, ProtocolError, RequestTimeoutError
 from dps.testing.network import END, End, Network
 from dps.testing.world import Main, Party, Task, Timer
@@ -16,7 +17,7 @@ from dps.training.leased_batches import LeasedBatches
 from dps.training.participant import Participant
 from dps.training.trainer import Trainer
 from dps.wire import frames
-from dps.wire.channel import Channel, Request, Sink, Traffic
+from dps.wire.channel import Channel, Request, Sink
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.sockets import SLICE_SECONDS
 
@@ -46,7 +47,7 @@ class SimChannel(Channel, End):
         self._gone, self.traffic = gone, Traffic()
         self._requests: dict[int, Request] = {}
         self._observers = network.observers
-        self._next = 1
+        self.stream, self._sinks = Stream(-1), 0
         self._reading = None
         self._limit = config.nbytes("frame")
         self._patience = config.seconds("request")
@@ -69,6 +70,11 @@ class SimChannel(Channel, End):
             self.close()
             raise
 
+    @property
+    def is_plain(self) -> bool:
+        """False, because there is no socket: calls go the general way."""
+        return False
+
     # -- out
 
     def exchange(self, header: Header, deadline: float, body: bytes = b"") -> Header:
@@ -77,8 +83,7 @@ class SimChannel(Channel, End):
     def send(self, header: Header, pieces: Iterable[Buffer], sink: Sink | None = None, size: int = 0) -> Request:
         if self.closed:
             raise self._gone(f"the connection to {self.what} is closed")
-        number = self._next
-        self._next = number % 0xFFFFFFFF + 1
+        number = self.stream.take()
         request = self._requests[number] = Request(self, sink, size)
         self.traffic.sent += HEADER_SIZE + header.body
         frame = bytearray(encode_header(header, number))

@@ -24,7 +24,8 @@ from typing import Any
 from distributed import get_worker
 
 from dps import config
-from dps.client.client import NO_ROWS, Change, Client, Sent, header_of, nothing
+from dps.client.changes import NO_ROWS, Change, Sent, header_of, nothing
+from dps.client.client import Client
 from dps.client.requests import Call
 from dps.client.session import ClientSession
 from dps.client.ticket import SentCall, Ticket

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dps import config
+from dps.core.exchange import Stream, Traffic
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 from dps.wire import frames, handshake
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
@@ -27,7 +28,7 @@ from dps.wire.sockets import SLICE_SECONDS, Plain, Tls, connected
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
-__all__ = ["Channel", "Request", "Sink", "Traffic", "ViewSink"]
+__all__ = ["Channel", "Request", "Sink", "ViewSink"]
 
 INBOX_BYTES = 1 << 16
 TIMEOUT_SETTINGS = {frames.TICK: "clock", frames.COLLECT: "clock", frames.HELLO: "connect", frames.GREETING: "connect"}
@@ -54,21 +55,6 @@ class ViewSink:
 
     def advance(self, nbytes: int) -> None:
         self._rest = self._rest[nbytes:]
-
-
-class Traffic:
-    """Counters of a channel, or of several channels to the same peer. The owner of the channels reads them."""
-
-    __slots__ = ("answers", "blocked", "received", "sent")
-
-    def __init__(self) -> None:
-        self.answers = 0
-        self.sent = self.received = 0  # bytes
-        self.blocked = 0.0  # seconds spent waiting for the peer, to answer or to take bytes
-
-    def stall(self, seconds: float) -> None:
-        """Count seconds in which the peer has taken no bytes."""
-        self.blocked += seconds
 
 
 class Request:
@@ -158,7 +144,8 @@ class Channel:
         self.key: tuple[object, ...] | None = None  # of a channel that a pool may keep: see `pool.py`
         self._gone = gone
         self._requests: dict[int, Request] = {}
-        self._next = 1
+        self._sinks = 0  # requests on their way whose answers have a sink
+        self._encrypted = tls is not None
         self._inbox = memoryview(bytearray(INBOX_BYTES))
         self._start = self._end = 0
         self._reading: Request | None = None  # the request whose body is arriving in its sink
@@ -173,6 +160,7 @@ class Channel:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 keep_alive(sock)
             self._socket: Plain | Tls = Plain(sock) if tls is None else Tls.over(sock, tls, deadline, idle)
+            self.stream = Stream(sock.fileno())
             self._introduce(session_name, secret, deadline, tls is not None)
         except DPSError:  # raised by `idle`, or by the peer; some are OSErrors too
             raise
@@ -232,8 +220,7 @@ class Channel:
         """
         if body or self.closed or self._requests or self._reading is not None or self._end:
             return self.ask(header, body).answer(deadline)
-        number = self._next
-        self._next = number % 0xFFFFFFFF + 1
+        number = self.stream.take()
         try:
             self._write([encode_header(header, number)])
             nbytes = self._socket.receive(self._inbox, SLICE_SECONDS)
@@ -260,9 +247,9 @@ class Channel:
         """
         if self.closed:
             raise self._gone(f"the connection to {self.what} is closed")
-        number = self._next
-        self._next = number % 0xFFFFFFFF + 1
+        number = self.stream.take()
         request = self._requests[number] = Request(self, sink, size, header.kind)
+        self._sinks += sink is not None
         self.traffic.sent += HEADER_SIZE + header.body
         try:
             head = encode_header(header, number)
@@ -417,6 +404,8 @@ class Channel:
                 raise ProtocolError(f"{self.what} sent {header.body} bytes that no request asked for")
             request.body, request.size = bytearray(header.body), header.body  # a long text
             request.sink = ViewSink(memoryview(request.body))
+            self._sinks += 1
+        self._sinks -= 1
         if header.body != frames.padded(request.size):
             raise ProtocolError(f"{self.what} answered {header.body} bytes where {request.size} were asked for")
         del self._requests[header.request]
@@ -434,12 +423,47 @@ class Channel:
                 raise frames.decode_error(body)  # the peer is about to close
             raise ProtocolError(f"{self.what} answered request {header.request}, which was never made")
         del self._requests[header.request]
+        self._sinks -= request.sink is not None
         traffic = self.traffic
         traffic.answers += 1
         traffic.received += HEADER_SIZE + header.body
         request.header, request.body, request.done = header, body, True
         if header.kind == frames.ERROR:
             request.error = frames.decode_error(body)
+
+    # -- the plain way of a call, see `core/exchange.pyx`
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a call may use the socket past this channel: nothing is half read, and no large answer is owed."""
+        return not (self.closed or self._sinks or self._end or self._encrypted) and self._reading is None
+
+    def acknowledged(self, number: int) -> bool:
+        """A call has read the answer to an earlier request: OK, without a body. False if there is no such request."""
+        request = self._requests.get(number)
+        if request is None or request.sink is not None:
+            return False
+        del self._requests[number]
+        request.header, request.done = Header(frames.OK, request=number), True
+        return True
+
+    def adopt(self, request: Request, number: int, received: bytes = b"") -> None:
+        """Go on with a request that a call has written to the socket; `received` are bytes that have come since."""
+        if self.closed:
+            request.error, request.done = self._gone(f"the connection to {self.what} broke"), True
+            return
+        self._requests[number] = request
+        self._sinks += request.sink is not None
+        self._inbox[self._end : self._end + len(received)] = received
+        self._end += len(received)
+        try:
+            self._parse()
+        except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Close the connection, because of an error in the middle of a message; open requests fail."""
+        self._break(error)
 
     # -- the end
 

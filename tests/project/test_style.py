@@ -30,12 +30,12 @@ ROOMS = {
     "core": "",
     "state": "core",
     "coordination": "",
-    "wire": "config",
+    "wire": "config core",
     # subjects
     "daskapi": "config",
     "features": "core",
     "checkpoints": "core state",
-    "telemetry": "wire state.names state.ops",
+    "telemetry": "core wire state.names state.ops",
     # the parties: these do not know each other
     "client": PLACED + " core coordination.origins",
     "server": PLACED + " core checkpoints",
@@ -47,7 +47,7 @@ ROOMS = {
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
     "models": "dps core.sparse spark",
-    "testing": "config state wire checkpoints coordination telemetry client server controller training",
+    "testing": "config core state wire checkpoints coordination telemetry client server controller training",
 }
 STREET = {"dps": "spark client deploy checkpoints features driver state training"}  # the public names
 ONLY = {  # all that these may import beside the standard library and themselves

@@ -268,9 +268,12 @@ def test_a_repeat_is_given_the_first_answer():
 
 
 def test_late_answers_do_not_spoil_each_other():
-    """Each is more than a socket holds, the next is made before it has left, and nobody reads meanwhile."""
+    """Each is more than a socket holds, the next is made before it has left, and nobody reads meanwhile.
+
+    Over TCP, because a Unix socket holds so little that the server does not come to the next request.
+    """
     rows = 600_000
-    with Servers(2) as servers:
+    with dask.config.set({"dps.unix-sockets": False}), Servers(2) as servers:
         servers.table(TableSpec("n", rows=rows, dtype="int64", shards=1, copies=2), owners=[0])
         with servers.client() as client:
             pending = [client.push_pull_async("n", slice(0, rows), np.ones(rows, np.int64)) for _ in range(3)]
@@ -524,8 +527,8 @@ def test_a_refused_part_leaves_the_body_to_the_other_part():
 
     It sends the other shard's op again over a new connection, after other ops have arrived on the old one.
     """
-    rows = 1 << 20  # 8 MB: so large a body is lent, and not copied; and it does not fit into the buffers of sockets
-    with Servers(3) as servers:
+    rows = 1 << 20  # 8 MB: so large a body is lent, and not copied; and it does not fit into the buffers of TCP
+    with dask.config.set({"dps.unix-sockets": False}), Servers(3) as servers:
         servers.table(TableSpec("n", rows=rows, dtype="int64", shards=2, copies=3), owners=[0, 0])
         (_, places) = servers.tables["n"]
         values = np.arange(rows)  # no two alike, because a repeat brings the same rows at another place of a buffer

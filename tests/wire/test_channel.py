@@ -72,7 +72,7 @@ def test_a_long_text_is_an_answer_too(kit, length: int) -> None:
 
 def test_request_numbers_wrap_around(kit) -> None:
     with kit.channels() as (channel,):
-        channel._next = 0xFFFFFFFE
+        channel.stream.number = 0xFFFFFFFE
         parked = channel.ask(Header(PARK, number=7))
         assert [feed(channel, pattern(i, 0))["bytes"] for i in range(4)] == [0, 8, 16, 24]
         channel.ask(Header(RELEASE)).result(soon())

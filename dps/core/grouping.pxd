@@ -1,0 +1,19 @@
+from libc.stdint cimport int32_t, int64_t
+
+
+cdef int64_t survey_keys(
+    const int64_t *keys, int64_t count, int64_t rows, int64_t shards, int bits, int64_t *starts
+) noexcept nogil
+cdef bint scatter_keys(
+    const int64_t *keys,
+    int64_t count,
+    int64_t rows,
+    int64_t shards,
+    int bits,
+    const int64_t *starts,
+    int32_t *order,
+    int64_t *grouped,
+) noexcept nogil
+cdef int64_t number_part(
+    const int64_t *keys, int64_t first, int64_t end, int32_t *target, int64_t distinct
+) noexcept nogil

@@ -1,0 +1,536 @@
+"""The plain way of a call against the general one: the same values, rows, ledgers, answers and errors, bit by bit."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from compiled import variant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import unmix
+from servers import Servers, wait_until
+
+import dps
+from dps.client import plain
+from dps.core.exchange import DONE, OPEN
+from dps.errors import DPSError, KeyRangeError, NotFiniteError, ProtocolError, UnknownTableError
+from dps.state.ops import TableSpec
+from dps.telemetry import trainer_meter
+from dps.wire import channel, frames
+from dps.wire.frames import Header, decode_header, encode_header
+
+SPECS = [
+    TableSpec("a", shards=1),
+    TableSpec("a", dim=3, shards=8, optimizer=dps.SGD(0.1), init=dps.Normal(1.0, seed=3), finite=True),
+    TableSpec("a", dim=2, shards=4, optimizer=dps.Adagrad(0.5, l1=0.01), dtype="float64"),
+    TableSpec("a", dim=16, shards=2, optimizer=dps.Adam(0.1)),
+    TableSpec("a", dim=2, shards=4, dtype="int64"),
+    TableSpec("a", shards=4, optimizer=dps.FTRL()),
+    TableSpec("a", rows=37, dim=2, shards=5, dtype="int64"),
+    TableSpec("a", rows=300, dim=1, shards=3, optimizer=dps.Momentum(0.1), init=dps.Uniform(-1.0, 1.0)),
+    TableSpec("a", rows=40, dim=3, shards=4, optimizer=dps.Assign(), copies=2),
+    TableSpec("a", dim=2, shards=4, optimizer=dps.SGD(0.1), copies=2),
+]
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """Two times the same servers."""
+    with Servers(2) as one, Servers(2) as other:
+        for servers in (one, other):  # which make their connections to each other at the first op
+            servers.table(TableSpec("a", shards=2, copies=2))
+            with servers.client() as client:
+                client.push("a", np.arange(100), 1.0)
+        yield one, other
+
+
+@pytest.fixture
+def servers(pairs):
+    return pairs[0]
+
+
+class Watched:
+    """What became of the calls that came to the plain way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.outcomes: list[int | None] = []
+        self.handed_over = 0
+        make, hand_over = plain.PlainCalls._make, plain.PlainCalls._hand_over
+
+        def watched_make(calls, *args):
+            result = make(calls, *args)
+            self.outcomes.append(None if result is None else DONE)
+            return result
+
+        def watched_hand_over(calls, *args):
+            self.handed_over += 1
+            return hand_over(calls, *args)
+
+        monkeypatch.setattr(plain.PlainCalls, "_make", watched_make)
+        monkeypatch.setattr(plain.PlainCalls, "_hand_over", watched_hand_over)
+
+    @property
+    def last(self) -> int | None:
+        return self.outcomes[-1]
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    return Watched(monkeypatch)
+
+
+def generally(client):
+    """From now on, calls of this client go the general way."""
+    client._plain.pull = client._plain.push = lambda *args: None
+    return client
+
+
+# ---- the same as the general way
+
+
+@st.composite
+def calls(draw: st.DrawFn, spec: TableSpec):
+    """(verb, keys, values) of some calls in a row."""
+    made = []
+    most = (spec.rows or 60) - 1
+    keys_of = st.integers(-2 if draw(st.booleans()) else 0, most)
+    for _ in range(draw(st.integers(1, 8))):
+        verb = draw(st.sampled_from(["pull", "pull", "push", "push", "push_pull", "add", "assign"]))
+        if spec.rows and draw(st.integers(0, 3)) == 0:
+            first, end = sorted(draw(st.tuples(st.integers(0, spec.rows), st.integers(0, spec.rows))))
+            keys: object = None if draw(st.booleans()) else slice(first, end)
+            shape: tuple[int, ...] = (spec.rows if keys is None else end - first,)
+        else:
+            listed = draw(st.lists(keys_of, max_size=30, unique=draw(st.booleans())))
+            if draw(st.booleans()):
+                listed = sorted(listed)
+            keys = np.array(listed, np.int64)
+            if draw(st.integers(0, 4)) == 0 and len(listed) % 2 == 0:
+                keys = keys.reshape(2, -1)
+            shape = keys.shape
+        seed = draw(st.integers(0, 2**32 - 1))
+        values = np.random.default_rng(seed).integers(-9, 9, (*shape, spec.dim)).astype(spec.dtype)
+        if draw(st.integers(0, 9)) == 0 and spec.dtype != "int64" and values.size:
+            values.reshape(-1)[0] = np.nan
+        if spec.dim == 1 and draw(st.booleans()):
+            values = values.reshape(shape)
+        made.append((verb, keys, values))
+    return made
+
+
+def outcome(client, verb: str, keys, values) -> object:
+    try:
+        if verb == "pull":
+            return client.pull("a", keys)
+        if verb == "push_pull":
+            return client.push_pull("a", keys, values)
+        return getattr(client, verb)("a", keys, values)
+    except DPSError as error:
+        return type(error), str(error)
+
+
+def same(one: object, other: object) -> None:
+    if isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray)
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    else:
+        assert one == other
+
+
+def state(servers: Servers, spec: TableSpec) -> list:
+    """Rows, versions, ledgers of every replica."""
+    found = []
+    for endpoint, role in servers.alive():
+        for number, replica in sorted(role.tables[spec.id].replicas.items()):
+            shard = replica.shard
+            rows = endpoint.call(shard.rows[: len(shard)].tobytes)
+            ledger = {name: array.tobytes() for name, array in shard.ledger.to_arrays().items()}
+            found.append((role.number, number, shard.version, rows, ledger))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), spec=st.sampled_from(SPECS))
+def test_the_same_as_the_general_way(pairs, data, spec: TableSpec) -> None:
+    specs = [servers.table(spec) for servers in pairs]
+    with pairs[0].client() as one, pairs[1].client() as other:
+        generally(other)
+        for call in [("pull", np.array([0]), None), *data.draw(calls(spec))]:
+            same(outcome(one, *call), outcome(other, *call))
+            assert one.session.own.number == other.session.own.number
+        wait_until(lambda: state(pairs[0], specs[0]) == state(pairs[1], specs[1]), 20)
+
+
+@pytest.mark.parametrize("rows", [None, 400_000])
+def test_large_calls(pairs, watched, rows: int | None) -> None:
+    rng = np.random.default_rng(5)
+    keys = rng.permutation(400_000)[:150_000] if rows else unmix_all(rng.integers(0, 2**63, 150_000))
+    values = rng.normal(size=(len(keys), 3)).astype("float32")
+    answers = []
+    for servers, way in zip(pairs, (lambda c: c, generally), strict=True):
+        servers.table(TableSpec("a", rows=rows, dim=3, shards=4, optimizer=dps.SGD(0.5)))
+        with servers.client() as client:
+            way(client).pull("a", keys[:1])
+            out = np.zeros((len(keys), 3), "float32")
+            client.push("a", keys, values)
+            assert client.pull("a", keys, out=out) is out
+            sorted_keys = np.sort(keys)
+            answers.append([out, client.push_pull("a", sorted_keys, values), client.pull("a", sorted_keys)])
+            if rows:
+                answers[-1].append(client.pull("a"))
+    for one, other in zip(*answers, strict=True):
+        same(one, other)
+    assert watched.outcomes.count(DONE) >= 3
+    assert watched.handed_over == 0
+
+
+def unmix_all(hashes: np.ndarray) -> np.ndarray:
+    return np.array([unmix(int(h)) for h in hashes[:1000]] + list(range(len(hashes) - 1000)), np.int64)
+
+
+# ---- each reason to decline
+
+
+@contextlib.contextmanager
+def client_of(servers):
+    """A client that has its connections."""
+    servers.table(TableSpec("a", dim=2, shards=4, optimizer=dps.SGD(0.1), finite=True))
+    servers.table(TableSpec("dense", rows=10, shards=3))
+    servers.table(TableSpec("ftrl", optimizer=dps.FTRL()))
+    with servers.client() as client:
+        for name in ("a", "dense", "ftrl"):
+            client.pull(name, np.arange(9))
+        yield client
+
+
+@pytest.fixture
+def client(servers):
+    with client_of(servers) as client:
+        yield client
+
+
+KEYS = np.arange(6)
+ROWS = np.ones((6, 2), np.float32)
+WIDE = np.ones((6, 4), np.float32)
+PLAIN = {
+    "pull": lambda c: c.pull("a", KEYS),
+    "pull of any order": lambda c: c.pull("a", KEYS[::-1].copy()),
+    "pull of repeats": lambda c: c.pull("a", KEYS // 2),
+    "pull of two axes": lambda c: c.pull("a", KEYS.reshape(2, 3)),
+    "pull into": lambda c: c.pull("a", KEYS, out=np.zeros((6, 2), np.float32)),
+    "pull of a handle": lambda c: c.table("a").pull(KEYS),
+    "push": lambda c: c.push("a", KEYS, ROWS),
+    "push_pull": lambda c: c.push_pull("a", KEYS, ROWS),
+    "add of repeats": lambda c: c.add("a", KEYS // 2, ROWS),
+    "assign": lambda c: c.assign("a", KEYS, ROWS),
+    "frozen arrays": lambda c: c.push("a", frozen(KEYS), frozen(ROWS)),
+    "all rows": lambda c: c.pull("dense"),
+    "some rows": lambda c: c.push("dense", slice(2, 9), np.ones(7, np.float32)),
+    "an axis for one column": lambda c: c.push("dense", KEYS, np.ones((6, 1), np.float32)),
+}
+DECLINED = {
+    "a list of keys": lambda c: c.pull("a", KEYS.tolist()),
+    "int32 keys": lambda c: c.pull("a", KEYS.astype(np.int32)),
+    "keys with gaps": lambda c: c.pull("a", np.arange(12)[::2]),
+    "no keys": lambda c: c.pull("a", KEYS[:0]),
+    "no rows": lambda c: c.pull("dense", slice(3, 3)),
+    "values of another dtype": lambda c: c.push("a", KEYS, ROWS.astype(np.float16)),
+    "values with gaps": lambda c: c.push("a", KEYS, WIDE[:, ::2]),
+    "one value for all": lambda c: c.push("a", KEYS, 1.0),
+    "repeats to be summed": lambda c: c.push("ftrl", KEYS // 2, np.ones(6, np.float32)),
+    "a mapping": lambda c: c.pull({"a": KEYS}),
+    "asynchronous": lambda c: c.pull_async("a", KEYS).result(),
+    "certified": lambda c: c.pull_certified("a", KEYS),
+}
+REFUSED = {
+    "not finite": (lambda c: c.push("a", KEYS, ROWS * np.inf), NotFiniteError),
+    "a row that is not there": (lambda c: c.pull("dense", KEYS * 2), KeyRangeError),
+    "a range of a keyed table": (lambda c: c.pull("a"), dps.errors.InputError),
+    "a wide step": (lambda c: c.pull("dense", slice(0, 8, 2)), dps.errors.InputError),
+    "values of a wrong shape": (lambda c: c.push("a", KEYS, WIDE), dps.errors.InputError),
+    "out of a wrong shape": (lambda c: c.pull("a", KEYS, out=WIDE), dps.errors.InputError),
+    "out that is frozen": (lambda c: c.pull("a", KEYS, out=frozen(ROWS)), dps.errors.InputError),
+    "add where values are derived": (lambda c: c.add("ftrl", KEYS, np.ones(6, np.float32)), dps.errors.InputError),
+    "an unknown table": (lambda c: c.pull("nothing", KEYS), UnknownTableError),
+}
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_is_plain(client, watched, name: str) -> None:
+    PLAIN[name](client)
+    assert watched.last == DONE
+    assert watched.handed_over == 0
+
+
+@pytest.mark.parametrize("name", DECLINED)
+def test_what_is_declined(client, watched, name: str) -> None:
+    DECLINED[name](client)
+    assert not watched.outcomes or watched.last is None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_sends_nothing(client, watched, name: str) -> None:
+    call, error = REFUSED[name]
+    sent = [traffic.sent for traffic in client.session.meter.servers.values()]
+    with pytest.raises(error):
+        call(client)
+    assert not watched.outcomes or watched.last is None
+    assert [traffic.sent for traffic in client.session.meter.servers.values()] == sent
+
+
+def test_a_request_that_is_too_large_is_declined(client, watched) -> None:
+    client.session.chunk = 40
+    client.push("a", KEYS, ROWS)
+    assert watched.last is None
+    np.testing.assert_allclose(client.pull("a", KEYS), -0.1)
+
+
+def test_a_call_waits_for_no_answer_that_is_half_read(client, watched) -> None:
+    pending = client.pull_async("a", KEYS)
+    before = len(watched.outcomes)
+    client.pull("a", KEYS)
+    assert len(watched.outcomes) == before  # the connections were not free
+    pending.result()
+    client.pull("a", KEYS)
+    assert watched.last == DONE
+
+
+# ---- what happens after the request has left
+
+
+def test_acknowledgements_of_earlier_pushes_are_read_in_passing(client, watched) -> None:
+    pending = [client.push_async("a", KEYS, ROWS) for _ in range(5)]
+    np.testing.assert_allclose(client.pull("a", KEYS), -0.5, rtol=1e-6)
+    assert watched.last == DONE
+    assert all(each.done() for each in pending)
+    pending = [client.push_async("a", KEYS, ROWS) for _ in range(5)]
+    client.push("a", KEYS, ROWS)
+    assert watched.last == DONE
+    client.session.wait()
+    np.testing.assert_allclose(client.pull("a", KEYS), -1.1, rtol=1e-6)
+
+
+GOOD = Header(frames.OK, request=1, count=2, body=8)
+BAD = {
+    "good": GOOD,
+    "another kind": GOOD._replace(kind=frames.ERROR),
+    "another number": GOOD._replace(request=2),
+    "a longer body": GOOD._replace(body=16),
+    "a shorter body": GOOD._replace(body=0),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_answer_is_checked(name: str) -> None:
+    """What is not the answer goes to the general way, as it came."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        answer = encode_header(BAD[name]) + np.array([3, 4], np.float32).tobytes()
+        theirs.sendall(answer)
+        form = plain.Form(7, np.dtype("float32").num, 1, 0, 1, 0, False, [(0, 1)])
+        exchange = plain.Exchange(0)
+        traffic = [channel.Traffic()]
+        stamp = (1, 2, 3, 4, 5, 6)
+        keys, refuse, wait = np.array([8, 9]), lambda run, number: False, lambda run: None
+        told = (frames.PULL, 0, stamp, keys, 0, 0, None, None, True, False, 1000, refuse, wait)
+        outcome = exchange.call(form, [channel.Stream(ours.fileno())], traffic, *told)
+        request = theirs.recv(1000)
+        header = decode_header(request, 0, 1000)
+        fields = {"table": 7, "epoch": 1, "trainer": 2, "number": 3, "clock": 4, "parties": 5, "attempt": 6}
+        assert header == Header(frames.PULL, request=1, shards=1, count=2, body=24, **fields)
+        assert np.frombuffer(request[64:], np.int64).tolist() == [2, 8, 9]
+        if name == "good":
+            assert outcome == DONE
+            assert exchange.result.tolist() == [3, 4]
+            assert (traffic[0].sent, traffic[0].received, traffic[0].answers) == (88, 72, 1)
+        else:
+            assert outcome == OPEN
+            ((run, number, first, end, a, b, received),) = exchange.open
+            assert (run, number, first, end, a, b) == (0, 1, 0, 1, 0, 2)
+            assert answer.startswith(received)
+            assert len(received) >= 64
+
+
+def test_a_stray_answer_ends_the_connection(client, watched) -> None:
+    """An answer to no request, of the right length: nobody may take it for the values."""
+    client.push("a", KEYS, ROWS)
+    for each in client.session._channels.values():
+        number = each.stream.number
+        each.send(Header(frames.PULL, table=client.session._tables["a"].spec.id, epoch=client.session.epoch), ())
+        each._requests.clear()
+        each.stream.number = number + 1
+    with pytest.raises(ProtocolError, match="which was never made"):
+        client.pull("a", KEYS)
+    assert watched.handed_over == 1
+
+
+def test_an_error_of_the_server_is_the_callers(servers, client, watched) -> None:
+    spec = servers.tables["a"][0]
+    for endpoint, role in servers.alive():
+        endpoint.call(role.drop, spec.id)
+    with pytest.raises(UnknownTableError, match="was it dropped"):
+        client.push("a", KEYS, ROWS)
+    assert watched.handed_over == 1
+
+
+def test_an_answer_that_is_late_goes_the_general_way(servers, client, watched) -> None:
+    go_on = threading.Event()
+    servers.endpoints[0].loop.call_soon_threadsafe(go_on.wait)
+    threading.Timer(0.6, go_on.set).start()
+    try:
+        np.testing.assert_array_equal(client.pull("a", KEYS), 0)
+    finally:
+        go_on.set()
+    assert watched.handed_over == 1
+    client.pull("a", KEYS)
+    assert watched.handed_over == 1
+
+
+def test_a_server_that_serves_every_other_run(servers, watched) -> None:
+    servers.table(TableSpec("a", dim=4, shards=8), owners=[0, 1, 0, 1, 1, 0, 0, 1])
+    keys = np.arange(100_000)
+    values = np.random.default_rng(0).normal(size=(len(keys), 4)).astype("float32")
+    with servers.client() as client:
+        client.pull("a", keys[:100])
+        client.push("a", keys, values)
+        np.testing.assert_array_equal(client.pull("a", keys), values)
+        np.testing.assert_array_equal(client.push_pull("a", keys, values), values * 2)
+    assert watched.outcomes[-3:] == [DONE] * 3
+    assert watched.handed_over == 0
+
+
+@pytest.mark.parametrize("verb", ["pull", "push", "push_pull"])
+@pytest.mark.parametrize("announce", [True, False])
+def test_a_server_that_dies_loses_nothing(watched, verb: str, announce: bool) -> None:
+    with Servers(3) as servers:
+        servers.table(TableSpec("a", dim=2, shards=4, dtype="int64", copies=2))
+        ones = np.ones((6, 2), np.int64)
+        with servers.client() as client:
+            client.push("a", KEYS, ones)
+            client.push("a", KEYS, ones)
+            if announce:
+                servers.kill(0)
+            else:
+                servers.kill(0, announce=False)
+                threading.Timer(0.3, servers.without, (0,)).start()
+            expected = 2 if verb == "pull" else 3
+            answer = client.pull("a", KEYS) if verb == "pull" else getattr(client, verb)("a", KEYS, ones)
+            if answer is not None:
+                np.testing.assert_array_equal(answer, expected)
+            np.testing.assert_array_equal(client.pull("a", KEYS), expected)
+            assert watched.handed_over == 1
+
+
+def test_many_threads_take_turns(client) -> None:
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(50):
+                client.add("a", KEYS, ROWS)
+                client.pull("a", KEYS)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    np.testing.assert_array_equal(client.pull("a", KEYS), 200)
+
+
+def test_its_times_and_counts_are_those_of_the_general_way(pairs) -> None:
+    meters = []
+    for servers, way in zip(pairs, (lambda c: c, generally), strict=True):
+        servers.table(TableSpec("a", dim=2, shards=4))
+        with servers.client() as client:
+            way(client).pull("a", KEYS)
+            before = time.monotonic()
+            for _ in range(10):
+                client.push("a", KEYS, ROWS)
+                client.pull("a", KEYS)
+            took = time.monotonic() - before
+            meter = client.session.meter
+            counts = meter.pulls, meter.pushes, meter.keys_pulled, meter.keys_pushed
+            meters.append((counts, [(t.sent, t.received, t.answers) for t in meter.servers.values()]))
+            assert 0 < sum(meter.seconds.values()) < 10 * took + 1
+            assert all(seconds >= 0 for seconds in meter.seconds.values())
+    assert meters[0] == meters[1]
+
+
+# ---- broken variants must not pass
+
+WRONG = [  # file of dps/core, its text, the wrong text
+    ("exchange.pyx", "head.request == number and ", ""),
+    ("exchange.pyx", " and head.body == body", ""),
+    ("exchange.pyx", "head.kind == OK and ", ""),
+    (
+        "exchange.pyx",
+        "if values is not None:\n            if not _fits",
+        "if values is not None:\n            if 0 and not _fits",
+    ),
+    ("exchange.pyx", "or not _finite(form, values)", ""),
+    ("exchange.pyx", "if known != count:", "if False:"),
+    ("exchange.pyx", "dps_scatter(rows, order + a,", "dps_scatter(rows, order,"),
+    ("exchange.pyx", "leg[m].state == SENT and streams[leg[m].run] is stream", "False"),
+    ("exchange.pyx", "or not acknowledge(leg.run, head.request)", ""),
+    ("exchange.pyx", "head.shard, head.shards = <uint16_t> leg[n].first,", "head.shard, head.shards = 0,"),
+    ("exchange.pyx", "pieces[3].iov_base, pieces[3].iov_len = &nothing, padding", "pass"),
+]
+
+
+def use(monkeypatch, module) -> None:
+    """Let clients that are made from now on use this variant of dps.core.exchange."""
+    count = {name: vars(trainer_meter.ServerTraffic)[name] for name in ("__init__", "stall")}
+    monkeypatch.setattr(trainer_meter, "ServerTraffic", type("ServerTraffic", (module.Traffic,), count))
+    for owner, names in ((plain, ("Exchange", "Form")), (channel, ("Stream", "Traffic"))):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(module, name))
+
+
+def check_all(pairs, monkeypatch) -> None:
+    """What sees the errors of a wrong step: the tests above, without those of what is never wrong in it."""
+    test_large_calls(pairs, Watched(monkeypatch), None)
+    test_large_calls(pairs, Watched(monkeypatch), 400_000)
+    test_a_server_that_serves_every_other_run(pairs[0], Watched(monkeypatch))
+    checks = [lambda c, n=name: test_what_is_refused_sends_nothing(c, Watched(monkeypatch), n) for name in REFUSED]
+    checks.append(lambda c: test_what_is_declined(c, Watched(monkeypatch), "repeats to be summed"))
+    checks.append(lambda c: test_acknowledgements_of_earlier_pushes_are_read_in_passing(c, Watched(monkeypatch)))
+    checks.append(lambda c: test_a_stray_answer_ends_the_connection(c, Watched(monkeypatch)))
+    checks.append(lambda c: test_an_error_of_the_server_is_the_callers(pairs[0], c, Watched(monkeypatch)))
+    for name in BAD:
+        test_an_answer_is_checked(name)
+    for check in checks:
+        with client_of(pairs[0]) as client:
+            check(client)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
+)
+def test_a_broken_variant_is_caught(pairs, monkeypatch, file: str, old: str, new: str) -> None:
+    use(monkeypatch, variant("exchange", file, old, new))
+    with pytest.raises((AssertionError, DPSError, pytest.fail.Exception)):
+        check_all(pairs, monkeypatch)
+
+
+@pytest.mark.slow
+def test_the_right_variant_is_not(pairs, monkeypatch) -> None:
+    use(
+        monkeypatch,
+        variant("exchange", "exchange.pyx", "DECLINED, DONE, OPEN = 0, 1, 2", "DECLINED, DONE, OPEN = 0, 1, 2"),
+    )
+    check_all(pairs, monkeypatch)
