@@ -18,7 +18,8 @@ from dps.client.requests import Call, Leg, TableRoute, sink_for
 from dps.client.session import LAST_NUMBER, ClientSession
 from dps.client.table import Keys
 from dps.client.ticket import Pending, SentCall
-from dps.core.exchange import DECLINED, DONE, Exchange, Form
+from dps.core.exchange import DECLINED, DONE, Exchange
+from dps.core.form import Form
 from dps.errors import DPSError
 from dps.state.ops import NO_CLOCK, PUSH, TableSpec
 from dps.state.partition import group, shard_bits

@@ -1,4 +1,4 @@
-/* Reading and writing a socket that does not block, with waiting that polls before it sleeps. Without the interpreter. */
+/* Reading and writing a socket that does not block, with waiting that polls before it sleeps. No interpreter. */
 #ifndef DPS_EXCHANGE_H
 #define DPS_EXCHANGE_H
 
@@ -26,8 +26,8 @@ static inline int64_t dps_now(void) {
 
 static inline int dps_would_block(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-/* Up to `size` bytes. It polls for `spin` nanoseconds, because to wake a sleeping core takes longer than a server needs to
- * answer, and then sleeps for up to `slice` milliseconds. The time of the wait is added to `waited`. */
+/* Up to `size` bytes. It polls for `spin` nanoseconds, because to wake a sleeping core takes longer than a server
+ * needs to answer, and then sleeps for up to `slice` milliseconds. The time of the wait is added to `waited`. */
 static ssize_t dps_receive(int fd, void *buffer, size_t size, int64_t spin, int slice, int64_t *waited) {
     ssize_t got = recv(fd, buffer, size, MSG_DONTWAIT);
     if (got >= 0 || !dps_would_block()) {
@@ -50,8 +50,8 @@ done:
     return got >= 0 ? got : dps_would_block() ? DPS_NOTHING : DPS_BROKEN;
 }
 
-/* Write what is left of the pieces, which it shortens by that. 1: all is written; DPS_NOTHING: the peer has taken nothing
- * more for `slice` milliseconds; DPS_BROKEN. */
+/* Write what is left of the pieces, which it shortens by that. 1: all is written; DPS_NOTHING: the peer has taken
+ * nothing more for `slice` milliseconds; DPS_BROKEN. */
 static int dps_write(int fd, struct iovec *pieces, int count, int slice, int64_t *waited) {
     int first = 0;
     for (;;) {

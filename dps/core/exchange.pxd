@@ -2,6 +2,8 @@ from libc.stdint cimport int64_t, uint32_t
 
 cimport numpy as cnp
 
+from dps.core.form cimport Form
+
 
 cdef class Traffic:
     cdef public int64_t answers, sent, received  # answers; bytes
@@ -11,14 +13,6 @@ cdef class Traffic:
 cdef class Stream:
     cdef readonly int fd
     cdef public uint32_t number  # of the next request
-
-
-cdef class Form:
-    cdef uint32_t table
-    cdef int kind, bits, count
-    cdef int64_t dim, rows, shards, row_bytes
-    cdef bint finite
-    cdef int64_t *edges  # first shard and end, run after run
 
 
 cdef extern from "exchange.h" nogil:

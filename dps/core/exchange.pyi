@@ -2,6 +2,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dps.core.form import Form
+
 DECLINED: int
 DONE: int
 OPEN: int
@@ -11,36 +13,20 @@ class Traffic:
     sent: int
     received: int
     blocked: float
+    def __init__(self) -> None: ...
     def stall(self, seconds: float) -> None: ...
 
 class Stream:
+    fd: int
     number: int
     def __init__(self, fd: int) -> None: ...
-    @property
-    def fd(self) -> int: ...
     def take(self) -> int: ...
 
-class Form:
-    def __init__(
-        self,
-        table: int,
-        kind: int,
-        dim: int,
-        rows: int,
-        shards: int,
-        bits: int,
-        finite: bool,
-        runs: list[tuple[int, int]],
-    ) -> None: ...
-
 class Exchange:
+    result: np.ndarray | None
+    open: list[tuple[int, int, int, int, int, int, bytes]]
+    current: int
     def __init__(self, spin: int) -> None: ...
-    @property
-    def result(self) -> np.ndarray | None: ...
-    @property
-    def open(self) -> list[tuple[int, int, int, int, int, int, bytes]]: ...
-    @property
-    def current(self) -> int: ...
     @property
     def seconds_waited(self) -> float: ...
     def call(

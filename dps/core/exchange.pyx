@@ -1,10 +1,10 @@
 """A plain call, from the caller's arrays to the answer, in one step: group, write, wait, read, put in place.
 
-The general way of a call is in `client/requests.py`, `client/session.py` and `wire/channel.py`. This is the same for what
-is plain: a pull, or a push whose keys need not be merged, of one table, over connections that are not encrypted and
-hold no half-read answer. Whatever is not plain is *declined* before anything is sent. Where the unusual comes after that
-(an error as the answer, an answer that is late, a connection that breaks), the legs that are not done go to the general
-way, with the bytes that have arrived. The interpreter's lock is released in between.
+The general way of a call is in `client/requests.py`, `client/session.py` and `wire/channel.py`. This is the same for
+what is plain: a pull, or a push whose keys need not be merged, of one table, over connections that are not encrypted
+and hold no half-read answer. Whatever is not plain is *declined* before anything is sent. Where the unusual comes after
+that (an error as the answer, an answer that is late, a connection that breaks), the legs that are not done go to the
+general way, with the bytes that have arrived. The interpreter's lock is released in between.
 
 Buffers are kept from call to call. A session's calls take turns under its lock, so one exchange is enough for each.
 """
@@ -16,8 +16,9 @@ from libc.string cimport memcpy, memmove, memset
 
 cimport numpy as cnp
 
+from dps.core.form cimport Form, fits, is_finite, new_rows
 from dps.core.grouping cimport number_part, scatter_keys, survey_keys
-from dps.core.rows cimport dps_all_finite_double, dps_all_finite_float, dps_scatter, dps_take
+from dps.core.rows cimport dps_scatter, dps_take
 
 cnp.import_array()
 
@@ -92,34 +93,6 @@ cdef class Stream:
         cdef uint32_t number = self.number
         self.number = 1 if number == 0xFFFFFFFF else number + 1
         return number
-
-
-cdef class Form:
-    """What is the same for all calls to a table: its rows, and which run of shards is where.
-
-    Parameters
-    ----------
-    table, kind, dim, rows, shards, bits : int
-        The table's number, numpy's number of its dtype, its dim, its rows (0: keyed), shards, and their binary logarithm.
-    finite : bool
-        Whether it refuses NaN and infinity.
-    runs : list of (int, int)
-        First shard and end of each run of neighbouring shards on one server.
-    """
-
-    def __cinit__(self, int64_t table, int kind, int64_t dim, int64_t rows, int64_t shards, int bits, bint finite, runs):
-        self.table, self.kind, self.dim = <uint32_t> table, kind, dim
-        self.rows, self.shards, self.bits, self.finite = rows, shards, bits, finite
-        self.row_bytes = dim * (4 if kind == cnp.NPY_FLOAT32 else 8)
-        self.count = len(runs)
-        self.edges = <int64_t *> malloc(2 * self.count * sizeof(int64_t))
-        if self.edges == NULL:
-            raise MemoryError
-        for n, (first, end) in enumerate(runs):
-            self.edges[2 * n], self.edges[2 * n + 1] = first, end
-
-    def __dealloc__(self):
-        free(self.edges)
 
 
 cdef class Exchange:
@@ -229,10 +202,10 @@ cdef class Exchange:
         if count <= 0 or count > 0x7FFFFFFF or count * (form.row_bytes + 8) > most:
             return DECLINED
         if values is not None:
-            if not _fits(form, keys, count, values, False, cnp.NPY_ARRAY_CARRAY_RO) or not _finite(form, values):
+            if not fits(form, keys, count, values, False, cnp.NPY_ARRAY_CARRAY_RO) or not is_finite(form, values):
                 return DECLINED
             rows = <const char *> cnp.PyArray_DATA(values)
-        if out is not None and not _fits(form, keys, count, out, True, cnp.NPY_ARRAY_CARRAY):
+        if out is not None and not fits(form, keys, count, out, True, cnp.NPY_ARRAY_CARRAY):
             return DECLINED
         if listed != NULL:
             shape = <int> self._cut(form, listed, count, distinct)
@@ -244,7 +217,7 @@ cdef class Exchange:
         leg = <Leg *> self._buffers[LEGS]
         if answered:
             if out is None:
-                out = _new(form, keys, count)
+                out = new_rows(form, keys, count)
             room = <char *> cnp.PyArray_DATA(out)
             self.result = out
         try:
@@ -472,7 +445,7 @@ cdef class Exchange:
     cdef int _read(
         self, Form form, int fd, Leg *leg, char *out, bint ordered, Traffic traffic, object acknowledge, object idle
     ) except -1:
-        """Read the answer to one leg; where something else comes, or nothing for a while, leave it to the general way."""
+        """Read the answer to one leg; where something else comes, or nothing for a while, leave it unanswered."""
         cdef char *inbox = <char *> self._room(INBOX, INBOX_BYTES)
         cdef dps_header *head = <dps_header *> inbox
         cdef int64_t nbytes = 0 if out == NULL else (leg.b - leg.a) * form.row_bytes
@@ -559,46 +532,3 @@ cdef class Exchange:
 
 cdef inline bint _is_answer(dps_header *head, uint32_t number, uint64_t body) noexcept:
     return head.magic == MAGIC and head.kind == OK and head.request == number and head.body == body
-
-
-cdef bint _fits(Form form, cnp.ndarray keys, int64_t count, cnp.ndarray rows, bint exactly, int flags):
-    """Whether these are the rows of the keys: of the table's dtype, contiguous, in the keys' shape, or, if not `exactly`, [count, dim]."""
-    cdef int n, axes = 1 if keys is None else keys.ndim
-    if cnp.PyArray_TYPE(rows) != form.kind or not cnp.PyArray_CHKFLAGS(rows, flags):
-        return False
-    if rows.ndim == 2 and rows.shape[0] == count and rows.shape[1] == form.dim and not exactly:
-        return True
-    if cnp.PyArray_SIZE(rows) != count * form.dim or rows.ndim != axes + (form.dim != 1):
-        return False
-    for n in range(axes):
-        if rows.shape[n] != (count if keys is None else keys.shape[n]):
-            return False
-    return form.dim == 1 or rows.shape[axes] == form.dim
-
-
-cdef bint _finite(Form form, cnp.ndarray rows):
-    cdef bint finite = True
-    cdef const void *numbers = cnp.PyArray_DATA(rows)
-    cdef int64_t count = cnp.PyArray_SIZE(rows)
-    if form.finite and form.kind != cnp.NPY_INT64:
-        with nogil:
-            if form.kind == cnp.NPY_FLOAT32:
-                finite = dps_all_finite_float(<const float *> numbers, count)
-            else:
-                finite = dps_all_finite_double(<const double *> numbers, count)
-    return finite
-
-
-cdef cnp.ndarray _new(Form form, cnp.ndarray keys, int64_t count):
-    """An array for the values of the keys: in their shape, with an axis for the columns if there are several."""
-    cdef cnp.npy_intp shape[33]
-    cdef int n, axes = 1
-    shape[0] = count
-    if keys is not None:
-        axes = keys.ndim
-        for n in range(axes):
-            shape[n] = keys.shape[n]
-    if form.dim != 1:
-        shape[axes] = form.dim
-        axes += 1
-    return cnp.PyArray_EMPTY(axes, shape, form.kind, 0)

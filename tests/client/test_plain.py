@@ -479,10 +479,10 @@ WRONG = [  # file of dps/core, its text, the wrong text
     ("exchange.pyx", "head.kind == OK and ", ""),
     (
         "exchange.pyx",
-        "if values is not None:\n            if not _fits",
-        "if values is not None:\n            if 0 and not _fits",
+        "if values is not None:\n            if not fits",
+        "if values is not None:\n            if 0 and not fits",
     ),
-    ("exchange.pyx", "or not _finite(form, values)", ""),
+    ("exchange.pyx", "or not is_finite(form, values)", ""),
     ("exchange.pyx", "if known != count:", "if False:"),
     ("exchange.pyx", "dps_scatter(rows, order + a,", "dps_scatter(rows, order,"),
     ("exchange.pyx", "leg[m].state == SENT and streams[leg[m].run] is stream", "False"),
@@ -496,7 +496,7 @@ def use(monkeypatch, module) -> None:
     """Let clients that are made from now on use this variant of dps.core.exchange."""
     count = {name: vars(trainer_meter.ServerTraffic)[name] for name in ("__init__", "stall")}
     monkeypatch.setattr(trainer_meter, "ServerTraffic", type("ServerTraffic", (module.Traffic,), count))
-    for owner, names in ((plain, ("Exchange", "Form")), (channel, ("Stream", "Traffic"))):
+    for owner, names in ((plain, ("Exchange",)), (channel, ("Stream", "Traffic"))):
         for name in names:
             monkeypatch.setattr(owner, name, getattr(module, name))
 

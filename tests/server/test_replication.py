@@ -527,8 +527,8 @@ def test_a_refused_part_leaves_the_body_to_the_other_part():
 
     It sends the other shard's op again over a new connection, after other ops have arrived on the old one.
     """
-    rows = 1 << 20  # 8 MB: so large a body is lent, and not copied; and it does not fit into the buffers of TCP
-    with dask.config.set({"dps.unix-sockets": False}), Servers(3) as servers:
+    rows = 1 << 20  # 8 MB: so large a body is lent, and not copied; and it does not fit into the buffers of sockets
+    with Servers(3) as servers:
         servers.table(TableSpec("n", rows=rows, dtype="int64", shards=2, copies=3), owners=[0, 0])
         (_, places) = servers.tables["n"]
         values = np.arange(rows)  # no two alike, because a repeat brings the same rows at another place of a buffer
@@ -536,10 +536,12 @@ def test_a_refused_part_leaves_the_body_to_the_other_part():
         with servers.client() as client:
             client.push("n", slice(0, rows), np.ones(rows, np.int64))
             with held(servers, 2):
-                servers.deaf.add(2)  # else it is told, which it cannot be
+                servers.deaf.update((0, 2))  # server 2 cannot be told; and server 0 would begin to send at once
                 pending = [client.push_async("n", slice(0, rows), values)]
                 wait_until(lambda: relay.unconfirmed()[0] == 1)
                 servers.put("n", 1, rechained(places[1], (0, 2), None, servers.epoch + 1))
+                servers.deaf.discard(0)
+                servers.place()
                 pending.append(client.push_async("n", slice(0, rows), np.full(rows, 500, np.int64)))
                 wait_until(lambda: servers.copy("n", 0, 1).shard.version == 3)
                 link = relay._successors[2].link

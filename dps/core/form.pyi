@@ -1,0 +1,12 @@
+class Form:
+    def __init__(
+        self,
+        table: int,
+        kind: int,
+        dim: int,
+        rows: int,
+        shards: int,
+        bits: int,
+        finite: bool,
+        runs: list[tuple[int, int]],
+    ) -> None: ...
