@@ -47,9 +47,11 @@ from dps.errors import (
 from dps.state.ops import TableSpec
 from dps.telemetry.trainer_meter import TrainerMeter
 from dps.wire import frames
+from dps.wire.bodies import decode
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
 from dps.wire.once import Once
+from dps.wire.placement_messages import Route
 
 __all__ = ["ClientSession"]
 
@@ -393,10 +395,9 @@ class ClientSession:
         assert answer.header is not None
         if not self.own.id:
             self.own.id = answer.header.trainer
-        placement = frames.decode_json(answer.body)
-        self.epoch, self.remedy = placement["epoch"], placement["remedy"]
-        self._servers = {int(n): (host, port) for n, (host, port) in placement["servers"].items()}
-        routes = [TableRoute(TableSpec.from_dict(t["spec"]), t["owners"]) for t in placement["tables"]]
+        known = decode(Route, answer.body)
+        self.epoch, self.remedy, self._servers = known.epoch, known.remedy, known.servers
+        routes = [TableRoute(TableSpec.from_dict(table.spec), table.owners) for table in known.tables]
         self._tables = {route.spec.name: route for route in routes}
         self._by_id = {route.spec.id: route for route in routes}
 
@@ -410,9 +411,9 @@ class ClientSession:
         if now - asked[0] < DOUBT_SECONDS:
             return
         asked[0] = now
-        placement = frames.decode_json(self.ask_controller(Header(frames.ROUTE, trainer=self.own.id)).body)
-        owners = {t["spec"]["id"]: t["owners"] for t in placement["tables"]}
-        for table, route in self._by_id.items() if placement["epoch"] != self.epoch else ():
+        known = decode(Route, self.ask_controller(Header(frames.ROUTE, trainer=self.own.id)).body)
+        owners = {table.spec["id"]: table.owners for table in known.tables}
+        for table, route in self._by_id.items() if known.epoch != self.epoch else ():
             owners_now = owners.get(table, [])
             for owner, first, end in route.runs:
                 if owner == server and any(other != server for other in owners_now[first:end]):

@@ -52,9 +52,10 @@ from dps.state.names import shown
 from dps.telemetry.reports import ReceivedReport, ServerReport
 from dps.telemetry.snapshot import ServerPhase
 from dps.wire import frames
-from dps.wire.bodies import decode
+from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
 from dps.wire.membership_messages import CaughtUp, Serve, SteppedDown, Suspect
+from dps.wire.placement_messages import Located, Placement, Route, ShardPlace
 from dps.wire.protocols import RoleConnection, RoleEndpoint
 
 __all__ = ["TICK_SECONDS", "Membership", "ServerRecord"]
@@ -491,19 +492,18 @@ class Membership:
         self.epoch += 1
         addresses = {n: server.address for n, server in self.servers.items() if server.address is not None}
         tables = {
-            str(self.specs[name]["id"]): [[p.chain, p.joiner, p.fences, p.stepping_down] for p in places]
+            self.specs[name]["id"]: [ShardPlace([*p.chain], p.joiner, [*p.fences], p.stepping_down) for p in places]
             for name, places in self.places.items()
         }
-        placement = frames.encode_json({"epoch": self.epoch, "servers": addresses, "tables": tables})
+        placement = encode(Placement(self.epoch, addresses, tables))
         for server in self.servers.values():
             if server.connection is not None:
                 server.connection.send_newest(Header(frames.PLACE, epoch=self.epoch), placement)
         heads = [
-            {"spec": self.specs[name], "owners": [p.chain[0] if p.chain else -1 for p in places]}
+            Located(self.specs[name], [p.chain[0] if p.chain else -1 for p in places])
             for name, places in self.places.items()
         ]
-        message = {"epoch": self.epoch, "servers": addresses, "tables": heads, "remedy": self.remedy}
-        self.route = frames.encode_json(message)
+        self.route = encode(Route(self.epoch, addresses, heads, self.remedy))
 
     def note(self, text: str, level: int = logging.WARNING, stands: Callable[[], bool] = lambda: True) -> None:
         """Log an event that users may want to know, and remember it; `stands` says whether it still matters."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from dps import config
 from dps.wire import frames
-from dps.wire.bodies import encode
+from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
 from dps.wire.membership_messages import Serve
+from dps.wire.placement_messages import Placement
 from dps.wire.protocols import RoleEndpoint, RoleLink
 
 __all__ = ["HEARTBEAT_SECONDS", "Heartbeat"]
@@ -47,7 +47,7 @@ class Heartbeat:
         number: int,
         secret: str,
         controller: tuple[str, int],
-        adopt: Callable[[dict[str, Any]], None],
+        adopt: Callable[[Placement], None],
         make_report: Callable[[bool], bytes],
     ):
         self.endpoint, self.number = endpoint, number
@@ -106,7 +106,7 @@ class Heartbeat:
 
     def _on_frame(self, link: RoleLink, header: Header, body: memoryview) -> None:
         if header.kind == frames.PLACE:
-            self._adopt(frames.decode_json(body))
+            self._adopt(decode(Placement, body))
         elif header.kind == frames.OK:
             sent = self._sent.pop(header.request, None)
             if sent is not None:

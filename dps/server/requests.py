@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -44,6 +44,7 @@ from dps.wire import frames
 from dps.wire.frames import Header, padded, unpack_arrays
 from dps.wire.handshake import of_servers
 from dps.wire.membership_messages import Suspect
+from dps.wire.placement_messages import Placement, ShardPlace
 from dps.wire.protocols import RoleConnection, RoleEndpoint
 from dps.wire.rights import TO_SERVER, guarded
 
@@ -180,28 +181,21 @@ class ServerRole:
         """Whether no other server can have become the primary of this shard, of which this server is the primary."""
         return replica.spec.copies == 1 or self.endpoint.now() <= self.heartbeat.lease_until
 
-    def adopt(self, placement: dict[str, Any]) -> None:
+    def adopt(self, placement: Placement) -> None:
         """Adopt a new placement: take up and give up roles, send unconfirmed ops to new successors."""
-        if placement["epoch"] <= self.epoch:
+        if placement.epoch <= self.epoch:
             return
-        self.epoch = self.relay.epoch = placement["epoch"]
-        self.relay.addresses = {int(n): (host, port) for n, (host, port) in placement["servers"].items()}
-        for key, places in placement["tables"].items():
-            table = self.tables.get(int(key))
+        self.epoch = self.relay.epoch = placement.epoch
+        self.relay.addresses = placement.servers
+        for key, places in placement.tables.items():
+            table = self.tables.get(key)
             if table is not None:
                 for number, place in enumerate(places):
-                    self._adopt_shard(table, number, *place)
+                    self._adopt_shard(table, number, place)
         self.relay.settle()
 
-    def _adopt_shard(
-        self,
-        table: ServerTable,
-        number: int,
-        chain: list[int],
-        joiner: int | None,
-        fences: list[int],
-        stepping_down: bool,
-    ) -> None:
+    def _adopt_shard(self, table: ServerTable, number: int, shard: ShardPlace) -> None:
+        chain, joiner, fences = shard.chain, shard.joiner, shard.fences
         me, replica = self.number, table.replicas.get(number)
         if replica is not None and replica.fence > self.epoch:
             return  # because a dump of a later placement, which overtook this one, began the replica
@@ -228,7 +222,7 @@ class ServerRole:
             replica.deposed = False
         replica.fence = fences[place]
         replica.primary = place == 0
-        replica.stepping_down = stepping_down and replica.primary
+        replica.stepping_down = shard.stepping_down and replica.primary
         feed = fences[place + 1] if joiner is not None and successor == joiner else None
         self.relay.rechain(replica, successor, feed)
 

@@ -21,6 +21,7 @@ from dps.state.transfer import first_difference
 from dps.wire import frames
 from dps.wire.endpoint import Endpoint
 from dps.wire.handshake import of_servers
+from dps.wire.placement_messages import Placement, ShardPlace
 
 T = TypeVar("T")
 SECRET = "ab" * 32
@@ -104,10 +105,10 @@ class Servers:
         """Tell all servers what is where."""
         self.epoch += 1
         tables = {
-            str(spec.id): [[list(p.chain), p.joiner, list(p.fences), p.stepping_down] for p in places]
+            spec.id: [ShardPlace([*p.chain], p.joiner, [*p.fences], p.stepping_down) for p in places]
             for spec, places in self.tables.values()
         }
-        placement = {"epoch": self.epoch, "servers": self.addresses, "tables": tables}
+        placement = Placement(self.epoch, dict(self.addresses), tables)
         for endpoint, role in self.alive():
             if role.number not in self.deaf:
                 endpoint.call(role.adopt, placement)

@@ -31,6 +31,7 @@ from dps.wire import frames
 from dps.wire.channel import Channel, Request
 from dps.wire.endpoint import Endpoint
 from dps.wire.frames import Header
+from dps.wire.placement_messages import Placement, ShardPlace
 
 SCHEDULES = 200
 
@@ -443,8 +444,7 @@ def test_a_placement_that_comes_late_does_not_take_a_newer_dump_away():
         copies[0].fence = epoch + 2  # as of a dump in that epoch, which overtook the placements on their way
 
         def placement(epoch):
-            places = [[[primary.number], None, [1], False]]
-            return {"epoch": epoch, "servers": {}, "tables": {str(spec.id): places}}
+            return Placement(epoch, {}, {spec.id: [ShardPlace([primary.number], None, [1], False)]})
 
         backup.adopt(placement(epoch + 1))
         assert 0 in copies

@@ -20,6 +20,7 @@ from dps.telemetry.reports import MAX_TABLES, ServerReport, quantile
 from dps.telemetry.server_meter import MAX_SIZED_SHARDS, ServerMeter, process_usage
 from dps.wire import frames
 from dps.wire.frames import Header, padded
+from dps.wire.placement_messages import Placement, ShardPlace
 
 
 class FakeEndpoint:
@@ -103,8 +104,8 @@ def role(clock=None, tables=ONE, usage=None):
     places = {}
     for spec in tables:
         server.create(spec, range(spec.shards))
-        places[str(spec.id)] = [[[0], None, [1], False]] * spec.shards
-    server.adopt({"epoch": 1, "servers": {"0": ["here", 1]}, "tables": places})
+        places[spec.id] = [ShardPlace([0], None, [1], False)] * spec.shards
+    server.adopt(Placement(1, {0: ("here", 1)}, places))
     return endpoint, server
 
 

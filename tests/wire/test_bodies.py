@@ -7,9 +7,10 @@ import pytest
 from oracles import mutant
 
 from dps.errors import ProtocolError
-from dps.wire import bodies, frames, membership_messages, run_messages
+from dps.wire import bodies, frames, membership_messages, placement_messages, run_messages
 from dps.wire.bodies import decode, encode
 from dps.wire.membership_messages import CaughtUp, Serve, SteppedDown, Suspect
+from dps.wire.placement_messages import Located, Placement, Route, ShardPlace
 from dps.wire.run_messages import (
     Join,
     Joined,
@@ -34,6 +35,12 @@ MESSAGES = [
     SteppedDown("w", 41, 1 << 40),
     Suspect(1, [("w", 0), ("v", 7)], 'has "confirmed" nothing', 9),
     Suspect(0, [], "", 0),
+    ShardPlace([1, 0], None, [3, 4], False),
+    Placement(
+        7, {0: ("here", 1), 12: ("::1", 9)}, {3: [ShardPlace([0], 12, [1, 7], True), ShardPlace([], None, [], False)]}
+    ),
+    Located({"name": "w", "id": 3}, [0, -1]),
+    Route(7, {0: ("here", 1)}, [Located({"name": "w"}, [0])], "restore it"),
     Join(1, 0, None),
     Join(1, 2, 3, "worker", 4),
     Joined(clock=5, staleness=None, trainers=3, origin=9, attempt=0, incarnation=1),
@@ -66,7 +73,7 @@ def test_a_message_goes_there_and_back(message):
 def test_each_message_is_among_those_that_go_there_and_back():
     known = {
         value
-        for module in (membership_messages, run_messages)
+        for module in (membership_messages, placement_messages, run_messages)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, msgspec.Struct)
     }
@@ -95,6 +102,17 @@ MALFORMED = [
     (Suspect, {"server": 1, "shards": [["w"]], "why": "x", "epoch": 0}, "Expected `array` of length 2, got 1"),
     (Suspect, {"server": 1, "shards": {}, "why": "x", "epoch": 0}, r"Expected `array`, got `object` - at `\$.shards`"),
     (Suspect, {"server": 1, "shards": [], "why": {}, "epoch": 0}, r"Expected `str`, got `object` - at `\$.why`"),
+    (
+        Placement,
+        {"epoch": 1, "servers": {"x": ["h", 1]}, "tables": {}},
+        r"Expected `int`, got `str` - at `key` in `\$.servers`",
+    ),
+    (
+        Placement,
+        {"epoch": 1, "servers": {}, "tables": {"3": [[[0], None, [1]]]}},
+        "Expected `array` of at least length 4",
+    ),
+    (Route, {"epoch": 1, "servers": {}, "tables": [{"spec": {}}], "remedy": ""}, "missing required field `owners`"),
     (Join, {"run": 1, "trainer": 0}, "a Join that cannot be read: .* missing required field `incarnation`"),
 ]
 
@@ -129,7 +147,7 @@ def test_a_refusal_shows_no_more_than_the_beginning_of_a_large_body():
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("msgspec.convert(value, kind)", "msgspec.convert(value, kind, strict=False)"), ("{error}", "wrong")],
+    [("str_keys=True", "str_keys=True, strict=False"), ("{error}", "wrong")],
 )
 def test_a_wrong_decoder_is_noticed(old, new, monkeypatch):
     monkeypatch.setattr(bodies, "decode", mutant(bodies.decode, old, new))
