@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dps import config
 from dps.client.changes import FLAGS, NO_ROWS
 from dps.client.requests import Call, Leg, TableRoute, sink_for
-from dps.client.session import LAST_NUMBER, ClientSession
+from dps.client.session import LAST_NUMBER, RETRIED, ClientSession
 from dps.client.table import Keys
 from dps.client.ticket import Pending, SentCall
 from dps.core.exchange import DECLINED, DONE, Exchange
 from dps.core.form import Form
-from dps.errors import DPSError
+from dps.errors import RequestTimeoutError
 from dps.state.ops import NO_CLOCK, PUSH, TableSpec
 from dps.state.partition import group, shard_bits
 from dps.wire import frames
@@ -52,12 +53,6 @@ class PlainTable:
         """An earlier request to the server of that run was answered without a body; False if there was none."""
         return self.channels[run].acknowledged(number)
 
-    def idle(self, run: int) -> None:
-        """The server of that run keeps the caller waiting in the middle of a message."""
-        idle = self.channels[run].idle
-        if idle is not None:
-            idle()
-
 
 class PlainCall(NamedTuple):
     """What is to be done with the rows of some keys."""
@@ -88,6 +83,9 @@ class PlainCalls:
         self.session, self._check_aggregate = session, check_aggregate
         self._exchange = Exchange(round(SPIN_SECONDS * 1e9))
         self._tables: dict[str, PlainTable] = {}
+        self._current: PlainTable  # of the call that is being made
+        self._left = -1  # bytes of a message that were to come when a server was last found to keep the caller waiting,
+        self._until = 0.0  # and until when it may go on so
 
     def pull(self, table: str, keys: Keys, out: object) -> tuple[np.ndarray | None] | None:
         """The values, in a tuple."""
@@ -154,6 +152,7 @@ class PlainCalls:
         origin = session.acting
         stamp = (session.epoch, origin.id, call.number, origin.clock, origin.parties, origin.attempt)
         failure: BaseException | None = None
+        self._current, self._left = table, -1
         try:
             outcome = exchange.call(
                 table.form,
@@ -170,11 +169,11 @@ class PlainCalls:
                 call.distinct,
                 session.chunk,
                 table.acknowledge,
-                table.idle,
+                self._idle,
             )
-        except (OSError, DPSError) as error:
+        except (ConnectionError, *RETRIED) as error:
             outcome, failure = None, error
-        except BaseException as error:  # Ctrl-C: what was on its way may or may not have arrived, and is not sent again
+        except BaseException as error:  # what was on its way may or may not have arrived, and is not sent again
             for run in {run for run, *_ in exchange.open}:
                 table.channels[run].fail(error)
             raise
@@ -189,6 +188,20 @@ class PlainCalls:
         count = rows[1] - rows[0] if keys is None else keys.size
         session.meter.exchanged(call.verb, count, began, now, min(exchange.seconds_waited, now - began))
         return (exchange.result,)
+
+    def _idle(self, run: int, left: int) -> None:
+        """A server has moved no byte of a message for a while, with `left` bytes to come."""
+        session, channel = self.session, self._current.channels[run]
+        now = session.now()
+        if left != self._left:
+            self._left, self._until = left, now + session.patience
+        elif now > self._until:
+            raise RequestTimeoutError(
+                f"{channel.what} has moved no bytes for {config.limit('request', session.patience)}: "
+                f"it is busy, hangs, or is cut off; see its log"
+            )
+        if channel.idle is not None:
+            channel.idle()
 
     def _hand_over(
         self,

@@ -46,5 +46,5 @@ class Exchange:
         distinct: bool,
         most: int,
         acknowledge: Callable[[int, int], bool],
-        idle: Callable[[int], None],
+        idle: Callable[[int, int], None],
     ) -> int: ...

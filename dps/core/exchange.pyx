@@ -182,7 +182,8 @@ cdef class Exchange:
             Called with a run, and the number of an earlier request there that was answered without a body; returns
             whether such a request was on its way.
         idle : callable
-            Called with the number of a run whose server keeps the caller waiting in the middle of a message; may raise.
+            Called with a run whose server keeps the caller waiting in the middle of a message, and how many bytes of it
+            are to come; may raise.
         """
         cdef int64_t count
         cdef const int64_t *listed = NULL
@@ -433,9 +434,9 @@ cdef class Exchange:
             if state == 1:
                 return 0
             if state == DPS_BROKEN:
-                raise OSError("the connection broke while a request was written")
+                raise ConnectionError("the connection broke while a request was written")
             PyErr_CheckSignals()
-            idle(self.current)
+            idle(self.current, sum([pieces[n].iov_len for n in range(count)]))
 
     cdef void _count(self, Traffic traffic):
         """Add the time of the last wait to the counters of the peer."""
@@ -524,9 +525,9 @@ cdef class Exchange:
             elif part == DPS_NOTHING:
                 self._count(traffic)
                 PyErr_CheckSignals()
-                idle(self.current)
+                idle(self.current, nbytes - got)
             else:
-                raise OSError("the connection broke while an answer was read")
+                raise ConnectionError("the connection broke while an answer was read")
         return 0
 
 

@@ -18,10 +18,11 @@ from servers import Servers, wait_until
 import dps
 from dps.client import plain
 from dps.core.exchange import DONE, OPEN
-from dps.errors import DPSError, KeyRangeError, NotFiniteError, ProtocolError, UnknownTableError
+from dps.errors import DPSError, KeyRangeError, NotFiniteError, ProtocolError, RequestTimeoutError, UnknownTableError
 from dps.state.ops import TableSpec
 from dps.telemetry import trainer_meter
 from dps.wire import channel, frames
+from dps.wire.connection import Connection
 from dps.wire.frames import Header, decode_header, encode_header
 
 SPECS = [
@@ -395,6 +396,35 @@ def test_an_answer_that_is_late_goes_the_general_way(servers, client, watched) -
     assert watched.handed_over == 1
     client.pull("a", KEYS)
     assert watched.handed_over == 1
+
+
+@pytest.mark.parametrize("verb", ["push", "pull"])
+def test_a_server_that_stands_still_is_not_waited_for_for_ever(servers, verb: str) -> None:
+    """It stops in the middle of a message; afterwards the client is as good as new."""
+    spec = servers.table(TableSpec("a", rows=1 << 22, shards=1), owners=[0])
+    values, go_on = np.ones(spec.rows, np.float32), threading.Event()
+    endpoint, write = servers.endpoints[0], Connection.write
+
+    def stop_in_the_middle(connection, data) -> None:
+        write(connection, data)
+        go_on.wait()
+
+    with servers.client() as client, pytest.MonkeyPatch.context() as patch:
+        client.pull("a", [0])
+        client.session.patience = 0.6
+        if verb == "push":
+            endpoint.loop.call_soon_threadsafe(go_on.wait)
+        else:
+            patch.setattr(Connection, "write", stop_in_the_middle)
+        try:
+            why = r"server 0 .* has moved no bytes for 0.6 s \(dps.timeouts.request\)"
+            with pytest.raises(RequestTimeoutError, match=why):
+                client.pull("a") if verb == "pull" else client.push("a", None, values)
+        finally:
+            patch.undo()
+            go_on.set()
+        client.session.patience = 60
+        assert client.pull("a", KEYS).shape == (6,)
 
 
 def test_a_server_that_serves_every_other_run(servers, watched) -> None:
