@@ -124,6 +124,7 @@ def _hash_arrow(array: pa.Array, seed: int) -> np.ndarray:
     _, ends, octets = text.buffers()
     out = np.empty(len(text), np.uint64)
     places = np.frombuffer(ends, np.int64)[text.offset :][: len(text) + 1] if len(text) else np.zeros(1, np.int64)
+    places = np.require(places, requirements=["A"])  # a buffer that Dask has sent may begin at any byte
     hash_bytes(np.frombuffer(octets or b"", np.uint8), places, seed, out)
     if text.null_count:
         out[text.is_null().to_numpy(zero_copy_only=False)] = _missing(seed)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import scipy.sparse
 from compiled import variant
 from hypothesis import given
 from hypothesis import strategies as st
@@ -372,3 +373,40 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     frozen.flags.writeable = False
     with pytest.raises(TypeError, match="writeable: False"):
         core.hash_fixed(octets.reshape(2, 3), 0, frozen)
+
+
+# ---- memory that begins at any byte, as that of a partition which Dask has sent
+
+
+def unaligned(array: np.ndarray) -> np.ndarray:
+    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
+    memory[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    moved = memory.view(array.dtype).reshape(array.shape)
+    assert not moved.flags.aligned or array.dtype.itemsize == 1 or array.dtype.kind == "S"
+    return moved
+
+
+def test_text_that_is_not_aligned() -> None:
+    texts = ["a", "", "longer than a word", "ä"]
+    expected = hash_strings(texts)
+    np.testing.assert_array_equal(hash_strings(unaligned(np.array(texts))), expected)
+    octets = "".join(texts).encode()
+    ends = np.cumsum([0, *(len(text.encode()) for text in texts)]).astype(np.int64)
+    moved = pa.py_buffer(b"x" + ends.tobytes()).slice(1)
+    array = pa.Array.from_buffers(pa.large_string(), len(texts), [None, moved, pa.py_buffer(octets)])
+    series = pd.Series(array, dtype=pd.ArrowDtype(pa.large_string()))
+    np.testing.assert_array_equal(hash_strings(series), expected)
+
+
+def test_numbers_that_are_not_aligned() -> None:
+    ids = np.array([900, 7, 900, -3])
+    for dtype in (np.int64, np.int32, np.int16):
+        keys, codes = localize(unaligned(ids.astype(dtype)))
+        np.testing.assert_array_equal(keys[codes], ids)
+    matrix = scipy.sparse.csr_matrix(([1.0, 2.0, 3.0], [900, 7, 900], [0, 2, 3]), shape=(2, 1000))
+    expected_keys, expected = localize(matrix)
+    for name in ("data", "indices", "indptr"):
+        setattr(matrix, name, unaligned(getattr(matrix, name)))
+    keys, local = localize(matrix)
+    np.testing.assert_array_equal(keys, expected_keys)
+    np.testing.assert_array_equal(local.toarray(), expected.toarray())
