@@ -216,7 +216,7 @@ fuzz: $(READY)  ## random and mutated frames at a live server, the controller an
 # In a copy, so that no sanitized module is left in dps/core. The sanitizers are loaded before Python, which is not
 # compiled with them. Leaks are not looked for, because Python itself frees little of its memory when it ends.
 SANITIZED := build/sanitized
-SANITIZER_TESTS := tests/core tests/state tests/features tests/wire/test_fuzz.py
+SANITIZER_TESTS := tests/core tests/state tests/features tests/client/test_plain.py tests/wire/test_fuzz.py
 .PHONY: sanitize
 sanitize: FRAMES = 3000
 sanitize: $(READY)  ## tests of the core with gcc's address and undefined-behaviour sanitizers: FRAMES=... for the fuzz

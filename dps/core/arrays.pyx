@@ -7,5 +7,6 @@ cnp.import_array()
 
 cdef int refuse(object array, int type_number) except -1:
     wanted = cnp.PyArray_DescrFromType(type_number)
-    form = f"{array.dtype} of shape {array.shape}, strides {array.strides}, writeable: {array.flags.writeable}"
+    flags = f"writeable: {array.flags.writeable}, aligned: {array.flags.aligned}"
+    form = f"{array.dtype} of shape {array.shape}, strides {array.strides}, {flags}"
     raise TypeError(f"a contiguous array of {wanted} wanted, and this is {form}")
