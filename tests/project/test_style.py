@@ -144,6 +144,12 @@ def ours(module: str):
 each_module = pytest.mark.parametrize("module", MODULES)
 
 
+def test_test_files_have_names_of_their_own():
+    """pytest takes a file for another of the same name, and leaves out what it collects second."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert not sorted({name for name in names if names.count(name) > 1})
+
+
 def test_every_module_is_in_a_room():
     assert {room(m) for m in MODULES} == ROOMS.keys() | STREET.keys(), "say in ROOMS what this may import"
 

@@ -264,7 +264,7 @@ def test_every_task_runs_twice_while_servers_are_killed_and_stopped(seconds):
 def serving(ps, shard, copy=0, table="n"):
     """The worker of one copy of a shard."""
     alive, tables = chains(ps)
-    (chain,) = [t["chains"][shard] for t in tables if t["spec"]["name"] == table]
+    (chain,) = [t.chains[shard] for t in tables if t.spec["name"] == table]
     return alive[chain[copy]]
 
 
