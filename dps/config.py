@@ -8,7 +8,7 @@ import dask
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
-__all__ = ["count", "limit", "nbytes", "seconds"]
+__all__ = ["count", "flag", "limit", "nbytes", "seconds"]
 
 with open(pathlib.Path(__file__).with_name("dps.yaml")) as file:
     defaults = yaml.safe_load(file)
@@ -53,6 +53,11 @@ def nbytes(name: str) -> int:
     4194304
     """
     return parse_bytes(dask.config.get(f"dps.limits.{name}"))
+
+
+def flag(name: str) -> bool:
+    """A switch under ``dps``, such as ``"unix-sockets"``."""
+    return bool(dask.config.get(f"dps.{name}"))
 
 
 def count(name: str) -> int:

@@ -112,7 +112,7 @@ class PlainCalls:
             distinct = rule == PUSH and at_once and spec.optimizer.repeats == "sum"
             flags = FLAGS[rule] | (frames.ANSWER if answered else 0)
             call = PlainCall("push", frames.PUSH, flags, origin.number, distinct, answered)
-            origin.number += 1  # the call may be in parts of a connection when it fails: its number is never used again
+            origin.number += 1  # before anything is sent, because an op that may have arrived keeps its number
             outcome = self._make(known, call, keys, values, out)
             if outcome is None:
                 origin.number -= 1
@@ -177,6 +177,10 @@ class PlainCalls:
             for run in {run for run, *_ in exchange.open}:
                 table.channels[run].fail(error)
             raise
+        finally:
+            for channel in table.channels:
+                if channel.closed:  # by another thread, which left the socket to this one
+                    channel.close()
         if outcome == DECLINED:
             return None
         if outcome != DONE:

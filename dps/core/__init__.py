@@ -3,5 +3,6 @@
 The modules are Cython, compiled when dps is installed (see setup.py). Loops that a processor can vectorise stand in C
 headers beside them: `DPS_CLONES` of clones.h compiles these for several generations of processors, and the best one is
 chosen when the module is loaded. All variants give the same bits, because only exactly rounded operations are used,
-in the written order. Nothing here knows tables, sockets or Dask. The arguments were checked by the callers.
+in the written order. Nothing here knows Dask, and only exchange.pyx knows frames and sockets. A module checks the
+dtype, layout and length of its arrays, and whether numbers of rows lie inside.
 """

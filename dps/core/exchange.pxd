@@ -13,6 +13,7 @@ cdef class Traffic:
 cdef class Stream:
     cdef readonly int fd
     cdef public uint32_t number  # of the next request
+    cdef readonly int calls  # that use the socket now
 
 
 cdef extern from "exchange.h" nogil:

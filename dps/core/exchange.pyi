@@ -19,6 +19,7 @@ class Traffic:
 class Stream:
     fd: int
     number: int
+    calls: int
     def __init__(self, fd: int) -> None: ...
     def take(self) -> int: ...
 

@@ -82,11 +82,16 @@ cdef class Traffic:
 
 
 cdef class Stream:
-    """A connection as the compiled way uses it: the socket, and the number of the next request."""
+    """A connection as the compiled way uses it: the socket, the number of the next request, and the calls under way.
+
+    While a call is under way, the socket may be shut down and must not be closed, because the system could give its
+    number to another file meanwhile.
+    """
 
     def __cinit__(self, int fd):
         self.fd = fd
         self.number = 1
+        self.calls = 0
 
     def take(self) -> int:
         """A number for a request: 1 to 2**32 - 1, then 1 again."""
@@ -221,6 +226,8 @@ cdef class Exchange:
                 out = new_rows(form, keys, count)
             room = <char *> cnp.PyArray_DATA(out)
             self.result = out
+        for each in streams:
+            (<Stream?> each).calls += 1
         try:
             while self._round(
                 form, streams, traffics, stamp, kind, flags, start, listed, rows, room, shape == 0, legs, idle
@@ -229,6 +236,8 @@ cdef class Exchange:
                 if self.open:
                     break
         finally:
+            for each in streams:
+                (<Stream> each).calls -= 1
             self._leave(legs)
         return OPEN if self.open else DONE
 

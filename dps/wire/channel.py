@@ -469,7 +469,7 @@ class Channel:
 
     def is_idle(self) -> bool:
         """Whether it is open without a request on its way, so that another client may use it."""
-        if self.closed or self._requests or self._reading is not None or self._end:
+        if self.closed or self._requests or self._reading is not None or self._end or self.stream.calls:
             return False
         return not self._socket.wait(0)  # else the peer has closed it, or has sent bytes without a request
 
@@ -484,8 +484,13 @@ class Channel:
         self._reading = None
 
     def close(self) -> None:
-        """Close the connection. Requests without an answer get none."""
+        """Close the connection. Requests without an answer get none.
+
+        Where a plain call of another thread uses the socket, this ends the connection, and that thread closes it.
+        """
         self.closed = True
         socket_ = getattr(self, "_socket", None)
-        if socket_ is not None:
+        if socket_ is not None and self.stream.calls:
+            socket_.end()
+        elif socket_ is not None:
             socket_.close()

@@ -1,4 +1,4 @@
-"""Unix sockets between processes of one machine: a third of the time of TCP for a small message, and for a large one.
+"""Unix sockets between processes of one machine: two thirds of the time of TCP for 72 bytes, and a third for 1 MB.
 
 An endpoint that listens at a TCP address also listens at a Unix socket whose name is made of that address. A peer that
 is to connect to the address tries the name first. The name is abstract (Linux): it is no file, it ends with the socket,
@@ -12,13 +12,12 @@ other over both. TLS goes over TCP, because certificates are asked of peers that
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
 import sys
 
-import dask
+from dps import config
 
 __all__ = ["connected_locally", "is_local", "listening_locally"]
 
@@ -28,7 +27,7 @@ PREFIX = "\0dps/"
 
 def _name(address: tuple[str, int]) -> str | None:
     """The name of the Unix socket beside a TCP address; None where there are none, or they are turned off."""
-    if sys.platform != "linux" or not dask.config.get("dps.unix-sockets"):
+    if sys.platform != "linux" or not config.flag("unix-sockets"):
         return None
     return f"{PREFIX}{address[0]}:{address[1]}"
 
@@ -55,14 +54,10 @@ def connected_locally(address: tuple[str, int]) -> socket.socket | None:
     if name is None:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        code = sock.connect_ex(name)  # at once, or it fails: EAGAIN where too many wait to be accepted
-        if code == 0 and _listener(sock) == os.geteuid():
-            return sock
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
+    sock.setblocking(False)
+    # It connects at once, or fails: with EAGAIN where too many peers wait to be accepted.
+    if sock.connect_ex(name) == 0 and _listener(sock) == os.geteuid():
+        return sock
     sock.close()
     return None
 

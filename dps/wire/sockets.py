@@ -11,6 +11,7 @@ one of them may be the server's.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -131,6 +132,11 @@ class Plain:
         """Wait until the socket can be read (or written, with `also_write`); returns whether there is data to read."""
         events = (self._in_out if also_write else self._in).poll(seconds * 1000)
         return any(event & ~select.POLLOUT for _, event in events)
+
+    def end(self) -> None:
+        """End the connection in both directions; the socket stays open."""
+        with contextlib.suppress(OSError):  # the peer has ended it
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._sock.close()

@@ -13,12 +13,20 @@ from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import unmix
-from servers import Servers, wait_until
+from servers import Servers, held, wait_until
 
 import dps
 from dps.client import plain
 from dps.core.exchange import DONE, OPEN
-from dps.errors import DPSError, KeyRangeError, NotFiniteError, ProtocolError, RequestTimeoutError, UnknownTableError
+from dps.errors import (
+    ClosedError,
+    DPSError,
+    KeyRangeError,
+    NotFiniteError,
+    ProtocolError,
+    RequestTimeoutError,
+    UnknownTableError,
+)
 from dps.state.ops import TableSpec
 from dps.telemetry import trainer_meter
 from dps.wire import channel, frames
@@ -425,6 +433,38 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(servers, verb: st
             go_on.set()
         client.session.patience = 60
         assert client.pull("a", KEYS).shape == (6,)
+
+
+def test_a_client_that_is_closed_during_a_call_touches_no_other_file(servers, client, monkeypatch) -> None:
+    """The system gives the number of a closed socket to the next file; a call that goes on would read from that."""
+    errors: list[BaseException] = []
+
+    def pull() -> None:
+        try:
+            client.pull("a", KEYS)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=pull)
+    with held(servers, 0):
+        thread.start()
+        streams = [each.stream for each in client.session._channels.values()]
+        wait_until(lambda: any(stream.calls for stream in streams))
+        client.close()
+        others = [socket.socketpair() for _ in range(64)]
+        numbers = {end.fileno() for pair in others for end in pair}
+        for one, other in others:
+            one.sendall(b"kept")
+            other.sendall(b"kept")
+        assert not numbers & {stream.fd for stream in streams if stream.calls}
+        thread.join(20)
+    try:
+        assert [type(error) for error in errors] == [ClosedError]
+        assert all(end.recv(4) == b"kept" for pair in others for end in pair)
+    finally:
+        for one, other in others:
+            one.close()
+            other.close()
 
 
 def test_a_server_that_serves_every_other_run(servers, watched) -> None:
