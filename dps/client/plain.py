@@ -227,7 +227,7 @@ class PlainCalls:
         order = None if grouping is None else grouping.order
         if failure is not None:
             table.channels[self._exchange.current].fail(failure)
-        requests = []
+        requests, arrived = [], []
         for run, number, first, end, a, b, received in self._exchange.open:
             leg, channel = Leg(whole, first, end, a, b), table.channels[run]
             if not number:
@@ -236,8 +236,11 @@ class PlainCalls:
             sink = None if out is None else sink_for(out, order, a, b)
             request = Request(channel, sink, 0 if sink is None else (b - a) * table.route.row_bytes, call.kind)
             request.leg = leg
-            channel.adopt(request, number, received)
+            channel.adopt(request, number)
+            arrived.append((channel, received))
             requests.append(request)
+        for channel, received in arrived:  # now, because a server that serves two legs may answer the second one first
+            channel.feed(received)
         session.meter.begin(began)
         session.meter.counted(values is None, rows[1] - rows[0] if keys is None else keys.size)
         sent = session.opened(SentCall(session, call.verb, requests))

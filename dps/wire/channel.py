@@ -447,13 +447,18 @@ class Channel:
         request.header, request.done = Header(frames.OK, request=number), True
         return True
 
-    def adopt(self, request: Request, number: int, received: bytes = b"") -> None:
-        """Go on with a request that a call has written to the socket; `received` are bytes that have come since."""
+    def adopt(self, request: Request, number: int) -> None:
+        """Go on with a request that a call has written to the socket."""
         if self.closed:
             request.error, request.done = self._gone(f"the connection to {self.what} broke"), True
             return
         self._requests[number] = request
         self._sinks += request.sink is not None
+
+    def feed(self, received: bytes) -> None:
+        """Go on with bytes that a call has read; to be called when its requests are adopted."""
+        if self.closed:
+            return
         self._inbox[self._end : self._end + len(received)] = received
         self._end += len(received)
         try:

@@ -17,6 +17,7 @@ from servers import Servers, held, wait_until
 
 import dps
 from dps.client import plain
+from dps.coordination.placement import rechained
 from dps.core.exchange import DONE, OPEN
 from dps.errors import (
     ClosedError,
@@ -28,6 +29,7 @@ from dps.errors import (
     UnknownTableError,
 )
 from dps.state.ops import TableSpec
+from dps.state.partition import group
 from dps.telemetry import trainer_meter
 from dps.wire import channel, frames
 from dps.wire.connection import Connection
@@ -478,6 +480,26 @@ def test_a_server_that_serves_every_other_run(servers, watched) -> None:
         np.testing.assert_array_equal(client.push_pull("a", keys, values), values * 2)
     assert watched.outcomes[-3:] == [DONE] * 3
     assert watched.handed_over == 0
+
+
+def test_a_server_may_answer_its_second_run_first(watched) -> None:
+    """Of two runs of shards with one primary, the backup of the first one is late."""
+    with Servers(3) as servers:
+        servers.table(TableSpec("a", dim=2, shards=4, dtype="int64", copies=2), owners=[0, 1, 0, 1])
+        servers.join("a", 2, 2)
+        servers.put("a", 2, rechained(servers.tables["a"][1][2], (0, 2), None, servers.epoch + 1))
+        keys = np.arange(200)
+        with servers.client() as client:
+            client.push("a", keys, np.ones((200, 2), np.int64))
+            go_on = threading.Event()
+            servers.endpoints[1].loop.call_soon_threadsafe(go_on.wait, 30)
+            threading.Timer(0.3, go_on.set).start()
+            grouping = group(keys, 0, 4)
+            starts = grouping.starts
+            of_0_and_2 = np.concatenate([grouping.keys[starts[n] : starts[n + 1]] for n in (0, 2)])
+            client.push("a", of_0_and_2, np.ones((len(of_0_and_2), 2), np.int64))
+            assert watched.handed_over == 1
+            np.testing.assert_array_equal(client.pull("a", of_0_and_2), 2)
 
 
 @pytest.mark.parametrize("verb", ["pull", "push", "push_pull"])
