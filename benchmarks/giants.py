@@ -22,16 +22,17 @@ import dask
 import numpy as np
 
 from benchmarks.common import Report, parser
-from dps.wire import frames, handshake, memory
+from dps.wire import frames, memory
 from dps.wire.channel import Channel
 from dps.wire.endpoint import Connection, Endpoint
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header, encode_json
+from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.handshake import ConnectingHandshake, new_secret
 
 GIANTS, ROUNDS, SECONDS = 1000, 7, 1.0  # turns of each, and how long a turn is
 ANNOUNCED, FIRST, MORE = 1 << 30, 1 << 16, 8  # bytes of a giant's request; that it sends at once; and in each turn
 PUSH = 8 << 20  # bytes of an honest request
 TAKE = 100  # the kind of a frame that the endpoint reads through and acknowledges
-NAME, SECRET = "giants", handshake.new_secret()
+NAME, SECRET = "giants", new_secret()
 
 
 def take(connection: Connection, header: Header, body: memoryview) -> None:
@@ -55,11 +56,9 @@ class Giant:
 
     def __init__(self, address: tuple[str, int]):
         self._socket = socket.create_connection(address, timeout=60)
-        nonce, theirs = handshake.new_nonce(), frames.decode_json(self._frame())["nonce"]
-        proof = handshake.proof(SECRET, "client", theirs, nonce)
-        hello = encode_json({"session": NAME, "nonce": nonce, "proof": proof})
-        self.send(encode_header(Header(frames.HELLO, body=len(hello))) + hello)
-        self._frame()
+        handshake = ConnectingHandshake(NAME, SECRET, "the endpoint")
+        while (reply := handshake.receive(*self._frame())) is not None:
+            self.send(encode_header(reply[0]) + reply[1])
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
@@ -71,10 +70,9 @@ class Giant:
     def close(self) -> None:
         self._socket.close()
 
-    def _frame(self) -> bytes:
-        """The body of the next frame."""
+    def _frame(self) -> tuple[Header, bytes]:
         header = decode_header(self._exactly(HEADER_SIZE), 0, 1 << 16)
-        return self._exactly(header.body)
+        return header, self._exactly(header.body)
 
     def _exactly(self, nbytes: int) -> bytes:
         data = bytearray()

@@ -19,6 +19,7 @@ from dps.training.trainer import Trainer
 from dps.wire import frames
 from dps.wire.channel import Channel, Request, Sink
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.handshake import ConnectingHandshake
 from dps.wire.sockets import SLICE_SECONDS
 
 if TYPE_CHECKING:
@@ -51,14 +52,14 @@ class SimChannel(Channel, End):
         self._reading = None
         self._limit = config.nbytes("frame")
         self._patience = config.seconds("request")
-        self._up = False
         self._waiter: Task | Main | None = None
         self._alarm: Timer | None = None
         self._alarm_at = 0.0  # on the host's clock
-        network.connect(self, address, (ticket.session, ticket.secret, host.name))
+        self._handshake = ConnectingHandshake(ticket.session, ticket.secret, what)
+        network.connect(self, address, self._handshake)
         deadline = host.now() + config.seconds("connect")
         try:
-            while not self._up:
+            while not self._handshake.done:
                 left = deadline - host.now()
                 if left <= 0 or self.over:
                     how = "refused" if self.over else "late"
@@ -168,16 +169,17 @@ class SimChannel(Channel, End):
             message = self.take()
             if message is END:
                 self.finish()
-                if not self._up:
+                if not self._handshake.done:
                     return
                 raise self._gone(f"{self.what} closed the connection")
-            if isinstance(message, bytearray):
-                self._take_frame(message)
-            else:
-                self._up = True
+            assert isinstance(message, bytearray)
+            self._take_frame(message)
 
     def _take_frame(self, frame: bytearray) -> None:
         header, body = decode_header(frame, 0, self._limit), memoryview(frame)[HEADER_SIZE:]
+        if not self._handshake.done:
+            self._handshake.receive(header, body)
+            return
         request = self._requests.get(header.request)
         if request is None or header.kind == frames.ERROR or request.sink is None:
             self._finish_small(header, request, bytes(body))

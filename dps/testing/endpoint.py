@@ -20,6 +20,7 @@ from dps.testing.world import Party, Timer
 from dps.wire import frames
 from dps.wire.endpoint import Handler
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.handshake import MAX_HELLO_BYTES, ConnectingHandshake, ListeningHandshake
 from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class SimConnection(End):
         self.session: str | None = None
         self.party: object = None  # for the role's own use
         self.peer = "?"
+        self._handshake = ListeningHandshake(endpoint.secrets)
         self.transport = Transport(self)
         self._paused = self._suspended = self._begun = self._held = False
         self._news: tuple[Header, bytes] | None = None
@@ -122,22 +124,26 @@ class SimConnection(End):
             elif message is END:
                 self.finish()
                 self.lost()
-            elif isinstance(message, tuple):
-                self._introduced(*message)
 
-    def _introduced(self, session: str, secret: str, caller: str) -> None:
-        """Check the introduction of the caller. It replaces the greeting, HELLO and WELCOME of real connections."""
-        self.peer = caller
+    def greet(self) -> tuple[Header, bytes]:
+        """The frame with which the endpoint greets the caller."""
+        return self._handshake.greet()
+
+    def _welcome(self, frame: bytearray) -> None:
+        """Take the first frame, which has to prove a session's secret."""
+        self.peer = self.peer_name
         self.endpoint.connections[self] = None
-        if self.endpoint.secrets.get(session) != secret:
-            self.refuse(AccessDeniedError(f"no proof of the secret of parameter server {session!r}"))
-        else:
-            self.session = session
-            self.outward.write((), 0)
+        header = decode_header(frame, 0, MAX_HELLO_BYTES)
+        welcome, body = self._handshake.receive(header, memoryview(frame)[HEADER_SIZE:])
+        self.session = self._handshake.session
+        self.outward.write(bytearray(encode_header(welcome) + body), 0)
 
     def _frame(self, frame: bytearray) -> None:
         endpoint, world = self.endpoint, self.host.world
         try:
+            if self.session is None:
+                self._welcome(frame)
+                return
             header = decode_header(frame, 0, endpoint.frame_limit)
             kind = KINDS.get(header.kind, header.kind)
             world.note("%s>%s %s %d.%d #%d", self.peer, self.host, kind, header.clock, header.number, header.request)
@@ -145,14 +151,14 @@ class SimConnection(End):
                 delay = endpoint.network.delay(self.host, self.host) * world.random.choice((1, 10, 100))
                 self.host.later(delay, self._again, bytearray(frame))
             self.handle(header, memoryview(frame)[HEADER_SIZE:])
-        except ProtocolError as error:
+        except (ProtocolError, AccessDeniedError) as error:
             self.refuse(error)
 
     def handle(self, header: Header, body: memoryview) -> None:
         """Call the handler for a frame of this kind; answer its DPSError as a frame."""
         handler = self.endpoint.handlers.get(header.kind)
-        if handler is None or self.session is None:
-            raise ProtocolError(f"no handler for frames of kind {header.kind} of session {self.session}")
+        if handler is None:
+            raise ProtocolError(f"no handler for frames of kind {header.kind}")
         self._held = self._begun = False
         try:
             handler(self, header, body)  # type: ignore[arg-type]
@@ -264,6 +270,8 @@ class SimLink(End):
     def __init__(
         self,
         endpoint: SimEndpoint,
+        session_name: str,
+        secret: str,
         on_up: Callable[[RoleLink], None],
         on_frame: Callable[[RoleLink, Header, memoryview], None],
         on_end: Callable[[RoleLink], None],
@@ -271,6 +279,7 @@ class SimLink(End):
         super().__init__(endpoint.host_party)
         self.open = False
         self.party: Any = None  # for the role's own use
+        self.handshake = ConnectingHandshake(session_name, secret, "the other side")
         self._endpoint = endpoint
         self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
         self._deadline = self.host.later(config.seconds("connect"), self.close)
@@ -298,21 +307,22 @@ class SimLink(End):
                 self._ended()
             elif isinstance(message, bytearray):
                 self._frame(message)
-            else:
-                self._deadline.cancel()
-                self.open = True
-                self._on_up(self)
 
     def drained(self) -> None:
         """A link never waits for room, so there is nothing to resume."""
 
     def _frame(self, frame: bytearray) -> None:
         header, body = decode_header(frame, 0, self._endpoint.frame_limit), memoryview(frame)[HEADER_SIZE:]
-        self.host.world.note("%s<%s %s #%d", self.host, self.inward.sender.host, KINDS.get(header.kind), header.request)
         try:
-            if not self.open:
-                raise ProtocolError("refused")
-            self._on_frame(self, header, body)
+            if self.open:
+                peer, kind = self.inward.sender.host, KINDS.get(header.kind)
+                self.host.world.note("%s<%s %s #%d", self.host, peer, kind, header.request)
+                self._on_frame(self, header, body)
+            else:
+                self.handshake.receive(header, body)
+                self._deadline.cancel()
+                self.open = True
+                self._on_up(self)
         except DPSError:
             self.close()
         spoil(body)
@@ -360,8 +370,8 @@ class SimEndpoint:
         on_end: Callable[[RoleLink], None],
     ) -> SimLink:
         """Connect this endpoint to another one."""
-        link = SimLink(self, on_up, on_frame, on_end)
-        self.network.connect(link, (address[0], address[1]), (session_name, secret, self.host))
+        link = SimLink(self, session_name, secret, on_up, on_frame, on_end)
+        self.network.connect(link, (address[0], address[1]), link.handshake)
         return link
 
     def call(self, function: Callable[..., Result], *args: object, timeout: float = 60) -> Result:

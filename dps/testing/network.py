@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from dps.testing.observers import Observer
 from dps.testing.world import Party, World
+from dps.wire.frames import encode_header
+from dps.wire.handshake import ConnectingHandshake
 from dps.wire.keepalive import DEAD_PEER_SECONDS
 
 if TYPE_CHECKING:
@@ -277,10 +279,17 @@ class Network:
             for pipe in wire.pipes:
                 pipe.heal()
 
-    def connect(self, caller: End, address: tuple[str, int], introduction: tuple) -> None:
-        """Connect an end to the endpoint at `address`. The end receives the answer to its introduction, or END."""
+    def connect(self, caller: End, address: tuple[str, int], handshake: ConnectingHandshake) -> None:
+        """Connect an end to the endpoint at `address`. The end receives the answer to its HELLO, or END.
+
+        The listener's greeting takes no time, as if it came with the answer of the listener's TCP. So a simulated
+        connection is there after one round trip, and the seeds of known faults stay what they are.
+        """
         endpoint = self.endpoints.get(address)
         if endpoint is None:
             raise LookupError(f"no endpoint has ever listened at {address}")
-        SimWire(self, caller, endpoint.new_connection())
-        caller.outward.write(introduction, 0)
+        listener = endpoint.new_connection()
+        SimWire(self, caller, listener)
+        hello = handshake.receive(*listener.greet())
+        if hello is not None:
+            caller.outward.write(bytearray(encode_header(hello[0]) + hello[1]), 0)

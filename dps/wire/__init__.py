@@ -2,7 +2,7 @@
 
 =================== ======================================================
 frames              the header of 64 bytes, and bodies
-handshake           the proof that a peer knows the session secret
+handshake           both sides' proof that they know the session secret
 rights              which role may send which kind and flag
 endpoint            the listening side: one thread, one loop
 connection          the endpoint's end of the connection to one peer

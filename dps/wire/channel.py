@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dps import config
 from dps.core.exchange import Stream, Traffic
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
-from dps.wire import frames, handshake
+from dps.wire import frames
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
 from dps.wire.keepalive import keep_alive
 from dps.wire.local_sockets import connected_locally
 from dps.wire.sockets import SLICE_SECONDS, Plain, Tls, connected
@@ -150,7 +151,7 @@ class Channel:
         self._start = self._end = 0
         self._reading: Request | None = None  # the request whose body is arriving in its sink
         self._body_left = 0  # bytes of that body still to come, padding included
-        self._limit = INBOX_BYTES // 2  # bytes of a body, from a peer that has not proved the secret yet
+        self._limit = MAX_ANSWER_BYTES  # bytes of a body, from a peer that has not proved the secret yet
         self._patience = config.seconds("request")
         deadline = time.monotonic() + config.seconds("connect")
         try:
@@ -175,24 +176,11 @@ class Channel:
 
     def _introduce(self, session_name: str, secret: str, deadline: float, tls: bool) -> None:
         """Prove the secret, and check the peer's proof."""
-        greeting = Request(self, None, 0, frames.GREETING)
-        self._requests[0] = greeting
-        nonce = handshake.new_nonce()
+        handshake = ConnectingHandshake(session_name, secret, self.what)
+        greeting = answer = self._requests[0] = Request(self, None, 0, frames.GREETING)
         try:
-            offer = frames.decode_json(greeting.result(deadline).body)
-            if not isinstance(offer, dict) or not {"version", "nonce"} <= offer.keys():
-                raise ProtocolError(f"{self.what} does not greet as an endpoint of dps does")
-            peer_nonce = str(offer["nonce"])
-            if offer["version"] != frames.VERSION:
-                raise ProtocolError(
-                    f"{self.what} speaks version {offer['version']} of the protocol, we {frames.VERSION}"
-                )
-            proof = handshake.proof(secret, "client", peer_nonce, nonce)
-            hello = {"session": session_name, "nonce": nonce, "proof": proof}
-            answer = frames.decode_json(self.ask(Header(frames.HELLO), frames.encode_json(hello)).result(deadline).body)
-            claim = answer.get("proof") if isinstance(answer, dict) else None
-            if not handshake.proves(claim, secret, "server", nonce, peer_nonce):
-                raise ProtocolError(f"{self.what} does not know the session secret")
+            while (reply := handshake.receive(answer.answer(deadline), answer.body)) is not None:
+                answer = self.ask(*reply)
         except RequestTimeoutError as error:  # the peer hangs, or its machine is dead; no request was sent yet
             raise self._gone(
                 f"{self.what} has not greeted in time, {config.limit('connect')}: it is busy, hangs, or is cut off"

@@ -37,14 +37,14 @@ import numpy as np
 
 from dps import config
 from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError, RequestTimeoutError
-from dps.wire import frames, handshake
+from dps.wire import frames
 from dps.wire.coalescer import Coalescer
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.handshake import MAX_HELLO_BYTES, ListeningHandshake
 from dps.wire.keepalive import DEAD_PEER_SECONDS, keep_alive
 from dps.wire.local_sockets import is_local
 from dps.wire.log_limit import LogLimit
 from dps.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, Incoming
-from dps.wire.rights import STRANGER, TO_ANY, allowed
 
 __all__ = ["Connection", "ConnectionOwner", "Handler"]
 
@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit(20))
 
 INBOX_BYTES = 1 << 16
-MAX_HANDSHAKE_BYTES = 1 << 12  # that a stranger may send
 # A timer that fires later than this does not judge the pace of a sender, because this process itself was stopped.
 MAX_TIMER_DELAY_SECONDS = 1.0
 # Kinds of frames whose bodies do not wait for memory. Otherwise two servers, each of them full of ops that the other
@@ -104,8 +103,8 @@ class Connection(asyncio.BufferedProtocol):
         self.party: Any = None  # for the role's own use: the trainer or server behind the connection
         self.transport: asyncio.Transport
         self._coalescer: Coalescer
-        self._nonce = handshake.new_nonce()
-        self._inbox = memoryview(np.empty(HEADER_SIZE + MAX_HANDSHAKE_BYTES, np.uint8))
+        self._handshake = ListeningHandshake(endpoint.secrets)
+        self._inbox = memoryview(np.empty(HEADER_SIZE + MAX_HELLO_BYTES, np.uint8))
         self._start = self._end = 0  # the unread part of the inbox
         self._incoming = Buffer(endpoint.keep_bytes)
         self._outgoing = Buffer(endpoint.keep_bytes)
@@ -142,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self.endpoint.admit(self):
             self.transport.abort()
             return
-        self.reply_json(Header(frames.GREETING), {"version": frames.VERSION, "nonce": self._nonce})
+        self.reply(*self._handshake.greet())
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._inbox[self._end :] if self._body is None else self._body[self._filled :]
@@ -236,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
                         self.endpoint.memory_is_free()
                 elif not self._next_frame():
                     break
-        except (ProtocolError, MemoryError) as error:
+        except (ProtocolError, AccessDeniedError, MemoryError) as error:
             self.refuse(error)
         except Exception:
             logger.exception("the handler of a frame from %s failed", self.peer)
@@ -246,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
         """Handle the inbox's next frame; False when it is not complete."""
         start, end = self._start, self._end
         if end - start >= HEADER_SIZE:
-            limit = MAX_HANDSHAKE_BYTES if self.session is None else self.endpoint.frame_limit
+            limit = MAX_HELLO_BYTES if self.session is None else self.endpoint.frame_limit
             header = decode_header(self._inbox, start, limit)
             after = start + HEADER_SIZE + header.body
             if after <= end:
@@ -328,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
     def _handle(self, header: Header, body: memoryview) -> None:
         self._steps += 1
         if self.session is None:
-            self._check_proof(header, body)
+            self._welcome(header, body)
             return
         handler = self.endpoint.handlers.get(header.kind)
         if handler is None:
@@ -345,23 +344,15 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(error, MovedError):  # later requests must not overtake this one, which the client sends again
                 self.transport.close()
 
-    def _check_proof(self, header: Header, body: memoryview) -> None:
-        """The first frame: HELLO with the session's name and a proof of its secret."""
-        if not allowed(TO_ANY, STRANGER, header.kind, header.flags):
-            raise ProtocolError("the first frame must prove the session secret")
-        hello = frames.decode_json(body)
-        name, nonce = (hello.get("session"), hello.get("nonce")) if isinstance(hello, dict) else ("", "")
-        if not (isinstance(name, str) and isinstance(nonce, str)):
-            name = nonce = ""
-        secret = self.endpoint.secrets.get(name)
-        if secret is None or not handshake.proves(hello.get("proof"), secret, "client", self._nonce, nonce):
-            raise AccessDeniedProtocol(f"no proof of the secret of parameter server {name!r}")
-        self.session, self.origin = name, (name, self._host())
+    def _welcome(self, header: Header, body: memoryview) -> None:
+        """Take the first frame. If it proves a session's secret, the peer may send more, and larger ones."""
+        welcome = self._handshake.receive(header, body)
+        self.session = self._handshake.session
+        self.origin = (self.session or "", self._host())
         self.endpoint.strangers.pop(self, None)
         stranger, self._inbox = self._inbox, memoryview(np.empty(INBOX_BYTES, np.uint8))
         self._inbox[: self._end] = stranger[: self._end]
-        proof = handshake.proof(secret, "server", nonce, self._nonce)
-        self.reply_json(Header(frames.WELCOME, request=header.request), {"proof": proof})
+        self.reply(*welcome)
 
     def _host(self) -> str:
         """The peer's address without its port; the same for all peers on this machine that use Unix sockets."""
@@ -458,15 +449,10 @@ class Connection(asyncio.BufferedProtocol):
     def refuse(self, error: Exception) -> None:
         """Send the reason, and close the connection."""
         logger.warning("closing the connection from %s: %s", self.peer, error)
-        reason = AccessDeniedError(str(error)) if isinstance(error, AccessDeniedProtocol) else error
-        self.reply(Header(frames.ERROR), frames.encode_error(reason))
+        self.reply(Header(frames.ERROR), frames.encode_error(error))
         self.transport.close()
         self._expect_progress()
 
 
 def _nothing() -> None:
     pass
-
-
-class AccessDeniedProtocol(ProtocolError):
-    """Inside this module: a ProtocolError that the peer is shown as AccessDeniedError."""

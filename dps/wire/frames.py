@@ -77,6 +77,7 @@ NO_BOUND = 1 << 31  # in the answer to a TICK, `start` is the staleness plus 1, 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
 HEADER_SIZE = _HEADER.size
 assert HEADER_SIZE == 64
+_JSON = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each call
 
 
 class Header(NamedTuple):
@@ -140,7 +141,7 @@ def decode_header(buffer: Buffer, offset: int, limit: int) -> Header:
 
 def encode_json(value: object) -> bytes:
     """JSON, padded with blanks to whole words."""
-    text = json.dumps(value, separators=(",", ":")).encode()
+    text = _JSON.encode(value).encode()
     return text.ljust(padded(len(text)))
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from dps import config
-from dps.errors import DPSError, ProtocolError
-from dps.wire import frames, handshake
+from dps.errors import DPSError
 from dps.wire.coalescer import Coalescer
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
 from dps.wire.keepalive import keep_alive
 from dps.wire.local_sockets import connected_locally, is_local
 
@@ -47,7 +47,7 @@ class Link(asyncio.BufferedProtocol):
     ):
         self.open = False  # both sides have proved the secret
         self.party: Any = None  # for the role's own use
-        self._session, self._secret, self._limit = session_name, secret, limit
+        self._handshake, self._limit = ConnectingHandshake(session_name, secret, "the other side"), limit
         self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
         self._loop: asyncio.AbstractEventLoop
         self._transport: asyncio.Transport | None = None
@@ -55,8 +55,6 @@ class Link(asyncio.BufferedProtocol):
         self._ended = False
         self._inbox = memoryview(np.empty(INBOX_BYTES, np.uint8))
         self._end = 0
-        self._nonce = handshake.new_nonce()
-        self._peer_nonce = ""
         self._proof_timer: asyncio.TimerHandle | None = None
 
     def open_to(self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
@@ -85,10 +83,6 @@ class Link(asyncio.BufferedProtocol):
         """Send a frame. The buffers must not change before the other side has answered or the link has ended."""
         if not self._ended and self._coalescer is not None:
             self._coalescer.put(HEADER_SIZE + header.body, [encode_header(header), *buffers])
-
-    def send_json(self, header: Header, value: object) -> None:
-        body = frames.encode_json(value)
-        self.send(header._replace(body=len(body)), (body,))
 
     def close(self) -> None:
         """End the link; that calls `on_end`."""
@@ -125,7 +119,7 @@ class Link(asyncio.BufferedProtocol):
         try:
             start = 0
             while self._end - start >= HEADER_SIZE:
-                header = decode_header(self._inbox, start, self._limit if self.open else INBOX_BYTES - HEADER_SIZE)
+                header = decode_header(self._inbox, start, self._limit if self.open else MAX_ANSWER_BYTES)
                 size = HEADER_SIZE + header.body
                 if size > len(self._inbox):
                     larger = memoryview(np.empty(size + INBOX_BYTES, np.uint8))
@@ -151,21 +145,12 @@ class Link(asyncio.BufferedProtocol):
     def _take(self, header: Header, body: memoryview) -> None:
         if self.open:
             self._on_frame(self, header, body)
-        elif header.kind == frames.GREETING:
-            offer = frames.decode_json(body)
-            if not isinstance(offer, dict) or offer.get("version") != frames.VERSION:
-                raise ProtocolError(f"the other side speaks another version of the protocol: {offer}")
-            self._peer_nonce = str(offer.get("nonce"))
-            proof = handshake.proof(self._secret, "client", self._peer_nonce, self._nonce)
-            self.send_json(Header(frames.HELLO), {"session": self._session, "nonce": self._nonce, "proof": proof})
-        elif header.kind == frames.WELCOME:
-            answer = frames.decode_json(body)
-            claim = answer.get("proof") if isinstance(answer, dict) else None
-            if not handshake.proves(claim, self._secret, "server", self._nonce, self._peer_nonce):
-                raise ProtocolError("the other side does not know the session secret")
-            if self._proof_timer is not None:
-                self._proof_timer.cancel()
-            self.open = True
-            self._on_up(self)
-        else:
-            raise ProtocolError(f"a frame of kind {header.kind} before the secret was proved")
+            return
+        reply = self._handshake.receive(header, body)
+        if reply is not None:
+            self.send(reply[0], reply[1:])
+            return
+        if self._proof_timer is not None:
+            self._proof_timer.cancel()
+        self.open = True
+        self._on_up(self)

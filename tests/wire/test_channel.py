@@ -33,7 +33,7 @@ from peers import (
 from dps import config
 from dps.errors import ClosedError, ControllerGoneError, DPSError, RequestTimeoutError, ServerGoneError
 from dps.wire import channel as channel_module
-from dps.wire import frames, keepalive
+from dps.wire import frames, handshake, keepalive
 from dps.wire.channel import Channel, ViewSink
 from dps.wire.endpoint import Endpoint
 from dps.wire.frames import Header, padded
@@ -168,7 +168,7 @@ def greet(raw: Raw) -> None:
     raw.send(framed(frames.GREETING, frames.encode_json({"version": frames.VERSION, "nonce": nonce})))
     header, body = raw.frame()
     theirs = frames.decode_json(body)["nonce"]
-    proof = channel_module.handshake.proof(SECRET, "server", theirs, nonce)
+    proof = handshake.proof(SECRET, "server", theirs, nonce)
     raw.send(framed(frames.WELCOME, frames.encode_json({"proof": proof}), request=header.request))
 
 

@@ -31,8 +31,9 @@ from dps.errors import (
 )
 from dps.wire import frames, handshake
 from dps.wire.channel import Channel, ViewSink
-from dps.wire.connection import INBOX_BYTES, MAX_HANDSHAKE_BYTES
+from dps.wire.connection import INBOX_BYTES
 from dps.wire.frames import HEADER_SIZE, Header, encode_json
+from dps.wire.handshake import MAX_HELLO_BYTES
 from dps.wire.memory import FIRST_BYTES
 
 GB = 1 << 30
@@ -90,12 +91,12 @@ STRANGERS = {
     "a nonce in no alphabet": (hello(nonce="\ud800"), DENIED),
     "a list": (framed(frames.HELLO, encode_json([NAME])), DENIED + " ''"),
     "no JSON": (framed(frames.HELLO, b"{" * 8), BAD + "a frame's text is no JSON"),
-    "deep JSON": (framed(frames.HELLO, b"[" * MAX_HANDSHAKE_BYTES), BAD + "a frame's text is no JSON"),
+    "deep JSON": (framed(frames.HELLO, b"[" * MAX_HELLO_BYTES), BAD + "a frame's text is no JSON"),
     "nothing in it": (framed(frames.HELLO), BAD + "a frame's text is no JSON"),
     "another kind first": (framed(EAT, bytes(8)), BAD + "the first frame must prove the session secret"),
     "a greeting back": (framed(frames.GREETING), BAD + "the first frame must prove"),
     "more than a stranger may say": (
-        framed(frames.HELLO, says=MAX_HANDSHAKE_BYTES + 8),
+        framed(frames.HELLO, says=MAX_HELLO_BYTES + 8),
         BAD + "a frame announces a body",
     ),
     "a gigabyte": (framed(EAT, says=GB), BAD + f"a frame announces a body of {GB} bytes; at most 4096"),
@@ -150,7 +151,7 @@ def test_strangers_get_no_memory(kit, witness) -> None:
             raw.frame()
             raw.send(framed(frames.HELLO, bytes(100), says=4096))
         assert healthy(witness)
-        assert kit.endpoint.call(held) == [HEADER_SIZE + MAX_HANDSHAKE_BYTES] * 20
+        assert kit.endpoint.call(held) == [HEADER_SIZE + MAX_HELLO_BYTES] * 20
 
 
 # ---- after the proof ------------------------------------------------------------------------------------------------

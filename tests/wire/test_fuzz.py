@@ -37,6 +37,7 @@ from dps.wire import frames, handshake, rights
 from dps.wire.channel import Channel, ViewSink
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import Header, encode_json, padded
+from dps.wire.handshake import ListeningHandshake
 
 FRAMES = int(os.environ.get("FUZZ_FRAMES", 20_000))
 SEED = int(os.environ.get("FUZZ_SEED", 1))
@@ -219,12 +220,12 @@ def test_more_shards_than_there_are(tables) -> None:
 
 SLOW = "another client (waited|suffered)"  # by then its client asks the controller, which is none
 CHANGED = "rows changed|another client suffered"
-LET_IN, SERVE = "secret is None or not handshake.proves(", "if self.session is None"
+SERVE = "if self.session is None"
 MUTANTS = [
     (ServerTable, "cut", "used > len(body)", "used > 1 << 40", "handlers broke"),
     (ServerTable, "cut", "min(counts, default=0) < 0", "False", CHANGED),
     (ServerRole, "_take_push", "+ padded(nbytes) != len(body)", "+ padded(nbytes) > len(body)", CHANGED),
-    (Connection, "_check_proof", LET_IN, "secret is None or not (lambda *_: True)(", "welcomed with no proof"),
+    (ListeningHandshake, "receive", "not proves(", "not (lambda *_: True)(", "welcomed with no proof"),
     (Connection, "_next_frame", "end - start >= HEADER_SIZE", "end - start > 0", "without a fault was refused"),
     (Endpoint, "forget", "self.connections.discard(connection)", "pass", "closed where it should have greeted"),
 ]
