@@ -15,17 +15,33 @@ import os
 import platform
 import re
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["ROOT", "Report", "Row", "installed", "interleave", "parser", "reached", "time_unit"]
+import psutil
+
+__all__ = [
+    "ROOT",
+    "Cost",
+    "Report",
+    "Row",
+    "cores",
+    "costs",
+    "installed",
+    "interleave",
+    "parser",
+    "processor_seconds",
+    "reached",
+    "time_unit",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 PACKAGES = ["numpy", "numba", "uvloop", "dask", "distributed", "scikit-learn", "scipy"]
-PACKAGES += ["ray", "torch", "pyspark", "dask-glm"]
+PACKAGES += ["ray", "torch", "redis", "hiredis", "pyspark", "dask-glm"]
 WIDTHS = (58, 12, 42, 7, 14, 3)  # case, value, against, ratio, reach, ok
 MOST_CALLS = 1000  # in one turn
 
@@ -131,6 +147,17 @@ class Report:
         factor, unit = time_unit(seconds)
         return self.add(case, seconds * factor, unit, against, None if baseline is None else baseline * factor, reach)
 
+    def processor(
+        self,
+        case: str,
+        seconds: float,
+        against: str | None = None,
+        baseline: float | None = None,
+        reach: str | None = None,
+    ) -> Row:
+        """A row for processor time: of client and servers together, in microseconds."""
+        return self.add(f"{case}: CPU", seconds * 1e6, "us", against, baseline and baseline * 1e6, reach)
+
     def note(self, text: str) -> None:
         """A line for people only."""
         print(f"-- {text}", flush=True)
@@ -196,6 +223,13 @@ def machine() -> str:
     )
 
 
+class Cost(NamedTuple):
+    """What a call takes: seconds, and seconds of processor time of all processes that work for it."""
+
+    seconds: float
+    cpu: float
+
+
 def interleave(cases: Mapping[str, Callable[[], Any]], rounds: int = 7, turn: float = 0.05) -> dict[str, float]:
     """Seconds a call takes, for each of `cases`: they take turns A B A B, and the medians of the turns count.
 
@@ -207,12 +241,37 @@ def interleave(cases: Mapping[str, Callable[[], Any]], rounds: int = 7, turn: fl
     turn : float
         Seconds a turn should last: as many calls as fit, at least one. A turn counts with its median call.
     """
+    return {name: cost.seconds for name, cost in costs(cases, {}, rounds, turn).items()}
+
+
+def costs(
+    cases: Mapping[str, Callable[[], Any]], helpers: Mapping[str, Sequence[int]], rounds: int, turn: float
+) -> dict[str, Cost]:
+    """As `interleave`, with the processor time of this process and of `helpers`: case -> ids of other processes.
+
+    A turn counts with its median call, and with the mean of its processor time.
+    """
     calls = {name: _calls(function, turn) for name, function in cases.items()}
-    turns: dict[str, list[float]] = {name: [] for name in cases}
+    turns: dict[str, list[Cost]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, function in cases.items():
-            turns[name].append(statistics.median(_timed(function) for _ in range(calls[name])))
-    return {name: statistics.median(values) for name, values in turns.items()}
+            pids = (os.getpid(), *helpers.get(name, ()))
+            before = processor_seconds(pids)
+            seconds = statistics.median(_timed(function) for _ in range(calls[name]))
+            turns[name].append(Cost(seconds, (processor_seconds(pids) - before) / calls[name]))
+    return {name: Cost(*map(statistics.median, zip(*found, strict=True))) for name, found in turns.items()}
+
+
+def processor_seconds(pids: Iterable[int]) -> float:
+    """Processor time that these processes have used so far, all of their threads together."""
+    return sum(map(_processor_seconds, pids))
+
+
+def _processor_seconds(pid: int) -> float:
+    if sys.platform == "linux":  # the id of the clock is made of that of the process: see clock_getcpuclockid(3)
+        return time.clock_gettime(~pid << 3 | 2)
+    times = psutil.Process(pid).cpu_times()  # in hundredths of a second
+    return float(times.user + times.system)
 
 
 def _calls(function: Callable[[], Any], turn: float) -> int:

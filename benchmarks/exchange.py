@@ -1,32 +1,36 @@
 """The trainer's side of pull_push: one table, measured from inside a training task beside its floor.
 
-The floor of a pull or push is what plain code would need at least: bare blocking sockets that move the same bytes with
-reused buffers, plus the kernels that the servers run (look up the rows, gather or step them), called in this process
-on shards of the same content. With two servers the bare client writes to both peers, then reads from both, and half
-of the kernels' time counts, as if they ran side by side without a loss.
+The floor of a pull or push is what plain code would need at least: bare sockets that move the same bytes with reused
+buffers, waited for as dps waits, plus the kernels that the servers run (look up the rows, gather or step them), called
+in this process on shards of the same content. With two servers the bare client writes to both peers, then reads from
+both, and the kernels' time counts as if it were spread over the cores without a loss.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import dps
-from benchmarks.common import interleave
-from benchmarks.peers import Address, Bare
+from benchmarks.common import Cost, cores, costs
+from benchmarks.peers import KINDS, Bare
 from dps.state.ops import NO_CLOCK, PUSH, Op, TableSpec
 from dps.state.partition import bound, group
 from dps.state.shard import make_shard
 from dps.wire.frames import padded
+from dps.wire.sockets import SPIN_SECONDS
 
-__all__ = ["Local", "Plan", "Wanted", "distinct_keys", "fill", "measure"]
+__all__ = ["Local", "Parties", "Plan", "Wanted", "distinct_keys", "fill", "measure"]
 
 ODD = 0x9E3779B97F4A7C15  # multiplying by an odd number modulo 2**64 repeats nothing
 BATCH = 100_000
+ECHO = (8, 8)  # bytes of body each way: with its header, a message of 72 bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Wanted:
     verb: str  # "pull" or "push"
     keys: int = 0
     order: str = "random"  # or "localize"
+    place: str = "two cores"  # of client and server, see `placed`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,15 @@ class Plan:
     servers: int
     rounds: int
     turn: float  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Parties:
+    """The processes that take part beside the trainer's."""
+
+    servers: tuple[int, ...]  # ids of processes
+    peers: tuple[int, ...]  # of the bare servers
+    ports: tuple[int, ...]  # of these
 
 
 def distinct_keys(start: int, stop: int) -> np.ndarray:
@@ -153,56 +167,66 @@ def wire_bytes(plan: Plan, wanted: Wanted, rows: int, servers: int) -> tuple[int
     return (asked, body) if wanted.verb == "pull" else (asked + body, 0)
 
 
-def measure(trainer: Any, partitions: list, plan: Plan, addresses: list[Address], actor_on: str | None) -> list[dict]:
-    """Every measurement of a table; seconds by what was measured."""
+def measure(trainer: Any, partitions: list, plan: Plan, parties: Parties) -> list[dict[str, Cost]]:
+    """Every measurement of a table; the cost by what was measured."""
     spec, local = plan.spec, Local(plan.spec)
     if spec.keyed:
         fill(lambda keys, values: trainer.push(spec.name, keys, values), spec, plan.born)
         fill_local(local, plan.born)
-    bare = Bare(addresses)
-    try:
-        return [measure_one(trainer, local, plan, wanted, bare, actor_on) for wanted in plan.wanted]
-    finally:
-        bare.close()
+    return [measure_one(trainer, local, plan, wanted, parties) for wanted in plan.wanted]
 
 
-def measure_one(
-    trainer: Any, local: Local, plan: Plan, wanted: Wanted, bare: Bare, actor_on: str | None
-) -> dict[str, float]:
+def measure_one(trainer: Any, local: Local, plan: Plan, wanted: Wanted, parties: Parties) -> dict[str, Cost]:
+    """dps ("dps"), the servers' kernels ("kernels"), and bare sockets of both kinds ("unix", "tcp").
+
+    One key is measured beside an echo of 72 bytes instead of these kernels, also one that sleeps at once ("unix
+    sleeping", "tcp sleeping").
+    """
     spec = plan.spec
     keys = None if spec.rows is not None else pick(plan, wanted)
     rows = wanted.keys if spec.rows is None else spec.rows
-    cases = {
-        "dps": dps_call(trainer, spec, wanted, keys, rows),
-        "sockets": bare.exchange,
-        "kernels": kernel_call(local, wanted, keys, rows),
-    }
-    servers = plan.servers if rows > 1 else 1
-    bare.prepare(*wire_bytes(plan, wanted, rows, servers))
+    bare = {kind: Bare(parties.ports, kind, SPIN_SECONDS) for kind in KINDS}
+    sizes = wire_bytes(plan, wanted, rows, plan.servers)
     if rows == 1:
-        cases["spinning"] = bare.spin
-        if actor_on is not None:
-            cases["actor"] = actor_call(actor_on)
-    return interleave(cases, plan.rounds, plan.turn)
+        bare |= {f"{kind} sleeping": Bare(parties.ports[:1], kind) for kind in KINDS}
+        sizes = ECHO
+    for each in bare.values():
+        each.prepare(*sizes)
+    cases = {"dps": dps_call(trainer, spec, wanted, keys, rows)} | {name: each.exchange for name, each in bare.items()}
+    if rows > 1:
+        cases["kernels"] = kernel_call(local, wanted, keys, rows)
+    helpers = {"dps": parties.servers} | dict.fromkeys(bare, parties.peers)
+    before = placed(wanted.place, [*parties.servers, *parties.peers])
+    try:
+        return costs(cases, helpers, plan.rounds, plan.turn)
+    finally:
+        for pid, allowed in before.items():
+            keep_on(pid, allowed)
+        for each in bare.values():
+            each.close()
 
 
-class Idle:
-    """An actor that does nothing."""
+def placed(place: str, servers: Sequence[int]) -> dict[int, set[int]]:
+    """Keep this process and the servers' on cores; returns where they were, which is empty if they stay free.
 
-    def nothing(self) -> None:
-        """Return."""
+    Two processes that share a core pass the word in a few microseconds; on two cores, as on two machines, one must
+    wake the other. Which of it happens is otherwise the system's choice, and changes from second to second.
+
+    Parameters
+    ----------
+    place : str
+        "one core", all on one; "two cores", this process on one and the servers on another; "free".
+    """
+    if place == "free" or not hasattr(os, "sched_setaffinity") or cores() < 2:
+        return {}
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    before = {pid: os.sched_getaffinity(pid) for pid in (os.getpid(), *servers)}
+    for pid in before:
+        keep_on(pid, {second if place == "two cores" and pid != os.getpid() else first})
+    return before
 
 
-def actor_call(worker: str) -> Callable[[], Any]:
-    """A call of a Dask actor on another worker, from this task."""
-    from distributed import get_client
-
-    client = get_client()
-    future = client.submit(Idle, actor=True, workers=[worker], key="bench-idle-actor")
-    actor = future.result(30)
-
-    def call() -> None:
-        actor.nothing().result(30)
-
-    call.keep = (client, future)  # type: ignore[attr-defined]
-    return call
+def keep_on(pid: int, allowed: set[int]) -> None:
+    """Let all threads of a process run on these cores only."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), allowed)

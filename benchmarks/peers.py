@@ -1,27 +1,31 @@
-"""Bare blocking sockets: the floor under every pull and push.
+"""Bare sockets: the floor under every pull and push.
 
 A request is 64 bytes that begin with two uint64 - the bytes that follow, the bytes wanted back - and then those bytes.
-Both sides reuse their buffers and never look at what they move.
+Both sides reuse their buffers and never look at what they move. A peer listens on a TCP port of this machine and at a
+Unix socket that is named after the port, because dps uses either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 
 from benchmarks.common import ROOT
 
-__all__ = ["Bare", "Peers"]
+__all__ = ["KINDS", "Bare", "Peers"]
 
 HEAD = 64
 SIZES = struct.Struct("<QQ")
-Address = tuple[str, int]
+KINDS = ("unix", "tcp")  # of sockets
 
 
 def buffer(nbytes: int) -> memoryview:
@@ -29,14 +33,40 @@ def buffer(nbytes: int) -> memoryview:
     return memoryview(np.ones(nbytes, np.uint8))
 
 
-def receive(sock: socket.socket, view: memoryview, have: int, want: int) -> int:
-    """Fill `view` up to at least `want` bytes; how many there are then."""
+def name_of(port: int) -> str:
+    """The abstract name of the Unix socket of a peer."""
+    return f"\0dps-bare-peer/{port}"
+
+
+def receive(sock: socket.socket, view: memoryview, have: int, want: int, spin: float = 0.0) -> int:
+    """Fill `view` up to at least `want` bytes; how many there are then.
+
+    Parameters
+    ----------
+    spin : float
+        Seconds for which each read polls before it sleeps.
+    """
     while have < want:
-        n = sock.recv_into(view[have:want] if have else view)
+        n = read(sock, view[have:want] if have else view, spin)
         if n == 0:
             raise EOFError
         have += n
     return have
+
+
+def read(sock: socket.socket, view: memoryview, spin: float) -> int:
+    if spin:
+        until = time.perf_counter() + spin
+        while True:
+            try:
+                return sock.recv_into(view, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass
+            if time.perf_counter() > until:
+                break
+            os.sched_yield()
+        select.select([sock], [], [])
+    return sock.recv_into(view)
 
 
 def answer(sock: socket.socket) -> None:
@@ -55,19 +85,31 @@ def answer(sock: socket.socket) -> None:
         sock.sendall(outbox[: HEAD + wanted])
 
 
+def accept(listener: socket.socket) -> None:
+    """Answer each connection in a thread of its own."""
+    while True:
+        sock, _ = listener.accept()
+        if sock.family == socket.AF_INET:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=answer_all, args=(sock,), daemon=True).start()
+
+
+def answer_all(sock: socket.socket) -> None:
+    with sock, contextlib.suppress(EOFError, OSError):
+        answer(sock)
+
+
 def serve() -> None:
     """The process of a peer: prints its port, and ends when its standard input does."""
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        print(listener.getsockname()[1], flush=True)
-        while True:
-            sock, _ = listener.accept()
-            with sock:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                try:
-                    answer(sock)
-                except (EOFError, OSError):
-                    pass
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as local:
+        port = tcp.getsockname()[1]
+        local.bind(name_of(port))
+        local.listen()
+        for listener in (tcp, local):
+            threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        print(port, flush=True)
+        sys.stdin.read()
+        os._exit(0)
 
 
 class Peers:
@@ -79,12 +121,12 @@ class Peers:
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) for _ in range(count)
         ]
         self.pids = [process.pid for process in self._processes]
-        self.addresses: list[Address] = []
+        self.ports: list[int] = []
 
     def __enter__(self) -> Peers:
         for process in self._processes:
             assert process.stdout is not None
-            self.addresses.append(("127.0.0.1", int(process.stdout.readline())))
+            self.ports.append(int(process.stdout.readline()))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -98,44 +140,40 @@ class Bare:
 
     Parameters
     ----------
-    addresses : list of (str, int)
-        The peers.
+    ports : list of int
+        Of the peers.
+    kind : str
+        Of the sockets: "unix" or "tcp".
+    spin : float
+        Seconds for which the caller polls for an answer before it sleeps.
     """
 
-    def __init__(self, addresses: list[Address]):
-        self._sockets = [socket.create_connection(address) for address in addresses]
-        for sock in self._sockets:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._out, self._in = buffer(HEAD), buffer(HEAD)
+    def __init__(self, ports: list[int], kind: str, spin: float = 0.0):
+        self._sockets, self._spin = [connected(port, kind) for port in ports], spin
+        self.prepare(0, 0)
 
     def prepare(self, sent: int, wanted: int) -> None:
         """From now on requests of `sent` bytes to each peer, answered by `wanted`; both without the head."""
-        if len(self._out) < HEAD + sent:
-            self._out = buffer(HEAD + sent)
-        if len(self._in) < HEAD + wanted:
-            self._in = buffer(HEAD + wanted)
-        SIZES.pack_into(self._out, 0, sent, wanted)
-        self._request, self._answer = self._out[: HEAD + sent], self._in[: HEAD + wanted]
+        self._request, self._answer = buffer(HEAD + sent), buffer(HEAD + wanted)
+        SIZES.pack_into(self._request, 0, sent, wanted)
 
     def exchange(self) -> None:
         """One round trip."""
         for sock in self._sockets:
             sock.sendall(self._request)
         for sock in self._sockets:
-            receive(sock, self._answer, 0, len(self._answer))
-
-    def spin(self) -> None:
-        """One round trip with the first peer, polling for the answer instead of sleeping."""
-        sock, view, have = self._sockets[0], self._answer, 0
-        sock.sendall(self._request)
-        sock.setblocking(False)
-        while have < len(view):
-            try:
-                have += sock.recv_into(view[have:])
-            except BlockingIOError:
-                pass
-        sock.setblocking(True)
+            receive(sock, self._answer, 0, len(self._answer), self._spin)
 
     def close(self) -> None:
         for sock in self._sockets:
             sock.close()
+
+
+def connected(port: int, kind: str) -> socket.socket:
+    if kind == "tcp":
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(name_of(port))
+    return sock

@@ -1,7 +1,7 @@
-"""Pull and push, from a trainer's process to the servers' processes, beside the floor under them.
+"""Pull and push, from a trainer's process to the servers' processes, beside the floor under them and beside rivals.
 
-Every figure is taken inside a training task (`ps.run`) on a `dps.LocalCluster`. See exchange.py for what the floor is.
-Ray and torch.distributed.rpc do the same with the same shard class, where they are installed.
+Every figure is taken inside a training task (`ps.run`) on a `dps.LocalCluster`. See exchange.py for what the floor is,
+and rivals.py for the rivals, which are left out where they are not installed.
 """
 
 from __future__ import annotations
@@ -9,147 +9,150 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
 import dps
 from benchmarks import rivals
-from benchmarks.common import Report, cores, parser
-from benchmarks.exchange import Plan, Wanted, measure
-from benchmarks.peers import Peers
+from benchmarks.common import Cost, Report, cores, parser
+from benchmarks.exchange import Parties, Plan, Wanted, measure
+from benchmarks.peers import KINDS, Peers
 
 BORN, KEYS = 1_000_000, 100_000
+TABLES = {1: (KEYS,), 16: (1_000, 10_000, KEYS), 64: (KEYS,)}  # dim of a keyed table: keys of a request
 DENSE = {"4 KB": 16, "1 MB": 4096, "64 MB": 262_144}  # rows of 64 float32
 ROUNDS, TURN = 7, 0.06
+REACH = {"1 key": "<= 1.3 x", "keyed": "<= 1.5 x", "dense": "<= 1.3 x"}  # by the beginning of a case
+# Milliseconds, on the machine of the first figures (two cores of an AMD EPYC).
+AT_MOST = {"keyed 1,000 x 16": 0.12, "keyed 10,000 x 16": 0.8, "dense 1 MB": 0.6}
 
 
 def optimizers() -> dict[str, Any]:
     return {"Add": dps.Add(), "Adagrad": dps.Adagrad(0.1)}
 
 
-def keyed_cases(dim: int, optimizer: str, quick: bool) -> Iterator[Wanted]:
+def verbs(optimizer: str) -> list[tuple[str, str]]:
+    """(verb, its name in a case); pulls are the same for all optimizers."""
+    return [("pull", "pull"), ("push", "push Add")] if optimizer == "Add" else [("push", f"push {optimizer}")]
+
+
+def keyed_cases(dim: int, optimizer: str) -> Iterator[Wanted]:
     """What is measured of a keyed table."""
-    verbs = ["pull", "push"] if optimizer == "Add" else ["push"]
-    for verb in verbs:
-        what = verb if verb == "pull" else f"push {optimizer}"
-        if dim == 1:
-            yield Wanted(f"1 key x 1, {what}", verb, 1)
-        if dim == 16:
-            yield Wanted(f"keyed 1,000 x 16, {what}", verb, 1000)
-        keys = KEYS // 10 if quick else KEYS
-        yield Wanted(f"keyed {keys:,} x {dim}, random order, {what}", verb, keys)
-        yield Wanted(f"keyed {keys:,} x {dim}, localize's order, {what}", verb, keys, "localize")
+    for keys in TABLES[dim]:
+        for order in ("random", "localize"):
+            for verb, what in verbs(optimizer):
+                name = "random order" if order == "random" else "localize's order"
+                yield Wanted(f"keyed {keys:,} x {dim}, {name}, {what}", verb, keys, order)
 
 
-def plans(ps: Any, quick: bool, drop: bool = True) -> Iterator[Plan]:
-    """Tables, made one after another; with `drop`, each goes when the next one is asked for."""
-    rounds, turn = (5, 0.01) if quick else (ROUNDS, TURN)
-    born = BORN // 10 if quick else BORN
+def plans(ps: Any, quick: bool, rows: list[str], drop: bool = True) -> Iterator[Plan]:
+    """Tables, made one after another; with `drop`, each goes when the next one is asked for.
+
+    Parameters
+    ----------
+    rows : list of str
+        Only cases whose names contain one of these; all, if it is empty.
+    """
+    born = BORN // 10 * 2 if quick else BORN
+    tables: list[tuple[str, dict[str, Any], int, list[Wanted]]] = []
     for name, optimizer in optimizers().items():
-        for dim in (1, 16, 64):
-            spec = ps.table(f"keyed-{dim}-{name}", dim=dim, optimizer=optimizer).spec
-            wanted = tuple(w for w in keyed_cases(dim, name, quick) if w.keys > 1 or ps.servers() == 1)
-            yield Plan(spec, born, wanted, ps.servers(), rounds, turn)
+        if ps.servers() == 1:
+            one = [Wanted(f"1 key, {what}", verb, 1) for verb, what in verbs(name)]
+            tables.append((f"one-{name}", {"optimizer": optimizer}, 10_000, one))
+        for dim in TABLES:
+            options = {"dim": dim, "optimizer": optimizer}
+            tables.append((f"keyed-{dim}-{name}", options, born, list(keyed_cases(dim, name))))
+        for size, count in DENSE.items():
+            options = {"dim": 64, "rows": count, "optimizer": optimizer}
+            tables.append(
+                (f"dense-{count}-{name}", options, 0, [Wanted(f"dense {size}, {w}", v) for v, w in verbs(name)])
+            )
+    rounds, turn = (5, 0.01) if quick else (ROUNDS, TURN)
+    for table, options, first, cases in tables:
+        wanted = tuple(case for case in cases if not rows or any(row in case.case for row in rows))
+        if wanted:
+            spec = ps.table(table, **options).spec
+            yield Plan(spec, first, wanted, ps.servers(), rounds, turn)
             if drop:
-                ps.drop_table(spec.name)
-        for size, rows in list(DENSE.items())[: 2 if quick else None]:
-            spec = ps.table(f"dense-{rows}-{name}", dim=64, rows=rows, optimizer=optimizer).spec
-            verbs = ["pull", "push"] if name == "Add" else ["push"]
-            wanted = tuple(Wanted(f"dense {size}, {v if v == 'pull' else f'push {name}'}", v) for v in verbs)
-            yield Plan(spec, 0, wanted, ps.servers(), rounds, turn)
-            if drop:
-                ps.drop_table(spec.name)
+                ps.drop_table(table)
 
 
-def rival_plans(ps: Any, quick: bool) -> Iterator[Plan]:
+def placed_plans(ps: Any, quick: bool, rows: list[str]) -> Iterator[Plan]:
+    """The same; one key both on one core and on two, all else on two where there are enough for all parties."""
+    usual = "two cores" if cores() > ps.servers() else "free"
+    for plan in plans(ps, quick, rows):
+        wanted = [
+            dataclasses.replace(case, place=place)
+            for case in plan.wanted
+            for place in (("one core", usual) if case.keys == 1 else (usual,))
+        ]
+        yield dataclasses.replace(plan, wanted=tuple(wanted))
+
+
+def rival_plans(ps: Any, quick: bool, rows: list[str]) -> Iterator[Plan]:
     """The same, shorter: fewer rows, one order of keys."""
-    for plan in plans(ps, quick, drop=False):
+    for plan in plans(ps, quick, rows, drop=False):
         wanted = tuple(w for w in plan.wanted if w.order == "random")
         yield dataclasses.replace(plan, born=min(plan.born, 2 * KEYS), wanted=wanted, rounds=5)
 
 
-def one_key_plans(ps: Any, quick: bool) -> Iterator[Plan]:
-    """One key of small tables."""
-    for name, optimizer in optimizers().items():
-        spec = ps.table(f"one-{name}", optimizer=optimizer).spec
-        wanted = tuple(w for w in keyed_cases(1, name, quick) if w.keys == 1)
-        yield Plan(spec, 10_000, wanted, ps.servers(), ROUNDS, TURN)
-        ps.drop_table(spec.name)
-
-
-def floors(report: Report, servers: int, quick: bool) -> None:
-    """Every row beside its floor; with one server, one key beside an echo and an actor call too."""
-    # the second trainer's worker holds the idle actor, and nothing else
+def floors(report: Report, servers: int, quick: bool, rows: list[str]) -> None:
+    """Every row beside its floor."""
     with (
-        dps.LocalCluster(servers=servers, trainers=2 if servers == 1 else 1) as cluster,
+        dps.LocalCluster(servers=servers, trainers=1) as cluster,
         Client(cluster) as client,
         dps.ParameterServer(client, servers=servers) as ps,
         Peers(servers) as peers,
     ):
         role = [server.worker for server in ps.status().servers]
-        trainers = [worker for worker in client.scheduler_info(n_workers=-1)["workers"] if worker not in role]
-        data = [client.submit(int, workers=[trainers[0]])]
-        spare = trainers[1] if servers == 1 else None
-
-        def run(plans: Iterator[Plan], where: str) -> None:
-            for plan in plans:
-                (results,) = ps.run(measure, data, args=(plan, peers.addresses, spare), progress=False)
-                for wanted, seconds in zip(plan.wanted, results, strict=True):
-                    rows_of(report, wanted, seconds, servers, where)
-
-        if servers == 1:
-            run(one_key_plans(ps, quick), ", cores as they come")
-        pids = client.run(os.getpid, workers=[trainers[0], *role])
-        if pin([[pids[trainers[0]]], *([pids[w], peer] for w, peer in zip(role, peers.pids, strict=True))]):
-            report.note("from here on the trainer has a core of its own; a server and its bare peer share another")
-        else:
-            report.note(f"{servers} servers and a trainer on {cores()} cores: all run where the system puts them")
-        run(plans(ps, quick), "")
+        (trainer,) = (worker for worker in client.scheduler_info(n_workers=-1)["workers"] if worker not in role)
+        data = [client.submit(int, workers=[trainer])]
+        pids = client.run(os.getpid, workers=role)
+        parties = Parties(tuple(pids[worker] for worker in role), tuple(peers.pids), tuple(peers.ports))
+        for plan in placed_plans(ps, quick, rows):
+            (results,) = ps.run(measure, data, args=(plan, parties), progress=False)
+            for wanted, costs in zip(plan.wanted, results, strict=True):
+                case = f"{wanted.case}, {servers} server{'s' * (servers > 1)}, {wanted.place}"
+                (one_key_rows if wanted.keys == 1 else rows_of)(report, case, costs, servers)
 
 
-def pin(groups: list[list[int]]) -> bool:
-    """Keep each group of processes on a core of its own; False, and nothing done, where there are not enough.
-
-    Two processes that share a core pass the word in a few microseconds; on two cores, as on two machines, one must
-    wake the other. Which of it happens is otherwise the system's choice, and changes from second to second.
-    """
-    if not hasattr(os, "sched_setaffinity") or cores() < len(groups):
-        return False
-    for core, pids in zip(sorted(os.sched_getaffinity(0)), groups, strict=False):
-        for pid in pids:
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setaffinity(int(thread.name), {core})
-    return True
+def one_key_rows(report: Report, case: str, costs: dict[str, Cost], servers: int) -> None:
+    """One key beside an echo: over the kind of socket that dps uses, and with the same way of waiting, it counts."""
+    found = costs["dps"]
+    report.duration(case, found.seconds, "echo, Unix socket, polling", costs["unix"].seconds, REACH["1 key"])
+    for kind, what in (("tcp", "TCP, polling"), ("unix sleeping", "Unix socket"), ("tcp sleeping", "TCP")):
+        report.duration(case, found.seconds, f"echo, {what}", costs[kind].seconds)
+    report.processor(case, found.cpu, "echo, Unix socket, polling", costs["unix"].cpu, "<= 45 us")
 
 
-def rows_of(report: Report, wanted: Wanted, seconds: dict[str, float], servers: int, where: str) -> None:
+def rows_of(report: Report, case: str, costs: dict[str, Cost], servers: int) -> None:
     """One measurement as rows."""
-    case = f"{wanted.case}, {servers} server{'s' * (servers > 1)}{where}"
-    if wanted.keys == 1:
-        report.duration(case, seconds["dps"], "bare echo", seconds["sockets"], "<= 1.2 x")
-        report.duration(case, seconds["dps"], "bare echo, client spinning", seconds["spinning"])
-        if "actor" in seconds:
-            report.duration(case, seconds["dps"], "Dask actor call", seconds["actor"], "<= 0.1 x")
-        return
-    kernels = seconds["kernels"] / servers
-    factor = 1e3 if seconds["dps"] >= 1e-3 else 1e6
-    floor = f"floor: sockets {factor * seconds['sockets']:.3g} + kernels {factor * kernels:.3g}"
-    report.duration(case, seconds["dps"], floor, seconds["sockets"] + kernels, "<= 1.5 x")
+    found, kernels, used = costs["dps"], costs["kernels"], min(servers, cores())
+    factor = 1e3 if found.seconds >= 1e-3 else 1e6
+    for kind in KINDS:
+        sockets = costs[kind].seconds
+        floor = f"{kind} {factor * sockets:.3g} + kernels {factor * kernels.seconds / used:.3g}"
+        reach = REACH["keyed" if servers > 1 else case.split()[0]] if kind == "unix" else None
+        report.duration(case, found.seconds, floor, sockets + kernels.seconds / used, reach)
+    for row, most in AT_MOST.items():
+        if case.startswith(f"{row},") and servers == 1:
+            report.add(f"{case}: at most", found.seconds * 1e3, "ms", reach=f"<= {most} ms")
+    report.processor(case, found.cpu, "unix + kernels", costs["unix"].cpu + kernels.cpu)
 
 
 def main(argv: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--servers", type=int, choices=(1, 2), help="only with so many servers")
+    options.add_argument("--rows", nargs="+", default=[], metavar="TEXT", help="only cases with one of these in them")
     options.add_argument("--no-rivals", action="store_true", help="only dps and its floor")
-    options.add_argument("--rivals", action="store_true", help="only dps and its rivals")
+    options.add_argument("--rivals", nargs="*", metavar="NAME", help="only dps and its rivals, or these of them")
     args = options.parse_args(argv)
     with Report("pull and push; floor = bare sockets + kernels in process", args.json) as report:
-        for servers in () if args.rivals else (args.servers,) if args.servers else (1, 2):
-            floors(report, servers, args.quick)
+        for servers in () if args.rivals is not None else (args.servers,) if args.servers else (1, 2):
+            floors(report, servers, args.quick, args.rows)
         if not args.no_rivals:
-            rivals.compare(report, args.quick, rival_plans)
+            rivals.compare(report, args.rivals, lambda ps: rival_plans(ps, args.quick, args.rows))
 
 
 if __name__ == "__main__":

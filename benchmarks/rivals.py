@@ -1,24 +1,28 @@
-"""Ray actors and torch.distributed.rpc doing what dps does: the same shard class behind them, in another process.
+"""What else a Python program could use for what dps does, in another process, called from a training task.
 
-The calls are made from a training task, in turns with those of dps. The rivals' table is one shard, so they need not
-group keys. Each is left out, and that is said, where it is not installed.
+Dask's actors, Ray's actors and torch.distributed.rpc have the same shard class behind them, as a table of one shard, so
+that they need not group keys. Redis has no optimizers: it stores the same bytes, one key for each row, and a push is a
+pipelined SET. The calls take turns with those of dps. A rival that is not installed is left out, and that is said.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from distributed import Client
 
 import dps
-from benchmarks.common import ROOT, Report, installed, interleave
+from benchmarks.common import ROOT, Cost, Report, costs, installed
 from benchmarks.exchange import Local, Plan, Wanted, dps_call, fill, pick, values_for
 from dps.state.ops import TableSpec
 
@@ -34,13 +38,128 @@ class Table:
 
     def pull(self, keys: np.ndarray | None) -> np.ndarray:
         """Values of these keys; of a dense table, all."""
+        keys = None if keys is None else aligned(keys)
         out = np.empty((self.spec.rows if keys is None else len(keys), self.spec.dim), self.spec.dtype)
         (self.local.pull_all(out) if keys is None else self.local.pull(keys, out))()
         return out
 
     def push(self, keys: np.ndarray | None, values: np.ndarray) -> None:
         """Hand values to the optimizer."""
+        keys, values = None if keys is None else aligned(keys), aligned(values)
         (self.local.push_all(values) if keys is None else self.local.push(keys, values))()
+
+    def pid(self) -> int:
+        """The process that holds the table."""
+        return os.getpid()
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy where it is not aligned, as those that come with a Dask message."""
+    return np.require(array, requirements="A")
+
+
+class DaskActor:
+    """A Dask actor that holds the table."""
+
+    name = "distributed"
+    what = "Dask actor"
+
+    def start(self, spare: str) -> Any:
+        """In the driver; returns what `connect` needs.
+
+        Parameters
+        ----------
+        spare : str
+            Address of a Dask worker that does nothing else.
+        """
+        return spare
+
+    def stop(self) -> None:
+        """In the driver."""
+
+    def connect(self, address: Any) -> None:
+        """In the trainer."""
+        from distributed import get_client
+
+        self._client, self._worker = get_client(), address
+
+    def make(self, spec: dict[str, Any]) -> None:
+        """A new table in the place of the last one."""
+        future = self._client.submit(Table, spec, actor=True, workers=[self._worker], pure=False)
+        self._actor = future.result(60)
+
+    def pid(self) -> int:
+        return self._actor.pid().result(60)
+
+    def pull(self, keys: np.ndarray | None) -> Any:
+        return self._actor.pull(keys).result(60)
+
+    def push(self, keys: np.ndarray | None, values: np.ndarray) -> None:
+        self._actor.push(keys, values).result(60)
+
+    def close(self) -> None:
+        """In the trainer."""
+        del self._actor
+
+
+class Redis:
+    """A Redis server on a Unix socket, asked by redis-py with hiredis."""
+
+    name = "redis"
+    what = "Redis, redis-py"
+
+    def start(self, spare: str) -> Any:
+        self._folder = tempfile.TemporaryDirectory()
+        path = Path(self._folder.name, "socket")
+        options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no"]
+        self._process = subprocess.Popen(["redis-server", *options], cwd=self._folder.name, stdout=subprocess.DEVNULL)
+        return str(path)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+    def connect(self, path: Any) -> None:
+        from redis import Redis as Connection
+        from redis.backoff import ConstantBackoff
+        from redis.retry import Retry
+
+        patient = Retry(ConstantBackoff(0.1), 50)  # the server may not listen yet
+        self._redis = Connection(unix_socket_path=path, retry=patient)
+        self._redis.ping()
+
+    def make(self, spec: dict[str, Any]) -> None:
+        self._redis.flushall()
+        self._spec = TableSpec.from_dict(spec)
+        if self._spec.rows is not None:
+            self.push(None, values_for(self._spec, self._spec.rows))
+
+    def pid(self) -> int:
+        return int(self._redis.info("server")["process_id"])
+
+    def pull(self, keys: np.ndarray | None) -> Any:
+        if keys is None:
+            found = self._redis.get("all")
+        elif len(keys) == 1:
+            found = self._redis.get(int(keys[0]))
+        else:
+            found = b"".join(self._redis.mget(keys.tolist()))
+        return np.frombuffer(found, self._spec.dtype).reshape(-1, self._spec.dim)
+
+    def push(self, keys: np.ndarray | None, values: np.ndarray) -> None:
+        if keys is None:
+            self._redis.set("all", values.data.cast("B"))
+        elif len(keys) == 1:
+            self._redis.set(int(keys[0]), values.tobytes())
+        else:
+            pipeline = self._redis.pipeline(transaction=False)
+            for key, row in zip(keys.tolist(), values, strict=True):
+                pipeline.set(key, row.data.cast("B"))
+            pipeline.execute()
+
+    def close(self) -> None:
+        self._redis.close()
 
 
 class Ray:
@@ -49,8 +168,7 @@ class Ray:
     name = "ray"
     what = "Ray actor"
 
-    def start(self) -> Any:
-        """In the driver; returns what `connect` needs."""
+    def start(self, spare: str) -> Any:
         import ray
 
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -59,23 +177,23 @@ class Ray:
         return ray.get_runtime_context().gcs_address
 
     def stop(self) -> None:
-        """In the driver."""
         import ray
 
         ray.shutdown()
 
     def connect(self, address: Any) -> None:
-        """In the trainer."""
         import ray
 
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         self._ray, self._actor = ray, None
 
     def make(self, spec: dict[str, Any]) -> None:
-        """A new table in the place of the last one."""
         if self._actor is not None:
             self._ray.kill(self._actor)
         self._actor = self._ray.remote(Table).remote(spec)
+
+    def pid(self) -> int:
+        return int(self._ray.get(self._actor.pid.remote()))
 
     def pull(self, keys: np.ndarray | None) -> Any:
         return self._ray.get(self._actor.pull.remote(keys))
@@ -84,7 +202,6 @@ class Ray:
         self._ray.get(self._actor.push.remote(keys, values))
 
     def close(self) -> None:
-        """In the trainer."""
         self._ray.shutdown()
 
 
@@ -94,8 +211,7 @@ class Torch:
     name = "torch"
     what = "torch rpc_sync"
 
-    def start(self) -> Any:
-        """In the driver; returns what `connect` needs."""
+    def start(self, spare: str) -> Any:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         code = f"from benchmarks.rivals import torch_serve; torch_serve({port})"
@@ -105,7 +221,6 @@ class Torch:
         return port
 
     def stop(self) -> None:
-        """In the driver."""
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -113,12 +228,13 @@ class Torch:
             self._process.wait()
 
     def connect(self, port: Any) -> None:
-        """In the trainer."""
         self._torch, self._rpc = torch_join(port, 0)
 
     def make(self, spec: dict[str, Any]) -> None:
-        """A new table in the place of the last one."""
         self._rpc.rpc_sync("server", torch_make, (spec,))
+
+    def pid(self) -> int:
+        return int(self._rpc.rpc_sync("server", os.getpid))
 
     def pull(self, keys: np.ndarray | None) -> Any:
         asked = None if keys is None else self._torch.from_numpy(keys)
@@ -129,11 +245,10 @@ class Torch:
         self._rpc.rpc_sync("server", torch_push, (asked, self._torch.from_numpy(values)))
 
     def close(self) -> None:
-        """In the trainer."""
         self._rpc.shutdown()
 
 
-RIVALS: tuple[type, ...] = (Ray, Torch)
+RIVALS: tuple[type, ...] = (DaskActor, Redis, Ray, Torch)
 torch_table: Table | None = None
 
 
@@ -169,28 +284,29 @@ def torch_push(keys: Any, values: Any) -> None:
     torch_table.push(None if keys is None else keys.numpy(), values.numpy())
 
 
-def measure(trainer: Any, partitions: list, rival: Any, address: Any, plans: list[Plan]) -> list[list[dict]]:
-    """The task: every plan, dps and the rival in turns."""
+def measure(trainer: Any, partitions: list, rival: Any, address: Any, plans: list[Plan], pid: int) -> list[list[dict]]:
+    """The task: every plan, dps and the rival in turns; `pid` is the dps server's process."""
     rival.connect(address)
     try:
-        return [measure_table(trainer, rival, plan) for plan in plans]
+        return [measure_table(trainer, rival, plan, pid) for plan in plans]
     finally:
         rival.close()
 
 
-def measure_table(trainer: Any, rival: Any, plan: Plan) -> list[dict]:
+def measure_table(trainer: Any, rival: Any, plan: Plan, pid: int) -> list[dict[str, Cost]]:
     spec = plan.spec
     rival.make({**spec.to_dict(), "id": 0})
     if spec.keyed:
         fill(lambda keys, values: trainer.push(spec.name, keys, values), spec, plan.born)
         fill(rival.push, spec, plan.born)
+    helpers = {"dps": [pid], "rival": [rival.pid()]}
     results = []
     for wanted in plan.wanted:
         keys = None if spec.rows is not None else pick(plan, wanted)
         rows = wanted.keys if spec.rows is None else spec.rows
         call = rival_call(rival, spec, wanted, keys, rows)
         cases = {"dps": dps_call(trainer, spec, wanted, keys, rows), "rival": call}
-        results.append(interleave(cases, plan.rounds, plan.turn))
+        results.append(costs(cases, helpers, plan.rounds, plan.turn))
     return results
 
 
@@ -201,30 +317,38 @@ def rival_call(rival: Any, spec: TableSpec, wanted: Wanted, keys: Any, rows: int
     return lambda: rival.push(keys, values)
 
 
-def compare(report: Report, quick: bool, plans: Callable[[Any, bool], Iterator[Plan]]) -> None:
-    """Rows for each rival that is installed."""
+def compare(report: Report, names: list[str] | None, plans: Callable[[Any], Iterator[Plan]]) -> None:
+    """Rows for each rival that is installed, or of these only whose package has one of these names."""
     for kind in RIVALS:
         rival = kind()
+        if names and rival.name not in names:
+            continue
         version = installed(rival.name)
-        if version is None:
+        if version is None or (rival.name == "redis" and shutil.which("redis-server") is None):
             report.note(f"{rival.what}: {rival.name} is not installed (`make rivals`), left out")
             continue
-        address = rival.start()
-        try:
-            one(report, quick, plans, rival, f"{rival.what} {version}", address)
-        finally:
-            rival.stop()
+        one(report, plans, rival, f"{rival.what} {version}")
 
 
-def one(report: Report, quick: bool, plans: Any, rival: Any, against: str, address: Any) -> None:
+def one(report: Report, plans: Callable[[Any], Iterator[Plan]], rival: Any, against: str) -> None:
+    # the second trainer's worker is there for the Dask actor
     with (
-        dps.LocalCluster(servers=1, trainers=1) as cluster,
+        dps.LocalCluster(servers=1, trainers=2) as cluster,
         Client(cluster) as client,
         dps.ParameterServer(client) as ps,
     ):
-        wanted = list(plans(ps, quick))
-        fresh = type(rival)()  # the one here may hold a process
-        (results,) = ps.run(measure, client.scatter([0]), args=(fresh, address, wanted), progress=False)
+        (server,) = (server.worker for server in ps.status().servers)
+        trainer, spare = (w for w in client.scheduler_info(n_workers=-1)["workers"] if w != server)
+        pid = client.run(os.getpid, workers=[server])[server]
+        wanted = list(plans(ps))
+        address = rival.start(spare)
+        try:
+            fresh = type(rival)()  # the one here may hold a process
+            data = [client.submit(int, workers=[trainer])]
+            (results,) = ps.run(measure, data, args=(fresh, address, wanted, pid), progress=False)
+        finally:
+            rival.stop()
         for plan, table in zip(wanted, results, strict=True):
-            for each, seconds in zip(plan.wanted, table, strict=True):
-                report.duration(each.case, seconds["dps"], against, seconds["rival"], "< 1 x")
+            for each, found in zip(plan.wanted, table, strict=True):
+                report.duration(each.case, found["dps"].seconds, against, found["rival"].seconds, "< 1 x")
+                report.processor(each.case, found["dps"].cpu, against, found["rival"].cpu)

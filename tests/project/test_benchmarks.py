@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import common, exchange, peers, staleness  # noqa: E402
+from benchmarks import common, exchange, peers, pull_push, staleness  # noqa: E402
 from dps.state.ops import TableSpec  # noqa: E402
 from dps.state.optimizers import Adagrad  # noqa: E402
 
@@ -136,19 +139,125 @@ def test_no_turn_is_longer_than_it_needs(monkeypatch):
     assert len(calls) == 3 + common.MOST_CALLS
 
 
+def test_costs_count_the_processor_time_of_all_that_work():
+    """A helper computes for 20 ms while the caller sleeps: the time of the call is the helper's."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as helper:
+
+        def call():
+            until = common.processor_seconds([helper.pid]) + 0.02
+            while common.processor_seconds([helper.pid]) < until:
+                time.sleep(0.005)
+
+        try:
+            found = common.costs({"with": call, "without": call}, {"with": [helper.pid]}, 3, 0.0)
+        finally:
+            helper.kill()
+    assert found["without"].cpu < 0.02 <= found["with"].cpu
+
+
 @pytest.mark.processes
+@pytest.mark.parametrize("kind", peers.KINDS)
+@pytest.mark.parametrize("spin", [0.0, 50e-6])
 @pytest.mark.parametrize("count", [1, 2])
-def test_bare_sockets_move_what_was_asked(count):
+def test_bare_sockets_move_what_was_asked(kind, spin, count):
     with peers.Peers(count) as started:
-        bare = peers.Bare(started.addresses)
+        both = [peers.Bare(started.ports, kind, spin) for _ in range(2)]  # a peer serves several at a time
         try:
             for sent, wanted in ((0, 0), (40, 8), (1 << 20, 0), (0, 1 << 20), (300_000, 200_000), (8, 8)):
-                bare.prepare(sent, wanted)
-                bare.exchange()
-                bare.exchange()
-                bare.spin()
+                for bare in both:
+                    bare.prepare(sent, wanted)
+                    bare.exchange()
+                    bare.exchange()
         finally:
-            bare.close()
+            for bare in both:
+                bare.close()
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(common.cores() < 2, reason="one core")
+@pytest.mark.parametrize(("place", "cores"), [("one core", {1}), ("two cores", {1, 2}), ("free", set())])
+def test_processes_are_kept_where_they_are_wanted(place, cores):
+    with peers.Peers(1) as started:
+        pids = [os.getpid(), *started.pids]
+        free = [os.sched_getaffinity(pid) for pid in pids]
+        before = exchange.placed(place, started.pids)
+        kept = [os.sched_getaffinity(pid) for pid in pids]
+        for pid, allowed in before.items():
+            exchange.keep_on(pid, allowed)
+        assert [os.sched_getaffinity(pid) for pid in pids] == free
+    if place == "free":
+        assert kept == free
+    else:
+        assert [len(allowed) for allowed in kept] == [1, 1]
+        assert len(set.union(*kept)) == max(cores)
+
+
+class Session:
+    """What `pull_push.plans` asks of a parameter server."""
+
+    def __init__(self, servers):
+        self.count, self.tables = servers, []
+
+    def servers(self):
+        return self.count
+
+    def table(self, name, **options):
+        self.tables.append(name)
+        return types.SimpleNamespace(spec=TableSpec(name, **options))
+
+    def drop_table(self, name):
+        assert self.tables[-1] == name
+
+
+def test_pull_push_measures_what_was_asked_for(monkeypatch):
+    """Every size of the figures that are asked for, in both orders; one key in both places."""
+    monkeypatch.setattr(pull_push, "cores", lambda: 2)
+    session = Session(1)
+    cases = [wanted for plan in pull_push.placed_plans(session, False, []) for wanted in plan.wanted]
+    names = [(wanted.case, wanted.place) for wanted in cases]
+    assert len(set(names)) == len(names)
+    sizes = {re.split(", (?=pull|push|random|localize)", case)[0] for case, _ in names}
+    assert sizes == {
+        "1 key",
+        *(f"keyed {size}" for size in ("1,000 x 16", "10,000 x 16", "100,000 x 1", "100,000 x 16", "100,000 x 64")),
+        *(f"dense {size}" for size in ("4 KB", "1 MB", "64 MB")),
+    }
+    assert {place for case, place in names if case.startswith("1 key")} == {"one core", "two cores"}
+    assert {order for wanted in cases if wanted.case.startswith("keyed") for order in [wanted.order]} == {
+        "random",
+        "localize",
+    }
+    for row in pull_push.AT_MOST:
+        assert any(case.startswith(f"{row},") for case, _ in names)
+
+
+def test_rows_of_pull_push_can_be_chosen():
+    session = Session(1)
+    cases = [w.case for plan in pull_push.plans(session, True, ["1 key, pull", "64 MB"]) for w in plan.wanted]
+    assert cases == ["1 key, pull", "dense 64 MB, pull", "dense 64 MB, push Add", "dense 64 MB, push Adagrad"]
+    assert session.tables == ["one-Add", "dense-262144-Add", "dense-262144-Adagrad"]  # no other is made and filled
+
+
+def test_rivals_get_every_size_in_one_order():
+    plans = list(pull_push.rival_plans(Session(1), False, []))
+    assert {wanted.order for plan in plans for wanted in plan.wanted} == {"random"}
+    assert max(plan.born for plan in plans) == 2 * pull_push.KEYS
+
+
+def test_verdicts_of_pull_push_count_the_same_socket_and_each_core_once(monkeypatch):
+    """10 us over Unix, 30 over TCP, kernels of 20 us on two cores: 30 us are 1.5 times the floor."""
+    costs = {name: common.Cost(us * 1e-6, us * 1e-6) for name, us in (("dps", 30), ("unix", 10), ("tcp", 30))}
+    costs["kernels"] = common.Cost(20e-6, 20e-6)
+    monkeypatch.setattr(pull_push, "cores", lambda: 2)
+    with common.Report("rows") as report:
+        pull_push.rows_of(report, "keyed 5 x 1, pull", costs, 2)
+        pull_push.one_key_rows(report, "1 key, pull", costs | {f"{k} sleeping": costs[k] for k in ("unix", "tcp")}, 1)
+    judged = [(row.case, row.ratio, row.ok) for row in report.rows if row.reach]
+    assert judged == [
+        ("keyed 5 x 1, pull", 1.5, True),
+        ("1 key, pull", 3.0, False),
+        ("1 key, pull: CPU", 3.0, True),  # below 45 us
+    ]
 
 
 def test_keys_are_distinct():
