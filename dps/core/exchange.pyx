@@ -324,12 +324,12 @@ cdef class Exchange:
     cdef int _leave(self, int legs) except -1:
         """List the legs that are not done: (run, number, first shard, end, first row, end, bytes that have arrived)."""
         cdef Leg *leg = <Leg *> self._buffers[LEGS]
-        arrived = {number: received for number, received in self.open}
+        arrived = dict(self.open)  # by run, because each connection counts its requests
         self.open = []
         for n in range(legs):
             if leg[n].state != ANSWERED:
                 number = 0 if leg[n].state == UNSENT else leg[n].number
-                received = arrived.get(number, b"")
+                received = arrived.get(leg[n].run, b"")
                 self.open.append((leg[n].run, number, leg[n].first, leg[n].end, leg[n].a, leg[n].b, received))
         for n in range(BUFFERS):
             if self._sizes[n] > KEPT:
@@ -482,7 +482,7 @@ cdef class Exchange:
                 break
         if got < whole or not mine:
             self._count(traffic)
-            self.open.append((leg.number, inbox[:got]))
+            self.open.append((leg.run, inbox[:got]))
             return 0
         if out == NULL:
             pass
