@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dps.core.states import ReplicaState
 from dps.errors import DPSError
 from dps.state.ops import Op, TableSpec
 from dps.wire import frames
@@ -19,29 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["Forward", "OwedAnswer", "Replica", "ReplicaPart"]
 
 
-class Replica:
+class Replica(ReplicaState):
     """One shard's rows on this server, and its place in the shard's chain."""
 
-    __slots__ = (
-        *("deposed", "feed", "fence", "joining", "number", "primary", "shard", "spec", "stepping_down"),
-        *("successor", "tail"),
-    )
+    __slots__ = ("feed", "number", "spec", "tail")
 
     def __init__(self, spec: TableSpec, number: int, shard: Any):
         self.spec, self.number, self.shard = spec, number, shard
-        self.primary = False
-        self.joining = False  # a dump is still bringing its rows
-        self.stepping_down = False  # it takes no more requests, so that another replica may become the primary
-        self.deposed = False  # another replica has become the primary
-        self.fence = 0  # it refuses ops of earlier epochs, because their sender was replaced
-        self.successor: int | None = None  # number of the next server in the chain
         self.tail: Forward | None = None  # the last op that was passed on
         self.feed: JoinerFeed | None = None  # of a successor that joins
-
-    @property
-    def serves(self) -> bool:
-        """Whether it takes requests: it is the primary, is not about to hand over, and was not replaced."""
-        return self.primary and not (self.stepping_down or self.deposed)
 
     @property
     def drained(self) -> bool:

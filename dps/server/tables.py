@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dps.core.states import TableState
 from dps.errors import InputError, LimitError, MovedError, ProtocolError
 from dps.server.replicas import Replica, ReplicaPart
 from dps.state.ops import ADD, ASSIGN, CLOSE, PUSH, RETIRE, Op, TableSpec
@@ -30,17 +31,32 @@ class TableRequest(NamedTuple):
     used: int  # bytes of the body
 
 
-class ServerTable:
+class ServerTable(TableState):
     """The replicas of one table on this server."""
+
+    replicas: dict[int, Replica]
+    meter: TableMeter
 
     def __init__(self, spec: TableSpec, server: int, frame_limit: int):
         self.spec, self.server, self.frame_limit = spec, server, frame_limit
-        self.replicas: dict[int, Replica] = {}
         self.elsewhere: dict[int, int] = {}  # shard -> epoch of the last placement that gave this server no part in it
         self.dtype = np.dtype(spec.dtype)
-        self.row_bytes = spec.dim * spec.itemsize
-        self.waits = spec.ack == "copies"
-        self.meter = TableMeter(spec.shards, self.row_bytes)
+        super().__init__(
+            dtype=self.dtype.num,
+            dim=spec.dim,
+            rows=spec.rows or 0,
+            shards=spec.shards,
+            finite=spec.finite,
+            aggregated=spec.aggregate is not None,
+            replicated=spec.copies > 1,
+            waits=spec.ack == "copies",
+            kernel=spec.optimizer.kernel,
+            seed=spec.init.seed,
+            init=spec.init.numbers(),
+            starts_at_zero=spec.init.is_zero,
+            slot_start=spec.optimizer.slot_start,
+            meter=TableMeter(spec.shards, spec.dim * spec.itemsize),
+        )
 
     def cut(self, header: Header, body: memoryview, primary: bool = True) -> TableRequest:
         """Cut a request by shard. With `primary`, this server has to be the primary of each of them.

@@ -25,6 +25,7 @@ from dps.core.index import KeyIndex
 from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.core.ledger import Ledger
 from dps.core.rows import gather, gather_range
+from dps.core.states import ShardState
 from dps.errors import InputError, KeyRangeError, LimitError
 from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.optimizers import Add, Assign
@@ -42,25 +43,23 @@ MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
 ADD_KERNEL, ASSIGN_KERNEL = Add().kernel, Assign().kernel
 
 
-class Shard(abc.ABC):
+class Shard(ShardState, abc.ABC):
     """What dense and keyed shards share: the optimizer's step and the sums of an open clock."""
 
-    low = 0  # the number of the first row; keyed shards count their rows from 0
+    sums: Sums | None
+    cut: Cut | None
 
     def __init__(self, spec: TableSpec, number: int):
         self.spec = spec
-        self.number = number
+        self.number, self.low = number, 0
         self.width = spec.dim + spec.slots
         self.rows = np.zeros((0, self.width), spec.dtype)
         self.clock = 0  # the latest clock stamped on an op; a push without a clock counts as one of this clock
         self.version = 0  # how many changes there have been
         self.ledger = Ledger()
-        self._numbers: dict[int, np.ndarray] = {}  # clock -> the optimizer's numbers at that clock
+        self.numbers = {}  # clock -> the optimizer's numbers at that clock
         self._init_numbers = spec.init.numbers()
         self._seed = spec.init.seed
-        self.sums: Sums | None = None  # of the open clock
-        self.changed: np.ndarray | None = None  # a byte of flags for each row, if changes are tracked: see snapshot.py
-        self.cut: Cut | None = None  # the cut that is being read
 
     def apply(self, op: Op) -> bool:
         """Carry out one change. The server has checked it before, so it cannot fail half-way.
@@ -175,16 +174,20 @@ class Shard(abc.ABC):
     def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
         """Run the kernel of the op's rule on any rows: those of the shard, or those that a cut has saved."""
         if op.rule == PUSH:
-            clock = self.clock if op.clock == NO_CLOCK else op.clock
-            numbers = self._numbers.get(clock)
-            if numbers is None:
-                if len(self._numbers) >= MAX_CLOCKS:
-                    self._numbers.clear()
-                numbers = self._numbers[clock] = self.spec.optimizer.numbers(clock)
+            numbers = self.numbers_at(self.clock if op.clock == NO_CLOCK else op.clock)
             self.spec.optimizer.kernel(rows, index, start, op.values, numbers)
         else:
             kernel = ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL
             kernel(rows, index, start, op.values, NO_NUMBERS)
+
+    def numbers_at(self, clock: int) -> np.ndarray:
+        """The optimizer's numbers at that clock."""
+        numbers = self.numbers.get(clock)
+        if numbers is None:
+            if len(self.numbers) >= MAX_CLOCKS:
+                self.numbers.clear()
+            numbers = self.numbers[clock] = self.spec.optimizer.numbers(clock)
+        return numbers
 
     def check_weight(self, op: Op) -> None:
         """Raise InputError if some pushes of a clock say for how many rows of data they stand, and some do not.
@@ -283,6 +286,8 @@ class DenseShard(Shard):
 
 class KeyedShard(Shard):
     """The rows of a keyed table whose keys' hashes begin with this shard's number. The first push creates a row."""
+
+    index: KeyIndex
 
     def __init__(self, spec: TableSpec, number: int):
         super().__init__(spec, number)

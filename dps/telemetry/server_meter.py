@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dps.core.counters import RequestCounters, ServerCounters, TableCounters
 from dps.telemetry.hosts import HostLoad
 from dps.telemetry.reports import MAX_TABLES
 from dps.wire.frames import ANSWER, PULL, Header, padded
@@ -24,35 +25,10 @@ except ImportError:  # not on Windows
 
 __all__ = ["ServerMeter", "TableMeter", "process_usage"]
 
-HISTOGRAM_BITS = 64  # largest bit length of a time in microseconds
 MAX_SIZED_SHARDS = 256  # shards whose size one report measures
 
 
-class RequestMeter:
-    """The requests of one kind (pulls or pushes) for one table."""
-
-    __slots__ = ("bytes", "histogram", "keys", "seconds")
-
-    def __init__(self) -> None:
-        self.keys = self.bytes = 0
-        self.seconds = 0.0
-        self.histogram = [0] * (HISTOGRAM_BITS + 1)  # requests, by the bit length of their time in microseconds
-
-    @property
-    def requests(self) -> int:
-        return sum(self.histogram)
-
-    def row(self) -> list[float]:
-        return [self.requests, self.keys, self.bytes, round(self.seconds, 9)]
-
-    def buckets(self) -> dict[int, int]:
-        """Bucket b counts times from 2^b microseconds to less than twice that; bucket 0 also counts shorter times."""
-        counts = self.histogram
-        buckets = {b: n for b, n in enumerate(counts[1:]) if n}
-        return {**buckets, 0: counts[0] + counts[1]} if counts[0] else buckets
-
-
-class TableMeter:
+class TableMeter(TableCounters):
     """The requests for one table, and its size.
 
     Parameters
@@ -63,11 +39,11 @@ class TableMeter:
         Bytes of one row.
     """
 
-    __slots__ = ("nbytes", "pulls", "pushes", "reported", "row_bytes", "rows", "shards")
+    __slots__ = ("nbytes", "reported", "row_bytes", "rows")
 
     def __init__(self, shards: int, row_bytes: int):
-        self.pulls, self.pushes, self.row_bytes = RequestMeter(), RequestMeter(), row_bytes
-        self.shards = [0] * shards  # keys served of each shard
+        super().__init__(shards)
+        self.row_bytes = row_bytes
         self.rows = self.nbytes = 0  # the table's size, as measured last
         self.reported: tuple[int, ...] = ()  # the counts in the last report; () makes the next report complete
 
@@ -79,11 +55,22 @@ class TableMeter:
             return None
         self.reported = state
         shards = {n: keys for n, keys in enumerate(self.shards) if keys}
-        times = {"pull_ms": pulls.buckets(), "push_ms": pushes.buckets()}
-        return {"pull": pulls.row(), "push": pushes.row(), "rows": rows, "bytes": nbytes, **times, "shards": shards}
+        times = {"pull_ms": _buckets(pulls), "push_ms": _buckets(pushes)}
+        return {"pull": _row(pulls), "push": _row(pushes), "rows": rows, "bytes": nbytes, **times, "shards": shards}
 
 
-class ServerMeter:
+def _row(counters: RequestCounters) -> list[float]:
+    return [counters.requests, counters.keys, counters.bytes, round(counters.seconds, 9)]
+
+
+def _buckets(counters: RequestCounters) -> dict[int, int]:
+    """Bucket b counts times from 2^b microseconds to less than twice that; bucket 0 also counts shorter times."""
+    counts = counters.histogram
+    buckets = {b: n for b, n in enumerate(counts[1:]) if n}
+    return {**buckets, 0: counts[0] + counts[1]} if counts[0] else buckets
+
+
+class ServerMeter(ServerCounters):
     """Everything that a server measures, and the report of it (see :class:`dps.telemetry.reports.ServerReport`).
 
     Parameters
@@ -107,7 +94,6 @@ class ServerMeter:
     ):
         self.starved, self.load = starved, load
         self.clock, self.usage = clock, usage
-        self.lag = 0.0  # the longest time since the last report for which this thread kept other work waiting
         self._due: float | None = None  # when the loop's timer should fire
         self._first = 0  # the table with which the next report begins
 
@@ -122,20 +108,12 @@ class ServerMeter:
             began = clock()
             meter, parts = handler(connection, header, body)
             seconds = clock() - began
-            if header.kind == PULL:
-                counts = meter.pulls
-                counts.bytes += header.body + padded(header.count * meter.row_bytes)
-            else:
-                counts = meter.pushes
-                counts.bytes += header.body
-                if header.flags & ANSWER:
-                    counts.bytes += padded(header.count * meter.row_bytes)
-            counts.keys += header.count
-            counts.seconds += seconds
-            counts.histogram[int(seconds * 1e6).bit_length()] += 1
-            shards = meter.shards
-            for copy, _, _, a, b in parts:
-                shards[copy.number] += b - a
+            pulled = header.kind == PULL
+            answered = pulled or header.flags & ANSWER
+            nbytes = header.body + (padded(header.count * meter.row_bytes) if answered else 0)
+            (meter.pulls if pulled else meter.pushes).count(header.count, nbytes, seconds)
+            for replica, _, _, a, b in parts:
+                meter.count_keys(replica.number, b - a)
             if seconds > self.lag:
                 self.lag = seconds
 

@@ -326,7 +326,7 @@ RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=
 MUTANTS = [
     (RATE, Shard, "_apply_rows", "op.clock > self.clock", "op.clock >= 0"),
     (RATE, Shard, "run_kernel", "self.clock if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
-    (RATE, Shard, "run_kernel", "self._numbers.get(clock)", "self._numbers.get(min(self._numbers, default=-1))"),
+    (RATE, Shard, "numbers_at", "self.numbers.get(clock)", "self.numbers.get(min(self.numbers, default=-1))"),
     (KEYED, Shard, "run_kernel", "rule == ADD", "rule != ADD"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "_apply_rows", "self.close_before(op.clock)", "pass"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "would_close", ">", ">="),

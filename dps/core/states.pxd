@@ -1,0 +1,36 @@
+cimport numpy as cnp
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from dps.core.counters cimport TableCounters
+from dps.core.index cimport KeyIndex
+from dps.core.initializers cimport dps_initializer
+from dps.core.ledger cimport Ledger
+from dps.core.optimizers cimport Kernel
+
+
+cdef class ShardState:
+    cdef public cnp.ndarray rows  # [capacity, dim + slots]
+    cdef public cnp.ndarray changed
+    cdef public KeyIndex index
+    cdef public Ledger ledger
+    cdef public int64_t number, low, clock, version
+    cdef public object sums, cut
+    cdef public dict numbers
+
+
+cdef class ReplicaState:
+    cdef public object shard, successor
+    cdef public bint primary, joining, stepping_down, deposed
+    cdef public int64_t fence
+    cdef bint takes_requests(self)
+
+
+cdef class TableState:
+    cdef readonly dict replicas
+    cdef readonly TableCounters meter
+    cdef readonly bint plain, replicated, waits, finite, aggregated
+    cdef readonly int64_t dim, shards, rows, row_bytes
+    cdef int kind
+    cdef Kernel kernel
+    cdef dps_initializer init
+    cdef bint starts_at_zero, pulls_zeros

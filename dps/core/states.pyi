@@ -1,0 +1,61 @@
+from typing import Any
+
+import numpy as np
+
+from dps.core.counters import TableCounters
+from dps.core.index import KeyIndex
+from dps.core.ledger import Ledger
+
+class ShardState:
+    number: int
+    low: int
+    rows: np.ndarray
+    index: KeyIndex | None
+    ledger: Ledger
+    clock: int
+    version: int
+    sums: Any
+    cut: Any
+    changed: np.ndarray | None
+    numbers: dict[int, np.ndarray]
+
+class ReplicaState:
+    shard: Any
+    successor: int | None
+    primary: bool
+    joining: bool
+    stepping_down: bool
+    deposed: bool
+    fence: int
+    @property
+    def serves(self) -> bool: ...
+
+class TableState:
+    replicas: dict[int, Any]
+    meter: TableCounters
+    plain: bool
+    replicated: bool
+    waits: bool
+    finite: bool
+    aggregated: bool
+    dim: int
+    shards: int
+    rows: int
+    row_bytes: int
+    def __init__(
+        self,
+        dtype: int,
+        dim: int,
+        rows: int,
+        shards: int,
+        finite: bool,
+        aggregated: bool,
+        replicated: bool,
+        waits: bool,
+        kernel: object,
+        seed: int,
+        init: np.ndarray,
+        starts_at_zero: bool,
+        slot_start: float,
+        meter: TableCounters,
+    ) -> None: ...

@@ -1,0 +1,123 @@
+"""What the compiled step of a server reads and changes of tables, replicas and shards.
+
+The classes of Python that know everything else of them (`ServerTable`, `Replica`, `Shard`) are derived from these. So
+there is one state, whichever way a request goes.
+"""
+
+from libc.stdint cimport int64_t, uint64_t
+
+cimport numpy as cnp
+
+cnp.import_array()
+
+
+cdef class ShardState:
+    """One shard's rows, and what has been applied to them.
+
+    Attributes
+    ----------
+    number, low : int
+        The shard's number; the number of its first row, which is 0 where rows have keys.
+    rows : numpy.ndarray
+        [capacity, dim + slots].
+    index : KeyIndex or None
+        From a key to its row; None where rows are numbered.
+    ledger : Ledger
+    clock, version : int
+        The latest clock stamped on an op; how many changes there have been.
+    sums : object
+        Of the open clock, or None.
+    cut : object
+        The cut that is being read, or None.
+    changed : numpy.ndarray or None
+        A byte of flags for each row, if changes are tracked.
+    numbers : dict
+        From a clock to the optimizer's numbers at that clock, as far as they are known.
+    """
+
+
+cdef class ReplicaState:
+    """The place of a replica in its shard's chain.
+
+    Attributes
+    ----------
+    shard : object
+        Its rows: a ShardState, unless a dump is still bringing them.
+    successor : int or None
+        Number of the next server in the chain.
+    primary, joining, stepping_down, deposed : bool
+        It is the first of the chain; a dump is still bringing its rows; it takes no more requests, so that another
+        replica may become the primary; another replica has become the primary.
+    fence : int
+        It refuses ops of earlier epochs, because their sender was replaced.
+    """
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes requests: it is the primary, is not about to hand over, and was not replaced."""
+        return self.takes_requests()
+
+    cdef bint takes_requests(self):
+        return self.primary and not (self.stepping_down or self.deposed)
+
+
+cdef class TableState:
+    """A table of a server.
+
+    Parameters
+    ----------
+    dtype : int
+        numpy's number of the dtype.
+    dim, rows, shards : int
+        Values of a row; rows (0: the table is keyed); shards.
+    finite, aggregated, replicated, waits : bool
+        It refuses NaN and infinity; it sums the pushes of a clock; it has several copies; a push is acknowledged when
+        all copies have it.
+    kernel : object
+        What a push runs. The compiled step takes a :class:`dps.core.optimizers.Kernel` only.
+    seed : int
+        Of the initializer.
+    init : ndarray of float64
+        Its kind and its two numbers.
+    starts_at_zero : bool
+        The initializer makes zeros.
+    slot_start : float
+        The value in the columns of state of a new row.
+    meter : TableCounters
+
+    Attributes
+    ----------
+    replicas : dict
+        From the number of a shard to this server's replica of it.
+    plain : bool
+        The compiled step knows how to change its rows.
+    row_bytes : int
+        Bytes of the values of a row.
+    """
+
+    def __init__(
+        self,
+        int dtype,
+        int64_t dim,
+        int64_t rows,
+        int64_t shards,
+        bint finite,
+        bint aggregated,
+        bint replicated,
+        bint waits,
+        kernel,
+        uint64_t seed,
+        init,
+        bint starts_at_zero,
+        double slot_start,
+        TableCounters meter not None,
+    ):
+        self.replicas, self.meter = {}, meter
+        self.kind, self.dim, self.rows, self.shards = dtype, dim, rows, shards
+        self.finite, self.aggregated, self.replicated, self.waits = finite, aggregated, replicated, waits
+        self.row_bytes = dim * (4 if dtype == cnp.NPY_FLOAT32 else 8)
+        self.init.kind, self.init.a, self.init.b = <int> init[0], init[1], init[2]
+        self.init.seed, self.init.slot_start = seed, slot_start
+        self.pulls_zeros, self.starts_at_zero = starts_at_zero, starts_at_zero and slot_start == 0
+        self.plain = isinstance(kernel, Kernel) and (<Kernel> kernel).works_on(dtype)
+        self.kernel = kernel if self.plain else None
