@@ -205,6 +205,7 @@ def slow_server(on: bool, dask_worker: Worker) -> None:
         role = actor.role
         if on:
             actor.fast = dict(role.endpoint.handlers)
+            role.endpoint.service = None  # so that all frames go to the handlers
             for kind in (frames.PULL, frames.PUSH):
 
                 def handle(*args: Any, usual: Any = actor.fast[kind]) -> None:
@@ -214,6 +215,7 @@ def slow_server(on: bool, dask_worker: Worker) -> None:
                 role.endpoint.handlers[kind] = handle
         else:
             role.endpoint.handlers.update(actor.fast)
+            role.endpoint.service = role.service
 
 
 def bars(what: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from libc.string cimport memcpy, memmove, memset
 
 cimport numpy as cnp
 
+from dps.core.frame cimport dps_header
 from dps.core.form cimport Form, fits, is_finite, new_rows
 from dps.core.grouping cimport number_part, scatter_keys, survey_keys
 from dps.core.rows cimport dps_scatter, dps_take
@@ -23,18 +24,6 @@ from dps.core.rows cimport dps_scatter, dps_take
 cnp.import_array()
 
 cdef extern from "exchange.h" nogil:
-    ctypedef struct dps_header:
-        uint16_t magic
-        uint8_t kind, flags
-        uint32_t request, table, epoch, trainer, number
-        int64_t clock
-        uint16_t shard, shards
-        int32_t rows
-        int64_t start
-        uint32_t count
-        uint16_t parties, attempt
-        uint64_t body
-
     const int DPS_BROKEN, DPS_NOTHING
     Py_ssize_t dps_receive(int fd, void *buffer, size_t size, int64_t spin, int slice, int64_t *waited)
     int dps_write(int fd, iovec *pieces, int count, int slice, int64_t *waited)

@@ -40,4 +40,5 @@ cdef class Ledger:
 
     cdef int admit(self, int64_t origin, int64_t attempt) except -1 nogil
     cdef bint is_repeat(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) except -1 nogil
+    cdef bint is_next(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) noexcept nogil
     cdef int record(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) except -1 nogil

@@ -225,6 +225,13 @@ cdef class Ledger:
             return False
         return clock < last.clock or (clock == last.clock and number <= last.number)
 
+    cdef bint is_next(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) noexcept nogil:
+        """Whether this op is a new one of an origin that the ledger knows; then nothing stands against it."""
+        cdef const LastOp *last = self._last.find(origin)
+        if last == NULL or last.attempt > attempt:
+            return False
+        return clock > last.clock or (clock == last.clock and number > last.number)
+
     cdef int record(self, int64_t origin, int64_t attempt, int64_t clock, int64_t number) except -1 nogil:
         """Record an applied op as the last one of its origin."""
         cdef LastOp *last = self._last.put(origin)

@@ -64,6 +64,7 @@ class Server:
 
     def _begin(self, session: str, secrets: tuple[str, str], worker: Worker) -> None:
         self.endpoint.handlers.update(self.role.handlers)
+        self.endpoint.service = self.role.service
         self.endpoint.secrets.update(zip((session, of_servers(session)), secrets, strict=True))
         self.role.start()
         self._stop_with(worker)

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from dps.core.rows import all_finite
+from dps.core.service import Service
 from dps.errors import (
     DPSError,
     FencedError,
@@ -88,13 +89,14 @@ class ServerRole:
     ):
         self.endpoint, self.session, self.number = endpoint, session, number
         self.tables: dict[int, ServerTable] = {}
-        self.epoch = self.requests = 0
+        self.epoch = 0
         self.stopped = False
         self._reports_failed = False  # then heartbeats go without reports
         peers = of_servers(session)
         self.meters = meters or ServerMeter(endpoint.now)
         self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
         self.relay = Relay(endpoint, peers, secret, self.heartbeat.report)
+        self.service = Service(self.tables, self.meters, self.meters.clock, self.holds_lease, endpoint.frame_limit)
         handlers: dict[int, Handler] = {
             frames.PULL: self.meters.timed(self._pull),
             frames.PUSH: self.meters.timed(self._push),
@@ -104,6 +106,11 @@ class ServerRole:
             frames.DUMP: self._take_dump,
         }
         self.handlers = guarded(TO_SERVER, handlers)
+
+    @property
+    def requests(self) -> int:
+        """How many requests of clients there have been."""
+        return self.service.requests
 
     def start(self) -> None:
         """Connect to the controller, and begin to beat."""
@@ -179,7 +186,11 @@ class ServerRole:
 
     def leads(self, replica: Replica) -> bool:
         """Whether no other server can have become the primary of this shard, of which this server is the primary."""
-        return replica.spec.copies == 1 or self.endpoint.now() <= self.heartbeat.lease_until
+        return replica.spec.copies == 1 or self.holds_lease()
+
+    def holds_lease(self) -> bool:
+        """Whether the controller has promised not to make another server the primary of this one's shards yet."""
+        return self.endpoint.now() <= self.heartbeat.lease_until
 
     def adopt(self, placement: Placement) -> None:
         """Adopt a new placement: take up and give up roles, send unconfirmed ops to new successors."""
@@ -254,17 +265,17 @@ class ServerRole:
     def _leased(self, header: Header) -> ServerTable:
         """The table, if no other server can have become the primary of its shards here."""
         table = self._table(header)
-        if table.spec.copies > 1 and self.endpoint.now() > self.heartbeat.lease_until:
+        if table.replicated and not self.holds_lease():
             raise MovedError(f"server {self.number} has lost its lease: the controller has not answered its heartbeats")
         return table
 
     def _scan(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        self.requests += 1
+        self.service.requests += 1
         keys = self._leased(header).scan(header)
         connection.reply(Header(frames.OK, request=header.request, count=len(keys)), keys.tobytes())
 
     def _pull(self, connection: RoleConnection, header: Header, body: memoryview) -> Served:
-        self.requests += 1
+        self.service.requests += 1
         table = self._leased(header)
         request = table.cut(header, body)
         if request.used != len(body):
@@ -276,7 +287,7 @@ class ServerRole:
         return table.meter, request.parts
 
     def _push(self, connection: RoleConnection, header: Header, body: memoryview) -> Served:
-        self.requests += 1
+        self.service.requests += 1
         if self.relay.has_successors:
             return self._holding(self._take_push, connection, header, body)
         return self._take_push(connection, header, body, lambda: None)

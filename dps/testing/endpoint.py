@@ -21,7 +21,9 @@ from dps.wire import frames
 from dps.wire.endpoint import Handler
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.handshake import MAX_HELLO_BYTES, ConnectingHandshake, ListeningHandshake
+from dps.wire.plain_answers import ROOM_BYTES, PlainStep
 from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
+from dps.wire.rights import CLIENT, role_of
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -150,12 +152,22 @@ class SimConnection(End):
             if header.kind in endpoint.repeated and world.random.random() < endpoint.network.repeats:
                 delay = endpoint.network.delay(self.host, self.host) * world.random.choice((1, 10, 100))
                 self.host.later(delay, self._again, bytearray(frame))
-            self.handle(header, memoryview(frame)[HEADER_SIZE:])
+            self.handle(header, frame)
         except (ProtocolError, AccessDeniedError) as error:
             self.refuse(error)
 
-    def handle(self, header: Header, body: memoryview) -> None:
-        """Call the handler for a frame of this kind; answer its DPSError as a frame."""
+    def handle(self, header: Header, frame: bytearray) -> None:
+        """Let the role's compiled step answer the frame, or else call the handler for its kind, whose DPSError is the
+        answer."""
+        body = memoryview(frame)[HEADER_SIZE:]
+        if self.session is not None and role_of(self.session) == CLIENT and self.endpoint.service is not None:
+            answers = np.empty(ROOM_BYTES, np.uint8)
+            memory = np.frombuffer(frame, np.uint8)
+            answered, made = self.endpoint.service.step(memory, 0, len(frame), answers)
+            if answered:
+                spoil(body)
+                self.transport.write(answers[:made])
+                return
         handler = self.endpoint.handlers.get(header.kind)
         if handler is None:
             raise ProtocolError(f"no handler for frames of kind {header.kind}")
@@ -181,7 +193,7 @@ class SimConnection(End):
         ghost.party = self.party
         header = decode_header(frame, 0, self.endpoint.frame_limit)
         self.host.world.note("%s>%s %s %d.%d again", self.peer, self.host, header.kind, header.clock, header.number)
-        ghost.handle(header, memoryview(frame)[HEADER_SIZE:])
+        ghost.handle(header, frame)
 
     def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
         self._held = True
@@ -345,6 +357,7 @@ class SimEndpoint:
     ):
         self.network, self.host_party = network, party
         self.handlers: dict[int, Handler] = {} if handlers is None else handlers
+        self.service: PlainStep | None = None  # it answers the plain frames of clients, before the handlers see them
         self.repeated = frozenset({frames.PUSH})  # kinds of frames that the fault `repeats` repeats
         self.secrets: dict[str, str] = {}
         self.connections: dict[SimConnection, None] = {}

@@ -64,6 +64,7 @@ class SimServer:
         relay = self.role.relay
         relay.piece, relay.rate = network.dump_piece, network.dump_rate
         self.endpoint.handlers.update(self.role.handlers)
+        self.endpoint.service = self.role.service
         self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
         self.checkpoint_writer = CheckpointWriter(self.role, functools.partial(SimWriting, party, number))
         self.role.start()

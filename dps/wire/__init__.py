@@ -6,6 +6,7 @@ handshake           both sides' proof that they know the session secret
 rights              which role may send which kind and flag
 endpoint            the listening side: one thread, one loop
 connection          the endpoint's end of the connection to one peer
+plain_answers       answers to plain frames, made in one compiled step
 channel             the connecting side: blocking, in the caller's thread
 link                a connection that an endpoint opens to another endpoint
 pool                idle channels, kept for the next client of a process

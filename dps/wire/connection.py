@@ -45,6 +45,8 @@ from dps.wire.keepalive import DEAD_PEER_SECONDS, keep_alive
 from dps.wire.local_sockets import is_local
 from dps.wire.log_limit import LogLimit
 from dps.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, Incoming
+from dps.wire.plain_answers import PlainAnswers, PlainStep
+from dps.wire.rights import CLIENT, role_of
 
 __all__ = ["Connection", "ConnectionOwner", "Handler"]
 
@@ -69,6 +71,7 @@ class ConnectionOwner(Protocol):
     handlers: dict[int, Handler]
     secrets: dict[str, str]
     strangers: dict[Connection, None]
+    service: PlainStep | None  # of the role: it answers clients' plain frames
     incoming: Incoming
     frame_limit: int  # bytes of a body
     keep_bytes: int  # of a buffer that is kept between two bodies
@@ -104,8 +107,10 @@ class Connection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport
         self._coalescer: Coalescer
         self._handshake = ListeningHandshake(endpoint.secrets)
-        self._inbox = memoryview(np.empty(HEADER_SIZE + MAX_HELLO_BYTES, np.uint8))
+        self._memory = np.empty(HEADER_SIZE + MAX_HELLO_BYTES, np.uint8)
+        self._inbox = memoryview(self._memory)
         self._start = self._end = 0  # the unread part of the inbox
+        self._plain: PlainAnswers | None = None  # of a client
         self._incoming = Buffer(endpoint.keep_bytes)
         self._outgoing = Buffer(endpoint.keep_bytes)
         self._body: memoryview | None = None  # buffer of a large body that is arriving,
@@ -233,6 +238,8 @@ class Connection(asyncio.BufferedProtocol):
                     if self.endpoint.incoming.contended:
                         self.drop()
                         self.endpoint.memory_is_free()
+                elif self._answer_plain():
+                    continue  # because these answers may not leave
                 elif not self._next_frame():
                     break
         except (ProtocolError, AccessDeniedError, MemoryError) as error:
@@ -240,6 +247,18 @@ class Connection(asyncio.BufferedProtocol):
         except Exception:
             logger.exception("the handler of a frame from %s failed", self.peer)
             self.transport.abort()
+
+    def _answer_plain(self) -> bool:
+        """Answer the plain frames at the beginning of the inbox; whether there are any."""
+        service = self.endpoint.service
+        if self._plain is None or service is None or self._end - self._start < HEADER_SIZE:
+            return False
+        answered = self._plain.answer(service, self._memory, self._start, self._end)
+        self._start += answered
+        if self._start == self._end:
+            self._start = self._end = 0
+        self._steps += 1
+        return answered > 0
 
     def _next_frame(self) -> bool:
         """Handle the inbox's next frame; False when it is not complete."""
@@ -350,8 +369,11 @@ class Connection(asyncio.BufferedProtocol):
         self.session = self._handshake.session
         self.origin = (self.session or "", self._host())
         self.endpoint.strangers.pop(self, None)
-        stranger, self._inbox = self._inbox, memoryview(np.empty(INBOX_BYTES, np.uint8))
-        self._inbox[: self._end] = stranger[: self._end]
+        stranger, self._memory = self._memory, np.empty(INBOX_BYTES, np.uint8)
+        self._memory[: self._end] = stranger[: self._end]
+        self._inbox = memoryview(self._memory)
+        if self.endpoint.service is not None and role_of(self.session) == CLIENT:
+            self._plain = PlainAnswers(self.transport, self._coalescer)
         self.reply(*welcome)
 
     def _host(self) -> str:

@@ -24,6 +24,7 @@ from dps.wire.local_sockets import listening_locally
 from dps.wire.log_limit import LogLimit
 from dps.wire.memory import Incoming
 from dps.wire.once import Once
+from dps.wire.plain_answers import PlainStep
 from dps.wire.sockets import TlsVerdict
 
 try:
@@ -72,6 +73,7 @@ class Endpoint:
     ):
         self.name, self.connecting = name, connecting
         self.handlers = handlers
+        self.service: PlainStep | None = None  # it answers the plain frames of clients, before the handlers see them
         self.secrets: dict[str, str] = {}  # session name -> secret; only the endpoint's thread changes it
         self.frame_limit = config.nbytes("frame")
         self.keep_bytes = config.nbytes("buffer")

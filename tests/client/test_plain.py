@@ -395,8 +395,9 @@ def test_an_error_of_the_server_is_the_callers(servers, client, watched) -> None
 
 
 def test_an_answer_that_is_late_goes_the_general_way(servers, client, watched) -> None:
-    go_on = threading.Event()
-    servers.endpoints[0].loop.call_soon_threadsafe(go_on.wait)
+    stuck, go_on = threading.Event(), threading.Event()
+    servers.endpoints[0].loop.call_soon_threadsafe(lambda: (stuck.set(), go_on.wait()))
+    assert stuck.wait(10)
     threading.Timer(0.6, go_on.set).start()
     try:
         np.testing.assert_array_equal(client.pull("a", KEYS), 0)

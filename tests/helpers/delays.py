@@ -9,6 +9,7 @@ from unittest import mock
 
 from dps.server.tables import ServerTable
 from dps.wire import frames
+from dps.wire.connection import Connection
 
 
 @contextlib.contextmanager
@@ -23,5 +24,6 @@ def slow_server(
             time.sleep(seconds)
         return cut(self, header, body, primary)
 
-    with mock.patch.object(ServerTable, "cut", slow):
+    in_general = mock.patch.object(Connection, "_answer_plain", return_value=False)
+    with in_general, mock.patch.object(ServerTable, "cut", slow):
         yield

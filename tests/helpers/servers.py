@@ -59,6 +59,7 @@ class Servers:
         endpoint = Endpoint(f"server-{number}", "127.0.0.1", {})
         role = ServerRole(endpoint, "s", number, SECRET, ("127.0.0.1", 1))
         endpoint.call(endpoint.handlers.update, role.handlers)
+        endpoint.service = role.service
         endpoint.call(endpoint.secrets.update, {"s": SECRET, of_servers("s"): SECRET})
         role.heartbeat.lease_until = FOREVER
         role.relay.report = lambda kind, content: self.reports.append((number, kind, content))

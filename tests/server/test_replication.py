@@ -686,7 +686,7 @@ def test_a_backup_that_confirms_nothing_is_reported():
 WRONG = [
     (ServerRole, "_check_fence", "header.epoch < replica.fence", "False",
      test_an_old_primary_is_refused_and_its_clients_lose_nothing),
-    (ServerRole, "_leased", "self.endpoint.now() > self.heartbeat.lease_until", "False",
+    (ServerRole, "holds_lease", "self.endpoint.now() <= self.heartbeat.lease_until", "True",
      test_without_a_lease_no_replicated_rows_are_read),
     (ServerRole, "_take_push", "if not table.waits:", "if True:", test_who_acknowledges_when),
     (ServerTable, "_kept_answer", "if kept is None", "if kept is not None or kept is None",

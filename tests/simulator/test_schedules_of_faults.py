@@ -509,7 +509,7 @@ WRONG = {
     "ops are applied to rows that are still to come": [
         (_KeyedSoFar, "_part", "op._replace(keys=op.keys[known], values=op.values[known])", "op")
     ],
-    "pulls need no lease": [(ServerRole, "_leased", "self.endpoint.now() > self.heartbeat.lease_until", "False")],
+    "pulls need no lease": [(ServerRole, "holds_lease", "self.endpoint.now() <= self.heartbeat.lease_until", "True")],
     "failed requests are sent again in any order": [
         (ClientSession, "_resend", "pending for pending, _ in failed", "pending for pending, _ in reversed(failed)")
     ],

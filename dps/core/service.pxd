@@ -1,0 +1,49 @@
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int64_t
+
+from dps.core.counters cimport ServerCounters
+from dps.core.frame cimport dps_header
+from dps.core.optimizers cimport Kernel
+from dps.core.states cimport ShardState, TableState
+
+
+cdef struct Part:  # of a request: what falls to one shard
+    void *shard  # its ShardState, which the table's replicas hold
+    const int64_t *keys  # NULL: the rows from `start` on
+    int64_t start
+    int64_t a, b  # its rows of the request
+    const double *numbers  # the optimizer's at the clock of the push, which the shard holds
+    int64_t parameters
+
+
+@cython.final
+cdef class Service:
+    cdef dict _tables
+    cdef ServerCounters _counters
+    cdef object _clock, _holds_lease
+    cdef int64_t _limit
+    cdef public int64_t requests
+    cdef void *_memory[2]
+    cdef size_t _sizes[2]
+
+    cdef void *_room(self, int which, size_t nbytes) except NULL
+    cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
+    cdef int _cut(self, TableState table, const dps_header *head, const char *body, int64_t nbytes) except -2
+    cdef int _cut_range(self, TableState table, const dps_header *head) except -2
+    cdef int _cut_keys(self, TableState table, const dps_header *head, const char *body) except -2
+    cdef bint _put(
+        self,
+        TableState table,
+        const dps_header *head,
+        int64_t number,
+        const int64_t *keys,
+        int64_t start,
+        int64_t a,
+        int64_t b,
+        Part *part,
+    ) except -1
+    cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1
+    cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1
+    cdef int _gather(self, TableState table, Part *part, char *out) except -1
+    cdef int _keep(self, TableState table, const dps_header *head, Part *part, const char *values) except -1

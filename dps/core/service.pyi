@@ -1,0 +1,18 @@
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dps.core.counters import ServerCounters
+from dps.core.states import TableState
+
+class Service:
+    requests: int
+    def __init__(
+        self,
+        tables: Mapping[int, TableState],
+        counters: ServerCounters,
+        clock: Callable[[], float],
+        holds_lease: Callable[[], bool],
+        limit: int,
+    ) -> None: ...
+    def step(self, inbox: np.ndarray, start: int, end: int, out: np.ndarray) -> tuple[int, int]: ...

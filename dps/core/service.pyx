@@ -1,0 +1,428 @@
+"""A server's answers to plain requests, from the bytes that have arrived to the bytes that leave, in one step.
+
+The general way of a request is in `server/requests.py` and `server/tables.py`. This is the same for what is plain: a
+pull, or a push that no backup has to confirm, of rows that this server is the primary of. Whatever is not plain is
+*declined* before anything is changed, and goes the general way, which answers it or says what is wrong with it. Both
+ways read and change the same objects (`states.pyx`, `counters.pyx`), so that requests may take turns between them.
+Nothing here knows a socket: bytes in, bytes out.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+cimport cython
+cimport numpy as cnp
+
+from dps.core.arrays cimport uint8s, writeable_uint8s
+from dps.core.counters cimport RequestCounters, ServerCounters
+from dps.core.cuts cimport dps_flag
+from dps.core.frame cimport dps_header
+from dps.core.initializers cimport (
+    dps_fill_missing_double,
+    dps_fill_missing_float,
+    dps_fill_missing_int64_t,
+    dps_fill_new_double,
+    dps_fill_new_float,
+    dps_fill_new_int64_t,
+    dps_filling,
+)
+from dps.core.optimizers cimport Kernel
+from dps.core.rows cimport dps_all_finite_double, dps_all_finite_float, dps_gather, dps_gather_range, dps_source
+from dps.core.states cimport ReplicaState, ShardState, TableState
+from dps.core.steps cimport dps_push
+
+from dps.core.optimizers import add, assign
+from dps.errors import DPSError
+
+cnp.import_array()
+
+cdef enum:
+    MAGIC = 0x5044
+    HEADER = 64
+
+cdef enum:  # kinds and flags of frames, as in dps/wire/frames.py
+    PULL = 16
+    PUSH = 17
+    OK = 64
+    RANGE = 1
+    RULE_ADD = 2
+    RULE_ASSIGN = 4
+    ANSWER = 8
+
+cdef enum:
+    DECLINED = -1
+    NO_CLOCK = -1
+    CHANGED = 1  # the flag of a row that has changed since the last committed cut, as in dps/state/snapshot.py
+    LARGE = 1 << 16  # bytes of rows for which the interpreter's lock is released
+
+cdef enum:  # kept memory: the parts of a request; the numbers of the rows of a part
+    PARTS = 0
+    INDEX = 1
+    MEMORIES = 2
+
+cdef Kernel ADD = add, ASSIGN = assign
+
+
+@cython.final
+cdef class Service:
+    """The compiled step of one server; see the module.
+
+    Parameters
+    ----------
+    tables : dict
+        From the number of a table to its TableState. The server goes on changing it.
+    counters : ServerCounters
+    clock : callable
+        Returns seconds, for the times of requests.
+    holds_lease : callable
+        Whether no other server can have become the primary of replicated shards here.
+    limit : int
+        Bytes that a body may have.
+
+    Attributes
+    ----------
+    requests : int
+        How many requests of clients there have been, whichever way they went.
+    """
+
+    def __cinit__(self, dict tables not None, ServerCounters counters not None, clock, holds_lease, int64_t limit):
+        self._tables, self._counters, self._clock, self._holds_lease = tables, counters, clock, holds_lease
+        self._limit = limit
+        for n in range(MEMORIES):
+            self._memory[n], self._sizes[n] = NULL, 0
+
+    def __dealloc__(self):
+        for n in range(MEMORIES):
+            free(self._memory[n])
+
+    def step(self, cnp.ndarray inbox not None, int64_t start, int64_t end, cnp.ndarray out not None) -> tuple:
+        """Answer the complete frames in inbox[start:end], one after the other, until one is not plain.
+
+        Parameters
+        ----------
+        inbox, out : ndarray of uint8
+            The answers are written to `out`, from its beginning on. A frame whose answer has no room there is left.
+
+        Returns
+        -------
+        (int, int)
+            Bytes of the inbox that are answered, and bytes of the answers.
+        """
+        cdef const char *arrived = <const char *> uint8s(inbox)
+        cdef char *answers = <char *> writeable_uint8s(out)
+        cdef int64_t room = cnp.PyArray_SIZE(out), done = start, made = 0, size
+        cdef const dps_header *head
+        if not 0 <= start <= end <= cnp.PyArray_SIZE(inbox) or start & 7:
+            raise ValueError(f"bytes {start} to {end} of an inbox of {cnp.PyArray_SIZE(inbox)}")
+        while end - done >= HEADER:
+            head = <const dps_header *> (arrived + done)
+            if head.magic != MAGIC or head.body > <uint64_t> min(end - done - HEADER, self._limit):
+                break
+            size = self._answer(head, arrived + done + HEADER, answers + made, room - made)
+            if size == DECLINED:
+                break
+            done += HEADER + <int64_t> head.body
+            made += size
+        return done - start, made
+
+    cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
+        """Answer one frame: the bytes that the answer takes, or DECLINED."""
+        cdef bint pushed = head.kind == PUSH, answered = not pushed or head.flags & ANSWER
+        cdef TableState table = self._tables.get(head.table)
+        cdef int64_t nbytes, size
+        cdef const char *values
+        cdef RequestCounters counters
+        cdef Part *part
+        cdef int count, n
+        cdef double seconds
+        if table is None or not _is_plain(table, head):
+            return DECLINED
+        nbytes = (head.count * table.row_bytes + 7) & ~7
+        size = HEADER + (nbytes if answered else 0)
+        if size > room or nbytes > self._limit:
+            return DECLINED
+        if table.replicated and not (pushed and table.waits) and not self._holds_lease():
+            return DECLINED
+        began = self._clock()
+        count = self._cut(table, head, body, nbytes if pushed else 0)
+        if count == DECLINED:
+            return DECLINED
+        part = <Part *> self._memory[PARTS]
+        values = body + <int64_t> head.body - nbytes
+        if pushed:
+            if table.finite and not _all_finite(table, values, head.count * table.dim):
+                return DECLINED
+            for n in range(count):
+                if not self._may_apply(table, head, &part[n]):
+                    return DECLINED
+        self.requests += 1  # from here on the frame is not declined any more
+        _begin_answer(head, out, size)
+        for n in range(count):
+            if pushed:
+                self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
+            if answered:
+                self._gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
+            if pushed and answered and head.trainer:
+                self._keep(table, head, &part[n], out + HEADER + part[n].a * table.row_bytes)
+            table.meter.add_keys((<ShardState> part[n].shard).number, part[n].b - part[n].a)
+        seconds = max(0.0, <double> self._clock() - began)
+        counters = table.meter.pushes if pushed else table.meter.pulls
+        counters.add(head.count, <int64_t> head.body + size - HEADER, seconds)
+        if seconds > self._counters.lag:
+            self._counters.lag = seconds
+        return size
+
+    # -- which rows
+
+    cdef int _cut(self, TableState table, const dps_header *head, const char *body, int64_t nbytes) except -2:
+        """Cut a request with `nbytes` of values by shard, into PARTS: how many parts there are, or DECLINED."""
+        self._room(PARTS, head.shards * sizeof(Part) + 1)
+        if head.flags & RANGE:
+            return self._cut_range(table, head) if head.body == <uint64_t> nbytes else DECLINED
+        if head.body != 8 * (<uint64_t> head.shards + head.count) + <uint64_t> nbytes:
+            return DECLINED
+        return self._cut_keys(table, head, body)
+
+    cdef int _cut_range(self, TableState table, const dps_header *head) except -2:
+        cdef Part *part = <Part *> self._memory[PARTS]
+        cdef int64_t row = head.start, number, stop
+        cdef int64_t end = min(<int64_t> head.shard + head.shards, table.shards)
+        cdef int count = 0
+        if row < 0 or row > table.rows - head.count:
+            return DECLINED
+        for number in range(head.shard, end):
+            stop = min(head.start + head.count, (number + 1) * table.rows // table.shards)
+            if row < stop:
+                if not self._put(table, head, number, NULL, row, row - head.start, stop - head.start, &part[count]):
+                    return DECLINED
+                row = stop
+                count += 1
+        return count if row == head.start + head.count else DECLINED
+
+    cdef int _cut_keys(self, TableState table, const dps_header *head, const char *body) except -2:
+        cdef Part *part = <Part *> self._memory[PARTS]
+        cdef const int64_t *counts = <const int64_t *> body
+        cdef const int64_t *keys = counts + head.shards
+        cdef int64_t n, a = 0
+        cdef int count = 0
+        for n in range(head.shards):
+            if counts[n] < 0 or counts[n] > head.count - a:
+                return DECLINED
+            if counts[n] > 0:
+                if not self._put(table, head, head.shard + n, keys + a, 0, a, a + counts[n], &part[count]):
+                    return DECLINED
+                a += counts[n]
+                count += 1
+        return count if a == head.count else DECLINED
+
+    cdef bint _put(
+        self,
+        TableState table,
+        const dps_header *head,
+        int64_t number,
+        const int64_t *keys,
+        int64_t start,
+        int64_t a,
+        int64_t b,
+        Part *part,
+    ) except -1:
+        """Make one part, of shard `number`; False if that is to be declined."""
+        cdef object found = table.replicas.get(number)
+        cdef ReplicaState replica
+        cdef ShardState shard
+        cdef int64_t n, capacity
+        if found is None:
+            return False
+        replica = <ReplicaState?> found
+        if not replica.takes_requests() or replica.joining or not isinstance(replica.shard, ShardState):
+            return False
+        if head.kind == PUSH and replica.successor is not None:
+            return False
+        shard = <ShardState> replica.shard
+        if shard.sums is not None and head.clock > shard.sums.clock:  # the request closes the sums of a clock
+            return False
+        part.shard, part.keys, part.start, part.a, part.b = <void *> shard, keys, start, a, b
+        if shard.index is not None:
+            return True
+        capacity = shard.rows.shape[0]
+        if keys == NULL:
+            return start >= shard.low and start - shard.low <= capacity - (b - a)
+        for n in range(b - a):
+            if not shard.low <= keys[n] < shard.low + capacity:
+                return False
+        return True
+
+    # -- pushes
+
+    cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1:
+        """Whether a part of a push is plain; if so, there is room for its rows, and its numbers are known."""
+        cdef ShardState shard = <ShardState> part.shard
+        cdef bint stepped = not head.flags & (RULE_ADD | RULE_ASSIGN)
+        cdef int64_t clock = shard.clock if head.clock == NO_CLOCK else head.clock
+        cdef cnp.ndarray numbers
+        if shard.cut is not None or (table.aggregated and stepped and head.clock != NO_CLOCK):
+            return False
+        if head.trainer and not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number):
+            return False
+        if stepped:
+            found = shard.numbers.get(clock)
+            numbers = shard.numbers_at(clock) if found is None else found
+            part.numbers, part.parameters = <const double *> cnp.PyArray_DATA(numbers), cnp.PyArray_SIZE(numbers)
+            if part.parameters < table.kernel.parameters:
+                return False
+        if shard.index is not None and shard.index.count + part.b - part.a > shard.rows.shape[0]:
+            try:
+                shard.reserve(part.b - part.a)
+            except (DPSError, MemoryError):
+                return False
+        return True
+
+    cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1:
+        """Carry out a part of a push."""
+        cdef ShardState shard = <ShardState> part.shard
+        cdef Kernel kernel = table.kernel
+        cdef dps_push push
+        cdef dps_filling born
+        cdef int64_t count = part.b - part.a, n
+        cdef int64_t *index = NULL
+        shard.version += 1
+        if head.clock > shard.clock:
+            shard.clock = head.clock
+        if head.flags & RULE_ADD:
+            kernel = ADD
+        elif head.flags & RULE_ASSIGN:
+            kernel = ASSIGN
+        push.numbers, push.parameters = part.numbers, part.parameters
+        push.rows, push.width = cnp.PyArray_DATA(shard.rows), shard.rows.shape[1]
+        push.updates, push.count, push.dim = values, count, table.dim
+        push.start = part.start - shard.low
+        if part.keys != NULL:
+            push.start = 0
+            index = <int64_t *> self._room(INDEX, count * sizeof(int64_t))
+        if shard.index is not None:
+            born.first = shard.index.count
+            born.rows, born.capacity, born.width, born.dim = push.rows, shard.rows.shape[0], push.width, table.dim
+            born.keys, born.index, born.count = part.keys, index, count
+            shard.index.insert_rows(part.keys, count, index)
+            if shard.index.count > born.first and not table.starts_at_zero:
+                _fill_new(table, &born)
+        elif index != NULL:
+            for n in range(count):
+                index[n] = part.keys[n] - shard.low
+        push.index = index
+        if shard.changed is not None:
+            dps_flag(
+                writeable_uint8s(shard.changed), cnp.PyArray_SIZE(shard.changed), index, push.start, count, CHANGED
+            )
+        if count * push.width >= LARGE:
+            with nogil:
+                kernel.run(&push, table.kind)
+        else:
+            kernel.run(&push, table.kind)
+        if head.trainer:
+            shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)
+        return 0
+
+    cdef int _keep(self, TableState table, const dps_header *head, Part *part, const char *values) except -1:
+        """Keep the new values in the ledger, because the client may ask for them again."""
+        cdef cnp.npy_intp shape[2]
+        shape[0], shape[1] = part.b - part.a, table.dim
+        cdef cnp.ndarray kept = cnp.PyArray_EMPTY(2, shape, table.kind, 0)
+        memcpy(cnp.PyArray_DATA(kept), values, shape[0] * table.row_bytes)
+        (<ShardState> part.shard).ledger.keep(head.trainer, head.clock, head.number, kept)
+        return 0
+
+    # -- values
+
+    cdef int _gather(self, TableState table, Part *part, char *out) except -1:
+        """Copy the values of a part."""
+        cdef ShardState shard = <ShardState> part.shard
+        cdef dps_source source
+        cdef dps_filling absent
+        cdef int64_t count = part.b - part.a, n, missing = 0
+        cdef int64_t *index
+        source.rows, source.count = <const char *> cnp.PyArray_DATA(shard.rows), shard.rows.shape[0]
+        source.stride, source.bytes = shard.rows.shape[1] * cnp.PyArray_ITEMSIZE(shard.rows), table.row_bytes
+        if part.keys == NULL:
+            if source.stride == source.bytes:
+                memcpy(out, source.rows + source.stride * (part.start - shard.low), source.bytes * count)
+            else:
+                dps_gather_range(&source, part.start - shard.low, count, out)
+            return 0
+        index = <int64_t *> self._room(INDEX, count * sizeof(int64_t))
+        if shard.index is not None:
+            missing = shard.index.find_rows(part.keys, count, index)
+        else:
+            for n in range(count):
+                index[n] = part.keys[n] - shard.low
+        if count * source.stride >= LARGE:
+            with nogil:
+                dps_gather(&source, index, count, out)
+        else:
+            dps_gather(&source, index, count, out)
+        if missing and not table.pulls_zeros:
+            absent.rows, absent.capacity, absent.width, absent.dim = out, count, table.dim, table.dim
+            absent.keys, absent.index, absent.count, absent.first = part.keys, index, count, 0
+            _fill_missing(table, &absent)
+        return 0
+
+    cdef void *_room(self, int which, size_t nbytes) except NULL:
+        """Kept memory of at least that many bytes; what was in it may be lost."""
+        cdef void *larger
+        if self._sizes[which] < nbytes:
+            larger = malloc(2 * nbytes)
+            if larger == NULL:
+                raise MemoryError
+            free(self._memory[which])
+            self._memory[which], self._sizes[which] = larger, 2 * nbytes
+        return self._memory[which]
+
+
+cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
+    """Whether the kind and the flags of a frame are plain for this table."""
+    cdef int rule = head.flags & (RULE_ADD | RULE_ASSIGN)
+    if not table.plain or head.rows > 0 or (head.flags & RANGE and table.rows == 0) or head.shards > table.shards:
+        return False
+    if head.kind == PULL:
+        return not head.flags & ~RANGE
+    if head.kind == PUSH:
+        return not head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER) and rule != RULE_ADD | RULE_ASSIGN
+    return False
+
+
+cdef void _begin_answer(const dps_header *head, char *out, int64_t size) noexcept:
+    """Write the header of an answer of `size` bytes, and zeros behind its values."""
+    cdef dps_header *answer = <dps_header *> out
+    memset(out, 0, HEADER)
+    answer.magic, answer.kind, answer.request = MAGIC, OK, head.request
+    answer.clock, answer.rows, answer.count = -1, -1, head.count
+    answer.body = size - HEADER
+    if size > HEADER:
+        memset(out + size - 8, 0, 8)
+
+
+cdef bint _all_finite(TableState table, const void *values, int64_t count) noexcept:
+    if table.kind == cnp.NPY_FLOAT32:
+        return dps_all_finite_float(<const float *> values, count)
+    if table.kind == cnp.NPY_FLOAT64:
+        return dps_all_finite_double(<const double *> values, count)
+    return True
+
+
+cdef void _fill_new(TableState table, const dps_filling *to) noexcept:
+    if table.kind == cnp.NPY_FLOAT32:
+        dps_fill_new_float(&table.init, to)
+    elif table.kind == cnp.NPY_FLOAT64:
+        dps_fill_new_double(&table.init, to)
+    else:
+        dps_fill_new_int64_t(&table.init, to)
+
+
+cdef void _fill_missing(TableState table, const dps_filling *to) noexcept:
+    if table.kind == cnp.NPY_FLOAT32:
+        dps_fill_missing_float(&table.init, to)
+    elif table.kind == cnp.NPY_FLOAT64:
+        dps_fill_missing_double(&table.init, to)
+    else:
+        dps_fill_missing_int64_t(&table.init, to)

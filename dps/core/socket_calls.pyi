@@ -1,0 +1,3 @@
+import numpy as np
+
+def send(fd: int, data: np.ndarray, count: int) -> int: ...

@@ -1,0 +1,125 @@
+"""A server's role without sockets: bytes in, bytes out, through the compiled step or past it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dps.errors import DPSError, MovedError, ProtocolError
+from dps.server.requests import ServerRole
+from dps.state.ops import TableSpec
+from dps.wire import frames
+from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_error, encode_header
+from dps.wire.placement_messages import Placement, ShardPlace
+from dps.wire.plain_answers import ROOM_BYTES
+
+FOREVER = 1e12
+
+
+class Endpoint:
+    """Nothing happens by itself: time stands still, and links never open."""
+
+    frame_limit, host, port, connections = 1 << 26, "here", 1, ()
+
+    def now(self) -> float:
+        return 0.0
+
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> None: ...
+
+    def connect(self, *args: object) -> Any:
+        return SimpleNamespace(open=False, close=lambda: None, party=None)
+
+
+class Peer:
+    """A client's connection: it collects what it is sent."""
+
+    session = "s"
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.closing = False
+        self.transport = SimpleNamespace(is_closing=lambda: False, close=self._close)
+
+    def _close(self) -> None:
+        self.closing = True
+
+    def outgoing(self, nbytes: int) -> np.ndarray:
+        return np.zeros(nbytes, np.uint8)
+
+    def write(self, data: Any) -> None:
+        self.received += memoryview(data).cast("B")
+
+    def reply(self, header: Header, body: bytes = b"") -> None:
+        self.write(encode_header(header._replace(body=len(body))) + body)
+
+    def reply_error(self, header: Header, error: BaseException) -> None:
+        self.reply(Header(frames.ERROR, request=header.request), encode_error(error))
+
+    def reply_json(self, header: Header, value: object) -> None:
+        self.reply(header, frames.encode_json(value))
+
+    def acknowledge(self, header: Header) -> None:
+        self.reply(header)
+
+    def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
+        return body, lambda: None
+
+    def suspend(self) -> None: ...
+
+
+class LoneServer:
+    """Server 0 of some tables, with all of their shards; their other copies are on servers that cannot be reached.
+
+    Parameters
+    ----------
+    specs : list of TableSpec
+        Each with an id of its own.
+    plain : bool
+        Whether frames go through the compiled step.
+    """
+
+    def __init__(self, specs: list[TableSpec], plain: bool):
+        self.plain, self.peer = plain, Peer()
+        self.role = ServerRole(Endpoint(), "s", 0, "ab", ("there", 1))  # type: ignore[arg-type]
+        self.role.heartbeat.lease_until = FOREVER
+        self.answered = self.declined = 0
+        self._answers = np.empty(ROOM_BYTES, np.uint8)
+        for spec in specs:
+            self.role.create(spec, range(spec.shards))
+        places = {s.id: [ShardPlace([*range(s.copies)], None, [1] * s.copies, False)] * s.shards for s in specs}
+        self.role.adopt(Placement(1, {n: ("here", n + 1) for n in range(8)}, places))
+
+    def step(self, arrived: bytes) -> tuple[int, bytes]:
+        """What the compiled step makes of these bytes: how many it answers, and its answers."""
+        inbox = np.frombuffer(bytearray(arrived), np.uint8)
+        answered, made = self.role.service.step(inbox, 0, len(inbox), self._answers)
+        return answered, self._answers[:made].tobytes()
+
+    def take(self, arrived: bytes) -> bytes:
+        """Answer all these frames, as a connection does; what it sends."""
+        self.peer.received.clear()
+        while arrived:
+            if self.plain:
+                size, answers = self.step(arrived)
+                self.peer.received += answers
+                arrived = arrived[size:]
+                self.answered += size > 0
+            if arrived:
+                self.declined += 1
+                header = decode_header(arrived, 0, 1 << 40)
+                end = HEADER_SIZE + header.body
+                self.handle(header, memoryview(bytearray(arrived[HEADER_SIZE:end])))
+                arrived = arrived[end:]
+        return bytes(self.peer.received)
+
+    def handle(self, header: Header, body: memoryview) -> None:
+        """Answer one frame in the general way."""
+        try:
+            self.role.handlers[header.kind](self.peer, header, body)  # type: ignore[arg-type]
+        except DPSError as error:
+            self.peer.reply_error(header, error)
+            if isinstance(error, (MovedError, ProtocolError)):
+                self.peer.transport.close()

@@ -1,0 +1,457 @@
+"""The compiled step of a server against the general way: the same answers, rows, ledgers, versions and counters."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from compiled import variant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lone_server import FOREVER, LoneServer
+
+import dps
+from dps.errors import LimitError
+from dps.server import requests
+from dps.server.tables import ServerTable
+from dps.state.ops import NO_CLOCK, TableSpec
+from dps.state.partition import group
+from dps.state.shard import KeyedShard
+from dps.state.transfer import Joining, digest, first_difference
+from dps.wire import frames
+from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, Header, encode_header, padded
+
+SPECS = [
+    TableSpec("add", shards=1, id=1),
+    TableSpec("sgd", dim=3, shards=8, optimizer=dps.SGD(0.1), init=dps.Normal(1.0, seed=3), finite=True, id=2),
+    TableSpec("adagrad", dim=2, shards=4, optimizer=dps.Adagrad(0.5, initial_accumulator=0.1), dtype="float64", id=3),
+    TableSpec("adam", dim=16, shards=2, optimizer=dps.Adam(0.1), id=4),
+    TableSpec("int64", dim=2, shards=4, dtype="int64", init=dps.Constant(7), id=5),
+    TableSpec("ftrl", shards=4, optimizer=dps.FTRL(), init=dps.Uniform(-1.0, 1.0), id=6),
+    TableSpec("rmsprop", dim=5, shards=2, optimizer=dps.RMSprop(0.1), dtype="float64", finite=True, id=7),
+    TableSpec("dense int64", rows=37, dim=2, shards=5, dtype="int64", id=8),
+    TableSpec("momentum", rows=300, shards=3, optimizer=dps.Momentum(0.1), init=dps.Uniform(-1.0, 1.0), id=9),
+    TableSpec("adamw", rows=40, dim=3, shards=4, optimizer=dps.AdamW(0.1), id=10),
+    TableSpec("assign", rows=64, dim=4, shards=2, optimizer=dps.Assign(), dtype="float64", id=11),
+    TableSpec("sum", dim=2, shards=2, optimizer=dps.SGD(0.1), aggregate="sum", id=12),
+    TableSpec("mean", rows=30, dim=2, shards=3, optimizer=dps.SGD(0.1), aggregate="mean", id=13),
+    TableSpec("copies", dim=2, shards=2, optimizer=dps.SGD(0.1), copies=2, id=14),
+    TableSpec("memory", rows=20, shards=2, optimizer=dps.SGD(0.1), copies=2, ack="memory", id=15),
+    TableSpec("rate", dim=2, shards=2, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.9)), id=16),
+]
+BY_NAME = {spec.name: spec for spec in SPECS}
+
+
+def framed(header: Header, body: bytes = b"") -> bytes:
+    return encode_header(header._replace(body=len(body))) + body
+
+
+def padded_bytes(array: np.ndarray) -> bytes:
+    return array.tobytes().ljust(padded(array.nbytes), b"\0")
+
+
+def keyed(spec: TableSpec, kind: int, keys: np.ndarray, values: np.ndarray | None = None, **fields) -> bytes:
+    """A request for keys, which has a count for each shard."""
+    parts = group(np.asarray(keys, np.int64), spec.rows or 0, spec.shards)
+    body = np.diff(parts.starts).astype(np.int64).tobytes() + parts.keys.tobytes()
+    if values is not None:
+        body += padded_bytes(values.astype(spec.dtype))
+    return framed(Header(kind, table=spec.id, shards=spec.shards, count=len(keys), **fields), body)
+
+
+def ranged(spec: TableSpec, kind: int, start: int, count: int, values: np.ndarray | None = None, **fields) -> bytes:
+    """A request for rows `start` to start + count - 1."""
+    fields["flags"] = fields.get("flags", 0) | RANGE
+    body = b"" if values is None else padded_bytes(values.astype(spec.dtype))
+    return framed(Header(kind, table=spec.id, shards=spec.shards, start=start, count=count, **fields), body)
+
+
+class Talk:
+    """Random requests of three clients, some of them broken."""
+
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.numbers = [3, 3, 3]
+        self.clocks = [0, 0, 0]
+
+    def chance(self, share: float) -> bool:
+        return bool(self.rng.random() < share)
+
+    def frame(self) -> bytes:
+        rng = self.rng
+        spec = SPECS[rng.integers(len(SPECS))]
+        pushed = self.chance(0.6)
+        kind, fields = (frames.PUSH, self.stamp()) if pushed else (frames.PULL, {"clock": int(rng.integers(-1, 4))})
+        fields["flags"] = self.flags(pushed)
+        fields["request"] = int(rng.integers(1 << 32))
+        if self.chance(0.04):
+            fields["rows"] = int(rng.integers(0, 5))
+        make, where, count = self.place(spec)
+        values = self.values(spec, count) if pushed else None
+        frame = make(spec, kind, *where, values, **fields)
+        return self.broken(frame) if self.chance(0.15) else frame
+
+    def place(self, spec: TableSpec) -> tuple[Callable[..., bytes], tuple, int]:
+        """Rows of a table: the function that makes the frame, its arguments, how many rows."""
+        rng = self.rng
+        count = int(rng.choice([0, 1, 2, 9, 40, 400]))
+        if spec.rows is not None and self.chance(0.5):
+            start = int(rng.integers(spec.rows))
+            count = min(count, spec.rows - start)
+            return ranged, (start, count), count
+        pool = spec.rows or int(rng.choice([50, 50, 100_000]))
+        keys = rng.integers(0, pool, count)
+        if self.chance(0.7):
+            keys = rng.permutation(np.unique(keys))
+        return keyed, (keys,), len(keys)
+
+    def stamp(self) -> dict[str, int]:
+        rng, client = self.rng, int(self.rng.integers(3))
+        self.numbers[client] += 1
+        if self.chance(0.2):
+            self.clocks[client] += 1
+        clock = NO_CLOCK if client == 2 else self.clocks[client] - int(self.chance(0.05))
+        number = self.numbers[client] - int(rng.integers(3)) * self.chance(0.1)
+        attempt = 1 if self.numbers[client] > 60 and not self.chance(0.1) else 0
+        origin = 0 if self.chance(0.1) else client + 1
+        return {"trainer": origin, "clock": clock, "number": number, "attempt": attempt, "parties": 2}
+
+    def flags(self, pushed: bool) -> int:
+        if not pushed:
+            return CERTIFICATE * self.chance(0.03)
+        rule = int(self.rng.choice([0, 0, 0, RULE_ADD, RULE_ASSIGN]))
+        return rule | ANSWER * self.chance(0.2) | CONTROL * self.chance(0.01)
+
+    def values(self, spec: TableSpec, count: int) -> np.ndarray:
+        values = self.rng.normal(size=(count, spec.dim)) * 10
+        if self.chance(0.05) and spec.dtype != "int64":
+            values[self.rng.random(values.shape) < 0.2] = self.rng.choice([np.nan, np.inf, -np.inf])
+        return values
+
+    def broken(self, frame: bytes) -> bytes:
+        """A frame with one field changed, or a body of another length; its length still fits its header."""
+        rng = self.rng
+        header, body = frames.decode_header(frame, 0, 1 << 40), frame[frames.HEADER_SIZE :]
+        what = rng.integers(6)
+        if what == 0 and body:
+            body = body[:-8]
+        elif what == 1:
+            body += bytes(8)
+        elif what == 2 and len(body) >= 8:
+            body = np.int64(rng.choice([-1, 1 << 40, 3])).tobytes() + body[8:]
+        elif what == 3:
+            header = header._replace(shard=int(rng.integers(4)), shards=int(rng.integers(9)))
+        elif what == 4:
+            header = header._replace(start=int(rng.choice([-3, 5, 1 << 62])), count=int(rng.integers(50)))
+        else:
+            header = header._replace(table=int(rng.integers(20)), kind=int(rng.choice([16, 17, 18, 19, 21])))
+        return framed(header, body)
+
+    def event(self) -> Callable[[LoneServer], object]:
+        """Something that changes what a server may answer."""
+        rng, spec = self.rng, SPECS[self.rng.integers(len(SPECS))]
+        number, first = int(rng.integers(spec.shards)), int(rng.integers(1, 4))
+        what = rng.integers(8)
+
+        def happen(server: LoneServer) -> None:
+            role = server.role
+            replica = role.tables[spec.id].replicas[number]
+            shard = replica.shard
+            if what == 0:
+                role.heartbeat.lease_until = FOREVER if role.heartbeat.lease_until < 0 else -1.0
+            elif what == 1:
+                replica.stepping_down = not replica.stepping_down
+            elif what == 2:
+                replica.deposed = not replica.deposed
+            elif what == 3 and shard.cut is None:
+                shard.track_changes()
+            elif what == 4:
+                if shard.cut is None and shard.sums is None:
+                    shard.begin_cut(None, changed_only=False)
+                else:
+                    shard.end_cut()
+            elif what == 5 and self.numbers[first - 1] > 70:
+                role.settle(None, [[first, 1]])
+            elif what == 6:
+                role.settle(bool(number % 2), [])
+            elif what == 7 and spec.copies > 1:
+                role.relay.rechain(replica, None, None)
+
+        return happen
+
+
+def counters(table: ServerTable) -> object:
+    table.meter.reported = ()  # the next report is complete
+    return table.meter.report()
+
+
+def differences(one: LoneServer, other: LoneServer) -> list[str]:
+    texts = []
+    if one.role.requests != other.role.requests:
+        texts.append(f"{one.role.requests} and {other.role.requests} requests")
+    for spec in SPECS:
+        a, b = one.role.tables[spec.id], other.role.tables[spec.id]
+        if counters(a) != counters(b):
+            texts.append(f"the counters of {spec.name!r}")
+        for number, replica in a.replicas.items():
+            shard, same = replica.shard, b.replicas[number].shard
+            difference = first_difference(shard, same)
+            if difference is not None:
+                texts.append(f"shard {number} of {spec.name!r}: {difference}")
+            if (shard.changed is None) != (same.changed is None) or not np.array_equal(shard.changed, same.changed):
+                texts.append(f"the flags of shard {number} of {spec.name!r}")
+            if shard.nbytes != same.nbytes:
+                texts.append(f"the memory of shard {number} of {spec.name!r}: {shard.nbytes} and {same.nbytes}")
+    return texts
+
+
+def play(seed: int, turns: int = 30) -> LoneServer:
+    """Let two servers answer the same frames, several at a time; the one with the compiled step."""
+    talk, one, other = Talk(seed), LoneServer(SPECS, plain=True), LoneServer(SPECS, plain=False)
+    for _ in range(turns):
+        arrived = b"".join(talk.frame() for _ in range(talk.rng.integers(1, 8)))
+        assert one.take(arrived) == other.take(arrived)
+        assert one.peer.closing == other.peer.closing
+        if talk.chance(0.25):
+            happen = talk.event()
+            happen(one), happen(other)
+        assert not differences(one, other)
+    return one
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_same_as_the_general_way(seed: int) -> None:
+    play(seed)
+
+
+def test_many_of_these_frames_are_plain() -> None:
+    servers = [play(seed) for seed in range(10)]
+    assert sum(s.declined for s in servers) < 0.6 * sum(s.role.requests for s in servers)
+
+
+# ---- what is declined -----------------------------------------------------------------------------------------------
+
+STAMP = {"trainer": 1, "clock": 5, "number": 5, "attempt": 1}
+NEXT = {**STAMP, "number": 6}
+
+
+def push(name: str, count: int = 1, **fields) -> bytes:
+    spec = BY_NAME[name]
+    values = np.ones((count, spec.dim))
+    return keyed(spec, frames.PUSH, np.arange(count), values, **{**NEXT, **fields})
+
+
+def pull(name: str, count: int = 1, **fields) -> bytes:
+    return keyed(BY_NAME[name], frames.PULL, np.arange(count), **fields)
+
+
+def changed(frame: bytes, extra: bytes = b"", **fields) -> bytes:
+    """The frame with other fields, and more bytes in its body."""
+    header = frames.decode_header(frame, 0, 1 << 40)
+    return framed(header._replace(**fields), frame[frames.HEADER_SIZE :] + extra)
+
+
+def every(name: str, change: Callable[[object], object]) -> Callable[[LoneServer], None]:
+    """Do this with all replicas of a table."""
+
+    def happen(server: LoneServer) -> None:
+        for replica in server.role.tables[BY_NAME[name].id].replicas.values():
+            change(replica)
+
+    return happen
+
+
+def put(name: str, **attributes: object) -> Callable[[LoneServer], None]:
+    return every(name, lambda replica: [setattr(replica, key, value) for key, value in attributes.items()])
+
+
+def no_lease(server: LoneServer) -> None:
+    server.role.heartbeat.lease_until = -1.0
+
+
+def without_backups(server: LoneServer) -> None:
+    for replica in server.role.tables[BY_NAME["memory"].id].replicas.values():
+        server.role.relay.rechain(replica, None, None)
+
+
+def nothing(server: LoneServer) -> None: ...
+
+
+DECLINED: dict[str, tuple[bytes, Callable[[LoneServer], object]]] = {
+    "an unknown table": (changed(push("sgd"), table=99), nothing),
+    "another kind": (framed(Header(frames.STATUS)), nothing),
+    "a scan": (framed(Header(frames.SCAN, table=1, count=3)), nothing),
+    "a certificate": (pull("sgd", flags=CERTIFICATE), nothing),
+    "a control op": (push("sgd", flags=CONTROL), nothing),
+    "two rules": (push("sgd", flags=RULE_ADD | RULE_ASSIGN), nothing),
+    "a pull with a rule": (pull("sgd", flags=RULE_ADD), nothing),
+    "a weighted push": (push("sgd", rows=3), nothing),
+    "a range of a keyed table": (ranged(BY_NAME["sgd"], frames.PULL, 0, 3), nothing),
+    "a pull that is too long": (changed(pull("sgd"), bytes(8)), nothing),
+    "a push that is too long": (changed(push("sgd"), bytes(8)), nothing),
+    "a push that is too short": (changed(push("adam", 2), count=3), nothing),
+    "a range that is too long": (changed(ranged(BY_NAME["adamw"], frames.PULL, 0, 3), bytes(8)), nothing),
+    "more shards than there are": (changed(pull("add", 3), bytes(8), shards=2, count=3), nothing),
+    "counts that do not add up": (
+        framed(Header(frames.PULL, table=1, shards=1, count=1), np.array([2, 7]).tobytes()),
+        nothing,
+    ),
+    "counts below zero": (
+        framed(Header(frames.PULL, table=2, shards=2, count=1), np.array([-1, 2, 7]).tobytes()),
+        nothing,
+    ),
+    "rows before the first": (ranged(BY_NAME["adamw"], frames.PULL, -1, 3), nothing),
+    "rows after the last": (ranged(BY_NAME["adamw"], frames.PULL, 39, 3), nothing),
+    "a range beyond all numbers": (ranged(BY_NAME["adamw"], frames.PULL, (1 << 63) - 2, 3), nothing),
+    "rows that are not in the shards named": (
+        changed(ranged(BY_NAME["adamw"], frames.PULL, 0, 30), shards=2),
+        nothing,
+    ),
+    "rows before those of the shards named": (changed(ranged(BY_NAME["adamw"], frames.PULL, 0, 3), shard=1), nothing),
+    "a row of another shard": (
+        framed(Header(frames.PULL, table=10, shards=4, count=1), np.array([0, 1, 0, 0, 3]).tobytes()),
+        nothing,
+    ),
+    "NaN": (keyed(BY_NAME["sgd"], frames.PUSH, np.arange(1), np.full((1, 3), np.nan), **NEXT), nothing),
+    "infinity": (keyed(BY_NAME["rmsprop"], frames.PUSH, np.arange(1), np.full((1, 5), np.inf), **NEXT), nothing),
+    "the push of a clock that is summed": (push("sum"), nothing),
+    "a pull that closes a clock": (pull("sum", clock=6), lambda server: server.take(push("sum"))),
+    "a push with a backup": (push("copies"), nothing),
+    "a push with a new backup": (push("memory"), put("memory", successor=3)),
+    "a pull without a lease": (pull("copies"), no_lease),
+    "a push without a lease": (push("memory"), no_lease),
+    "a shard that is elsewhere": (pull("sgd", 40), lambda s: s.role.tables[2].replicas.clear()),
+    "no primary": (pull("sgd", 40), put("sgd", primary=False)),
+    "a primary that steps down": (pull("sgd", 40), put("sgd", stepping_down=True)),
+    "a deposed primary": (pull("sgd", 40), put("sgd", deposed=True)),
+    "a dump that is coming": (pull("sgd"), put("sgd", joining=True, shard=Joining(BY_NAME["sgd"], 0))),
+    "a cut that is read": (push("sgd"), every("sgd", lambda replica: replica.shard.begin_cut(None))),
+    "a repeat": (push("sgd", **STAMP), nothing),
+    "an older attempt": (push("sgd", attempt=0), nothing),
+    "a new origin": (push("sgd", trainer=9), nothing),
+    "a retired origin": (push("sgd"), lambda server: server.role.settle(None, [[1, 1]])),
+    "half a frame": (pull("sgd")[:-8], nothing),
+    "half a header": (pull("sgd")[:56], nothing),
+    "no frame": (bytes(64), nothing),
+}
+
+
+def prepared() -> LoneServer:
+    """A server that knows the origin of the requests above, and serves a table whose backups are lost."""
+    server = LoneServer(SPECS, plain=True)
+    without_backups(server)
+    for spec in SPECS:
+        server.take(keyed(spec, frames.PUSH, np.arange(20), np.ones((20, spec.dim)), **STAMP))
+    server.role.settle(True, [])
+    return server
+
+
+def state(server: LoneServer) -> list[object]:
+    tables = server.role.tables.values()
+    held = [(table.spec.id, replica) for table in tables for replica in table.replicas.values() if not replica.joining]
+    shards = [(number, replica.number, digest(replica.shard)) for number, replica in held]
+    return [server.role.requests, *shards, *map(counters, tables)]
+
+
+@pytest.mark.parametrize("reason", DECLINED)
+def test_what_is_declined(reason: str) -> None:
+    frame, happen = DECLINED[reason]
+    server = prepared()
+    if happen is not nothing:
+        answered, answers = prepared().step(frame)
+        assert answered == len(frame), "it is declined for another reason, too"
+        assert len(answers) >= frames.HEADER_SIZE
+        happen(server)
+    before = state(server)
+    assert server.step(frame) == (0, b"")
+    assert state(server) == before
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_what_is_plain(spec: TableSpec) -> None:
+    """Several frames in one step."""
+    server = prepared()
+    pulls = keyed(spec, frames.PULL, np.arange(20)) * 3
+    assert server.step(pulls)[0] == len(pulls)
+    pushes = [keyed(spec, frames.PUSH, np.arange(20), np.ones((20, spec.dim)), **{**NEXT, "number": n}) for n in (7, 8)]
+    plain = spec.aggregate is None and spec.name != "copies"
+    assert server.step(b"".join(pushes))[0] == plain * sum(map(len, pushes))
+
+
+def test_an_answer_that_has_no_room_is_left() -> None:
+    server = prepared()
+    frame = ranged(BY_NAME["momentum"], frames.PULL, 0, 300)
+    inbox = np.frombuffer(bytearray(2 * frame), np.uint8)
+    for room, answered in ((64 + 1199, 0), (64 + 1200, 1), (2 * (64 + 1200) - 1, 1), (2 * (64 + 1200), 2)):
+        done = server.role.service.step(inbox, 0, len(inbox), np.empty(room, np.uint8))
+        assert done == (answered * len(frame), answered * (64 + 1200))
+
+
+@pytest.mark.parametrize("error", [MemoryError, LimitError])
+def test_without_memory_for_new_rows_it_is_declined(monkeypatch, error: type) -> None:
+    server = prepared()
+
+    def reserve(shard: KeyedShard, new: int) -> None:
+        raise error("none is left")
+
+    monkeypatch.setattr(KeyedShard, "reserve", reserve)
+    before = state(server)
+    frame = keyed(BY_NAME["sgd"], frames.PUSH, np.arange(50_000), np.ones((50_000, 3)), **NEXT)
+    assert server.step(frame) == (0, b"")
+    assert state(server) == before
+
+
+@pytest.mark.parametrize(("start", "end"), [(-8, 64), (0, 72), (64, 0), (4, 64)])
+def test_parts_of_an_inbox_that_do_not_fit_are_refused(start: int, end: int) -> None:
+    service = prepared().role.service
+    with pytest.raises(ValueError, match="of an inbox of 64"):
+        service.step(np.zeros(64, np.uint8), start, end, np.empty(64, np.uint8))
+    with pytest.raises(TypeError):
+        service.step(np.zeros(64, np.int8), 0, 64, np.empty(64, np.uint8))
+
+
+# ---- what must not pass ---------------------------------------------------------------------------------------------
+
+WRONG = [
+    ("not replica.takes_requests() or ", ""),
+    ("not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number)", "False"),
+    ("and not self._holds_lease()", "and False"),
+    (
+        "return self._cut_range(table, head) if head.body == <uint64_t> nbytes else DECLINED",
+        "return self._cut_range(table, head)",
+    ),
+    ("counts[n] < 0 or ", ""),
+    ("return count if a == head.count else DECLINED", "return count"),
+    ("return count if row == head.start + head.count else DECLINED", "return count"),
+    ("if not shard.low <= keys[n] < shard.low + capacity:", "if False:"),
+    ("head.kind == PUSH and replica.successor is not None", "False"),
+    ("if table.finite and not _all_finite", "if False and not _all_finite"),
+    ("shard.cut is not None or ", ""),
+    ("(table.aggregated and stepped and head.clock != NO_CLOCK)", "False"),
+    ("if shard.sums is not None and head.clock > shard.sums.clock:", "if False:"),
+    ("head.rows > 0 or ", ""),
+    ("shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)", "pass"),
+    ("(<ShardState> part.shard).ledger.keep(head.trainer, head.clock, head.number, kept)", "pass"),
+    ("shard.version += 1", "pass"),
+    ("        if head.clock > shard.clock:\n            shard.clock = head.clock\n", ""),
+    ("shard.clock if head.clock == NO_CLOCK else head.clock", "max(head.clock, 0)"),
+    ("not table.starts_at_zero", "False"),
+    ("if missing and not table.pulls_zeros:", "if False:"),
+    ("if shard.changed is not None:", "if False:"),
+    ("table.meter.add_keys(", "(lambda *_: None)("),
+    ("counters.add(head.count, ", "counters.add(1, "),
+    ("self.requests += 1  #", "pass  #"),
+    ("answer.body = size - HEADER", "answer.body = size"),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [*WRONG[:2], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG[2:])]
+)
+def test_a_broken_variant_is_caught(monkeypatch, old: str, new: str) -> None:
+    monkeypatch.setattr(requests, "Service", variant("service", "service.pyx", old, new).Service)
+    with pytest.raises((AssertionError, MemoryError, ValueError, OverflowError)):
+        collections.deque(map(play, range(200)), maxlen=0)
