@@ -1,21 +1,34 @@
-"""The demo on few rows: what it prints, and that it ends."""
+"""The demo on few rows: what it prints, that it ends, and that the README shows the same."""
 
+import itertools
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from transcripts import steps
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_demo(tmp_path):
+def shape(lines: list[str]) -> list[str]:
+    """Lines without numbers, and none twice in a row: of epochs, as many as there are."""
+    masked = [" ".join(re.sub(r"\d[\d.,]*", "N", line).split()) for line in lines]
+    return [line for line, _ in itertools.groupby(line for line in masked if line not in ("", "..."))]
+
+
+@pytest.fixture(scope="module")
+def run():
     pytest.importorskip("sklearn")
     command = [sys.executable, "-m", "examples.demo", "--rows", "20000", "--epochs", "3"]
     run = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=280)
     if "themis" in run.stderr:
         pytest.skip("the package with the data set is not installed")
+    return run
+
+
+def test_the_demo(run):
     assert run.returncode == 0, run.stderr
     lines = run.stdout
     assert "20,000 rows to train on, 20,000 to test" in lines
@@ -36,3 +49,11 @@ def test_the_demo(tmp_path):
     assert "training:" not in run.stderr, "a progress bar, where the output is no terminal"
     assert "Sending large graph" not in run.stderr
     assert f'File "{ROOT}/dps/' not in run.stderr, "a traceback; Dask's own may come when it closes, on a busy machine"
+
+
+def test_the_readme_shows_a_run(run):
+    (shown,) = [step.output for step in steps((ROOT / "README.md").read_text()) if step.command == "make demo"]
+    installing = shown.index("")
+    assert shape(shown[installing:]) == shape(run.stdout.splitlines())
+    makefile = (ROOT / "Makefile").read_text().replace("$(VENV)", ".venv")
+    assert not [line for line in shown[:installing] if f'echo "{line}"' not in makefile]
