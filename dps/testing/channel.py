@@ -10,7 +10,7 @@ from dps.client.client import Client
 from dps.client.environment import Probes
 from dps.client.ticket import Ticket
 from dps.core.exchange import Stream, Traffic
-from dps.errors import DPSError, ProtocolError, RequestTimeoutError
+from dps.errors import DPSError, RequestTimeoutError
 from dps.testing.network import END, End, Network
 from dps.testing.world import Main, Party, Task, Timer
 from dps.training.leased_batches import LeasedBatches
@@ -49,7 +49,6 @@ class SimChannel(Channel, End):
         self._requests: dict[int, Request] = {}
         self._observers = network.observers
         self.stream, self._sinks = Stream(-1), 0
-        self._reading = None
         self._limit = config.nbytes("frame")
         self._patience = config.seconds("request")
         self._waiter: Task | Main | None = None
@@ -181,25 +180,9 @@ class SimChannel(Channel, End):
             self._handshake.receive(header, body)
             return
         request = self._requests.get(header.request)
-        if request is None or header.kind == frames.ERROR or request.sink is None:
-            self._finish_small(header, request, bytes(body))
-            if request is not None and header.kind != frames.ERROR:
-                self._tell_observers(request)
-            return
-        if header.body != frames.padded(request.size):
-            raise ProtocolError(f"{self.what} answered {header.body} bytes where {request.size} were asked for")
-        del self._requests[header.request]
-        self.traffic.answers += 1
-        self.traffic.received += len(frame)
-        start = 0
-        while request.size:
-            view = request.sink.buffer()
-            n = min(len(view), request.size)
-            view[:n] = body[start : start + n]
-            request.sink.advance(n)
-            request.size, start = request.size - n, start + n
-        request.header, request.done = header, True
-        self._tell_observers(request)
+        self._take(header, body)
+        if request is not None and header.kind != frames.ERROR:
+            self._tell_observers(request)
 
     def _tell_observers(self, request: Request) -> None:
         for observer in self._observers:

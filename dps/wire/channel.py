@@ -14,12 +14,13 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dps import config
 from dps.core.exchange import Stream, Traffic
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 from dps.wire import frames
+from dps.wire.frame_reader import Destination, FrameReader, Sink, WholeBody, pour
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
 from dps.wire.keepalive import keep_alive
@@ -31,18 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel", "Request", "Sink", "ViewSink"]
 
-INBOX_BYTES = 1 << 16
 TIMEOUT_SETTINGS = {frames.TICK: "clock", frames.COLLECT: "clock", frames.HELLO: "connect", frames.GREETING: "connect"}
-
-
-class Sink(Protocol):
-    """Where the body of an answer goes."""
-
-    def buffer(self) -> memoryview:
-        """Where the next bytes go; not empty before the body is complete."""
-
-    def advance(self, nbytes: int) -> None:
-        """That many bytes have arrived there."""
 
 
 class ViewSink:
@@ -56,6 +46,17 @@ class ViewSink:
 
     def advance(self, nbytes: int) -> None:
         self._rest = self._rest[nbytes:]
+
+
+class SinkBody:
+    """The body of a large answer, which goes into the sink of its request."""
+
+    def __init__(self, sink: Sink, size: int):
+        self.size = size
+        self.buffer, self.advance = sink.buffer, sink.advance
+
+    def body(self) -> memoryview:
+        return memoryview(b"")
 
 
 class Request:
@@ -147,11 +148,7 @@ class Channel:
         self._requests: dict[int, Request] = {}
         self._sinks = 0  # requests on their way whose answers have a sink
         self._encrypted = tls is not None
-        self._inbox = memoryview(bytearray(INBOX_BYTES))
-        self._start = self._end = 0
-        self._reading: Request | None = None  # the request whose body is arriving in its sink
-        self._body_left = 0  # bytes of that body still to come, padding included
-        self._limit = MAX_ANSWER_BYTES  # bytes of a body, from a peer that has not proved the secret yet
+        self._reader = FrameReader(MAX_ANSWER_BYTES, self._place)
         self._patience = config.seconds("request")
         deadline = time.monotonic() + config.seconds("connect")
         try:
@@ -172,7 +169,7 @@ class Channel:
             ) from error
         except OSError as error:
             raise gone(f"{what} cannot be reached at {address[0]}:{address[1]}: {error}") from error
-        self._limit = config.nbytes("frame")
+        self._reader.limit = config.nbytes("frame")
 
     def _introduce(self, session_name: str, secret: str, deadline: float, tls: bool) -> None:
         """Prove the secret, and check the peer's proof."""
@@ -206,22 +203,23 @@ class Channel:
 
         In every other case (a body, other requests on their way, an error as the answer) it does `ask` and `answer`.
         """
-        if body or self.closed or self._requests or self._reading is not None or self._end:
+        if body or self.closed or self._requests or not self._reader.between_frames:
             return self.ask(header, body).answer(deadline)
         number = self.stream.take()
         try:
             self._write([encode_header(header, number)])
-            nbytes = self._socket.receive(self._inbox, SLICE_SECONDS)
+            view = self._reader.buffer()
+            nbytes = self._socket.receive(view, SLICE_SECONDS)
             if nbytes == HEADER_SIZE:
-                answer = decode_header(self._inbox, 0, self._limit)
+                answer = decode_header(view, 0, self._reader.limit)
                 if answer.request == number and answer.kind == frames.OK and not answer.body:
                     return answer
             if nbytes == 0:
                 raise self._gone(f"{self.what} closed the connection")
             request = self._requests[number] = Request(self, None, 0, header.kind)
             if nbytes is not None:
-                self._end = nbytes
-                self._parse()
+                self._reader.advance(nbytes)
+                self._take_frames()
         except BaseException as error:
             self._break(error)
             raise
@@ -310,121 +308,67 @@ class Channel:
     def poll(self) -> None:
         """Read the answers that have arrived, without waiting."""
         try:
-            while not self.closed and self._requests_open() and self._read(0):
+            while not self.closed and self._requests and self._read(0):
                 pass
         except BaseException as error:
             self._break(error)
             raise
 
-    def _requests_open(self) -> bool:
-        return bool(self._requests) or self._reading is not None
-
     def _read(self, patience: float) -> bool:
         """Read bytes, waiting up to `patience` seconds for the first; False if none came."""
-        current = self._reading
-        if current is not None and current.size > 0:
-            assert current.sink is not None
-            view = current.sink.buffer()
-            nbytes = self._socket.receive(view, patience)
-            if nbytes:
-                self._arrived(current, nbytes)
-        else:
-            nbytes = self._socket.receive(self._inbox[self._end :], patience)
-            if nbytes:
-                self._end += nbytes
+        nbytes = self._socket.receive(self._reader.buffer(), patience)
         if nbytes == 0:
             raise self._gone(f"{self.what} closed the connection")
         if nbytes is None:
             return False
-        self._parse()
+        self._reader.advance(nbytes)
+        self._take_frames()
         return True
 
-    def _arrived(self, request: Request, nbytes: int) -> None:
-        """Count `nbytes` more of a body in its sink."""
-        assert request.sink is not None
-        request.sink.advance(nbytes)
-        request.size -= nbytes
-        self._body_left -= nbytes
+    def _take_frames(self) -> None:
+        while (frame := self._reader.next()) is not None:
+            self._take(*frame)
 
-    def _parse(self) -> None:
-        """Go through the inbox: finish bodies, start frames."""
-        while True:
-            available = self._end - self._start
-            if self._reading is not None:
-                request = self._reading
-                while request.size > 0 and available > 0:  # the part of the body that came along with its header
-                    assert request.sink is not None
-                    view = request.sink.buffer()
-                    n = min(len(view), available)
-                    view[:n] = self._inbox[self._start : self._start + n]
-                    self._start, available = self._start + n, available - n
-                    self._arrived(request, n)
-                if request.size > 0 or self._body_left > available:
-                    break
-                self._start += self._body_left  # padding
-                self._body_left, self._reading, request.done = 0, None, True
-            elif not self._next_answer():
-                break
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._start > INBOX_BYTES // 2:
-            rest = bytes(self._inbox[self._start : self._end])
-            self._inbox[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
-
-    def _next_answer(self) -> bool:
-        """Begin with the next frame in the inbox; False when there is not enough of it."""
-        available = self._end - self._start
-        if available < HEADER_SIZE:
-            return False
-        header = decode_header(self._inbox, self._start, self._limit)
+    def _place(self, header: Header) -> Destination:
+        """Where the body of a large answer goes."""
         request = self._requests.get(header.request)
-        if header.kind == frames.ERROR or request is None or request.sink is None:
-            if header.body <= INBOX_BYTES // 2 - HEADER_SIZE:
-                after = self._start + HEADER_SIZE + header.body
-                if after > self._end:
-                    return False
-                body = bytes(self._inbox[self._start + HEADER_SIZE : after])
-                self._start = after
-                self._finish_small(header, request, body)
-                return True
-            if header.kind == frames.ERROR or request is None:
-                raise ProtocolError(f"{self.what} sent {header.body} bytes that no request asked for")
-            request.body, request.size = bytearray(header.body), header.body  # a long text
-            request.sink = ViewSink(memoryview(request.body))
-            self._sinks += 1
-        self._sinks -= 1
+        if header.kind == frames.ERROR or request is None:
+            raise ProtocolError(f"{self.what} sent {header.body} bytes that no request asked for")
+        if request.sink is None:  # a long text
+            return WholeBody(header)
+        self._check_size(header, request)
+        return SinkBody(request.sink, request.size)
+
+    def _check_size(self, header: Header, request: Request) -> None:
         if header.body != frames.padded(request.size):
             raise ProtocolError(f"{self.what} answered {header.body} bytes where {request.size} were asked for")
-        del self._requests[header.request]
-        traffic = self.traffic
-        traffic.answers += 1
-        traffic.received += HEADER_SIZE + header.body
-        self._start += HEADER_SIZE
-        request.header = header
-        self._reading, self._body_left = request, header.body
-        return True
 
-    def _finish_small(self, header: Header, request: Request | None, body: bytes) -> None:
+    def _take(self, header: Header, body: memoryview) -> None:
+        """Take a whole answer. The body of a large one is in its sink already, and `body` is empty."""
+        request = self._requests.get(header.request)
         if request is None:
             if header.kind == frames.ERROR:
                 raise frames.decode_error(body)  # the peer is about to close
             raise ProtocolError(f"{self.what} answered request {header.request}, which was never made")
-        del self._requests[header.request]
-        self._sinks -= request.sink is not None
-        traffic = self.traffic
-        traffic.answers += 1
-        traffic.received += HEADER_SIZE + header.body
-        request.header, request.body, request.done = header, body, True
         if header.kind == frames.ERROR:
             request.error = frames.decode_error(body)
+        elif request.sink is None:
+            request.body = bytes(body)
+        elif body or not header.body:
+            self._check_size(header, request)
+            pour(body[: request.size], request.sink)
+        del self._requests[header.request]
+        self._sinks -= request.sink is not None
+        self.traffic.answers += 1
+        self.traffic.received += HEADER_SIZE + header.body
+        request.header, request.done = header, True
 
     # -- the plain way of a call, see `core/exchange.pyx`
 
     @property
     def is_plain(self) -> bool:
         """Whether a call may use the socket past this channel: nothing is half read, and no large answer is owed."""
-        return not (self.closed or self._sinks or self._end or self._encrypted) and self._reading is None
+        return not (self.closed or self._sinks or self._encrypted) and self._reader.between_frames
 
     def acknowledged(self, number: int) -> bool:
         """A call has read the answer to an earlier request: OK, without a body. False if there is no such request."""
@@ -447,10 +391,11 @@ class Channel:
         """Go on with bytes that a call has read; to be called when its requests are adopted."""
         if self.closed:
             return
-        self._inbox[self._end : self._end + len(received)] = received
-        self._end += len(received)
+        rest = memoryview(received)
         try:
-            self._parse()
+            while rest:
+                rest = rest[self._reader.feed(rest) :]
+                self._take_frames()
         except BaseException as error:
             self.fail(error)
 
@@ -462,7 +407,7 @@ class Channel:
 
     def is_idle(self) -> bool:
         """Whether it is open without a request on its way, so that another client may use it."""
-        if self.closed or self._requests or self._reading is not None or self._end or self.stream.calls:
+        if self.closed or self._requests or self.stream.calls or not self._reader.between_frames:
             return False
         return not self._socket.wait(0)  # else the peer has closed it, or has sent bytes without a request
 
@@ -470,11 +415,9 @@ class Channel:
         """Close, and fail every request without an answer."""
         self.close()
         cause = error if isinstance(error, DPSError) else self._gone(f"the connection to {self.what} broke: {error!r}")
-        partly_read = [] if self._reading is None else [self._reading]
-        for request in [*self._requests.values(), *partly_read]:
+        for request in self._requests.values():
             request.error, request.done = cause, True
         self._requests.clear()
-        self._reading = None
 
     def close(self) -> None:
         """Close the connection. Requests without an answer get none.

@@ -39,12 +39,13 @@ from dps import config
 from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError, RequestTimeoutError
 from dps.wire import frames
 from dps.wire.coalescer import Coalescer
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.frame_reader import INBOX_BYTES, FrameReader
+from dps.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.wire.handshake import MAX_HELLO_BYTES, ListeningHandshake
 from dps.wire.keepalive import DEAD_PEER_SECONDS, keep_alive
 from dps.wire.local_sockets import is_local
 from dps.wire.log_limit import LogLimit
-from dps.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, Incoming
+from dps.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, GrowingBody, Incoming
 from dps.wire.plain_answers import PlainAnswers, PlainStep
 from dps.wire.rights import CLIENT, role_of
 
@@ -53,7 +54,6 @@ __all__ = ["Connection", "ConnectionOwner", "Handler"]
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit(20))
 
-INBOX_BYTES = 1 << 16
 # A timer that fires later than this does not judge the pace of a sender, because this process itself was stopped.
 MAX_TIMER_DELAY_SECONDS = 1.0
 # Kinds of frames whose bodies do not wait for memory. Otherwise two servers, each of them full of ops that the other
@@ -107,15 +107,12 @@ class Connection(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport
         self._coalescer: Coalescer
         self._handshake = ListeningHandshake(endpoint.secrets)
-        self._memory = np.empty(HEADER_SIZE + MAX_HELLO_BYTES, np.uint8)
-        self._inbox = memoryview(self._memory)
-        self._start = self._end = 0  # the unread part of the inbox
+        self._reader = FrameReader(MAX_HELLO_BYTES, self._place, HEADER_SIZE + MAX_HELLO_BYTES)
         self._plain: PlainAnswers | None = None  # of a client
         self._incoming = Buffer(endpoint.keep_bytes)
         self._outgoing = Buffer(endpoint.keep_bytes)
-        self._body: memoryview | None = None  # buffer of a large body that is arriving,
-        self._head = Header(0)  # its header,
-        self._filled = 0  # and how many bytes of it have arrived
+        self._body: GrowingBody | None = None  # a large body that is arriving,
+        self._head = Header(0)  # and its header
         self._paused = False  # the peer has not taken the last answer yet
         self._newest: tuple[Header, bytes] | None = None  # a frame of `send_newest`, to be sent when the peer has
         self._suspended = False  # the role takes no more requests for now
@@ -149,16 +146,11 @@ class Connection(asyncio.BufferedProtocol):
         self.reply(*self._handshake.greet())
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbox[self._end :] if self._body is None else self._body[self._filled :]
+        return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._steps += 1
-        if self._body is None:
-            self._end += nbytes
-        else:
-            self._filled += nbytes
-            if self._filled == len(self._body) < self._head.body:
-                self._more_room()
+        self._reader.advance(nbytes)
         self._handle_frames()
 
     def pause_writing(self) -> None:
@@ -229,19 +221,17 @@ class Connection(asyncio.BufferedProtocol):
         """Handle every frame that is complete, until an answer does not leave."""
         try:
             while not self._held_up():
-                if self._body is not None:
-                    if self._filled < self._head.body:
-                        break
-                    body, self._body = self._body, None
-                    self.endpoint.incoming.done(self)
-                    self._handle(self._head, body)
-                    if self.endpoint.incoming.contended:
-                        self.drop()
-                        self.endpoint.memory_is_free()
-                elif self._answer_plain():
+                if self._answer_plain():
                     continue  # because these answers may not leave
-                elif not self._next_frame():
+                frame = self._reader.next()
+                if frame is None:
+                    if self._body is not None:
+                        self._keep_pace()
                     break
+                if self._body is None:
+                    self._handle(*frame)
+                else:
+                    self._handle_large(*frame)
         except (ProtocolError, AccessDeniedError, MemoryError) as error:
             self.refuse(error)
         except Exception:
@@ -250,49 +240,34 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer_plain(self) -> bool:
         """Answer the plain frames at the beginning of the inbox; whether there are any."""
-        service = self.endpoint.service
-        if self._plain is None or service is None or self._end - self._start < HEADER_SIZE:
+        service, reader = self.endpoint.service, self._reader
+        if self._plain is None or service is None or reader.end - reader.start < HEADER_SIZE:
             return False
-        answered = self._plain.answer(service, self._memory, self._start, self._end)
-        self._start += answered
-        if self._start == self._end:
-            self._start = self._end = 0
+        answered = self._plain.answer(service, reader.inbox, reader.start, reader.end)
+        reader.start += answered
         self._steps += 1
         return answered > 0
 
-    def _next_frame(self) -> bool:
-        """Handle the inbox's next frame; False when it is not complete."""
-        start, end = self._start, self._end
-        if end - start >= HEADER_SIZE:
-            limit = MAX_HELLO_BYTES if self.session is None else self.endpoint.frame_limit
-            header = decode_header(self._inbox, start, limit)
-            after = start + HEADER_SIZE + header.body
-            if after <= end:
-                self._start = after
-                self._handle(header, self._inbox[start + HEADER_SIZE : after])
-                if self._start == self._end:
-                    self._start = self._end = 0
-                return True
-            if header.body > INBOX_BYTES - HEADER_SIZE:
-                nbytes = (
-                    header.body
-                    if header.kind in ADMITTED_AT_ONCE
-                    else min(header.body, max(FIRST_BYTES, len(self._incoming)))
-                )
-                if not self._room_for(header, nbytes):
-                    return False
-                self._head, self._filled = header, end - start - HEADER_SIZE
-                self._body = memoryview(self._incoming.take(nbytes))
-                self._body[: self._filled] = self._inbox[start + HEADER_SIZE : end]
-                self._start = self._end = 0
-                self._bodies_begun += 1
-                self._expect_progress()
-                self._keep_pace()
-                return False
-        if start > 0:  # keep the beginning of the next frame at the front, and aligned
-            self._inbox[: end - start] = bytes(self._inbox[start:end])
-            self._start, self._end = 0, end - start
-        return False
+    def _handle_large(self, header: Header, body: memoryview) -> None:
+        """Handle a frame whose body had a buffer of its own."""
+        self._body = None
+        self.endpoint.incoming.done(self)
+        self._handle(header, body)
+        if self.endpoint.incoming.contended:
+            self.drop()
+            self.endpoint.memory_is_free()
+
+    def _place(self, header: Header) -> GrowingBody | None:
+        """The buffer of a large body; None while there is no room for it."""
+        nbytes = header.body
+        if header.kind not in ADMITTED_AT_ONCE:
+            nbytes = min(nbytes, max(FIRST_BYTES, len(self._incoming)))
+        if not self._room_for(header, nbytes):
+            return None
+        self._head, self._body = header, GrowingBody(self._incoming, header.body, nbytes, self._more_room)
+        self._bodies_begun += 1
+        self._expect_progress()
+        return self._body
 
     def _room_for(self, header: Header, nbytes: int) -> bool:
         """Whether a large body may have that much memory; if not, the connection is not read until its turn comes."""
@@ -309,17 +284,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def _more_room(self) -> None:
         """Enlarge the buffer of a body of which more is to come."""
-        nbytes = min(self._head.body, GROWTH_FACTOR * self._filled)
+        assert self._body is not None
+        nbytes = min(self._head.body, GROWTH_FACTOR * self._body.filled)
         if self._room_for(self._head, nbytes):
-            self._body = memoryview(self._incoming.grow(nbytes, self._filled))
+            self._body.grow(nbytes)
 
     def _keep_pace(self) -> None:
         """Start the timer that checks, again and again, whether a large body comes fast enough."""
         if self._pace_timer is None:
-            before, due = (
-                (self._bodies_begun, self._halts, self._filled),
-                self.endpoint.now() + self.endpoint.trickle_seconds,
-            )
+            assert self._body is not None
+            before = self._bodies_begun, self._halts, self._body.filled
+            due = self.endpoint.now() + self.endpoint.trickle_seconds
             self._pace_timer = self.endpoint.later(self.endpoint.trickle_seconds, self._judge_pace, before, due)
 
     def _judge_pace(self, before: tuple[int, int, int], due: float) -> None:
@@ -328,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._body is None or self.transport.is_closing():
             return
         bodies, halts, filled = before
-        endpoint, arrived = self.endpoint, self._filled - filled
+        endpoint, arrived = self.endpoint, self._body.filled - filled
         on_time = endpoint.now() - due < MAX_TIMER_DELAY_SECONDS
         undisturbed = (bodies, halts) == (self._bodies_begun, self._halts) and not self._held_up()
         if on_time and undisturbed and arrived < endpoint.trickle_bytes * endpoint.trickle_seconds:
@@ -369,9 +344,8 @@ class Connection(asyncio.BufferedProtocol):
         self.session = self._handshake.session
         self.origin = (self.session or "", self._host())
         self.endpoint.strangers.pop(self, None)
-        stranger, self._memory = self._memory, np.empty(INBOX_BYTES, np.uint8)
-        self._memory[: self._end] = stranger[: self._end]
-        self._inbox = memoryview(self._memory)
+        self._reader.limit = self.endpoint.frame_limit
+        self._reader.resize(INBOX_BYTES)
         if self.endpoint.service is not None and role_of(self.session) == CLIENT:
             self._plain = PlainAnswers(self.transport, self._coalescer)
         self.reply(*welcome)

@@ -128,15 +128,13 @@ def decode_header(buffer: Buffer, offset: int, limit: int) -> Header:
     ProtocolError
         Wrong magic, or a body that is not whole words or longer than `limit` bytes.
     """
-    magic, *fields = _HEADER.unpack_from(buffer, offset)
-    if magic != MAGIC:
-        raise ProtocolError(f"not a frame of dps: it begins with 0x{magic:04x}, not 0x{MAGIC:04x}")
-    header = Header._make(fields)
-    if header.body > limit or header.body & 7:
-        raise ProtocolError(
-            f"a frame announces a body of {header.body} bytes; at most {limit}, in whole words, are taken"
-        )
-    return header
+    fields = _HEADER.unpack_from(buffer, offset)
+    if fields[0] != MAGIC:
+        raise ProtocolError(f"not a frame of dps: it begins with 0x{fields[0]:04x}, not 0x{MAGIC:04x}")
+    nbytes = fields[-1]
+    if nbytes > limit or nbytes & 7:
+        raise ProtocolError(f"a frame announces a body of {nbytes} bytes; at most {limit}, in whole words, are taken")
+    return Header._make(fields[1:])
 
 
 def encode_json(value: object) -> bytes:

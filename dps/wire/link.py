@@ -13,12 +13,11 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from dps import config
 from dps.errors import DPSError
 from dps.wire.coalescer import Coalescer
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.frame_reader import FrameReader
+from dps.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
 from dps.wire.keepalive import keep_alive
 from dps.wire.local_sockets import connected_locally, is_local
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Link"]
 
 logger = logging.getLogger(__name__)
-
-INBOX_BYTES = 1 << 16
 
 
 class Link(asyncio.BufferedProtocol):
@@ -53,8 +50,7 @@ class Link(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._coalescer: Coalescer | None = None
         self._ended = False
-        self._inbox = memoryview(np.empty(INBOX_BYTES, np.uint8))
-        self._end = 0
+        self._reader = FrameReader(MAX_ANSWER_BYTES)
         self._proof_timer: asyncio.TimerHandle | None = None
 
     def open_to(self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
@@ -112,29 +108,13 @@ class Link(asyncio.BufferedProtocol):
             self._on_end(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbox[self._end :]
+        return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
+        self._reader.advance(nbytes)
         try:
-            start = 0
-            while self._end - start >= HEADER_SIZE:
-                header = decode_header(self._inbox, start, self._limit if self.open else MAX_ANSWER_BYTES)
-                size = HEADER_SIZE + header.body
-                if size > len(self._inbox):
-                    larger = memoryview(np.empty(size + INBOX_BYTES, np.uint8))
-                    larger[: self._end - start] = self._inbox[start : self._end]
-                    self._inbox, self._end, start = larger, self._end - start, 0
-                if start + size > self._end:
-                    break
-                self._take(header, self._inbox[start + HEADER_SIZE : start + size])
-                start += size
-            if start:
-                rest = bytes(self._inbox[start : self._end])
-                if len(self._inbox) > INBOX_BYTES >= len(rest):
-                    self._inbox = memoryview(np.empty(INBOX_BYTES, np.uint8))
-                self._inbox[: len(rest)] = rest
-                self._end = len(rest)
+            while (frame := self._reader.next()) is not None:
+                self._take(*frame)
         except DPSError as error:
             logger.warning("closing a link: %s", error)
             self.close()
@@ -152,5 +132,5 @@ class Link(asyncio.BufferedProtocol):
             return
         if self._proof_timer is not None:
             self._proof_timer.cancel()
-        self.open = True
+        self.open, self._reader.limit = True, self._limit
         self._on_up(self)

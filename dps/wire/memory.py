@@ -19,12 +19,12 @@ all is also the first of its origin. A body that waits for its origin's share le
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Protocol
 
 import numpy as np
 
-__all__ = ["FIRST_BYTES", "GROWTH_FACTOR", "Buffer", "Holder", "Incoming"]
+__all__ = ["FIRST_BYTES", "GROWTH_FACTOR", "Buffer", "GrowingBody", "Holder", "Incoming"]
 
 FIRST_BYTES = 1 << 18  # of a new body's buffer
 GROWTH_FACTOR = 4  # a buffer grows to so many times the bytes that have arrived
@@ -62,6 +62,36 @@ class Buffer:
             self._bytes = larger
         self._largest = max(self._largest, nbytes)
         return self._bytes[:nbytes]
+
+
+class GrowingBody:
+    """A large body that is arriving in a buffer. It has at first `nbytes` of the buffer, and may get more later.
+
+    `full` is called when these are full and more of the body is to come; it may `grow` the body.
+    """
+
+    def __init__(self, buffer: Buffer, size: int, nbytes: int, full: Callable[[], None]):
+        self.size, self.filled = size, 0  # bytes of the body, and how many of them have arrived
+        self._buffer, self._full = buffer, full
+        self._memory = memoryview(buffer.take(nbytes))
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; empty if the body waits for memory."""
+        return self._memory[self.filled :]
+
+    def advance(self, nbytes: int) -> None:
+        """That many bytes have arrived there."""
+        self.filled += nbytes
+        if self.filled == len(self._memory) < self.size:
+            self._full()
+
+    def grow(self, nbytes: int) -> None:
+        """Let the body have `nbytes` of the buffer."""
+        self._memory = memoryview(self._buffer.grow(nbytes, self.filled))
+
+    def body(self) -> memoryview:
+        """The body, once it is complete."""
+        return self._memory
 
 
 class Holder(Protocol):

@@ -31,7 +31,7 @@ from dps.errors import (
 )
 from dps.wire import frames, handshake
 from dps.wire.channel import Channel, ViewSink
-from dps.wire.connection import INBOX_BYTES
+from dps.wire.frame_reader import INBOX_BYTES
 from dps.wire.frames import HEADER_SIZE, Header, encode_json
 from dps.wire.handshake import MAX_HELLO_BYTES
 from dps.wire.memory import FIRST_BYTES
@@ -143,7 +143,7 @@ def test_strangers_get_no_memory(kit, witness) -> None:
     def held() -> list[int]:
         strangers = [c for c in kit.endpoint.connections if c.session is None]
         assert set(strangers) == kit.endpoint.strangers.keys()
-        return [len(c._incoming) + len(c._outgoing) + len(c._inbox) for c in strangers]
+        return [len(c._incoming) + len(c._outgoing) + len(c._reader.inbox) for c in strangers]
 
     with contextlib.ExitStack() as stack:
         for _ in range(20):

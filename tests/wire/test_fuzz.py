@@ -36,6 +36,7 @@ from dps.state.partition import group
 from dps.wire import frames, handshake, rights
 from dps.wire.channel import Channel, ViewSink
 from dps.wire.endpoint import Connection, Endpoint
+from dps.wire.frame_reader import FrameReader
 from dps.wire.frames import Header, encode_json, padded
 from dps.wire.handshake import ListeningHandshake
 
@@ -226,7 +227,7 @@ MUTANTS = [
     (ServerTable, "cut", "min(counts, default=0) < 0", "False", CHANGED),
     (ServerRole, "_take_push", "+ padded(nbytes) != len(body)", "+ padded(nbytes) > len(body)", CHANGED),
     (ListeningHandshake, "receive", "not proves(", "not (lambda *_: True)(", "welcomed with no proof"),
-    (Connection, "_next_frame", "end - start >= HEADER_SIZE", "end - start > 0", "without a fault was refused"),
+    (FrameReader, "next", "end - start >= HEADER_SIZE", "end - start > 0", "without a fault was refused"),
     (Endpoint, "forget", "self.connections.discard(connection)", "pass", "closed where it should have greeted"),
 ]
 
