@@ -39,7 +39,7 @@ from dps import config
 from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError, RequestTimeoutError
 from dps.wire import frames
 from dps.wire.coalescer import Coalescer
-from dps.wire.frame_reader import INBOX_BYTES, FrameReader
+from dps.wire.frame_reader import FrameReader
 from dps.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.wire.handshake import MAX_HELLO_BYTES, ListeningHandshake
 from dps.wire.keepalive import DEAD_PEER_SECONDS, keep_alive
@@ -54,6 +54,7 @@ __all__ = ["Connection", "ConnectionOwner", "Handler"]
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit(20))
 
+PEER_INBOX_BYTES = 1 << 17  # of a peer that has proved the secret; the system gives memory to the part that is used
 # A timer that fires later than this does not judge the pace of a sender, because this process itself was stopped.
 MAX_TIMER_DELAY_SECONDS = 1.0
 # Kinds of frames whose bodies do not wait for memory. Otherwise two servers, each of them full of ops that the other
@@ -345,7 +346,7 @@ class Connection(asyncio.BufferedProtocol):
         self.origin = (self.session or "", self._host())
         self.endpoint.strangers.pop(self, None)
         self._reader.limit = self.endpoint.frame_limit
-        self._reader.resize(INBOX_BYTES)
+        self._reader.resize(PEER_INBOX_BYTES)
         if self.endpoint.service is not None and role_of(self.session) == CLIENT:
             self._plain = PlainAnswers(self.transport, self._coalescer)
         self.reply(*welcome)
@@ -360,7 +361,7 @@ class Connection(asyncio.BufferedProtocol):
 
         A small body is copied. The buffer of a large one is lent: the connection does without it until the release.
         """
-        if len(body) <= INBOX_BYTES - HEADER_SIZE:
+        if len(body) <= PEER_INBOX_BYTES - HEADER_SIZE:
             return memoryview(bytearray(body)), _nothing
         lent, self._incoming = self._incoming, Buffer(self.endpoint.keep_bytes)
         loans = self._lent = weakref.WeakSet() if self._lent is None else self._lent

@@ -32,7 +32,7 @@ from dps.errors import InputError, ServerGoneError
 from dps.wire import endpoint as endpoint_module
 from dps.wire import frames
 from dps.wire.channel import ViewSink
-from dps.wire.frame_reader import INBOX_BYTES
+from dps.wire.connection import PEER_INBOX_BYTES as INBOX_BYTES
 from dps.wire.frames import Header
 from dps.wire.memory import Buffer
 

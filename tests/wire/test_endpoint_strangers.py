@@ -31,7 +31,7 @@ from dps.errors import (
 )
 from dps.wire import frames, handshake
 from dps.wire.channel import Channel, ViewSink
-from dps.wire.frame_reader import INBOX_BYTES
+from dps.wire.connection import PEER_INBOX_BYTES as INBOX_BYTES
 from dps.wire.frames import HEADER_SIZE, Header, encode_json
 from dps.wire.handshake import MAX_HELLO_BYTES
 from dps.wire.memory import FIRST_BYTES
@@ -386,7 +386,7 @@ def test_a_thousand_giants_that_trickle_hold_up_nobody() -> None:
         (honest,) = stack.enter_context(kit.channels())
         giants = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(1000)]
         for giant in giants:
-            giant.send(framed(EAT, bytes(2 * INBOX_BYTES), says=GB))
+            giant.send(framed(EAT, bytes(INBOX_BYTES), says=GB))
         wait_until(lambda: held(kit) >= len(giants) * FIRST_BYTES)
         for n in range(8):
             for giant in giants[n::100]:
