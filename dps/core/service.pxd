@@ -9,19 +9,18 @@ from dps.core.states cimport ShardState, TableState
 
 
 cdef struct Part:  # of a request: what falls to one shard
-    void *shard  # its ShardState, which the table's replicas hold
+    void *replica  # a ReplicaState, which its table holds,
+    void *shard  # and its ShardState
     const int64_t *keys  # NULL: the rows from `start` on
     int64_t start
     int64_t a, b  # its rows of the request
-    const double *numbers  # the optimizer's at the clock of the push, which the shard holds
-    int64_t parameters
 
 
 @cython.final
 cdef class Service:
     cdef dict _tables
     cdef ServerCounters _counters
-    cdef object _clock, _holds_lease
+    cdef object _clock, _holds_lease, _close_before
     cdef int64_t _limit
     cdef public int64_t requests
     cdef void *_memory[2]
@@ -45,5 +44,13 @@ cdef class Service:
     ) except -1
     cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1
     cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1
+    cdef int _step(
+        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    ) except -1
+    cdef int _sum(
+        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    ) except -1
+    cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1
+    cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL
     cdef int _gather(self, TableState table, Part *part, char *out) except -1
     cdef int _keep(self, TableState table, const dps_header *head, Part *part, const char *values) except -1

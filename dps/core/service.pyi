@@ -1,4 +1,5 @@
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ class Service:
         counters: ServerCounters,
         clock: Callable[[], float],
         holds_lease: Callable[[], bool],
+        close_before: Callable[[Any, int], object],
         limit: int,
     ) -> None: ...
     def step(self, inbox: np.ndarray, start: int, end: int, out: np.ndarray) -> tuple[int, int]: ...

@@ -29,7 +29,7 @@ from dps.core.initializers cimport (
 )
 from dps.core.optimizers cimport Kernel
 from dps.core.rows cimport dps_all_finite_double, dps_all_finite_float, dps_gather, dps_gather_range, dps_source
-from dps.core.states cimport ReplicaState, ShardState, TableState
+from dps.core.states cimport ReplicaState, ShardState, SumsState, TableState
 from dps.core.steps cimport dps_push
 
 from dps.core.optimizers import add, assign
@@ -54,7 +54,8 @@ cdef enum:
     DECLINED = -1
     NO_CLOCK = -1
     CHANGED = 1  # the flag of a row that has changed since the last committed cut, as in dps/state/snapshot.py
-    LARGE = 1 << 16  # bytes of rows for which the interpreter's lock is released
+    TOUCHED = 1  # the flag of a row that has a sum
+    LARGE = 1 << 14  # numbers for which the interpreter's lock is released
 
 cdef enum:  # kept memory: the parts of a request; the numbers of the rows of a part
     PARTS = 0
@@ -77,6 +78,8 @@ cdef class Service:
         Returns seconds, for the times of requests.
     holds_lease : callable
         Whether no other server can have become the primary of replicated shards here.
+    close_before : callable
+        Closes the sums of a replica (first argument), if their clock is before the second argument.
     limit : int
         Bytes that a body may have.
 
@@ -86,9 +89,17 @@ cdef class Service:
         How many requests of clients there have been, whichever way they went.
     """
 
-    def __cinit__(self, dict tables not None, ServerCounters counters not None, clock, holds_lease, int64_t limit):
-        self._tables, self._counters, self._clock, self._holds_lease = tables, counters, clock, holds_lease
-        self._limit = limit
+    def __cinit__(
+        self,
+        dict tables not None,
+        ServerCounters counters not None,
+        clock,
+        holds_lease,
+        close_before,
+        int64_t limit,
+    ):
+        self._tables, self._counters, self._clock, self._limit = tables, counters, clock, limit
+        self._holds_lease, self._close_before = holds_lease, close_before
         for n in range(MEMORIES):
             self._memory[n], self._sizes[n] = NULL, 0
 
@@ -156,6 +167,10 @@ cdef class Service:
             for n in range(count):
                 if not self._may_apply(table, head, &part[n]):
                     return DECLINED
+        elif table.aggregated:
+            for n in range(count):
+                if (<ShardState> part[n].shard).sums is not None:
+                    self._close_before(<object> part[n].replica, head.clock)
         self.requests += 1  # from here on the frame is not declined any more
         _begin_answer(head, out, size)
         for n in range(count):
@@ -193,7 +208,8 @@ cdef class Service:
             return DECLINED
         for number in range(head.shard, end):
             stop = min(head.start + head.count, (number + 1) * table.rows // table.shards)
-            if row < stop:
+            if row < stop or head.rows > 0:
+                stop = max(row, stop)
                 if not self._put(table, head, number, NULL, row, row - head.start, stop - head.start, &part[count]):
                     return DECLINED
                 row = stop
@@ -209,7 +225,7 @@ cdef class Service:
         for n in range(head.shards):
             if counts[n] < 0 or counts[n] > head.count - a:
                 return DECLINED
-            if counts[n] > 0:
+            if counts[n] > 0 or head.rows > 0:
                 if not self._put(table, head, head.shard + n, keys + a, 0, a, a + counts[n], &part[count]):
                     return DECLINED
                 a += counts[n]
@@ -240,10 +256,9 @@ cdef class Service:
         if head.kind == PUSH and replica.successor is not None:
             return False
         shard = <ShardState> replica.shard
-        if shard.sums is not None and head.clock > shard.sums.clock:  # the request closes the sums of a clock
-            return False
-        part.shard, part.keys, part.start, part.a, part.b = <void *> shard, keys, start, a, b
-        if shard.index is not None:
+        part.replica, part.shard = <void *> replica, <void *> shard
+        part.keys, part.start, part.a, part.b = keys, start, a, b
+        if shard.index is not None or a == b:
             return True
         capacity = shard.rows.shape[0]
         if keys == NULL:
@@ -256,20 +271,15 @@ cdef class Service:
     # -- pushes
 
     cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1:
-        """Whether a part of a push is plain; if so, there is room for its rows, and its numbers are known."""
+        """Whether a part of a push is plain; if so, there is room for its rows."""
         cdef ShardState shard = <ShardState> part.shard
-        cdef bint stepped = not head.flags & (RULE_ADD | RULE_ASSIGN)
-        cdef int64_t clock = shard.clock if head.clock == NO_CLOCK else head.clock
-        cdef cnp.ndarray numbers
-        if shard.cut is not None or (table.aggregated and stepped and head.clock != NO_CLOCK):
+        cdef SumsState sums = shard.sums
+        if shard.cut is not None:
             return False
         if head.trainer and not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number):
             return False
-        if stepped:
-            found = shard.numbers.get(clock)
-            numbers = shard.numbers_at(clock) if found is None else found
-            part.numbers, part.parameters = <const double *> cnp.PyArray_DATA(numbers), cnp.PyArray_SIZE(numbers)
-            if part.parameters < table.kernel.parameters:
+        if _is_summed(table, head) and sums is not None and sums.clock == head.clock:
+            if (sums.rows < 0) != (head.rows < 0):  # an error where the sums become a mean
                 return False
         if shard.index is not None and shard.index.count + part.b - part.a > shard.rows.shape[0]:
             try:
@@ -281,48 +291,96 @@ cdef class Service:
     cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1:
         """Carry out a part of a push."""
         cdef ShardState shard = <ShardState> part.shard
-        cdef Kernel kernel = table.kernel
-        cdef dps_push push
-        cdef dps_filling born
-        cdef int64_t count = part.b - part.a, n
-        cdef int64_t *index = NULL
         shard.version += 1
+        if shard.sums is not None:
+            shard.close_before(head.clock)
         if head.clock > shard.clock:
             shard.clock = head.clock
-        if head.flags & RULE_ADD:
-            kernel = ADD
-        elif head.flags & RULE_ASSIGN:
-            kernel = ASSIGN
-        push.numbers, push.parameters = part.numbers, part.parameters
-        push.rows, push.width = cnp.PyArray_DATA(shard.rows), shard.rows.shape[1]
-        push.updates, push.count, push.dim = values, count, table.dim
-        push.start = part.start - shard.low
-        if part.keys != NULL:
-            push.start = 0
-            index = <int64_t *> self._room(INDEX, count * sizeof(int64_t))
-        if shard.index is not None:
-            born.first = shard.index.count
-            born.rows, born.capacity, born.width, born.dim = push.rows, shard.rows.shape[0], push.width, table.dim
-            born.keys, born.index, born.count = part.keys, index, count
-            shard.index.insert_rows(part.keys, count, index)
-            if shard.index.count > born.first and not table.starts_at_zero:
-                _fill_new(table, &born)
-        elif index != NULL:
-            for n in range(count):
-                index[n] = part.keys[n] - shard.low
-        push.index = index
-        if shard.changed is not None:
-            dps_flag(
-                writeable_uint8s(shard.changed), cnp.PyArray_SIZE(shard.changed), index, push.start, count, CHANGED
-            )
-        if count * push.width >= LARGE:
-            with nogil:
-                kernel.run(&push, table.kind)
+        if _is_summed(table, head):
+            self._sum(table, shard, head, part, values)
         else:
-            kernel.run(&push, table.kind)
+            self._step(table, shard, head, part, values)
         if head.trainer:
             shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)
         return 0
+
+    cdef int _step(
+        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    ) except -1:
+        """Step the rows of a part, or add or assign to them."""
+        cdef Kernel kernel = ADD if head.flags & RULE_ADD else ASSIGN if head.flags & RULE_ASSIGN else table.kernel
+        cdef dps_push push
+        cdef cnp.ndarray numbers
+        push.numbers, push.parameters = NULL, 0
+        if not head.flags & (RULE_ADD | RULE_ASSIGN):
+            clock = shard.clock if head.clock == NO_CLOCK else head.clock
+            found = shard.numbers.get(clock)
+            numbers = shard.numbers_at(clock) if found is None else found
+            push.numbers, push.parameters = <const double *> cnp.PyArray_DATA(numbers), cnp.PyArray_SIZE(numbers)
+        push.start, push.index = part.start - shard.low, NULL
+        if part.keys != NULL:
+            push.start = 0
+            if shard.index is not None:
+                self._insert(table, shard, part, not table.starts_at_zero)
+            else:
+                self._count_from(part, shard.low)
+            push.index = <const int64_t *> self._memory[INDEX]
+        push.rows, push.width = cnp.PyArray_DATA(shard.rows), shard.rows.shape[1]
+        push.updates, push.count, push.dim = values, part.b - part.a, table.dim
+        if shard.changed is not None:
+            _flag(shard.changed, &push, CHANGED)
+        _run(kernel, &push, table.kind)
+        return 0
+
+    cdef int _sum(
+        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    ) except -1:
+        """Add the values of a part to the sums of its clock."""
+        cdef SumsState sums = shard.open_sums(head.clock) if shard.sums is None else shard.sums
+        cdef dps_push push
+        sums.parties = max(sums.parties, <int64_t> head.parties)
+        if head.rows >= 0:
+            sums.rows = max(sums.rows, <int64_t> 0) + head.rows
+        push.numbers, push.parameters = NULL, 0
+        push.updates, push.count, push.dim, push.width = values, part.b - part.a, table.dim, table.dim
+        push.start, push.index = part.start - shard.low, NULL
+        if part.keys != NULL:
+            push.start = 0
+            if sums.shard is not None:
+                self._insert(table, sums.shard, part, False)
+            else:
+                self._count_from(part, shard.low)
+            push.index = <const int64_t *> self._memory[INDEX]
+        if sums.shard is not None:
+            push.rows = cnp.PyArray_DATA(sums.shard.rows)
+        else:
+            push.rows = cnp.PyArray_DATA(sums.sums)
+            _flag(sums.touched, &push, TOUCHED)
+        _run(ADD, &push, table.kind)
+        return 0
+
+    cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1:
+        """Find the rows of the keys, and create those that are new, which are filled if they do not begin as zeros."""
+        cdef dps_filling born
+        cdef int64_t count = part.b - part.a
+        cdef int64_t *index = <int64_t *> self._room(INDEX, count * sizeof(int64_t) + 1)
+        if shard.index.count + count > shard.rows.shape[0]:
+            shard.reserve(count)
+        born.first = shard.index.count
+        shard.index.insert_rows(part.keys, count, index)
+        if fill and shard.index.count > born.first:
+            born.rows, born.capacity, born.width = cnp.PyArray_DATA(shard.rows), shard.rows.shape[0], shard.rows.shape[1]
+            born.keys, born.index, born.count, born.dim = part.keys, index, count, table.dim
+            _fill_new(table, &born)
+        return 0
+
+    cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL:
+        """The rows of numbered keys."""
+        cdef int64_t count = part.b - part.a, n
+        cdef int64_t *index = <int64_t *> self._room(INDEX, count * sizeof(int64_t) + 1)
+        for n in range(count):
+            index[n] = part.keys[n] - low
+        return index
 
     cdef int _keep(self, TableState table, const dps_header *head, Part *part, const char *values) except -1:
         """Keep the new values in the ledger, because the client may ask for them again."""
@@ -340,8 +398,10 @@ cdef class Service:
         cdef ShardState shard = <ShardState> part.shard
         cdef dps_source source
         cdef dps_filling absent
-        cdef int64_t count = part.b - part.a, n, missing = 0
+        cdef int64_t count = part.b - part.a, missing = 0
         cdef int64_t *index
+        if count == 0:
+            return 0
         source.rows, source.count = <const char *> cnp.PyArray_DATA(shard.rows), shard.rows.shape[0]
         source.stride, source.bytes = shard.rows.shape[1] * cnp.PyArray_ITEMSIZE(shard.rows), table.row_bytes
         if part.keys == NULL:
@@ -350,13 +410,12 @@ cdef class Service:
             else:
                 dps_gather_range(&source, part.start - shard.low, count, out)
             return 0
-        index = <int64_t *> self._room(INDEX, count * sizeof(int64_t))
         if shard.index is not None:
+            index = <int64_t *> self._room(INDEX, count * sizeof(int64_t))
             missing = shard.index.find_rows(part.keys, count, index)
         else:
-            for n in range(count):
-                index[n] = part.keys[n] - shard.low
-        if count * source.stride >= LARGE:
+            index = self._count_from(part, shard.low)
+        if count * table.dim >= LARGE:
             with nogil:
                 dps_gather(&source, index, count, out)
         else:
@@ -382,7 +441,7 @@ cdef class Service:
 cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
     """Whether the kind and the flags of a frame are plain for this table."""
     cdef int rule = head.flags & (RULE_ADD | RULE_ASSIGN)
-    if not table.plain or head.rows > 0 or (head.flags & RANGE and table.rows == 0) or head.shards > table.shards:
+    if not table.plain or (head.flags & RANGE and table.rows == 0) or head.shards > table.shards:
         return False
     if head.kind == PULL:
         return not head.flags & ~RANGE
@@ -400,6 +459,26 @@ cdef void _begin_answer(const dps_header *head, char *out, int64_t size) noexcep
     answer.body = size - HEADER
     if size > HEADER:
         memset(out + size - 8, 0, 8)
+
+
+cdef bint _is_summed(TableState table, const dps_header *head) noexcept:
+    """Whether the values of a push are summed until its clock is closed."""
+    return table.aggregated and not head.flags & (RULE_ADD | RULE_ASSIGN) and head.clock != NO_CLOCK
+
+
+cdef int _flag(cnp.ndarray flags, const dps_push *push, uint8_t bits) except -1:
+    """Set these bits in the flags of the rows of a push."""
+    dps_flag(<uint8_t *> cnp.PyArray_DATA(flags), flags.shape[0], push.index, push.start, push.count, bits)
+    return 0
+
+
+cdef void _run(Kernel kernel, dps_push *push, int kind) noexcept:
+    """Run a kernel; for many numbers without the interpreter's lock."""
+    if push.count * push.width < LARGE:
+        kernel.run(push, kind)
+    else:
+        with nogil:
+            kernel.run(push, kind)
 
 
 cdef bint _all_finite(TableState table, const void *values, int64_t count) noexcept:

@@ -1,5 +1,5 @@
 cimport numpy as cnp
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t
 
 from dps.core.counters cimport TableCounters
 from dps.core.index cimport KeyIndex
@@ -16,6 +16,12 @@ cdef class ShardState:
     cdef public int64_t number, low, clock, version
     cdef public object sums, cut
     cdef public dict numbers
+
+
+cdef class SumsState:
+    cdef public int64_t clock, parties, rows
+    cdef public ShardState shard
+    cdef public cnp.ndarray sums, touched
 
 
 cdef class ReplicaState:

@@ -19,6 +19,14 @@ class ShardState:
     changed: np.ndarray | None
     numbers: dict[int, np.ndarray]
 
+class SumsState:
+    clock: int
+    parties: int
+    rows: int
+    shard: Any
+    sums: Any
+    touched: Any
+
 class ReplicaState:
     shard: Any
     successor: int | None

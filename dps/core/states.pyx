@@ -36,6 +36,22 @@ cdef class ShardState:
     """
 
 
+cdef class SumsState:
+    """The pushes of one clock, summed row by row.
+
+    Attributes
+    ----------
+    clock, parties : int
+        The clock; trainers of the run.
+    rows : int
+        Rows of data for which the pushes stand; -1: the pushes do not say.
+    shard : ShardState or None
+        Sums by key.
+    sums, touched : numpy.ndarray or None
+        Sums by row, and which rows have one.
+    """
+
+
 cdef class ReplicaState:
     """The place of a replica in its shard's chain.
 

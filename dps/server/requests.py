@@ -96,7 +96,9 @@ class ServerRole:
         self.meters = meters or ServerMeter(endpoint.now)
         self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
         self.relay = Relay(endpoint, peers, secret, self.heartbeat.report)
-        self.service = Service(self.tables, self.meters, self.meters.clock, self.holds_lease, endpoint.frame_limit)
+        self.service = Service(
+            self.tables, self.meters, self.meters.clock, self.holds_lease, self.close_before, endpoint.frame_limit
+        )
         handlers: dict[int, Handler] = {
             frames.PULL: self.meters.timed(self._pull),
             frames.PUSH: self.meters.timed(self._push),

@@ -25,7 +25,7 @@ from dps.core.index import KeyIndex
 from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.core.ledger import Ledger
 from dps.core.rows import gather, gather_range
-from dps.core.states import ShardState
+from dps.core.states import ShardState, SumsState
 from dps.errors import InputError, KeyRangeError, LimitError
 from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.optimizers import Add, Assign
@@ -100,11 +100,15 @@ class Shard(ShardState, abc.ABC):
         if op.clock > self.clock:
             self.clock = op.clock
         if op.rule == PUSH and self.spec.aggregate is not None and op.clock != NO_CLOCK:
-            if self.sums is None:
-                self.sums = self.new_sums(op.clock)
-            self.sums.add(op)
+            self.open_sums(op.clock).add(op)
         else:
             self.step_rows(op)
+
+    def open_sums(self, clock: int) -> Sums:
+        """The sums of the open clock, which is `clock` if none is open yet."""
+        if self.sums is None:
+            self.sums = self.new_sums(clock)
+        return self.sums
 
     def would_close(self, clock: int) -> bool:
         """Whether :meth:`close_before` would close an open clock."""
@@ -371,7 +375,7 @@ class KeyedShard(Shard):
         return KeyedSums(self.spec, self.number, clock)
 
 
-class Sums(abc.ABC):
+class Sums(SumsState, abc.ABC):
     """The pushes of the open clock, summed row by row."""
 
     nbytes: int
