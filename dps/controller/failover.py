@@ -310,6 +310,7 @@ class Membership:
             text = f"server {p.joiner} holds shard {shard} of table {name!r}"
             self.note(text, logging.INFO, self._is_member(p.joiner))
             self._set_place(name, shard, appended(p, self.epoch + 1))
+            self._begin_steps(self.endpoint.now())
             self._publish()
 
     def stepped_down(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -322,6 +323,7 @@ class Membership:
         del self._handovers[name, shard]
         new = handed_over(p, step, self._staying(), self.specs[name]["copies"], self.epoch + 1)
         self._set_place(name, shard, new, stepped_down=True)
+        self._begin_steps(self.endpoint.now())
         self._publish()
 
     def suspect(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
@@ -372,17 +374,25 @@ class Membership:
         if fresh or self._awaited:
             self._fail_over()
         changed = self._end_late_handovers(now)
+        if self._begin_steps(now, changed) or changed:
+            self._publish()
+
+    def _begin_steps(self, now: float, changed: bool = True) -> bool:
+        """Begin the next steps of placement; returns whether there are any. To be published then.
+
+        Where nothing has `changed`, nor the servers and epoch since the last look, there are none.
+        """
         staying, leaving = self._staying(), self._staying(leaving=True)
         unfit = [n for n in staying if now < self.servers[n].unfit_until]
         backing_off = self._in_back_off(now)
         state = (self.epoch, staying, leaving, unfit, backing_off)
-        if state != self._last_state or changed:  # otherwise there are no new steps
-            self._last_state = state
-            for step in list(next_steps(self._tables(), staying, leaving, MAX_MOVES, unfit, backing_off)):
-                self._begin_step(step, now)
-                changed = True
-        if changed:
-            self._publish()
+        if state == self._last_state and not changed:
+            return False
+        self._last_state = state
+        steps = list(next_steps(self._tables(), staying, leaving, MAX_MOVES, unfit, backing_off))
+        for step in steps:
+            self._begin_step(step, now)
+        return bool(steps)
 
     def _end_late_handovers(self, now: float) -> bool:
         """Let primaries that could not hand over in time go on serving; returns whether there is one."""

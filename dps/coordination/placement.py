@@ -194,32 +194,63 @@ def next_steps(
     >>> list(next_steps({"w": (2, [Place((0,), None, (1,))])}, [0, 3], [], moves=4))
     [PlacementStep(kind=<StepKind.JOIN: 'join'>, table='w', shard=0, server=3)]
     """
-    places = [p for _, shards in tables.values() for p in shards]
     load = Counter(dict.fromkeys(servers, 0))
-    load.update(n for p in places for n in p.line if n in load)
-    free = moves - sum(p.joiner is not None for p in places)
-    busy = False
-    for name, (copies, shards) in tables.items():
-        wanted = max(1, min(copies, len(servers)))
-        for number, p in enumerate(shards):
-            if not p.chain or not (p.chain[-1] in load or p.chain[-1] in leaving):
-                # The shard is lost, or there is no server now from which a joiner could copy it.
-                continue
-            step = _mend(p, wanted, load, leaving, unfit)
-            if step is None:
-                continue
-            busy = True
-            kind, server = step
-            if p.joiner is not None or p.stepping_down or (kind == StepKind.JOIN and free <= 0):
-                continue
-            if kind == StepKind.DROP and server == p.chain[0] and (name, number) in resting:
-                continue
-            if kind == StepKind.JOIN:
-                free -= 1
-                load[server] += 1
-            yield PlacementStep(kind, name, number, server)
-    if not busy and not any(p.joiner is not None or p.stepping_down for p in places):
-        yield from _even_out(tables, load, free, unfit, resting)
+    load.update(n for _, shards in tables.values() for p in shards for n in p.line if n in load)
+    free = moves - sum(p.joiner is not None for _, shards in tables.values() for p in shards)
+    moving = False  # some shard needs a step, or is in the middle of one
+    fine: list[_Shard] = []
+    for each in _shards(tables, load, leaving):
+        name, number, p, copies = each
+        step = _mend(p._replace(chain=p.line), max(1, min(copies, len(servers))), load, leaving, unfit)
+        moving = moving or each.under_way or step is not None
+        if step is None:
+            fine += [] if each.under_way else [each]
+            continue
+        kind, server = step
+        if kind == StepKind.DROP and server in load:
+            load[server] -= 1  # as it will be
+        if each.under_way or (kind == StepKind.JOIN and free <= 0):
+            continue
+        if kind == StepKind.DROP and server == p.chain[0] and (name, number) in resting:
+            continue
+        if kind == StepKind.JOIN:
+            free -= 1
+            load[server] += 1
+        yield PlacementStep(kind, name, number, server)
+    spread = list(_spread(fine, load, free, unfit))
+    yield from spread
+    if not moving and not spread:
+        yield from _even_out_primaries(tables, fine, load, resting)
+
+
+class _Shard(NamedTuple):
+    """One shard of a table that should have so many copies."""
+
+    table: str
+    number: int
+    place: Place
+    copies: int
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has begun and is not over."""
+        return self.place.joiner is not None or self.place.stepping_down
+
+
+def _shards(
+    tables: Mapping[str, tuple[int, Sequence[Place]]], load: Counter[int], leaving: Collection[int]
+) -> list[_Shard]:
+    """The shards that can be copied, those first with which something is under way.
+
+    A shard is lost, or there is no server now from which a joiner could copy it, if the last of its chain is not up.
+    """
+    shards = [
+        _Shard(name, number, p, copies)
+        for name, (copies, places) in tables.items()
+        for number, p in enumerate(places)
+        if p.chain and (p.chain[-1] in load or p.chain[-1] in leaving)
+    ]
+    return sorted(shards, key=lambda each: not each.under_way)
 
 
 def surplus(tables: Mapping[str, tuple[int, Sequence[Place]]], servers: Collection[int], wanted: int) -> list[int]:
@@ -257,31 +288,40 @@ def _mend(
     return None
 
 
-def _even_out(
+def _spread(fine: list[_Shard], load: Counter[int], free: int, unfit: Collection[int]) -> Iterator[PlacementStep]:
+    """Steps towards the same number of copies on every server. The fullest one gives up its copy once there is another.
+
+    `load` is as it will be when all that is under way is over, and these steps, too.
+    """
+    while free > 0 and len(load) > 1:
+        fullest, emptiest = max(load, key=lambda n: (load[n], -n)), min(load, key=lambda n: (load[n], n))
+        if load[fullest] - load[emptiest] <= 1 or emptiest in unfit:
+            return
+        able = (each for each in reversed(fine) if fullest in each.place.chain and emptiest not in each.place.chain)
+        each = next(able, None)
+        if each is None:
+            return
+        fine.remove(each)
+        load[fullest] -= 1
+        load[emptiest] += 1
+        free -= 1
+        yield PlacementStep(StepKind.JOIN, each.table, each.number, emptiest)
+
+
+def _even_out_primaries(
     tables: Mapping[str, tuple[int, Sequence[Place]]],
+    fine: list[_Shard],
     load: Counter[int],
-    free: int,
-    unfit: Collection[int],
     resting: Collection[tuple[str, int]],
 ) -> Iterator[PlacementStep]:
-    """One step towards the same number of copies, then of primaries, on every server."""
-    if len(load) < 2:
-        return
-    fullest, emptiest = max(load, key=lambda n: (load[n], -n)), min(load, key=lambda n: (load[n], n))
-    if load[fullest] - load[emptiest] > 1 and free > 0 and emptiest not in unfit:
-        for name, (_, shards) in tables.items():
-            for number, p in reversed(list(enumerate(shards))):
-                if fullest in p.chain and emptiest not in p.chain:
-                    yield PlacementStep(StepKind.JOIN, name, number, emptiest)
-                    return
+    """One step towards the same number of primaries on every server."""
     heads = Counter(dict.fromkeys(load, 0))
     heads.update(p.chain[0] for _, shards in tables.values() for p in shards if p.chain and p.chain[0] in heads)
     best: tuple[int, PlacementStep] | None = None  # the gain of a step, and the step
-    for name, (_, shards) in tables.items():
-        for number, p in enumerate(shards):
-            for backup in () if (name, number) in resting else p.chain[1:]:
-                gain = heads[p.chain[0]] - heads[backup] if backup in heads else 0
-                if gain > 1 and (best is None or gain > best[0]):
-                    best = gain, PlacementStep(StepKind.LEAD, name, number, backup)
+    for name, number, p, _ in fine:
+        for backup in () if (name, number) in resting else p.chain[1:]:
+            gain = heads[p.chain[0]] - heads[backup] if backup in heads else 0
+            if gain > 1 and (best is None or gain > best[0]):
+                best = gain, PlacementStep(StepKind.LEAD, name, number, backup)
     if best is not None:
         yield best[1]

@@ -414,6 +414,24 @@ def test_a_joiner_counts_when_its_feeder_says_so_of_this_epoch():
     assert world.membership.epoch == epoch
 
 
+def test_the_next_shard_moves_at_once_when_one_has_moved():
+    """No step waits for the controller's next look."""
+    world = World(2)
+    world.table(shards=8, copies=1)
+    number = world.start()
+    world.wait(TICK_SECONDS)
+    assert [p.joiner for p in world.places()].count(number) == 2
+    for shard, p in enumerate(world.places()):
+        if p.joiner is not None:
+            feeder, epoch = p.chain[-1], world.membership.epoch
+            world.tell(feeder, frames.CAUGHT_UP, server=number, table="w", shard=shard, epoch=epoch)
+            assert world.places()[shard].stepping_down, "the old server is to give up the shard"
+            epoch = world.membership.epoch
+            world.tell(feeder, frames.STEPPED_DOWN, table="w", shard=shard, epoch=epoch)
+            assert world.chains()[shard] == (number,)
+    assert sorted(world.chains()) == [(0,)] * 3 + [(1,)] * 3 + [(number,)] * 2
+
+
 def handing_over(shards: int = 2):
     """A world in which server 0 is the primary of all shards and is asked to hand one over to server 1."""
     world = World(2)
@@ -455,10 +473,10 @@ def test_a_primary_that_steps_down_is_followed_by_the_one_chosen():
 def test_a_primary_that_cannot_hand_over_goes_on_and_is_asked_again_after_a_back_off():
     world, shard, number = handing_over()
     since, asked = world.membership.epoch, world.time
-    while world.time < asked + STEP_DOWN - TICK_SECONDS:
+    while world.time < asked + STEP_DOWN - 2 * TICK_SECONDS:
         world.wait(TICK_SECONDS)
         assert world.places()[shard].stepping_down
-    world.wait(2 * TICK_SECONDS)
+    world.wait(3 * TICK_SECONDS)
     assert not world.places()[shard].stepping_down
     assert world.membership.epoch > since
     assert any(
@@ -689,7 +707,11 @@ WRONG = {
         test_a_server_that_leaves_and_cannot_hand_over_serves_and_is_asked_again_after_a_back_off,
     ),
     "it is never asked again": ("_in_back_off", "now < until", "True", ASKED_AGAIN),
-    "the end of a back-off is not noticed": ("tick", "unfit, backing_off)\n", "unfit)\n", ASKED_AGAIN),
+    "the next shard waits for the next look": (
+        *("caught_up", "self._begin_steps(self.endpoint.now())", "pass"),
+        test_the_next_shard_moves_at_once_when_one_has_moved,
+    ),
+    "the end of a back-off is not noticed": ("_begin_steps", "unfit, backing_off)\n", "unfit)\n", ASKED_AGAIN),
     "a step-down never times out": ("_end_late_handovers", "if now > until", "if False", ASKED_AGAIN),
     "a late answer counts": ("stepped_down", "message.epoch < since", "False", ASKED_AGAIN),
     "a suspicion counts up to where it is wrong": (

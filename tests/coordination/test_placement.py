@@ -341,6 +341,8 @@ def test_a_backup_in_doubt_is_not_asked_to_lead():
     """Rare in random histories: no other step is due, and the server in doubt leads less than the others."""
     places = [Place((0, 2), None, (1, 1)), Place((0, 2), None, (1, 1)), Place((1, 2), None, (1, 1))]
     assert list(placement.next_steps({"w": (2, places)}, [0, 1], [], moves=4)) == []
+    places = [Place((0, 2, 1), None, (1, 1, 1)), Place((0, 2, 1), None, (1, 1, 1)), Place((1, 2, 0), None, (1, 1, 1))]
+    assert list(placement.next_steps({"w": (2, places)}, [0, 1], [], moves=4)) == []
 
 
 def test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go():
@@ -370,6 +372,44 @@ def test_a_primary_that_rests_is_not_asked_to_hand_over():
     assert steps(uneven, [0, 1], resting=()) == [PlacementStep(StepKind.LEAD, "w", 0, 1)]
     assert steps(uneven, [0, 1]) == [PlacementStep(StepKind.LEAD, "w", 1, 1)]
     assert steps(uneven, [0, 1], resting={("w", n) for n in range(3)}) == []
+    assert steps([*uneven, Place((0, 1), None, (1, 1), True)], [0, 1], resting=()) == []
+
+
+def test_shards_move_several_at_a_time_and_none_in_vain():
+    """One more server gets its share: as many shards join as there may be at a time, and none joins in vain."""
+    places, servers, moves, epoch = list(place(16, range(3), 2)), [0, 1, 2, 3], 4, 1
+    joined, begun, handovers = 0, [], {}
+    for _ in range(1000):
+        epoch += 1
+        steps = list(placement.next_steps({"w": (2, places)}, servers, [], moves))
+        for kind, _, shard, server in steps:
+            if kind == StepKind.JOIN:
+                joined += 1
+                begun.append(shard)
+                places[shard] = placement.joined(places[shard], server, epoch)
+            elif kind == StepKind.DROP and server != places[shard].chain[0]:
+                chain = [n for n in places[shard].chain if n != server]
+                places[shard] = placement.rechained(places[shard], chain, None, epoch)
+            else:
+                places[shard] = places[shard]._replace(stepping_down=True)
+                handovers[shard] = PlacementStep(kind, "w", shard, server)
+        under_way = sum(p.joiner is not None for p in places)
+        assert under_way == min(moves, 8 - joined + under_way), "no server waits while a shard could move"
+        if handovers:
+            shard, step = handovers.popitem()
+            places[shard] = placement.handed_over(places[shard], step, servers, 2, epoch)
+        elif begun:
+            shard = begun.pop(0)
+            places[shard] = placement.appended(places[shard], epoch)
+        elif not steps:
+            break
+    assert joined == 8
+    alone = [Place((0,), None, (1,)) for _ in range(4)]
+    steps = list(placement.next_steps({"w": (1, alone)}, [0, 1], [], moves=4))
+    assert steps == [PlacementStep(StepKind.JOIN, "w", shard, 1) for shard in (3, 2)]
+    alone[2:] = [placement.joined(p, 1, 2) for p in alone[2:]]
+    assert list(placement.next_steps({"w": (1, alone)}, [0, 1], [], moves=4)) == []
+    assert Counter(n for p in places for n in p.chain) == dict.fromkeys(servers, 8)
 
 
 WRONG = [
@@ -386,12 +426,15 @@ WRONG = [
     ("without", "old.joiner not in lost and", ""),
     ("joined", "server, epoch", "old.chain[-1], epoch"),
     ("appended", "old.line, None", "(old.line[-1], *old.chain), None"),
-    ("next_steps", "p.joiner is not None or p.stepping_down or (", "(p.joiner is not None and False) or ("),
-    ("next_steps", "not busy and not any(p.joiner is not None or p.stepping_down for p in places)", "True"),
+    ("next_steps", "if each.under_way or (", "if ("),
+    ("next_steps", "[] if each.under_way else [each]", "[each]"),
+    ("next_steps", "not moving and not spread", "not spread"),
+    ("next_steps", "load[server] -= 1", "pass"),
+    ("next_steps", "p._replace(chain=p.line)", "p"),
     ("next_steps", "free -= 1", "pass"),
     ("next_steps", "(name, number) in resting", "False"),
     ("next_steps", "kind == StepKind.DROP and server == p.chain[0] and (name", "(name"),
-    ("_even_out", "() if (name, number) in resting else ", ""),
+    ("_even_out_primaries", "() if (name, number) in resting else ", ""),
     ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "not chain"),
     ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "False"),
     ("handed_over", "chain.insert(0, step.server)", "chain.append(step.server)"),
@@ -399,17 +442,21 @@ WRONG = [
     ("_mend", "len(staying) < wanted", "len(p.chain) < wanted"),
     ("_mend", "len(staying) > wanted", "False"),
     ("_mend", "len(staying) > wanted", "len(p.chain) > wanted"),
-    ("_even_out", "if backup in heads else 0", ""),
+    ("_even_out_primaries", "if backup in heads else 0", ""),
     ("_mend", "if away:", "if len(away) > 1:"),
-    ("_even_out", "> 1 and free > 0", "> 0 and free > 0"),
-    ("_even_out", "> 1 and free > 0", "> 2 and free > 0"),
-    ("_even_out", "gain > 1", "gain > 0"),
-    ("_even_out", "gain > 1", "gain > 2"),
+    ("_spread", "<= 1 or", "<= 0 or"),
+    ("_spread", "<= 1 or", "<= 2 or"),
+    ("_spread", "while free > 0 and", "while"),
+    ("_spread", "load[emptiest] += 1", "pass"),
+    ("_spread", "fine.remove(each)", "pass"),
+    ("_even_out_primaries", "gain > 1", "gain > 0"),
+    ("_even_out_primaries", "gain > 1", "gain > 2"),
 ]
 
 
 def hunt():
     """Examples that a rule gets right by luck only if it is right."""
+    test_shards_move_several_at_a_time_and_none_in_vain()
     test_a_backup_in_doubt_is_not_asked_to_lead()
     test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go()
     test_a_primary_that_rests_is_not_asked_to_hand_over()
