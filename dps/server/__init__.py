@@ -6,6 +6,7 @@ requests           the role: what a server does with each frame
 tables             the replicas of one table; a request is cut by shard here, and answered
 replicas           a server's replica of a shard, primary or backup
 replication        passes ops on along a shard's chain, and knows which ones the chain has confirmed
+feeds              brings joiners up to date: dumps that travel between the ops
 heartbeat          heartbeats to the controller, and the lease that they renew
 checkpoint_writer  cuts shards at a clock, and writes them while training goes on
 ================== ==============================================================================

@@ -15,7 +15,7 @@ from dps.wire import frames
 from dps.wire.frames import Header, padded
 
 if TYPE_CHECKING:
-    from dps.server.replication import JoinerFeed
+    from dps.server.feeds import JoinerFeed
 
 __all__ = ["Forward", "OwedAnswer", "Replica", "ReplicaPart"]
 

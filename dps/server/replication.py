@@ -24,9 +24,9 @@ What can happen between any two lines, and what then:
 * the successor answers with another error, or with nothing for too long: the relay tells the controller (SUSPECT),
   which decides.
 
-A *feed* brings a joiner up to date: the dump's pieces travel on the same connection as the ops, so both arrive in the
-order in which they happened here. An op counts as confirmed only when the joiner has it too: the joiner is the end of
-the chain in all respects but one, which is that the controller would not make it the primary yet.
+A *feed* (`feeds.py`) brings a joiner up to date: the dump's pieces travel on the same connection as the ops, so both
+arrive in the order in which they happened here. An op counts as confirmed only when the joiner has it too: the joiner
+is the end of the chain in all respects but one, which is that the controller would not make it the primary yet.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ import numpy as np
 
 from dps import config
 from dps.errors import FencedError, MovedError
+from dps.server.feeds import DUMP_PIECE_BYTES, FeedsOfJoiner, JoinerFeed, PieceMemory
 from dps.server.replicas import Forward, OwedAnswer, Replica, ReplicaPart
-from dps.state.transfer import Dump
 from dps.telemetry.snapshot import ShardMove
 from dps.wire import frames
-from dps.wire.frames import Header, pack_arrays
-from dps.wire.membership_messages import CaughtUp, SteppedDown, Suspect
+from dps.wire.frames import Header
+from dps.wire.membership_messages import SteppedDown, Suspect
 from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
 
 __all__ = ["Relay"]
@@ -54,59 +54,6 @@ __all__ = ["Relay"]
 logger = logging.getLogger(__name__)
 
 RECONNECT_SECONDS = 0.05  # from a broken connection to the next attempt
-DUMP_PIECE_BYTES = 1 << 20  # of rows in one frame of a dump
-BEGIN, ROWS, END = 0, 1, 2  # content of a DUMP frame, in its `number`
-
-
-class JoinerFeed:
-    """Brings a joiner up to date: it sends a dump of the shard, piece by piece, between the ops."""
-
-    def __init__(self, relay: Relay, replica: Replica, to: int, fence: int):
-        self.relay = relay
-        self.replica = replica
-        self.to = to
-        self.fence = fence
-        self.done = False
-        self.sent_bytes = 0
-        self.dump: Dump | None = None
-
-    def begin(self) -> None:
-        """Send the head of the dump. From here on every op of the shard goes to the joiner, too."""
-        self.done, self.sent_bytes = False, 0
-        self.dump = Dump(self.replica.shard)
-        self._send(BEGIN, *self.dump.head())
-
-    def confirmed(self, number: int, nbytes: int) -> None:
-        """The joiner has a piece: send the next one, not faster than `dps.limits.move` allows."""
-        if self.replica.feed is not self:
-            return
-        if number == END:
-            self.done = True
-            self.report_caught_up()
-        else:
-            self.relay.endpoint.later(nbytes / self.relay.rate, self._next, self.dump)
-
-    def report_caught_up(self) -> None:
-        """Tell the controller that the joiner has caught up, so that it may put the joiner into the chain."""
-        message = CaughtUp(self.replica.spec.name, self.replica.number, self.to, self.relay.epoch)
-        self.relay.report(frames.CAUGHT_UP, message)
-
-    def _next(self, dump: Dump) -> None:
-        if self.replica.feed is self and self.dump is dump:
-            piece = dump.piece(self.relay.piece)
-            if piece is None:
-                self._send(END, {}, [])
-            else:
-                self._send(ROWS, *piece)
-
-    def _send(self, number: int, meta: dict[str, Any], arrays: list[np.ndarray]) -> None:
-        count, pieces = pack_arrays(meta, [array.copy() for array in arrays])  # because the rows go on changing
-        nbytes = sum(memoryview(piece).nbytes for piece in pieces)
-        self.sent_bytes += nbytes
-        header = Header(frames.DUMP, table=self.replica.spec.id, epoch=self.relay.epoch, number=number, count=count)
-        forward = Forward(header._replace(shard=self.replica.number, body=nbytes), [], None, None, [])
-        forward.feed, forward.pieces, forward.nbytes = self, pieces, nbytes
-        self.relay.send(self.to, forward)
 
 
 class Successor:
@@ -118,6 +65,7 @@ class Successor:
         self.unconfirmed: dict[int, Forward] = {}
         self.last_request = 0
         self.progressed_at = math.inf  # when it last confirmed a forward, or was sent the first unconfirmed one
+        self.feeds = FeedsOfJoiner()
 
 
 class Relay:
@@ -143,6 +91,7 @@ class Relay:
         self.backlog = 0  # bytes of unconfirmed rows
         self.rate: float = config.nbytes("move")
         self.piece = DUMP_PIECE_BYTES
+        self.memory = PieceMemory()
         self._backlog_limit, self._silence_seconds = config.nbytes("unconfirmed"), config.seconds("silence")
         self._session, self._secret = session, secret
         self._successors: dict[int, Successor] = {}
@@ -186,9 +135,7 @@ class Relay:
 
     def send(self, to: int, forward: Forward) -> None:
         """Send a forward to server `to`, now or as soon as there is a connection."""
-        successor = self._successors.get(to)
-        if successor is None:
-            successor = self._successors[to] = Successor(to)
+        successor = self._successor(to)
         for part, _ in forward.parts:
             part.replica.tail = forward
         now = self.endpoint.now()
@@ -201,6 +148,12 @@ class Relay:
         self._write(successor, successor.last_request)
         if successor.link is None:
             self._connect(successor)
+
+    def _successor(self, number: int) -> Successor:
+        successor = self._successors.get(number)
+        if successor is None:
+            successor = self._successors[number] = Successor(number)
+        return successor
 
     def _write(self, successor: Successor, number: int) -> None:
         if successor.link is not None and successor.link.open:
@@ -222,12 +175,12 @@ class Relay:
         fed = None if replica.feed is None else (replica.feed.to, replica.feed.fence)
         begin = feed is not None and fed != (successor, feed)
         moved = self._withdraw(replica, old) if old is not None and (old != successor or begin) else []
-        if feed is None:
-            replica.feed = None
-        elif begin:
+        if feed is None or begin:
+            self._end_feed(replica)
+        if begin:
             assert successor is not None
-            replica.feed = JoinerFeed(self, replica, successor, feed)
-            replica.feed.begin()
+            assert feed is not None
+            self._begin_feed(JoinerFeed(self, replica, successor, feed))
         for forward in moved:
             if successor is None:
                 forward.confirm()
@@ -235,6 +188,16 @@ class Relay:
                 self.send(successor, forward)
         if replica.stepping_down and replica not in self._stepping_down:
             self._stepping_down.append(replica)
+
+    def _begin_feed(self, feed: JoinerFeed) -> None:
+        feed.replica.feed = feed
+        self._successor(feed.to).feeds.add(feed)
+        feed.begin()
+
+    def _end_feed(self, replica: Replica) -> None:
+        feed, replica.feed = replica.feed, None
+        if feed is not None and feed.to in self._successors:
+            self._successors[feed.to].feeds.remove(feed, self)
 
     def settle(self) -> None:
         """After a new placement: close connections to servers that are out of it, report step-downs, read on."""
@@ -248,7 +211,8 @@ class Relay:
 
     def drop(self, replica: Replica) -> None:
         """Give up a replica: the answers that wait for what it passed on fail."""
-        old, replica.successor, replica.feed, replica.deposed = replica.successor, None, None, True
+        self._end_feed(replica)
+        old, replica.successor, replica.deposed = replica.successor, None, True
         replica.stepping_down = False
         self._replicas.pop(replica, None)
         self.has_successors = bool(self._replicas)
@@ -301,13 +265,9 @@ class Relay:
         """The connection is there (again): begin dumps anew, then send the unconfirmed ops, in order."""
         successor = link.party
         waiting = [forward for forward in successor.unconfirmed.values() if forward.feed is None]
-        feeds = [
-            c.feed for c in self._replicas if c.feed is not None and c.feed.to == successor.number and not c.feed.done
-        ]
         self.backlog -= sum(forward.nbytes for forward in successor.unconfirmed.values())
         successor.unconfirmed = {}
-        for feed in feeds:
-            feed.begin()
+        successor.feeds.begin_anew()
         for forward in waiting:
             self.send(successor.number, forward)
 
@@ -327,10 +287,12 @@ class Relay:
         if header.kind == frames.ERROR:
             error = frames.decode_error(body)
             logger.warning("server %d does not take an op: %s", successor.number, error)
+            if forward.feed is not None:
+                forward.feed.refused()
+                successor.feeds.go_on(self)
             if not isinstance(error, FencedError):
-                dump = forward.feed is not None
-                refused = [forward.feed.replica] if dump else [part.replica for part, _ in forward.parts]
-                self._suspect(successor, str(error), refused)
+                refused = [part.replica for part, _ in forward.parts]
+                self._suspect(successor, str(error), refused if forward.feed is None else [forward.feed.replica])
                 return
             if len(forward.parts) > 1:
                 self._retry_singly(successor, header.request)
@@ -342,7 +304,8 @@ class Relay:
         if header.kind == frames.ERROR:
             self._refuse(forward)
         elif forward.feed is not None:
-            forward.feed.confirmed(forward.header.number, forward.nbytes)
+            forward.feed.confirmed(forward)
+            successor.feeds.go_on(self)
         else:
             forward.confirm()
         if self._stepping_down:

@@ -156,6 +156,8 @@ class Joining:
     def begin(self, meta: Description, arrays: list[np.ndarray]) -> None:
         """Begin with the values and arrays of :meth:`Dump.head`."""
         self._shard.restore(meta["clock"], meta["version"], Ledger())
+        if isinstance(self._shard, KeyedShard):
+            self._shard.expect(meta["rows"])
         if meta["sums"] is not None:
             clock, parties, rows = meta["sums"]
             self._shard.sums = self._shard.new_sums(clock)

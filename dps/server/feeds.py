@@ -1,0 +1,169 @@
+"""Feeds: shards on their way to a joiner, as dumps that travel piece by piece between the ops of the same connection.
+
+Several shards may be on their way to one joiner. Their feeds take turns, and few pieces are under way at a time: a push
+that goes to the joiner too waits behind them. A piece is a copy, because the rows go on changing; the memory of a piece
+that was confirmed is used for a later one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.server.replicas import Forward, Replica
+from dps.state.transfer import Dump
+from dps.wire import frames
+from dps.wire.frames import Header, pack_arrays, padded
+from dps.wire.membership_messages import CaughtUp
+
+if TYPE_CHECKING:
+    from dps.server.replication import Relay
+
+__all__ = ["DUMP_PIECE_BYTES", "FeedsOfJoiner", "JoinerFeed", "PieceMemory"]
+
+DUMP_PIECE_BYTES = 1 << 19  # of rows in one frame of a dump
+PIECES_UNDER_WAY = 2  # to one joiner, so that it need not wait for the next one
+AHEAD_SECONDS = 0.01  # that a dump may be ahead of `dps.limits.move`, because timers are not exact
+BEGIN, ROWS, END = 0, 1, 2  # content of a DUMP frame, in its `number`
+
+
+class PieceMemory:
+    """Memory of pieces, to be used again: fresh memory costs the system as much time as the copy itself."""
+
+    def __init__(self) -> None:
+        self._spare: list[np.ndarray] = []
+
+    def copies(self, arrays: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Copies of the arrays, and the memory in which they are."""
+        sizes = [padded(array.nbytes) for array in arrays]
+        memory = self._spare.pop() if self._spare else np.empty(0, np.uint8)
+        if len(memory) < sum(sizes):
+            memory = np.empty(sum(sizes), np.uint8)
+        copies, end = [], 0
+        for array, size in zip(arrays, sizes, strict=True):
+            copy = memory[end : end + array.nbytes].view(array.dtype).reshape(array.shape)
+            copy[...] = array
+            copies.append(copy)
+            end += size
+        return memory, copies
+
+    def release(self, memory: np.ndarray) -> None:
+        """The copies in this memory are not needed any more."""
+        if len(memory) <= 2 * DUMP_PIECE_BYTES and len(self._spare) < PIECES_UNDER_WAY:
+            self._spare.append(memory)
+
+
+class JoinerFeed:
+    """Brings a joiner up to date: it sends a dump of the shard, piece by piece, between the ops."""
+
+    def __init__(self, relay: Relay, replica: Replica, to: int, fence: int):
+        self.relay = relay
+        self.replica = replica
+        self.to = to
+        self.fence = fence
+        self.done = False
+        self.sent_bytes = 0
+        self.under_way = 0  # bytes that the joiner has not confirmed
+        self.due = -math.inf  # when the next piece may leave, as `dps.limits.move` allows
+        self._dump: Dump | None = None  # None: all of it was sent
+
+    def begin(self) -> None:
+        """Send the head of the dump. From here on every op of the shard goes to the joiner, too."""
+        self.done = False
+        self.sent_bytes = self.under_way = 0
+        self._dump = Dump(self.replica.shard)
+        self._send(BEGIN, *self._dump.head())
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are pieces to send."""
+        return self._dump is not None
+
+    def send_piece(self) -> None:
+        """Send the next piece; after the last one, the end."""
+        assert self._dump is not None
+        piece = self._dump.piece(self.relay.piece)
+        if piece is None:
+            self._dump = None
+            self._send(END, {}, [])
+        else:
+            self._send(ROWS, *piece)
+
+    def confirmed(self, forward: Forward) -> None:
+        """The joiner has a piece."""
+        self.under_way -= forward.nbytes
+        self.relay.memory.release(forward.values)
+        if forward.header.number == END and self.replica.feed is self:
+            self.done = True
+            self.report_caught_up()
+
+    def refused(self) -> None:
+        """The joiner does not take the dump: send no more of it, until the controller has decided."""
+        self._dump, self.under_way = None, 0
+
+    def report_caught_up(self) -> None:
+        """Tell the controller that the joiner has caught up, so that it may put the joiner into the chain."""
+        message = CaughtUp(self.replica.spec.name, self.replica.number, self.to, self.relay.epoch)
+        self.relay.report(frames.CAUGHT_UP, message)
+
+    def _send(self, number: int, meta: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        memory, copies = self.relay.memory.copies(arrays)
+        count, pieces = pack_arrays(meta, copies)
+        nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+        self.sent_bytes += nbytes
+        self.under_way += nbytes
+        self.due = max(self.due, self.relay.endpoint.now()) + nbytes / self.relay.rate
+        header = Header(frames.DUMP, table=self.replica.spec.id, epoch=self.relay.epoch, number=number, count=count)
+        forward = Forward(header._replace(shard=self.replica.number, body=nbytes), [], None, memory, [])
+        forward.feed, forward.pieces, forward.nbytes = self, pieces, nbytes
+        self.relay.send(self.to, forward)
+
+
+class FeedsOfJoiner:
+    """The feeds of all shards that one server joins."""
+
+    def __init__(self) -> None:
+        self._feeds: list[JoinerFeed] = []  # the one first whose turn it is
+        self._wakes_at = math.inf  # when a timer goes on
+
+    def add(self, feed: JoinerFeed) -> None:
+        """One more shard is to be brought to the joiner."""
+        self._feeds.append(feed)
+
+    def remove(self, feed: JoinerFeed, relay: Relay) -> None:
+        """The feed has ended, or was given up."""
+        self._feeds.remove(feed)
+        relay.endpoint.later(0, self.go_on, relay)
+
+    def begin_anew(self) -> None:
+        """The connection to the joiner is a new one: the dumps that it has not got whole begin again."""
+        for feed in self._feeds:
+            if not feed.done:
+                feed.begin()
+
+    def go_on(self, relay: Relay) -> None:
+        """Send pieces, the feeds in turn, while few are under way and `dps.limits.move` allows it."""
+        now = relay.endpoint.now()
+        while sum(feed.under_way for feed in self._feeds) < PIECES_UNDER_WAY * relay.piece:
+            waiting = [feed for feed in self._feeds if feed.has_more]
+            feed = next((feed for feed in waiting if feed.due <= now + AHEAD_SECONDS), None)
+            if feed is None:
+                if waiting:
+                    self._wake(relay, min(feed.due for feed in waiting))
+                return
+            self._feeds.remove(feed)
+            self._feeds.append(feed)
+            feed.send_piece()
+
+    def _wake(self, relay: Relay, when: float) -> None:
+        """Go on at that time, unless a timer does so earlier."""
+        if when < self._wakes_at:
+            self._wakes_at = when
+            relay.endpoint.later(when - relay.endpoint.now(), self._woken, relay, when)
+
+    def _woken(self, relay: Relay, when: float) -> None:
+        if self._wakes_at == when:
+            self._wakes_at = math.inf
+        self.go_on(relay)
