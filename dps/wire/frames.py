@@ -19,7 +19,7 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
 SCAN     table, shard, start: how many keys to skip,   nothing; answer: keys int64[count], in the order
          count: how many at most                      in which they were created
 REPL...  as PUSH; with CONTROL an op without rows     versions int64[shards], then as PUSH
-DUMP     table, shard, epoch; see `server/feeds.py`     JSON, arrays
+DUMP     table, shard, epoch; see `server/feeds.py`          JSON, arrays
 JOIN...  see `controller/runs.py`                                JSON
 LEASE    see `controller/work_leases.py`                            JSON
 ORIGIN   see `controller/runs.py`                                JSON
