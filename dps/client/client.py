@@ -38,6 +38,7 @@ from dps.state.partition import Grouping, group
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
+from dps.wire.headers import Scan
 from dps.wire.run_messages import OriginAnswer, OriginRequest
 
 __all__ = ["Client", "Pending", "Ticket"]
@@ -575,7 +576,6 @@ class Client:
         """Up to `count` keys of a shard, behind the `start` oldest ones; asked again where the shard has moved."""
         session = self.session
         deadline = session.now() + session.patience
-        header = Header(frames.SCAN, table=spec.id, trainer=self.origin, shard=shard, start=start, count=count)
         while True:
             try:
                 session.steady()
@@ -587,7 +587,8 @@ class Client:
                     raise DataLostError(
                         f"table {spec.name!r}: the last copy of shard {shard} is gone; {session.remedy}"
                     )
-                answer = session.channel(server).ask(header._replace(epoch=session.epoch)).result(deadline)
+                scan = Scan(spec.id, session.epoch, shard, start, count)
+                answer = session.channel(server).ask(scan.header()).result(deadline)
                 return np.frombuffer(bytes(answer.body), np.int64)
             except RETRIED as error:
                 if isinstance(error, DataLostError) or session.now() > deadline:

@@ -46,10 +46,10 @@ from dps.errors import (
 )
 from dps.state.ops import TableSpec
 from dps.telemetry.trainer_meter import TrainerMeter
-from dps.wire import frames
 from dps.wire.bodies import decode
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
+from dps.wire.headers import RouteAnswer, RouteRequest
 from dps.wire.once import Once
 from dps.wire.placement_messages import Route
 
@@ -391,10 +391,10 @@ class ClientSession:
 
     def fetch_route(self) -> None:
         """Ask the controller which server has which shards (and, the first time, for an origin)."""
-        answer = self.ask_controller(Header(frames.ROUTE, trainer=self.own.id))
+        answer = self.ask_controller(RouteRequest(self.own.id).header())
         assert answer.header is not None
         if not self.own.id:
-            self.own.id = answer.header.trainer
+            self.own.id = RouteAnswer.of(answer.header).origin
         known = decode(Route, answer.body)
         self.epoch, self.remedy, self._servers = known.epoch, known.remedy, known.servers
         routes = [TableRoute(TableSpec.from_dict(table.spec), table.owners) for table in known.tables]
@@ -411,7 +411,7 @@ class ClientSession:
         if now - asked[0] < DOUBT_SECONDS:
             return
         asked[0] = now
-        known = decode(Route, self.ask_controller(Header(frames.ROUTE, trainer=self.own.id)).body)
+        known = decode(Route, self.ask_controller(RouteRequest(self.own.id).header()).body)
         owners = {table.spec["id"]: table.owners for table in known.tables}
         for table, route in self._by_id.items() if known.epoch != self.epoch else ():
             owners_now = owners.get(table, [])

@@ -41,6 +41,7 @@ from dps.wire.driver_messages import DescribedServer, DescribedTable, Descriptio
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import Header
 from dps.wire.handshake import of_servers
+from dps.wire.headers import RouteAnswer, RouteRequest
 from dps.wire.rights import TO_CONTROLLER, guarded
 
 __all__ = ["Controller", "Sessions"]
@@ -306,8 +307,8 @@ class Sessions(Mapping[str, Session]):
 
     def _answer_route(self, connection: Connection, header: Header, body: memoryview) -> None:
         session = self._session_of(connection)
-        origin = header.trainer or session.runs.allot(1)
-        connection.reply(Header(frames.OK, request=header.request, trainer=origin), session.membership.route)
+        origin = RouteRequest.of(header).origin or session.runs.allot(1)
+        connection.reply(RouteAnswer(origin).header(header.request), session.membership.route)
 
     def _to_membership(self, connection: Connection, header: Header, body: memoryview) -> None:
         session = self._session_of(connection)

@@ -8,12 +8,9 @@ answered when a slower trainer ticks or leaves; other frames of the same connect
 frame    from the trainer                      answer
 ======== ===================================== ========================================================
 JOIN     `Join`                                `Joined`
-TICK     clock: iterations completed;          when it may go on: parties: trainers that count,
-         count: iterations planned (0 unknown) start: the staleness + 1 (NO_BOUND: none)
-         a report in some (see `reports.py`)
-COLLECT  JSON of the call (op, dtype, shape,   the reduced array, raw; of allgather all parts
-         root), then the array, raw; clock and
-         number: the place, see `meetings.py`
+TICK     `Tick`; in some a report              `TickAnswer`, when it may go on
+COLLECT  `Collect`; JSON of the call (op,      the reduced array, raw; of allgather all parts
+         dtype, shape, root), the array, raw
 LEAVE    `Leave`                               nothing, when it is noted
 RESERVE  `Reserve`                             `Reserved`
 LEASE    `LeaseRequest`, see `work_leases.py`  `LeaseAnswer`
@@ -22,7 +19,7 @@ ORIGIN   `OriginRequest` (from a client in a   `OriginAnswer`: see `coordination
          Dask task)
 ======== ===================================== ========================================================
 
-`wire/run_messages.py` has the fields of these messages.
+`wire/run_messages.py` has the fields of these messages, `wire/headers.py` those of `Tick`, `TickAnswer` and `Collect`.
 
 A trainer whose connection breaks without LEAVE is *lost*. If it is not back within `dps.timeouts.rejoin` (or, in a run
 on Spark, the time for which Spark lets a barrier stage wait for slots), the run is stopped: every waiting trainer gets
@@ -73,6 +70,7 @@ from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.driver_messages import SavedRun
 from dps.wire.frames import Header
+from dps.wire.headers import Collect, Tick, TickAnswer
 from dps.wire.protocols import RoleConnection
 from dps.wire.run_messages import (
     Join,
@@ -296,12 +294,13 @@ class Runs:
 
     def tick(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         run, trainer = self._party(connection)
-        if header.count:
-            run.records[trainer].planned = header.count
+        clock, planned = Tick.of(header)
+        if planned:
+            run.records[trainer].planned = planned
         now = self.now()
         if body:
-            run.reported(trainer, lambda: TrainerReport.decode(body), header.clock, now)
-        released = run.clock.tick(trainer, header.clock, now)  # refuses one that may not tick
+            run.reported(trainer, lambda: TrainerReport.decode(body), clock, now)
+        released = run.clock.tick(trainer, clock, now)  # refuses one that may not tick
         _park(run.ticking, trainer, ParkedRequest(connection, header, now))
         run.ticked(trainer)
         self._release(run, released)
@@ -320,13 +319,14 @@ class Runs:
             raise InputError(f"the trainers of run {run.number} come and go: they cannot meet (barrier, allreduce)")
         if len(body) > COLLECT_LIMIT:
             raise LimitError(f"a collective takes up to {COLLECT_LIMIT} bytes a trainer, not {len(body)}: use a table")
-        call = bytes(body[: header.count]).decode(errors="replace").strip()
-        place, now = (header.clock, header.number), self.now()
+        clock, number, call_bytes = Collect.of(header)
+        call = bytes(body[:call_bytes]).decode(errors="replace").strip()
+        place, now = (clock, number), self.now()
         met = run.meetings.recall(call, trainer, place)
         if met is not None:  # a repeat: the other trainers have gone on since
             _answer_meeting(ParkedRequest(connection, header, now), met)
             return
-        met = run.meetings.arrive(call, trainer, place, bytes(body[header.count :]))
+        met = run.meetings.arrive(call, trainer, place, bytes(body[call_bytes:]))
         _park(run.meeting, trainer, ParkedRequest(connection, header, now))
         # A trainer that waits here pushes nothing before the others are here, so it does not hold back their ticks.
         self._release(run, run.clock.leave(trainer, now))
@@ -452,12 +452,11 @@ class Runs:
 
     def _release(self, run: Run, trainers: list[int]) -> None:
         """Answer the parked ticks of trainers that may go on."""
-        bound = int(min(run.staleness + 1, frames.NO_BOUND))
-        answer = Header(frames.OK, parties=run.trainers - run.left_count, start=bound)
+        answer = TickAnswer(run.trainers - run.left_count, run.staleness)
         for trainer in trainers:
             waiting = run.ticking.pop(trainer, None)
             if waiting is not None:
-                waiting.connection.reply(answer._replace(request=waiting.header.request))
+                waiting.connection.reply(answer.header(waiting.header.request))
 
     def _trainer_left(self, run: Run, trainer: int) -> None:
         """A trainer has left: the others no longer wait for it."""

@@ -15,7 +15,8 @@ import numpy as np
 from dps.server.replicas import Forward, Replica
 from dps.state.transfer import Dump
 from dps.wire import frames
-from dps.wire.frames import Header, pack_arrays, padded
+from dps.wire.frames import pack_arrays, padded
+from dps.wire.headers import DumpPiece
 from dps.wire.membership_messages import CaughtUp
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ __all__ = ["DUMP_PIECE_BYTES", "FeedsOfJoiner", "JoinerFeed", "PieceMemory"]
 DUMP_PIECE_BYTES = 1 << 19  # of rows in one frame of a dump
 PIECES_UNDER_WAY = 2  # to one joiner, so that it need not wait for the next one
 AHEAD_SECONDS = 0.01  # that a dump may be ahead of `dps.limits.move`, because timers are not exact
-BEGIN, ROWS, END = 0, 1, 2  # content of a DUMP frame, in its `number`
+BEGIN, ROWS, END = 0, 1, 2  # content of a DUMP frame
 
 
 class PieceMemory:
@@ -95,7 +96,7 @@ class JoinerFeed:
         """The joiner has a piece."""
         self.under_way -= forward.nbytes
         self.relay.memory.release(forward.values)
-        if forward.header.number == END and self.replica.feed is self:
+        if DumpPiece.of(forward.header).content == END and self.replica.feed is self:
             self.done = True
             self.report_caught_up()
 
@@ -108,15 +109,15 @@ class JoinerFeed:
         message = CaughtUp(self.replica.spec.name, self.replica.number, self.to, self.relay.epoch)
         self.relay.report(frames.CAUGHT_UP, message)
 
-    def _send(self, number: int, meta: dict[str, Any], arrays: list[np.ndarray]) -> None:
+    def _send(self, content: int, meta: dict[str, Any], arrays: list[np.ndarray]) -> None:
         memory, copies = self.relay.memory.copies(arrays)
-        count, pieces = pack_arrays(meta, copies)
+        text_bytes, pieces = pack_arrays(meta, copies)
         nbytes = sum(memoryview(piece).nbytes for piece in pieces)
         self.sent_bytes += nbytes
         self.under_way += nbytes
         self.due = max(self.due, self.relay.endpoint.now()) + nbytes / self.relay.rate
-        header = Header(frames.DUMP, table=self.replica.spec.id, epoch=self.relay.epoch, number=number, count=count)
-        forward = Forward(header._replace(shard=self.replica.number, body=nbytes), [], None, memory, [])
+        piece = DumpPiece(self.replica.spec.id, self.relay.epoch, self.replica.number, content, text_bytes)
+        forward = Forward(piece.header()._replace(body=nbytes), [], None, memory, [])
         forward.feed, forward.pieces, forward.nbytes = self, pieces, nbytes
         self.relay.send(self.to, forward)
 

@@ -34,7 +34,7 @@ from dps.errors import (
 from dps.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from dps.server.replicas import OwedAnswer, Replica, ReplicaPart
 from dps.server.replication import Relay
-from dps.server.tables import ServerTable, TableRequest, op_of
+from dps.server.tables import ServerTable, TableRequest, control_header, op_of
 from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
 from dps.state.shard import make_shard
 from dps.state.transfer import Joining
@@ -44,6 +44,7 @@ from dps.telemetry.snapshot import ServerAnswer
 from dps.wire import frames
 from dps.wire.frames import Header, padded, unpack_arrays
 from dps.wire.handshake import of_servers
+from dps.wire.headers import DumpPiece, Scan
 from dps.wire.membership_messages import Suspect
 from dps.wire.placement_messages import Placement, ShardPlace
 from dps.wire.protocols import RoleConnection, RoleEndpoint
@@ -273,7 +274,7 @@ class ServerRole:
 
     def _scan(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         self.service.requests += 1
-        keys = self._leased(header).scan(header)
+        keys = self._leased(header).scan(Scan.of(header))
         connection.reply(Header(frames.OK, request=header.request, count=len(keys)), keys.tobytes())
 
     def _pull(self, connection: RoleConnection, header: Header, body: memoryview) -> Served:
@@ -369,10 +370,7 @@ class ServerRole:
 
     def _control(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer | None = None) -> None:
         """Apply an op without rows to these replicas, and to those behind them in their chains."""
-        flags = frames.CONTROL | (frames.RULE_ADD if op.rule == RETIRE else 0)
-        header = Header(
-            frames.REPLICATE, flags, 0, table.spec.id, self.epoch, clock=op.clock, start=op.start, parties=op.parties
-        )
+        header = control_header(table.spec.id, self.epoch, op)
         for replica in replicas:
             replica.shard.apply(op)
             if self.relay.has_successors:
@@ -398,7 +396,7 @@ class ServerRole:
         op = op_of(header)
         if header.flags & frames.CONTROL:
             replicas = [table.replica(n) for n in range(header.shard, header.shard + header.shards)]
-            request = TableRequest([ReplicaPart(replica, None, header.start, 0, 0) for replica in replicas], None, 0)
+            request = TableRequest([ReplicaPart(replica, None, op.start, 0, 0) for replica in replicas], None, 0)
         else:
             request = table.cut(header, rest, primary=False)
         values = np.frombuffer(rest, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
@@ -439,21 +437,21 @@ class ServerRole:
 
     def _take_dump(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         """A piece of a dump of a shard that this server is to hold: its beginning, rows, or its end."""
-        table = self._table(header)
-        meta, arrays = unpack_arrays(header, body)
-        replica = table.replicas.get(header.shard)
-        if header.number == 0:
-            if header.epoch <= table.elsewhere.get(header.shard, -1):  # it is late: the server is not to join any more
-                raise FencedError(f"server {self.number} no longer takes shard {header.shard} of epoch {header.epoch}")
-            if replica is not None and (not replica.joining or header.epoch < replica.fence):
-                raise DPSError(f"server {self.number} does not begin shard {header.shard} anew at {header.epoch}")
-            joining = Joining(table.spec, header.shard)
+        table, piece = self._table(header), DumpPiece.of(header)
+        meta, arrays = unpack_arrays(piece.text_bytes, body)
+        replica = table.replicas.get(piece.shard)
+        if piece.content == 0:
+            if piece.epoch <= table.elsewhere.get(piece.shard, -1):  # it is late: the server is not to join any more
+                raise FencedError(f"server {self.number} no longer takes shard {piece.shard} of epoch {piece.epoch}")
+            if replica is not None and (not replica.joining or piece.epoch < replica.fence):
+                raise DPSError(f"server {self.number} does not begin shard {piece.shard} anew at {piece.epoch}")
+            joining = Joining(table.spec, piece.shard)
             joining.begin(meta, [array.copy() for array in arrays])
-            replica = table.replicas[header.shard] = Replica(table.spec, header.shard, joining)
-            replica.joining, replica.fence = True, header.epoch
-        elif replica is None or not replica.joining or header.epoch < replica.fence:
-            raise DPSError(f"server {self.number} does not wait for shard {header.shard} of {table.spec.name!r}")
-        elif header.number == 1:
+            replica = table.replicas[piece.shard] = Replica(table.spec, piece.shard, joining)
+            replica.joining, replica.fence = True, piece.epoch
+        elif replica is None or not replica.joining or piece.epoch < replica.fence:
+            raise DPSError(f"server {self.number} does not wait for shard {piece.shard} of {table.spec.name!r}")
+        elif piece.content == 1:
             replica.shard.add(meta, arrays)
         else:
             replica.shard, replica.joining = replica.shard.finish(), False

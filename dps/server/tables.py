@@ -16,9 +16,10 @@ from dps.telemetry.server_meter import TableMeter
 from dps.telemetry.snapshot import HeldRows
 from dps.wire import frames
 from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded
+from dps.wire.headers import CloseSums, RetireOrigins, Scan
 from dps.wire.protocols import RoleConnection
 
-__all__ = ["ServerTable", "TableRequest", "op_of"]
+__all__ = ["ServerTable", "TableRequest", "control_header", "op_of"]
 
 PIECE_BYTES = 1 << 19  # of an answer that are passed on at a time: the peer reads them while more rows are gathered
 
@@ -100,14 +101,14 @@ class ServerTable(TableState):
             raise ProtocolError(f"the counts of a request for {header.count} keys add up to {sum(counts)}")
         return TableRequest(parts, keys, used)
 
-    def scan(self, header: Header) -> np.ndarray:
-        """Keys of one shard, in the order in which they were created, from `header.start` on."""
+    def scan(self, scan: Scan) -> np.ndarray:
+        """Keys of one shard, in the order in which they were created."""
         if self.spec.rows is not None:
             raise InputError(f"table {self.spec.name!r} has no keys of its own, but rows 0 to {self.spec.rows - 1}")
-        if 8 * header.count > self.frame_limit or header.start < 0:
-            raise LimitError(f"{header.count} keys from {header.start} on do not fit a frame of dps.limits.frame bytes")
-        keys = self.replica(header.shard, primary=True).shard.index.keys()
-        return keys[header.start : header.start + header.count]
+        if 8 * scan.limit > self.frame_limit or scan.skip < 0:
+            raise LimitError(f"{scan.limit} keys from {scan.skip} on do not fit a frame of dps.limits.frame bytes")
+        keys = self.replica(scan.shard, primary=True).shard.index.keys()
+        return keys[scan.skip : scan.skip + scan.limit]
 
     def answer(
         self, connection: RoleConnection, header: Header, parts: list[ReplicaPart], repeated: Op | None = None
@@ -181,12 +182,27 @@ class ServerTable(TableState):
 
 def op_of(header: Header) -> Op:
     """The op that a frame describes, without its rows."""
-    answer = bool(header.flags & frames.ANSWER)
     if header.flags & frames.CONTROL:
-        rule = RETIRE if header.flags & frames.RULE_ADD else CLOSE
-        values: Any = np.empty((0, 1))
-    else:
-        rule = ADD if header.flags & frames.RULE_ADD else ASSIGN if header.flags & frames.RULE_ASSIGN else PUSH
-        values = None
+        return control_op(header)
+    answer = bool(header.flags & frames.ANSWER)
+    rule = ADD if header.flags & frames.RULE_ADD else ASSIGN if header.flags & frames.RULE_ASSIGN else PUSH
+    values: Any = None
     stamp = (header.trainer, header.attempt, header.number)
     return Op(rule, None, header.start, values, header.clock, header.parties, *stamp, answer, header.rows)
+
+
+def control_header(table: int, epoch: int, op: Op) -> Header:
+    """The header of an op without rows, for the backups of a table."""
+    if op.rule == RETIRE:
+        return RetireOrigins(table, epoch, op.start, op.parties).header()
+    return CloseSums(table, epoch, op.clock, op.start).header()
+
+
+def control_op(header: Header) -> Op:
+    """The op that :func:`control_header` describes."""
+    nothing = np.empty((0, 1))
+    if RetireOrigins.matches(header):
+        retire = RetireOrigins.of(header)
+        return Op(RETIRE, None, retire.first, nothing, 0, retire.origins)
+    close = CloseSums.of(header)
+    return Op(CLOSE, None, close.what, nothing, close.clock, 1)

@@ -39,6 +39,7 @@ from dps.testing.world import Party, Task
 from dps.wire import frames
 from dps.wire.frames import Header
 from dps.wire.handshake import of_servers
+from dps.wire.headers import RouteAnswer, RouteRequest
 from dps.wire.protocols import RoleConnection
 
 __all__ = ["SECRET", "SESSION", "SimController", "SimServer"]
@@ -483,8 +484,8 @@ class SimController:
     # -- frames
 
     def _route(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        origin = header.trainer or self.runs.allot(1)
-        connection.reply(Header(frames.OK, request=header.request, trainer=origin), self.membership.route)
+        origin = RouteRequest.of(header).origin or self.runs.allot(1)
+        connection.reply(RouteAnswer(origin).header(header.request), self.membership.route)
 
     def _closed(self, connection: RoleConnection) -> None:
         (self.membership if isinstance(connection.party, ServerRecord) else self.runs).disconnected(connection)

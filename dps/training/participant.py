@@ -28,6 +28,7 @@ from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
+from dps.wire.headers import Collect, Tick, TickAnswer
 from dps.wire.run_messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent
 
 __all__ = ["Participant"]
@@ -160,7 +161,7 @@ class Participant:
     def pass_clock(self, clock: int) -> None:
         """Tell the controller of a clock (and report, now and then); wait until the trainer may go on from there."""
         session = self.session
-        header = Header(frames.TICK, clock=clock, count=self.planned)
+        header = Tick(clock, self.planned).header()
         with session.lock:
             began = session.now()
             deadline = began + self.clock_patience
@@ -187,9 +188,10 @@ class Participant:
     def _take_answer(self, answer: Header) -> None:
         """What the answer to a tick says; the report that went with it has arrived."""
         self._report = None
-        self.session.own.parties = max(1, answer.parties)
-        if answer.start:
-            self.staleness = math.inf if answer.start == frames.NO_BOUND else answer.start - 1.0
+        trainers, staleness = TickAnswer.of(answer)
+        self.session.own.parties = max(1, trainers)
+        if staleness is not None:
+            self.staleness = staleness
 
     def lease(self, request: LeaseRequest) -> LeaseAnswer:
         """Ask the controller about portions (`controller/work_leases.py`). A report goes along when one is due."""
@@ -213,7 +215,7 @@ class Participant:
         session.wait()
         text = frames.encode_json(call)
         body = text + raw.ljust(frames.padded(len(raw)), b"\0")
-        header = Header(frames.COLLECT, clock=self.clock, number=self._collectives, count=len(text))
+        header = Collect(self.clock, self._collectives, len(text)).header()
         self._collectives += 1
         try:
             with session.lock, self.waiting() as began:

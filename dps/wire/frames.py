@@ -2,7 +2,7 @@
 
 Every body is a whole number of 8-byte words, so frames that arrive together stay aligned, and arrays are read in place.
 Nothing is ever unpickled; texts are JSON. `rights.py` says which role may send which kind with which flags. This table
-says which fields a kind uses, and what its body holds:
+says which fields a kind uses, and what its body holds; `headers.py` has the fields of kinds that are not about rows:
 
 ======== ============================================ ==================================================
 kind     header                                       body
@@ -16,15 +16,16 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
          those that have none of its keys
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
 ...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`server/tables.py`)
-SCAN     table, shard, start: how many keys to skip,   nothing; answer: keys int64[count], in the order
-         count: how many at most                      in which they were created
-REPL...  as PUSH; with CONTROL an op without rows     versions int64[shards], then as PUSH
-DUMP     table, shard, epoch; see `server/feeds.py`          JSON, arrays
+SCAN     see `Scan` in `wire/headers.py`              nothing; answer: keys int64[count], in the order
+                                                      in which they were created
+REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], then as PUSH
+         see `CloseSums`, `RetireOrigins`
+DUMP     see `DumpPiece`                              JSON, arrays
 JOIN...  see `controller/runs.py`                                JSON
 LEASE    see `controller/work_leases.py`                            JSON
 ORIGIN   see `controller/runs.py`                                JSON
 SERVE... see `controller/failover.py`                               JSON
-OK       request; count; of a TICK: start             the values, or JSON, or nothing
+OK       request; count; see `TickAnswer`             the values, or JSON, or nothing
 ERROR    request                                      JSON {"type", "message"}
 ======== ============================================ ==================================================
 """
@@ -71,8 +72,6 @@ OK, ERROR = 64, 65
 
 # flags
 RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL = 1, 2, 4, 8, 16, 32
-
-NO_BOUND = 1 << 31  # in the answer to a TICK, `start` is the staleness plus 1, or this where there is no bound
 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
 HEADER_SIZE = _HEADER.size
@@ -183,10 +182,10 @@ def pack_arrays(meta: Mapping[str, object], arrays: Sequence[np.ndarray]) -> tup
     return len(description), pieces
 
 
-def unpack_arrays(header: Header, body: memoryview) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """What :func:`pack_arrays` packed; `header.count` is the length of the JSON. The arrays are views of `body`."""
-    layout = decode_json(body[: header.count])
-    arrays, offset = [], header.count
+def unpack_arrays(text_bytes: int, body: memoryview) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """What :func:`pack_arrays` packed; the JSON has `text_bytes`. The arrays are views of `body`."""
+    layout = decode_json(body[:text_bytes])
+    arrays, offset = [], text_bytes
     try:
         for code, shape in layout["arrays"]:
             dtype, count = np.dtype(code), math.prod(shape)
