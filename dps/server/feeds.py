@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DUMP_PIECE_BYTES", "FeedsOfJoiner", "JoinerFeed", "PieceMemory"]
 
-DUMP_PIECE_BYTES = 1 << 19  # of rows in one frame of a dump
+DUMP_PIECE_BYTES = 1 << 18  # of rows in one frame of a dump
 PIECES_UNDER_WAY = 2  # to one joiner, so that it need not wait for the next one
 AHEAD_SECONDS = 0.01  # that a dump may be ahead of `dps.limits.move`, because timers are not exact
 BEGIN, ROWS, END = 0, 1, 2  # content of a DUMP frame

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Link"]
 
 logger = logging.getLogger(__name__)
+
+SEND_BYTES = 1 << 20  # that a Unix socket takes at once: TCP makes more room by itself
 
 
 class Link(asyncio.BufferedProtocol):
@@ -94,7 +97,9 @@ class Link(asyncio.BufferedProtocol):
         self._transport, self._coalescer = transport, Coalescer(self._loop, transport)
         transport.set_write_buffer_limits(high=1 << 20)
         sock = transport.get_extra_info("socket")
-        if sock is not None and not is_local(sock):
+        if sock is not None and is_local(sock):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        elif sock is not None:
             keep_alive(sock)
 
     def connection_lost(self, error: Exception | None) -> None:
