@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,9 @@ from dps.checkpoints.store import Store
 from dps.core.ledger import Ledger
 from dps.state.shard import DenseShard, KeyedShard
 
-__all__ = ["Origins", "SavedShard", "fill", "read_shard"]
+__all__ = ["Origins", "SavedShard", "fill", "fill_all", "read_shard"]
+
+FILES_AT_ONCE = 4  # that one process reads: while it puts the rows of one in their places, the disk reads others
 
 
 def read_shard(
@@ -177,3 +180,48 @@ def fill(shard: DenseShard | KeyedShard, saved: SavedShard, origins: Origins = U
         shard.load(where, rows)  # type: ignore[arg-type]
     ledger = origins.take_over(saved.ledger) if "last" in saved.ledger else Ledger()
     shard.restore(clock=int(saved.metadata.get("latest", 0)), version=0, ledger=ledger)
+
+
+def fill_all(
+    shards: Mapping[int, DenseShard | KeyedShard],
+    store: Store,
+    checkpoint: str,
+    table: str,
+    origins: Origins = UNCHANGED_ORIGINS,
+) -> None:
+    """Load the shards of one table, by number, from a checkpoint; several at a time.
+
+    Parameters
+    ----------
+    shards : dict of int to shard
+        New ones, without rows.
+    store : Store
+    checkpoint : str
+        The name of a whole checkpoint.
+    table : str
+    origins : Origins
+
+    Examples
+    --------
+    >>> from dps.checkpoints.store import write_shard
+    >>> from dps.state.shard import make_shard
+    >>> spec = dps.TableSpec("w", rows=4, shards=2)
+    >>> store = Store("memory://doc-fill-all")
+    >>> writer = store.begin([spec])
+    >>> rows = np.array([[3], [4]], "f4")
+    >>> records = [
+    ...     write_shard(store.url, writer.name, spec, n, 2, [(2 * n, rows)]) for n in (0, 1)
+    ... ]
+    >>> shards = {n: make_shard(spec, n) for n in (0, 1)}
+    >>> fill_all(shards, store, writer.commit(records).name, "w")
+    >>> [shard.rows.tolist() for shard in shards.values()]
+    [[[3.0], [4.0]], [[3.0], [4.0]]]
+    """
+    chain = store.chain(checkpoint)
+
+    def fill_one(number: int) -> None:
+        fill(shards[number], SavedShard(store, chain, table, number), origins)
+
+    with concurrent.futures.ThreadPoolExecutor(FILES_AT_ONCE, "dps-restore") as pool:
+        for _ in pool.map(fill_one, shards):
+            pass  # the first error is raised when all that were begun have ended

@@ -18,7 +18,7 @@ import msgspec
 from distributed import Worker, get_worker
 
 from dps import config
-from dps.checkpoints.reading import Origins, SavedShard, fill
+from dps.checkpoints.reading import Origins, fill_all
 from dps.checkpoints.store import Store
 from dps.daskapi.processes import host_of, linking_tls, listening_tls
 from dps.errors import MovedError
@@ -135,12 +135,10 @@ class Server:
     ) -> None:
         """Fill the replicas of a new table, which no client can see yet, from a checkpoint."""
         replicas = self.role.tables[table].replicas
-        store = Store(url, storage_options=storage_options)
-        chain = store.chain(name)
-        for number in shards:
-            fill(
-                replicas[number].shard, SavedShard(store, chain, replicas[number].spec.name, number), Origins(*origins)
-            )
+        if shards:
+            store = Store(url, storage_options=storage_options)
+            of_table = replicas[shards[0]].spec.name
+            fill_all({n: replicas[n].shard for n in shards}, store, name, of_table, Origins(*origins))
 
     def status(self) -> bytes:
         """Tables, rows and bytes: a `ServerAnswer` of `telemetry/snapshot.py`, encoded."""

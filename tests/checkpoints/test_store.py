@@ -28,10 +28,11 @@ from safetensors.numpy import load_file
 import dps
 from dps.checkpoints import store as module
 from dps.checkpoints.manifest import Checkpoint
-from dps.checkpoints.reading import SavedShard, read_shard
+from dps.checkpoints.reading import SavedShard, fill_all, read_shard
 from dps.checkpoints.shard_file import ShardFile
 from dps.checkpoints.store import MANIFEST, Store, write_shard
 from dps.errors import CheckpointError, InputError
+from dps.state.shard import make_shard
 
 get_loop()  # fsspec's thread for asynchronous file systems stays for ever: that is no leak
 
@@ -787,3 +788,21 @@ def test_two_at_once_get_two_names(tmp_path):
 def test_impossible_settings():
     with pytest.raises(InputError, match="at least 1"):
         Store("memory://x", keep=0)
+
+
+def test_all_shards_are_filled_and_the_first_damaged_one_is_named(tmp_path):
+    """Several at a time, each with its own rows and its own files."""
+    spec = dps.TableSpec("w", rows=700, dim=3, shards=7)
+    store, values = Store(str(tmp_path)), np.random.default_rng(0).normal(size=(700, 3)).astype("f4")
+    writer = store.begin([spec])
+    pieces = [[(100 * n, values[100 * n : 100 * (n + 1)])] for n in range(7)]
+    records = [write_shard(store.url, writer.name, spec, n, 100, pieces[n]) for n in range(7)]
+    name = writer.commit(records).name
+    shards = {n: make_shard(spec, n) for n in (6, 0, 3, 2, 5)}
+    fill_all(shards, store, name, "w")
+    for n, shard in shards.items():
+        np.testing.assert_array_equal(shard.rows, values[100 * n : 100 * (n + 1)])
+    damaged = tmp_path / name / records[3].file
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match=f"{records[3].file} is damaged: rows"):
+        fill_all(shards, store, name, "w")
