@@ -25,7 +25,7 @@ from dps.client.changes import NO_ROWS, Change, SendChange, header_of, nothing, 
 from dps.client.environment import Environment
 from dps.client.inputs import as_keys, as_rows, split_sparse
 from dps.client.origin import Origin
-from dps.client.plain import PlainCalls
+from dps.client.plain import DECLINED, PlainCalls
 from dps.client.requests import Call
 from dps.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
 from dps.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, TableLike, Values, name_of, through
@@ -217,9 +217,12 @@ class Client:
                [0., 0.]], dtype=float32)
         """
         if type(table) is str or isinstance(table, Table):
-            values = self._plain.pull(table if isinstance(table, str) else table.name, keys, out)
-            if values is not None:
-                return values[0]
+            with self.session.lock:
+                values = self._plain.pull(table if isinstance(table, str) else table.name, keys, out)
+            if values is not DECLINED:
+                return values
+        elif isinstance(table, Mapping):
+            return self._pull_later(table, keys, out, keep=False).result()
         return self._pull(table, keys, out).result()
 
     @overload
@@ -233,7 +236,7 @@ class Client:
 
         At most `dps.limits.in-flight` calls are open; one more waits for the oldest.
         """
-        return self._pull(table, keys, out, keep=True)
+        return self._pull_later(table, keys, out, keep=True)
 
     @overload
     def pull_certified(self, table: TableLike, keys: Keys = ...) -> Certified: ...
@@ -306,7 +309,7 @@ class Client:
         InputError
             Shapes or dtypes that do not fit; `rows` where there is no mean, or said by some pushes of a clock only.
         """
-        if rows is not None or self._push_plainly(table, keys, values, PUSH) is None:
+        if rows is not None or self._push_plainly(table, keys, values, PUSH) is DECLINED:
             self._push(table, keys, values, PUSH, rows=rows).result()
 
     def push_async(
@@ -320,25 +323,25 @@ class Client:
 
         The arrays may be reused as soon as this returns.
         """
-        return self._push(table, keys, values, PUSH, keep=True, rows=rows)
+        return self._push_later(table, keys, values, PUSH, rows=rows)
 
     def add(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Add values to rows, past the optimizer. Parameters as in :meth:`push`."""
-        if self._push_plainly(table, keys, values, ADD) is None:
+        if self._push_plainly(table, keys, values, ADD) is DECLINED:
             self._push(table, keys, values, ADD).result()
 
     def add_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
         """As :meth:`add`, but return once the request is written; ``.result()`` waits."""
-        return self._push(table, keys, values, ADD, keep=True)
+        return self._push_later(table, keys, values, ADD)
 
     def assign(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Replace rows, past the optimizer; of a repeated key the last value counts. Parameters as in :meth:`push`."""
-        if self._push_plainly(table, keys, values, ASSIGN) is None:
+        if self._push_plainly(table, keys, values, ASSIGN) is DECLINED:
             self._push(table, keys, values, ASSIGN).result()
 
     def assign_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
         """As :meth:`assign`, but return once the request is written; ``.result()`` waits."""
-        return self._push(table, keys, values, ASSIGN, keep=True)
+        return self._push_later(table, keys, values, ASSIGN)
 
     @overload
     def push_pull(
@@ -360,7 +363,7 @@ class Client:
         Parameters as in :meth:`push`; `out`, and what is returned, as in :meth:`pull`.
         """
         answer = self._push_plainly(table, keys, values, PUSH, answered=True, out=out)
-        return self._push(table, keys, values, PUSH, answer=True, out=out).result() if answer is None else answer[0]
+        return self._push(table, keys, values, PUSH, True, out).result() if answer is DECLINED else answer
 
     @overload
     def push_pull_async(
@@ -378,7 +381,7 @@ class Client:
         out: np.ndarray | Outs[T] = None,
     ) -> Pending[object]:
         """As :meth:`push_pull`, but return once the request is written; ``.result()`` waits for the values."""
-        return self._push(table, keys, values, PUSH, answer=True, out=out, keep=True)
+        return self._push_later(table, keys, values, PUSH, True, out)
 
     def keys(self, table: TableLike, shard: int | None = None) -> Iterator[np.ndarray]:
         """The keys of a keyed table that have rows, some at a time; each once, those born meanwhile perhaps.
@@ -489,15 +492,78 @@ class Client:
             else Pending([call for p in pending.values() for call in p.calls], nothing)
         )
 
+    def _pull_later(self, table: Any, keys: Keys, out: Any, keep: bool) -> Pending[Any]:
+        """A pull on its way: the plain way, or else the general one."""
+        wanted: Mapping[Any, Keys]
+        outs: Mapping[Any, object]
+        if isinstance(table, Mapping):
+            wanted, outs = table, outs_of(out)
+        elif isinstance(table, (str, Table)):
+            wanted, outs = {table: keys}, {table: out}
+        else:
+            return self._pull(table, keys, out, keep=keep)
+        with self.session.lock:
+            pending = self._plain.pull_async(wanted, outs, keep)
+        if pending is DECLINED:
+            return self._pull(table, keys, out, keep=keep)
+        return Pending.of_tables(pending) if wanted is table else pending[table]
+
     def _push_plainly(
         self, table: object, keys: Keys, values: object, rule: int, answered: bool = False, out: object = None
-    ) -> tuple[np.ndarray | None] | None:
-        """A push of one table the plain way; None if it has to go the general way."""
-        if not self._pushes_plainly or not (type(table) is str or isinstance(table, Table)):
-            return None
-        name = table if isinstance(table, str) else table.name
+    ) -> Any:
+        """The result of a push whose caller waits, the plain way; DECLINED if it has to go the general way."""
+        if not self._pushes_plainly:
+            return DECLINED
+        session = self.session
+        with session.lock:
+            task = None if session.own.clock != NO_CLOCK else execution()
+            if type(table) is str or isinstance(table, Table):
+                name = table if isinstance(table, str) else table.name
+                if task is None:
+                    return self._plain.push(name, keys, values, rule, answered, out)
+                with session.acting_as(self._origin_in(task)):
+                    return self._plain.push(name, keys, values, rule, answered, out)
+        if not isinstance(table, Mapping):
+            return DECLINED
+        pending = self._push_posted(table, keys, values, rule, answered, out, False)
+        return pending if pending is DECLINED else pending.result()
+
+    def _push_later(
+        self,
+        table: TableLike | Changes[T],
+        keys: Keys,
+        values: Values,
+        rule: int,
+        answered: bool = False,
+        out: np.ndarray | Outs[T] = None,
+        rows: int | None = None,
+    ) -> Pending[Any]:
+        """A push on its way: the plain way, or else the general one."""
+        if rows is None and self._pushes_plainly:
+            pending = self._push_posted(table, keys, values, rule, answered, out, True)
+            if pending is not DECLINED:
+                return pending
+        return self._push(table, keys, values, rule, answered, out, keep=True, rows=rows)
+
+    def _push_posted(
+        self, table: Any, keys: Keys, values: object, rule: int, answered: bool, out: Any, keep: bool
+    ) -> Any:
+        """A push to one table or several on its way, the plain way; or DECLINED."""
+        changes: Mapping[Any, tuple[Keys, object]]
+        outs: Mapping[Any, object]
+        if isinstance(table, Mapping):
+            changes, outs = table, outs_of(out)
+        elif isinstance(table, (str, Table)):
+            changes, outs = {table: (keys, values)}, {table: out}
+        else:
+            return DECLINED
         with self.session.lock, self._as_task():
-            return self._plain.push(name, keys, values, rule, answered, out)
+            pending = self._plain.push_async(changes, rule, answered, outs, keep)
+        if pending is DECLINED or changes is not table:
+            return pending if pending is DECLINED else pending[table]
+        if answered:
+            return Pending.of_tables(pending)
+        return Pending([call for each in pending.values() for call in each.calls], nothing)
 
     def _as_task(self) -> contextlib.AbstractContextManager[None]:
         """Within, ops are those of the Dask task that makes them, so that they count once if Dask runs it again.

@@ -32,6 +32,7 @@ from dps.client.environment import Environment, ProcessEnvironment
 from dps.client.origin import Origin
 from dps.client.requests import Call, Leg, TableRoute, again, chunks, count_of, legs, send
 from dps.client.ticket import SentCall, Ticket
+from dps.core.call import LAST_NUMBER
 from dps.errors import (
     ClosedError,
     ControllerGoneError,
@@ -60,7 +61,6 @@ RETRIED = (ServerGoneError, MovedError)  # unless it is a DataLostError
 BACK_OFF_SECONDS = (0.002, 0.1)  # between two tries to recover: the first pause, the longest
 GRACE_SECONDS = 1.0  # for the answer to what was sent again just before the time was over
 DOUBT_SECONDS = 0.5  # that a server may keep a caller waiting before the session asks the controller about it
-LAST_NUMBER = 0xFFFF0000  # of an op within a clock
 MAX_SETBACKS = 16  # recoveries in a row that lengthen the pause before the next one
 
 
@@ -81,6 +81,8 @@ class ClientSession:
         Called before a call and now and then while it waits; may raise, to stop the caller.
     greet : callable, optional
         Called with each new channel to the controller, before anything else is asked over it.
+    cancelled : callable, optional
+        Whether `check` would raise, for calls that go the plain way; None if it never does.
 
     Attributes
     ----------
@@ -88,6 +90,8 @@ class ClientSession:
         The session's own origin.
     acting : Origin
         The origin in whose name it makes ops at present.
+    settled : dict of str to TableRoute
+        The tables that there are; none while anything has to be recovered, or once the session is closed.
     """
 
     def __init__(
@@ -96,10 +100,11 @@ class ClientSession:
         environment: Environment | None = None,
         check: Callable[[], None] = proceed,
         greet: Callable[[Channel], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ):
         self.ticket, self.environment = ticket, environment or ProcessEnvironment()
         self.now, self.sleep = self.environment.now, self.environment.sleep
-        self.check, self._greet = check, greet
+        self.check, self._greet, self.cancelled = check, greet, cancelled
         self.own = self.acting = Origin()
         self.lock = threading.RLock()
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
@@ -115,6 +120,7 @@ class ClientSession:
         self._unreached: set[int] = set()  # servers to which no connection could be made
         self._servers: dict[int, tuple[str, int]] = {}
         self._tables: dict[str, TableRoute] = {}
+        self.settled = self._tables
         self._by_id: dict[int, TableRoute] = {}
         self._used: dict[int, TableSpec] = {}  # number -> table, of those that were called
         self._open: collections.deque[SentCall] = collections.deque()  # asynchronous calls on their way
@@ -180,10 +186,9 @@ class ClientSession:
 
     # -- calls
 
-    def known_route(self, table: str) -> TableRoute | None:
-        """The route of a table, if it is known and no server has failed since the last recovery."""
-        self.check()
-        return None if self.closed or self._unreached or self._setbacks else self._tables.get(table)
+    def _settle(self) -> None:
+        """Say which tables may be called without a recovery."""
+        self.settled = {} if self.closed or self._unreached or self._setbacks else self._tables
 
     def connections(self, route: TableRoute) -> list[Channel] | None:
         """For each run of a route, the connection to its server; None where one of these is not there yet."""
@@ -248,7 +253,9 @@ class ClientSession:
                 try:
                     for request in pending.requests:
                         request.result(limit)
-                    self._setbacks = 0
+                    if self._setbacks:
+                        self._setbacks = 0
+                        self._settle()
                     return
                 except (*RETRIED, UnknownTableError) as error:
                     if isinstance(error, DataLostError) or pending not in self._open:  # given up before: not sent again
@@ -300,6 +307,7 @@ class ClientSession:
                         f"{self.patience:g} s (dps.timeouts.request): {failed[0][0].requests[failed[0][1]].error}"
                     )
                 self._setbacks = min(self._setbacks + 1, MAX_SETBACKS)
+                self._settle()
                 if self._resend(failed):
                     return
         finally:
@@ -398,8 +406,13 @@ class ClientSession:
         known = decode(Route, answer.body)
         self.epoch, self.remedy, self._servers = known.epoch, known.remedy, known.servers
         routes = [TableRoute(TableSpec.from_dict(table.spec), table.owners) for table in known.tables]
+        self.know(routes)
+
+    def know(self, routes: list[TableRoute]) -> None:
+        """These are the tables that there are, and where they are."""
         self._tables = {route.spec.name: route for route in routes}
         self._by_id = {route.spec.id: route for route in routes}
+        self._settle()
 
     def _check_server(self, server: int, asked: list[float]) -> None:
         """Called now and then while a server keeps the caller waiting: raise an error if another has taken its place.
@@ -460,7 +473,7 @@ class ClientSession:
                 raise ClosedError(f"this client of parameter server {self.ticket.session!r} was closed; make a new one")
             what = f"server {server} of parameter server {self.ticket.session!r}"
             if server not in self._servers:  # by a route that was renewed since the call began
-                self._unreached.add(server)
+                self._give_up(server)
                 raise ServerGoneError(f"{what} is gone")
             host, port = self._servers[server]
             what += f" at {host}:{port}"
@@ -474,7 +487,7 @@ class ClientSession:
                 )
                 channel.traffic = self.meter.traffic(server)
             except RETRIED:
-                self._unreached.add(server)
+                self._give_up(server)
                 raise
             finally:
                 self.meter.held += self.now() - began
@@ -482,12 +495,18 @@ class ClientSession:
             raise ServerGoneError(f"the connection to {channel.what} broke")
         return channel
 
+    def _give_up(self, server: int) -> None:
+        """Remember that no connection to a server could be made, until the next recovery."""
+        self._unreached.add(server)
+        self._settle()
+
     def close(self) -> None:
         """Close all connections. What was not waited for is lost."""
         self._closing(self._close)
 
     def _close(self) -> None:
         self.closed = True
+        self._settle()
         controller, self._controller_channel = self._controller_channel, None
         if controller is not None and self.hangs_up:
             controller.close()

@@ -1,8 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t
 
-cimport numpy as cnp
-
-from dps.core.form cimport Form
+from dps.core.call cimport Call, Leg, Terms
+from dps.core.meter cimport CallMeter
 
 
 cdef class Traffic:
@@ -14,6 +13,14 @@ cdef class Stream:
     cdef readonly int fd
     cdef public uint32_t number  # of the next request
     cdef readonly int calls  # that use the socket now
+    cdef public bint touched
+    cdef object _close  # to be called when no call uses the socket
+    cdef int leave(self) except -1
+
+
+cdef class Wires:
+    cdef readonly list channels, streams, traffics
+    cdef bint are_free(self) except -1
 
 
 cdef extern from "exchange.h" nogil:
@@ -22,72 +29,25 @@ cdef extern from "exchange.h" nogil:
         size_t iov_len
 
 
-cdef struct Leg:  # of a call: what goes to one server
-    int run
-    int64_t first, end  # shards
-    int64_t a, b  # rows of the call
-    uint32_t number  # of its request
-    int state
-
-
 cdef class Exchange:
     cdef int64_t spin
     cdef int64_t waited, _counted  # nanoseconds of the last call; of these, what the counters of peers know
-    cdef readonly object result  # of the last call: the array with its answer
+    cdef object _now, _idle
+    cdef CallMeter _meter
+    cdef readonly Call call  # the last call
+    cdef readonly double began  # when it began
     cdef readonly list open  # of the last call: what goes on in the general way
-    cdef readonly int current  # the run whose connection broke, where `call` raises
-    cdef void *_buffers[8]
-    cdef size_t _sizes[8]
-    cdef void *_room(self, int which, size_t nbytes) except NULL
-    cdef int64_t _cut(self, Form form, const int64_t *keys, int64_t count, bint distinct) except -2
-    cdef int _legs(self, Form form, bint ranged, int64_t start, int64_t count) except -1
-    cdef int _round(
-        self,
-        Form form,
-        list streams,
-        list traffics,
-        tuple stamp,
-        int kind,
-        int flags,
-        int64_t start,
-        const int64_t *keys,
-        const char *rows,
-        char *room,
-        bint ordered,
-        int legs,
-        object idle,
-    ) except -1
-    cdef int _answers(
-        self,
-        Form form,
-        list streams,
-        list traffics,
-        char *room,
-        bint ordered,
-        int legs,
-        object acknowledge,
-        object idle,
-    ) except -1
-    cdef int _leave(self, int legs) except -1
-    cdef int _write(
-        self,
-        Form form,
-        int fd,
-        Leg *leg,
-        void *head,
-        const int64_t *keys,
-        const char *rows,
-        bint ordered,
-        Traffic traffic,
-        object idle,
-    ) except -1
-    cdef int _send(self, int fd, iovec *pieces, int count, Traffic traffic, object idle) except -1
+    cdef readonly int current  # the run whose connection broke, where `make` raises
+    cdef char *_inbox
+    cdef char *_piece
+    cdef int64_t _room  # bytes of `_piece`
+    cdef char *_memory(self, int64_t nbytes) except NULL
+    cdef int _round(self, Call call, Wires wires) except -1
+    cdef int _answers(self, Call call, Wires wires) except -1
+    cdef int _leave(self, Call call) except -1
+    cdef int _write(self, Call call, Leg *leg, int fd, Wires wires) except -1
+    cdef int _send(self, int fd, iovec *pieces, int count, Traffic traffic, Wires wires) except -1
     cdef void _count(self, Traffic traffic)
-    cdef int _read(
-        self, Form form, int fd, Leg *leg, char *out, bint ordered, Traffic traffic, object acknowledge, object idle
-    ) except -1
-    cdef void _put(self, Form form, const char *rows, int64_t a, int64_t count, char *out, bint ordered)
-    cdef int _read_body(
-        self, Form form, int fd, Leg *leg, char *out, bint ordered, int64_t padding, Traffic traffic, object idle
-    ) except -1
-    cdef int _receive(self, int fd, char *buffer, int64_t nbytes, Traffic traffic, object idle) except -1
+    cdef int _read(self, Call call, Leg *leg, int fd, Wires wires) except -1
+    cdef int _read_body(self, Call call, Leg *leg, int fd, Traffic traffic, Wires wires) except -1
+    cdef int _receive(self, int fd, char *buffer, int64_t nbytes, Traffic traffic, Wires wires) except -1

@@ -1,12 +1,16 @@
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from dps.core.form import Form
+from dps.core.call import Call, Origin, Part, Terms
+from dps.core.meter import CallMeter
 
-DECLINED: int
-DONE: int
-OPEN: int
+class Outcome: ...
+
+DECLINED: Outcome
+BUSY: Outcome
+OPEN: Outcome
 
 class Traffic:
     answers: int
@@ -20,32 +24,27 @@ class Stream:
     fd: int
     number: int
     calls: int
+    touched: bool
     def __init__(self, fd: int) -> None: ...
     def take(self) -> int: ...
+    def write(self, part: Part, number: int) -> list[bytes | memoryview]: ...
+    def close_after(self, close: Callable[[], None]) -> None: ...
+
+class Wires:
+    channels: list[Any]
+    streams: list[Stream]
+    traffics: list[Traffic]
+    def __init__(self, channels: list[Any]) -> None: ...
 
 class Exchange:
-    result: np.ndarray | None
-    open: list[tuple[int, int, int, int, int, int, bytes]]
+    call: Call
+    began: float
+    open: list[tuple[int, int, int, bytes]]
     current: int
-    def __init__(self, spin: int) -> None: ...
-    @property
-    def seconds_waited(self) -> float: ...
-    def call(
-        self,
-        form: Form,
-        streams: list[Stream],
-        traffics: list[Traffic],
-        kind: int,
-        flags: int,
-        stamp: tuple[int, ...],
-        keys: np.ndarray | None,
-        start: int,
-        end: int,
-        values: np.ndarray | None,
-        out: np.ndarray | None,
-        answered: bool,
-        distinct: bool,
-        most: int,
-        acknowledge: Callable[[int, int], bool],
-        idle: Callable[[int, int], None],
-    ) -> int: ...
+    def __init__(
+        self, spin: int, now: Callable[[], float], meter: CallMeter, idle: Callable[[Any, int], None]
+    ) -> None: ...
+    def make(
+        self, wires: Wires, terms: Terms, origin: Origin, keys: object, values: object, out: object
+    ) -> np.ndarray | Outcome | None: ...
+    def give_away(self) -> Call: ...

@@ -17,3 +17,21 @@ cdef bint scatter_keys(
 cdef int64_t number_part(
     const int64_t *keys, int64_t first, int64_t end, int32_t *target, int64_t distinct
 ) noexcept nogil
+cdef void list_distinct(
+    const int64_t *keys,
+    const int64_t *starts,
+    const int32_t *target,
+    int64_t shards,
+    int64_t count,
+    int64_t *out_keys,
+    int64_t *out_starts,
+) noexcept nogil
+cdef void add_rows(
+    int kind,
+    const void *updates,
+    const int32_t *order,
+    const int32_t *target,
+    int64_t count,
+    int64_t dim,
+    void *out,
+) noexcept nogil

@@ -202,16 +202,32 @@ def distinct_keys(
     cdef const int32_t *place = int32s(target)
     cdef int64_t *out_key = writeable_int64s(out_keys)
     cdef int64_t *out_start = writeable_int64s(out_starts)
-    cdef int64_t shards = cnp.PyArray_SIZE(starts) - 1, count = cnp.PyArray_SIZE(out_keys), j, s
-    if cnp.PyArray_SIZE(out_starts) != shards + 1 or cnp.PyArray_SIZE(target) != cnp.PyArray_SIZE(keys):
+    cdef int64_t shards = cnp.PyArray_SIZE(starts) - 1, count = cnp.PyArray_SIZE(out_keys), j
+    same = cnp.PyArray_SIZE(target) == cnp.PyArray_SIZE(keys) == start[shards]
+    if not same or cnp.PyArray_SIZE(out_starts) != shards + 1:
         raise ValueError(f"target and starts do not fit {cnp.PyArray_SIZE(keys)} keys and {shards} shards")
     for j in range(cnp.PyArray_SIZE(keys)):
         if not 0 <= place[j] < count:
             raise ValueError(f"place {place[j]}, and there are {count} distinct keys")
-        out_key[place[j]] = key[j]
-    out_start[shards] = count
+    list_distinct(key, start, place, shards, count, out_key, out_start)
+
+
+cdef void list_distinct(
+    const int64_t *keys,
+    const int64_t *starts,
+    const int32_t *target,
+    int64_t shards,
+    int64_t count,
+    int64_t *out_keys,
+    int64_t *out_starts,
+) noexcept nogil:
+    """As :func:`distinct_keys`."""
+    cdef int64_t j, s
+    for j in range(starts[shards]):
+        out_keys[target[j]] = keys[j]
+    out_starts[shards] = count
     for s in range(shards - 1, -1, -1):  # the first place that the part of a shard uses
-        out_start[s] = place[start[s]] if start[s] < start[s + 1] else out_start[s + 1]
+        out_starts[s] = target[starts[s]] if starts[s] < starts[s + 1] else out_starts[s + 1]
 
 
 ctypedef fused value_t:
@@ -242,12 +258,25 @@ def sum_repeats(
     cdef void *sums = memory(out, kind, True)
     memset(sums, 0, cnp.PyArray_NBYTES(out))
     with nogil:
-        if kind == cnp.NPY_FLOAT32:
-            _sum_repeats(<const float *> given, source, place, count, dim, <float *> sums)
-        elif kind == cnp.NPY_FLOAT64:
-            _sum_repeats(<const double *> given, source, place, count, dim, <double *> sums)
-        else:
-            _sum_repeats(<const int64_t *> given, source, place, count, dim, <int64_t *> sums)
+        add_rows(kind, given, source, place, count, dim, sums)
+
+
+cdef void add_rows(
+    int kind,
+    const void *updates,
+    const int32_t *order,
+    const int32_t *target,
+    int64_t count,
+    int64_t dim,
+    void *out,
+) noexcept nogil:
+    """out[target[j]] += updates[order[j]], rows of one of numpy's kinds of numbers; without an `order`, j itself."""
+    if kind == cnp.NPY_FLOAT32:
+        _sum_repeats(<const float *> updates, order, target, count, dim, <float *> out)
+    elif kind == cnp.NPY_FLOAT64:
+        _sum_repeats(<const double *> updates, order, target, count, dim, <double *> out)
+    else:
+        _sum_repeats(<const int64_t *> updates, order, target, count, dim, <int64_t *> out)
 
 
 cdef void _sum_repeats(

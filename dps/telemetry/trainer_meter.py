@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dps.core.exchange import Traffic
+from dps.core.meter import CallMeter
 from dps.errors import InputError
 from dps.state.names import check_name
 from dps.telemetry.host import ThreadUsage
@@ -48,7 +49,7 @@ class ServerTraffic(Traffic):
         self._meter.held += seconds
 
 
-class TrainerMeter:
+class TrainerMeter(CallMeter):
     """Counts a client's work, and makes reports of it.
 
     Parameters
@@ -87,15 +88,8 @@ class TrainerMeter:
         "began",
         "clocks",
         "every",
-        "held",
-        "keys_pulled",
-        "keys_pushed",
-        "mark",
-        "pulls",
-        "pushes",
         "resent",
         "rows",
-        "seconds",
         "servers",
     )
 
@@ -108,10 +102,8 @@ class TrainerMeter:
         self._usage, self._load = usage, load
         self._used: ThreadUsage | None = None  # as of the last report
         self._reported_load: HostLoad | None = None
-        self.began = self.mark = now
-        self.held = 0.0  # seconds since `mark` in which preparing was held up
-        self.seconds = {"pull": 0.0, "push": 0.0, "wait": 0.0, "serialise": 0.0}
-        self.clocks = self.pulls = self.pushes = self.keys_pulled = self.keys_pushed = self.rows = self.resent = 0
+        self.began = now
+        self.clocks = self.rows = self.resent = 0
         self.servers: dict[int, Traffic] = {}
         self.every = REPORT_SECONDS
         self._due = now + REPORT_SECONDS
@@ -121,44 +113,7 @@ class TrainerMeter:
         self._metrics: dict[str, list[Any]] = {}  # name -> count, sum and last value since the last report
         self._names: set[str] = set()
 
-    # -- times
-
-    def begin(self, now: float) -> None:
-        """Measure from here on; the time before belongs to the caller's own work."""
-        self.mark, self.held = now, 0.0
-
-    def prepared(self, verb: str, now: float) -> None:
-        """Count the time since `mark` as preparation of a call, except the time that was held up."""
-        seconds = now - self.mark
-        self.mark = now
-        if self.held:
-            self.seconds[verb] += self.held
-            seconds -= self.held
-            self.held = 0.0
-        self.seconds["serialise"] += seconds
-
-    def exchanged(self, verb: str, keys: int, began: float, now: float, waited: float) -> None:
-        """Count a whole call, and its time, of which the caller was blocked for `waited` seconds."""
-        self.counted(verb == "pull", keys)
-        self.seconds[verb] += waited
-        self.seconds["serialise"] += now - began - waited
-        self.mark, self.held = now, 0.0
-
-    def lap(self, verb: str, now: float) -> None:
-        """Count the time since `mark` as blocked."""
-        self.seconds[verb] += now - self.mark
-        self.mark = now
-
     # -- counts
-
-    def counted(self, pull: bool, keys: int) -> None:
-        """Count a call that begins."""
-        if pull:
-            self.pulls += 1
-            self.keys_pulled += keys
-        else:
-            self.pushes += 1
-            self.keys_pushed += keys
 
     def traffic(self, server: int) -> Traffic:
         """The counters that a connection to that server increments."""
@@ -208,7 +163,8 @@ class TrainerMeter:
         """Make the next report."""
         reported, servers_reported = self._reported
         traffic = self.servers.values()
-        times = [self.seconds[name] for name in ("pull", "wait", "push", "serialise")]
+        seconds = self.seconds
+        times = [seconds[name] for name in ("pull", "wait", "push", "serialise")]
         counts = [self.pulls, self.pushes, self.keys_pulled, self.keys_pushed]
         counts += [sum(t.received for t in traffic), sum(t.sent for t in traffic), self.rows, self.resent]
         done = [float(self.clocks), now - self.began, 0.0, *times, 0.0, 0.0, *map(float, counts)]

@@ -72,7 +72,7 @@ class SimChannel(Channel, End):
 
     @property
     def is_plain(self) -> bool:
-        """False, because there is no socket: calls go the general way."""
+        """False, because there is no socket past which a call could go."""
         return False
 
     # -- out
@@ -98,6 +98,23 @@ class SimChannel(Channel, End):
             self._break(error)
             raise
         return request
+
+    def post(self, request: Request) -> None:
+        assert request.part is not None
+        if self.closed:
+            request.error, request.done = self._gone(f"the connection to {self.what} is closed"), True
+            return
+        number = self.stream.take()
+        self._requests[number] = request
+        self._sinks += request.sink is not None
+        frame = bytearray().join(request.part.pieces(number))
+        self.traffic.sent += len(frame)
+        try:
+            self.outward.write(frame, len(frame))
+            self._drain()
+        except BaseException as error:
+            self._break(error)
+            raise
 
     def _drain(self) -> None:
         """Wait until all bytes are sent. Read meanwhile, or a peer that waits in the same way would never take them."""

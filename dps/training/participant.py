@@ -99,7 +99,7 @@ class Participant:
         self.reached = self.planned = self.first_portion = 0
         self.staleness, self.trainers = math.inf, 1
         self.clock_patience = config.seconds("clock") + GRACE_SECONDS
-        self.session = ClientSession(ticket, environment, self.check, self._join)
+        self.session = ClientSession(ticket, environment, self.check, self._join, cancelled)
         self.session.hangs_up = True  # because the end of this connection tells that the trainer is lost
         self.session.own.clock = 0
         self.client = Client(ticket, session=self.session, check_aggregate=self._check_aggregate)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dps import config
+from dps.core.call import Part
 from dps.core.exchange import Stream, Traffic
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 from dps.wire import frames
@@ -62,11 +63,12 @@ class SinkBody:
 class Request:
     """A request on its way: its sink, and its answer or error."""
 
-    __slots__ = ("body", "channel", "done", "error", "header", "kind", "leg", "size", "sink")
+    __slots__ = ("_leg", "body", "channel", "done", "error", "header", "kind", "part", "size", "sink")
 
-    def __init__(self, channel: Channel, sink: Sink | None, size: int, kind: int = 0):
+    def __init__(self, channel: Channel, sink: Sink | None, size: int, kind: int = 0, part: Part | None = None):
         self.kind = kind  # of its frame
-        self.leg: Any = None  # for a retry if the channel breaks: see `client/requests.py`
+        self._leg: Any = None
+        self.part = part  # of a plain call
         self.channel = channel
         self.sink = sink
         self.size = size  # bytes that the sink takes; a body may be padded beyond
@@ -81,6 +83,18 @@ class Request:
         request = cls(None, None, 0)  # type: ignore[arg-type]
         request.error, request.done = error, True
         return request
+
+    @property
+    def leg(self) -> Any:
+        """The part of a call that it carries, for a retry if the channel breaks: see `client/requests.py`."""
+        if callable(self._leg):
+            self._leg = self._leg()
+        return self._leg
+
+    @leg.setter
+    def leg(self, leg: Any) -> None:
+        """A leg, or what makes it when it is wanted."""
+        self._leg = leg
 
     def result(self, deadline: float) -> Request:
         """Wait until `deadline` (time.monotonic) for the answer.
@@ -205,7 +219,7 @@ class Channel:
         """
         if body or self.closed or self._requests or not self._reader.between_frames:
             return self.ask(header, body).answer(deadline)
-        number = self.stream.take()
+        number, self.stream.touched = self.stream.take(), True
         try:
             self._write([encode_header(header, number)])
             view = self._reader.buffer()
@@ -233,7 +247,7 @@ class Channel:
         """
         if self.closed:
             raise self._gone(f"the connection to {self.what} is closed")
-        number = self.stream.take()
+        number, self.stream.touched = self.stream.take(), True
         request = self._requests[number] = Request(self, sink, size, header.kind)
         self._sinks += sink is not None
         self.traffic.sent += HEADER_SIZE + header.body
@@ -249,6 +263,25 @@ class Channel:
             self._break(error)
             raise
         return request
+
+    def post(self, request: Request) -> None:
+        """Write the request of a plain call now; its answer goes to the places that the call names."""
+        part = request.part
+        assert part is not None
+        if self.closed:
+            request.error, request.done = self._gone(f"the connection to {self.what} is closed"), True
+            return
+        number, self.stream.touched = self.stream.take(), True
+        self._requests[number] = request
+        self._sinks += request.sink is not None
+        try:
+            pieces = part.pieces(number) if self._encrypted else self.stream.write(part, number)
+            if pieces:
+                self._write(pieces)
+        except BaseException as error:
+            self._break(error)
+            raise
+        self.traffic.sent += part.sent
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
         deadline = None
@@ -316,6 +349,7 @@ class Channel:
 
     def _read(self, patience: float) -> bool:
         """Read bytes, waiting up to `patience` seconds for the first; False if none came."""
+        self.stream.touched = True
         nbytes = self._socket.receive(self._reader.buffer(), patience)
         if nbytes == 0:
             raise self._gone(f"{self.what} closed the connection")
@@ -352,6 +386,8 @@ class Channel:
             raise ProtocolError(f"{self.what} answered request {header.request}, which was never made")
         if header.kind == frames.ERROR:
             request.error = frames.decode_error(body)
+        elif request.part is not None and request.part.accept(header.kind, header.request, header.body, body):
+            pass  # its rows are where the caller wants them
         elif request.sink is None:
             request.body = bytes(body)
         elif body or not header.body:
@@ -386,6 +422,7 @@ class Channel:
             return
         self._requests[number] = request
         self._sinks += request.sink is not None
+        self.stream.touched = True
 
     def feed(self, received: bytes) -> None:
         """Go on with bytes that a call has read; to be called when its requests are adopted."""
@@ -426,7 +463,11 @@ class Channel:
         """
         self.closed = True
         socket_ = getattr(self, "_socket", None)
-        if socket_ is not None and self.stream.calls:
+        if socket_ is None:
+            return
+        self.stream.touched = True
+        if self.stream.calls:
+            self.stream.close_after(socket_.close)
             socket_.end()
-        elif socket_ is not None:
+        else:
             socket_.close()

@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import socket
 import threading
 import time
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from compiled import variant
+from compiled import variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import unmix
 from servers import Servers, held, wait_until
 
 import dps
+from dps.client import client as client_module
 from dps.client import plain
+from dps.client.origin import Origin
 from dps.coordination.placement import rechained
-from dps.core.exchange import DONE, OPEN
+from dps.core.meter import CallMeter
 from dps.errors import (
     ClosedError,
     DPSError,
     KeyRangeError,
+    LimitError,
     NotFiniteError,
     ProtocolError,
     RequestTimeoutError,
+    ServerGoneError,
     UnknownTableError,
 )
 from dps.state.ops import TableSpec
+from dps.state.partition import group
 from dps.telemetry import trainer_meter
 from dps.wire import channel, frames
 from dps.wire.connection import Connection
 from dps.wire.frames import Header, decode_header, encode_header
+
+DONE, POSTED = "done", "posted"  # in one compiled step; prepared and sent, and its answer read later
 
 SPECS = [
     TableSpec("a", shards=1),
@@ -70,19 +81,27 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.outcomes: list[int | None] = []
         self.handed_over = 0
-        make, hand_over = plain.PlainCalls._make, plain.PlainCalls._hand_over
+        make, go_on, post = plain.PlainCalls._make, plain.PlainCalls._go_on, plain.PlainCalls._post
 
         def watched_make(calls, *args):
+            posted = len(self.outcomes)
             result = make(calls, *args)
-            self.outcomes.append(None if result is None else DONE)
+            if len(self.outcomes) == posted:
+                self.outcomes.append(None if result is plain.DECLINED else DONE)
             return result
 
-        def watched_hand_over(calls, *args):
+        def watched_post(calls, *args):
+            result = post(calls, *args)
+            self.outcomes.append(None if result is plain.DECLINED else POSTED)
+            return result
+
+        def watched_go_on(calls, *args):
             self.handed_over += 1
-            return hand_over(calls, *args)
+            return go_on(calls, *args)
 
         monkeypatch.setattr(plain.PlainCalls, "_make", watched_make)
-        monkeypatch.setattr(plain.PlainCalls, "_hand_over", watched_hand_over)
+        monkeypatch.setattr(plain.PlainCalls, "_post", watched_post)
+        monkeypatch.setattr(plain.PlainCalls, "_go_on", watched_go_on)
 
     @property
     def last(self) -> int | None:
@@ -96,58 +115,91 @@ def watched(monkeypatch):
 
 def generally(client):
     """From now on, calls of this client go the general way."""
-    client._plain.pull = client._plain.push = lambda *args: None
+    for verb in ("pull", "push", "pull_async", "push_async"):
+        setattr(client._plain, verb, lambda *args: plain.DECLINED)
     return client
 
 
 # ---- the same as the general way
 
 
+class Made(NamedTuple):
+    """A call: of several tables at once, or of "a"; its result is asked for at once, or at the end."""
+
+    verb: str
+    keys: tuple
+    values: tuple
+    several: bool = False
+    later: bool = False
+
+
 @st.composite
-def calls(draw: st.DrawFn, spec: TableSpec):
-    """(verb, keys, values) of some calls in a row."""
+def arguments(draw: st.DrawFn, spec: TableSpec):
+    """Keys and values."""
+    keys_of = st.integers(-2 if draw(st.integers(0, 5)) == 0 else 0, (spec.rows or 60) - 1)
+    if spec.rows and draw(st.integers(0, 3)) == 0:
+        first, end = sorted(draw(st.tuples(st.integers(0, spec.rows), st.integers(0, spec.rows))))
+        keys: object = None if draw(st.booleans()) else slice(first, end)
+        shape: tuple[int, ...] = (spec.rows if keys is None else end - first,)
+    else:
+        listed = draw(st.lists(keys_of, max_size=30, unique=draw(st.booleans())))
+        if draw(st.booleans()):
+            listed = sorted(listed)
+        keys = np.array(listed, np.int64)
+        if draw(st.integers(0, 4)) == 0 and len(listed) % 2 == 0:
+            keys = keys.reshape(2, -1)
+        shape = keys.shape
+    seed = draw(st.integers(0, 2**32 - 1))
+    values = np.random.default_rng(seed).integers(-9, 9, (*shape, spec.dim)).astype(spec.dtype)
+    if spec.dtype != "int64":
+        values *= 0.1
+        if draw(st.integers(0, 9)) == 0 and values.size:
+            values.reshape(-1)[0] = np.nan
+    if spec.dim == 1 and draw(st.booleans()):
+        values = values.reshape(shape)
+    return keys, values
+
+
+@st.composite
+def calls(draw: st.DrawFn, specs: tuple[TableSpec, TableSpec]):
+    """Some calls in a row."""
     made = []
-    most = (spec.rows or 60) - 1
-    keys_of = st.integers(-2 if draw(st.booleans()) else 0, most)
     for _ in range(draw(st.integers(1, 8))):
         verb = draw(st.sampled_from(["pull", "pull", "push", "push", "push_pull", "add", "assign"]))
-        if spec.rows and draw(st.integers(0, 3)) == 0:
-            first, end = sorted(draw(st.tuples(st.integers(0, spec.rows), st.integers(0, spec.rows))))
-            keys: object = None if draw(st.booleans()) else slice(first, end)
-            shape: tuple[int, ...] = (spec.rows if keys is None else end - first,)
-        else:
-            listed = draw(st.lists(keys_of, max_size=30, unique=draw(st.booleans())))
-            if draw(st.booleans()):
-                listed = sorted(listed)
-            keys = np.array(listed, np.int64)
-            if draw(st.integers(0, 4)) == 0 and len(listed) % 2 == 0:
-                keys = keys.reshape(2, -1)
-            shape = keys.shape
-        seed = draw(st.integers(0, 2**32 - 1))
-        values = np.random.default_rng(seed).integers(-9, 9, (*shape, spec.dim)).astype(spec.dtype)
-        if draw(st.integers(0, 9)) == 0 and spec.dtype != "int64" and values.size:
-            values.reshape(-1)[0] = np.nan
-        if spec.dim == 1 and draw(st.booleans()):
-            values = values.reshape(shape)
-        made.append((verb, keys, values))
+        keys, values = zip(*(draw(arguments(spec)) for spec in specs), strict=True)
+        made.append(Made(verb, keys, values, draw(st.integers(0, 3)) == 0, draw(st.booleans())))
     return made
 
 
-def outcome(client, verb: str, keys, values) -> object:
+def outcome(client, call: Made, later: list) -> object:
+    """The result or the error; of a call whose result is asked for later, what makes it goes to `later`."""
+    names = ("a", "b")[: 1 + call.several]
+    keys, values = dict(zip(names, call.keys, strict=False)), dict(zip(names, call.values, strict=False))
+    args: tuple[object, ...] = ("a", call.keys[0], call.values[0])
+    if call.several:
+        args = ({name: (keys[name], values[name]) for name in names},) if call.verb != "pull" else (keys,)
+    args = args[: 2 if call.verb == "pull" else 3]
     try:
-        if verb == "pull":
-            return client.pull("a", keys)
-        if verb == "push_pull":
-            return client.push_pull("a", keys, values)
-        return getattr(client, verb)("a", keys, values)
+        if not call.later:
+            return getattr(client, call.verb)(*args)
+        pending = getattr(client, f"{call.verb}_async")(*args)
+        for array in (*call.keys, *call.values):  # the arrays may be reused
+            if isinstance(array, np.ndarray) and call.verb != "push_pull":
+                array += 1
+        later.append(pending)
     except DPSError as error:
         return type(error), str(error)
+    return None
 
 
 def same(one: object, other: object) -> None:
     if isinstance(one, np.ndarray):
         assert isinstance(other, np.ndarray)
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    elif isinstance(one, dict) and isinstance(other, dict):
+        assert list(one) == list(other)
+        for name, values in one.items():
+            same(values, other[name])
     else:
         assert one == other
 
@@ -164,16 +216,28 @@ def state(servers: Servers, spec: TableSpec) -> list:
     return found
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data(), spec=st.sampled_from(SPECS))
-def test_the_same_as_the_general_way(pairs, data, spec: TableSpec) -> None:
-    specs = [servers.table(spec) for servers in pairs]
-    with pairs[0].client() as one, pairs[1].client() as other:
-        generally(other)
-        for call in [("pull", np.array([0]), None), *data.draw(calls(spec))]:
-            same(outcome(one, *call), outcome(other, *call))
-            assert one.session.own.number == other.session.own.number
-        wait_until(lambda: state(pairs[0], specs[0]) == state(pairs[1], specs[1]), 20)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), one=st.sampled_from(SPECS), two=st.sampled_from(SPECS))
+def test_the_same_as_the_general_way(pairs, data, one: TableSpec, two: TableSpec) -> None:
+    both = one, dataclasses.replace(two, name="b")
+    specs = [[servers.table(spec) for spec in both] for servers in pairs]
+    made = [Made("pull", (np.array([0]), np.array([0])), (None, None), True), *data.draw(calls(both))]
+    found: list[list[object]] = []
+    for servers, way in zip(pairs, (lambda c: c, generally), strict=True):
+        with servers.client() as client:
+            answers: list[object] = []
+            later: list = []
+            for call in copy.deepcopy(made):
+                answers += [outcome(way(client), call, later), client.session.own.number]
+            for pending in later:
+                error = pending.exception()
+                answers.append((type(error), str(error)) if error is not None else pending.result())
+            client.session.wait()
+            found.append(answers)
+    for left, right in zip(*found, strict=True):
+        same(left, right)
+    for left, right in zip(*specs, strict=True):
+        wait_until(lambda x=left, y=right: state(pairs[0], x) == state(pairs[1], y), 20)
 
 
 @pytest.mark.parametrize("rows", [None, 400_000])
@@ -236,12 +300,23 @@ PLAIN = {
     "pull of a handle": lambda c: c.table("a").pull(KEYS),
     "push": lambda c: c.push("a", KEYS, ROWS),
     "push_pull": lambda c: c.push_pull("a", KEYS, ROWS),
+    "push of repeats": lambda c: c.push("ftrl", KEYS // 2, np.ones(6, np.float32)),
     "add of repeats": lambda c: c.add("a", KEYS // 2, ROWS),
     "assign": lambda c: c.assign("a", KEYS, ROWS),
     "frozen arrays": lambda c: c.push("a", frozen(KEYS), frozen(ROWS)),
     "all rows": lambda c: c.pull("dense"),
     "some rows": lambda c: c.push("dense", slice(2, 9), np.ones(7, np.float32)),
     "an axis for one column": lambda c: c.push("dense", KEYS, np.ones((6, 1), np.float32)),
+}
+POSTED_CALLS = {
+    "tables": lambda c: c.pull({"a": KEYS, "dense": KEYS}),
+    "tables, pushed": lambda c: c.push({"a": (KEYS, ROWS), "ftrl": (KEYS // 2, np.ones(6, np.float32))}),
+    "tables, pushed and pulled": lambda c: c.push_pull({"a": (KEYS, ROWS), "dense": (None, np.ones(10, np.float32))}),
+    "a pull that is awaited later": lambda c: c.pull_async("a", KEYS[::-1].copy()).result(),
+    "a push that is awaited later": lambda c: c.push_async("a", KEYS, ROWS).result(),
+    "an add that is awaited later": lambda c: c.add_async(c.table("a"), KEYS, ROWS).result(),
+    "a push_pull that is awaited later": lambda c: c.push_pull_async("ftrl", KEYS // 2, ROWS[:, 0].copy()).result(),
+    "tables, awaited later": lambda c: c.pull_async({"a": KEYS, "dense": None}).result(),
 }
 DECLINED = {
     "a list of keys": lambda c: c.pull("a", KEYS.tolist()),
@@ -252,9 +327,8 @@ DECLINED = {
     "values of another dtype": lambda c: c.push("a", KEYS, ROWS.astype(np.float16)),
     "values with gaps": lambda c: c.push("a", KEYS, WIDE[:, ::2]),
     "one value for all": lambda c: c.push("a", KEYS, 1.0),
-    "repeats to be summed": lambda c: c.push("ftrl", KEYS // 2, np.ones(6, np.float32)),
-    "a mapping": lambda c: c.pull({"a": KEYS}),
-    "asynchronous": lambda c: c.pull_async("a", KEYS).result(),
+    "a table of several that is": lambda c: c.pull({"a": KEYS, "dense": KEYS.tolist()}),
+    "a later push of a list": lambda c: c.push_async("a", KEYS.tolist(), ROWS).result(),
     "certified": lambda c: c.pull_certified("a", KEYS),
 }
 REFUSED = {
@@ -266,6 +340,10 @@ REFUSED = {
     "out of a wrong shape": (lambda c: c.pull("a", KEYS, out=WIDE), dps.errors.InputError),
     "out that is frozen": (lambda c: c.pull("a", KEYS, out=frozen(ROWS)), dps.errors.InputError),
     "add where values are derived": (lambda c: c.add("ftrl", KEYS, np.ones(6, np.float32)), dps.errors.InputError),
+    "a table of several": (
+        lambda c: c.push({"a": (KEYS, ROWS), "dense": (KEYS * 2, ROWS[:, 0].copy())}),
+        KeyRangeError,
+    ),
     "an unknown table": (lambda c: c.pull("nothing", KEYS), UnknownTableError),
 }
 
@@ -280,6 +358,13 @@ def frozen(array: np.ndarray) -> np.ndarray:
 def test_what_is_plain(client, watched, name: str) -> None:
     PLAIN[name](client)
     assert watched.last == DONE
+    assert watched.handed_over == 0
+
+
+@pytest.mark.parametrize("name", POSTED_CALLS)
+def test_what_is_prepared_and_sent(client, watched, name: str) -> None:
+    POSTED_CALLS[name](client)
+    assert watched.outcomes == [POSTED]
     assert watched.handed_over == 0
 
 
@@ -301,6 +386,7 @@ def test_what_is_refused_sends_nothing(client, watched, name: str) -> None:
 
 def test_a_request_that_is_too_large_is_declined(client, watched) -> None:
     client.session.chunk = 40
+    client._plain._tables.clear()
     client.push("a", KEYS, ROWS)
     assert watched.last is None
     np.testing.assert_allclose(client.pull("a", KEYS), -0.1)
@@ -308,12 +394,66 @@ def test_a_request_that_is_too_large_is_declined(client, watched) -> None:
 
 def test_a_call_waits_for_no_answer_that_is_half_read(client, watched) -> None:
     pending = client.pull_async("a", KEYS)
-    before = len(watched.outcomes)
     client.pull("a", KEYS)
-    assert len(watched.outcomes) == before  # the connections were not free
+    assert watched.last == POSTED  # the connections were not free
     pending.result()
     client.pull("a", KEYS)
     assert watched.last == DONE
+
+
+def test_repeats_are_summed(client, watched) -> None:
+    keys, ones = np.array([5, 9, 5, 7, 5]), np.ones(5, np.float32)
+    answer = client.push_pull("ftrl", keys, ones)
+    assert watched.last == DONE
+    np.testing.assert_array_equal(answer, client.pull("ftrl", keys))
+    assert answer[0] == answer[2] == answer[4]
+    assert answer[1] == answer[3] != answer[0]
+
+
+def test_what_is_sent_later_is_what_was_asked(client) -> None:
+    """Requests of asynchronous calls are lost; what is sent again is what was asked, though the arrays have changed."""
+    values = KEYS.repeat(2).reshape(6, 2).astype(np.float32)
+    client.assign("a", KEYS, values)
+    for keys in (group(KEYS, 0, 4).keys, KEYS[::-1].copy()):  # grouped already; in another order
+        before = keys.copy()
+        with lost(client):
+            pulled, pushed = client.pull_async("a", keys), client.push_pull_async("ftrl", keys, values[:, 0].copy())
+        keys += 1
+        np.testing.assert_array_equal(pulled.result()[:, 0], before)
+        np.testing.assert_array_equal(pushed.result(), client.pull("ftrl", before))
+        keys, rows = before.copy(), values[before] + 10
+        with lost(client):
+            assigned = client.assign_async("a", keys, rows)
+        keys += 1
+        rows += 1
+        assigned.result()
+        np.testing.assert_array_equal(client.pull("a", KEYS), values + 10)
+        client.assign("a", KEYS, values)
+
+
+@contextlib.contextmanager
+def lost(client):
+    """Within, the connections break before anything is sent."""
+
+    def lose(self: channel.Channel, request: channel.Request) -> None:
+        self.fail(ServerGoneError("lost"))
+        request.error, request.done = ServerGoneError("lost"), True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel.Channel, "post", lose)
+        yield
+
+
+@pytest.mark.parametrize("parties", [65_535, 65_536])
+def test_more_parties_than_a_frame_can_say(servers, client, watched, parties: int) -> None:
+    client.session.own.parties = parties
+    if parties < 65_536:
+        client.push("a", KEYS, ROWS)
+        assert watched.last == DONE
+        return
+    with pytest.raises(LimitError, match="does not fit its place in a frame"):
+        client.push("a", KEYS, ROWS)
+    assert watched.last is None
 
 
 # ---- what happens after the request has left
@@ -349,25 +489,26 @@ def test_an_answer_is_checked(name: str) -> None:
         answer = encode_header(BAD[name]) + np.array([3, 4], np.float32).tobytes()
         theirs.sendall(answer)
         form = plain.Form(7, np.dtype("float32").num, 1, 0, 1, 0, False, [(0, 1)])
-        exchange = plain.Exchange(0)
-        traffic = [channel.Traffic()]
-        stamp = (1, 2, 3, 4, 5, 6)
-        keys, refuse, wait = np.array([8, 9]), lambda run, number: False, lambda run: None
-        told = (frames.PULL, 0, stamp, keys, 0, 0, None, None, True, False, 1000, refuse, wait)
-        outcome = exchange.call(form, [channel.Stream(ours.fileno())], traffic, *told)
+        meter = CallMeter(0.0)
+        exchange = plain.Exchange(0, time.monotonic, meter, lambda channel, left: None)
+        peer = SimpleNamespace(stream=channel.Stream(ours.fileno()), traffic=channel.Traffic(), is_plain=True)
+        peer.acknowledged = lambda number: False
+        terms = plain.core.Terms(form, 1, 1000, frames.PULL, 0, False, True, False)
+        keys = np.array([8, 9])
+        outcome = exchange.make(plain.Wires([peer]), terms, Origin(2, 6, 4, 3, 5), keys, None, None)
         request = theirs.recv(1000)
         header = decode_header(request, 0, 1000)
-        fields = {"table": 7, "epoch": 1, "trainer": 2, "number": 3, "clock": 4, "parties": 5, "attempt": 6}
+        fields = {"table": 7, "epoch": 1, "trainer": 2, "number": 0, "clock": 4, "parties": 5, "attempt": 6}
         assert header == Header(frames.PULL, request=1, shards=1, count=2, body=24, **fields)
         assert np.frombuffer(request[64:], np.int64).tolist() == [2, 8, 9]
         if name == "good":
-            assert outcome == DONE
-            assert exchange.result.tolist() == [3, 4]
-            assert (traffic[0].sent, traffic[0].received, traffic[0].answers) == (88, 72, 1)
+            assert outcome.tolist() == [3, 4]
+            assert (peer.traffic.sent, peer.traffic.received, peer.traffic.answers) == (88, 72, 1)
+            assert (meter.pulls, meter.keys_pulled) == (1, 2)
         else:
-            assert outcome == OPEN
-            ((run, number, first, end, a, b, received),) = exchange.open
-            assert (run, number, first, end, a, b) == (0, 1, 0, 1, 0, 2)
+            assert outcome is plain.OPEN
+            ((leg, run, number, received),) = exchange.open
+            assert (leg, run, number, exchange.call.parts) == (0, 0, 1, [(0, 0, 1, 0, 2)])
             assert answer.startswith(received)
             assert len(received) >= 64
 
@@ -567,32 +708,39 @@ def test_its_times_and_counts_are_those_of_the_general_way(pairs) -> None:
 # ---- broken variants must not pass
 
 WRONG = [  # file of dps/core, its text, the wrong text
-    ("exchange.pyx", "head.request == number and ", ""),
-    ("exchange.pyx", " and head.body == body", ""),
-    ("exchange.pyx", "head.kind == OK and ", ""),
-    (
-        "exchange.pyx",
-        "if values is not None:\n            if not fits",
-        "if values is not None:\n            if 0 and not fits",
-    ),
-    ("exchange.pyx", "or not is_finite(form, values)", ""),
-    ("exchange.pyx", "if known != count:", "if False:"),
-    ("exchange.pyx", "dps_scatter(rows, order + a,", "dps_scatter(rows, order,"),
-    ("exchange.pyx", "leg[m].state == SENT and streams[leg[m].run] is stream", "False"),
-    ("exchange.pyx", "or not acknowledge(leg.run, head.request)", ""),
-    ("exchange.pyx", "head.shard, head.shards = <uint16_t> leg[n].first,", "head.shard, head.shards = 0,"),
+    ("call.pyx", "head.request == leg.number and ", ""),
+    ("call.pyx", " and head.body == self.body_of(leg)", ""),
+    ("call.pyx", "head.kind == OK and ", ""),
+    ("call.pyx", "if not fits(form, listed, count, rows, False, cnp.NPY_ARRAY_CARRAY_RO) or not", "if not"),
+    ("call.pyx", "or not is_finite(form, rows)", ""),
+    ("call.pyx", "if distinct == count:", "if True:"),
+    ("call.pyx", "or parties > LARGEST_SHORT", ""),
+    ("call.pyx", "out + place * row, self.room + self.target[j] * row", "out + place * row, self.room"),
+    ("call.pyx", "dps_scatter(rows, self.order + a,", "dps_scatter(rows, self.order,"),
+    ("call.pyx", "made.shard, made.shards = <uint16_t> leg.first,", "made.shard, made.shards = 0,"),
+    ("call.pyx", "self.put(self.piece, self.at, rows)", "pass"),
+    ("call.pyx", "memcpy(rows, self.rows, nbytes)", "pass"),
+    ("call.pyx", "memcpy(keys, self.keys, self.count * 8)", "pass"),
+    ("exchange.pyx", "leg[m].state == SENT and wires.streams[leg[m].run] is stream", "False"),
+    ("exchange.pyx", "or not wires.channels[leg.run].acknowledged(head.request)", ""),
     ("exchange.pyx", "pieces[3].iov_base, pieces[3].iov_len = &nothing, padding", "pass"),
     ("exchange.pyx", "arrived.get(leg[n].run", "arrived.get(0"),
+    ("exchange.pyx", "if not self.channels[n].is_plain:", "if False:"),
 ]
 
 
-def use(monkeypatch, module) -> None:
-    """Let clients that are made from now on use this variant of dps.core.exchange."""
+def use(monkeypatch, call, exchange) -> None:
+    """Let clients that are made from now on use these variants of dps.core.call and dps.core.exchange."""
     count = {name: vars(trainer_meter.ServerTraffic)[name] for name in ("__init__", "stall")}
-    monkeypatch.setattr(trainer_meter, "ServerTraffic", type("ServerTraffic", (module.Traffic,), count))
-    for owner, names in ((plain, ("Exchange",)), (channel, ("Stream", "Traffic"))):
+    monkeypatch.setattr(trainer_meter, "ServerTraffic", type("ServerTraffic", (exchange.Traffic,), count))
+    monkeypatch.setattr(plain, "core", call)
+    for owner, names in (
+        (plain, ("Exchange", "Wires", "BUSY", "DECLINED", "OPEN")),
+        (client_module, ("DECLINED",)),
+        (channel, ("Stream", "Traffic")),
+    ):
         for name in names:
-            monkeypatch.setattr(owner, name, getattr(module, name))
+            monkeypatch.setattr(owner, name, getattr(exchange, name))
 
 
 def check_all(pairs, monkeypatch) -> None:
@@ -602,10 +750,13 @@ def check_all(pairs, monkeypatch) -> None:
     test_a_server_that_serves_every_other_run(pairs[0], Watched(monkeypatch))
     test_servers_may_answer_their_second_run_first(Watched(monkeypatch))
     checks = [lambda c, n=name: test_what_is_refused_sends_nothing(c, Watched(monkeypatch), n) for name in REFUSED]
-    checks.append(lambda c: test_what_is_declined(c, Watched(monkeypatch), "repeats to be summed"))
+    checks.append(lambda c: test_repeats_are_summed(c, Watched(monkeypatch)))
     checks.append(lambda c: test_acknowledgements_of_earlier_pushes_are_read_in_passing(c, Watched(monkeypatch)))
     checks.append(lambda c: test_a_stray_answer_ends_the_connection(c, Watched(monkeypatch)))
     checks.append(lambda c: test_an_error_of_the_server_is_the_callers(pairs[0], c, Watched(monkeypatch)))
+    checks.append(lambda c: test_a_call_waits_for_no_answer_that_is_half_read(c, Watched(monkeypatch)))
+    checks.append(lambda c: test_more_parties_than_a_frame_can_say(pairs[0], c, Watched(monkeypatch), 65_536))
+    checks.append(test_what_is_sent_later_is_what_was_asked)
     for name in BAD:
         test_an_answer_is_checked(name)
     for check in checks:
@@ -617,15 +768,12 @@ def check_all(pairs, monkeypatch) -> None:
     ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
 )
 def test_a_broken_variant_is_caught(pairs, monkeypatch, file: str, old: str, new: str) -> None:
-    use(monkeypatch, variant("exchange", file, old, new))
+    use(monkeypatch, *variants(["call", "exchange"], file, old, new))
     with pytest.raises((AssertionError, DPSError, pytest.fail.Exception)):
         check_all(pairs, monkeypatch)
 
 
 @pytest.mark.slow
 def test_the_right_variant_is_not(pairs, monkeypatch) -> None:
-    use(
-        monkeypatch,
-        variant("exchange", "exchange.pyx", "DECLINED, DONE, OPEN = 0, 1, 2", "DECLINED, DONE, OPEN = 0, 1, 2"),
-    )
+    use(monkeypatch, *variants(["call", "exchange"], "call.pyx", "MAGIC = 0x5044", "MAGIC = 0x5044"))
     check_all(pairs, monkeypatch)

@@ -11,6 +11,7 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "dps" / "core"
@@ -21,10 +22,16 @@ def variant(module: str, file: str, old: str, new: str) -> ModuleType:
 
     The modules that are imported already stay as they are; a test patches the names that it wants to be wrong.
     """
+    return variants([module], file, old, new)[0]
+
+
+def variants(modules: list[str], file: str, old: str, new: str) -> list[ModuleType]:
+    """As :func:`variant`, for modules of which later ones use earlier ones."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "dps", "core")
         copy.mkdir(parents=True)
-        for source in [CORE / "__init__.py", CORE / f"{module}.pyx", *CORE.glob("*.pxd"), *CORE.glob("*.h")]:
+        sources = [CORE / f"{module}.pyx" for module in modules]
+        for source in [CORE / "__init__.py", *sources, *CORE.glob("*.pxd"), *CORE.glob("*.h")]:
             shutil.copy(source, copy)
         text = (copy / file).read_text()
         assert old in text, f"dps/core/{file} no longer contains {old!r}"
@@ -35,11 +42,16 @@ def variant(module: str, file: str, old: str, new: str) -> ModuleType:
             build, cwd=folder, env={**os.environ, "DPS_BUILD": "quick"}, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        (library,) = copy.glob(f"{module}.*.so")
-        name = f"dps.core.{module}"
-        loader = ExtensionFileLoader(name, str(library))
-        spec = spec_from_loader(name, loader)
-        assert spec is not None
-        made = module_from_spec(spec)
-        loader.exec_module(made)
+        with mock.patch.dict(sys.modules):
+            return [loaded(f"dps.core.{module}", *copy.glob(f"{module}.*.so")) for module in modules]
+
+
+def loaded(name: str, library: Path) -> ModuleType:
+    """A compiled module, which those loaded after it find under its name."""
+    loader = ExtensionFileLoader(name, str(library))
+    spec = spec_from_loader(name, loader)
+    assert spec is not None
+    made = module_from_spec(spec)
+    loader.exec_module(made)
+    sys.modules[name] = made
     return made

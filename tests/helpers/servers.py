@@ -237,8 +237,7 @@ class LocalSession(ClientSession):
             TableRoute(spec, [p.chain[0] if p.chain else -1 for p in places])
             for spec, places in self.known.tables.values()
         ]
-        self._tables = {route.spec.name: route for route in routes}
-        self._by_id = {route.spec.id: route for route in routes}
+        self.know(routes)
 
     def _check_server(self, server: int, asked: list[float]) -> None:
         """A server that keeps its caller waiting is slow: there is no controller to ask what else it may be."""
