@@ -1,6 +1,6 @@
 cimport cython
 cimport numpy as cnp
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from dps.core.counters cimport ServerCounters
 from dps.core.frame cimport dps_header
@@ -28,7 +28,10 @@ cdef class Service:
 
     cdef void *_room(self, int which, size_t nbytes) except NULL
     cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
-    cdef int _cut(self, TableState table, const dps_header *head, const char *body, int64_t nbytes) except -2
+    cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
+    cdef int _cut(
+        self, TableState table, const dps_header *head, const char *body, uint64_t length, int64_t nbytes
+    ) except -2
     cdef int _cut_range(self, TableState table, const dps_header *head) except -2
     cdef int _cut_keys(self, TableState table, const dps_header *head, const char *body) except -2
     cdef bint _put(
@@ -43,6 +46,7 @@ cdef class Service:
         Part *part,
     ) except -1
     cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1
+    cdef bint _make_room(self, TableState table, const dps_header *head, Part *part, int count) except -1
     cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1
     cdef int _step(
         self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
@@ -53,4 +57,4 @@ cdef class Service:
     cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1
     cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL
     cdef int _gather(self, TableState table, Part *part, char *out) except -1
-    cdef int _keep(self, TableState table, const dps_header *head, Part *part, const char *values) except -1
+    cdef int _keep(self, TableState table, const dps_header *head, Part *part) except -1

@@ -1,8 +1,8 @@
 """A server's answers to plain requests, from the bytes that have arrived to the bytes that leave, in one step.
 
 The general way of a request is in `server/requests.py` and `server/tables.py`. This is the same for what is plain: a
-pull, or a push that no backup has to confirm, of rows that this server is the primary of. Whatever is not plain is
-*declined* before anything is changed, and goes the general way, which answers it or says what is wrong with it. Both
+pull, or a push that no backup has to confirm, of rows that this server is the primary of; and an op that the
+predecessor in a chain has forwarded to the last server of the chain. Whatever is not plain is *declined* before anything is changed, and goes the general way, which answers it or says what is wrong with it. Both
 ways read and change the same objects (`states.pyx`, `counters.pyx`), so that requests may take turns between them.
 Nothing here knows a socket: bytes in, bytes out.
 """
@@ -44,6 +44,7 @@ cdef enum:
 cdef enum:  # kinds and flags of frames, as in dps/wire/frames.py
     PULL = 16
     PUSH = 17
+    REPLICATE = 19
     OK = 64
     RANGE = 1
     RULE_ADD = 2
@@ -107,13 +108,17 @@ cdef class Service:
         for n in range(MEMORIES):
             free(self._memory[n])
 
-    def step(self, cnp.ndarray inbox not None, int64_t start, int64_t end, cnp.ndarray out not None) -> tuple:
+    def step(
+        self, cnp.ndarray inbox not None, int64_t start, int64_t end, cnp.ndarray out not None, bint from_server
+    ) -> tuple:
         """Answer the complete frames in inbox[start:end], one after the other, until one is not plain.
 
         Parameters
         ----------
         inbox, out : ndarray of uint8
             The answers are written to `out`, from its beginning on. A frame whose answer has no room there is left.
+        from_server : bool
+            The peer is another server, which forwards ops; not a client, which pulls and pushes.
 
         Returns
         -------
@@ -130,7 +135,10 @@ cdef class Service:
             head = <const dps_header *> (arrived + done)
             if head.magic != MAGIC or head.body > <uint64_t> min(end - done - HEADER, self._limit):
                 break
-            size = self._answer(head, arrived + done + HEADER, answers + made, room - made)
+            if from_server:
+                size = self._confirm(head, arrived + done + HEADER, answers + made, room - made)
+            else:
+                size = self._answer(head, arrived + done + HEADER, answers + made, room - made)
             if size == DECLINED:
                 break
             done += HEADER + <int64_t> head.body
@@ -147,7 +155,7 @@ cdef class Service:
         cdef Part *part
         cdef int count, n
         cdef double seconds
-        if table is None or not _is_plain(table, head):
+        if table is None or not (pushed or head.kind == PULL) or not _is_plain(table, head):
             return DECLINED
         nbytes = (head.count * table.row_bytes + 7) & ~7
         size = HEADER + (nbytes if answered else 0)
@@ -156,7 +164,7 @@ cdef class Service:
         if table.replicated and not (pushed and table.waits) and not self._holds_lease():
             return DECLINED
         began = self._clock()
-        count = self._cut(table, head, body, nbytes if pushed else 0)
+        count = self._cut(table, head, body, head.body, nbytes if pushed else 0)
         if count == DECLINED:
             return DECLINED
         part = <Part *> self._memory[PARTS]
@@ -167,6 +175,8 @@ cdef class Service:
             for n in range(count):
                 if not self._may_apply(table, head, &part[n]):
                     return DECLINED
+            if not self._make_room(table, head, part, count):
+                return DECLINED
         elif table.aggregated:
             for n in range(count):
                 if (<ShardState> part[n].shard).sums is not None:
@@ -179,7 +189,7 @@ cdef class Service:
             if answered:
                 self._gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
             if pushed and answered and head.trainer:
-                self._keep(table, head, &part[n], out + HEADER + part[n].a * table.row_bytes)
+                self._keep(table, head, &part[n])
             table.meter.add_keys((<ShardState> part[n].shard).number, part[n].b - part[n].a)
         seconds = max(0.0, <double> self._clock() - began)
         counters = table.meter.pushes if pushed else table.meter.pulls
@@ -188,14 +198,50 @@ cdef class Service:
             self._counters.lag = seconds
         return size
 
+    cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
+        """Carry out an op that the predecessor has forwarded, and confirm it: the bytes that this takes, or DECLINED."""
+        cdef TableState table = self._tables.get(head.table)
+        cdef const int64_t *versions = <const int64_t *> body
+        cdef int64_t nbytes, listed = 8 * <int64_t> head.shards
+        cdef Part *part
+        cdef ShardState shard
+        cdef int count, n
+        if table is None or head.kind != REPLICATE or not _is_plain(table, head):
+            return DECLINED
+        if room < HEADER or <int64_t> head.body < listed:
+            return DECLINED
+        nbytes = (head.count * table.row_bytes + 7) & ~7
+        count = self._cut(table, head, body + listed, head.body - <uint64_t> listed, nbytes)
+        if count == DECLINED:
+            return DECLINED
+        part = <Part *> self._memory[PARTS]
+        for n in range(count):
+            shard = <ShardState> part[n].shard
+            if versions[shard.number - head.shard] != shard.version + 1 or not self._may_apply(table, head, &part[n]):
+                return DECLINED
+        if not self._make_room(table, head, part, count):
+            return DECLINED
+        for n in range(count):
+            self._apply(table, head, &part[n], body + <int64_t> head.body - nbytes + part[n].a * table.row_bytes)
+            if head.flags & ANSWER and head.trainer:
+                self._keep(table, head, &part[n])
+        _begin_answer(head, out, HEADER)
+        (<dps_header *> out).count = 0
+        return HEADER
+
     # -- which rows
 
-    cdef int _cut(self, TableState table, const dps_header *head, const char *body, int64_t nbytes) except -2:
-        """Cut a request with `nbytes` of values by shard, into PARTS: how many parts there are, or DECLINED."""
+    cdef int _cut(
+        self, TableState table, const dps_header *head, const char *body, uint64_t length, int64_t nbytes
+    ) except -2:
+        """Cut a request with `nbytes` of values by shard, into PARTS: how many parts there are, or DECLINED.
+
+        Its body, of that length, begins with the counts of keys, or with the values.
+        """
         self._room(PARTS, head.shards * sizeof(Part) + 1)
         if head.flags & RANGE:
-            return self._cut_range(table, head) if head.body == <uint64_t> nbytes else DECLINED
-        if head.body != 8 * (<uint64_t> head.shards + head.count) + <uint64_t> nbytes:
+            return self._cut_range(table, head) if length == <uint64_t> nbytes else DECLINED
+        if length != 8 * (<uint64_t> head.shards + head.count) + <uint64_t> nbytes:
             return DECLINED
         return self._cut_keys(table, head, body)
 
@@ -251,9 +297,14 @@ cdef class Service:
         if found is None:
             return False
         replica = <ReplicaState?> found
-        if not replica.takes_requests() or replica.joining or not isinstance(replica.shard, ShardState):
+        if replica.joining or not isinstance(replica.shard, ShardState):
             return False
-        if head.kind == PUSH and replica.successor is not None:
+        if head.kind != PULL and replica.successor is not None:
+            return False
+        if head.kind == REPLICATE:  # not of a sender that was replaced, and not before the first placement
+            if replica.primary or replica.fence == 0 or head.epoch < replica.fence:
+                return False
+        elif not replica.takes_requests():
             return False
         shard = <ShardState> replica.shard
         part.replica, part.shard = <void *> replica, <void *> shard
@@ -271,7 +322,7 @@ cdef class Service:
     # -- pushes
 
     cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1:
-        """Whether a part of a push is plain; if so, there is room for its rows."""
+        """Whether a part of a push is plain."""
         cdef ShardState shard = <ShardState> part.shard
         cdef SumsState sums = shard.sums
         if shard.cut is not None:
@@ -281,11 +332,21 @@ cdef class Service:
         if _is_summed(table, head) and sums is not None and sums.clock == head.clock:
             if (sums.rows < 0) != (head.rows < 0):  # an error where the sums become a mean
                 return False
-        if shard.index is not None and shard.index.count + part.b - part.a > shard.rows.shape[0]:
-            try:
-                shard.reserve(part.b - part.a)
-            except (DPSError, MemoryError):
-                return False
+        return True
+
+    cdef bint _make_room(self, TableState table, const dps_header *head, Part *part, int count) except -1:
+        """Make room for the rows of all parts, so that the push cannot run out of memory half-way; False without."""
+        cdef ShardState shard
+        cdef int n
+        if head.kind == REPLICATE and _is_summed(table, head):  # no row is born before the sums are closed
+            return True
+        for n in range(count):
+            shard = <ShardState> part[n].shard
+            if shard.index is not None and shard.index.count + part[n].b - part[n].a > shard.rows.shape[0]:
+                try:
+                    shard.reserve(part[n].b - part[n].a)
+                except (DPSError, MemoryError):
+                    return False
         return True
 
     cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1:
@@ -382,12 +443,12 @@ cdef class Service:
             index[n] = part.keys[n] - low
         return index
 
-    cdef int _keep(self, TableState table, const dps_header *head, Part *part, const char *values) except -1:
+    cdef int _keep(self, TableState table, const dps_header *head, Part *part) except -1:
         """Keep the new values in the ledger, because the client may ask for them again."""
         cdef cnp.npy_intp shape[2]
         shape[0], shape[1] = part.b - part.a, table.dim
         cdef cnp.ndarray kept = cnp.PyArray_EMPTY(2, shape, table.kind, 0)
-        memcpy(cnp.PyArray_DATA(kept), values, shape[0] * table.row_bytes)
+        self._gather(table, part, <char *> cnp.PyArray_DATA(kept))
         (<ShardState> part.shard).ledger.keep(head.trainer, head.clock, head.number, kept)
         return 0
 
@@ -445,9 +506,7 @@ cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
         return False
     if head.kind == PULL:
         return not head.flags & ~RANGE
-    if head.kind == PUSH:
-        return not head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER) and rule != RULE_ADD | RULE_ASSIGN
-    return False
+    return not head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER) and rule != RULE_ADD | RULE_ASSIGN
 
 
 cdef void _begin_answer(const dps_header *head, char *out, int64_t size) noexcept:

@@ -23,7 +23,7 @@ from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
 from dps.wire.handshake import MAX_HELLO_BYTES, ConnectingHandshake, ListeningHandshake
 from dps.wire.plain_answers import ROOM_BYTES, PlainStep
 from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
-from dps.wire.rights import CLIENT, role_of
+from dps.wire.rights import SERVER, role_of
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -160,10 +160,10 @@ class SimConnection(End):
         """Let the role's compiled step answer the frame, or else call the handler for its kind, whose DPSError is the
         answer."""
         body = memoryview(frame)[HEADER_SIZE:]
-        if self.session is not None and role_of(self.session) == CLIENT and self.endpoint.service is not None:
-            answers = np.empty(ROOM_BYTES, np.uint8)
-            memory = np.frombuffer(frame, np.uint8)
-            answered, made = self.endpoint.service.step(memory, 0, len(frame), answers)
+        if self.session is not None and self.endpoint.service is not None:
+            memory, answers = np.frombuffer(frame, np.uint8), np.empty(ROOM_BYTES, np.uint8)
+            from_server = role_of(self.session) == SERVER
+            answered, made = self.endpoint.service.step(memory, 0, len(frame), answers, from_server)
             if answered:
                 spoil(body)
                 self.transport.write(answers[:made])
@@ -357,7 +357,7 @@ class SimEndpoint:
     ):
         self.network, self.host_party = network, party
         self.handlers: dict[int, Handler] = {} if handlers is None else handlers
-        self.service: PlainStep | None = None  # it answers the plain frames of clients, before the handlers see them
+        self.service: PlainStep | None = None  # it answers plain frames, before the handlers see them
         self.repeated = frozenset({frames.PUSH})  # kinds of frames that the fault `repeats` repeats
         self.secrets: dict[str, str] = {}
         self.connections: dict[SimConnection, None] = {}

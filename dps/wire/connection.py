@@ -47,7 +47,7 @@ from dps.wire.local_sockets import is_local
 from dps.wire.log_limit import LogLimit
 from dps.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, GrowingBody, Incoming
 from dps.wire.plain_answers import PlainAnswers, PlainStep
-from dps.wire.rights import CLIENT, role_of
+from dps.wire.rights import SERVER, role_of
 
 __all__ = ["Connection", "ConnectionOwner", "Handler"]
 
@@ -72,7 +72,7 @@ class ConnectionOwner(Protocol):
     handlers: dict[int, Handler]
     secrets: dict[str, str]
     strangers: dict[Connection, None]
-    service: PlainStep | None  # of the role: it answers clients' plain frames
+    service: PlainStep | None  # of the role: it answers plain frames
     incoming: Incoming
     frame_limit: int  # bytes of a body
     keep_bytes: int  # of a buffer that is kept between two bodies
@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self._coalescer: Coalescer
         self._handshake = ListeningHandshake(endpoint.secrets)
         self._reader = FrameReader(MAX_HELLO_BYTES, self._place, HEADER_SIZE + MAX_HELLO_BYTES)
-        self._plain: PlainAnswers | None = None  # of a client
+        self._plain: PlainAnswers | None = None  # of a peer that has proved the secret
         self._incoming = Buffer(endpoint.keep_bytes)
         self._outgoing = Buffer(endpoint.keep_bytes)
         self._body: GrowingBody | None = None  # a large body that is arriving,
@@ -347,8 +347,8 @@ class Connection(asyncio.BufferedProtocol):
         self.endpoint.strangers.pop(self, None)
         self._reader.limit = self.endpoint.frame_limit
         self._reader.resize(PEER_INBOX_BYTES)
-        if self.endpoint.service is not None and role_of(self.session) == CLIENT:
-            self._plain = PlainAnswers(self.transport, self._coalescer)
+        if self.endpoint.service is not None:
+            self._plain = PlainAnswers(self.transport, self._coalescer, role_of(self.session) == SERVER)
         self.reply(*welcome)
 
     def _host(self) -> str:

@@ -73,7 +73,7 @@ class Endpoint:
     ):
         self.name, self.connecting = name, connecting
         self.handlers = handlers
-        self.service: PlainStep | None = None  # it answers the plain frames of clients, before the handlers see them
+        self.service: PlainStep | None = None  # it answers plain frames, before the handlers see them
         self.secrets: dict[str, str] = {}  # session name -> secret; only the endpoint's thread changes it
         self.frame_limit = config.nbytes("frame")
         self.keep_bytes = config.nbytes("buffer")

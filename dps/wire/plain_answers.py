@@ -1,4 +1,4 @@
-"""PlainAnswers: the answers to a client's plain requests, which one compiled step makes of the bytes that have arrived.
+"""PlainAnswers: the answers to a peer's plain frames, which one compiled step makes of the bytes that have arrived.
 
 The step (`dps.core.service.Service`) belongs to the role behind the endpoint. It leaves every frame that is not plain;
 the connection hands that one to its handler. What the step has made leaves at once, in one system call, if the
@@ -25,7 +25,7 @@ ROOM_BYTES = (1 << 19) + HEADER_SIZE  # of answers that leave together; the syst
 class PlainStep(Protocol):
     """Answers frames: see :class:`dps.core.service.Service`."""
 
-    def step(self, inbox: np.ndarray, start: int, end: int, out: np.ndarray) -> tuple[int, int]:
+    def step(self, inbox: np.ndarray, start: int, end: int, out: np.ndarray, from_server: bool) -> tuple[int, int]:
         """Answer the frames in inbox[start:end] until one is not plain: bytes that are answered, and bytes in `out`."""
 
 
@@ -37,10 +37,12 @@ class PlainAnswers:
     transport : asyncio.Transport
     coalescer : Coalescer
         The frames that wait for the end of the loop's turn.
+    from_server : bool
+        The peer is a server, and no client.
     """
 
-    def __init__(self, transport: asyncio.Transport, coalescer: Coalescer):
-        self._transport, self._coalescer = transport, coalescer
+    def __init__(self, transport: asyncio.Transport, coalescer: Coalescer, from_server: bool):
+        self._transport, self._coalescer, self._from_server = transport, coalescer, from_server
         self._answers = np.empty(ROOM_BYTES, np.uint8)
         sock = transport.get_extra_info("socket")
         encrypted = transport.get_extra_info("ssl_object") is not None
@@ -48,7 +50,7 @@ class PlainAnswers:
 
     def answer(self, step: PlainStep, inbox: np.ndarray, start: int, end: int) -> int:
         """Answer the plain frames at the beginning of inbox[start:end]; how many bytes they have."""
-        answered, made = step.step(inbox, start, end, self._answers)
+        answered, made = step.step(inbox, start, end, self._answers, self._from_server)
         if made:
             self._coalescer.flush()
             self._send(made)

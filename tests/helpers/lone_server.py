@@ -34,11 +34,10 @@ class Endpoint:
 
 
 class Peer:
-    """A client's connection: it collects what it is sent."""
+    """A connection: it collects what it is sent."""
 
-    session = "s"
-
-    def __init__(self) -> None:
+    def __init__(self, session: str) -> None:
+        self.session = session
         self.received = bytearray()
         self.closing = False
         self.transport = SimpleNamespace(is_closing=lambda: False, close=self._close)
@@ -71,7 +70,7 @@ class Peer:
 
 
 class LoneServer:
-    """Server 0 of some tables, with all of their shards; their other copies are on servers that cannot be reached.
+    """A server of some tables, with all of their shards; their other copies are on servers that cannot be reached.
 
     Parameters
     ----------
@@ -79,23 +78,27 @@ class LoneServer:
         Each with an id of its own.
     plain : bool
         Whether frames go through the compiled step.
+    backup : bool
+        It is the second of two servers, and its peer is the first. Otherwise it is the first, and its peer a client.
     """
 
-    def __init__(self, specs: list[TableSpec], plain: bool):
-        self.plain, self.peer = plain, Peer()
-        self.role = ServerRole(Endpoint(), "s", 0, "ab", ("there", 1))  # type: ignore[arg-type]
+    def __init__(self, specs: list[TableSpec], plain: bool, backup: bool = False):
+        self.plain, self.backup = plain, backup
+        self.peer = Peer("s/servers" if backup else "s")
+        self.role = ServerRole(Endpoint(), "s", int(backup), "ab", ("there", 1))  # type: ignore[arg-type]
         self.role.heartbeat.lease_until = FOREVER
         self.answered = self.declined = 0
         self._answers = np.empty(ROOM_BYTES, np.uint8)
         for spec in specs:
             self.role.create(spec, range(spec.shards))
-        places = {s.id: [ShardPlace([*range(s.copies)], None, [1] * s.copies, False)] * s.shards for s in specs}
+        copies = {spec.id: 2 if backup else spec.copies for spec in specs}
+        places = {s.id: [ShardPlace([*range(copies[s.id])], None, [1] * 8, False)] * s.shards for s in specs}
         self.role.adopt(Placement(1, {n: ("here", n + 1) for n in range(8)}, places))
 
     def step(self, arrived: bytes) -> tuple[int, bytes]:
         """What the compiled step makes of these bytes: how many it answers, and its answers."""
         inbox = np.frombuffer(bytearray(arrived), np.uint8)
-        answered, made = self.role.service.step(inbox, 0, len(inbox), self._answers)
+        answered, made = self.role.service.step(inbox, 0, len(inbox), self._answers, self.backup)
         return answered, self._answers[:made].tobytes()
 
     def take(self, arrived: bytes) -> bytes:

@@ -68,6 +68,12 @@ def ranged(spec: TableSpec, kind: int, start: int, count: int, values: np.ndarra
     return framed(Header(kind, table=spec.id, shards=spec.shards, start=start, count=count, **fields), body)
 
 
+def with_versions(frame: bytes, versions: np.ndarray) -> bytes:
+    """The frame of a push as that of a forwarded op."""
+    header, body = frames.decode_header(frame, 0, 1 << 40), frame[frames.HEADER_SIZE :]
+    return framed(header, versions.astype(np.int64).tobytes() + body)
+
+
 class Talk:
     """Random requests of three clients, some of them broken."""
 
@@ -92,6 +98,21 @@ class Talk:
         values = self.values(spec, count) if pushed else None
         frame = make(spec, kind, *where, values, **fields)
         return self.broken(frame) if self.chance(0.15) else frame
+
+    def forward(self, server: LoneServer) -> bytes:
+        """A frame of a primary, for a backup in this state."""
+        rng, spec = self.rng, SPECS[self.rng.integers(len(SPECS))]
+        fields = {**self.stamp(), "flags": self.flags(True), "request": int(rng.integers(1 << 32))}
+        fields["epoch"] = 1 - self.chance(0.05)
+        if self.chance(0.1):
+            fields["rows"] = int(rng.integers(0, 5))
+        make, where, count = self.place(spec)
+        frame = make(spec, frames.REPLICATE, *where, self.values(spec, count), **fields)
+        shards = [replica.shard for _, replica in sorted(server.role.tables[spec.id].replicas.items())]
+        versions = np.array([shard.version + 1 for shard in shards], np.int64)
+        if self.chance(0.1):
+            versions[rng.integers(len(versions))] += rng.choice([-1, 1])
+        return with_versions(frame, versions)
 
     def place(self, spec: TableSpec) -> tuple[Callable[..., bytes], tuple, int]:
         """Rows of a table: the function that makes the frame, its arguments, how many rows."""
@@ -221,6 +242,26 @@ def play(seed: int, turns: int = 30) -> LoneServer:
     return one
 
 
+def follow(seed: int, turns: int = 60) -> LoneServer:
+    """Let two backups carry out the same ops; the one with the compiled step."""
+    talk, one, other = Talk(seed), LoneServer(SPECS, True, backup=True), LoneServer(SPECS, False, backup=True)
+    for _ in range(turns):
+        arrived = talk.forward(one) * (1 + talk.chance(0.1))
+        assert one.take(arrived) == other.take(arrived)
+        assert one.peer.closing == other.peer.closing
+        if talk.chance(0.1):
+            happen = talk.event()
+            happen(one), happen(other)
+        assert not differences(one, other)
+    return one
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_backup_does_the_same_as_in_the_general_way(seed: int) -> None:
+    follow(seed)
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_same_as_the_general_way(seed: int) -> None:
@@ -230,6 +271,8 @@ def test_the_same_as_the_general_way(seed: int) -> None:
 def test_many_of_these_frames_are_plain() -> None:
     servers = [play(seed) for seed in range(10)]
     assert sum(s.declined for s in servers) < 0.6 * sum(s.role.requests for s in servers)
+    backups = [follow(seed) for seed in range(10)]
+    assert sum(s.answered for s in backups) > sum(s.declined for s in backups) / 3
 
 
 # ---- what is declined -----------------------------------------------------------------------------------------------
@@ -371,6 +414,56 @@ def test_what_is_declined(reason: str) -> None:
     assert state(server) == before
 
 
+def forwarded(name: str, version: int = 2, **fields) -> bytes:
+    """A second op on a few rows, for a backup whose shards are all at version 1."""
+    spec = BY_NAME[name]
+    fields = {**NEXT, "epoch": 1, **fields}
+    frame = keyed(spec, frames.REPLICATE, np.arange(20), np.ones((20, spec.dim)), **fields)
+    return with_versions(frame, np.full(spec.shards, version))
+
+
+def prepared_backup() -> LoneServer:
+    server = LoneServer(SPECS, plain=True, backup=True)
+    for spec in SPECS:
+        server.take(forwarded(spec.name, version=1, **STAMP))
+    return server
+
+
+NOT_CONFIRMED: dict[str, tuple[bytes, Callable[[LoneServer], object]]] = {
+    "a pull": (pull("sgd", 20), nothing),
+    "a push": (push("sgd", 20), nothing),
+    "a control op": (forwarded("sgd", flags=CONTROL), nothing),
+    "an op that was applied": (forwarded("sgd", version=1), nothing),
+    "an op that is too early": (forwarded("sgd", version=3), nothing),
+    "an earlier epoch": (forwarded("sgd", epoch=0), nothing),
+    "a later fence": (forwarded("sgd"), put("sgd", fence=2)),
+    "a placement that is to come": (forwarded("sgd"), put("sgd", fence=0)),
+    "a primary": (forwarded("sgd"), put("sgd", primary=True)),
+    "a server behind this one": (forwarded("sgd"), put("sgd", successor=2)),
+    "a cut that is read": (forwarded("sgd"), every("sgd", lambda replica: replica.shard.begin_cut(None))),
+    "a new origin": (forwarded("sgd", trainer=9), nothing),
+    "a repeat": (forwarded("sgd", **STAMP), nothing),
+    "a body without versions": (framed(Header(frames.REPLICATE, table=2, shards=8, epoch=1)), nothing),
+    "a body that is too long": (changed(forwarded("sgd"), bytes(8)), nothing),
+}
+
+
+@pytest.mark.parametrize("reason", NOT_CONFIRMED)
+def test_what_a_backup_declines(reason: str) -> None:
+    frame, happen = NOT_CONFIRMED[reason]
+    server = prepared_backup()
+    assert prepared_backup().step(forwarded("sgd"))[0] == len(forwarded("sgd"))
+    happen(server)
+    before = state(server)
+    assert server.step(frame) == (0, b"")
+    assert state(server) == before
+
+
+def test_a_client_forwards_nothing() -> None:
+    server = prepared()
+    assert server.step(forwarded("sgd")) == (0, b"")
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_what_is_plain(spec: TableSpec) -> None:
     """Several frames in one step."""
@@ -382,6 +475,8 @@ def test_what_is_plain(spec: TableSpec) -> None:
     assert server.step(b"".join(pushes))[0] == plain * sum(map(len, pushes))
     assert server.step(keyed(spec, frames.PULL, np.arange(20), clock=7))[0] > 0, "which closes the sums of a clock"
     assert not server.role.tables[spec.id].replicas[0].shard.would_close(7)
+    arrived = forwarded(spec.name) + forwarded(spec.name, 3, number=7)
+    assert prepared_backup().step(arrived)[0] == len(arrived)
 
 
 def test_an_answer_that_has_no_room_is_left() -> None:
@@ -389,7 +484,7 @@ def test_an_answer_that_has_no_room_is_left() -> None:
     frame = ranged(BY_NAME["momentum"], frames.PULL, 0, 300)
     inbox = np.frombuffer(bytearray(2 * frame), np.uint8)
     for room, answered in ((64 + 1199, 0), (64 + 1200, 1), (2 * (64 + 1200) - 1, 1), (2 * (64 + 1200), 2)):
-        done = server.role.service.step(inbox, 0, len(inbox), np.empty(room, np.uint8))
+        done = server.role.service.step(inbox, 0, len(inbox), np.empty(room, np.uint8), False)
         assert done == (answered * len(frame), answered * (64 + 1200))
 
 
@@ -411,24 +506,26 @@ def test_without_memory_for_new_rows_it_is_declined(monkeypatch, error: type) ->
 def test_parts_of_an_inbox_that_do_not_fit_are_refused(start: int, end: int) -> None:
     service = prepared().role.service
     with pytest.raises(ValueError, match="of an inbox of 64"):
-        service.step(np.zeros(64, np.uint8), start, end, np.empty(64, np.uint8))
+        service.step(np.zeros(64, np.uint8), start, end, np.empty(64, np.uint8), False)
     with pytest.raises(TypeError):
-        service.step(np.zeros(64, np.int8), 0, 64, np.empty(64, np.uint8))
+        service.step(np.zeros(64, np.int8), 0, 64, np.empty(64, np.uint8), False)
 
 
 # ---- what must not pass ---------------------------------------------------------------------------------------------
 
+WRONG_BACKUPS = [
+    (" or head.epoch < replica.fence", ""),
+    ("versions[shard.number - head.shard] != shard.version + 1 or ", ""),
+    ("(<dps_header *> out).count = 0", "pass"),
+]
 WRONG = [
-    ("not replica.takes_requests() or ", ""),
+    ("not replica.takes_requests()", "False"),
     ("not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number)", "False"),
     ("and not self._holds_lease()", "and False"),
-    (
-        "return self._cut_range(table, head) if head.body == <uint64_t> nbytes else DECLINED",
-        "return self._cut_range(table, head)",
-    ),
+    (" if length == <uint64_t> nbytes else DECLINED", ""),
     ("return count if a == head.count else DECLINED", "return count"),
     ("return count if row == head.start + head.count else DECLINED", "return count"),
-    ("head.kind == PUSH and replica.successor is not None", "False"),
+    ("head.kind != PULL and replica.successor is not None", "False"),
     ("if table.finite and not _all_finite", "if False and not _all_finite"),
     ("if shard.cut is not None:", "if False:"),
     ("if row < stop or head.rows > 0:", "if row < stop:"),
@@ -454,6 +551,14 @@ WRONG = [
     ("self.requests += 1  #", "pass  #"),
     ("answer.body = size - HEADER", "answer.body = size"),
 ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("old", "new"), WRONG_BACKUPS)
+def test_a_broken_backup_is_caught(monkeypatch, old: str, new: str) -> None:
+    monkeypatch.setattr(requests, "Service", variant("service", "service.pyx", old, new).Service)
+    with pytest.raises(AssertionError):
+        collections.deque(map(follow, range(200)), maxlen=0)
 
 
 @pytest.mark.parametrize(
