@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from compiled import variant
 from expected_contents import ExpectedContents, ExpectedTable
 from fault_schedules import FaultSchedule, check_schedule
 from losses import Losses
@@ -21,6 +22,7 @@ from dps.client.session import ClientSession
 from dps.controller.runs import Runs
 from dps.coordination.liveness import Liveness
 from dps.errors import InputError, ServerGoneError, StoppedError
+from dps.server import requests
 from dps.server.replication import JoinerFeed, Relay
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
@@ -566,6 +568,30 @@ RARE = {  # seen once in some thousand schedules
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_caught(monkeypatch, name):
     assert_caught(monkeypatch, WRONG[name], check_schedule, [*SEEN[name], *range(1500)])
+
+
+WRONG_STEP = {  # of the compiled step, and where to look first
+    "it knows no repeats": (
+        *("not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number)", "False"),
+        [1, 3, 5],
+    ),
+    "it notes no ops": (
+        *("shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)", "pass"),
+        [1, 3, 5],
+    ),
+    "it answers for other servers' shards": ("not replica.takes_requests()", "False", [34]),
+    "it passes no ops on": ("head.kind != PULL and replica.successor is not None", "False", [21, 24, 25]),
+    "it sums nothing": ("return table.aggregated and", "return False and", [2, 4, 7]),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [next(iter(WRONG_STEP)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*WRONG_STEP][1:])]
+)
+def test_what_is_wrong_in_the_compiled_step_is_caught(monkeypatch, name):
+    old, new, seeds = WRONG_STEP[name]
+    monkeypatch.setattr(requests, "Service", variant("service", "service.pyx", old, new).Service)
+    assert_caught(monkeypatch, [], check_schedule, [*seeds, *range(1500)])
 
 
 @pytest.mark.slow
