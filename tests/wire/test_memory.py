@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from oracles import mutant
 
-from dps.wire.memory import Buffer, Incoming
+from dps.wire.memory import Buffer, GrowingBody, Incoming
 
 LIMIT = 100
 HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])
@@ -260,3 +262,54 @@ def test_a_buffer_grows_to_what_is_asked_and_not_beyond() -> None:
         before = len(buffer)
         buffer.take(nbytes)
         assert len(buffer) == max(before, nbytes)
+
+
+# ---- a body whose buffer grows --------------------------------------------------------------------------------------
+
+
+def check_growing(seed: int) -> None:
+    """A body in chunks arrives whole, in a buffer of at most four times what has arrived, and asks when it is full."""
+    draw = random.Random(seed)
+    content = draw.randbytes(draw.randint(1, 3000))
+    asked: list[int] = []
+
+    def full() -> None:
+        asked.append(body.filled)
+        assert len(body.buffer()) == 0
+        if draw.random() < 0.5:  # else the memory comes later
+            body.grow(min(len(content), 4 * body.filled))
+
+    body = GrowingBody(Buffer(0), len(content), min(len(content), 16), full)
+    while body.filled < len(content):
+        if not len(body.buffer()):
+            assert asked[-1] == body.filled
+            body.grow(min(len(content), 4 * body.filled))
+        view = body.buffer()
+        assert body.filled + len(view) <= max(16, 4 * body.filled, len(content) * (body.filled * 4 >= len(content)))
+        n, at = draw.randint(1, len(view)), body.filled
+        view[:n] = content[at : at + n]
+        body.advance(n)
+    assert bytes(body.body()) == content
+    assert asked == sorted(set(asked)), "asked once for each size"
+    assert len(content) not in asked, "a complete body needs no more"
+    assert bool(asked) == (len(content) > 16)
+
+
+def test_a_growing_body_arrives_whole() -> None:
+    for seed in range(200):
+        check_growing(seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("advance", "< self.size", "<= self.size"),
+        ("advance", "self._full()", "pass"),
+        ("grow", "nbytes, self.filled", "nbytes, 0"),
+        ("buffer", "self.filled :", "0 :"),
+    ],
+)
+def test_a_wrong_growing_body_is_caught(monkeypatch, name: str, old: str, new: str) -> None:
+    monkeypatch.setattr(GrowingBody, name, mutant(getattr(GrowingBody, name), old, new))
+    with pytest.raises((AssertionError, ValueError, IndexError)):
+        test_a_growing_body_arrives_whole()
