@@ -12,6 +12,7 @@ from dps.client.requests import Call, TableRoute
 from dps.client.session import ClientSession
 from dps.client.table import Keys, Outs, T
 from dps.client.ticket import SentCall
+from dps.core.blocks import empty
 from dps.errors import InputError
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 from dps.state.partition import Grouping, coalesce, sum_repeats
@@ -125,7 +126,7 @@ def room_for(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray
     """Where the values of keys of that shape go: `out`, or a new array."""
     full = row_shape(shape, spec)
     if out is None:
-        return np.empty(full, spec.dtype)
+        return empty(full, spec.dtype)
     return check_out(out, full, spec)
 
 

@@ -32,6 +32,7 @@ from dps.client.environment import Environment, ProcessEnvironment
 from dps.client.origin import Origin
 from dps.client.requests import Call, Leg, TableRoute, again, chunks, count_of, legs, send
 from dps.client.ticket import SentCall, Ticket
+from dps.core.blocks import limit_kept
 from dps.core.call import LAST_NUMBER
 from dps.errors import (
     ClosedError,
@@ -110,6 +111,7 @@ class ClientSession:
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
         self.patience = config.seconds("request")
         self.chunk = config.nbytes("chunk")  # of a request
+        limit_kept(config.nbytes("results"))
         self.epoch = 0  # of the route
         self.remedy = ""  # for lost data, in the controller's words
         self.closed = False

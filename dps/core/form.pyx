@@ -5,6 +5,7 @@ from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 
+from dps.core.blocks cimport new_array
 from dps.core.rows cimport dps_all_finite_double, dps_all_finite_float
 
 cnp.import_array()
@@ -92,4 +93,4 @@ cdef cnp.ndarray new_rows(Form form, cnp.ndarray keys, int64_t count):
     if form.dim != 1:
         shape[axes] = form.dim
         axes += 1
-    return cnp.PyArray_EMPTY(axes, shape, form.kind, 0)
+    return new_array(axes, shape, form.kind)

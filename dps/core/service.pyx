@@ -15,6 +15,7 @@ cimport cython
 cimport numpy as cnp
 
 from dps.core.arrays cimport uint8s, writeable_uint8s
+from dps.core.blocks cimport new_array
 from dps.core.counters cimport RequestCounters, ServerCounters
 from dps.core.cuts cimport dps_flag
 from dps.core.frame cimport dps_header
@@ -447,7 +448,7 @@ cdef class Service:
         """Keep the new values in the ledger, because the client may ask for them again."""
         cdef cnp.npy_intp shape[2]
         shape[0], shape[1] = part.b - part.a, table.dim
-        cdef cnp.ndarray kept = cnp.PyArray_EMPTY(2, shape, table.kind, 0)
+        cdef cnp.ndarray kept = new_array(2, shape, table.kind)
         self._gather(table, part, <char *> cnp.PyArray_DATA(kept))
         (<ShardState> part.shard).ledger.keep(head.trainer, head.clock, head.number, kept)
         return 0

@@ -20,6 +20,7 @@ import abc
 
 import numpy as np
 
+from dps.core.blocks import empty
 from dps.core.cuts import flag
 from dps.core.index import KeyIndex
 from dps.core.initializers import fill_missing, fill_new, fill_range
@@ -271,7 +272,7 @@ class DenseShard(Shard):
             self.rows[numbers - self.low] = rows
 
     def _values(self, op: Op) -> np.ndarray:
-        out = np.empty_like(op.values)
+        out = empty(op.values.shape, op.values.dtype)
         if op.keys is None:
             self.pull_range(op.start, out)
         else:
@@ -362,7 +363,7 @@ class KeyedShard(Shard):
 
     def _values(self, op: Op) -> np.ndarray:
         assert op.keys is not None
-        out = np.empty_like(op.values)
+        out = empty(op.values.shape, op.values.dtype)
         self.pull(op.keys, out)
         return out
 

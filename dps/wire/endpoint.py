@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dps import config
+from dps.core.blocks import limit_kept
 from dps.errors import RequestTimeoutError
 from dps.wire.connection import Connection, Handler
 from dps.wire.frames import Header
@@ -77,6 +78,7 @@ class Endpoint:
         self.secrets: dict[str, str] = {}  # session name -> secret; only the endpoint's thread changes it
         self.frame_limit = config.nbytes("frame")
         self.keep_bytes = config.nbytes("buffer")
+        limit_kept(config.nbytes("results"))
         self.patience = config.seconds("request")
         self.trickle_bytes, self.trickle_seconds = config.nbytes("trickle"), config.seconds("trickle")
         self.connections: set[Connection] = set()

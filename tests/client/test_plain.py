@@ -777,3 +777,28 @@ def test_a_broken_variant_is_caught(pairs, monkeypatch, file: str, old: str, new
 def test_the_right_variant_is_not(pairs, monkeypatch) -> None:
     use(monkeypatch, *variants(["call", "exchange"], "call.pyx", "MAGIC = 0x5044", "MAGIC = 0x5044"))
     check_all(pairs, monkeypatch)
+
+
+# ---- memory of results
+
+
+def test_a_result_that_is_kept_is_never_overwritten(servers):
+    """Results of all calls lie in memory of their own for as long as a view of them is used, and no longer."""
+    servers.table(TableSpec("kept", rows=3000, dim=64, shards=4))
+    with servers.client() as client:
+        ones = np.ones((3000, 64), np.float32)
+        kept, addresses = [], set()
+        for number in range(12):
+            general = number % 3 == 2
+            with contextlib.ExitStack() as stack:
+                caller = generally(stack.enter_context(servers.client())) if general else client
+                result = caller.pull("kept") if number % 2 else caller.push_pull("kept", None, ones)
+            kept.append(result if number % 4 else result[5:, 3])
+            addresses.add(result.ctypes.data)
+            if number % 2:
+                client.push("kept", None, ones)
+            del result
+        assert all((array == number // 2 * 2 + 1).all() for number, array in enumerate(kept))
+        assert len(addresses) == len(kept)
+        freed = kept.pop().ctypes.data
+        assert client.pull("kept").ctypes.data == freed
