@@ -22,7 +22,7 @@ from dps.wire.membership_messages import CaughtUp
 if TYPE_CHECKING:
     from dps.server.replication import Relay
 
-__all__ = ["DUMP_PIECE_BYTES", "FeedsOfJoiner", "JoinerFeed", "PieceMemory"]
+__all__ = ["DUMP_PIECE_BYTES", "PIECES_UNDER_WAY", "ROWS", "FeedsOfJoiner", "JoinerFeed", "PieceMemory"]
 
 DUMP_PIECE_BYTES = 1 << 18  # of rows in one frame of a dump
 PIECES_UNDER_WAY = 2  # to one joiner, so that it need not wait for the next one
@@ -135,7 +135,7 @@ class FeedsOfJoiner:
 
     def remove(self, feed: JoinerFeed, relay: Relay) -> None:
         """The feed has ended, or was given up."""
-        self._feeds.remove(feed)
+        self._feeds = [each for each in self._feeds if each is not feed]
         relay.endpoint.later(0, self.go_on, relay)
 
     def begin_anew(self) -> None:

@@ -16,8 +16,9 @@ from peers import soon
 from servers import SECRET, Servers, held, wait_until
 
 import dps
-from dps.coordination.placement import rechained
+from dps.coordination.placement import appended, joined, rechained
 from dps.errors import DPSError, MovedError, RequestTimeoutError, UnknownTableError
+from dps.server.feeds import PIECES_UNDER_WAY, ROWS, FeedsOfJoiner, JoinerFeed
 from dps.server.replicas import Forward, OwedAnswer
 from dps.server.replication import Relay
 from dps.server.requests import ServerRole
@@ -412,6 +413,40 @@ def test_a_server_joins_in_many_pieces_over_a_line_that_breaks(monkeypatch):
         check(servers, pushers)
 
 
+def test_shards_that_join_at_once_take_turns_with_few_pieces_under_way(monkeypatch):
+    """Pieces that do not fit the socket wait in memory that is not used again before they were confirmed."""
+    piece, sent, send = 4 << 20, [], JoinerFeed._send
+    for module in ("feeds", "replication"):
+        monkeypatch.setattr(f"dps.server.{module}.DUMP_PIECE_BYTES", piece)
+
+    def noted_send(feed, content, *what):
+        send(feed, content, *what)
+        feeds = [c.feed for c in feed.relay._replicas if c.feed is not None]
+        sent.append((content, feed.replica.number, sum(each.under_way for each in feeds)))
+
+    monkeypatch.setattr(JoinerFeed, "_send", noted_send)
+    with Servers(1) as servers:
+        servers.table(TableSpec("n", dtype="int64", dim=16, shards=4, copies=1))
+        keys = np.arange(200_000)
+        with servers.client() as client:
+            client.push("n", keys, np.repeat(keys, 16).reshape(-1, 16))
+        number, places = servers.start(), servers.tables["n"][1]
+        servers.servers[0].relay.rate = 1e12  # so that nothing else makes them take turns
+        places[:] = [joined(p, number, servers.epoch + 1) for p in places]
+        servers.deaf.add(number)  # it joins when the dumps begin
+        with held(servers, number):
+            servers.place()
+            time.sleep(0.1)
+        servers.deaf.clear()
+        for shard in range(4):
+            servers.heard(0, frames.CAUGHT_UP, servers.epoch, server=number, table="n", shard=shard)
+        places[:] = [appended(p, servers.epoch + 1) for p in places]
+        servers.place()
+        assert servers.differences() == []
+    assert max(under_way for _, _, under_way in sent) < (PIECES_UNDER_WAY + 1) * piece
+    assert [shard for content, shard, _ in sent if content == ROWS][:4] == [0, 1, 2, 3]
+
+
 def test_a_primary_hands_over_while_clients_push():
     with Servers(3) as servers:
         servers.table(COUNTS)
@@ -683,6 +718,12 @@ def test_a_backup_that_confirms_nothing_is_reported():
 
 # ---- the tests themselves -------------------------------------------------------------------------------------------
 
+
+def shards_take_turns() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        test_shards_that_join_at_once_take_turns_with_few_pieces_under_way(monkeypatch)
+
+
 WRONG = [
     (ServerRole, "_check_fence", "header.epoch < replica.fence", "False",
      test_an_old_primary_is_refused_and_its_clients_lose_nothing),
@@ -716,6 +757,10 @@ WRONG = [
     (Relay, "throttle", "self.backlog > self._backlog_limit", "False",
      lambda: within(test_a_primary_takes_no_more_than_its_backup_confirms)),
     (Relay, "follow", "if not replica.drained:", "if False:", lambda: within(repeats_wait)),
+    (JoinerFeed, "_send", "self.relay.send(self.to, forward)",
+     "(self.relay.send(self.to, forward), self.relay.memory.release(memory))", shards_take_turns),
+    (FeedsOfJoiner, "go_on", "self._feeds.append(feed)", "self._feeds.insert(0, feed)", shards_take_turns),
+    (FeedsOfJoiner, "go_on", "PIECES_UNDER_WAY * relay.piece", "10 * relay.piece", shards_take_turns),
 ]  # fmt: skip
 
 

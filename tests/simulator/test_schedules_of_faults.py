@@ -23,7 +23,8 @@ from dps.controller.runs import Runs
 from dps.coordination.liveness import Liveness
 from dps.errors import InputError, ServerGoneError, StoppedError
 from dps.server import requests
-from dps.server.replication import JoinerFeed, Relay
+from dps.server.feeds import FeedsOfJoiner, JoinerFeed
+from dps.server.replication import Relay
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
 from dps.state.transfer import Joining, _KeyedSoFar
@@ -525,9 +526,15 @@ WRONG = {
         (
             JoinerFeed,
             "begin",
-            "self._send(BEGIN, *self.dump.head())",
-            "self._send(BEGIN, *self.dump.head()); self.report_caught_up()",
+            "self._send(BEGIN, *self._dump.head())",
+            "self._send(BEGIN, *self._dump.head()); self.report_caught_up()",
         )
+    ],
+    "a joiner is promoted when it has a piece of its dump": [
+        (JoinerFeed, "confirmed", "DumpPiece.of(forward.header).content == END and self", "self")
+    ],
+    "a dump goes on over a new connection where the old one broke": [
+        (FeedsOfJoiner, "begin_anew", "if not feed.done:", "if False:")
     ],
     "a controller that was stopped gives up all servers": [
         (Liveness, "silent", "self._heartbeats if late else ()", "()")
@@ -552,6 +559,8 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "ops are not counted anew at each clock": [13, 14, 24],
     "a new chain is not told what is unconfirmed": [497],
     "a joiner is promoted when its dump begins": [0, 4, 6],
+    "a joiner is promoted when it has a piece of its dump": [0, 4, 6],
+    "a dump goes on over a new connection where the old one broke": [0, 4, 6],
     "a controller that was stopped gives up all servers": [62, 409],
     "the lease is not waited for": [141],
     "a repeat is acknowledged before what it repeats": [2735, 201232],
