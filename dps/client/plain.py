@@ -117,8 +117,10 @@ class PlainCalls:
         self._session, self._check_aggregate = session, check_aggregate
         self._exchange = Exchange(round(SPIN_SECONDS * 1e9), session.now, session.meter, self._idle)
         self._tables: dict[str, PlainTable] = {}
-        self._moving: tuple[Channel, int] | None = None  # a server that was last found to keep the caller waiting, and
-        self._until = 0.0  # bytes of a message that were to come then; and until when it may go on so
+        # When a server was last found to keep the caller waiting: when the call began, the server's channel, the bytes
+        # of a message that were to come; and until when it may go on so.
+        self._moving: tuple[float, Channel, int] | None = None
+        self._until = 0.0
 
     def pull(self, name: str, keys: Keys, out: object) -> Any:
         """The values."""
@@ -252,9 +254,9 @@ class PlainCalls:
     def _idle(self, channel: Channel, left: int) -> None:
         """A server has moved no byte of a message for a while, with `left` bytes to come."""
         session = self._session
-        now = session.now()
-        if self._moving != (channel, left):
-            self._moving, self._until = (channel, left), now + session.patience
+        now, moving = session.now(), (self._exchange.began, channel, left)
+        if moving != self._moving:
+            self._moving, self._until = moving, now + session.patience
         elif now > self._until:
             raise RequestTimeoutError(
                 f"{channel.what} has moved no bytes for {config.limit('request', session.patience)}: "

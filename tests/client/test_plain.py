@@ -257,6 +257,9 @@ def test_large_calls(pairs, watched, rows: int | None) -> None:
             answers.append([out, client.push_pull("a", sorted_keys, values), client.pull("a", sorted_keys)])
             if rows:
                 answers[-1].append(client.pull("a"))
+            pushed, pulled = client.push_async("a", keys, values), client.pull_async("a", keys)
+            answers[-1] += [pulled.result(), client.push_pull_async("a", keys, values).result()]
+            pushed.result()
     for one, other in zip(*answers, strict=True):
         same(one, other)
     assert watched.outcomes.count(DONE) >= 3
@@ -405,6 +408,9 @@ def test_repeats_are_summed(client, watched) -> None:
     keys, ones = np.array([5, 9, 5, 7, 5]), np.ones(5, np.float32)
     answer = client.push_pull("ftrl", keys, ones)
     assert watched.last == DONE
+    np.testing.assert_array_equal(
+        answer[:2], client.push_pull("ftrl", np.array([105, 109]), np.array([3, 1], np.float32))
+    )
     np.testing.assert_array_equal(answer, client.pull("ftrl", keys))
     assert answer[0] == answer[2] == answer[4]
     assert answer[1] == answer[3] != answer[0]
@@ -666,6 +672,47 @@ def test_a_server_that_dies_loses_nothing(watched, verb: str, announce: bool) ->
             assert watched.handed_over == 1
 
 
+@pytest.mark.parametrize("announce", [True, False])
+def test_a_server_that_dies_loses_nothing_that_is_on_its_way(watched, announce: bool) -> None:
+    """Asynchronous calls, with repeated keys, and calls of several tables: the arrays are changed meanwhile."""
+    with Servers(3) as servers:
+        for name in ("a", "b"):
+            servers.table(TableSpec(name, dim=2, shards=4, dtype="int64", copies=2, optimizer=dps.Add()))
+        servers.table(TableSpec("c", shards=4, copies=2, optimizer=dps.Momentum(1.0, momentum=0.5)))
+        with servers.client() as client:
+            expected = {name: np.zeros((6, 2), np.int64) for name in ("a", "b")}
+            client.push({"a": (KEYS, np.zeros((6, 2), np.int64)), "b": (KEYS, np.zeros((6, 2), np.int64))})
+            client.push("c", KEYS, np.zeros(6, np.float32))
+            pending = []
+            for n in range(12):
+                if n == 4:
+                    servers.kill(0, announce=announce)
+                    if not announce:
+                        threading.Timer(0.3, servers.without, (0,)).start()
+                keys, rows = np.roll(KEYS, n), np.arange(12).reshape(6, 2) + n
+                for table in expected.values():
+                    table[keys] += rows
+                if n % 3 == 0:
+                    client.push({"a": (keys, rows), "b": (keys, rows)})
+                else:
+                    pending += [client.push_async("a", keys, rows), client.push_pull_async("b", keys, rows)]
+                    pending.append(client.push_async("c", keys // 2, np.ones(6, np.float32)))
+                    pending.append(client.pull_async({"a": keys, "b": keys}))
+                keys += 100
+                rows += 100
+            for each in pending:
+                each.result()
+            for name, table in expected.items():
+                np.testing.assert_array_equal(client.pull(name, KEYS), table)
+            moved = np.float32(0)
+            momentum = np.float32(0)
+            for _ in range(8):  # each key came twice in each push, and the sum is one step
+                momentum = np.float32(0.5) * momentum + np.float32(2)
+                moved -= momentum
+            np.testing.assert_allclose(client.pull("c", KEYS), [moved] * 3 + [0] * 3)
+            assert watched.outcomes.count(POSTED) > 20
+
+
 def test_many_threads_take_turns(client) -> None:
     errors: list[BaseException] = []
 
@@ -718,7 +765,7 @@ WRONG = [  # file of dps/core, its text, the wrong text
     ("call.pyx", "out + place * row, self.room + self.target[j] * row", "out + place * row, self.room"),
     ("call.pyx", "dps_scatter(rows, self.order + a,", "dps_scatter(rows, self.order,"),
     ("call.pyx", "made.shard, made.shards = <uint16_t> leg.first,", "made.shard, made.shards = 0,"),
-    ("call.pyx", "self.put(self.piece, self.at, rows)", "pass"),
+    ("call.pyx", "self.call.put(self.piece, self.at, rows)", "pass"),
     ("call.pyx", "memcpy(rows, self.rows, nbytes)", "pass"),
     ("call.pyx", "memcpy(keys, self.keys, self.count * 8)", "pass"),
     ("exchange.pyx", "leg[m].state == SENT and wires.streams[leg[m].run] is stream", "False"),
