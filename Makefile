@@ -216,19 +216,34 @@ fuzz: $(READY)  ## random and mutated frames at a live server, the controller an
 # In a copy, so that no sanitized module is left in dps/core. The sanitizers are loaded before Python, which is not
 # compiled with them. Leaks are not looked for, because Python itself frees little of its memory when it ends.
 SANITIZED := build/sanitized
-SANITIZER_TESTS := tests/core tests/state tests/features tests/client/test_plain.py tests/wire/test_fuzz.py
-.PHONY: sanitize
-sanitize: FRAMES = 3000
-sanitize: $(READY)  ## tests of the core with gcc's address and undefined-behaviour sanitizers: FRAMES=... for the fuzz
+UNDER_SANITIZERS = cd $(SANITIZED) && \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
+	PYTHONPATH=$(CURDIR)/$(SANITIZED) DPS_BUILD=sanitized FUZZ_FRAMES=$(FRAMES) FUZZ_SEED=$(SEED) \
+	$(abspath $(PY)) -m pytest -p no:cacheprovider
+# All files with wrong variants of a compiled module, which each module has, and the rooms that are made of the core. The
+# variants themselves are left out: they try the tests, and their modules are compiled without sanitizers.
+SANITIZER_TESTS = tests/core tests/state tests/features tests/wire/test_fuzz.py \
+	$$(grep -rl '^from compiled import' tests | grep -Ev '^tests/(core|state|features)/')
+
+.PHONY: sanitized
+sanitized: $(READY)
 	@rm -rf $(SANITIZED); mkdir -p $(SANITIZED)
 	@cp -r setup.py setup.cfg pyproject.toml dps tests benchmarks $(SANITIZED)
 	@find $(SANITIZED) \( -name '*.so' -o -name __pycache__ \) -prune -exec rm -rf {} +
 	@cd $(SANITIZED) && DPS_BUILD=sanitized $(abspath $(PY)) setup.py -q build_ext --inplace
-	cd $(SANITIZED) && \
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
-	PYTHONPATH=$(CURDIR)/$(SANITIZED) DPS_BUILD=sanitized FUZZ_FRAMES=$(FRAMES) \
-	$(abspath $(PY)) -m pytest -p no:cacheprovider $(SANITIZER_TESTS) $(ARGS)
+
+.PHONY: sanitize
+sanitize: FRAMES = 3000
+sanitize: SEED = 1
+sanitize: sanitized  ## tests of the core with gcc's address and undefined-behaviour sanitizers
+	$(UNDER_SANITIZERS) -k "not variant" $(SANITIZER_TESTS) $(ARGS)
+
+# A million frames take about forty minutes of one processor.
+.PHONY: sanitize-fuzz
+sanitize-fuzz: sanitized  ## the fuzz of `make fuzz` with the sanitizers: FRAMES=... SEED=...
+	@echo "seed $(SEED)"
+	$(UNDER_SANITIZERS) tests/wire/test_fuzz.py -s -k random $(ARGS)
 
 .PHONY: test-all
 test-all: test chaos  ## both

@@ -18,7 +18,7 @@ cdef enum:
 def send(int fd, cnp.ndarray data not None, int64_t count) -> int:
     """Write the first `count` bytes of `data`: how many the system has taken at once.
 
-    That is 0 where the connection is broken, too; whoever writes next is told.
+    That is 0 where the connection is broken, too: the transport is given the rest, and finds the error.
     """
     cdef const void *first = uint8s(data)
     cdef Py_ssize_t sent

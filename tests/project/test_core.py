@@ -22,7 +22,8 @@ from cython_sources import (
 from test_style import LINES_OF_FILE, LINES_OF_FUNCTION
 from test_words import nounless, repeats_name
 
-CORE = Path(__file__).parents[2] / "dps" / "core"
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "dps" / "core"
 MODULES = {path.stem: path for path in sorted(CORE.glob("*.pyx"))}
 SOURCES = {path.name: path for pattern in ("*.pyx", "*.pxd", "*.h") for path in sorted(CORE.glob(pattern))}
 
@@ -157,6 +158,23 @@ def test_how_signatures_are_read():
     )
     assert python_type("const uint64_t", never_none=False) == "int"
     assert {"uint8_t", "int64_t"} <= INTEGERS
+
+
+# ---- sanitizers -----------------------------------------------------------------------------------------------------
+
+
+def test_make_sanitize_runs_tests_of_each_module():
+    """A test that runs there names the module, a wrong variant of it, or a module that calls it."""
+    stated = re.search(r"^SANITIZER_TESTS = (.*)", (ROOT / "Makefile").read_text(), re.M)[1]
+    files = {file for name in re.findall(r"tests/\S+", stated) for file in [ROOT / name, *(ROOT / name).glob("*.py")]}
+    files |= {file for file in ROOT.glob("tests/*/test_*.py") if "\nfrom compiled import" in file.read_text()}
+    text = "\n".join(file.read_text() for file in files if file.is_file())
+    tested = {name for name in MODULES if re.search(rf'\bdps\.core\.{name}\b|"{name}(\.pyx|\.pxd|\.h)?"', text)}
+    sources = {name: "".join(file.read_text() for file in CORE.glob(f"{name}.p*")) for name in MODULES}
+    calls = {name: set(re.findall(r"^from dps\.core\.(\w+) c?import", sources[name], re.M)) for name in MODULES}
+    while called := {callee for name in tested for callee in calls[name] & MODULES.keys()} - tested:
+        tested |= called
+    assert sorted(MODULES.keys() - tested) == []
 
 
 # ---- shape ----------------------------------------------------------------------------------------------------------
