@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -49,13 +50,27 @@ class BuildCore(build_ext):
             sys.exit(f"{error}\n{NO_COMPILER.format(compiler=compiler, problem='failed; its messages stand above')}")
 
 
+def headers(source):
+    """The headers (.h) that a module is compiled with. Cython itself knows its declarations (.pxd)."""
+    found = set()
+    waiting = [source, source.with_suffix(".pxd")]
+    while waiting:
+        text = file.read_text() if (file := waiting.pop()).exists() else ""
+        names = [f"{name}.pxd" for name in re.findall(r"^from dps\.core\.(\w+) cimport", text, re.M)]
+        names += re.findall(r'^(?:#include|cdef extern from) "(\w+\.h)"', text, re.M)
+        new = {source.with_name(name) for name in names} - found
+        found |= new
+        waiting += new
+    return sorted(str(file) for file in found if file.suffix == ".h")
+
+
 def extensions():
     flags = BUILDS[os.environ.get("DPS_BUILD", "release")]
     return [
         Extension(
             f"dps.core.{source.stem}",
             [str(source)],
-            depends=sorted(map(str, Path("dps/core").glob("*.h"))),  # Cython itself knows the .pxd of each module
+            depends=["setup.py", *headers(source)],  # which has the flags
             include_dirs=[np.get_include()],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
             extra_compile_args=flags,
