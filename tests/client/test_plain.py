@@ -217,8 +217,10 @@ def state(servers: Servers, spec: TableSpec) -> list:
 
 
 @settings(max_examples=100, deadline=None)
-@given(data=st.data(), one=st.sampled_from(SPECS), two=st.sampled_from(SPECS))
-def test_the_same_as_the_general_way(pairs, data, one: TableSpec, two: TableSpec) -> None:
+@given(
+    data=st.data(), one=st.sampled_from(SPECS), two=st.sampled_from(SPECS), sockets=st.sampled_from([True, True, False])
+)
+def test_the_same_as_the_general_way(pairs, data, one: TableSpec, two: TableSpec, sockets: bool) -> None:
     both = one, dataclasses.replace(two, name="b")
     specs = [[servers.table(spec) for spec in both] for servers in pairs]
     made = [Made("pull", (np.array([0]), np.array([0])), (None, None), True), *data.draw(calls(both))]
@@ -227,7 +229,10 @@ def test_the_same_as_the_general_way(pairs, data, one: TableSpec, two: TableSpec
         with servers.client() as client:
             answers: list[object] = []
             later: list = []
-            for call in copy.deepcopy(made):
+            for n, call in enumerate(copy.deepcopy(made)):
+                if n == 1 and not sockets:  # what is encrypted does not pass the channel by
+                    for each in client.session._channels.values():
+                        each._encrypted = each.stream.touched = True
                 answers += [outcome(way(client), call, later), client.session.own.number]
             for pending in later:
                 error = pending.exception()
@@ -393,6 +398,14 @@ def test_a_request_that_is_too_large_is_declined(client, watched) -> None:
     client.push("a", KEYS, ROWS)
     assert watched.last is None
     np.testing.assert_allclose(client.pull("a", KEYS), -0.1)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *POSTED_CALLS])
+def test_what_is_encrypted_is_prepared_and_sent(client, watched, name: str) -> None:
+    for each in client.session._channels.values():
+        each._encrypted = each.stream.touched = True
+    {**PLAIN, **POSTED_CALLS}[name](client)
+    assert watched.outcomes == [POSTED]
 
 
 def test_a_call_waits_for_no_answer_that_is_half_read(client, watched) -> None:
