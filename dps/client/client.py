@@ -7,8 +7,8 @@ them anywhere.
 The walk of a call: `inputs.py` makes keys and rows of what came in and refuses what is wrong, before anything is sent;
 `state/partition.py` groups the keys by shard; `requests.py` cuts the call into one request for each server and run of
 neighbouring shards (large ones to `dps.limits.chunk`); `session.py` writes them, and again where a server has failed.
-A `Pending` reads the answers into place. A call with nothing unusual about it, whose caller waits, takes one compiled
-step for all of that (`plain.py`).
+A `Pending` reads the answers into place. A call with nothing unusual about it is prepared, and takes its answers, in
+compiled steps (`plain.py`); where its caller waits and its connections are free, that is a single one.
 """
 
 from __future__ import annotations

@@ -72,11 +72,8 @@ cdef class CallMeter:
             self.pushes += 1
             self.keys_pushed += keys
 
-    def exchanged(self, bint pull, int64_t keys, double began, double now, double waited) -> None:
-        """Count a whole call, and its time, of which the caller was blocked for `waited` seconds."""
-        self.count_exchange(pull, keys, began, now, waited)
-
     cdef void count_exchange(self, bint pull, int64_t keys, double began, double now, double waited) noexcept:
+        """Count a whole call, and its time, of which the caller was blocked for `waited` seconds."""
         if pull:
             self.pulls += 1
             self.keys_pulled += keys

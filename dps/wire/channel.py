@@ -399,7 +399,7 @@ class Channel:
         self.traffic.received += HEADER_SIZE + header.body
         request.header, request.done = header, True
 
-    # -- the plain way of a call, see `core/exchange.pyx`
+    # -- the plain way of a call past this channel, see `core/exchange.pyx`
 
     @property
     def is_plain(self) -> bool:
