@@ -4,6 +4,10 @@
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 #include "clones.h"
 
@@ -133,5 +137,18 @@ DPS_CLONED void dps_scatter(const char *source, const int32_t *order, int64_t co
 
 DPS_ALL_FINITE(float, uint32_t, UINT32_C(0x7F800000), UINT32_C(0x00800000))
 DPS_ALL_FINITE(double, uint64_t, UINT64_C(0x7FF0000000000000), UINT64_C(0x0010000000000000))
+
+/* Memory that is yet to be used comes in pages of the usual size. */
+static inline void dps_small_pages(char *memory, int64_t bytes) {
+#ifdef MADV_NOHUGEPAGE
+    uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE);
+    uintptr_t first = ((uintptr_t) memory + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t) memory + (uintptr_t) bytes) / page * page;
+    if (first < end)
+        (void) madvise((void *) first, end - first, MADV_NOHUGEPAGE);
+#else
+    (void) memory, (void) bytes;
+#endif
+}
 
 #endif

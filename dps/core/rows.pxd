@@ -19,3 +19,4 @@ cdef extern from "rows.h" nogil:
     void dps_scatter(const char *source, const int32_t *order, int64_t count, char *out, int64_t bytes)
     bint dps_all_finite_float(const float *values, int64_t count)
     bint dps_all_finite_double(const double *values, int64_t count)
+    void dps_small_pages(char *memory, int64_t bytes)

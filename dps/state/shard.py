@@ -25,7 +25,7 @@ from dps.core.cuts import flag
 from dps.core.index import KeyIndex
 from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.core.ledger import Ledger
-from dps.core.rows import gather, gather_range
+from dps.core.rows import gather, gather_range, use_small_pages
 from dps.core.states import ShardState, SumsState
 from dps.errors import InputError, KeyRangeError, LimitError
 from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
@@ -351,6 +351,7 @@ class KeyedShard(Shard):
     def expect(self, rows: int) -> None:
         """Make room for that many rows at once, in a shard that has none, before they are loaded."""
         self.rows = np.zeros((rows, self.width), self.spec.dtype)
+        use_small_pages(self.rows)
         self.index.reserve(rows)
 
     def load(self, keys: np.ndarray, rows: np.ndarray) -> None:

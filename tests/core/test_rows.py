@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -161,3 +163,26 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         rows.all_finite(index)
     with pytest.raises(TypeError, match="contiguous"):
         rows.all_finite(table[:, 1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_rows_that_are_to_be_filled_lie_in_pages_of_the_usual_size() -> None:
+    def flags(held: np.ndarray) -> list[str]:
+        """What the system notes of the mapping in which their middle lies."""
+        inside, middle = False, held.ctypes.data + held.nbytes // 2
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                inside = int(found[1], 16) <= middle < int(found[2], 16)
+            elif inside and line.startswith("VmFlags:"):
+                return line.split()[1:]
+        raise AssertionError("no such mapping")
+
+    held = np.zeros((1 << 20, 4), np.float32)
+    assert "nh" not in flags(held)
+    rows.use_small_pages(held)
+    assert "nh" in flags(held)
+    assert not held.any()
+    for count in (0, 1, 1000):
+        rows.use_small_pages(np.zeros((count, 3), np.int64))
+    with pytest.raises(ValueError, match="dimensions"):
+        rows.use_small_pages(np.zeros(3))
