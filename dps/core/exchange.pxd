@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint32_t
 
-from dps.core.call cimport Call, Leg, Terms
+from dps.core.call cimport Call, Leg, Part, Terms
 from dps.core.meter cimport CallMeter
 
 
@@ -13,9 +13,10 @@ cdef class Stream:
     cdef readonly int fd
     cdef public uint32_t number  # of the next request
     cdef readonly int calls  # that use the socket now
-    cdef public bint touched
+    cdef public bint touched, ended
     cdef object _close  # to be called when no call uses the socket
     cdef int leave(self) except -1
+    cdef list _write(self, Part part, uint32_t number)
 
 
 cdef class Wires:

@@ -63,6 +63,8 @@ cdef class Stream:
     ----------
     touched : bool
         The connection has been used in the general way since a call last found it free.
+    ended : bool
+        It is closed, or will be once no call uses it.
     """
 
     def __cinit__(self, int fd):
@@ -70,6 +72,7 @@ cdef class Stream:
         self.number = 1
         self.calls = 0
         self.touched = True
+        self.ended = False
         self._close = None
 
     def take(self) -> int:
@@ -87,6 +90,14 @@ cdef class Stream:
 
         They are valid until the call is used again. A connection that broke takes nothing.
         """
+        self.calls += 1  # first, because another thread may close the channel at any time
+        try:
+            return part.pieces(number) if self.ended else self._write(part, number)
+        finally:
+            self.leave()
+
+    cdef list _write(self, Part part, uint32_t number):
+        """As :meth:`write`, of a socket that is open."""
         cdef Call call = part.call
         cdef Leg *leg = part.leg
         cdef int64_t row = call.form.row_bytes, waited = 0, nbytes = (leg.b - leg.a) * row
@@ -213,22 +224,24 @@ cdef class Exchange:
         cdef Call call = self.call
         cdef double began = self._now(), now, waited
         self.open, self.current, self.waited, self._counted = [], -1, 0, 0
-        if not wires.are_free():
-            return BUSY
-        if not call.prepare(terms, origin, keys, values, out):
-            return DECLINED
-        if terms.pushes:
-            call.take_number(origin)
-        self.began = began
         for each in wires.streams:
-            (<Stream?> each).calls += 1
+            (<Stream?> each).calls += 1  # first, because another thread may close a channel at any time
         try:
-            while self._round(call, wires):
-                self._answers(call, wires)
-                if self.open:
-                    break
+            if not wires.are_free():
+                return BUSY
+            if not call.prepare(terms, origin, keys, values, out):
+                return DECLINED
+            if terms.pushes:
+                call.take_number(origin)
+            self.began = began
+            try:
+                while self._round(call, wires):
+                    self._answers(call, wires)
+                    if self.open:
+                        break
+            finally:
+                self._leave(call)
         finally:
-            self._leave(call)
             for each in wires.streams:
                 (<Stream> each).leave()
         if self.open:

@@ -465,7 +465,7 @@ class Channel:
         socket_ = getattr(self, "_socket", None)
         if socket_ is None:
             return
-        self.stream.touched = True
+        self.stream.touched = self.stream.ended = True
         if self.stream.calls:
             self.stream.close_after(socket_.close)
             socket_.end()

@@ -629,6 +629,29 @@ def test_a_client_that_is_closed_during_a_call_touches_no_other_file(servers, cl
             other.close()
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_request_is_not_written_to_a_socket_that_is_closed(ended: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        stream = channel.Stream(ours.fileno())
+        stream.ended = ended
+        form = plain.Form(7, np.dtype("float32").num, 1, 0, 1, 0, False, [(0, 1)])
+        terms = plain.core.Terms(form, 1, 1000, frames.PULL, 0, False, True, False)
+        call = plain.core.Call.of(terms, Origin(2), np.array([8, 9]), None, None)
+        part = plain.core.Part(call, 0)
+        left = b"".join(stream.write(part, 3))
+        written = left if ended else theirs.recv(1000)
+        assert len(written) == part.sent == 64 + 8 + 16
+        assert decode_header(written, 0, 1000).request == 3
+        assert stream.calls == 0
+        if ended:
+            with pytest.raises(BlockingIOError):
+                theirs.recv(1000)
+        else:
+            assert not left
+
+
 def test_a_server_that_serves_every_other_run(servers, watched) -> None:
     servers.table(TableSpec("a", dim=4, shards=8), owners=[0, 1, 0, 1, 1, 0, 0, 1])
     keys = np.arange(100_000)
@@ -786,6 +809,7 @@ WRONG = [  # file of dps/core, its text, the wrong text
     ("exchange.pyx", "pieces[3].iov_base, pieces[3].iov_len = &nothing, padding", "pass"),
     ("exchange.pyx", "arrived.get(leg[n].run", "arrived.get(0"),
     ("exchange.pyx", "if not self.channels[n].is_plain:", "if False:"),
+    ("exchange.pyx", "part.pieces(number) if self.ended else ", ""),
 ]
 
 
@@ -819,6 +843,7 @@ def check_all(pairs, monkeypatch) -> None:
     checks.append(test_what_is_sent_later_is_what_was_asked)
     for name in BAD:
         test_an_answer_is_checked(name)
+    test_a_request_is_not_written_to_a_socket_that_is_closed(True)
     for check in checks:
         with client_of(pairs[0]) as client:
             check(client)
