@@ -142,9 +142,9 @@ test: $(READY)  ## the tests, without the slow ones
 # What runs on each Python: the wire, the state and its golden hashes, the page (in a browser), the demo, the blocks of
 # the documentation and of the docstrings, for which every module is imported.
 PORTABLE := frames channel endpoint shard index optimizers golden pages browser demo docs
-PYTHONS ?= 3.12 3.13
+PYTHONS ?= 3.12 3.13 3.14
 .PHONY: test-pythons
-test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS="3.12 3.13"
+test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS="3.12 3.13 3.14"
 	@for version in $(PYTHONS); do \
 		if python=$$(.ci/find-python $$version); then \
 			echo "== Python $$version"; \
