@@ -20,7 +20,9 @@ cdef struct Part:  # of a request: what falls to one shard
 cdef class Service:
     cdef dict _tables
     cdef ServerCounters _counters
-    cdef object _clock, _holds_lease, _close_before
+    cdef object _clock, _holds_lease, _close_before, _pass_on
+    cdef object _peer  # of the frames that are being answered
+    cdef bint _forwards, _is_halted  # the push has backups; the peer has to wait
     cdef int64_t _limit
     cdef public int64_t requests
     cdef void *_memory[2]
@@ -57,4 +59,5 @@ cdef class Service:
     cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1
     cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL
     cdef int _gather(self, TableState table, Part *part, char *out) except -1
+    cdef int _forward(self, const dps_header *head, const char *body, const Part *part, int count) except -1
     cdef int _keep(self, TableState table, const dps_header *head, Part *part) except -1

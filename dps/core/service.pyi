@@ -15,6 +15,9 @@ class Service:
         clock: Callable[[], float],
         holds_lease: Callable[[], bool],
         close_before: Callable[[Any, int], object],
+        pass_on: Callable[[Any, tuple[int, ...], bytes, list[tuple[Any, int, int, int]]], bool],
         limit: int,
     ) -> None: ...
-    def step(self, inbox: np.ndarray, start: int, end: int, out: np.ndarray, from_server: bool) -> tuple[int, int]: ...
+    def step(
+        self, inbox: np.ndarray, start: int, end: int, out: np.ndarray, peer: Any, from_server: bool
+    ) -> tuple[int, int]: ...

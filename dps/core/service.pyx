@@ -1,7 +1,7 @@
 """A server's answers to plain requests, from the bytes that have arrived to the bytes that leave, in one step.
 
 The general way of a request is in `server/requests.py` and `server/tables.py`. This is the same for what is plain: a
-pull, or a push that no backup has to confirm, of rows that this server is the primary of; and an op that the
+pull or a push of rows that this server is the primary of, where the role forwards a push to backups; and an op that the
 predecessor in a chain has forwarded to the last server of the chain. Whatever is not plain is *declined* before anything is changed, and goes the general way, which answers it or says what is wrong with it. Both
 ways read and change the same objects (`states.pyx`, `counters.pyx`), so that requests may take turns between them.
 Nothing here knows a socket: bytes in, bytes out.
@@ -82,6 +82,9 @@ cdef class Service:
         Whether no other server can have become the primary of replicated shards here.
     close_before : callable
         Closes the sums of a replica (first argument), if their clock is before the second argument.
+    pass_on : callable
+        Forwards a push: called with the peer, the fields of the header, the body, and for each part its replica, first
+        row, and first and last row of the push. Returns whether the peer has to wait.
     limit : int
         Bytes that a body may have.
 
@@ -98,10 +101,11 @@ cdef class Service:
         clock,
         holds_lease,
         close_before,
+        pass_on,
         int64_t limit,
     ):
         self._tables, self._counters, self._clock, self._limit = tables, counters, clock, limit
-        self._holds_lease, self._close_before = holds_lease, close_before
+        self._holds_lease, self._close_before, self._pass_on = holds_lease, close_before, pass_on
         for n in range(MEMORIES):
             self._memory[n], self._sizes[n] = NULL, 0
 
@@ -110,7 +114,7 @@ cdef class Service:
             free(self._memory[n])
 
     def step(
-        self, cnp.ndarray inbox not None, int64_t start, int64_t end, cnp.ndarray out not None, bint from_server
+        self, cnp.ndarray inbox not None, int64_t start, int64_t end, cnp.ndarray out not None, peer, bint from_server
     ) -> tuple:
         """Answer the complete frames in inbox[start:end], one after the other, until one is not plain.
 
@@ -118,6 +122,8 @@ cdef class Service:
         ----------
         inbox, out : ndarray of uint8
             The answers are written to `out`, from its beginning on. A frame whose answer has no room there is left.
+        peer : object
+            The connection from which they came, to which a push with backups is acknowledged later.
         from_server : bool
             The peer is another server, which forwards ops; not a client, which pulls and pushes.
 
@@ -132,7 +138,8 @@ cdef class Service:
         cdef const dps_header *head
         if not 0 <= start <= end <= cnp.PyArray_SIZE(inbox) or start & 7:
             raise ValueError(f"bytes {start} to {end} of an inbox of {cnp.PyArray_SIZE(inbox)}")
-        while end - done >= HEADER:
+        self._peer, self._is_halted = peer, False
+        while end - done >= HEADER and not self._is_halted:
             head = <const dps_header *> (arrived + done)
             if head.magic != MAGIC or head.body > <uint64_t> min(end - done - HEADER, self._limit):
                 break
@@ -144,6 +151,7 @@ cdef class Service:
                 break
             done += HEADER + <int64_t> head.body
             made += size
+        self._peer = None
         return done - start, made
 
     cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
@@ -156,6 +164,7 @@ cdef class Service:
         cdef Part *part
         cdef int count, n
         cdef double seconds
+        self._forwards = False
         if table is None or not (pushed or head.kind == PULL) or not _is_plain(table, head):
             return DECLINED
         nbytes = (head.count * table.row_bytes + 7) & ~7
@@ -176,7 +185,7 @@ cdef class Service:
             for n in range(count):
                 if not self._may_apply(table, head, &part[n]):
                     return DECLINED
-            if not self._make_room(table, head, part, count):
+            if (answered and self._forwards) or not self._make_room(table, head, part, count):
                 return DECLINED
         elif table.aggregated:
             for n in range(count):
@@ -192,12 +201,27 @@ cdef class Service:
             if pushed and answered and head.trainer:
                 self._keep(table, head, &part[n])
             table.meter.add_keys((<ShardState> part[n].shard).number, part[n].b - part[n].a)
+        if self._forwards:
+            self._forward(head, body, part, count)
         seconds = max(0.0, <double> self._clock() - began)
         counters = table.meter.pushes if pushed else table.meter.pulls
         counters.add(head.count, <int64_t> head.body + size - HEADER, seconds)
         if seconds > self._counters.lag:
             self._counters.lag = seconds
-        return size
+        return 0 if self._forwards and table.waits else size
+
+    cdef int _forward(self, const dps_header *head, const char *body, const Part *part, int count) except -1:
+        """Let the role forward the applied parts of a push, and, if it is to wait, answer when the backups have them."""
+        cdef list applied = []
+        cdef int n
+        for n in range(count):
+            applied.append((<object> part[n].replica, part[n].start, part[n].a, part[n].b))
+        fields = (
+            head.kind, head.flags, head.request, head.table, head.epoch, head.trainer, head.number, head.clock,
+            head.shard, head.shards, head.rows, head.start, head.count, head.parties, head.attempt, head.body,
+        )
+        self._is_halted = self._pass_on(self._peer, fields, body[: <Py_ssize_t> head.body], applied)
+        return 0
 
     cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
         """Carry out an op that the predecessor has forwarded, and confirm it: the bytes that this takes, or DECLINED."""
@@ -300,8 +324,10 @@ cdef class Service:
         replica = <ReplicaState?> found
         if replica.joining or not isinstance(replica.shard, ShardState):
             return False
-        if head.kind != PULL and replica.successor is not None:
+        if replica.successor is not None and head.kind == REPLICATE:
             return False
+        if replica.successor is not None and head.kind == PUSH:
+            self._forwards = True
         if head.kind == REPLICATE:  # not of a sender that was replaced, and not before the first placement
             if replica.primary or replica.fence == 0 or head.epoch < replica.fence:
                 return False

@@ -127,11 +127,13 @@ class Relay:
             owed.left += 1
             replica.tail.followers.append((replica, owed))
 
-    def throttle(self, connection: RoleConnection) -> None:
-        """Read no more from this connection while the backlog is larger than its limit."""
-        if self.backlog > self._backlog_limit:
-            connection.suspend()
-            self._throttled.append(connection)
+    def throttle(self, connection: RoleConnection) -> bool:
+        """Read no more from this connection while the backlog is larger than its limit; whether it is."""
+        if self.backlog <= self._backlog_limit:
+            return False
+        connection.suspend()
+        self._throttled.append(connection)
+        return True
 
     def send(self, to: int, forward: Forward) -> None:
         """Send a forward to server `to`, now or as soon as there is a connection."""

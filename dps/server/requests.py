@@ -53,6 +53,7 @@ from dps.wire.rights import TO_SERVER, guarded
 __all__ = ["ServerRole"]
 
 Handler = Callable[[RoleConnection, Header, memoryview], None]
+AppliedPart = tuple[Replica, int, int, int]  # of a push: the first row, and the rows of the push
 Served = tuple[TableMeter, list[ReplicaPart]]  # the table and shards of a request, for its meter
 
 logger = logging.getLogger(__name__)
@@ -97,9 +98,8 @@ class ServerRole:
         self.meters = meters or ServerMeter(endpoint.now)
         self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
         self.relay = Relay(endpoint, peers, secret, self.heartbeat.report)
-        self.service = Service(
-            self.tables, self.meters, self.meters.clock, self.holds_lease, self.close_before, endpoint.frame_limit
-        )
+        of_role = self.holds_lease, self.close_before, self._pass_on
+        self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         handlers: dict[int, Handler] = {
             frames.PULL: self.meters.timed(self._pull),
             frames.PUSH: self.meters.timed(self._push),
@@ -336,15 +336,10 @@ class ServerRole:
         self._change(table, header, op, request, values, owed)
 
         def reply() -> None:
-            if connection.transport.is_closing():
-                return
-            if owed.error is not None:
-                connection.reply_error(header, owed.error)
-                connection.transport.close()
-            elif op.answer:
+            if op.answer and owed.error is None and not connection.transport.is_closing():
                 table.answer(connection, header, request.parts, op)
             else:
-                connection.acknowledge(Header(frames.OK, request=header.request, count=count))
+                self._acknowledge(connection, header, owed)
 
         if not table.waits:
             reply()
@@ -353,6 +348,38 @@ class ServerRole:
             owed.then(reply)
         self.relay.throttle(connection)
         return table.meter, request.parts
+
+    @staticmethod
+    def _acknowledge(connection: RoleConnection, header: Header, owed: OwedAnswer) -> None:
+        """Tell the client that all copies have its push, or why one of them refuses it."""
+        if connection.transport.is_closing():
+            return
+        if owed.error is not None:
+            connection.reply_error(header, owed.error)
+            connection.transport.close()
+        else:
+            connection.acknowledge(Header(frames.OK, request=header.request, count=header.count))
+
+    def _pass_on(
+        self, connection: RoleConnection, fields: tuple[int, ...], body: bytes, applied: list[AppliedPart]
+    ) -> bool:
+        """Forward a push that the compiled step has applied, and acknowledge it when the backups have it, unless it
+        is acknowledged already; whether the connection has to wait."""
+        header = Header._make(fields)
+        table, count = self.tables[header.table], header.count
+        keys, used = None, 0
+        if not header.flags & frames.RANGE:
+            keys, used = np.frombuffer(body, np.int64, count, 8 * header.shards), 8 * (header.shards + count)
+        values = np.frombuffer(body, table.dtype, count * table.dim, used).reshape(count, table.dim)
+        fresh = [
+            (ReplicaPart(replica, None if keys is None else keys[a:b], start, a, b), replica.shard.version)
+            for replica, start, a, b in applied
+        ]
+        owed = OwedAnswer()
+        self.relay.forward(header, fresh, keys, values, owed)
+        if table.waits:
+            owed.then(lambda: self._acknowledge(connection, header, owed))
+        return self.relay.throttle(connection)
 
     def _change(
         self, table: ServerTable, header: Header, op: Op, request: TableRequest, values: np.ndarray, owed: OwedAnswer
@@ -403,7 +430,9 @@ class ServerRole:
         owed, fresh = OwedAnswer(), []
         for part in request.parts:  # all that can fail comes before the first change
             replica, version = part.replica, versions[part.replica.number - header.shard]
-            if replica.fence == 0:  # the table is new, and its placement has not come: the predecessor sends again
+            # A placement has not come yet: the first one of a new table, or one by which another server is the primary.
+            # The predecessor sends again. To pass the op on along the old chain would bring it back to its sender.
+            if replica.fence == 0 or (replica.primary and header.epoch > self.epoch):
                 release()
                 connection.transport.close()
                 return

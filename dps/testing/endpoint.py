@@ -163,7 +163,7 @@ class SimConnection(End):
         if self.session is not None and self.endpoint.service is not None:
             memory, answers = np.frombuffer(frame, np.uint8), np.empty(ROOM_BYTES, np.uint8)
             from_server = role_of(self.session) == SERVER
-            answered, made = self.endpoint.service.step(memory, 0, len(frame), answers, from_server)
+            answered, made = self.endpoint.service.step(memory, 0, len(frame), answers, self, from_server)
             if answered:
                 spoil(body)
                 self.transport.write(answers[:made])

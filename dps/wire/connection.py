@@ -348,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader.limit = self.endpoint.frame_limit
         self._reader.resize(PEER_INBOX_BYTES)
         if self.endpoint.service is not None:
-            self._plain = PlainAnswers(self.transport, self._coalescer, role_of(self.session) == SERVER)
+            self._plain = PlainAnswers(self, self.transport, self._coalescer, role_of(self.session) == SERVER)
         self.reply(*welcome)
 
     def _host(self) -> str:

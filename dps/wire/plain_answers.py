@@ -25,7 +25,9 @@ ROOM_BYTES = (1 << 19) + HEADER_SIZE  # of answers that leave together; the syst
 class PlainStep(Protocol):
     """Answers frames: see :class:`dps.core.service.Service`."""
 
-    def step(self, inbox: np.ndarray, start: int, end: int, out: np.ndarray, from_server: bool) -> tuple[int, int]:
+    def step(
+        self, inbox: np.ndarray, start: int, end: int, out: np.ndarray, peer: object, from_server: bool
+    ) -> tuple[int, int]:
         """Answer the frames in inbox[start:end] until one is not plain: bytes that are answered, and bytes in `out`."""
 
 
@@ -34,6 +36,8 @@ class PlainAnswers:
 
     Parameters
     ----------
+    peer : object
+        The connection, for answers that leave later.
     transport : asyncio.Transport
     coalescer : Coalescer
         The frames that wait for the end of the loop's turn.
@@ -41,7 +45,8 @@ class PlainAnswers:
         The peer is a server, and no client.
     """
 
-    def __init__(self, transport: asyncio.Transport, coalescer: Coalescer, from_server: bool):
+    def __init__(self, peer: object, transport: asyncio.Transport, coalescer: Coalescer, from_server: bool):
+        self._peer = peer
         self._transport, self._coalescer, self._from_server = transport, coalescer, from_server
         self._answers = np.empty(ROOM_BYTES, np.uint8)
         sock = transport.get_extra_info("socket")
@@ -50,7 +55,7 @@ class PlainAnswers:
 
     def answer(self, step: PlainStep, inbox: np.ndarray, start: int, end: int) -> int:
         """Answer the plain frames at the beginning of inbox[start:end]; how many bytes they have."""
-        answered, made = step.step(inbox, start, end, self._answers, self._from_server)
+        answered, made = step.step(inbox, start, end, self._answers, self._peer, self._from_server)
         if made:
             self._coalescer.flush()
             self._send(made)

@@ -98,7 +98,7 @@ class LoneServer:
     def step(self, arrived: bytes) -> tuple[int, bytes]:
         """What the compiled step makes of these bytes: how many it answers, and its answers."""
         inbox = np.frombuffer(bytearray(arrived), np.uint8)
-        answered, made = self.role.service.step(inbox, 0, len(inbox), self._answers, self.backup)
+        answered, made = self.role.service.step(inbox, 0, len(inbox), self._answers, self.peer, self.backup)
         return answered, self._answers[:made].tobytes()
 
     def take(self, arrived: bytes) -> bytes:

@@ -589,7 +589,7 @@ WRONG_STEP = {  # of the compiled step, and where to look first
         [1, 3, 5],
     ),
     "it answers for other servers' shards": ("not replica.takes_requests()", "False", [34]),
-    "it passes no ops on": ("head.kind != PULL and replica.successor is not None", "False", [21, 24, 25]),
+    "it passes no ops on": ("self._forwards = True", "pass", [21, 24, 25]),
     "it sums nothing": ("return table.aggregated and", "return False and", [2, 4, 7]),
 }
 
