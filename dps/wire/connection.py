@@ -43,7 +43,7 @@ from dps.wire.frame_reader import FrameReader
 from dps.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.wire.handshake import MAX_HELLO_BYTES, ListeningHandshake
 from dps.wire.keepalive import DEAD_PEER_SECONDS, keep_alive
-from dps.wire.local_sockets import is_local
+from dps.wire.local_sockets import is_local, widen
 from dps.wire.log_limit import LogLimit
 from dps.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, GrowingBody, Incoming
 from dps.wire.plain_answers import PlainAnswers, PlainStep
@@ -137,7 +137,9 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "a process of this machine" if local else str(transport.get_extra_info("peername"))
         encrypted = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=int(encrypted))  # TLS transports pause at that size, others above it
-        if sock is not None and not local:
+        if local:
+            widen(sock)
+        elif sock is not None:
             keep_alive(sock, max(DEAD_PEER_SECONDS, self.endpoint.patience))
         loop = self.endpoint.loop
         self._proof_timer = loop.call_later(config.seconds("connect"), self._proof_is_late)

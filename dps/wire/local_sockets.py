@@ -19,9 +19,10 @@ import sys
 
 from dps import config
 
-__all__ = ["connected_locally", "is_local", "listening_locally"]
+__all__ = ["connected_locally", "is_local", "listening_locally", "widen"]
 
 BACKLOG = 1024
+SEND_BYTES = 1 << 20  # that may be on their way to the peer; the system's limit may be lower
 PREFIX = "\0dps/"
 
 
@@ -57,6 +58,7 @@ def connected_locally(address: tuple[str, int]) -> socket.socket | None:
     sock.setblocking(False)
     # It connects at once, or fails: with EAGAIN where too many peers wait to be accepted.
     if sock.connect_ex(name) == 0 and _listener(sock) == os.geteuid():
+        widen(sock)
         return sock
     sock.close()
     return None
@@ -66,6 +68,11 @@ def _listener(sock: socket.socket) -> int:
     """The user of the process that listens at the other end."""
     _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(user)
+
+
+def widen(sock: socket.socket) -> None:
+    """Let this end of a Unix socket send `SEND_BYTES` before it waits, because its peer then wakes less often."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
 
 
 def is_local(sock: socket.socket) -> bool:

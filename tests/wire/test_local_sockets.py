@@ -8,12 +8,14 @@ import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import dask
 import pytest
 from peers import SECRET, Kit, feed, pattern
+from servers import wait_until
 
-from dps.wire import local_sockets
+from dps.wire import connection, local_sockets
 from dps.wire.endpoint import Endpoint
 from dps.wire.link import Link
 from dps.wire.local_sockets import connected_locally
@@ -143,3 +145,22 @@ def test_a_container_with_a_network_of_its_own_does_not_find_it() -> None:
         if "Operation not permitted" in apart.stderr:
             pytest.skip("this user may not make a namespace")
         assert apart.stdout == "True\n", apart.stderr
+
+
+def test_an_end_that_is_widened_sends_a_megabyte_before_it_waits():
+    """Unless the system's limit for sockets is lower."""
+    most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        local_sockets.widen(one)
+        one.setblocking(False)
+        assert one.send(bytes(1 << 22)) >= min(1 << 20, most)
+
+
+def test_both_ends_are_widened(monkeypatch):
+    widened = []
+    for room in (local_sockets, connection):
+        monkeypatch.setattr(room, "widen", widened.append)
+    with Kit() as kit, contextlib.closing(connected_locally(kit.address)) as sock:
+        wait_until(lambda: len(widened) == 2)
+        assert widened[0] is sock
