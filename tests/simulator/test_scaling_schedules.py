@@ -63,6 +63,12 @@ WRONG = {
 }  # fmt: skip
 
 
+SEEN = {  # where to look first
+    "the number of servers follows no limit": [207],
+    "a server is started in the place of one that is back": [463],
+}
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_caught(monkeypatch, name):
-    assert_caught(monkeypatch, WRONG[name], check_scaling, range(500))
+    assert_caught(monkeypatch, WRONG[name], check_scaling, [*SEEN.get(name, ()), *range(500)])
