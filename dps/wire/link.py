@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +20,7 @@ from dps.wire.frame_reader import FrameReader
 from dps.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
 from dps.wire.keepalive import keep_alive
-from dps.wire.local_sockets import connected_locally, is_local
+from dps.wire.local_sockets import connected_locally, is_local, widen
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Link"]
 
 logger = logging.getLogger(__name__)
-
-SEND_BYTES = 1 << 20  # that a Unix socket takes at once: TCP makes more room by itself
 
 
 class Link(asyncio.BufferedProtocol):
@@ -98,7 +95,7 @@ class Link(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=1 << 20)
         sock = transport.get_extra_info("socket")
         if sock is not None and is_local(sock):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+            widen(sock)
         elif sock is not None:
             keep_alive(sock)
 
