@@ -137,7 +137,8 @@ class Talk:
         number = self.numbers[client] - int(rng.integers(3)) * self.chance(0.1)
         attempt = 1 if self.numbers[client] > 60 and not self.chance(0.1) else 0
         origin = 0 if self.chance(0.1) else client + 1
-        return {"trainer": origin, "clock": clock, "number": number, "attempt": attempt, "parties": int(rng.integers(1, 4))}
+        parties = int(rng.integers(1, 4))
+        return {"trainer": origin, "clock": clock, "number": number, "attempt": attempt, "parties": parties}
 
     def flags(self, pushed: bool) -> int:
         if not pushed:
