@@ -467,6 +467,15 @@ class ClientSession:
                 self._greet(channel)
         return channel
 
+    def plain_controller(self) -> Channel | None:
+        """The connection to the controller, if there is one that may be used past its channel."""
+        channel = self._controller_channel
+        if channel is not None and channel.stream.touched:
+            if not channel.is_plain:
+                return None
+            channel.stream.touched = False
+        return channel
+
     def channel(self, server: int) -> Channel:
         """The connection to a server. Only `recover` makes a broken connection anew."""
         channel = self._channels.get(server)

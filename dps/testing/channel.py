@@ -77,9 +77,6 @@ class SimChannel(Channel, End):
 
     # -- out
 
-    def exchange(self, header: Header, deadline: float, body: bytes = b"") -> Header:
-        return self.ask(header, body).answer(deadline)
-
     def send(self, header: Header, pieces: Iterable[Buffer], sink: Sink | None = None, size: int = 0) -> Request:
         if self.closed:
             raise self._gone(f"the connection to {self.what} is closed")

@@ -20,6 +20,7 @@ from dps.client.client import Client
 from dps.client.environment import Environment
 from dps.client.session import ClientSession
 from dps.client.ticket import Ticket
+from dps.core.tick import DONE, OPEN, PlainTicks
 from dps.errors import ClockTimeoutError, ControllerGoneError, InputError, StoppedError
 from dps.state.ops import TableSpec
 from dps.telemetry.reports import TrainerReport
@@ -28,8 +29,9 @@ from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
-from dps.wire.headers import Collect, Tick, TickAnswer
+from dps.wire.headers import Collect, Tick, TickAnswer, staleness_of
 from dps.wire.run_messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent
+from dps.wire.sockets import SPIN_SECONDS
 
 __all__ = ["Participant"]
 
@@ -92,6 +94,7 @@ class Participant:
         self._join_request = Join(run, number, incarnation, where)
         self._cancelled = cancelled
         self._tick: Request | None = None  # whose answer is still to be read
+        self._plain = PlainTicks(round(SPIN_SECONDS * 1e9))
         self._report: TrainerReport | None = None  # goes with all that is sent until something is answered
         self._collectives = 0  # called at this clock
         self._left = False
@@ -143,7 +146,7 @@ class Participant:
         if failed is None:
             session.wait()
             tick, self._tick = self._tick, None
-            arrived = tick is None or self._has_arrived(tick)
+            arrived = tick is None or self._has_arrived(tick, session.now() + self.clock_patience)
             if not arrived or self._report is not None:  # before the last report, or that would be taken for a late one
                 self.pass_clock(self.clock)
         now = session.now()
@@ -160,38 +163,70 @@ class Participant:
 
     def pass_clock(self, clock: int) -> None:
         """Tell the controller of a clock (and report, now and then); wait until the trainer may go on from there."""
-        session = self.session
-        header = Tick(clock, self.planned).header()
+        session, meter = self.session, self.session.meter
         with session.lock:
             began = session.now()
-            deadline = began + self.clock_patience
-            session.meter.begin(began)
-            session.meter.clocks = clock - self.reached
-
-            def ask() -> None:
-                tick, self._tick = self._tick, None
-                if tick is not None:
-                    self._take_answer(tick.answer(deadline))
-                if self._report is None and session.meter.due(began):
-                    self._report = session.meter.take(began)
-                controller, body = session.controller(), b"" if self._report is None else self._report.encode()
-                if math.isinf(self.staleness):  # no trainer is held back: the answer is read at the next tick
-                    self._tick = controller.ask(header, body)
-                else:
-                    self._take_answer(controller.exchange(header, deadline, body))
-
+            meter.begin(began)
+            meter.clocks = clock - self.reached
             try:
-                self._again(ask)
+                if not self._pass_plainly(clock, began):
+                    self._pass_generally(clock, began)
             finally:
-                session.meter.lap("wait", session.now())
+                meter.lap("wait", session.now())
+
+    def _pass_plainly(self, clock: int, began: float) -> bool:
+        """Pass a clock in one compiled step; False where that has to go the general way."""
+        controller, tick = self.session.plain_controller(), self._plain
+        unread = self._tick is not None or self._report is not None
+        if controller is None or unread or self.session.meter.due(began) or math.isinf(self.staleness):
+            return False
+        try:
+            outcome = tick.pass_clock(controller.stream, clock, self.planned)
+            if outcome == OPEN:
+                request = Request(controller, None, 0, frames.TICK)
+                controller.adopt(request, tick.number)
+                controller.feed(tick.received)
+        except BaseException as error:  # Ctrl-C, too: the answer may be on its way
+            controller.fail(error)
+            if isinstance(error, ConnectionError):
+                return False  # a tick may be said twice
+            raise
+        if outcome == DONE:
+            self._go_on(TickAnswer(tick.parties, staleness_of(tick.start)))
+        elif outcome == OPEN:
+            return self._has_arrived(request, began + self.clock_patience)
+        return outcome == DONE
+
+    def _pass_generally(self, clock: int, began: float) -> None:
+        """Pass a clock, with a report where one is due, and again where the connection breaks."""
+        session, deadline = self.session, began + self.clock_patience
+        header = Tick(clock, self.planned).header()
+
+        def ask() -> None:
+            tick, self._tick = self._tick, None
+            if tick is not None:
+                self._take_answer(tick.answer(deadline))
+            if self._report is None and session.meter.due(began):
+                self._report = session.meter.take(began)
+            body = b"" if self._report is None else self._report.encode()
+            request = session.controller().ask(header, body)
+            if math.isinf(self.staleness):  # no trainer is held back: the answer is read at the next tick
+                self._tick = request
+            else:
+                self._take_answer(request.answer(deadline))
+
+        self._again(ask)
 
     def _take_answer(self, answer: Header) -> None:
         """What the answer to a tick says; the report that went with it has arrived."""
         self._report = None
-        trainers, staleness = TickAnswer.of(answer)
-        self.session.own.parties = max(1, trainers)
-        if staleness is not None:
-            self.staleness = staleness
+        self._go_on(TickAnswer.of(answer))
+
+    def _go_on(self, answer: TickAnswer) -> None:
+        """Note how many trainers count, and how far they may be apart."""
+        self.session.own.parties = max(1, answer.trainers)
+        if answer.staleness is not None:
+            self.staleness = answer.staleness
 
     def lease(self, request: LeaseRequest) -> LeaseAnswer:
         """Ask the controller about portions (`controller/work_leases.py`). A report goes along when one is due."""
@@ -255,11 +290,11 @@ class Participant:
 
         return self.session.insist(afresh)
 
-    def _has_arrived(self, tick: Request) -> bool:
+    def _has_arrived(self, tick: Request, deadline: float) -> bool:
         """Whether the answer to a tick came before the connection broke."""
         try:
             # The bound may have changed since, and hold the trainer back.
-            self._take_answer(tick.answer(self.session.now() + self.clock_patience))
+            self._take_answer(tick.answer(deadline))
             return True
         except ControllerGoneError:
             return False

@@ -22,7 +22,7 @@ from dps.core.exchange import Stream, Traffic
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 from dps.wire import frames
 from dps.wire.frame_reader import Destination, FrameReader, Sink, WholeBody, pour
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
 from dps.wire.keepalive import keep_alive
 from dps.wire.local_sockets import connected_locally
@@ -211,33 +211,6 @@ class Channel:
     def ask(self, header: Header, body: bytes = b"") -> Request:
         """Send a request with a small body; its answer has a small body, too."""
         return self.send(header._replace(body=len(body)), (body,)) if body else self.send(header, ())
-
-    def exchange(self, header: Header, deadline: float, body: bytes = b"") -> Header:
-        """Send a request without a body, and wait for an answer without one: the shortest way, for a tick.
-
-        In every other case (a body, other requests on their way, an error as the answer) it does `ask` and `answer`.
-        """
-        if body or self.closed or self._requests or not self._reader.between_frames:
-            return self.ask(header, body).answer(deadline)
-        number, self.stream.touched = self.stream.take(), True
-        try:
-            self._write([encode_header(header, number)])
-            view = self._reader.buffer()
-            nbytes = self._socket.receive(view, SLICE_SECONDS)
-            if nbytes == HEADER_SIZE:
-                answer = decode_header(view, 0, self._reader.limit)
-                if answer.request == number and answer.kind == frames.OK and not answer.body:
-                    return answer
-            if nbytes == 0:
-                raise self._gone(f"{self.what} closed the connection")
-            request = self._requests[number] = Request(self, None, 0, header.kind)
-            if nbytes is not None:
-                self._reader.advance(nbytes)
-                self._take_frames()
-        except BaseException as error:
-            self._break(error)
-            raise
-        return request.answer(deadline)
 
     def send(self, header: Header, pieces: Iterable[Buffer], sink: Sink | None = None, size: int = 0) -> Request:
         """Write a request now; its answer goes to `sink`.

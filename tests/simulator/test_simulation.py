@@ -321,7 +321,7 @@ def test_a_channel_asks_and_is_answered():
     assert channel.ask(Header(64), b"12345678").result(place.soon()).body == b"12345678"
     with pytest.raises(InputError, match="no"):
         channel.ask(Header(65)).result(place.soon())
-    assert channel.exchange(Header(64), place.soon()).kind == frames.OK
+    assert channel.ask(Header(64)).answer(place.soon()).kind == frames.OK
     first, second = channel.ask(Header(64), b"first..."), channel.ask(Header(64), b"second..")
     assert (second.result(place.soon()).body, first.result(place.soon()).body) == (b"second..", b"first...")
     assert channel.ask(Header(66), b"heldheld").result(place.soon()).done

@@ -370,7 +370,7 @@ def test_runs_under_random_frames() -> None:
         clocks = itertools.count(1)
 
         def call() -> None:
-            channel.exchange(Header(frames.TICK, clock=next(clocks)), soon())
+            channel.ask(Header(frames.TICK, clock=next(clocks))).result(soon())
 
         bugs = stack.enter_context(only_warnings(endpoint_logger))
         losses = stack.enter_context(only_warnings(logging.getLogger("asyncio")))
@@ -475,7 +475,7 @@ def test_a_client_under_random_answers() -> None:
                     ]
                     for request in asked:
                         request.result(time.monotonic() + 0.1)
-                    channel.exchange(Header(frames.TICK), time.monotonic() + 0.1)
+                    channel.ask(Header(frames.TICK)).result(time.monotonic() + 0.1)
                     ends["well"] += 1
             except DPSError as error:
                 ends[type(error).__name__] += 1

@@ -1,0 +1,13 @@
+from dps.core.exchange import Stream
+
+DECLINED: int
+DONE: int
+OPEN: int
+
+class PlainTicks:
+    number: int
+    received: bytes
+    parties: int
+    start: int
+    def __init__(self, spin: int) -> None: ...
+    def pass_clock(self, stream: Stream, clock: int, planned: int) -> int: ...
