@@ -86,7 +86,7 @@ class TableProcedures:
         """
         spec = {**fields, "id": self._new_id()}
         places: list[Place] = yield InEndpoint(self.membership.add_table, (spec,))
-        holders = {s.number: [n for n, p in enumerate(places) if s.number in p.chain] for s in self._up()}
+        holders = {s.number: [n for n, p in enumerate(places) if s.number in p.chain] for s in self._up() if s.ready}
         creating = [ServerCall(number, "create_table", (spec, shards)) for number, shards in holders.items()]
         try:
             raised((yield CallServers(tuple(creating))))
@@ -115,7 +115,8 @@ class TableProcedures:
         """Have all servers drop a table that is not published, by its number."""
         answers = yield TellServers("drop_table", (table,))
         for server in self.membership.servers.values():
-            if server.number not in answers and (server.ready or server.missed):
+            # Also where the server has answered, because it may have missed the call that makes the table.
+            if server.missed or (server.ready and server.number not in answers):
                 server.missed.append(("drop_table", (table,)))
 
     def drop(self, name: str) -> Procedure[None]:
