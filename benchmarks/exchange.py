@@ -20,11 +20,11 @@ import numpy as np
 import dps
 from benchmarks.common import Cost, cores, costs
 from benchmarks.peers import KINDS, Bare
+from dps import config
 from dps.state.ops import NO_CLOCK, PUSH, Op, TableSpec
 from dps.state.partition import bound, group
 from dps.state.shard import make_shard
 from dps.wire.frames import padded
-from dps.wire.sockets import SPIN_SECONDS
 
 __all__ = ["Local", "Parties", "Plan", "Wanted", "distinct_keys", "fill", "measure"]
 
@@ -185,7 +185,7 @@ def measure_one(trainer: Any, local: Local, plan: Plan, wanted: Wanted, parties:
     spec = plan.spec
     keys = None if spec.rows is not None else pick(plan, wanted)
     rows = wanted.keys if spec.rows is None else spec.rows
-    bare = {kind: Bare(parties.ports, kind, SPIN_SECONDS) for kind in KINDS}
+    bare = {kind: Bare(parties.ports, kind, config.polling()) for kind in KINDS}
     sizes = wire_bytes(plan, wanted, rows, plan.servers)
     if rows == 1:
         bare |= {f"{kind} sleeping": Bare(parties.ports[:1], kind) for kind in KINDS}

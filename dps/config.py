@@ -8,7 +8,11 @@ import dask
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
-__all__ = ["count", "flag", "limit", "nbytes", "seconds"]
+from dps.errors import InputError
+
+__all__ = ["count", "flag", "limit", "nbytes", "polling", "seconds"]
+
+MAX_POLLING_SECONDS = 1e-3  # because a longer wait is longer than it takes to wake a sleeping core, by far
 
 with open(pathlib.Path(__file__).with_name("dps.yaml")) as file:
     defaults = yaml.safe_load(file)
@@ -53,6 +57,25 @@ def nbytes(name: str) -> int:
     4194304
     """
     return parse_bytes(dask.config.get(f"dps.limits.{name}"))
+
+
+def polling() -> float:
+    """``dps.polling`` in seconds: the longest time for which a wait may poll before it sleeps.
+
+    Raises
+    ------
+    InputError
+        The setting is longer than a millisecond.
+
+    Examples
+    --------
+    >>> polling()
+    0.0001
+    """
+    value = parse_timedelta(dask.config.get("dps.polling"))
+    if value > MAX_POLLING_SECONDS:
+        raise InputError(f"dps.polling is {value:g} s: a wait may poll for at most {MAX_POLLING_SECONDS:g} s")
+    return value
 
 
 def flag(name: str) -> bool:

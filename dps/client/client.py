@@ -128,6 +128,11 @@ class Client:
         """The number under which the servers know this client's ops; 0 before its first call."""
         return self.session.own.id
 
+    @property
+    def seconds_polled(self) -> float:
+        """Seconds of processor time that calls have polled for their answers; see the setting ``dps.polling``."""
+        return self.session.polling.spent
+
     def wait(self) -> None:
         """Wait for all asynchronous calls; raise the error of a push whose result was never asked for."""
         self.session.wait()

@@ -31,7 +31,6 @@ from dps.state.partition import Grouping, shard_bits
 from dps.wire import frames
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
-from dps.wire.sockets import SPIN_SECONDS
 
 __all__ = ["DECLINED", "PlainCalls"]
 
@@ -115,7 +114,7 @@ class PlainCalls:
 
     def __init__(self, session: ClientSession, check_aggregate: Callable[[TableSpec], None] | None = None):
         self._session, self._check_aggregate = session, check_aggregate
-        self._exchange = Exchange(round(SPIN_SECONDS * 1e9), session.now, session.meter, self._idle)
+        self._exchange = Exchange(session.polling, session.now, session.meter, self._idle)
         self._tables: dict[str, PlainTable] = {}
         # When a server was last found to keep the caller waiting: when the call began, the server's channel, the bytes
         # of a message that were to come; and until when it may go on so.

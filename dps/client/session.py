@@ -34,6 +34,7 @@ from dps.client.requests import Call, Leg, TableRoute, again, chunks, count_of, 
 from dps.client.ticket import SentCall, Ticket
 from dps.core.blocks import limit_kept
 from dps.core.call import LAST_NUMBER
+from dps.core.polling import Polling
 from dps.errors import (
     ClosedError,
     ControllerGoneError,
@@ -108,6 +109,7 @@ class ClientSession:
         self.check, self._greet, self.cancelled = check, greet, cancelled
         self.own = self.acting = Origin()
         self.lock = threading.RLock()
+        self.polling = Polling(config.polling())  # of calls that go the plain way
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
         self.patience = config.seconds("request")
         self.chunk = config.nbytes("chunk")  # of a request

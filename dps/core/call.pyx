@@ -365,7 +365,7 @@ cdef class Call:
         else:
             memcpy(self.room + a * self.form.row_bytes, rows, count * self.form.row_bytes)
 
-    def finish(self) -> object:
+    def finish(self):
         """The result, once all legs are answered: the array, or None where none is owed."""
         cdef int64_t j, place, row = self.form.row_bytes
         cdef char *out
@@ -405,7 +405,7 @@ cdef class Call:
         return self.start, end
 
     @property
-    def grouping(self) -> tuple | None:
+    def grouping(self):
         """Copies of keys and starts, and of the order in which `rows` and `room` have them; None for a range."""
         cdef cnp.npy_intp count = self.count, edges = self.form.shards + 1
         cdef cnp.ndarray keys, starts, order = None
@@ -421,7 +421,7 @@ cdef class Call:
         return keys, starts, order
 
     @property
-    def pushed(self) -> cnp.ndarray | None:
+    def pushed(self):
         """A copy of the rows that are pushed, each where the order of `grouping` says."""
         cdef cnp.npy_intp shape[2]
         cdef cnp.ndarray rows
@@ -438,7 +438,7 @@ cdef class Call:
         return rows
 
     @property
-    def places(self) -> cnp.ndarray | None:
+    def places(self):
         """The rows into which the answer goes, in the order of `grouping`; None where none is owed."""
         if self.room == NULL:
             return None

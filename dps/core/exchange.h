@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "frame.h"
+#include "polling.h"
 
 #ifndef MSG_NOSIGNAL
 #define MSG_NOSIGNAL 0
@@ -26,15 +27,15 @@ static inline int64_t dps_now(void) {
 
 static inline int dps_would_block(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-/* Up to `size` bytes. It polls for `spin` nanoseconds, because to wake a sleeping core takes longer than a server
- * needs to answer, and then sleeps for up to `slice` milliseconds. The time of the wait is added to `waited`. */
-static ssize_t dps_receive(int fd, void *buffer, size_t size, int64_t spin, int slice, int64_t *waited) {
+/* Up to `size` bytes. It polls first, because to wake a sleeping core takes longer than a server needs to answer, and
+ * then sleeps for up to `slice` milliseconds. The time of the wait is added to `waited`. */
+static ssize_t dps_receive(int fd, void *buffer, size_t size, dps_polling *polling, int slice, int64_t *waited) {
     ssize_t got = recv(fd, buffer, size, MSG_DONTWAIT);
     if (got >= 0 || !dps_would_block()) {
         return got >= 0 ? got : DPS_BROKEN;
     }
     int64_t began = dps_now(), now = began;
-    while (now - began < spin) {
+    while (now - began < polling->now) {
         sched_yield(); /* another thread on this core may be the one that answers */
         got = recv(fd, buffer, size, MSG_DONTWAIT);
         if (got >= 0 || !dps_would_block()) {
@@ -42,11 +43,18 @@ static ssize_t dps_receive(int fd, void *buffer, size_t size, int64_t spin, int 
         }
         now = dps_now();
     }
+    polling->spent += now - began;
     struct pollfd wait = {fd, POLLIN, 0};
     poll(&wait, 1, slice);
     got = recv(fd, buffer, size, MSG_DONTWAIT);
+    now = dps_now();
+    goto adapt;
 done:
-    *waited += dps_now() - began;
+    now = dps_now();
+    polling->spent += now - began;
+adapt:
+    dps_adapt(polling, now - began);
+    *waited += now - began;
     return got >= 0 ? got : dps_would_block() ? DPS_NOTHING : DPS_BROKEN;
 }
 

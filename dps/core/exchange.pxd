@@ -2,6 +2,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from dps.core.call cimport Call, Leg, Part, Terms
 from dps.core.meter cimport CallMeter
+from dps.core.polling cimport Polling
 
 
 cdef class Traffic:
@@ -31,7 +32,7 @@ cdef extern from "exchange.h" nogil:
 
 
 cdef class Exchange:
-    cdef int64_t spin
+    cdef Polling polling
     cdef int64_t waited, _counted  # nanoseconds of the last call; of these, what the counters of peers know
     cdef object _now, _idle
     cdef CallMeter _meter

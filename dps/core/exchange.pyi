@@ -5,6 +5,7 @@ import numpy as np
 
 from dps.core.call import Call, Origin, Part, Terms
 from dps.core.meter import CallMeter
+from dps.core.polling import Polling
 
 class Outcome: ...
 
@@ -43,7 +44,7 @@ class Exchange:
     open: list[tuple[int, int, int, bytes]]
     current: int
     def __init__(
-        self, spin: int, now: Callable[[], float], meter: CallMeter, idle: Callable[[Any, int], None]
+        self, polling: Polling, now: Callable[[], float], meter: CallMeter, idle: Callable[[Any, int], None]
     ) -> None: ...
     def make(
         self, wires: Wires, terms: Terms, origin: Origin, keys: object, values: object, out: object

@@ -18,11 +18,12 @@ from libc.string cimport memmove, memset
 
 from dps.core.call cimport ANSWERED, SENT, UNSENT, Call, Leg, Part, Terms
 from dps.core.frame cimport dps_header
+from dps.core.polling cimport dps_polling
 from dps.core.rows cimport dps_scatter, dps_take
 
 cdef extern from "exchange.h" nogil:
     const int DPS_BROKEN, DPS_NOTHING
-    Py_ssize_t dps_receive(int fd, void *buffer, size_t size, int64_t spin, int slice, int64_t *waited)
+    Py_ssize_t dps_receive(int fd, void *buffer, size_t size, dps_polling *polling, int slice, int64_t *waited)
     int dps_write(int fd, iovec *pieces, int count, int slice, int64_t *waited)
 
 
@@ -168,8 +169,8 @@ cdef class Exchange:
 
     Parameters
     ----------
-    spin : int
-        Nanoseconds for which a wait polls before it sleeps.
+    polling : Polling
+        How long a wait polls before it sleeps.
     now : callable
         The present time.
     meter : CallMeter
@@ -179,8 +180,8 @@ cdef class Exchange:
         are to come; may raise.
     """
 
-    def __cinit__(self, int64_t spin, now, CallMeter meter not None, idle):
-        self.spin, self._now, self._meter, self._idle = spin, now, meter, idle
+    def __cinit__(self, Polling polling not None, now, CallMeter meter not None, idle):
+        self.polling, self._now, self._meter, self._idle = polling, now, meter, idle
         self.waited = 0
         self.call = Call()
         self.open = []
@@ -206,7 +207,7 @@ cdef class Exchange:
             self._room = nbytes
         return self._piece
 
-    def make(self, Wires wires not None, Terms terms not None, origin, keys, values, out) -> object:
+    def make(self, Wires wires not None, Terms terms not None, origin, keys, values, out):
         """Make one call: its result, DECLINED, BUSY, or OPEN, with the legs that are not done in `open`.
 
         Where this raises, the connection of run `current` is in the middle of a message, and has to be closed. Then,
@@ -369,7 +370,7 @@ cdef class Exchange:
         cdef Py_ssize_t part
         while got < whole or not mine:
             with nogil:
-                part = dps_receive(fd, inbox + got, whole - got, self.spin, SLICE, &self.waited)
+                part = dps_receive(fd, inbox + got, whole - got, &self.polling.state, SLICE, &self.waited)
             if part <= 0:
                 break
             got += part
@@ -422,7 +423,7 @@ cdef class Exchange:
         cdef Py_ssize_t part
         while got < nbytes:
             with nogil:
-                part = dps_receive(fd, buffer + got, nbytes - got, self.spin, SLICE, &self.waited)
+                part = dps_receive(fd, buffer + got, nbytes - got, &self.polling.state, SLICE, &self.waited)
             if part > 0:
                 got += part
             elif part == DPS_NOTHING:

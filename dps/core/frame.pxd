@@ -1,4 +1,5 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 
 cdef extern from "frame.h" nogil:
@@ -13,3 +14,14 @@ cdef extern from "frame.h" nogil:
         uint32_t count
         uint16_t parties, attempt
         uint64_t body
+
+
+cdef inline void begin_answer(const dps_header *head, char *out, int64_t size) noexcept:
+    """Write the header of an answer of `size` bytes to a request, and zeros behind its values."""
+    cdef dps_header *answer = <dps_header *> out
+    memset(out, 0, sizeof(dps_header))
+    answer.magic, answer.kind, answer.request = head.magic, 64, head.request  # OK, as in dps/wire/frames.py
+    answer.clock, answer.rows, answer.count = -1, -1, head.count
+    answer.body = size - sizeof(dps_header)
+    if answer.body:
+        memset(out + size - 8, 0, 8)

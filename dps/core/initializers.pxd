@@ -1,5 +1,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
+cimport numpy as cnp
+
 
 cdef extern from "initializers.h" nogil:
     ctypedef struct dps_initializer:
@@ -28,3 +30,23 @@ cdef extern from "initializers.h" nogil:
     void dps_fill_range_float(const dps_initializer *init, const dps_filling *to)
     void dps_fill_range_double(const dps_initializer *init, const dps_filling *to)
     void dps_fill_range_int64_t(const dps_initializer *init, const dps_filling *to)
+
+
+cdef inline void fill_new_rows(const dps_initializer *init, const dps_filling *to, int kind) noexcept nogil:
+    """Fill rows just created; `kind` is numpy's number of their dtype."""
+    if kind == cnp.NPY_FLOAT32:
+        dps_fill_new_float(init, to)
+    elif kind == cnp.NPY_FLOAT64:
+        dps_fill_new_double(init, to)
+    else:
+        dps_fill_new_int64_t(init, to)
+
+
+cdef inline void fill_absent_rows(const dps_initializer *init, const dps_filling *to, int kind) noexcept nogil:
+    """Give rows that do not exist their initial values."""
+    if kind == cnp.NPY_FLOAT32:
+        dps_fill_missing_float(init, to)
+    elif kind == cnp.NPY_FLOAT64:
+        dps_fill_missing_double(init, to)
+    else:
+        dps_fill_missing_int64_t(init, to)

@@ -1,3 +1,5 @@
+from typing import Any
+
 class CallMeter:
     mark: float
     held: float
@@ -5,7 +7,7 @@ class CallMeter:
     pushes: int
     keys_pulled: int
     keys_pushed: int
-    def __init__(self, now: float) -> None: ...
+    def __init__(self, now: float, *args: Any, **kwargs: Any) -> None: ...
     @property
     def seconds(self) -> dict[str, float]: ...
     def begin(self, now: float) -> None: ...

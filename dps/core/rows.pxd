@@ -20,3 +20,12 @@ cdef extern from "rows.h" nogil:
     bint dps_all_finite_float(const float *values, int64_t count)
     bint dps_all_finite_double(const double *values, int64_t count)
     void dps_small_pages(char *memory, int64_t bytes)
+
+
+cdef inline bint are_finite(int kind, const void *values, int64_t count) noexcept nogil:
+    """Whether no number is NaN or infinite; `kind` is numpy's number of their dtype."""
+    if kind == cnp.NPY_FLOAT32:
+        return dps_all_finite_float(<const float *> values, count)
+    if kind == cnp.NPY_FLOAT64:
+        return dps_all_finite_double(<const double *> values, count)
+    return True

@@ -121,7 +121,7 @@ def all_finite(cnp.ndarray values not None) -> bool:
 def use_small_pages(cnp.ndarray rows not None) -> None:
     """Have the memory of rows that are still to come provided in pages of the usual size.
 
-    The system clears a huge page at once, while requests wait. On a virtual machine it is often one that the host has to
-    find first, and filling rows then takes two to four times as long.
+    The system clears a huge page at once, while requests wait. On a virtual machine it is often one that the host has
+    to find first, and filling rows then takes two to four times as long.
     """
     dps_small_pages(<char *> memory(rows, check_rows(rows, rows), True), cnp.PyArray_NBYTES(rows))

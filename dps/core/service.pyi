@@ -1,16 +1,15 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from dps.core.counters import ServerCounters
-from dps.core.states import TableState
 
 class Service:
     requests: int
     def __init__(
         self,
-        tables: Mapping[int, TableState],
+        tables: dict[int, Any],
         counters: ServerCounters,
         clock: Callable[[], float],
         holds_lease: Callable[[], bool],

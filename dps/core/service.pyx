@@ -2,14 +2,15 @@
 
 The general way of a request is in `server/requests.py` and `server/tables.py`. This is the same for what is plain: a
 pull or a push of rows that this server is the primary of, where the role forwards a push to backups; and an op that the
-predecessor in a chain has forwarded to the last server of the chain. Whatever is not plain is *declined* before anything is changed, and goes the general way, which answers it or says what is wrong with it. Both
-ways read and change the same objects (`states.pyx`, `counters.pyx`), so that requests may take turns between them.
-Nothing here knows a socket: bytes in, bytes out.
+predecessor in a chain has forwarded to the last server of the chain. Whatever is not plain is *declined* before
+anything is changed, and goes the general way, which answers it or says what is wrong with it. Both ways read and change
+the same objects (`states.pyx`, `counters.pyx`), so that requests may take turns between them. Nothing here knows a
+socket: bytes in, bytes out.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 cimport cython
 cimport numpy as cnp
@@ -18,18 +19,10 @@ from dps.core.arrays cimport uint8s, writeable_uint8s
 from dps.core.blocks cimport new_array
 from dps.core.counters cimport RequestCounters, ServerCounters
 from dps.core.cuts cimport dps_flag
-from dps.core.frame cimport dps_header
-from dps.core.initializers cimport (
-    dps_fill_missing_double,
-    dps_fill_missing_float,
-    dps_fill_missing_int64_t,
-    dps_fill_new_double,
-    dps_fill_new_float,
-    dps_fill_new_int64_t,
-    dps_filling,
-)
+from dps.core.frame cimport begin_answer, dps_header
+from dps.core.initializers cimport dps_filling, fill_absent_rows, fill_new_rows
 from dps.core.optimizers cimport Kernel
-from dps.core.rows cimport dps_all_finite_double, dps_all_finite_float, dps_gather, dps_gather_range, dps_source
+from dps.core.rows cimport are_finite, dps_gather, dps_gather_range, dps_source
 from dps.core.states cimport ReplicaState, ShardState, SumsState, TableState
 from dps.core.steps cimport dps_push
 
@@ -46,7 +39,6 @@ cdef enum:  # kinds and flags of frames, as in dps/wire/frames.py
     PULL = 16
     PUSH = 17
     REPLICATE = 19
-    OK = 64
     RANGE = 1
     RULE_ADD = 2
     RULE_ASSIGN = 4
@@ -180,7 +172,7 @@ cdef class Service:
         part = <Part *> self._memory[PARTS]
         values = body + <int64_t> head.body - nbytes
         if pushed:
-            if table.finite and not _all_finite(table, values, head.count * table.dim):
+            if table.finite and not are_finite(table.kind, values, head.count * table.dim):
                 return DECLINED
             for n in range(count):
                 if not self._may_apply(table, head, &part[n]):
@@ -192,7 +184,7 @@ cdef class Service:
                 if (<ShardState> part[n].shard).sums is not None:
                     self._close_before(<object> part[n].replica, head.clock)
         self.requests += 1  # from here on the frame is not declined any more
-        _begin_answer(head, out, size)
+        begin_answer(head, out, size)
         for n in range(count):
             if pushed:
                 self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
@@ -211,7 +203,7 @@ cdef class Service:
         return 0 if self._forwards and table.waits else size
 
     cdef int _forward(self, const dps_header *head, const char *body, const Part *part, int count) except -1:
-        """Let the role forward the applied parts of a push, and, if it is to wait, answer when the backups have them."""
+        """Let the role forward the applied parts of a push, and answer when the backups have them, if it is to wait."""
         cdef list applied = []
         cdef int n
         for n in range(count):
@@ -224,7 +216,7 @@ cdef class Service:
         return 0
 
     cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
-        """Carry out an op that the predecessor has forwarded, and confirm it: the bytes that this takes, or DECLINED."""
+        """Carry out an op that the predecessor has forwarded, and confirm it: bytes of the answer, or DECLINED."""
         cdef TableState table = self._tables.get(head.table)
         cdef const int64_t *versions = <const int64_t *> body
         cdef int64_t nbytes, listed = 8 * <int64_t> head.shards
@@ -250,7 +242,7 @@ cdef class Service:
             self._apply(table, head, &part[n], body + <int64_t> head.body - nbytes + part[n].a * table.row_bytes)
             if head.flags & ANSWER and head.trainer:
                 self._keep(table, head, &part[n])
-        _begin_answer(head, out, HEADER)
+        begin_answer(head, out, HEADER)
         (<dps_header *> out).count = 0
         return HEADER
 
@@ -457,9 +449,10 @@ cdef class Service:
         born.first = shard.index.count
         shard.index.insert_rows(part.keys, count, index)
         if fill and shard.index.count > born.first:
-            born.rows, born.capacity, born.width = cnp.PyArray_DATA(shard.rows), shard.rows.shape[0], shard.rows.shape[1]
+            born.rows = cnp.PyArray_DATA(shard.rows)
+            born.capacity, born.width = shard.rows.shape[0], shard.rows.shape[1]
             born.keys, born.index, born.count, born.dim = part.keys, index, count, table.dim
-            _fill_new(table, &born)
+            fill_new_rows(&table.init, &born, table.kind)
         return 0
 
     cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL:
@@ -511,7 +504,7 @@ cdef class Service:
         if missing and not table.pulls_zeros:
             absent.rows, absent.capacity, absent.width, absent.dim = out, count, table.dim, table.dim
             absent.keys, absent.index, absent.count, absent.first = part.keys, index, count, 0
-            _fill_missing(table, &absent)
+            fill_absent_rows(&table.init, &absent, table.kind)
         return 0
 
     cdef void *_room(self, int which, size_t nbytes) except NULL:
@@ -536,17 +529,6 @@ cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
     return not head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER) and rule != RULE_ADD | RULE_ASSIGN
 
 
-cdef void _begin_answer(const dps_header *head, char *out, int64_t size) noexcept:
-    """Write the header of an answer of `size` bytes, and zeros behind its values."""
-    cdef dps_header *answer = <dps_header *> out
-    memset(out, 0, HEADER)
-    answer.magic, answer.kind, answer.request = MAGIC, OK, head.request
-    answer.clock, answer.rows, answer.count = -1, -1, head.count
-    answer.body = size - HEADER
-    if size > HEADER:
-        memset(out + size - 8, 0, 8)
-
-
 cdef bint _is_summed(TableState table, const dps_header *head) noexcept:
     """Whether the values of a push are summed until its clock is closed."""
     return table.aggregated and not head.flags & (RULE_ADD | RULE_ASSIGN) and head.clock != NO_CLOCK
@@ -565,29 +547,3 @@ cdef void _run(Kernel kernel, dps_push *push, int kind) noexcept:
     else:
         with nogil:
             kernel.run(push, kind)
-
-
-cdef bint _all_finite(TableState table, const void *values, int64_t count) noexcept:
-    if table.kind == cnp.NPY_FLOAT32:
-        return dps_all_finite_float(<const float *> values, count)
-    if table.kind == cnp.NPY_FLOAT64:
-        return dps_all_finite_double(<const double *> values, count)
-    return True
-
-
-cdef void _fill_new(TableState table, const dps_filling *to) noexcept:
-    if table.kind == cnp.NPY_FLOAT32:
-        dps_fill_new_float(&table.init, to)
-    elif table.kind == cnp.NPY_FLOAT64:
-        dps_fill_new_double(&table.init, to)
-    else:
-        dps_fill_new_int64_t(&table.init, to)
-
-
-cdef void _fill_missing(TableState table, const dps_filling *to) noexcept:
-    if table.kind == cnp.NPY_FLOAT32:
-        dps_fill_missing_float(&table.init, to)
-    elif table.kind == cnp.NPY_FLOAT64:
-        dps_fill_missing_double(&table.init, to)
-    else:
-        dps_fill_missing_int64_t(&table.init, to)

@@ -1,8 +1,10 @@
 from libc.stdint cimport int64_t, uint32_t
 
+from dps.core.polling cimport Polling
+
 
 cdef class PlainTicks:
-    cdef int64_t spin
+    cdef Polling polling
     cdef readonly uint32_t number  # of the last request
     cdef readonly bytes received  # in place of its answer
     cdef readonly uint32_t parties  # of its answer

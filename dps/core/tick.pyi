@@ -1,4 +1,5 @@
 from dps.core.exchange import Stream
+from dps.core.polling import Polling
 
 DECLINED: int
 DONE: int
@@ -9,5 +10,5 @@ class PlainTicks:
     received: bytes
     parties: int
     start: int
-    def __init__(self, spin: int) -> None: ...
+    def __init__(self, polling: Polling) -> None: ...
     def pass_clock(self, stream: Stream, clock: int, planned: int) -> int: ...

@@ -10,10 +10,11 @@ from libc.string cimport memset
 
 from dps.core.exchange cimport Stream, iovec
 from dps.core.frame cimport dps_header
+from dps.core.polling cimport Polling, dps_polling
 
 cdef extern from "exchange.h" nogil:
     const int DPS_BROKEN, DPS_NOTHING
-    Py_ssize_t dps_receive(int fd, void *buffer, size_t size, int64_t spin, int slice, int64_t *waited)
+    Py_ssize_t dps_receive(int fd, void *buffer, size_t size, dps_polling *polling, int slice, int64_t *waited)
     int dps_write(int fd, iovec *pieces, int count, int slice, int64_t *waited)
 
 DECLINED, DONE, OPEN = 0, 1, 2  # the outcomes of a tick
@@ -31,12 +32,12 @@ cdef class PlainTicks:
 
     Parameters
     ----------
-    spin : int
-        Nanoseconds for which a wait polls before it sleeps.
+    polling : Polling
+        How long a wait polls before it sleeps.
     """
 
-    def __cinit__(self, int64_t spin):
-        self.spin = spin
+    def __cinit__(self, Polling polling not None):
+        self.polling = polling
         self.received = b""
 
     def pass_clock(self, Stream stream not None, int64_t clock, int64_t planned) -> int:
@@ -64,7 +65,9 @@ cdef class PlainTicks:
             with nogil:
                 written = dps_write(stream.fd, &piece, 1, SLICE, &waited)
                 while written == 1 and got < HEADER:
-                    part = dps_receive(stream.fd, <char *> &answer + got, HEADER - got, self.spin, SLICE, &waited)
+                    part = dps_receive(
+                        stream.fd, <char *> &answer + got, HEADER - got, &self.polling.state, SLICE, &waited
+                    )
                     if part <= 0:
                         break
                     got += part

@@ -20,6 +20,7 @@ from dps.client.client import Client
 from dps.client.environment import Environment
 from dps.client.session import ClientSession
 from dps.client.ticket import Ticket
+from dps.core.polling import Polling
 from dps.core.tick import DONE, OPEN, PlainTicks
 from dps.errors import ClockTimeoutError, ControllerGoneError, InputError, StoppedError
 from dps.state.ops import TableSpec
@@ -31,7 +32,6 @@ from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
 from dps.wire.headers import Collect, Tick, TickAnswer, staleness_of
 from dps.wire.run_messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent
-from dps.wire.sockets import SPIN_SECONDS
 
 __all__ = ["Participant"]
 
@@ -94,7 +94,7 @@ class Participant:
         self._join_request = Join(run, number, incarnation, where)
         self._cancelled = cancelled
         self._tick: Request | None = None  # whose answer is still to be read
-        self._plain = PlainTicks(round(SPIN_SECONDS * 1e9))
+        self._plain = PlainTicks(Polling(config.polling()))
         self._report: TrainerReport | None = None  # goes with all that is sent until something is answered
         self._collectives = 0  # called at this clock
         self._left = False

@@ -4,9 +4,7 @@ TLS 1.3. The connecting side has finished the handshake before the listening sid
 on the certificate comes with the first bytes that the connecting side reads. So the listening side has to send the
 verdict (`TlsVerdict`), and the connecting side has to look for it (`Tls.refusal`).
 
-Waiting. For the first moments `receive` polls without sleeping, because waking a sleeping core takes longer (40 to 80
-us on virtual machines) than a server needs to answer. Between two polls it yields the core to other threads, because
-one of them may be the server's.
+Waiting. For the first moments `receive` polls without sleeping: see `core/polling.pyx`.
 """
 
 from __future__ import annotations
@@ -20,9 +18,11 @@ import ssl
 import time
 from collections.abc import Callable
 
+from dps import config
+from dps.core.polling import Polling
+
 __all__ = ["Plain", "Tls", "TlsVerdict", "connected"]
 
-SPIN_SECONDS = 50e-6  # of polling before the thread sleeps
 SLICE_SECONDS = 0.25  # of sleep, until the deadline is checked and `idle` is called
 # Errors of TLS that mean a broken connection; every other one means that the two sides cannot speak TLS.
 CONNECTION_ERRORS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
@@ -94,7 +94,7 @@ class Plain:
 
     def __init__(self, sock: socket.socket):
         sock.setblocking(False)
-        self._sock = sock
+        self._sock, self._polling = sock, Polling(config.polling())
         self._in, self._in_out = select.poll(), select.poll()
         self._in.register(sock, select.POLLIN)
         self._in_out.register(sock, select.POLLIN | select.POLLOUT)
@@ -114,14 +114,18 @@ class Plain:
                 pass
             if patience <= 0:
                 return None
-            until = time.perf_counter() + SPIN_SECONDS
+            began = time.perf_counter()
+            until = began + self._polling.now
             while time.perf_counter() < until:
                 yield_core()
                 try:
-                    return receive(view)
+                    count = receive(view)
+                    self._polling.waited(time.perf_counter() - began)
+                    return count
                 except BlockingIOError:
                     pass
             self._in.poll(patience * 1000)
+            self._polling.waited(time.perf_counter() - began)
             return receive(view)
         except BlockingIOError:
             return None

@@ -25,6 +25,7 @@ from dps.client import plain
 from dps.client.origin import Origin
 from dps.coordination.placement import rechained
 from dps.core.meter import CallMeter
+from dps.core.polling import Polling
 from dps.errors import (
     ClosedError,
     DPSError,
@@ -509,7 +510,7 @@ def test_an_answer_is_checked(name: str) -> None:
         theirs.sendall(answer)
         form = plain.Form(7, np.dtype("float32").num, 1, 0, 1, 0, False, [(0, 1)])
         meter = CallMeter(0.0)
-        exchange = plain.Exchange(0, time.monotonic, meter, lambda channel, left: None)
+        exchange = plain.Exchange(Polling(0.0), time.monotonic, meter, lambda channel, left: None)
         peer = SimpleNamespace(stream=channel.Stream(ours.fileno()), traffic=channel.Traffic(), is_plain=True)
         peer.acknowledged = lambda number: False
         terms = plain.core.Terms(form, 1, 1000, frames.PULL, 0, False, True, False)

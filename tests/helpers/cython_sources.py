@@ -120,13 +120,13 @@ def signature(header: str) -> tuple[list[Parameter], str | None]:
     for part in _split(inside):
         declared, _, default = part.partition("=")
         never_none = declared.strip().endswith("not None")
-        declared = declared.strip().removesuffix("not None").strip()
+        declared = re.sub(r"(const )?\w+\[::1\]", "object", declared.strip().removesuffix("not None").strip())
         if ":" in declared:
             name, _, annotation = (piece.strip() for piece in declared.partition(":"))
         else:
             kind, _, name = declared.rpartition(" ")
             annotation = python_type(kind, never_none=never_none)
-        if name not in {"self", "cls"}:
+        if name not in {"self", "cls"} and not name.startswith("*"):
             found.append(Parameter(name, annotation, bool(default)))
     returned = after.strip().rstrip(":").strip() if "->" in header else None
     return found, returned

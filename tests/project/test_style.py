@@ -42,7 +42,7 @@ ROOMS = {
     "controller": PLACED + " checkpoints coordination",
     # what stands around them
     "dashboard": "telemetry state.ops",
-    "training": "client config core.tick state wire telemetry daskapi dashboard.notebook",
+    "training": "client config core.polling core.tick state wire telemetry daskapi dashboard.notebook",
     "driver": "config state wire telemetry daskapi checkpoints client server controller training dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",

@@ -527,7 +527,7 @@ WRONG = [
     ("return count if a == head.count else DECLINED", "return count"),
     ("return count if row == head.start + head.count else DECLINED", "return count"),
     ("self._forwards = True", "pass"),
-    ("if table.finite and not _all_finite", "if False and not _all_finite"),
+    ("if table.finite and not are_finite", "if False and not are_finite"),
     ("if shard.cut is not None:", "if False:"),
     ("if row < stop or head.rows > 0:", "if row < stop:"),
     ("if counts[n] > 0 or head.rows > 0:", "if counts[n] > 0:"),

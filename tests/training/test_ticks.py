@@ -21,6 +21,7 @@ from dps.client.session import ClientSession
 from dps.client.ticket import Ticket
 from dps.controller.runs import Runs
 from dps.core.exchange import Stream
+from dps.core.polling import Polling
 from dps.core.tick import DECLINED, DONE, OPEN, PlainTicks
 from dps.errors import ClockTimeoutError, ControllerGoneError, DPSError, LimitError, StoppedError
 from dps.training import participant
@@ -206,7 +207,7 @@ def test_a_peer_that_takes_nothing_is_left_to_the_general_way() -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
                 near.send(bytes(4096))
-        assert PlainTicks(0).pass_clock(Stream(near.fileno()), 1, 0) == DECLINED
+        assert PlainTicks(Polling(0.0)).pass_clock(Stream(near.fileno()), 1, 0) == DECLINED
 
 
 # ---- what may come after the tick was sent

@@ -1,0 +1,73 @@
+"""How long a wait polls before it sleeps."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import dask
+import pytest
+from compiled import variant
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dps import config
+from dps.core import polling
+from dps.core.polling import Polling
+from dps.errors import InputError
+
+LIMIT = 107  # nanoseconds: not a multiple of eight
+TYPICAL = [10, 10, 300, 1000, 1000, 1000, 1000, 150, 150, 150, 150, 150, 150]
+
+
+def rule(now: int, waited: int) -> int:
+    """How long the next wait polls."""
+    if waited > 2 * LIMIT:
+        return now // 2 if now // 2 >= LIMIT // 8 else 0
+    return now if now == LIMIT else min(LIMIT, max(LIMIT // 8, 2 * now))
+
+
+def check(module: ModuleType, waits: list[int]) -> None:
+    """Compare with the rule after each of some waits."""
+    found, expected = module.Polling(LIMIT * 1e-9), LIMIT
+    for waited in waits:
+        found.waited((waited + 0.5) * 1e-9)
+        expected = rule(expected, waited)
+        assert round(found.now * 1e9) == expected
+    assert found.spent == 0
+
+
+def test_long_waits_end_polling_and_short_ones_bring_it_back() -> None:
+    check(polling, TYPICAL)
+
+
+@given(st.lists(st.integers(0, 500), max_size=50))
+def test_polling_follows_the_rule(waits: list[int]) -> None:
+    check(polling, waits)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("2 * polling->most", "9 * polling->most"),
+        pytest.param("? 0 : polling->now / 2", "? least : polling->now / 2", marks=pytest.mark.slow),
+        pytest.param("more < polling->most ? more : polling->most", "more", marks=pytest.mark.slow),
+    ],
+)
+def test_a_wrong_rule_is_caught(old: str, new: str) -> None:
+    wrong = variant("polling", "polling.h", old, new)
+    with pytest.raises(AssertionError):
+        check(wrong, TYPICAL)
+
+
+def test_no_polling_stays_none() -> None:
+    none = Polling(0.0)
+    for waited in (0.0, 1e-6, 1.0):
+        none.waited(waited)
+        assert none.now == 0
+
+
+def test_the_setting_has_a_bound() -> None:
+    with dask.config.set({"dps.polling": "2 ms"}), pytest.raises(InputError, match=r"dps\.polling is 0\.002 s"):
+        config.polling()
+    with dask.config.set({"dps.polling": "0 s"}):
+        assert config.polling() == 0
