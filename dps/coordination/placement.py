@@ -291,17 +291,21 @@ def _mend(
 def _spread(fine: list[_Shard], load: Counter[int], free: int, unfit: Collection[int]) -> Iterator[PlacementStep]:
     """Steps towards the same number of copies on every server. The fullest one gives up its copy once there is another.
 
-    `load` is as it will be when all that is under way is over, and these steps, too.
+    `load` is as it will be when all that is under way is over, and these steps, too. Of the fullest server's shards,
+    one of the table goes that is spread least evenly over the two servers, because requests go to all shards.
     """
+    held = Counter((each.table, n) for each in fine for n in each.place.chain)
     while free > 0 and len(load) > 1:
         fullest, emptiest = max(load, key=lambda n: (load[n], -n)), min(load, key=lambda n: (load[n], n))
         if load[fullest] - load[emptiest] <= 1 or emptiest in unfit:
             return
-        able = (each for each in reversed(fine) if fullest in each.place.chain and emptiest not in each.place.chain)
-        each = next(able, None)
-        if each is None:
+        able = [each for each in fine if fullest in each.place.chain and emptiest not in each.place.chain]
+        if not able:
             return
+        each = max(able, key=lambda each: (held[each.table, fullest] - held[each.table, emptiest], each.number))
         fine.remove(each)
+        held[each.table, fullest] -= 1
+        held[each.table, emptiest] += 1
         load[fullest] -= 1
         load[emptiest] += 1
         free -= 1

@@ -412,6 +412,13 @@ def test_shards_move_several_at_a_time_and_none_in_vain():
     assert Counter(n for p in places for n in p.chain) == dict.fromkeys(servers, 8)
 
 
+def test_each_table_is_spread_over_a_new_server():
+    tables = {name: (1, [Place((0,), None, (1,)) for _ in range(shards)]) for name, shards in (("a", 4), ("b", 8))}
+    steps = list(placement.next_steps(tables, [0, 1], [], moves=8))
+    assert Counter(step.table for step in steps) == {"a": 2, "b": 4}
+    assert all(step.kind == StepKind.JOIN and step.server == 1 for step in steps)
+
+
 WRONG = [
     ("rechained", "== previous else epoch", "== previous or previous is None else epoch"),
     ("rechained", "else epoch)", "else epoch - 1)"),
@@ -449,6 +456,8 @@ WRONG = [
     ("_spread", "while free > 0 and", "while"),
     ("_spread", "load[emptiest] += 1", "pass"),
     ("_spread", "fine.remove(each)", "pass"),
+    ("_spread", "held[each.table, fullest] - held[each.table, emptiest]", "0"),
+    ("_spread", "held[each.table, emptiest] += 1", "held[each.table, fullest] += 1"),
     ("_even_out_primaries", "gain > 1", "gain > 0"),
     ("_even_out_primaries", "gain > 1", "gain > 2"),
 ]
@@ -457,6 +466,7 @@ WRONG = [
 def hunt():
     """Examples that a rule gets right by luck only if it is right."""
     test_shards_move_several_at_a_time_and_none_in_vain()
+    test_each_table_is_spread_over_a_new_server()
     test_a_backup_in_doubt_is_not_asked_to_lead()
     test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go()
     test_a_primary_that_rests_is_not_asked_to_hand_over()

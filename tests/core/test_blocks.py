@@ -139,7 +139,7 @@ def test_threads_do_not_share_a_block():
     for thread in threads:
         thread.join()
     assert not wrong
-    assert blocks.kept() <= 4 * 8 * LARGE
+    assert blocks.kept() <= 2 * 4 * 8 * LARGE  # a thread has the old array until it has the new one
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
