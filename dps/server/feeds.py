@@ -1,8 +1,9 @@
 """Feeds: shards on their way to a joiner, as dumps that travel piece by piece between the ops of the same connection.
 
 Several shards may be on their way to one joiner. Their feeds take turns, and few pieces are under way at a time: a push
-that goes to the joiner too waits behind them. A piece is a copy, because the rows go on changing; the memory of a piece
-that was confirmed is used for a later one.
+that goes to the joiner too waits behind them. While there are such pushes, one piece at a time is under way. It leaves
+when the joiner has confirmed all of them, or, where they leave no gap, after a rest. A piece is a copy, because the
+rows go on changing; the memory of a piece that was confirmed is used for a later one.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from dps.wire.headers import DumpPiece
 from dps.wire.membership_messages import CaughtUp
 
 if TYPE_CHECKING:
-    from dps.server.replication import Relay
+    from dps.server.replication import Relay, Successor
 
 __all__ = ["DUMP_PIECE_BYTES", "PIECES_UNDER_WAY", "ROWS", "FeedsOfJoiner", "JoinerFeed", "PieceMemory"]
 
 DUMP_PIECE_BYTES = 1 << 18  # of rows in one frame of a dump
 PIECES_UNDER_WAY = 2  # to one joiner, so that it need not wait for the next one
+AMONG_OPS_SECONDS = 0.05  # since the last op to the joiner: so long one piece at a time is under way,
+BETWEEN_OPS_PART = 2  # smaller by this factor, because the next op is expected
+REST_SECONDS = 0.003  # from a piece to the next one where ops leave no gap, so that the dump goes on all the same
 AHEAD_SECONDS = 0.01  # that a dump may be ahead of `dps.limits.move`, because timers are not exact
 BEGIN, ROWS, END = 0, 1, 2  # content of a DUMP frame
 
@@ -82,10 +86,10 @@ class JoinerFeed:
         """Whether there are pieces to send."""
         return self._dump is not None
 
-    def send_piece(self) -> None:
-        """Send the next piece; after the last one, the end."""
+    def send_piece(self, max_bytes: int) -> None:
+        """Send the next piece, of about `max_bytes`; after the last one, the end."""
         assert self._dump is not None
-        piece = self._dump.piece(self.relay.piece)
+        piece = self._dump.piece(max_bytes)
         if piece is None:
             self._dump = None
             self._send(END, {}, [])
@@ -125,7 +129,9 @@ class JoinerFeed:
 class FeedsOfJoiner:
     """The feeds of all shards that one server joins."""
 
-    def __init__(self) -> None:
+    def __init__(self, joiner: Successor) -> None:
+        self._joiner = joiner
+        self._confirmed_at = -math.inf  # when the joiner last confirmed a piece
         self._feeds: list[JoinerFeed] = []  # the one first whose turn it is
         self._wakes_at = math.inf  # when a timer goes on
 
@@ -144,19 +150,35 @@ class FeedsOfJoiner:
             if not feed.done:
                 feed.begin()
 
+    def piece_confirmed(self, forward: Forward, relay: Relay) -> None:
+        """The joiner has a piece."""
+        assert forward.feed is not None
+        forward.feed.confirmed(forward)
+        self._confirmed_at = relay.endpoint.now()
+        self.go_on(relay)
+
+    def op_confirmed(self, relay: Relay) -> None:
+        """The joiner has an op. If it was the last one, go on as soon as its sender has been told."""
+        if self._feeds and not self._joiner.awaits_op:
+            relay.endpoint.later(0, self.go_on, relay)
+
     def go_on(self, relay: Relay) -> None:
-        """Send pieces, the feeds in turn, while few are under way and `dps.limits.move` allows it."""
-        now = relay.endpoint.now()
-        while sum(feed.under_way for feed in self._feeds) < PIECES_UNDER_WAY * relay.piece:
+        """Send pieces, the feeds in turn, while few are under way, and ops and `dps.limits.move` allow it."""
+        now, awaits_op = relay.endpoint.now(), self._joiner.awaits_op
+        among_ops = awaits_op or now - self._joiner.op_sent_at < AMONG_OPS_SECONDS
+        most = 1 if among_ops else PIECES_UNDER_WAY * relay.piece
+        rested_at = self._confirmed_at + REST_SECONDS if awaits_op else now
+        while sum(feed.under_way for feed in self._feeds) < most:
             waiting = [feed for feed in self._feeds if feed.has_more]
+            if not waiting:
+                return
             feed = next((feed for feed in waiting if feed.due <= now + AHEAD_SECONDS), None)
-            if feed is None:
-                if waiting:
-                    self._wake(relay, min(feed.due for feed in waiting))
+            if feed is None or rested_at > now:
+                self._wake(relay, max(rested_at, min(feed.due for feed in waiting)))
                 return
             self._feeds.remove(feed)
             self._feeds.append(feed)
-            feed.send_piece()
+            feed.send_piece(relay.piece // BETWEEN_OPS_PART if among_ops and not awaits_op else relay.piece)
 
     def _wake(self, relay: Relay, when: float) -> None:
         """Go on at that time, unless a timer does so earlier."""

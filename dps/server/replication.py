@@ -49,7 +49,7 @@ from dps.wire.frames import Header
 from dps.wire.membership_messages import SteppedDown, Suspect
 from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
 
-__all__ = ["Relay"]
+__all__ = ["Relay", "Successor"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,13 @@ class Successor:
         self.unconfirmed: dict[int, Forward] = {}
         self.last_request = 0
         self.progressed_at = math.inf  # when it last confirmed a forward, or was sent the first unconfirmed one
-        self.feeds = FeedsOfJoiner()
+        self.op_sent_at = -math.inf  # when it was last sent an op
+        self.feeds = FeedsOfJoiner(self)
+
+    @property
+    def awaits_op(self) -> bool:
+        """Whether there is an op that it has not confirmed."""
+        return any(forward.feed is None for forward in self.unconfirmed.values())
 
 
 class Relay:
@@ -144,6 +150,8 @@ class Relay:
         if not successor.unconfirmed:
             successor.progressed_at = now
         forward.first_sent = min(forward.first_sent, now)
+        if forward.feed is None:
+            successor.op_sent_at = now
         self.backlog += forward.nbytes
         successor.last_request = successor.last_request % 0xFFFFFFFF + 1
         successor.unconfirmed[successor.last_request] = forward
@@ -306,10 +314,10 @@ class Relay:
         if header.kind == frames.ERROR:
             self._refuse(forward)
         elif forward.feed is not None:
-            forward.feed.confirmed(forward)
-            successor.feeds.go_on(self)
+            successor.feeds.piece_confirmed(forward, self)
         else:
             forward.confirm()
+            successor.feeds.op_confirmed(self)
         if self._stepping_down:
             self._report_stepped_down()
         self._resume_throttled()
