@@ -132,21 +132,21 @@ class FeedsOfJoiner:
     def __init__(self, joiner: Successor) -> None:
         self._joiner = joiner
         self._confirmed_at = -math.inf  # when the joiner last confirmed a piece
-        self._feeds: list[JoinerFeed] = []  # the one first whose turn it is
+        self.queue: list[JoinerFeed] = []  # the one first whose turn it is
         self._wakes_at = math.inf  # when a timer goes on
 
     def add(self, feed: JoinerFeed) -> None:
         """One more shard is to be brought to the joiner."""
-        self._feeds.append(feed)
+        self.queue.append(feed)
 
     def remove(self, feed: JoinerFeed, relay: Relay) -> None:
         """The feed has ended, or was given up."""
-        self._feeds = [each for each in self._feeds if each is not feed]
+        self.queue = [each for each in self.queue if each is not feed]
         relay.endpoint.later(0, self.go_on, relay)
 
     def begin_anew(self) -> None:
         """The connection to the joiner is a new one: the dumps that it has not got whole begin again."""
-        for feed in self._feeds:
+        for feed in self.queue:
             if not feed.done:
                 feed.begin()
 
@@ -159,7 +159,7 @@ class FeedsOfJoiner:
 
     def op_confirmed(self, relay: Relay) -> None:
         """The joiner has an op. If it was the last one, go on as soon as its sender has been told."""
-        if self._feeds and not self._joiner.awaits_op:
+        if not self._joiner.awaits_op:
             relay.endpoint.later(0, self.go_on, relay)
 
     def go_on(self, relay: Relay) -> None:
@@ -168,16 +168,16 @@ class FeedsOfJoiner:
         among_ops = awaits_op or now - self._joiner.op_sent_at < AMONG_OPS_SECONDS
         most = 1 if among_ops else PIECES_UNDER_WAY * relay.piece
         rested_at = self._confirmed_at + REST_SECONDS if awaits_op else now
-        while sum(feed.under_way for feed in self._feeds) < most:
-            waiting = [feed for feed in self._feeds if feed.has_more]
+        while sum(feed.under_way for feed in self.queue) < most:
+            waiting = [feed for feed in self.queue if feed.has_more]
             if not waiting:
                 return
             feed = next((feed for feed in waiting if feed.due <= now + AHEAD_SECONDS), None)
             if feed is None or rested_at > now:
                 self._wake(relay, max(rested_at, min(feed.due for feed in waiting)))
                 return
-            self._feeds.remove(feed)
-            self._feeds.append(feed)
+            self.queue.remove(feed)
+            self.queue.append(feed)
             feed.send_piece(relay.piece // BETWEEN_OPS_PART if among_ops and not awaits_op else relay.piece)
 
     def _wake(self, relay: Relay, when: float) -> None:

@@ -317,7 +317,8 @@ class Relay:
             successor.feeds.piece_confirmed(forward, self)
         else:
             forward.confirm()
-            successor.feeds.op_confirmed(self)
+            if successor.feeds.queue:
+                successor.feeds.op_confirmed(self)
         if self._stepping_down:
             self._report_stepped_down()
         self._resume_throttled()

@@ -763,7 +763,7 @@ WRONG = [
     (Relay, "follow", "if not replica.drained:", "if False:", lambda: within(repeats_wait)),
     (JoinerFeed, "_send", "self.relay.send(self.to, forward)",
      "(self.relay.send(self.to, forward), self.relay.memory.release(memory))", shards_take_turns),
-    (FeedsOfJoiner, "go_on", "self._feeds.append(feed)", "self._feeds.insert(0, feed)", shards_take_turns),
+    (FeedsOfJoiner, "go_on", "self.queue.append(feed)", "self.queue.insert(0, feed)", shards_take_turns),
     (FeedsOfJoiner, "go_on", "PIECES_UNDER_WAY * relay.piece", "10 * relay.piece", shards_take_turns),
 ]  # fmt: skip
 
