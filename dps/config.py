@@ -69,8 +69,8 @@ def polling() -> float:
 
     Examples
     --------
-    >>> polling()
-    0.0001
+    >>> round(polling() * 1e6)
+    100
     """
     value = parse_timedelta(dask.config.get("dps.polling"))
     if value > MAX_POLLING_SECONDS:

@@ -35,9 +35,6 @@ WRONG = {
     "a server that is only slow is given up": [
         (ServerProcedures, "_make_server", 'config.seconds("start") + timeout', "0.2")
     ],
-    "a server is started in the place of one that is back": [
-        (ServerProcedures, "maintain", "if self._missing() > 0:", "if True:")
-    ],
     "a server gets shards before it has the tables": [
         (ServerProcedures, "_bring_tables", "in list(self.membership.specs.values())", "in ()")
     ],
