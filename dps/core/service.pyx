@@ -354,18 +354,20 @@ cdef class Service:
         return True
 
     cdef bint _make_room(self, TableState table, const dps_header *head, Part *part, int count) except -1:
-        """Make room for the rows of all parts, so that the push cannot run out of memory half-way; False without."""
+        """Make room for the rows of all parts, so that the push cannot run out of memory half-way; False without.
+
+        A forwarded push that is summed bears no row before the sums are closed.
+        """
         cdef ShardState shard
         cdef int n
-        if head.kind == REPLICATE and _is_summed(table, head):  # no row is born before the sums are closed
-            return True
-        for n in range(count):
-            shard = <ShardState> part[n].shard
-            if shard.index is not None and shard.index.count + part[n].b - part[n].a > shard.rows.shape[0]:
-                try:
+        try:
+            self._room(INDEX, head.count * sizeof(int64_t) + 1)
+            for n in range(0 if head.kind == REPLICATE and _is_summed(table, head) else count):
+                shard = <ShardState> part[n].shard
+                if shard.index is not None and shard.index.count + part[n].b - part[n].a > shard.rows.shape[0]:
                     shard.reserve(part[n].b - part[n].a)
-                except (DPSError, MemoryError):
-                    return False
+        except (DPSError, MemoryError):
+            return False
         return True
 
     cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1:
