@@ -757,9 +757,11 @@ def test_a_trainer_that_vanishes(impatient):
 
 
 INTERRUPTED = """
-import sys, threading, time
+import signal, sys, threading, time
 import dps
 from distributed import Client, wait
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
 
 def push_for_ever(trainer, parts):
     while True:
