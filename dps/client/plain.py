@@ -123,26 +123,16 @@ class PlainCalls:
 
     def pull(self, name: str, keys: Keys, out: object) -> Any:
         """The values."""
-        table = self._tables.get(name)
-        session = self._session
-        if table is None or table.route is not session.settled.get(name):
-            table = self._renew(name)
-            if table is None:
-                return DECLINED
-        if session.cancelled is not None and session.cancelled():
-            session.check()
+        table = self._known(name)
+        if table is None:
+            return DECLINED
         return self._make(table, table.pull, keys, None, out)
 
     def push(self, name: str, keys: Keys, values: object, rule: int, answered: bool, out: object) -> Any:
         """The new values or, where they are not `answered`, None."""
-        table = self._tables.get(name)
-        session = self._session
-        if table is None or table.route is not session.settled.get(name):
-            table = self._renew(name)
-            if table is None:
-                return DECLINED
-        if session.cancelled is not None and session.cancelled():
-            session.check()
+        table = self._known(name)
+        if table is None:
+            return DECLINED
         if table.check is not None:
             table.check(table.spec)
         terms = table.changes.get((rule, answered))
@@ -182,16 +172,16 @@ class PlainCalls:
 
     def _open(self, each: TableLike) -> PlainTable | None:
         """A table whose connections are open, but for answers that may be on their way."""
-        name = each.name if isinstance(each, Table) else each
+        table = self._known(each.name if isinstance(each, Table) else each)
+        return None if table is None or any(channel.closed for channel in table.wires.channels) else table
+
+    def _known(self, name: str) -> PlainTable | None:
+        """The table by the present route. Raises where Dask has cancelled the caller's task."""
         session = self._session
         if session.cancelled is not None and session.cancelled():
             session.check()
         table = self._tables.get(name)
-        if table is None or table.route is not session.settled.get(name):
-            table = self._renew(name)
-        if table is None or any(channel.closed for channel in table.wires.channels):
-            return None
-        return table
+        return self._renew(name) if table is None or table.route is not session.settled.get(name) else table
 
     def _renew(self, name: str) -> PlainTable | None:
         """The table by the present route, if all its connections are there."""

@@ -7,6 +7,7 @@ writing thread writes the files; while it writes a piece, the endpoint's thread 
 
 from __future__ import annotations
 
+import abc
 import logging
 import threading
 import time
@@ -165,7 +166,7 @@ class CheckpointWriter:
             self._writing.join(STOP_SECONDS)
 
 
-class Writing:
+class Writing(abc.ABC):
     """The writing of the files of one checkpoint on one server. It ends soon after `stop` is set.
 
     A subclass says what carries it out: it calls :meth:`work`, and reads the pieces of cuts between two requests.
@@ -187,25 +188,25 @@ class Writing:
         except Exception as error:
             self.error = CheckpointError(f"server {self.number} could not write: {error!r:.500}")
 
+    @abc.abstractmethod
     def pieces(self, cut: Any) -> Iterator[Any]:
         """The cut's pieces."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def wait(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a function in the endpoint's thread, and wait for its result."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def start(self) -> None:
         """Begin to write."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def is_alive(self) -> bool:
         """Whether files are still being written."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def join(self, seconds: float) -> None:
         """Wait until it has ended, for so many seconds at most."""
-        raise NotImplementedError
 
 
 class WritingThread(Writing):
