@@ -22,6 +22,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -222,7 +223,7 @@ class Bench:
 
         moment, detection, takeover = self.strike(victim, blow)
         end()
-        for request in [request for pending in asked for request in pending._requests]:
+        for request in [request for pending in asked for call in pending.calls for request in call.requests]:
             self.asked += 1
             self.refused += self.refuses(request)
         asked[0].result()  # sent again, to the one that took over
@@ -315,12 +316,19 @@ def kills(report: Report, seed: int, count: int) -> None:
         tell(report, made, "primary killed", rounds, "<= 0.5 s", "<= 2 s")
 
 
+def suspend(pid: int) -> None:
+    """Stop a process, and wait until it has stopped, because a server on another core answers sooner than that."""
+    os.kill(pid, signal.SIGSTOP)
+    status = Path(f"/proc/{pid}/stat")
+    wait_for("stopped process", lambda: status.read_text().rpartition(")")[2].split()[0] == "T", pause=0.0)
+
+
 def stops(report: Report, seed: int, count: int) -> None:
     with bench(seed) as made:
 
         def stop() -> Round:
             victim, pid = wait_for("primary", made.choose)
-            return made.silence(victim, lambda: os.kill(pid, signal.SIGSTOP), lambda: os.kill(pid, signal.SIGCONT))
+            return made.silence(victim, lambda: suspend(pid), lambda: os.kill(pid, signal.SIGCONT))
 
         rounds = [stop() for _ in range(count)]
         tell(report, made, "primary stopped", rounds, None, "<= 5 s")
