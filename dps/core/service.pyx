@@ -49,6 +49,7 @@ cdef enum:
     NO_CLOCK = -1
     CHANGED = 1  # the flag of a row that has changed since the last committed cut, as in dps/state/snapshot.py
     TOUCHED = 1  # the flag of a row that has a sum
+    MAX_COPIED = (1 << 17) - HEADER  # bytes of a forwarded body: the general way lends the memory of larger ones
     LARGE = 1 << 14  # numbers for which the interpreter's lock is released
 
 cdef enum:  # kept memory: the parts of a request; the numbers of the rows of a part
@@ -177,7 +178,9 @@ cdef class Service:
             for n in range(count):
                 if not self._may_apply(table, head, &part[n]):
                     return DECLINED
-            if (answered and self._forwards) or not self._make_room(table, head, part, count):
+            if self._forwards and (answered or head.body > MAX_COPIED):
+                return DECLINED
+            if not self._make_room(table, head, part, count):
                 return DECLINED
         elif table.aggregated:
             for n in range(count):

@@ -5,8 +5,9 @@ Theory of operation
 A frame is read, handled and answered to completion before the next one, all in the endpoint's thread.
 
 Reading. Small frames are parsed in place in the connection's inbox. A body that does not fit there is read straight
-into a buffer of its own, which is kept for the next body; after a giant message both shrink back. The sum of these
-buffers over all connections of an endpoint is bounded: a body that finds no room waits, unread, for its turn
+into a buffer of its own, behind its header, so that the compiled step (`plain_answers.py`) can answer the frame as it
+answers those of the inbox. The buffer is kept for the next body; after a giant message both shrink back. The sum of
+these buffers over all connections of an endpoint is bounded: a body that finds no room waits, unread, for its turn
 (`memory.py`). The buffer grows with the part of the body that has arrived, and the connection gives up a body that
 arrives more slowly than `dps.limits.trickle`.
 
@@ -224,7 +225,9 @@ class Connection(asyncio.BufferedProtocol):
         """Handle every frame that is complete, until an answer does not leave."""
         try:
             while not self._held_up():
-                if self._answer_plain():
+                answered = self._answer_plain(self._reader.inbox, self._reader.start, self._reader.end)
+                if answered:
+                    self._reader.start += answered
                     continue  # because these answers may not leave
                 frame = self._reader.next()
                 if frame is None:
@@ -241,21 +244,21 @@ class Connection(asyncio.BufferedProtocol):
             logger.exception("the handler of a frame from %s failed", self.peer)
             self.transport.abort()
 
-    def _answer_plain(self) -> bool:
-        """Answer the plain frames at the beginning of the inbox; whether there are any."""
-        service, reader = self.endpoint.service, self._reader
-        if self._plain is None or service is None or reader.end - reader.start < HEADER_SIZE:
-            return False
-        answered = self._plain.answer(service, reader.inbox, reader.start, reader.end)
-        reader.start += answered
+    def _answer_plain(self, memory: np.ndarray, start: int, end: int) -> int:
+        """Answer the plain frames at the beginning of memory[start:end]; how many bytes they have."""
+        service = self.endpoint.service
+        if self._plain is None or service is None or end - start < HEADER_SIZE:
+            return 0
         self._steps += 1
-        return answered > 0
+        return self._plain.answer(service, memory, start, end)
 
     def _handle_large(self, header: Header, body: memoryview) -> None:
         """Handle a frame whose body had a buffer of its own."""
-        self._body = None
+        assert self._body is not None
+        whole, self._body = self._body.frame, None
         self.endpoint.incoming.done(self)
-        self._handle(header, body)
+        if not self._answer_plain(whole, 0, len(whole)):
+            self._handle(header, body)
         if self.endpoint.incoming.contended:
             self.drop()
             self.endpoint.memory_is_free()
@@ -264,10 +267,11 @@ class Connection(asyncio.BufferedProtocol):
         """The buffer of a large body; None while there is no room for it."""
         nbytes = header.body
         if header.kind not in ADMITTED_AT_ONCE:
-            nbytes = min(nbytes, max(FIRST_BYTES, len(self._incoming)))
+            nbytes = min(nbytes, max(FIRST_BYTES, self.spare))
         if not self._room_for(header, nbytes):
             return None
-        self._head, self._body = header, GrowingBody(self._incoming, header.body, nbytes, self._more_room)
+        self._head = header
+        self._body = GrowingBody(self._incoming, encode_header(header), header.body, nbytes, self._more_room)
         self._bodies_begun += 1
         self._expect_progress()
         return self._body
@@ -381,11 +385,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def spare(self) -> int:
-        return len(self._incoming)
+        return max(0, len(self._incoming) - HEADER_SIZE)
 
     @property
     def lent(self) -> int:
-        return 0 if self._lent is None else sum(map(len, self._lent))
+        return 0 if self._lent is None else sum(len(each) - HEADER_SIZE for each in self._lent)
 
     @property
     def busy(self) -> bool:

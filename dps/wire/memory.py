@@ -65,15 +65,20 @@ class Buffer:
 
 
 class GrowingBody:
-    """A large body that is arriving in a buffer. It has at first `nbytes` of the buffer, and may get more later.
+    """A large body that is arriving in a buffer, behind its header, so that the frame is in one piece.
 
-    `full` is called when these are full and more of the body is to come; it may `grow` the body.
+    It has at first `nbytes` of the buffer, and may get more later: `full` is called when these are full and more of the
+    body is to come; it may `grow` the body.
     """
 
-    def __init__(self, buffer: Buffer, size: int, nbytes: int, full: Callable[[], None]):
+    def __init__(self, buffer: Buffer, header: bytes, size: int, nbytes: int, full: Callable[[], None]):
         self.size, self.filled = size, 0  # bytes of the body, and how many of them have arrived
-        self._buffer, self._full = buffer, full
-        self._memory = memoryview(buffer.take(nbytes))
+        self._buffer, self._full, self._first = buffer, full, len(header)
+        self._keep(buffer.take(len(header) + nbytes))
+        self.frame[: len(header)] = np.frombuffer(header, np.uint8)
+
+    def _keep(self, memory: np.ndarray) -> None:
+        self.frame, self._memory = memory, memoryview(memory)[self._first :]
 
     def buffer(self) -> memoryview:
         """Where the next bytes go; empty if the body waits for memory."""
@@ -87,7 +92,7 @@ class GrowingBody:
 
     def grow(self, nbytes: int) -> None:
         """Let the body have `nbytes` of the buffer."""
-        self._memory = memoryview(self._buffer.grow(nbytes, self.filled))
+        self._keep(self._buffer.grow(self._first + nbytes, self._first + self.filled))
 
     def body(self) -> memoryview:
         """The body, once it is complete."""

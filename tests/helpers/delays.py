@@ -24,6 +24,6 @@ def slow_server(
             time.sleep(seconds)
         return cut(self, header, body, primary)
 
-    in_general = mock.patch.object(Connection, "_answer_plain", return_value=False)
+    in_general = mock.patch.object(Connection, "_answer_plain", return_value=0)
     with in_general, mock.patch.object(ServerTable, "cut", slow):
         yield

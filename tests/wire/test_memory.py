@@ -279,7 +279,7 @@ def check_growing(seed: int) -> None:
         if draw.random() < 0.5:  # else the memory comes later
             body.grow(min(len(content), 4 * body.filled))
 
-    body = GrowingBody(Buffer(0), len(content), min(len(content), 16), full)
+    body = GrowingBody(Buffer(0), b"header", len(content), min(len(content), 16), full)
     while body.filled < len(content):
         if not len(body.buffer()):
             assert asked[-1] == body.filled
@@ -290,6 +290,7 @@ def check_growing(seed: int) -> None:
         view[:n] = content[at : at + n]
         body.advance(n)
     assert bytes(body.body()) == content
+    assert bytes(body.frame) == b"header" + content
     assert asked == sorted(set(asked)), "asked once for each size"
     assert len(content) not in asked, "a complete body needs no more"
     assert bool(asked) == (len(content) > 16)
@@ -305,7 +306,8 @@ def test_a_growing_body_arrives_whole() -> None:
     [
         ("advance", "< self.size", "<= self.size"),
         ("advance", "self._full()", "pass"),
-        ("grow", "nbytes, self.filled", "nbytes, 0"),
+        ("grow", "self._first + nbytes, self._first + self.filled", "self._first + nbytes, self._first"),
+        ("grow", "self._first + nbytes, self._first + self.filled", "self._first + nbytes, self.filled"),
         ("buffer", "self.filled :", "0 :"),
     ],
 )
