@@ -178,9 +178,7 @@ cdef class Service:
             for n in range(count):
                 if not self._may_apply(table, head, &part[n]):
                     return DECLINED
-            if self._forwards and (answered or head.body > MAX_COPIED):
-                return DECLINED
-            if not self._make_room(table, head, part, count):
+            if self._forwards and (answered or head.body > MAX_COPIED) or not self._make_room(table, head, part, count):
                 return DECLINED
         elif table.aggregated:
             for n in range(count):
