@@ -59,8 +59,8 @@ def nbytes(name: str) -> int:
     return parse_bytes(dask.config.get(f"dps.limits.{name}"))
 
 
-def polling() -> float:
-    """``dps.polling`` in seconds: the longest time for which a wait may poll before it sleeps.
+def polling(name: str = "polling") -> float:
+    """``dps.polling`` in seconds, or ``dps.server-polling``: the longest time that a wait may poll before it sleeps.
 
     Raises
     ------
@@ -69,12 +69,12 @@ def polling() -> float:
 
     Examples
     --------
-    >>> round(polling() * 1e6)
-    100
+    >>> round(polling() * 1e6), polling("server-polling")
+    (100, 0.0)
     """
-    value = parse_timedelta(dask.config.get("dps.polling"))
+    value = parse_timedelta(dask.config.get(f"dps.{name}"))
     if value > MAX_POLLING_SECONDS:
-        raise InputError(f"dps.polling is {value:g} s: a wait may poll for at most {MAX_POLLING_SECONDS:g} s")
+        raise InputError(f"dps.{name} is {value:g} s: a wait may poll for at most {MAX_POLLING_SECONDS:g} s")
     return value
 
 

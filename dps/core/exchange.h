@@ -8,7 +8,6 @@
 #include <stdint.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #include "frame.h"
 #include "polling.h"
@@ -19,12 +18,6 @@
 
 enum { DPS_BROKEN = -1, DPS_NOTHING = -2 };
 
-static inline int64_t dps_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static inline int dps_would_block(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 /* Up to `size` bytes. It polls first, because to wake a sleeping core takes longer than a server needs to answer, and
@@ -34,8 +27,9 @@ static ssize_t dps_receive(int fd, void *buffer, size_t size, dps_polling *polli
     if (got >= 0 || !dps_would_block()) {
         return got >= 0 ? got : DPS_BROKEN;
     }
-    int64_t began = dps_now(), now = began;
-    while (now - began < polling->now) {
+    int64_t began = dps_now(), now = began, before = began;
+    while (dps_poll_on(polling, began, before, now)) {
+        before = now;
         sched_yield(); /* another thread on this core may be the one that answers */
         got = recv(fd, buffer, size, MSG_DONTWAIT);
         if (got >= 0 || !dps_would_block()) {

@@ -1,12 +1,17 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 
 
 cdef extern from "polling.h" nogil:
     ctypedef struct dps_polling:
-        int64_t most, now, spent
+        int64_t most, now, spent, away
+        int32_t rest
 
+    int64_t dps_now()
     void dps_adapt(dps_polling *polling, int64_t waited)
+    bint dps_poll_on(dps_polling *polling, int64_t began, int64_t before, int64_t now)
+    int dps_watch(int fd, dps_polling *polling)
 
 
 cdef class Polling:
     cdef dps_polling state
+    cdef int64_t _asleep

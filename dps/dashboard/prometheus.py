@@ -77,6 +77,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "server_memory_bytes": ("A server's memory", ("server",)),
     "server_lag_seconds": ("How late a server's event loop is, at worst", ("server",)),
     "server_busy": ("Part of its time that the thread which serves is at work", ("server",)),
+    "server_polled_share": ("Part of its time in which that thread polls, see dps.server-polling", ("server",)),
     "server_starved_share": ("Part of its time in which that thread waits for a processor", ("server",)),
     "server_connections": ("Open connections of a server", ("server",)),
     "server_requests_per_second": ("Requests that a server answers", ("server",)),
@@ -194,7 +195,7 @@ def _of_server(server: ServerStatus) -> Iterator[Sample]:
             ("keys_per_second", "keys_rate"),
             ("bytes_per_second", "bytes_rate"),
         ),
-        *(("busy", "busy"), ("starved_share", "starved")),
+        *(("busy", "busy"), ("polled_share", "polled"), ("starved_share", "starved")),
         *(("unconfirmed", "unconfirmed"), ("behind_seconds", "behind"), ("rows", "rows")),
     ):
         yield f"server_{metric}", (number,), getattr(server, field)

@@ -20,6 +20,7 @@ from distributed import Worker, get_worker
 from dps import config
 from dps.checkpoints.reading import Origins, fill_all
 from dps.checkpoints.store import Store
+from dps.core.polling import Polling
 from dps.daskapi.processes import host_of, linking_tls, listening_tls
 from dps.errors import MovedError
 from dps.server.checkpoint_writer import CheckpointWriter, WritingThread
@@ -56,8 +57,10 @@ class Server:
         worker = get_worker()
         self._closing = Once(f"closing server {number}")
         name, host = f"server-{session}-{number}", host_of(worker.address)
-        self.endpoint = Endpoint(name, host, {}, tls=listening_tls(worker), connecting=linking_tls(worker))
-        meters = ServerMeter(time.perf_counter, process_usage, starved, host_load)
+        seconds = config.polling("server-polling")
+        polling = Polling(seconds) if seconds else None
+        self.endpoint = Endpoint(name, host, {}, None, listening_tls(worker), linking_tls(worker), polling)
+        meters = ServerMeter(time.perf_counter, process_usage, starved, host_load, polling)
         self.role = ServerRole(self.endpoint, session, number, secrets[1], (controller[0], controller[1]), meters)
         self.checkpoint_writer = CheckpointWriter(self.role, partial(WritingThread, self.role, self.endpoint))
         self.endpoint.call(self._begin, session, secrets, worker)

@@ -388,6 +388,7 @@ class Monitor:
             host=watch.host,
             cpu=round(watch.cpu(), 4),
             busy=round(watch.busy(), 4),
+            polled=round(watch.polled(), 4),
             starved=round(watch.starved(), 4),
             memory=0 if last is None else int(last["memory"]),
             lag=0.0 if last is None else last["lag"],

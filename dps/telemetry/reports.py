@@ -77,6 +77,7 @@ class ServerCounts(TypedDict):
 
     cpu: Amount  # seconds of its process
     busy: Amount  # seconds that its serving thread was at work
+    polled: Amount  # seconds of processor time that it polled, which is no work
     starved: Amount  # seconds that this thread waited for a processor
     memory: Amount  # bytes
     lag: Amount  # seconds
@@ -170,8 +171,8 @@ class ServerReport:
     --------
     >>> counts = {"pull": [2, 20, 1600, 0.001], "push": [0, 0, 0, 0.0], "pull_ms": {3: 2}, "push_ms": {}}
     >>> counts |= {"rows": 10, "bytes": 800, "shards": {0: 20}}
-    >>> report = {"cpu": 1.5, "busy": 1.0, "starved": 0.5, "memory": 1 << 20, "lag": 0.01, "connections": 2}
-    >>> report |= {"unconfirmed": [0, 0, 0.0]}
+    >>> report = {"cpu": 1.5, "busy": 1.0, "polled": 0.0, "starved": 0.5, "memory": 1 << 20, "lag": 0.01}
+    >>> report |= {"connections": 2, "unconfirmed": [0, 0, 0.0]}
     >>> ServerReport.decode(ServerReport.encode({**report, "tables": {3: counts}}))["tables"][3]["shards"]
     {0: 20.0}
     """

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dps.core.counters import RequestCounters, ServerCounters, TableCounters
+from dps.core.polling import Polling
 from dps.telemetry.hosts import HostLoad
 from dps.telemetry.reports import MAX_TABLES
 from dps.wire.frames import ANSWER, PULL, Header, padded
@@ -83,6 +84,8 @@ class ServerMeter(ServerCounters):
         Returns the seconds that the calling thread was ready to run while no processor was free.
     load : callable, optional
         Returns the load of the machine, or None.
+    polling : Polling, optional
+        Of the serving thread. What it has taken is neither work nor a lack of processors.
     """
 
     def __init__(
@@ -91,9 +94,11 @@ class ServerMeter(ServerCounters):
         usage: Callable[[], tuple[float, float, int]] | None = None,
         starved: Callable[[], float] = lambda: 0.0,
         load: Callable[[], HostLoad | None] = lambda: None,
+        polling: Polling | None = None,
     ):
         self.starved, self.load = starved, load
         self.clock, self.usage = clock, usage
+        self._polling = polling or Polling(0)
         self._due: float | None = None  # when the loop's timer should fire
         self._first = 0  # the table with which the next report begins
 
@@ -134,7 +139,8 @@ class ServerMeter(ServerCounters):
         Tables that do not fit come in the next reports. To measure the sizes of many shards takes milliseconds, so each
         report measures only some of them, in turn; the other sizes are those of the last measurement.
         """
-        cpu, busy, memory = self.usage() if self.usage is not None else (0.0, 0.0, 0)
+        cpu, ran, memory = self.usage() if self.usage is not None else (0.0, 0.0, 0)
+        polled = self._polling.spent
         lag, self.lag = self.lag, 0.0
         for table in tables.values() if anew else ():
             table.meter.reported = ()
@@ -155,9 +161,10 @@ class ServerMeter(ServerCounters):
         self._first = postponed[0] if postponed else 0
         return {
             "cpu": round(cpu, 6),
-            "busy": round(busy, 6),
+            "busy": round(max(0.0, ran - polled), 6),
+            "polled": round(polled, 6),
             "memory": memory,
-            "starved": round(self.starved(), 6),
+            "starved": round(max(0.0, self.starved() - self._polling.away), 6),
             "host": self.load(),
             "lag": round(max(0.0, lag), 6),
             "connections": connections,

@@ -47,6 +47,7 @@ class ReportSeen(NamedTuple):
     time: float
     cpu: float
     busy: float
+    polled: float
     starved: float
     tables: dict[int, TableCounts]
 
@@ -79,7 +80,7 @@ class ServerTelemetry:
         self.last = report
         load = report["host"]
         self.host = self.host if load is None else load.host
-        times = report["cpu"], report["busy"], report["starved"]
+        times = report["cpu"], report["busy"], report["polled"], report["starved"]
         self._seen.append(ReportSeen(now, *times, {**before, **report["tables"]}))
         rates = self.rates()
         values = *rates[:5], self.busy()
@@ -101,6 +102,10 @@ class ServerTelemetry:
     def busy(self, since: float = -math.inf) -> float:
         """The part of the recent time, or of the time after `since`, that the serving thread was at work."""
         return self._rate("busy", since)
+
+    def polled(self) -> float:
+        """The part of the recent time that the serving thread polled."""
+        return self._rate("polled")
 
     def starved(self) -> float:
         """The part of the recent time that the serving thread was ready to run while no processor was free."""

@@ -282,6 +282,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     host: str | None = None  # its machine
     cpu: float = 0.0  # processors that its process uses
     busy: float = 0.0  # share of its time that the serving thread is at work
+    polled: float = 0.0  # share of its time that this thread polls, see the setting `dps.server-polling`
     starved: float = 0.0  # share of its time that this thread waits for a processor
     memory: int = 0  # bytes
     lag: float = 0.0  # how late its event loop was at worst

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,20 +19,21 @@ class Coalescer:
 
     Parameters
     ----------
-    loop : asyncio.AbstractEventLoop
+    soon : callable
+        Called with a function that the loop has to call at the end of its turn.
     transport : asyncio.Transport
         The connection to the peer.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport):
-        self._loop, self._transport = loop, transport
+    def __init__(self, soon: Callable[[Callable[[], None]], object], transport: asyncio.WriteTransport):
+        self._soon, self._transport = soon, transport
         self._buffers: list[Buffer] = []
         self.nbytes = 0  # of the frames that wait here
 
     def put(self, nbytes: int, buffers: Iterable[Buffer]) -> None:
         """Send `nbytes` in `buffers`, which must not change, soon: not later than the loop's next turn."""
         if not self._buffers:
-            self._loop.call_soon(self.flush)
+            self._soon(self.flush)
         self._buffers += buffers
         self.nbytes += nbytes
         if self.nbytes >= FLUSH_BYTES:

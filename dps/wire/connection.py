@@ -49,6 +49,7 @@ from dps.wire.log_limit import LogLimit
 from dps.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, GrowingBody, Incoming
 from dps.wire.plain_answers import PlainAnswers, PlainStep
 from dps.wire.rights import SERVER, role_of
+from dps.wire.turn import Turn
 
 __all__ = ["Connection", "ConnectionOwner", "Handler"]
 
@@ -70,6 +71,8 @@ class ConnectionOwner(Protocol):
     """What a connection needs of its endpoint: see :class:`dps.wire.endpoint.Endpoint`."""
 
     loop: asyncio.AbstractEventLoop
+    soon: Callable[[Callable[[], None]], object]  # calls a function at the end of the loop's turn
+    turn: Turn | None  # the end of a turn of a loop that polls
     handlers: dict[int, Handler]
     secrets: dict[str, str]
     strangers: dict[Connection, None]
@@ -122,6 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         self._admitted_now = False  # and its turn has come
         self._lent: weakref.WeakSet[Buffer] | None = None  # buffers of bodies that the role holds; None: it never did
         self._steps = 0  # counts whatever arrives
+        self._turn: Turn | None = None  # of a loop that polls after plain answers
         self._begun = False  # a handler has written a part of its answer
         self._proof_timer: asyncio.TimerHandle | None = None  # ends a peer that does not prove the secret,
         self._progress_timer: asyncio.TimerHandle | None = None  # one with an answer or body that makes no progress,
@@ -132,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
-        self.transport, self._coalescer = transport, Coalescer(self.endpoint.loop, transport)
+        self.transport, self._coalescer = transport, Coalescer(self.endpoint.soon, transport)
         sock = transport.get_extra_info("socket")
         local = sock is not None and is_local(sock)
         self.peer = "a process of this machine" if local else str(transport.get_extra_info("peername"))
@@ -250,7 +254,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._plain is None or service is None or end - start < HEADER_SIZE:
             return 0
         self._steps += 1
-        return self._plain.answer(service, memory, start, end)
+        answered = self._plain.answer(service, memory, start, end)
+        if answered and self._turn is not None:
+            self._turn.answered()
+        return answered
 
     def _handle_large(self, header: Header, body: memoryview) -> None:
         """Handle a frame whose body had a buffer of its own."""
@@ -354,6 +361,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reader.limit = self.endpoint.frame_limit
         self._reader.resize(PEER_INBOX_BYTES)
         if self.endpoint.service is not None:
+            self._turn = self.endpoint.turn
+            if self._turn is not None:
+                self._turn.watch(self.transport.get_extra_info("socket"))
             self._plain = PlainAnswers(self, self.transport, self._coalescer, role_of(self.session) == SERVER)
         self.reply(*welcome)
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from dps import config
 from dps.core.blocks import limit_kept
+from dps.core.polling import Polling
 from dps.errors import RequestTimeoutError
 from dps.wire.connection import Connection, Handler
 from dps.wire.frames import Header
@@ -27,6 +28,7 @@ from dps.wire.memory import Incoming
 from dps.wire.once import Once
 from dps.wire.plain_answers import PlainStep
 from dps.wire.sockets import TlsVerdict
+from dps.wire.turn import Turn
 
 try:
     import uvloop
@@ -61,6 +63,8 @@ class Endpoint:
         For peers that connect: they have to speak TLS.
     connecting : ssl.SSLContext, optional
         For the links that this endpoint opens.
+    polling : Polling, optional
+        How long the loop polls, after a plain request, before it sleeps; None: not at all.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Endpoint:
         on_close: Callable[[Connection], None] | None = None,
         tls: ssl.SSLContext | None = None,
         connecting: ssl.SSLContext | None = None,
+        polling: Polling | None = None,
     ):
         self.name, self.connecting = name, connecting
         self.handlers = handlers
@@ -89,6 +94,10 @@ class Endpoint:
         self._stopping = Once(f"stopping the endpoint {name}")
         self._ready: concurrent.futures.Future[int] = concurrent.futures.Future()
         self.loop: asyncio.AbstractEventLoop = new_loop()
+        self.turn = None if polling is None else Turn(self.loop, polling)
+        self.soon: Callable[[Callable[[], None]], object] = (
+            self.loop.call_soon if self.turn is None else self.turn.at_end
+        )
         self._thread = threading.Thread(target=self._run, args=(host, tls), name=f"dps-{name}", daemon=True)
         self._thread.start()
         if not concurrent.futures.wait([self._ready], config.seconds("connect")).done:
@@ -118,6 +127,8 @@ class Endpoint:
                 self.loop.run_until_complete(asyncio.wait_for(each.wait_closed(), 5))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
+            if self.turn is not None:
+                self.turn.close()
             self.loop.close()
 
     async def _listen(self, host: str, tls: ssl.SSLContext | None) -> tuple[list[asyncio.AbstractServer], int]:
@@ -195,7 +206,7 @@ class Endpoint:
     ) -> Link:
         """Open a connection to another endpoint: see :class:`dps.wire.link.Link`."""
         link = Link(session_name, secret, self.frame_limit, on_up, on_frame, on_end)
-        link.open_to(self.loop, address, self.connecting)
+        link.open_to(self.loop, self.turn, address, self.connecting)
         return link
 
     def stop(self) -> None:

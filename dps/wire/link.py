@@ -21,6 +21,7 @@ from dps.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
 from dps.wire.keepalive import keep_alive
 from dps.wire.local_sockets import connected_locally, is_local, widen
+from dps.wire.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -46,16 +47,20 @@ class Link(asyncio.BufferedProtocol):
         self.party: Any = None  # for the role's own use
         self._handshake, self._limit = ConnectingHandshake(session_name, secret, "the other side"), limit
         self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
-        self._loop: asyncio.AbstractEventLoop
+        self._soon: Callable[[Callable[[], None]], object]
+        self._turn: Turn | None = None
         self._transport: asyncio.Transport | None = None
         self._coalescer: Coalescer | None = None
         self._ended = False
         self._reader = FrameReader(MAX_ANSWER_BYTES)
         self._proof_timer: asyncio.TimerHandle | None = None
 
-    def open_to(self, loop: asyncio.AbstractEventLoop, address: tuple[str, int], tls: ssl.SSLContext | None) -> None:
+    def open_to(
+        self, loop: asyncio.AbstractEventLoop, turn: Turn | None, address: tuple[str, int], tls: ssl.SSLContext | None
+    ) -> None:
         """Begin to connect."""
-        self._loop, patience = loop, config.seconds("connect")
+        self._turn, self._soon = turn, loop.call_soon if turn is None else turn.at_end
+        patience = config.seconds("connect")
         self._proof_timer = loop.call_later(patience, self.close)
         self._task = loop.create_task(self._connect(loop, address, tls))
 
@@ -91,7 +96,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
-        self._transport, self._coalescer = transport, Coalescer(self._loop, transport)
+        self._transport, self._coalescer = transport, Coalescer(self._soon, transport)
         transport.set_write_buffer_limits(high=1 << 20)
         sock = transport.get_extra_info("socket")
         if sock is not None and is_local(sock):
@@ -135,4 +140,6 @@ class Link(asyncio.BufferedProtocol):
         if self._proof_timer is not None:
             self._proof_timer.cancel()
         self.open, self._reader.limit = True, self._limit
+        if self._turn is not None and self._transport is not None:
+            self._turn.watch(self._transport.get_extra_info("socket"))
         self._on_up(self)

@@ -114,16 +114,15 @@ class Plain:
                 pass
             if patience <= 0:
                 return None
-            began = time.perf_counter()
-            until = began + self._polling.now
-            while time.perf_counter() < until:
+            began = before = now = time.perf_counter()
+            while self._polling.poll_on(began, before, now):
                 yield_core()
                 try:
                     count = receive(view)
                     self._polling.waited(time.perf_counter() - began)
                     return count
                 except BlockingIOError:
-                    pass
+                    before, now = now, time.perf_counter()
             self._in.poll(patience * 1000)
             self._polling.waited(time.perf_counter() - began)
             return receive(view)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
+import socket
+import time
 from types import ModuleType
 
 import dask
@@ -57,6 +61,63 @@ def test_a_wrong_rule_is_caught(old: str, new: str) -> None:
     wrong = variant("polling", "polling.h", old, new)
     with pytest.raises(AssertionError):
         check(wrong, TYPICAL)
+
+
+def rests(module: ModuleType) -> None:
+    """A yield of more than 20 us that brings nothing ends polling, for 64 waits."""
+    found = module.Polling(100e-6)
+    assert found.poll_on(0.0, 0.0, 15e-6)
+    assert found.poll_on(0.0, 80e-6, 99e-6)
+    assert not found.poll_on(0.0, 90e-6, 101e-6)
+    assert found.now > 0
+    assert not found.poll_on(0.0, 0.0, 25e-6)
+    for _ in range(64):
+        assert found.now == 0
+        found.waited(1e-6)
+    found.waited(1e-6)
+    assert found.now > 0
+
+
+def test_where_another_program_wants_the_core_waits_sleep() -> None:
+    rests(polling)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("now - before > DPS_AWAY", "now - began > DPS_AWAY"),
+        pytest.param("polling->rest = DPS_REST", "polling->rest = 0", marks=pytest.mark.slow),
+        pytest.param("polling->rest--;", "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_wrong_rest_is_caught(old: str, new: str) -> None:
+    wrong = variant("polling", "polling.h", old, new)
+    with pytest.raises(AssertionError):
+        rests(wrong)
+
+
+def test_a_watch_polls_until_a_file_is_ready() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.closing(select.epoll()) as files:
+        files.register(ours, select.EPOLLIN)
+        waits = Polling(500e-6)
+        assert not waits.watch(files.fileno())
+        assert waits.spent + waits.away >= 450e-6 or waits.now == 0  # for the whole time, or another program came
+        waits, spent = Polling(500e-6), 0
+        theirs.send(b"x")
+        assert waits.watch(files.fileno())
+        assert waits.spent + waits.away == spent  # no time, because the file was ready
+
+
+def test_a_watch_adapts_to_waits_that_end_after_its_polling() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.closing(select.epoll()) as files:
+        files.register(ours, select.EPOLLIN)
+        waits = Polling(100e-6)
+        for _ in range(8):
+            waits.watch(files.fileno())
+            time.sleep(1e-3)  # in this time the owner sleeps on its files
+        assert waits.now == 0
 
 
 def test_no_polling_stays_none() -> None:

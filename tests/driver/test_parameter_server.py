@@ -734,3 +734,26 @@ def test_closing_while_a_server_comes_up_leaves_nothing_behind(client, monkeypat
     assert not [record.getMessage() for record in caplog.records if "could not be replaced" in record.getMessage()]
     assert not [thread.name for thread in threading.enumerate() if f"server-{ps.name}-" in thread.name]
     assert not client.run_on_scheduler(lambda dask_scheduler: [k for k in dask_scheduler.tasks if "dps-server" in k])
+
+
+def test_servers_poll_where_that_is_wanted():
+    options = {"processes": False, "dashboard_address": None}
+    with (
+        dask.config.set({"dps.server-polling": "200 us"}),
+        dps.LocalCluster(servers=2, trainers=1, **options) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client, servers=2, copies=2) as ps,
+    ):
+        ps.table("v", rows=100)
+        ours = ps.client()
+
+        def polled() -> bool:
+            for _ in range(20):
+                ours.push("v", slice(0, 100), np.ones(100, np.float32))
+                ours.pull("v", slice(0, 100))
+            return all(server.polled > 0 for server in ps.status().servers)
+
+        wait_until(polled)
+        value = ours.pull("v", slice(0, 1))[0]
+        assert value > 0
+        assert value % 20 == 0

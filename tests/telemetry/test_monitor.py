@@ -185,6 +185,7 @@ def counted(requests, seconds=0.001, memory=1e8):
     about = {
         "cpu": requests / 1000,
         "busy": requests / 2000,
+        "polled": 0.0,
         "starved": requests / 4000,
         "host": None,
         "memory": memory,

@@ -226,7 +226,8 @@ def test_the_first_finding_is_the_one_that_matters_most():
 def test_the_monitor_tells_each_machine_once_and_who_is_on_it():
     runs, membership = SimpleNamespace(runs={}, session="s"), SimpleNamespace(servers={})
     monitor = Monitor(runs, membership, lambda: 3.0, lambda: 1e9)
-    usual = {"cpu": 1.0, "busy": 1.0, "starved": 0.0, "memory": 1, "lag": 0.0, "connections": 0, "tables": {}}
+    usual = {"cpu": 1.0, "busy": 1.0, "polled": 0.0, "starved": 0.0, "memory": 1, "lag": 0.0}
+    usual |= {"connections": 0, "tables": {}}
     for number in (0, 1):
         monitor.heartbeat(number, {**usual, "host": HostLoad("n7", 2, 4.0 + number, 1.0)})
     (machine,) = monitor.machines()

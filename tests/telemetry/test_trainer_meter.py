@@ -147,7 +147,7 @@ json_values = st.recursive(
     max_leaves=20,
 )
 SERVER = {
-    "cpu": 1.0, "busy": 0.5, "starved": 0.25, "host": ["n7", 2, 3.0, 0.5, 0.0],
+    "cpu": 1.0, "busy": 0.5, "polled": 0.0, "starved": 0.25, "host": ["n7", 2, 3.0, 0.5, 0.0],
     "memory": 2, "lag": 0.0, "connections": 1,
     "unconfirmed": [0, 0, 0.0],
     "tables": {"3": {"pull": [1, 2, 3, 0.1], "push": [0, 0, 0, 0.0], "rows": 4, "bytes": 16,

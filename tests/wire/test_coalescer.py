@@ -30,7 +30,7 @@ class Loop:
 
 def test_what_a_turn_writes_leaves_once():
     loop = Loop()
-    outbox = Coalescer(loop, loop)
+    outbox = Coalescer(loop.call_soon, loop)
     outbox.put(2, [b"a", b"b"])
     outbox.put(1, [b"c"])
     assert (loop.written, outbox.nbytes) == ([], 3)
@@ -44,7 +44,7 @@ def test_what_a_turn_writes_leaves_once():
 
 def test_much_does_not_wait_and_nothing_is_overtaken():
     loop = Loop()
-    outbox = Coalescer(loop, loop)
+    outbox = Coalescer(loop.call_soon, loop)
     outbox.put(1, [b"a"])
     outbox.put(FLUSH_BYTES, [bytes(FLUSH_BYTES)])
     assert loop.written == [b"a" + bytes(FLUSH_BYTES)]
@@ -56,7 +56,7 @@ def test_much_does_not_wait_and_nothing_is_overtaken():
 
 def test_nothing_is_written_to_who_has_gone():
     loop = Loop()
-    outbox = Coalescer(loop, loop)
+    outbox = Coalescer(loop.call_soon, loop)
     outbox.put(1, [b"a"])
     loop.closing = True
     loop.turn()

@@ -1,0 +1,74 @@
+"""Turn: what an endpoint does once at the end of a turn of its loop: send what waits, then poll for the next message.
+
+The loop sleeps when nothing is left to do. Where a server has just answered a plain request, the next one often comes
+within microseconds, so the turn polls the connections first (`core/polling.pyx`), with the interpreter's lock released.
+It polls an epoll instance of its own, because the loop's one is private. A message of another thread and a timer of the
+loop may come later by the time of polling, which is at most a millisecond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+from collections.abc import Callable
+
+from dps.core.polling import Polling
+
+__all__ = ["Turn"]
+
+
+class Turn:
+    """The end of the present turn of a loop.
+
+    Parameters
+    ----------
+    loop : asyncio.AbstractEventLoop
+    polling : Polling
+        How long to poll before the loop sleeps. Systems without epoll do not poll.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, polling: Polling):
+        self._loop, self._polling = loop, polling
+        self._functions: list[Callable[[], object]] = []
+        self._due = self._answered = False
+        self._files = select.epoll() if hasattr(select, "epoll") else None
+
+    def at_end(self, function: Callable[[], object]) -> None:
+        """Call a function at the end of the turn."""
+        self._functions.append(function)
+        self._come()
+
+    def answered(self) -> None:
+        """A plain request has been answered, so its client may send the next one at once."""
+        if self._files is not None:
+            self._answered = True
+            self._come()
+
+    def watch(self, sock: socket.socket) -> None:
+        """End the polling when this connection has a message. The system forgets a socket that is closed."""
+        if self._files is not None:
+            with contextlib.suppress(OSError):  # the peer has broken the connection
+                self._files.register(sock.fileno(), select.EPOLLIN)
+
+    def close(self) -> None:
+        """Poll no more."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def _come(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        functions, self._functions = self._functions, []
+        self._due = False
+        for function in functions:
+            function()
+        if self._answered:
+            self._answered = False
+            if self._files is not None:
+                self._polling.watch(self._files.fileno())
