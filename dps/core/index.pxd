@@ -8,8 +8,12 @@ cdef extern from "slots.h" nogil:
         int64_t key
         int32_t row
 
+    const int DPS_NEAR
+    int32_t dps_near_row(const Slot *home, int64_t key)
+    int64_t dps_home(int64_t key, int bits, int64_t capacity)
+    void dps_homes(const int64_t *keys, int64_t count, int bits, int64_t capacity, int64_t *homes)
     int32_t dps_shared_row(const Slot *slot)
-    void dps_prefetch_slot(const Slot *slot)
+    void dps_prefetch_slots(const Slot *slot)
 
 
 cdef struct Table:

@@ -4,6 +4,11 @@
 
 #include <stdint.h>
 
+#include "clones.h"
+#include "mixing.h"
+
+#define DPS_NEAR 4 /* slots, from a key's home on, that are looked at together: most keys are there */
+
 typedef struct __attribute__((packed, aligned(4))) {
     int64_t key;
     int32_t row; /* the row's number + 1; 0: the slot is empty */
@@ -14,9 +19,34 @@ static inline int32_t dps_shared_row(const dps_slot *slot) {
     return __atomic_load_n(&slot->row, __ATOMIC_RELAXED);
 }
 
-/* Begin to bring the slot into the processor's cache, without waiting for it. */
-static inline void dps_prefetch_slot(const dps_slot *slot) {
+/* The slot in which a key is if nothing else is there: its hash, less the first bits, scaled to the table's size. */
+static inline int64_t dps_home(int64_t key, int bits, int64_t capacity) {
+    return (int64_t)((((dps_mix((uint64_t)key) << bits) >> 32) * (uint64_t)capacity) >> 32);
+}
+
+/* homes[i] = dps_home(keys[i]) */
+DPS_CLONES
+static void dps_homes(const int64_t *keys, int64_t count, int bits, int64_t capacity, int64_t *homes) {
+    for (int64_t i = 0; i < count; i++) {
+        homes[i] = dps_home(keys[i], bits, capacity);
+    }
+}
+
+/* The row of the key + 1, if one of the DPS_NEAR slots from its home on has it; else 0. No branch depends on where the
+   key is, because a processor could not predict it. An empty slot adds nothing, also for key 0. */
+static inline int32_t dps_near_row(const dps_slot *home, int64_t key) {
+    int32_t row = 0;
+    for (int i = 0; i < DPS_NEAR; i++) {
+        row |= home[i].row & -(int32_t)(home[i].key == key);
+    }
+    return row;
+}
+
+/* Begin to bring the DPS_NEAR slots from this one on into the processor's cache, without waiting for them. They may lie
+   in two of its lines; beyond the table nothing happens. */
+static inline void dps_prefetch_slots(const dps_slot *slot) {
     __builtin_prefetch(slot);
+    __builtin_prefetch(slot + DPS_NEAR - 1);
 }
 
 #endif

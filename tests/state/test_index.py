@@ -135,8 +135,20 @@ def check_homes() -> None:
         assert np.flatnonzero(index.slots[:, 2]).tolist() == (fracs * len(index.slots) >> 32).tolist()
 
 
+def check_halves() -> None:
+    """Keys that lie side by side are told apart by all their bits."""
+    index = module.KeyIndex()
+    keys = np.arange(1_000, dtype=np.int64) << 32
+    assert insert(index, keys).tolist() == list(range(1_000))
+    assert find(index, keys + 5).tolist() == [-1] * 1_000
+
+
 def test_homes_keep_the_order_of_hashes() -> None:
     check_homes()
+
+
+def test_all_bits_of_a_key_count() -> None:
+    check_halves()
 
 
 # ---- wrong variants -------------------------------------------------------------------------------------------------
@@ -145,29 +157,33 @@ ROUND = "            self.moved += 1\n"
 STOP = "            if self.moved >= self._old.capacity:\n                return\n"
 WRONG = {
     "the frontier stops anywhere": (
+        "index.pyx",
         "if slot.row == 0:\n                if",
         "if slot.row == 0 or self.moved >= end:\n                if",
     ),
-    "no second round": (ROUND, STOP + ROUND),
-    "the frontier is one too far": (">= self.moved:", "> self.moved:"),
+    "no second round": ("index.pyx", ROUND, STOP + ROUND),
+    "the frontier is one too far": ("index.pyx", ">= self.moved:", "> self.moved:"),
     "a probe does not go round": (
+        "index.pyx",
         "            slot = table.slots\n",
         "            slot -= 1\n            return slot\n",
     ),
-    "homes of one block": ("keys + first, size, homes", "keys, size, homes"),
-    "bits that all keys share": ("dps_mix(<uint64_t> key) << bits", "dps_mix(<uint64_t> key)"),
+    "homes of one block": ("index.pyx", "keys + first, size, homes", "keys, size, homes"),
+    "bits that all keys share": ("slots.h", "dps_mix((uint64_t)key) << bits", "dps_mix((uint64_t)key)"),
+    "half of a key is compared": ("slots.h", "home[i].key == key", "(int32_t)home[i].key == (int32_t)key"),
 }
 
 
 def hunt(how: settings) -> None:
     check_homes()
+    check_halves()
     run_state_machine_as_test(Machine, settings=how)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (i > 0)) for i, n in enumerate(WRONG)])
 def test_a_wrong_variant_is_caught(name: str, slow_growth, monkeypatch) -> None:
     hunt(settings(HUNT, max_examples=5))
-    wrong = variant("index", "index.pyx", *WRONG[name])
+    wrong = variant("index", *WRONG[name])
     slow_down(monkeypatch, wrong)
     monkeypatch.setattr(module, "KeyIndex", wrong.KeyIndex)
     with pytest.raises(AssertionError):
