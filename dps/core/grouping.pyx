@@ -1,7 +1,7 @@
 """The shard of each key, and a batch of keys grouped by shard: the loops of :mod:`dps.state.partition`."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 cimport numpy as cnp
@@ -10,6 +10,25 @@ from dps.core.arrays cimport int32s, int64s, memory, writeable_int32s, writeable
 from dps.core.mixing cimport dps_hash_keys, dps_mix
 
 cnp.import_array()
+
+cdef extern from "grouping.h" nogil:
+    const int DPS_HASHED
+
+    ctypedef struct dps_marks:
+        uint64_t *bits
+        uint64_t mask
+
+    bint dps_ascend(const int64_t *keys, int64_t count)
+    void dps_mark(dps_marks marks, int64_t key)
+    int64_t dps_find_marked(const int64_t *keys, int64_t count, dps_marks marks, bint adds, int32_t *found)
+
+
+cdef enum:
+    PROBED = 32  # keys of a shard from which on it costs less to search for where shards begin than to count their keys
+    FEW = 128  # keys of a part, below which all are looked up
+    SPARSE = 16  # marks for each key of a part: about one in 32 then finds the mark of another key
+    SPARSER = 64  # marks for each key that may be a repeat
+    MANY = 8  # if one in so many keys may be a repeat, all are looked up
 
 UNGROUPED, GROUPED, ASCENDING = 0, 1, 2  # the answers of `survey`
 
@@ -30,10 +49,13 @@ def hash_keys(cnp.ndarray keys not None, cnp.ndarray hashes not None) -> None:
         dps_hash_keys(source, count, target)
 
 
-cdef inline int64_t _place(int64_t key, int64_t rows, int64_t shards, int bits) noexcept nogil:
-    if rows > 0:  # dense: the largest shard whose bound is <= key
-        return ((key + 1) * shards - 1) // rows
-    return 0 if bits == 0 else <int64_t> (dps_mix(<uint64_t> key) >> (64 - bits))
+cdef inline int64_t _shard_of_row(int64_t key, int64_t rows, int64_t shards) noexcept nogil:
+    """The largest shard whose bound is <= key."""
+    return ((key + 1) * shards - 1) // rows
+
+
+cdef inline int64_t _shard_of(uint64_t hashed, int bits) noexcept nogil:
+    return <int64_t> (hashed >> 1 >> (63 - bits))  # in two steps, because bits may be 0
 
 
 def survey(cnp.ndarray keys not None, int64_t rows, int64_t shards, int bits, cnp.ndarray starts not None) -> int:
@@ -56,27 +78,72 @@ cdef int64_t survey_keys(
     const int64_t *keys, int64_t count, int64_t rows, int64_t shards, int bits, int64_t *starts
 ) noexcept nogil:
     """As :func:`survey`."""
-    cdef int64_t i, key, shard, last_shard = -1
-    cdef uint64_t order, last = 0
-    cdef int shape = 2
+    cdef int64_t i, shard
+    cdef int shape
+    if rows == 0 and count > shards * PROBED and dps_ascend(keys, count):
+        for shard in range(shards + 1):
+            starts[shard] = _first_of(keys, count, shard, shards, bits)
+        return 2
     for i in range(shards + 1):
         starts[i] = 0
-    for i in range(count):
-        key = keys[i]
-        if rows > 0 and (key < 0 or key >= rows):
-            return -1 - i
-        order = <uint64_t> key if rows > 0 else dps_mix(<uint64_t> key)
-        shard = _place(key, rows, shards, bits)
-        if shape > 0 and i > 0:
-            if shard < last_shard:
-                shape = 0
-            elif order <= last:
-                shape = 1
-        last_shard, last = shard, order
-        starts[shard + 1] += 1
+    shape = _survey_rows(keys, count, rows, shards, starts) if rows > 0 else _survey_hashes(keys, count, bits, starts)
     for i in range(shards):
         starts[i + 1] += starts[i]
     return shape
+
+
+cdef int64_t _first_of(const int64_t *keys, int64_t count, int64_t shard, int64_t shards, int bits) noexcept nogil:
+    """The number of keys that lie before a shard; they ascend by hash."""
+    cdef int64_t first = 0, end = count, middle
+    if shard == 0 or shard == shards:
+        return 0 if shard == 0 else count
+    while first < end:
+        middle = (first + end) // 2
+        if _shard_of(dps_mix(<uint64_t> keys[middle]), bits) < shard:
+            first = middle + 1
+        else:
+            end = middle
+    return first
+
+
+cdef int64_t _survey_rows(
+    const int64_t *keys, int64_t count, int64_t rows, int64_t shards, int64_t *counts
+) noexcept nogil:
+    """Count the rows of each shard of a dense table, and say as :func:`survey` does how they are ordered."""
+    cdef int64_t i, key, shard, last_shard = -1, last = 0
+    cdef int shape = 2
+    for i in range(count):
+        key = keys[i]
+        if key < 0 or key >= rows:
+            return -1 - i
+        shard = _shard_of_row(key, rows, shards)
+        if shape > 0 and i > 0:
+            if shard < last_shard:
+                shape = 0
+            elif key <= last:
+                shape = 1
+        last_shard, last = shard, key
+        counts[shard + 1] += 1
+    return shape
+
+
+cdef int64_t _survey_hashes(const int64_t *keys, int64_t count, int bits, int64_t *counts) noexcept nogil:
+    """Count the keys of each shard, and say as :func:`survey` does how they are ordered."""
+    cdef uint64_t hashes[DPS_HASHED]
+    cdef uint64_t last = 0
+    cdef int64_t first = 0, i, size, shard, last_shard = 0
+    cdef bint falls = False, rises = True
+    while first < count:
+        size = min(<int64_t> DPS_HASHED, count - first)
+        dps_hash_keys(keys + first, size, hashes)
+        for i in range(size):
+            shard = _shard_of(hashes[i], bits)
+            falls |= shard < last_shard
+            rises &= (hashes[i] > last) | (first + i == 0)  # no branch, because it could not be predicted
+            last_shard, last = shard, hashes[i]
+            counts[shard + 1] += 1
+        first += size
+    return 0 if falls else 2 if rises else 1
 
 
 def scatter(
@@ -118,18 +185,24 @@ cdef bint scatter_keys(
     int64_t *grouped,
 ) noexcept nogil:
     """As :func:`scatter`; False for want of memory."""
-    cdef int64_t i, j, shard
+    cdef uint64_t hashes[DPS_HASHED]
+    cdef int64_t first = 0, i, j, size, shard
     cdef int64_t *nexts = <int64_t *> malloc(shards * sizeof(int64_t))
     if nexts == NULL:
         return False
     for i in range(shards):
         nexts[i] = starts[i]
-    for i in range(count):
-        shard = _place(keys[i], rows, shards, bits)
-        j = nexts[shard]
-        nexts[shard] = j + 1
-        order[j] = <int32_t> i
-        grouped[j] = keys[i]
+    while first < count:
+        size = min(<int64_t> DPS_HASHED, count - first)
+        if rows == 0:
+            dps_hash_keys(keys + first, size, hashes)
+        for i in range(first, first + size):
+            shard = _shard_of_row(keys[i], rows, shards) if rows > 0 else _shard_of(hashes[i - first], bits)
+            j = nexts[shard]
+            nexts[shard] = j + 1
+            order[j] = <int32_t> i
+            grouped[j] = keys[i]
+        first += size
     free(nexts)
     return True
 
@@ -157,19 +230,80 @@ def find_repeats(cnp.ndarray keys not None, cnp.ndarray starts not None, cnp.nda
 cdef int64_t number_part(
     const int64_t *keys, int64_t first, int64_t end, int32_t *target, int64_t distinct
 ) noexcept nogil:
-    """Number the distinct keys first to end - 1 from `distinct` on; the new count, or -1 for want of memory."""
-    cdef int64_t size = 16, j
-    cdef int32_t k
-    cdef uint64_t mask, slot
-    cdef int32_t *table
-    while size < 2 * (end - first):
+    """Number the distinct keys first to end - 1 from `distinct` on; the new count, or -1 for want of memory.
+
+    Most keys are seldom repeated. So marks tell which keys may be repeats, and then which keys may be the same as
+    these. Only those are looked up in a table.
+    """
+    cdef int64_t count = end - first, listed = count, n
+    cdef int32_t *found = <int32_t *> malloc(count * sizeof(int32_t) + 1)
+    if found == NULL:
+        return -1
+    if count >= FEW:
+        listed = _find_suspects(keys + first, count, found)
+    if listed == count:
+        for n in range(count):
+            found[n] = <int32_t> n
+    if listed >= 0:
+        distinct = _number(keys, first, end, found, listed, target, distinct)
+    free(found)
+    return distinct if listed >= 0 else -1
+
+
+cdef int64_t _find_suspects(const int64_t *keys, int64_t count, int32_t *found) noexcept nogil:
+    """List the keys that may be repeats or repeated; how many, `count` if these are too many, or -1 without memory."""
+    cdef int64_t size = _power(SPARSE * count), listed, n
+    cdef dps_marks marks
+    marks.bits, marks.mask = <uint64_t *> calloc(size // 64, sizeof(uint64_t)), <uint64_t> (size - 1)
+    if marks.bits == NULL:
+        return -1
+    listed = dps_find_marked(keys, count, marks, True, found)
+    if listed * MANY > count:
+        listed = count
+    elif listed > 0:
+        size = _power(SPARSER * listed)
+        memset(marks.bits, 0, size // 8)
+        marks.mask = <uint64_t> (size - 1)
+        for n in range(listed):
+            dps_mark(marks, keys[found[n]])
+        listed = dps_find_marked(keys, count, marks, False, found)
+    free(marks.bits)
+    return listed
+
+
+cdef inline int64_t _power(int64_t least) noexcept nogil:
+    """The smallest power of two that is not smaller, and 64 at least."""
+    cdef int64_t size = 64
+    while size < least:
         size *= 2
-    table = <int32_t *> malloc(size * sizeof(int32_t))
+    return size
+
+
+cdef int64_t _number(
+    const int64_t *keys,
+    int64_t first,
+    int64_t end,
+    const int32_t *listed,
+    int64_t count,
+    int32_t *target,
+    int64_t distinct,
+) noexcept nogil:
+    """As :func:`number_part`, where only the keys first + listed[0], first + listed[1], ... may be repeated."""
+    cdef int64_t size = _power(2 * count), j = first, n, m
+    cdef int32_t k
+    cdef uint64_t mask = <uint64_t> (size - 1), slot
+    cdef int32_t *table = <int32_t *> malloc(size * sizeof(int32_t))
     if table == NULL:
         return -1
     memset(table, 0xFF, size * sizeof(int32_t))  # every slot is -1
-    mask = <uint64_t> (size - 1)
-    for j in range(first, end):
+    for n in range(count + 1):
+        m = first + listed[n] if n < count else end
+        while j < m:
+            target[j] = <int32_t> distinct
+            distinct += 1
+            j += 1
+        if j == end:
+            break
         slot = dps_mix(<uint64_t> keys[j]) & mask
         while True:
             k = table[slot]
@@ -182,6 +316,7 @@ cdef int64_t number_part(
                 target[j] = target[k]
                 break
             slot = (slot + 1) & mask
+        j += 1
     free(table)
     return distinct
 

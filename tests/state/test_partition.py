@@ -204,6 +204,8 @@ def test_large_batches() -> None:
     check(rng.integers(-(2**63), LAST, 50_000), 0, 16)
     check(rng.zipf(1.2, 50_000), 0, 16)
     check(rng.integers(0, 10_000, 50_000), 10_000, 7)
+    check(rng.choice(10**6, 50_000, replace=False), 0, 4)
+    check([*rng.choice(10**6, 50_000, replace=False), *range(100)], 0, 4)
     check(np.repeat(5, 50_000), 0, 2)
     check(crafted(np.zeros(2000, np.int64)), 0, 64)  # all in one shard, all in one place of it
 
@@ -220,19 +222,32 @@ SAMPLES = [
     ([0, 3, 3, 10], 11, 4),
     ([10, 0, 0], 11, 4),
     ([10, 0, 3, 10, 2, 5, 8, 8, 1], 11, 4),
+    (sorted(range(600), key=mix), 0, 4),  # so many that shards are searched for where they begin
+    (sorted([*range(600), 3], key=mix), 0, 4),
+    ([*sorted(range(256), key=mix), *sorted(range(256, 600), key=mix)], 0, 2),  # two blocks of hashes, each in order
+    ([*range(600), 5, 300, 5], 0, 2),  # so many that marks tell which may be repeats
+    ([*range(0, 1_800, 3), *range(0, 600, 2)], 0, 2),
 ]
 WRONG = [  # file of dps/core, its text, the wrong text
-    ("grouping.pyx", "order <= last", "order < last"),
+    ("grouping.pyx", "key <= last", "key < last"),
     ("grouping.pyx", "shard < last_shard", "shard <= last_shard"),
+    ("grouping.pyx", "(hashes[i] > last)", "(hashes[i] >= last)"),
+    ("grouping.pyx", "bits) < shard", "bits) <= shard"),
+    ("grouping.pyx", "keys + first, size, hashes", "keys, size, hashes"),
+    ("grouping.pyx", "marks, True, found", "marks, False, found"),
+    ("grouping.pyx", "listed = dps_find_marked(keys, count, marks, False, found)", "pass"),
+    ("grouping.h", "hashes[i] <= hashes[i - 1]", "hashes[i] < hashes[i - 1]"),
+    ("grouping.h", "first ? first - 1 : 0", "first"),
+    ("grouping.h", "(int32_t)(first + i)", "(int32_t)i"),
     ("grouping.pyx", "if shape > 0 and i > 0:", "if i > 0:"),
     ("grouping.pyx", "return ((key + 1) * shards - 1) // rows", "return key * shards // rows"),
-    ("grouping.pyx", "(dps_mix(<uint64_t> key) >> (64 - bits))", "(dps_mix(<uint64_t> -key) >> (64 - bits))"),
+    ("grouping.pyx", "(hashed >> 1 >> (63 - bits))", "(~hashed >> 1 >> (63 - bits))"),
     ("grouping.pyx", "        starts[i] = 0\n", "        pass\n"),
     ("grouping.pyx", "grouped[j] = keys[i]", "grouped[j] = keys[j]"),
     ("grouping.pyx", "order[j] = <int32_t> i", "order[i] = <int32_t> j"),
     ("grouping.pyx", "target[j] = target[k]", "target[j] = k"),
     ("grouping.pyx", "if keys[k] == keys[j]:", "if True:"),
-    ("grouping.pyx", "else out_start[s + 1]", "else 0"),
+    ("grouping.pyx", "else out_starts[s + 1]", "else 0"),
     ("grouping.pyx", "memset(sums, 0, cnp.PyArray_NBYTES(out))", "pass"),
     ("grouping.pyx", "(j if order == NULL else order[j])", "j"),
     ("grouping.pyx", "total[c] += update[c]", "total[c] = update[c]"),
