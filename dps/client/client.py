@@ -4,29 +4,28 @@ A client writes to all servers, then reads all answers, in the caller's thread. 
 controller's address and the session secret. It pickles as its ticket, so that it travels into tasks without dragging
 them anywhere.
 
-The walk of a call: `inputs.py` makes keys and rows of what came in and refuses what is wrong, before anything is sent;
-`state/partition.py` groups the keys by shard; `requests.py` cuts the call into one request for each server and run of
-neighbouring shards (large ones to `dps.limits.chunk`); `session.py` writes them, and again where a server has failed.
-A `Pending` reads the answers into place. A call with nothing unusual about it is prepared, and takes its answers, in
-compiled steps (`plain.py`); where its caller waits and its connections are free, that is a single one.
+A call is prepared in one compiled step, `core/call.pyx`: it is checked, its keys are grouped by shard, and it is cut
+into one request for each server and run of neighbouring shards (large ones to `dps.limits.chunk`). Where its caller
+waits and its connections are free, the same step sends it and takes its answers (`plain.py`). Else `requests.py`
+prepares it, of any objects; `session.py` sends its requests, and again where a server has failed; and a `Pending` waits
+for the answers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, overload
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dps.client.changes import NO_ROWS, Change, SendChange, header_of, nothing, outs_of, range_of, room_for, send_change
 from dps.client.environment import Environment
-from dps.client.inputs import as_keys, as_rows, split_sparse
 from dps.client.origin import Origin
 from dps.client.plain import DECLINED, PlainCalls
-from dps.client.requests import Call
+from dps.client.requests import outs_of, prepared_pull, prepared_push
 from dps.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
 from dps.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, TableLike, Values, name_of, through
 from dps.client.ticket import Certificate, Pending, SentCall, Ticket
@@ -34,7 +33,6 @@ from dps.coordination.origins import encode_key
 from dps.daskapi.cordon import Execution, execution
 from dps.errors import DataLostError, InputError, UnknownTableError
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
-from dps.state.partition import Grouping, group
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
@@ -45,7 +43,6 @@ __all__ = ["Client", "Pending", "Ticket"]
 
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 KEYS_A_SCAN = 1 << 20
-MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 
 
 @dataclasses.dataclass
@@ -77,8 +74,8 @@ class Client:
         The connections, where a trainer brings its own.
     check_aggregate : callable, optional
         Given the spec of a table that aggregates, before each push to it; may raise.
-    send : callable, optional
-        Writes a push that was checked; a rehearsal writes none.
+    rehearses : bool, optional
+        Check pushes and drop them; one that is to be answered is a pull.
 
     Attributes
     ----------
@@ -104,14 +101,13 @@ class Client:
         environment: Environment | None = None,
         session: ClientSession | None = None,
         check_aggregate: Callable[[TableSpec], None] | None = None,
-        send: SendChange | None = None,
+        rehearses: bool = False,
     ):
         self.ticket = ticket
         self.session = session or ClientSession(ticket, environment)
         self._check_aggregate = check_aggregate
-        self._send: SendChange = send or send_change
         self._plain = PlainCalls(self.session, check_aggregate)
-        self._pushes_plainly = send is None
+        self._rehearses = rehearses
         self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -226,8 +222,6 @@ class Client:
                 values = self._plain.pull(table if isinstance(table, str) else table.name, keys, out)
             if values is not DECLINED:
                 return values
-        elif isinstance(table, Mapping):
-            return self._pull_later(table, keys, out, keep=False).result()
         return self._pull(table, keys, out).result()
 
     @overload
@@ -241,7 +235,7 @@ class Client:
 
         At most `dps.limits.in-flight` calls are open; one more waits for the oldest.
         """
-        return self._pull_later(table, keys, out, keep=True)
+        return self._pull(table, keys, out, keep=True)
 
     @overload
     def pull_certified(self, table: TableLike, keys: Keys = ...) -> Certified: ...
@@ -328,7 +322,7 @@ class Client:
 
         The arrays may be reused as soon as this returns.
         """
-        return self._push_later(table, keys, values, PUSH, rows=rows)
+        return self._push(table, keys, values, PUSH, keep=True, rows=rows)
 
     def add(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Add values to rows, past the optimizer. Parameters as in :meth:`push`."""
@@ -337,7 +331,7 @@ class Client:
 
     def add_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
         """As :meth:`add`, but return once the request is written; ``.result()`` waits."""
-        return self._push_later(table, keys, values, ADD)
+        return self._push(table, keys, values, ADD, keep=True)
 
     def assign(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Replace rows, past the optimizer; of a repeated key the last value counts. Parameters as in :meth:`push`."""
@@ -346,7 +340,7 @@ class Client:
 
     def assign_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
         """As :meth:`assign`, but return once the request is written; ``.result()`` waits."""
-        return self._push_later(table, keys, values, ASSIGN)
+        return self._push(table, keys, values, ASSIGN, keep=True)
 
     @overload
     def push_pull(
@@ -386,7 +380,7 @@ class Client:
         out: np.ndarray | Outs[T] = None,
     ) -> Pending[object]:
         """As :meth:`push_pull`, but return once the request is written; ``.result()`` waits for the values."""
-        return self._push_later(table, keys, values, PUSH, True, out)
+        return self._push(table, keys, values, PUSH, True, out, keep=True)
 
     def keys(self, table: TableLike, shard: int | None = None) -> Iterator[np.ndarray]:
         """The keys of a keyed table that have rows, some at a time; each once, those born meanwhile perhaps.
@@ -425,150 +419,83 @@ class Client:
 
     # -- inside
 
-    def _pull(
-        self,
-        table: TableLike | Pulls[T],
-        keys: Keys,
-        out: np.ndarray | Outs[T],
-        certified: bool = False,
-        keep: bool = False,
-    ) -> Pending[object]:
-        """With `keep`, the caller may change the keys before the answer is here."""
-        if isinstance(table, Mapping):
-            outs = outs_of(out)
-            pulls = {t: self._pull(t, wanted, outs.get(t), certified, keep) for t, wanted in table.items()}
-            return Pending.of_tables(pulls)
-        name = table if isinstance(table, str) else name_of(table)
-        session = self.session
+    def _pull(self, table: Any, keys: Keys, out: Any, certified: bool = False, keep: bool = False) -> Pending[Any]:
+        """A pull on its way. With `keep`, the caller may change the keys before the answer is here."""
+        several, session = isinstance(table, Mapping), self.session
+        wanted: Any = table if several else {name_of(table): keys}
+        outs: Any = outs_of(out) if several else dict.fromkeys(wanted, out)
         with session.lock:
             session.meter.begin(session.now())
-            session.steady()
-            route = session.route(name)
-            spec = route.spec
-            sparse = split_sparse(name, spec, keys)
-            rows = range_of(route, keys) if sparse is None else None
-            grouping, flags = None, frames.CERTIFICATE if certified else 0
-            shape: tuple[int, ...]
-            if rows is not None:
-                shape, flags = (rows[1] - rows[0],), flags | frames.RANGE
-            else:
-                flat, shape = as_keys(keys if sparse is None else sparse[0], name)
-                grouping = group(flat, spec.rows or 0, spec.shards, name)
-            answer = room_for(out, shape, spec)
-            values = answer.reshape(-1, spec.dim)
-            header = header_of(session, frames.PULL, flags, spec)
-            requests = session.start(route, Call(header, grouping, rows or NO_ROWS, None, values), keep)
-            call = session.opened(SentCall(session, "pull", requests))
-        if certified:
-            return Pending((call,), lambda: (answer, Certificate.read(call.requests, spec)))
-        return Pending((call,), lambda: answer)
+            routes = [session.ready(name_of(each)) for each in wanted]
+            prepared = [
+                prepared_pull(route, session.terms(route), session.acting, named, outs.get(each), certified)
+                for route, (each, named) in zip(routes, wanted.items(), strict=True)
+            ]
+            sent = session.send(prepared, keep)
+        pending = {}
+        for each, call, (_, _, finish) in zip(wanted, sent, prepared, strict=True):
+            result = functools.partial(with_certificate, call, finish) if certified else finish
+            pending[each] = Pending((call,), result)
+        return Pending.of_tables(pending) if several else next(iter(pending.values()))
 
     def _push(
         self,
-        table: TableLike | Changes[T],
+        table: Any,
         keys: Keys,
-        values: Values,
+        values: object,
         rule: int,
-        answer: bool = False,
-        out: np.ndarray | Outs[T] = None,
+        answered: bool = False,
+        out: Any = None,
         keep: bool = False,
         rows: int | None = None,
     ) -> Pending[Any]:
-        """With `keep`, the caller may change the arrays before the push is acknowledged."""
-        session = self.session
+        """A push on its way. With `keep`, the caller may change the arrays before the push is acknowledged."""
+        several, session = isinstance(table, Mapping), self.session
+        changes: Any = table if several else {name_of(table): (keys, values)}
+        outs: Any = outs_of(out) if several else dict.fromkeys(changes, out)
         with session.lock:
             session.meter.begin(session.now())
-            session.steady()
-            if not isinstance(table, Mapping):
-                change = self._prepare(table, keys, values, rule, answer, out, rows)
-                with self._as_task():
-                    call, finish = self._send(session, change, keep)
-                    return Pending((session.opened(call),), finish)
-            outs = outs_of(out)
-            changes = [self._prepare(t, k, v, rule, answer, outs.get(t), rows) for t, (k, v) in table.items()]
-            pending = {}
+            routes = [session.ready(name_of(each)) for each in changes]
+            for route in routes:
+                if route.spec.aggregate is not None and self._check_aggregate is not None:
+                    self._check_aggregate(route.spec)
             with self._as_task():
-                for each, change in zip(table, changes, strict=True):
-                    call, finish = self._send(session, change, keep)
-                    pending[each] = Pending((session.opened(call),), finish)
-        return (
-            Pending.of_tables(pending)
-            if answer
-            else Pending([call for p in pending.values() for call in p.calls], nothing)
-        )
+                prepared = [
+                    prepared_push(
+                        route, session.terms(route), session.acting, named, given, rule, answered, outs.get(each), rows
+                    )
+                    for route, (each, (named, given)) in zip(routes, changes.items(), strict=True)
+                ]
+                if self._rehearses:
+                    return self._rehearsed(table, keys, out, keep) if answered else Pending((), nothing)
+                sent = session.send(prepared, keep)
+        if several and not answered:
+            return Pending(sent, nothing)
+        pending = {
+            each: Pending((call,), finish) for each, call, (_, _, finish) in zip(changes, sent, prepared, strict=True)
+        }
+        return Pending.of_tables(pending) if several else next(iter(pending.values()))
 
-    def _pull_later(self, table: Any, keys: Keys, out: Any, keep: bool) -> Pending[Any]:
-        """A pull on its way: the plain way, or else the general one."""
-        wanted: Mapping[Any, Keys]
-        outs: Mapping[Any, object]
+    def _rehearsed(self, table: Any, keys: Keys, out: Any, keep: bool) -> Pending[Any]:
+        """What a push that is to be answered is in a rehearsal: a pull."""
         if isinstance(table, Mapping):
-            wanted, outs = table, outs_of(out)
-        elif isinstance(table, (str, Table)):
-            wanted, outs = {table: keys}, {table: out}
-        else:
-            return self._pull(table, keys, out, keep=keep)
-        with self.session.lock:
-            pending = self._plain.pull_async(wanted, outs, keep)
-        if pending is DECLINED:
-            return self._pull(table, keys, out, keep=keep)
-        return Pending.of_tables(pending) if wanted is table else pending[table]
+            table, keys = {each: named for each, (named, _) in table.items()}, None
+        return self._pull(table, keys, out, keep=keep)
 
     def _push_plainly(
         self, table: object, keys: Keys, values: object, rule: int, answered: bool = False, out: object = None
     ) -> Any:
-        """The result of a push whose caller waits, the plain way; DECLINED if it has to go the general way."""
-        if not self._pushes_plainly:
+        """The result of a push whose caller waits, the plain way; DECLINED if it is not plain."""
+        if self._rehearses or not (type(table) is str or isinstance(table, Table)):
             return DECLINED
         session = self.session
         with session.lock:
             task = None if session.own.clock != NO_CLOCK else execution()
-            if type(table) is str or isinstance(table, Table):
-                name = table if isinstance(table, str) else table.name
-                if task is None:
-                    return self._plain.push(name, keys, values, rule, answered, out)
-                with session.acting_as(self._origin_in(task)):
-                    return self._plain.push(name, keys, values, rule, answered, out)
-        if not isinstance(table, Mapping):
-            return DECLINED
-        pending = self._push_posted(table, keys, values, rule, answered, out, False)
-        return pending if pending is DECLINED else pending.result()
-
-    def _push_later(
-        self,
-        table: TableLike | Changes[T],
-        keys: Keys,
-        values: Values,
-        rule: int,
-        answered: bool = False,
-        out: np.ndarray | Outs[T] = None,
-        rows: int | None = None,
-    ) -> Pending[Any]:
-        """A push on its way: the plain way, or else the general one."""
-        if rows is None and self._pushes_plainly:
-            pending = self._push_posted(table, keys, values, rule, answered, out, True)
-            if pending is not DECLINED:
-                return pending
-        return self._push(table, keys, values, rule, answered, out, keep=True, rows=rows)
-
-    def _push_posted(
-        self, table: Any, keys: Keys, values: object, rule: int, answered: bool, out: Any, keep: bool
-    ) -> Any:
-        """A push to one table or several on its way, the plain way; or DECLINED."""
-        changes: Mapping[Any, tuple[Keys, object]]
-        outs: Mapping[Any, object]
-        if isinstance(table, Mapping):
-            changes, outs = table, outs_of(out)
-        elif isinstance(table, (str, Table)):
-            changes, outs = {table: (keys, values)}, {table: out}
-        else:
-            return DECLINED
-        with self.session.lock, self._as_task():
-            pending = self._plain.push_async(changes, rule, answered, outs, keep)
-        if pending is DECLINED or changes is not table:
-            return pending if pending is DECLINED else pending[table]
-        if answered:
-            return Pending.of_tables(pending)
-        return Pending([call for each in pending.values() for call in each.calls], nothing)
+            name = table if isinstance(table, str) else table.name
+            if task is None:
+                return self._plain.push(name, keys, values, rule, answered, out)
+            with session.acting_as(self._origin_in(task)):
+                return self._plain.push(name, keys, values, rule, answered, out)
 
     def _as_task(self) -> contextlib.AbstractContextManager[None]:
         """Within, ops are those of the Dask task that makes them, so that they count once if Dask runs it again.
@@ -591,57 +518,6 @@ class Client:
             answer = decode(OriginAnswer, self.session.ask_controller(Header(frames.ORIGIN), request).body)
             known.origin.id, known.origin.attempt, known.run = answer.origin, answer.attempt, run
         return known.origin
-
-    def _prepare(
-        self,
-        table: TableLike,
-        keys: Keys,
-        values: Values,
-        rule: int,
-        answer: bool,
-        out: np.ndarray | Outs[T],
-        rows: int | None,
-    ) -> Change:
-        """A push, checked and grouped: what is wrong with it is found before any of it, or of its fellows, is sent."""
-        name = table if isinstance(table, str) else name_of(table)
-        route = self.session.route(name)
-        spec = route.spec
-        if spec.aggregate is not None and self._check_aggregate is not None:
-            self._check_aggregate(spec)
-        if rule != PUSH and spec.optimizer.derived:
-            optimizer = type(spec.optimizer).__name__
-            raise InputError(f"table {name!r}: {optimizer} derives the values from its state; only push changes them")
-        sparse = split_sparse(name, spec, keys)
-        if sparse is not None:
-            keys, values = sparse[0], sparse[1] if values is None else values
-        if values is None:
-            raise InputError(f"table {name!r}: a push takes keys and values; values are missing")
-        weight = self._weight(spec, rows)
-        span = range_of(route, keys)
-        target: Grouping | tuple[int, int]
-        if span is not None:
-            shape: tuple[int, ...] = (span[1] - span[0],)
-            target, array = span, as_rows(values, shape, shape[0], spec)
-        else:
-            flat, shape = as_keys(keys, name)
-            array = as_rows(values, shape, len(flat), spec)
-            target = group(flat, spec.rows or 0, spec.shards, name)
-        return Change(route, rule, target, array, room_for(out, shape, spec) if answer else None, weight)
-
-    def _weight(self, spec: TableSpec, rows: int | None) -> int:
-        """`rows` of a push, as they travel."""
-        if rows is None:
-            return -1
-        if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or not 0 <= rows < MAX_ROWS:
-            raise InputError(
-                f"table {spec.name!r}: rows is how many rows of data a push stands for, 0 or more; not {rows!r}"
-            )
-        if spec.aggregate != "mean" or self.session.own.clock == NO_CLOCK:
-            why = "this client has no clock" if spec.aggregate == "mean" else f"it has aggregate={spec.aggregate!r}"
-            raise InputError(
-                f"table {spec.name!r}: rows= weighs the pushes of trainers in a table with aggregate='mean', and {why}"
-            )
-        return int(rows)
 
     def _scan(self, spec: TableSpec, shard: int, start: int, count: int) -> np.ndarray:
         """Up to `count` keys of a shard, behind the `start` oldest ones; asked again where the shard has moved."""
@@ -666,3 +542,15 @@ class Client:
                     raise
                 session.sleep(BACK_OFF_SECONDS[1])
                 session.recover(deadline)
+
+
+def nothing() -> None:
+    """The result of pushes that are not answered."""
+
+
+def with_certificate(call: SentCall, finish: Callable[[], np.ndarray | None]) -> Certified:
+    """The result of a certified pull."""
+    certificate = Certificate.read(call.requests)
+    values = finish()
+    assert values is not None
+    return values, certificate

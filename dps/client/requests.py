@@ -1,28 +1,34 @@
-"""How a client's rows travel: cut into requests, in the order of the shards, to and from the places that it named.
+"""A call, prepared: what is wrong with it is found before any of it, or of its fellows, is sent.
 
-A call (one pull or push) becomes legs, one for each server and run of neighbouring shards. Where a server does not
-answer because shards have moved, its leg is cut again by the new route and sent again.
+`core/call.pyx` takes arrays as they are where they fit, groups the keys and cuts the call into one request for each
+server, run of neighbouring shards and chunk. Where they do not fit, `inputs.py` makes keys and rows of what came in, or
+an error says what is wrong.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from dps.core.rows import scatter, take
-from dps.state.ops import TableSpec
-from dps.state.partition import Grouping, bound
-from dps.wire.channel import Channel, Request, Sink, ViewSink
-from dps.wire.frames import CERTIFICATE, Header, padded
+from dps.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
+from dps.client.origin import Origin
+from dps.client.table import Keys, Outs, T
+from dps.core import call as core
+from dps.core.blocks import empty
+from dps.core.form import Form
+from dps.errors import InputError
+from dps.state.ops import ADD, ASSIGN, PUSH, TableSpec
+from dps.state.partition import group, shard_bits
+from dps.wire import frames
+from dps.wire.frames import Header, encode_header
 
-__all__ = ["Call", "Leg", "TableRoute", "again", "chunks", "legs", "send"]
+__all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_pull", "prepared_push"]
 
-SCRATCH = 1 << 18  # bytes moved at a time: a piece is still in the cache when it is used
-PADDING = bytes(8)
-Part: TypeAlias = np.ndarray | bytes  # of a frame's body
+FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
+MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 
 
 class TableRoute:
@@ -30,165 +36,178 @@ class TableRoute:
 
     def __init__(self, spec: TableSpec, owners: list[int]):
         self.spec = spec
-        self.row_bytes = spec.dim * spec.itemsize
         cuts = [0, *(n for n in range(1, len(owners)) if owners[n] != owners[n - 1]), len(owners)]
         self.runs = [(owners[a], a, b) for a, b in itertools.pairwise(cuts)]  # server, first shard, end
+        kind, bits = np.dtype(spec.dtype).num, 0 if spec.rows else shard_bits(spec.shards)
+        edges = [(first, end) for _, first, end in self.runs]
+        self.form = Form(spec.id, kind, spec.dim, spec.rows or 0, spec.shards, bits, spec.finite, edges)
+        self.terms: TableTerms | None = None  # once a call was made
 
 
-class ScatterSink:
-    """Row j of an answer into out[order[start + j]], a cache-sized piece at a time."""
+class TableTerms:
+    """The terms of all calls of a client to a table, by one route.
 
-    def __init__(self, out: np.ndarray, order: np.ndarray, start: int, count: int):
-        row = out.itemsize * out.shape[1]
-        self._out = out
-        self._order = order
-        self._start = start
-        self._left = count
-        self._row = row
-        self._piece = np.empty((max(1, min(count, SCRATCH // row)), out.shape[1]), out.dtype)
-        self._view = memoryview(self._piece.reshape(-1).view(np.uint8))
-        self._filled, self._wanted = 0, len(self._view)
+    Parameters
+    ----------
+    route : TableRoute
+    epoch : int
+        Of the route.
+    chunk : int
+        Bytes of a request; a larger call is cut.
+    clocked : bool
+        Whether the client has a clock.
 
-    def buffer(self) -> memoryview:
-        """Where the next bytes go."""
-        return self._view[self._filled : self._wanted]
-
-    def advance(self, nbytes: int) -> None:
-        """That many bytes have arrived; a full piece goes to its places."""
-        self._filled += nbytes
-        if self._filled == self._wanted:
-            rows = self._wanted // self._row
-            scatter(self._piece[:rows], self._order, self._start, self._out)
-            self._start, self._left, self._filled = self._start + rows, self._left - rows, 0
-            self._wanted = min(self._wanted, self._left * self._row)
-
-
-class Call(NamedTuple):
-    """One pull or push, as it may have to be sent again."""
-
-    header: Header
-    grouping: Grouping | None  # the keys by shard; or
-    rows: tuple[int, int]  # first row and end, of a dense table
-    values: np.ndarray | None
-    out: np.ndarray | None
-
-    def copied(self) -> Call:
-        """With arrays of its own, which the caller cannot change."""
-        grouping = self.grouping
-        if grouping is not None:
-            grouping = grouping._replace(keys=grouping.keys.copy())
-        return self._replace(grouping=grouping, values=None if self.values is None else self.values.copy())
-
-
-class Leg(NamedTuple):
-    """The part of a call that one request carries: shards `first` to `end` - 1, rows a to b - 1 of the call."""
-
-    call: Call
-    first: int
-    end: int
-    a: int
-    b: int
-
-
-def legs(call: Call, route: TableRoute, chunk: int) -> Iterator[tuple[int, Leg]]:
-    """(server, leg) for each server and run of shards that the call touches; more where one would exceed `chunk` bytes.
-
-    Where a call is cut into chunks depends on its rows alone, not on which servers hold them: each chunk has a number
-    of its own, and has the same one when it is sent again.
+    Attributes
+    ----------
+    pull, certified : Terms
+    changes : dict
+        The terms of the changes that the table takes, by rule and whether new values come back.
     """
-    shards, rows, most = route.spec.shards, count_of(call), rows_of(chunk, call, route)
-    weight = call.header.rows
-    for number, a in enumerate(range(0, max(rows, int(weight > 0)), most), call.header.number):
-        rest = {"number": number, "rows": min(weight, 0)}  # the rows of data count once: with the first chunk
-        whole = call if a == 0 else call._replace(header=call.header._replace(**rest))
-        yield from again(Leg(whole, 0, shards, a, min(a + most, rows)), route)
+
+    def __init__(self, route: TableRoute, epoch: int, chunk: int, clocked: bool):
+        spec, common = route.spec, (route.form, epoch, chunk)
+        at_once = spec.aggregate is None or not clocked  # else the servers sum, also repeats
+        sums = at_once and spec.optimizer.repeats == "sum"
+        self.clocked = clocked
+        self.pull = core.Terms(*common, frames.PULL, 0, False, True, False)
+        self.certified = core.Terms(*common, frames.PULL, frames.CERTIFICATE, False, True, False)
+        self.changes = {
+            (rule, answered): core.Terms(
+                *common, frames.PUSH, FLAGS[rule] | (frames.ANSWER if answered else 0), True, answered, merges
+            )
+            for rule, merges in ((PUSH, sums), (ADD, False), (ASSIGN, False))
+            for answered in (False, True)
+            if rule == PUSH or not spec.optimizer.derived
+        }
 
 
-def chunks(call: Call, route: TableRoute, chunk: int) -> int:
-    """How many chunks a call is cut into: so many numbers it takes."""
-    return max(-(-count_of(call) // rows_of(chunk, call, route)), int(call.header.rows > 0))
+class Prepared(NamedTuple):
+    """A call that has been checked and grouped, ready to be sent."""
+
+    route: TableRoute
+    calls: tuple[core.Call, ...]  # one after the other
+    finish: Callable[[], np.ndarray | None]  # makes the result, once they are answered
 
 
-def rows_of(chunk: int, call: Call, route: TableRoute) -> int:
-    """How many rows of the call make a chunk."""
-    return max(1, chunk // (route.row_bytes + (8 if call.grouping is not None else 0)))
+def prepared_pull(
+    route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, out: object, certified: bool = False
+) -> Prepared:
+    """A pull by those terms, in the name of that origin."""
+    agreed = terms.certified if certified else terms.pull
+    call = core.Call.of(agreed, origin, keys, None, out)
+    if call is not None:
+        return Prepared(route, (call,), call.finish)
+    sparse = split_sparse(route.spec.name, route.spec, keys)
+    target, shape = named(route, keys if sparse is None else sparse[0])
+    answer = room_for(out, shape, route.spec)
+    call = core.Call.of(agreed, origin, target, None, flat(answer, route.spec))
+    return refuse(route, frames.PULL, origin, target) if call is None else into(answer, route, call)
 
 
-def again(leg: Leg, route: TableRoute) -> Iterator[tuple[int, Leg]]:
-    """(server, leg) for each server that serves a part of `leg` by this route.
-
-    A push that stands for rows of data goes to all shards, because all of them divide by the same number.
-    """
-    call = leg.call
-    everywhere = call.header.rows > 0
-    for server, first, end in route.runs:
-        first, end = max(first, leg.first), min(end, leg.end)
-        if first < end:
-            low, high = limits(call, route.spec, first, end)
-            a, b = (min(max(edge, leg.a), leg.b) for edge in (low, high))
-            if a < b or everywhere:
-                yield server, Leg(call, first, end, a, b)
-
-
-def count_of(call: Call) -> int:
-    """Rows of a call."""
-    return call.rows[1] - call.rows[0] if call.grouping is None else len(call.grouping.keys)
-
-
-def limits(call: Call, spec: TableSpec, first: int, end: int) -> tuple[int, int]:
-    """Which rows of the call lie in the shards `first` to `end` - 1."""
-    if call.grouping is not None:
-        return int(call.grouping.starts[first]), int(call.grouping.starts[end])
-    assert spec.rows is not None
-    start = call.rows[0]
-    return tuple(bound(n, spec.rows, spec.shards) - start for n in (first, end))  # type: ignore[return-value]
-
-
-def send(leg: Leg, row_bytes: int, channel: Channel) -> Request:
-    """Write the request of one leg."""
-    (header, grouping, rows, values, out), first, end, a, b = leg
-    nbytes = (b - a) * row_bytes
-    padding = padded(nbytes) - nbytes
-    order = None if grouping is None else grouping.order
-    sink = None if out is None or header.flags & CERTIFICATE else sink_for(out, order, a, b)
-    header = header._replace(shard=first, shards=end - first, count=b - a)
-    pieces: Iterable[Part] = ()
-    if grouping is None:
-        header = header._replace(start=rows[0] + a)
-    else:
-        edges = grouping.starts[first : end + 1]
-        inside = edges if edges[0] >= a and edges[-1] <= b else np.clip(edges, a, b)
-        pieces = [inside[1:] - inside[:-1], grouping.keys[a:b]]
-    body = 8 * (end - first + b - a) if grouping is not None else 0
-    if values is not None:
-        body += nbytes + padding
-        if order is None:
-            whole = (*pieces, values[a:b], PADDING[:padding])
-            pieces = [piece for piece in whole if len(piece)]  # none of a push that only has its rows to say here
-        else:
-            pieces = gathered(pieces, values, order, a, b, padding)
-    request = channel.send(header._replace(body=body), pieces, sink, 0 if sink is None else nbytes)
-    request.leg = leg
-    return request
+def prepared_push(
+    route: TableRoute,
+    terms: TableTerms,
+    origin: Origin,
+    keys: Keys,
+    values: object,
+    rule: int,
+    answered: bool = False,
+    out: object = None,
+    rows: int | None = None,
+) -> Prepared:
+    """A push by those terms, in the name of that origin."""
+    spec = route.spec
+    agreed = terms.changes.get((rule, answered))
+    if agreed is None:
+        optimizer = type(spec.optimizer).__name__
+        raise InputError(f"table {spec.name!r}: {optimizer} derives the values from its state; only push changes them")
+    weight = -1 if rows is None else weight_of(spec, rows, terms.clocked)
+    call = core.Call.of(agreed, origin, keys, values, out, weight)
+    if call is not None:
+        return Prepared(route, (call,), call.finish)
+    sparse = split_sparse(spec.name, spec, keys)
+    if sparse is not None:
+        keys, values = sparse[0], sparse[1] if values is None else values
+    if values is None:
+        raise InputError(f"table {spec.name!r}: a push takes keys and values; values are missing")
+    target, shape = named(route, keys)
+    array = as_rows(values, shape, len(target) if isinstance(target, np.ndarray) else shape[0], spec)
+    answer = room_for(out, shape, spec) if answered else None
+    room = None if answer is None else flat(answer, spec)
+    call = core.Call.of(agreed, origin, target, array, room, weight)
+    if call is not None:
+        return into(answer, route, call)
+    # Of several chunks a later one may repeat a key of an earlier one, so the values are asked for behind all of them.
+    push = core.Call.of(terms.changes[rule, False], origin, target, array, None, weight) if answered else None
+    pull = None if push is None else core.Call.of(terms.pull, origin, target, None, room)
+    if push is None or pull is None:
+        refuse(route, frames.PUSH, origin, target)
+    return into(answer, route, push, pull)
 
 
-def sink_for(out: np.ndarray, order: np.ndarray | None, a: int, b: int) -> Sink:
-    """Where rows a to b - 1 of the grouped batch go."""
-    if order is None:
-        return ViewSink(memoryview(out[a:b].reshape(-1)).cast("B"))
-    return ScatterSink(out, order, a, b - a)
+def into(answer: np.ndarray | None, route: TableRoute, *calls: core.Call) -> Prepared:
+    """Calls whose result is `answer`."""
+
+    def finish() -> np.ndarray | None:
+        for call in calls:
+            call.finish()
+        return answer
+
+    return Prepared(route, calls, finish)
 
 
-def gathered(
-    first: Iterable[Part], values: np.ndarray, order: np.ndarray, start: int, stop: int, padding: int
-) -> Iterator[Part]:
-    """The buffers of a body: `first`, then values[order[start:stop]] through one reused piece of memory."""
-    row = values.itemsize * values.shape[1]
-    piece = np.empty((max(1, min(stop - start, SCRATCH // row)), values.shape[1]), values.dtype)
-    yield from first
-    for a in range(start, stop, len(piece)):
-        rows = min(len(piece), stop - a)
-        take(values, order, a, piece[:rows])
-        yield piece[:rows]
-    if padding:
-        yield PADDING[:padding]
+def named(route: TableRoute, keys: Keys) -> tuple[np.ndarray | slice, tuple[int, ...]]:
+    """The keys as int64, flat and contiguous, or a range of rows of a dense table; and the shape of what they name."""
+    spec = route.spec
+    if keys is not None and not isinstance(keys, slice):
+        return as_keys(keys, spec.name)
+    if spec.rows is None:
+        raise InputError(f"table {spec.name!r} is keyed: name the keys")
+    start, stop, step = (keys or slice(None)).indices(spec.rows)
+    if step != 1:
+        raise InputError(f"table {spec.name!r}: a slice of rows has step 1, not {step}; name the keys")
+    stop = max(start, stop)
+    return slice(start, stop), (stop - start,)
+
+
+def weight_of(spec: TableSpec, rows: object, clocked: bool) -> int:
+    """How many rows of data a push stands for, as it travels."""
+    if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or not 0 <= rows < MAX_ROWS:
+        raise InputError(
+            f"table {spec.name!r}: rows is how many rows of data a push stands for, 0 or more; not {rows!r}"
+        )
+    if spec.aggregate != "mean" or not clocked:
+        why = "this client has no clock" if spec.aggregate == "mean" else f"it has aggregate={spec.aggregate!r}"
+        raise InputError(
+            f"table {spec.name!r}: rows= weighs the pushes of trainers in a table with aggregate='mean', and {why}"
+        )
+    return int(rows)
+
+
+def outs_of(out: np.ndarray | Outs[T]) -> Mapping[T, np.ndarray]:
+    """Where the answers of several tables go."""
+    if isinstance(out, np.ndarray):
+        raise InputError("out of several tables is a mapping {table: array}, as the tables are")
+    return out or {}
+
+
+def room_for(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:
+    """Where the values of keys of that shape go: `out`, or a new array."""
+    full = row_shape(shape, spec)
+    if out is None:
+        return empty(full, spec.dtype)
+    return check_out(out, full, spec)
+
+
+def flat(answer: np.ndarray, spec: TableSpec) -> np.ndarray:
+    """The same memory, with one axis for the keys."""
+    return answer.reshape(-1) if spec.dim == 1 else answer.reshape(-1, spec.dim)
+
+
+def refuse(route: TableRoute, kind: int, origin: Origin, target: np.ndarray | slice) -> NoReturn:
+    """Say why a call cannot be made although its arrays have the right types and shapes."""
+    spec = route.spec
+    if isinstance(target, np.ndarray) and spec.rows is not None:
+        group(target, spec.rows, spec.shards, spec.name)
+    encode_header(Header(kind, table=spec.id, trainer=origin.id, parties=origin.parties, attempt=origin.attempt))
+    raise InputError(f"table {spec.name!r}: a call has at most 2147483647 keys")

@@ -24,16 +24,17 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from dps import config
 from dps.client.environment import Environment, ProcessEnvironment
 from dps.client.origin import Origin
-from dps.client.requests import Call, Leg, TableRoute, again, chunks, count_of, legs, send
+from dps.client.requests import Prepared, TableRoute, TableTerms
 from dps.client.ticket import SentCall, Ticket
 from dps.core.blocks import limit_kept
-from dps.core.call import LAST_NUMBER
+from dps.core.call import LAST_NUMBER, Call
+from dps.core.part import Part, parts_of
 from dps.core.polling import Polling
 from dps.errors import (
     ClosedError,
@@ -47,7 +48,7 @@ from dps.errors import (
     StoppedError,
     UnknownTableError,
 )
-from dps.state.ops import TableSpec
+from dps.state.ops import NO_CLOCK, TableSpec
 from dps.telemetry.trainer_meter import TrainerMeter
 from dps.wire.bodies import decode
 from dps.wire.channel import Channel, Request
@@ -200,36 +201,48 @@ class ClientSession:
         channels = [self._channels[server] for server, _, _ in route.runs if server in self._channels]
         return channels if len(channels) == len(route.runs) else None
 
-    def start(self, route: TableRoute, call: Call, keep: bool = False) -> list[Request]:
+    def ready(self, table: str) -> TableRoute:
+        """The route of a table to which a call may be sent now: nothing older is left behind."""
+        self.steady()
+        return self.route(table)
+
+    def terms(self, route: TableRoute) -> TableTerms:
+        """The terms of calls by the present route."""
+        if route.terms is None:
+            route.terms = TableTerms(route, self.epoch, self.chunk, self.own.clock != NO_CLOCK)
+        return route.terms
+
+    def send(self, prepared: Sequence[Prepared], keep: bool = False) -> list[SentCall]:
+        """Write the requests of calls. With `keep`, the caller may change its arrays before they are answered."""
+        numbers = sum(call.numbers for each in prepared for call in each.calls if call.terms.pushes)
+        if numbers and self.acting.number + numbers > LAST_NUMBER:
+            raise InputError(f"more than {LAST_NUMBER} pushes by one client without a tick: make a new client")
+        sent = []
+        for route, calls, _ in prepared:
+            requests = [request for call in calls for request in self._start(route, call, keep)]
+            sent.append(self.opened(SentCall(self, "push" if calls[0].terms.pushes else "pull", requests)))
+        return sent
+
+    def _start(self, route: TableRoute, call: Call, keep: bool) -> list[Request]:
         """Write the requests of a call. Where one cannot be written, those behind it on that server are not either."""
         self._used[route.spec.id] = route.spec
-        self.meter.counted(call.values is None, count_of(call))
-        if call.values is not None:
-            count = chunks(call, route, self.chunk)
-            origin = self.acting
-            if origin.number + count > LAST_NUMBER:
-                raise InputError(f"more than {LAST_NUMBER} pushes by one client without a tick: make a new client")
-            call = call._replace(header=call.header._replace(number=origin.number))
-            origin.number += count
-        requests = [self.dispatch(server, leg) for server, leg in legs(call, route, self.chunk)]
+        self.meter.counted(not call.terms.pushes, call.asked)
+        if call.terms.pushes:
+            call.take_number(self.acting)
+        requests = [self.dispatch(route, part) for part in parts_of(call)]
         if keep and not all(request.done and request.error is None for request in requests):
-            kept = call.copied()
-            for request in requests:
-                request.leg = request.leg._replace(call=kept._replace(header=request.leg.call.header))
+            call.own()
         return requests
 
-    def dispatch(self, server: int, leg: Leg) -> Request:
+    def dispatch(self, route: TableRoute, part: Part) -> Request:
         """Write one request, or note why not."""
-        header = leg.call.header
+        server = route.runs[part.run][0]
         try:
             if server < 0:
-                raise self._lost(leg)
-            route = self._by_id[header.table]
-            return send(leg, route.row_bytes, self.channel(server))
+                raise self._lost(route.spec, part)
+            return self.channel(server).post(part)
         except (DataLostError, *RETRIED) as error:
-            request = Request.failed(error)
-            request.leg = leg
-            return request
+            return Request.failed(error, part)
 
     def opened(self, pending: SentCall) -> SentCall:
         """Account for a call that is on its way; make room if there are too many."""
@@ -320,8 +333,9 @@ class ClientSession:
     def _retried(self, request: Request) -> bool:
         """Whether a request failed for a reason that may be gone."""
         if isinstance(request.error, UnknownTableError):
-            heir = self._heir(request.leg.call.header.table)
-            return heir is not None and heir.spec.id != request.leg.call.header.table
+            table = request.call_part.table
+            heir = self._heir(table)
+            return heir is not None and heir.spec.id != table
         return isinstance(request.error, RETRIED) and not isinstance(request.error, DataLostError)
 
     def _heir(self, table: int) -> TableRoute | None:
@@ -351,15 +365,14 @@ class ClientSession:
                 if not self._retried(request):
                     requests.append(request)
                     continue
-                call = request.leg.call
-                route = self._heir(call.header.table)
+                part = request.call_part
+                route = self._heir(part.table)
                 if route is None:
-                    request.error = UnknownTableError(f"table number {call.header.table} was dropped")
+                    request.error = UnknownTableError(f"table number {part.table} was dropped")
                     requests.append(request)
                     continue
                 self._used[route.spec.id] = route.spec  # it may have an heir in its turn
-                call = call._replace(header=call.header._replace(table=route.spec.id))
-                fresh = [self.dispatch(server, leg) for server, leg in again(request.leg._replace(call=call), route)]
+                fresh = [self.dispatch(route, each) for each in part.again(route.form)]
                 requests += fresh
                 self.meter.resent += len(fresh)
                 if any(map(self._retried, fresh)):
@@ -368,17 +381,16 @@ class ClientSession:
             pending.requests = requests
         return True
 
-    def _lost(self, leg: Leg) -> DataLostError:
+    def _lost(self, spec: TableSpec, part: Part) -> DataLostError:
         """The error for rows whose last copy is gone."""
-        spec, call = self._by_id[leg.call.header.table].spec, leg.call
-        if call.grouping is None:
-            what = f"rows {call.rows[0] + leg.a} to {call.rows[0] + leg.b - 1}"
+        keys, (first, end) = part.keys, part.shards
+        if keys is None:
+            what = f"rows {part.span[0]} to {part.span[1] - 1}"
         else:
-            keys = call.grouping.keys[leg.a : leg.b]
             shown = ", ".join(map(str, keys[:5].tolist())) + (", ..." if len(keys) > 5 else "")
             what = f"{len(keys)} keys ({shown})"
         return DataLostError(
-            f"table {spec.name!r}: the last copy of shards {leg.first} to {leg.end - 1} is gone, and with it {what}; "
+            f"table {spec.name!r}: the last copy of shards {first} to {end - 1} is gone, and with it {what}; "
             f"{self.remedy}"
         )
 

@@ -6,12 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-import numpy as np
-
 from dps.errors import DPSError
-from dps.state.ops import TableSpec
 from dps.wire.channel import Request
-from dps.wire.frames import decode_json, padded
+from dps.wire.frames import decode_json
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -78,16 +75,12 @@ class Certificate:
         return all(origin in part and part[origin] >= (clock, number) for part in parts)
 
     @classmethod
-    def read(cls, requests: list[Request], spec: TableSpec) -> Certificate:
+    def read(cls, requests: list[Request]) -> Certificate:
         """From the answers to a certified pull, whose values are put where they belong."""
         shards: dict[int, dict[int, tuple[int, int]]] = {}
         for request in requests:
-            leg, body = request.leg, request.body
-            count = (leg.b - leg.a) * spec.dim
-            rows = np.frombuffer(body, spec.dtype, count).reshape(-1, spec.dim)
-            order = None if leg.call.grouping is None else leg.call.grouping.order
-            leg.call.out[slice(leg.a, leg.b) if order is None else order[leg.a : leg.b]] = rows
-            for shard, ops in decode_json(bytes(body[padded(rows.nbytes) :])).items():
+            rows = request.call_part.fill(request.body)
+            for shard, ops in decode_json(bytes(request.body[rows:])).items():
                 shards[int(shard)] = {origin: (clock, number) for origin, clock, number in ops}
         return cls(shards)
 

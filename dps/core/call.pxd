@@ -5,13 +5,24 @@ cimport numpy as cnp
 from dps.core.form cimport Form
 from dps.core.frame cimport dps_header
 
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
 
-cdef struct Leg:  # of a call: what goes to one server
+
+cdef struct Leg:  # of a call: what one request carries
     int run
     int64_t first, end  # shards
     int64_t a, b  # rows of the call
+    int64_t laid  # the row that is to be laid out next; BEFORE: the header
+    uint32_t table, chunk
     uint32_t number  # of its request
     int state
+
+
+cdef enum:
+    BEFORE = -1
 
 
 cdef enum:  # states of a leg
@@ -31,6 +42,7 @@ cdef class Call:
     cdef readonly Terms terms
     cdef readonly object result  # the array for the caller, once the call is finished
     cdef readonly int64_t asked  # keys or rows that the caller named
+    cdef readonly int64_t numbers  # of ops that it takes: one for each chunk
     cdef readonly int legs
     cdef Leg *leg
     cdef Form form
@@ -48,24 +60,17 @@ cdef class Call:
     cdef size_t _sizes[9]
     cdef void *memory(self, int which, size_t nbytes) except NULL
     cdef void forget(self)
-    cdef bint prepare(self, Terms terms, object origin, object keys, object values, object out) except -1
-    cdef bint _sign(self, Terms terms, object origin) except -1
+    cdef bint prepare(
+        self, Terms terms, object origin, object keys, object values, object out, int64_t weight
+    ) except -1
+    cdef bint _sign(self, Terms terms, object origin, int64_t weight) except -1
     cdef bint _group(self, const int64_t *keys, int64_t count) except -1
     cdef bint _merge(self, const int64_t *keys, int64_t count) except -1
     cdef int _cut(self) except -1
-    cdef int take(self) except -1
-    cdef Leg *_leg_of(self, int n) except NULL
-    cdef int64_t head(self, Leg *leg, void **head) except -1
+    cdef int64_t _edge(self, int64_t shard) noexcept
+    cdef int split(self, Leg *whole, Form form, Leg *leg) noexcept
+    cdef dps_header *head(self, Leg *leg) except NULL
+    cdef bint lay(self, Leg *leg, iovec *pieces) except -1
     cdef uint64_t body_of(self, Leg *leg) noexcept
     cdef bint is_answer(self, Leg *leg, dps_header *head) noexcept
     cdef void put(self, const char *rows, int64_t a, int64_t count) noexcept nogil
-
-
-cdef class Part:
-    cdef readonly Call call
-    cdef Leg *leg
-    cdef readonly int64_t size
-    cdef public int64_t sent
-    cdef int64_t at  # row that is to be put in place next
-    cdef int64_t filled, wanted  # bytes of the piece that is being filled
-    cdef char *piece  # NULL: rows arrive where they belong

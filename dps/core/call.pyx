@@ -1,17 +1,18 @@
-"""A plain call without its sockets: the caller's arrays grouped and cut into requests, and answers put in place.
+"""A call without its sockets: the caller's arrays grouped and cut into requests, and answers put in place.
 
 A call is *prepared*: its arrays are checked, its keys are grouped by shard, repeated ones are summed where the table
-wants that, and it is cut into legs, one for each server and run of neighbouring shards. Whatever is not plain is
-*declined*, before anything is changed. The answer to a leg is *accepted*: it is checked, and its rows go to the places
-that the caller named. Between the two stands whatever carries bytes: a socket (`core/exchange.pyx`), a connection that
-is encrypted, or the network of the simulator.
+wants that, and it is cut into legs, one for each server and run of neighbouring shards. A call that is larger than a
+chunk is cut into chunks first, each of which has the number of an op. Where these cuts are depends on the call's rows
+alone, and not on which servers hold them, so a chunk has the same number when it is sent again.
+
+What does not fit (other types, a wrong shape, a row that is not there) is *declined*, before anything is changed. The
+answer to a leg is *accepted*: it is checked, and its rows go to the places that the caller named. Between the two
+stands whatever carries bytes: a socket (`core/exchange.pyx`), or a channel of any kind, to which a leg is a `Part`
+(`core/part.pyx`).
 
 A call owns its memory, and keeps it when it is prepared again.
 """
 
-from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -26,6 +27,8 @@ from dps.core.rows cimport dps_scatter, dps_take
 cnp.import_array()
 
 LAST_NUMBER = 0xFFFF0000  # of an op within a clock
+
+cdef uint64_t ZEROS = 0  # behind rows that end within a word
 
 cdef enum:
     MAGIC = 0x5044
@@ -60,7 +63,7 @@ cdef class Terms:
     epoch : int
         Of the route.
     most : int
-        Bytes of a request; a larger call is declined.
+        Bytes of a request's keys and rows; a larger call is cut into chunks.
     kind, flags : int
         Of the frames.
     pushes : bool
@@ -124,7 +127,7 @@ cdef class Call:
     # -- before anything is sent
 
     @staticmethod
-    def of(Terms terms not None, origin, keys, values, out) -> Call | None:
+    def of(Terms terms not None, origin, keys, values, out, int64_t weight=-1) -> Call | None:
         """A call, prepared; None if it is declined.
 
         Parameters
@@ -135,11 +138,16 @@ cdef class Call:
         keys : ndarray of int64, slice or None
         values, out : ndarray or None
             What is pushed; where the answer goes (None: to a new array).
+        weight : int, optional
+            How many rows of data a push stands for; -1 if it does not say so. With rows of data it goes to all shards,
+            because all of them divide by the same number. They count once: with the first chunk.
         """
         cdef Call call = Call.__new__(Call)
-        return call if call.prepare(terms, origin, keys, values, out) else None
+        return call if call.prepare(terms, origin, keys, values, out, weight) else None
 
-    cdef bint prepare(self, Terms terms, object origin, object keys, object values, object out) except -1:
+    cdef bint prepare(
+        self, Terms terms, object origin, object keys, object values, object out, int64_t weight
+    ) except -1:
         """Take the arrays of a call; False if it is declined."""
         cdef Form form = terms.form
         cdef cnp.ndarray listed = None, rows = None, room = None
@@ -160,10 +168,10 @@ cdef class Call:
             first, end, step = keys.indices(form.rows)
             if step != 1:
                 return False
-            count = end - first
+            count = max(end - first, 0)
         else:
             return False
-        if count <= 0 or count > LARGEST or count * (form.row_bytes + 8) > terms.most or not self._sign(terms, origin):
+        if count > LARGEST or not self._sign(terms, origin, weight):
             return False
         if terms.pushes:
             if not isinstance(values, cnp.ndarray):
@@ -194,24 +202,25 @@ cdef class Call:
             self._sum(rows)
         self.stamp.kind, self.stamp.flags = <uint8_t> terms.kind, <uint8_t> (terms.flags | (listed is None and RANGE))
         self.legs = self._cut()
-        return True
+        # With an answer, each key has to be in one chunk only, or the rows of an earlier chunk would lack a later one.
+        return self.numbers < 2 or listed is None or not (terms.pushes and terms.answered) or terms.merges
 
-    cdef bint _sign(self, Terms terms, object origin) except -1:
-        """Stamp the call with its origin, and with the number of the next op; False for numbers that do not fit."""
-        cdef int64_t number = origin.number if terms.pushes else 0, parties = origin.parties, attempt = origin.attempt
-        if number >= LAST_NUMBER or parties > LARGEST_SHORT or attempt > LARGEST_SHORT:
+    cdef bint _sign(self, Terms terms, object origin, int64_t weight) except -1:
+        """Stamp the call with its origin and its weight; False for numbers that do not fit."""
+        cdef int64_t parties = origin.parties, attempt = origin.attempt
+        if parties > LARGEST_SHORT or attempt > LARGEST_SHORT or weight > LARGEST:
             return False
         memset(&self.stamp, 0, sizeof(dps_header))
-        self.stamp.magic, self.stamp.table, self.stamp.rows = MAGIC, self.form.table, -1
-        self.stamp.epoch, self.stamp.trainer, self.stamp.number = terms.epoch, origin.id, <uint32_t> number
+        self.stamp.magic, self.stamp.table, self.stamp.rows = MAGIC, self.form.table, <int32_t> weight
+        self.stamp.epoch, self.stamp.trainer = terms.epoch, origin.id
         self.stamp.clock = origin.clock
         self.stamp.parties, self.stamp.attempt = <uint16_t> parties, <uint16_t> attempt
         return True
 
     def take_number(self, origin) -> None:
-        """Take the origin's next number, before anything is sent: an op that may have arrived keeps its number."""
+        """Take the origin's next numbers, before anything is sent: an op that may have arrived keeps its number."""
         self.stamp.number = origin.number
-        origin.number += 1
+        origin.number += self.numbers
 
     cdef bint _group(self, const int64_t *keys, int64_t count) except -1:
         """Group the keys, and merge repeated ones if they have to be; False for keys that are declined."""
@@ -275,76 +284,119 @@ cdef class Call:
             self._out, self.room = room, <char *> cnp.PyArray_DATA(room)
 
     cdef int _cut(self) except -1:
-        """Cut the call into legs; how many there are."""
+        """Cut the call into chunks, and these into legs; how many there are."""
         cdef Form form = self.form
-        cdef Leg *leg = <Leg *> self.memory(LEGS, form.count * sizeof(Leg))
-        cdef int run, n = 0
-        cdef int64_t first, end, a, b
-        for run in range(form.count):
-            first, end = form.edges[2 * run], form.edges[2 * run + 1]
-            if self.keys == NULL:
-                a = min(max(first * form.rows // form.shards - self.start, 0), self.count)
-                b = min(max(end * form.rows // form.shards - self.start, 0), self.count)
-            else:
-                a, b = self.starts[first], self.starts[end]
-            if a < b:
-                leg[n].run, leg[n].first, leg[n].end, leg[n].a, leg[n].b = run, first, end, a, b
-                leg[n].state, leg[n].number = UNSENT, 0
-                n += 1
-        self.leg = leg
+        cdef int64_t most = max(1, self.terms.most // (form.row_bytes + (0 if self.keys == NULL else 8))), chunk
+        cdef Leg whole
+        cdef int n = 0
+        self.numbers = max((self.count + most - 1) // most, self.stamp.rows > 0)
+        self.leg = <Leg *> self.memory(LEGS, (self.numbers + 2 * form.count) * sizeof(Leg))
+        memset(&whole, 0, sizeof(Leg))
+        whole.end = form.shards
+        for chunk in range(self.numbers):
+            whole.chunk, whole.a, whole.b = <uint32_t> chunk, chunk * most, min((chunk + 1) * most, self.count)
+            n += self.split(&whole, form, self.leg + n)
         return n
+
+    cdef int split(self, Leg *whole, Form form, Leg *leg) noexcept:
+        """Cut one leg into those of each run of shards that has a part of it; how many there are."""
+        cdef bint everywhere = self.stamp.rows > 0 and whole.chunk == 0
+        cdef int64_t first, end, a, b
+        cdef int run, n = 0
+        for run in range(form.count):
+            first, end = max(form.edges[2 * run], whole.first), min(form.edges[2 * run + 1], whole.end)
+            if first >= end:
+                continue
+            a, b = min(max(self._edge(first), whole.a), whole.b), min(max(self._edge(end), whole.a), whole.b)
+            if a < b or everywhere:
+                leg[n] = whole[0]
+                leg[n].run, leg[n].first, leg[n].end, leg[n].a, leg[n].b = run, first, end, a, b
+                leg[n].table, leg[n].laid, leg[n].number, leg[n].state = form.table, BEFORE, 0, UNSENT
+                n += 1
+        return n
+
+    cdef int64_t _edge(self, int64_t shard) noexcept:
+        """The row of the call at which a shard begins; for a range it may lie outside the call."""
+        return self.starts[shard] if self.keys != NULL else shard * self.form.rows // self.form.shards - self.start
 
     # -- requests
 
-    cdef int64_t head(self, Leg *leg, void **head) except -1:
-        """The header of a leg's request and the counts of its shards; how many bytes these are."""
-        cdef int64_t shards = leg.end - leg.first, n
+    cdef dps_header *head(self, Leg *leg) except NULL:
+        """The header of a leg's request; behind it, unless a range is named, the counts of its shards."""
+        cdef int64_t shards = leg.end - leg.first, n, a, b
         cdef dps_header *made = <dps_header *> self.memory(HEAD, HEADER + 8 * shards)
         cdef int64_t *counts = <int64_t *> (<char *> made + HEADER)
         memcpy(made, &self.stamp, HEADER)
-        made.request, made.count = leg.number, <uint32_t> (leg.b - leg.a)
+        made.request, made.table, made.count = leg.number, leg.table, <uint32_t> (leg.b - leg.a)
         made.shard, made.shards = <uint16_t> leg.first, <uint16_t> shards
-        head[0] = made
+        made.number += leg.chunk
+        if leg.chunk > 0:
+            made.rows = min(made.rows, 0)
         if self.keys == NULL:
             made.start = self.start + leg.a
         else:
             made.body = 8 * (shards + leg.b - leg.a)
             for n in range(shards):
-                counts[n] = self.starts[leg.first + n + 1] - self.starts[leg.first + n]
+                a, b = self.starts[leg.first + n], self.starts[leg.first + n + 1]
+                counts[n] = min(max(b, leg.a), leg.b) - min(max(a, leg.a), leg.b)
         if self.rows != NULL:
             made.body += ((leg.b - leg.a) * self.form.row_bytes + 7) & ~7
-        return HEADER if self.keys == NULL else HEADER + 8 * shards
+        return made
+
+    cdef bint lay(self, Leg *leg, iovec *pieces) except -1:
+        """The next four pieces of a leg's request: header, keys, rows, padding; False where all have been laid out.
+
+        They are valid until the call is used again. Rows in another order than that of the keys are laid out some at a
+        time.
+        """
+        cdef int64_t row = self.form.row_bytes, n = leg.b - leg.laid, most = max(1, PIECE // row)
+        cdef dps_header *head
+        cdef char *taken
+        memset(pieces, 0, 4 * sizeof(iovec))
+        if leg.laid == BEFORE:
+            head = self.head(leg)
+            pieces[0].iov_base, pieces[0].iov_len = head, HEADER
+            if self.keys != NULL:
+                pieces[0].iov_len += 8 * (leg.end - leg.first)
+                pieces[1].iov_base, pieces[1].iov_len = <void *> (self.keys + leg.a), 8 * (leg.b - leg.a)
+            leg.laid, n = leg.a, leg.b - leg.a
+        elif n == 0:
+            return False
+        if self.rows == NULL:
+            leg.laid = leg.b
+            return True
+        if self.order == NULL or self.taken:
+            pieces[2].iov_base = <void *> (self.rows + leg.laid * row)
+        else:
+            n = min(n, most)
+            taken = <char *> self.memory(ROWS, min(most, self.count) * row)
+            with nogil:
+                dps_take(self.rows, self.order + leg.laid, n, taken, row)
+            pieces[2].iov_base = taken
+        pieces[2].iov_len = n * row
+        leg.laid += n
+        if leg.laid == leg.b:
+            pieces[3].iov_base, pieces[3].iov_len = &ZEROS, -(leg.b - leg.a) * row & 7
+        return True
 
     def own(self) -> None:
         """Have copies of the caller's keys and rows, because the caller may change them before the call is over."""
         cdef int64_t *keys
         cdef char *rows
-        cdef int64_t nbytes = self.count * self.form.row_bytes
-        self.take()
+        cdef int64_t row = self.form.row_bytes
         if self.keys != NULL and self.order == NULL and self.target == NULL:
             keys = <int64_t *> self.memory(GROUPED, self.count * 8)
             memcpy(keys, self.keys, self.count * 8)
             self.keys = keys
         if self.rows != NULL and not self.taken:
-            rows = <char *> self.memory(ROWS, nbytes)
-            memcpy(rows, self.rows, nbytes)
+            rows = <char *> self.memory(ROWS, self.count * row)
+            with nogil:
+                if self.order != NULL:
+                    dps_take(self.rows, self.order, self.count, rows, row)
+                else:
+                    memcpy(rows, self.rows, self.count * row)
             self.rows, self.taken = rows, True
         self._keys = self._values = None
-
-    cdef int take(self) except -1:
-        """Bring the rows into the order of the keys."""
-        cdef char *rows
-        if self.rows != NULL and self.order != NULL and not self.taken:
-            rows = <char *> self.memory(ROWS, self.count * self.form.row_bytes)
-            with nogil:
-                dps_take(self.rows, self.order, self.count, rows, self.form.row_bytes)
-            self.rows, self.taken = rows, True
-        return 0
-
-    cdef Leg *_leg_of(self, int n) except NULL:
-        if not 0 <= n < self.legs:
-            raise ValueError(f"leg {n}, and the call has {self.legs}")
-        return &self.leg[n]
 
     # -- answers
 
@@ -376,158 +428,3 @@ cdef class Call:
                     place = j if self.order == NULL else self.order[j]
                     memcpy(out + place * row, self.room + self.target[j] * row, row)
         return self.result
-
-    # -- for the general way
-
-    @property
-    def parts(self) -> list:
-        """Of each leg: run, first shard, end, first row, end."""
-        return [
-            (self.leg[n].run, self.leg[n].first, self.leg[n].end, self.leg[n].a, self.leg[n].b)
-            for n in range(self.legs)
-        ]
-
-    @property
-    def fields(self) -> dict:
-        """The fields of the header of its requests, as far as they are the same for all."""
-        names = "kind", "flags", "table", "epoch", "trainer", "number", "clock", "parties", "attempt"
-        cdef dps_header *head = &self.stamp
-        values = (
-            head.kind, head.flags, head.table, head.epoch, head.trainer, head.number, head.clock, head.parties,
-            head.attempt,
-        )  # fmt: skip
-        return dict(zip(names, values))
-
-    @property
-    def span(self) -> tuple:
-        """First row and end, where a range is asked for."""
-        cdef int64_t end = self.start + self.count if self.keys == NULL else self.start
-        return self.start, end
-
-    @property
-    def grouping(self):
-        """Copies of keys and starts, and of the order in which `rows` and `room` have them; None for a range."""
-        cdef cnp.npy_intp count = self.count, edges = self.form.shards + 1
-        cdef cnp.ndarray keys, starts, order = None
-        if self.keys == NULL:
-            return None
-        keys = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT64, 0)
-        memcpy(cnp.PyArray_DATA(keys), self.keys, count * 8)
-        starts = cnp.PyArray_EMPTY(1, &edges, cnp.NPY_INT64, 0)
-        memcpy(cnp.PyArray_DATA(starts), self.starts, edges * 8)
-        if self.order != NULL and self.target == NULL:
-            order = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT32, 0)
-            memcpy(cnp.PyArray_DATA(order), self.order, count * 4)
-        return keys, starts, order
-
-    @property
-    def pushed(self):
-        """A copy of the rows that are pushed, each where the order of `grouping` says."""
-        cdef cnp.npy_intp shape[2]
-        cdef cnp.ndarray rows
-        cdef char *made
-        if self.rows == NULL:
-            return None
-        shape[0], shape[1] = self.count, self.form.dim
-        rows = cnp.PyArray_EMPTY(2, shape, self.form.kind, 0)
-        made = <char *> cnp.PyArray_DATA(rows)
-        if self.taken and self.order != NULL and self.target == NULL:
-            dps_scatter(self.rows, self.order, self.count, made, self.form.row_bytes)
-        else:
-            memcpy(made, self.rows, self.count * self.form.row_bytes)
-        return rows
-
-    @property
-    def places(self):
-        """The rows into which the answer goes, in the order of `grouping`; None where none is owed."""
-        if self.room == NULL:
-            return None
-        return (self.result if self._out is None else self._out).reshape(self.count, self.form.dim)
-
-
-cdef class Part:
-    """One leg of a call on its way to a server: its request, and how it takes its answer.
-
-    Parameters
-    ----------
-    call : Call
-    n : int
-        Which of its legs.
-
-    Attributes
-    ----------
-    size : int
-        Bytes of the rows that come back; the body of the answer is padded to whole words.
-    sent : int
-        Bytes of its request, once that was made.
-    """
-
-    def __cinit__(self, Call call not None, int n):
-        cdef Leg *leg = call._leg_of(n)
-        self.call, self.leg, self.at, self.filled, self.piece = call, leg, leg.a, 0, NULL
-        self.sent = 0
-        self.size = self.wanted = 0 if call.room == NULL else (leg.b - leg.a) * call.form.row_bytes
-
-    def __dealloc__(self):
-        free(self.piece)
-
-    def pieces(self, uint32_t number) -> list:
-        """The request, under that number, as buffers; they are valid until the call is used again."""
-        cdef void *head
-        cdef Call call = self.call
-        cdef Leg *leg = self.leg
-        cdef int64_t size, nbytes = (leg.b - leg.a) * call.form.row_bytes
-        leg.number, leg.state = number, SENT
-        size = call.head(leg, &head)
-        self.sent = HEADER + <int64_t> (<dps_header *> head).body
-        made = [PyBytes_FromStringAndSize(<char *> head, size)]
-        if call.keys != NULL:
-            made.append(PyMemoryView_FromMemory(<char *> (call.keys + leg.a), 8 * (leg.b - leg.a), PyBUF_READ))
-        if call.rows != NULL:
-            call.take()
-            made.append(PyMemoryView_FromMemory(<char *> call.rows + leg.a * call.form.row_bytes, nbytes, PyBUF_READ))
-            if nbytes & 7:
-                made.append(bytes(-nbytes & 7))
-        return made
-
-    def accept(self, int kind, uint32_t request, uint64_t nbytes, const uint8_t[::1] body) -> bool:
-        """Take a whole frame as the answer; False, and nothing has changed, if it is not the answer.
-
-        `kind`, `request` and `nbytes` (of the body) are what its header says.
-        """
-        cdef dps_header head
-        head.magic, head.kind, head.request, head.body = MAGIC, <uint8_t> kind, request, nbytes
-        if self.leg.state != SENT or self.filled != 0 or self.at != self.leg.a:
-            return False
-        if not self.call.is_answer(self.leg, &head) or <uint64_t> body.shape[0] != nbytes:
-            return False
-        if self.size > 0:
-            self.call.put(<const char *> &body[0], self.leg.a, self.leg.b - self.leg.a)
-        self.leg.state = ANSWERED
-        return True
-
-    def buffer(self) -> memoryview:
-        """Where the next bytes of the answer's rows go; valid as long as this object."""
-        cdef int64_t row = self.call.form.row_bytes
-        if self.call.order == NULL or self.call.target != NULL:
-            return PyMemoryView_FromMemory(
-                self.call.room + self.at * row + self.filled, self.wanted - self.filled, PyBUF_WRITE
-            )
-        if self.piece == NULL:
-            self.wanted = min(self.wanted, max(1, PIECE // row) * row)
-            self.piece = <char *> malloc(self.wanted)
-            if self.piece == NULL:
-                raise MemoryError
-        return PyMemoryView_FromMemory(self.piece + self.filled, self.wanted - self.filled, PyBUF_WRITE)
-
-    def advance(self, int64_t nbytes) -> None:
-        """That many bytes have arrived; a full piece goes to its places."""
-        cdef int64_t row = self.call.form.row_bytes, rows
-        if not 0 <= nbytes <= self.wanted - self.filled:
-            raise ValueError(f"{nbytes} bytes arrived, where {self.wanted - self.filled} were to come")
-        self.filled += nbytes
-        if self.piece != NULL and self.filled == self.wanted:
-            rows = self.filled // row
-            self.call.put(self.piece, self.at, rows)
-            self.at, self.filled = self.at + rows, 0
-            self.wanted = min(self.wanted, (self.leg.b - self.at) * row)

@@ -1,7 +1,8 @@
 from libc.stdint cimport int64_t, uint32_t
 
-from dps.core.call cimport Call, Leg, Part, Terms
+from dps.core.call cimport Call, Leg, Terms, iovec
 from dps.core.meter cimport CallMeter
+from dps.core.part cimport Part
 from dps.core.polling cimport Polling
 
 
@@ -17,18 +18,11 @@ cdef class Stream:
     cdef public bint touched, ended
     cdef object _close  # to be called when no call uses the socket
     cdef int leave(self) except -1
-    cdef list _write(self, Part part, uint32_t number)
 
 
 cdef class Wires:
     cdef readonly list channels, streams, traffics
     cdef bint are_free(self) except -1
-
-
-cdef extern from "exchange.h" nogil:
-    struct iovec:
-        void *iov_base
-        size_t iov_len
 
 
 cdef class Exchange:
@@ -38,7 +32,7 @@ cdef class Exchange:
     cdef CallMeter _meter
     cdef readonly Call call  # the last call
     cdef readonly double began  # when it began
-    cdef readonly list open  # of the last call: what goes on in the general way
+    cdef readonly list open  # of the last call: what goes on over the channels
     cdef readonly int current  # the run whose connection broke, where `make` raises
     cdef char *_inbox
     cdef char *_piece

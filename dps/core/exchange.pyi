@@ -3,14 +3,14 @@ from typing import Any
 
 import numpy as np
 
-from dps.core.call import Call, Origin, Part, Terms
+from dps.core.call import Call, Origin, Terms
 from dps.core.meter import CallMeter
+from dps.core.part import Part
 from dps.core.polling import Polling
 
 class Outcome: ...
 
 DECLINED: Outcome
-BUSY: Outcome
 OPEN: Outcome
 
 class Traffic:

@@ -1,25 +1,25 @@
-"""A plain call over sockets, in one step: prepare, write, wait, read, put in place.
+"""A call over sockets, in one step: prepare, write, wait, read, put in place.
 
-The general way of a call is in `client/requests.py`, `client/session.py` and `wire/channel.py`. This is the same for
-what is plain (`core/call.pyx`) and asked of connections that are not encrypted and hold no half-read answer. Whatever
-is not plain is *declined* before anything is sent. Where the unusual comes after that (an error as the answer, an
-answer that is late, a connection that breaks), the legs that are not done go to the general way, with the bytes that
-have arrived. The interpreter's lock is released in between.
+Elsewhere a call (`core/call.pyx`) is prepared in the same way, and `client/session.py` and `wire/channel.py` write and
+read its parts. This is the same for connections that are not encrypted and hold no half-read answer. What a call cannot
+take as it is, is *declined* before anything is sent. A call that is cut into chunks, and one that meets the unusual
+later (an error as the answer, an answer that is late, a connection that breaks), goes on over the channels with the
+legs that are not done and the bytes that have arrived. The interpreter's lock is released in between.
 
 The memory of a call is kept for the next one. A session's calls take turns under its lock, so one exchange is enough.
 """
 
-from cpython.buffer cimport PyBUF_READ
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
 
-from dps.core.call cimport ANSWERED, SENT, UNSENT, Call, Leg, Part, Terms
+from dps.core.call cimport ANSWERED, SENT, UNSENT, Call, Leg, Terms, iovec
 from dps.core.frame cimport dps_header
+from dps.core.part cimport Part
 from dps.core.polling cimport dps_polling
-from dps.core.rows cimport dps_scatter, dps_take
+
+from dps.core.call import LAST_NUMBER
 
 cdef extern from "exchange.h" nogil:
     const int DPS_BROKEN, DPS_NOTHING
@@ -31,9 +31,8 @@ class Outcome:
     """What became of a call that has no result (yet)."""
 
 
-DECLINED = Outcome()  # it is not plain; nothing was sent
-BUSY = Outcome()  # its connections cannot be used past their channels now; nothing was sent
-OPEN = Outcome()  # it was sent, and legs that are not done have to go on in the general way
+DECLINED = Outcome()  # its arrays do not fit, or its connections cannot be used now; nothing was sent
+OPEN = Outcome()  # it has its numbers, and legs that are not done have to go on over the channels
 
 cdef enum:
     HEADER = 64
@@ -63,7 +62,7 @@ cdef class Stream:
     Attributes
     ----------
     touched : bool
-        The connection has been used in the general way since a call last found it free.
+        Its channel has used the connection since a call last found it free.
     ended : bool
         It is closed, or will be once no call uses it.
     """
@@ -87,47 +86,27 @@ cdef class Stream:
         self._close = close
 
     def write(self, Part part not None, uint32_t number) -> list:
-        """Write the request of a part, as far as the socket takes it now: what is left, as buffers.
+        """Write the request of a part, as far as the socket takes it now: the next buffers that are left.
 
-        They are valid until the call is used again. A connection that broke takes nothing.
+        They are valid until the call is used again; `part.pieces` has those behind them. A connection that broke takes
+        nothing.
         """
+        cdef iovec pieces[4]
+        cdef int64_t waited = 0
+        cdef int state
         self.calls += 1  # first, because another thread may close the channel at any time
         try:
-            return part.pieces(number) if self.ended else self._write(part, number)
+            part.begin(number)
+            while part.call.lay(&part.leg, pieces):
+                if self.ended:
+                    return part.left(pieces)
+                with nogil:
+                    state = dps_write(self.fd, pieces, 4, 0, &waited)
+                if state != 1:
+                    return part.left(pieces)
+            return []
         finally:
             self.leave()
-
-    cdef list _write(self, Part part, uint32_t number):
-        """As :meth:`write`, of a socket that is open."""
-        cdef Call call = part.call
-        cdef Leg *leg = part.leg
-        cdef int64_t row = call.form.row_bytes, waited = 0, nbytes = (leg.b - leg.a) * row
-        cdef uint64_t nothing = 0
-        cdef void *head
-        cdef iovec pieces[4]
-        cdef int n, state
-        leg.number, leg.state = number, SENT
-        memset(pieces, 0, sizeof(pieces))
-        pieces[0].iov_len = call.head(leg, &head)
-        pieces[0].iov_base = head
-        part.sent = HEADER + <int64_t> (<dps_header *> head).body
-        if call.keys != NULL:
-            pieces[1].iov_base, pieces[1].iov_len = <void *> (call.keys + leg.a), 8 * (leg.b - leg.a)
-        if call.rows != NULL:
-            call.take()
-            pieces[2].iov_base, pieces[2].iov_len = <void *> (call.rows + leg.a * row), nbytes
-            pieces[3].iov_base, pieces[3].iov_len = &nothing, -nbytes & 7
-        with nogil:
-            state = dps_write(self.fd, pieces, 4, 0, &waited)
-        if state == 1:
-            return []
-        return [
-            bytes((<char *> pieces[n].iov_base)[: pieces[n].iov_len])
-            if n in (0, 3)
-            else PyMemoryView_FromMemory(<char *> pieces[n].iov_base, pieces[n].iov_len, PyBUF_READ)
-            for n in range(4)
-            if pieces[n].iov_len
-        ]
 
     cdef int leave(self) except -1:
         """A call uses the socket no more."""
@@ -208,7 +187,7 @@ cdef class Exchange:
         return self._piece
 
     def make(self, Wires wires not None, Terms terms not None, origin, keys, values, out):
-        """Make one call: its result, DECLINED, BUSY, or OPEN, with the legs that are not done in `open`.
+        """Make one call: its result, DECLINED, or OPEN, with the legs that are not done in `open`.
 
         Where this raises, the connection of run `current` is in the middle of a message, and has to be closed. Then,
         and where it is OPEN, `call` is the call.
@@ -228,15 +207,15 @@ cdef class Exchange:
         for each in wires.streams:
             (<Stream?> each).calls += 1  # first, because another thread may close a channel at any time
         try:
-            if not wires.are_free():
-                return BUSY
-            if not call.prepare(terms, origin, keys, values, out):
+            if not wires.are_free() or not call.prepare(terms, origin, keys, values, out, -1):
                 return DECLINED
             if terms.pushes:
+                if origin.number + call.numbers > LAST_NUMBER:
+                    return DECLINED
                 call.take_number(origin)
             self.began = began
             try:
-                while self._round(call, wires):
+                while call.numbers < 2 and self._round(call, wires):
                     self._answers(call, wires)
                     if self.open:
                         break
@@ -254,7 +233,7 @@ cdef class Exchange:
         return result
 
     def give_away(self) -> Call:
-        """The last call, which goes on in the general way; the next one has memory of its own."""
+        """The last call, which goes on over the channels; the next one has memory of its own."""
         call, self.call = self.call, Call()
         return call
 
@@ -310,33 +289,11 @@ cdef class Exchange:
 
     cdef int _write(self, Call call, Leg *leg, int fd, Wires wires) except -1:
         """Write the request of one leg."""
-        cdef int64_t row = call.form.row_bytes, n, a, piece = max(1, PIECE // row)
-        cdef int64_t padding = -(leg.b - leg.a) * row & 7, size
         cdef Traffic traffic = wires.traffics[leg.run]
-        cdef char *taken
-        cdef void *head
-        cdef uint64_t nothing = 0
         cdef iovec pieces[4]
-        size = call.head(leg, &head)
-        traffic.sent += HEADER + <int64_t> (<dps_header *> head).body
-        pieces[0].iov_base, pieces[0].iov_len = head, size
-        memset(&pieces[1], 0, 3 * sizeof(iovec))
-        if call.keys != NULL:
-            pieces[1].iov_base, pieces[1].iov_len = <void *> (call.keys + leg.a), 8 * (leg.b - leg.a)
-        if call.rows == NULL:
-            return self._send(fd, pieces, 4, traffic, wires)
-        if call.order == NULL or call.taken:
-            pieces[2].iov_base, pieces[2].iov_len = <void *> (call.rows + leg.a * row), (leg.b - leg.a) * row
-            pieces[3].iov_base, pieces[3].iov_len = &nothing, padding
-            return self._send(fd, pieces, 4, traffic, wires)
-        taken = self._memory(min(piece, leg.b - leg.a) * row)
-        for a in range(leg.a, leg.b, piece):
-            n = min(piece, leg.b - a)
-            with nogil:
-                dps_take(call.rows, call.order + a, n, taken, row)
-            pieces[2].iov_base, pieces[2].iov_len = taken, n * row
-            if a + n == leg.b:
-                pieces[3].iov_base, pieces[3].iov_len = &nothing, padding
+        while call.lay(leg, pieces):
+            if pieces[0].iov_len:
+                traffic.sent += HEADER + <int64_t> (<dps_header *> pieces[0].iov_base).body
             self._send(fd, pieces, 4, traffic, wires)
         return 0
 

@@ -10,6 +10,7 @@ from dps.client.client import Client
 from dps.client.environment import Probes
 from dps.client.ticket import Ticket
 from dps.core.exchange import Stream, Traffic
+from dps.core.part import Part
 from dps.errors import DPSError, RequestTimeoutError
 from dps.testing.network import END, End, Network
 from dps.testing.world import Main, Party, Task, Timer
@@ -96,15 +97,16 @@ class SimChannel(Channel, End):
             raise
         return request
 
-    def post(self, request: Request) -> None:
-        assert request.part is not None
+    def post(self, part: Part) -> Request:
         if self.closed:
-            request.error, request.done = self._gone(f"the connection to {self.what} is closed"), True
-            return
+            raise self._gone(f"the connection to {self.what} is closed")
         number = self.stream.take()
-        self._requests[number] = request
-        self._sinks += request.sink is not None
-        frame = bytearray().join(request.part.pieces(number))
+        request = Request.carrying(part, self)
+        self._expect(request, number)
+        frame = bytearray()
+        part.begin(number)
+        while pieces := part.pieces():
+            frame += b"".join(pieces)
         self.traffic.sent += len(frame)
         try:
             self.outward.write(frame, len(frame))
@@ -112,6 +114,7 @@ class SimChannel(Channel, End):
         except BaseException as error:
             self._break(error)
             raise
+        return request
 
     def _drain(self) -> None:
         """Wait until all bytes are sent. Read meanwhile, or a peer that waits in the same way would never take them."""

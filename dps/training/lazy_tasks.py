@@ -24,13 +24,9 @@ from typing import Any
 from distributed import get_worker
 
 from dps import config
-from dps.client.changes import NO_ROWS, Change, Sent, header_of, nothing
 from dps.client.client import Client
-from dps.client.requests import Call
-from dps.client.session import ClientSession
-from dps.client.ticket import SentCall, Ticket
+from dps.client.ticket import Ticket
 from dps.errors import DPSError, InputError, InputTypeError, StoppedError
-from dps.state.partition import Grouping
 from dps.training.trainer import Trainer
 from dps.training.types import Function, Json, Options, Partition
 from dps.wire import frames
@@ -170,7 +166,7 @@ class Rehearsal:
 
     def __init__(self, ticket: Ticket, trainers: int):
         self.trainers, self.planned = trainers, 0
-        self.client = Client(ticket, send=pull_only)
+        self.client = Client(ticket, rehearses=True)
         self.client.session.own.clock = 0
 
     def check(self) -> None:
@@ -194,19 +190,6 @@ class Rehearsal:
     def close(self) -> None:
         """Close all connections."""
         self.client.close()
-
-
-def pull_only(session: ClientSession, change: Change, keep: bool) -> Sent:
-    """Drop a push; pull what a push_pull asks for."""
-    if change.answered is None:
-        return SentCall(session, "push", []), nothing
-    spec, target = change.route.spec, change.target
-    values = change.answered.reshape(-1, spec.dim)
-    if isinstance(target, Grouping):
-        call = Call(header_of(session, frames.PULL, 0, spec), target, NO_ROWS, None, values)
-    else:
-        call = Call(header_of(session, frames.PULL, frames.RANGE, spec), None, target, None, values)
-    return SentCall(session, "pull", session.start(change.route, call)), lambda: change.answered
 
 
 def _where() -> str:

@@ -14,11 +14,11 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dps import config
-from dps.core.call import Part
 from dps.core.exchange import Stream, Traffic
+from dps.core.part import Part
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 from dps.wire import frames
 from dps.wire.frame_reader import Destination, FrameReader, Sink, WholeBody, pour
@@ -63,12 +63,11 @@ class SinkBody:
 class Request:
     """A request on its way: its sink, and its answer or error."""
 
-    __slots__ = ("_leg", "body", "channel", "done", "error", "header", "kind", "part", "size", "sink")
+    __slots__ = ("body", "channel", "done", "error", "header", "kind", "part", "size", "sink")
 
     def __init__(self, channel: Channel, sink: Sink | None, size: int, kind: int = 0, part: Part | None = None):
         self.kind = kind  # of its frame
-        self._leg: Any = None
-        self.part = part  # of a plain call
+        self.part = part  # of a call, which it carries
         self.channel = channel
         self.sink = sink
         self.size = size  # bytes that the sink takes; a body may be padded beyond
@@ -78,23 +77,22 @@ class Request:
         self.done = False
 
     @classmethod
-    def failed(cls, error: DPSError) -> Request:
+    def carrying(cls, part: Part, channel: Channel) -> Request:
+        """The request of a part of a call, which takes its answer."""
+        return cls(channel, part if part.size else None, part.size, part=part)
+
+    @classmethod
+    def failed(cls, error: DPSError, part: Part) -> Request:
         """A request that could not be sent."""
-        request = cls(None, None, 0)  # type: ignore[arg-type]
+        request = cls(None, None, 0, part=part)  # type: ignore[arg-type]
         request.error, request.done = error, True
         return request
 
     @property
-    def leg(self) -> Any:
-        """The part of a call that it carries, for a retry if the channel breaks: see `client/requests.py`."""
-        if callable(self._leg):
-            self._leg = self._leg()
-        return self._leg
-
-    @leg.setter
-    def leg(self, leg: Any) -> None:
-        """A leg, or what makes it when it is wanted."""
-        self._leg = leg
+    def call_part(self) -> Part:
+        """The part of a call that it carries."""
+        assert self.part is not None
+        return self.part
 
     def result(self, deadline: float) -> Request:
         """Wait until `deadline` (time.monotonic) for the answer.
@@ -237,24 +235,25 @@ class Channel:
             raise
         return request
 
-    def post(self, request: Request) -> None:
-        """Write the request of a plain call now; its answer goes to the places that the call names."""
-        part = request.part
-        assert part is not None
+    def post(self, part: Part) -> Request:
+        """Write the request of a part of a call now; its answer goes to the places that the call names."""
         if self.closed:
-            request.error, request.done = self._gone(f"the connection to {self.what} is closed"), True
-            return
+            raise self._gone(f"the connection to {self.what} is closed")
         number, self.stream.touched = self.stream.take(), True
-        self._requests[number] = request
-        self._sinks += request.sink is not None
+        request = Request.carrying(part, self)
+        self._expect(request, number)
         try:
-            pieces = part.pieces(number) if self._encrypted else self.stream.write(part, number)
-            if pieces:
+            if self._encrypted:
+                part.begin(number)
+            pieces = part.pieces() if self._encrypted else self.stream.write(part, number)
+            while pieces:
                 self._write(pieces)
+                pieces = part.pieces()
         except BaseException as error:
             self._break(error)
             raise
         self.traffic.sent += part.sent
+        return request
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
         deadline = None
@@ -372,7 +371,7 @@ class Channel:
         self.traffic.received += HEADER_SIZE + header.body
         request.header, request.done = header, True
 
-    # -- the plain way of a call past this channel, see `core/exchange.pyx`
+    # -- a call past this channel, see `core/exchange.pyx`
 
     @property
     def is_plain(self) -> bool:
@@ -393,9 +392,13 @@ class Channel:
         if self.closed:
             request.error, request.done = self._gone(f"the connection to {self.what} broke"), True
             return
+        self.stream.touched = True
+        self._expect(request, number)
+
+    def _expect(self, request: Request, number: int) -> None:
+        """The answer to the request will come under that number."""
         self._requests[number] = request
         self._sinks += request.sink is not None
-        self.stream.touched = True
 
     def feed(self, received: bytes) -> None:
         """Go on with bytes that a call has read; to be called when its requests are adopted."""

@@ -18,7 +18,6 @@ from oracles import mutant
 from servers import SECRET, LocalSession, Servers, wait_until
 
 from dps.client.client import Client
-from dps.client.requests import Call
 from dps.client.session import ClientSession
 from dps.coordination.placement import Place
 from dps.errors import (
@@ -433,14 +432,8 @@ def test_a_closed_client_says_so():
 # ---- the tests themselves -------------------------------------------------------------------------------------------
 
 WRONG = [
-    (Call, "copied", "self.values.copy()", "self.values",
+    (ClientSession, "_start", "request.done and request.error is None", "request.done",
      test_arrays_may_be_used_again_although_nothing_could_be_sent),
-    (Call, "copied", "grouping.keys.copy()", "grouping.keys",
-     test_arrays_may_be_used_again_although_nothing_could_be_sent),
-    (ClientSession, "start", "request.done and request.error is None", "request.done",
-     test_arrays_may_be_used_again_although_nothing_could_be_sent),
-    (ClientSession, "start", "origin.number += count", "origin.number += 1",
-     test_a_large_push_is_cut_the_same_way_whoever_serves_it),
     (ClientSession, "_complete", "if not request.done or self._retried(request):", "if False:",
      test_ctrl_c_ends_what_was_on_its_way_for_good),
     (ClientSession, "recover", "self.sleep(", "float(", test_a_server_that_refuses_for_ever_is_asked_now_and_then),

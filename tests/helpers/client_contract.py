@@ -342,7 +342,7 @@ def test_rows_of_a_push_in_several_chunks(servers) -> None:
     """The rows of data count once, however many requests carry a push."""
     servers.table(TableSpec("t", dim=2, shards=4, aggregate="mean", optimizer=dps.SGD(1.0)))
     one, two = trainers(servers, 2)
-    one._chunk = 64
+    one.session.chunk = 64
     one.push("t", np.arange(50), np.full((50, 2), 6.0), rows=5)
     two.push("t", [7], [[4.0, 4.0]], rows=1)
     servers.settle()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dps.state.ops import TableSpec
 from dps.testing.observers import Observer
-from dps.wire import frames
 from dps.wire.channel import Request
 
 __all__ = ["Losses"]
@@ -39,13 +38,13 @@ class Losses(Observer):
 
     def answered(self, request: Request, server: str) -> None:
         """Note the acknowledgement, if the request is a push to one of the tables."""
-        leg = request.leg
-        if leg is None or leg.call.header.kind != frames.PUSH or leg.call.header.table not in self.tables:
+        part = request.part
+        if part is None or not part.pushes or part.table not in self.tables:
             return
-        header = leg.call.header
-        for shard in range(leg.first, leg.end):
-            ops = self._acknowledged.setdefault((header.table, shard, header.trainer), {})
-            servers = ops.setdefault((header.clock, header.number), [])
+        origin, clock, number = part.op
+        for shard in range(*part.shards):
+            ops = self._acknowledged.setdefault((part.table, shard, origin), {})
+            servers = ops.setdefault((clock, number), [])
             if server not in servers:
                 servers.append(server)
 

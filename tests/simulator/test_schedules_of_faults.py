@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from fault_schedules import FaultSchedule, check_schedule
 from losses import Losses
 from verdicts import assert_caught, problems
 
-from dps.client.requests import Call, Leg
 from dps.client.session import ClientSession
 from dps.controller.runs import Runs
 from dps.coordination.liveness import Liveness
@@ -275,11 +275,8 @@ def test_the_expected_contents_show_lost_repeated_and_early_ops():
 
 def push_answered(op, server, losses, table=1, shards=(0, 2)):
     """A client with origin 7 has heard from that server that its op is done."""
-    header = Header(frames.PUSH, table=table, trainer=7, clock=op[0], number=op[1])
-    call = Call(header, None, (0, 1), None, None)
-    request = Request(None, None, 0)
-    request.leg = Leg(call, *shards, 0, 1)
-    losses.answered(request, server)
+    part = SimpleNamespace(pushes=True, table=table, op=(7, *op), shards=shards)
+    losses.answered(Request(None, None, 0, part=part), server)
 
 
 def test_memory_may_lose_only_ops_that_an_ended_primary_has_acknowledged():
