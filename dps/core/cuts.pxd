@@ -1,5 +1,14 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from dps.core.states cimport CutState, ShardState
+
+cdef bint may_follow(ShardState shard, int64_t clock, bint is_step) noexcept
+cdef bint has_room(ShardState shard, int64_t count) noexcept
+cdef bint save_rows(
+    ShardState shard, const int64_t *index, int64_t start, int64_t count, int64_t clock, bint is_step
+) except -1
+cdef int note_op(ShardState shard, int64_t clock, int64_t origin, int64_t attempt, int64_t number) except -1
+
 
 cdef extern from "cuts.h" nogil:
     ctypedef struct dps_saving:

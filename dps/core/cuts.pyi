@@ -1,18 +1,10 @@
 import numpy as np
 
+from dps.core.states import ShardState
+
 def flag(flags: np.ndarray, index: np.ndarray, start: int, count: int, bits: int) -> None: ...
-def save(
-    rows: np.ndarray,
-    index: np.ndarray,
-    start: int,
-    count: int,
-    first: int,
-    end: int,
-    existing: int,
-    place: np.ndarray,
-    saved: np.ndarray,
-    used: int,
-) -> int: ...
+def save(shard: ShardState, index: np.ndarray, start: int, count: int, clock: int, is_step: bool) -> bool: ...
+def note(shard: ShardState, clock: int, origin: int, attempt: int, number: int) -> None: ...
 def follow(
     index: np.ndarray, start: int, count: int, place: np.ndarray, used: int, which: np.ndarray, where: np.ndarray
 ) -> tuple[int, int]: ...

@@ -1,8 +1,7 @@
 """Rows saved for a cut before ops change them, and the cut's rows read: the loops of :mod:`dps.state.snapshot`.
 
-`place` is int32, one number for each row: 0, the cut's row is the shard's; n > 0, it is saved as number n - 1; -1, it
-is absent. `flags` is uint8, one for each row; of length 0, it is not looked at. `index` of length 0 means the rows
-start, start + 1, ...
+Both ways of a push save rows by the same function, `save_rows`. `place` is as in `states.pyx`. `flags` is uint8, one
+for each row; of length 0, it is not looked at. `index` of length 0 means the rows start, start + 1, ...
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -10,7 +9,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 cimport numpy as cnp
 
 from dps.core.arrays cimport int32s, int64s, memory, uint8s, writeable_int32s, writeable_int64s, writeable_uint8s
-from dps.core.bounds cimport range_inside, refuse_rows
+from dps.core.bounds cimport range_inside, refuse_rows, rows_listed
 from dps.core.cuts cimport (
     dps_count_wanted,
     dps_flag,
@@ -22,8 +21,15 @@ from dps.core.cuts cimport (
     dps_taking,
 )
 from dps.core.rows cimport check_rows
+from dps.core.states cimport CutState, ShardState
 
 cnp.import_array()
+
+cdef enum:
+    CHANGED = 1  # the flags of a row, as in dps/state/snapshot.py
+    LATER = 2
+    NO_CLOCK = -1
+    LARGE = 1 << 16  # bytes of rows for which the interpreter's lock is released
 
 
 cdef const int64_t *_listed(cnp.ndarray index, int64_t count) except? NULL:
@@ -50,39 +56,122 @@ def flag(cnp.ndarray flags not None, cnp.ndarray index not None, int64_t start, 
         refuse_rows(index, 0, count, rows, 0)
 
 
-def save(
-    cnp.ndarray rows not None,
-    cnp.ndarray index not None,
-    int64_t start,
-    int64_t count,
-    int64_t first,
-    int64_t end,
-    int64_t existing,
-    cnp.ndarray place not None,
-    cnp.ndarray saved not None,
-    int64_t used,
-) -> int:
-    """Copy those rows index[i] that have no place yet to saved[used], ...; the new `used`.
+cdef bint _includes(CutState cut, int64_t clock) noexcept:
+    """Whether an op of that clock, arriving now, is in the cut."""
+    return not cut.is_complete and clock < cut.before
 
-    place[r] becomes 1 + the number of the copy of row r. Rows from `existing` on are new: they get -1, and no copy.
-    Rows outside first .. end - 1 are left out.
+
+cdef bint _is_apart(ShardState shard, int64_t clock, bint is_step) noexcept:
+    """Whether an op changes rows of the shard otherwise than those of the cut.
+
+    A push without a clock counts as one of the latest clock, which may differ between the shard and the cut.
     """
+    cdef CutState cut = shard.cut
+    return not _includes(cut, clock) or (is_step and clock == NO_CLOCK and cut.latest != shard.clock)
+
+
+cdef bint may_follow(ShardState shard, int64_t clock, bint is_step) noexcept:
+    """Whether an op may have to change rows that were saved for a cut, too."""
+    cdef CutState cut = shard.cut
+    return cut is not None and _includes(cut, clock) and (cut.has_changes or _is_apart(shard, clock, is_step))
+
+
+cdef bint has_room(ShardState shard, int64_t count) noexcept:
+    """Whether there is memory for an op on so many rows: for new ones, and for those that a cut needs saved."""
+    cdef CutState cut = shard.cut
+    if shard.index is not None and shard.index.count + count > shard.rows.shape[0]:
+        return False
+    return cut is None or _can_save(shard, count)
+
+
+cdef bint _can_save(ShardState shard, int64_t count) noexcept:
+    cdef CutState cut = shard.cut
+    if not cut.is_complete and cut.place.shape[0] < shard.rows.shape[0]:
+        return False
+    return cut.given >= cut.stop or cut.copies <= cut.saved.shape[0] - count
+
+
+cdef bint save_rows(
+    ShardState shard, const int64_t *index, int64_t start, int64_t count, int64_t clock, bint is_step
+) except -1:
+    """Before an op changes rows: save those that a cut needs and that the op is not in, and flag all.
+
+    `index` are the rows, `count` of them; NULL, those from `start` on. Returns whether saved copies have to follow.
+    """
+    cdef CutState cut = shard.cut
+    cdef bint inside = True, apart = False
+    cdef uint8_t *flags
+    if cut is not None:
+        inside, apart = _includes(cut, clock), _is_apart(shard, clock, is_step)
+        if apart and cut.given < cut.stop:
+            _copy_rows(shard, index, start, count)
+        cut.has_changes |= apart
+        cut.existing = shard.rows.shape[0] if shard.index is None else shard.index.count
+    if shard.changed is not None:
+        flags = <uint8_t *> cnp.PyArray_DATA(shard.changed)
+        dps_flag(flags, shard.changed.shape[0], index, start, count, CHANGED * inside | LATER * apart)
+    return cut is not None and inside and cut.has_changes
+
+
+cdef int _copy_rows(ShardState shard, const int64_t *index, int64_t start, int64_t count) except -1:
+    cdef CutState cut = shard.cut
     cdef dps_saving to
-    cdef int kind = check_rows(rows, saved)
-    cdef int64_t width = _width(rows, saved)
-    cdef const int64_t *row = _listed(index, count)
-    to.rows = <const char *> memory(rows, kind, False)
-    to.first, to.end, to.existing = first, end, existing
-    to.place = writeable_int32s(place)
-    to.saved = <char *> memory(saved, kind, True)
-    to.used = used
-    if first < 0 or end > rows.shape[0] or end > cnp.PyArray_SIZE(place):
-        raise ValueError(f"rows {first} to {end - 1} of {rows.shape[0]} with {cnp.PyArray_SIZE(place)} places")
-    if used < 0 or used > saved.shape[0] - count:
-        raise ValueError(f"room for {saved.shape[0]} copies, {used} of them used, and {count} rows may need one")
-    with nogil:
-        used = dps_save(&to, row, start, count, width)
-    return used
+    cdef int64_t width = shard.rows.shape[1] * cnp.PyArray_ITEMSIZE(shard.rows), rows = shard.rows.shape[0]
+    if not _can_save(shard, count) or min(cut.copies, cut.given) < 0 or cut.stop > min(rows, cut.place.shape[0]):
+        raise ValueError(
+            f"rows {cut.given} to {cut.stop - 1} of {rows} with {cut.place.shape[0]} places; room for "
+            f"{cut.saved.shape[0]} copies, {cut.copies} of them used, and {count} rows may need one"
+        )
+    to.rows, to.saved = <const char *> cnp.PyArray_DATA(shard.rows), <char *> cnp.PyArray_DATA(cut.saved)
+    to.first, to.end, to.existing = cut.given, cut.stop, cut.existing
+    to.place, to.used = <int32_t *> cnp.PyArray_DATA(cut.place), cut.copies
+    if count * width < LARGE:
+        cut.copies = dps_save(&to, index, start, count, width)
+    else:
+        with nogil:
+            to.used = dps_save(&to, index, start, count, width)
+        cut.copies = to.used
+    return 0
+
+
+cdef int note_op(ShardState shard, int64_t clock, int64_t origin, int64_t attempt, int64_t number) except -1:
+    """Note an applied op of rows, if a cut is made and the op is in it."""
+    cdef CutState cut = shard.cut
+    if cut is not None and _includes(cut, clock):
+        cut.latest = max(cut.latest, clock)
+        if origin:
+            cut.ledger.record(origin, attempt, clock, number)
+    return 0
+
+
+def save(
+    ShardState shard not None, cnp.ndarray index not None, int64_t start, int64_t count, int64_t clock, bint is_step
+) -> bool:
+    """Before an op changes rows index[i] of a shard that is cut: save those of which the cut needs a copy, flag all.
+
+    Rows that have no place yet are copied to the next numbers in `saved`. New rows get the place -1, and no copy. Rows
+    that the cut has given already, or will not give, are left out. Returns whether saved copies have to follow the op.
+
+    Parameters
+    ----------
+    clock : int
+        That of the op.
+    is_step : bool
+        The op is a step of the optimizer, so that its effect depends on the latest clock where it has none itself.
+    """
+    cdef CutState cut = shard.cut
+    cdef const int64_t *row = rows_listed(index, start, count, shard.rows.shape[0])
+    cdef int kind = check_rows(shard.rows, cut.saved)
+    memory(shard.rows, kind, True)
+    memory(cut.saved, kind, True)
+    writeable_int32s(cut.place)
+    _width(shard.rows, cut.saved)
+    return save_rows(shard, row, start, count, clock, is_step)
+
+
+def note(ShardState shard not None, int64_t clock, int64_t origin, int64_t attempt, int64_t number) -> None:
+    """Note an applied op of rows, if it is in the shard's cut. Origin 0 is none."""
+    note_op(shard, clock, origin, attempt, number)
 
 
 def follow(

@@ -18,7 +18,7 @@ cimport numpy as cnp
 from dps.core.arrays cimport uint8s, writeable_uint8s
 from dps.core.blocks cimport new_array
 from dps.core.counters cimport RequestCounters, ServerCounters
-from dps.core.cuts cimport dps_flag
+from dps.core.cuts cimport dps_flag, has_room, may_follow, note_op, save_rows
 from dps.core.frame cimport begin_answer, dps_header
 from dps.core.initializers cimport dps_filling, fill_absent_rows, fill_new_rows
 from dps.core.optimizers cimport Kernel
@@ -47,7 +47,6 @@ cdef enum:  # kinds and flags of frames, as in dps/wire/frames.py
 cdef enum:
     DECLINED = -1
     NO_CLOCK = -1
-    CHANGED = 1  # the flag of a row that has changed since the last committed cut, as in dps/state/snapshot.py
     TOUCHED = 1  # the flag of a row that has a sum
     MAX_COPIED = (1 << 17) - HEADER  # bytes of a forwarded body: the general way lends the memory of larger ones
     LARGE = 1 << 14  # numbers for which the interpreter's lock is released
@@ -345,7 +344,7 @@ cdef class Service:
         """Whether a part of a push is plain."""
         cdef ShardState shard = <ShardState> part.shard
         cdef SumsState sums = shard.sums
-        if shard.cut is not None:
+        if may_follow(shard, head.clock, _is_step(head)):
             return False
         if head.trainer and not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number):
             return False
@@ -365,7 +364,7 @@ cdef class Service:
             self._room(INDEX, head.count * sizeof(int64_t) + 1)
             for n in range(0 if head.kind == REPLICATE and _is_summed(table, head) else count):
                 shard = <ShardState> part[n].shard
-                if shard.index is not None and shard.index.count + part[n].b - part[n].a > shard.rows.shape[0]:
+                if not has_room(shard, part[n].b - part[n].a):
                     shard.reserve(part[n].b - part[n].a)
         except (DPSError, MemoryError):
             return False
@@ -385,6 +384,7 @@ cdef class Service:
             self._step(table, shard, head, part, values)
         if head.trainer:
             shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)
+        note_op(shard, head.clock, head.trainer, head.attempt, head.number)
         return 0
 
     cdef int _step(
@@ -395,7 +395,7 @@ cdef class Service:
         cdef dps_push push
         cdef cnp.ndarray numbers
         push.numbers, push.parameters = NULL, 0
-        if not head.flags & (RULE_ADD | RULE_ASSIGN):
+        if _is_step(head):
             clock = shard.clock if head.clock == NO_CLOCK else head.clock
             found = shard.numbers.get(clock)
             numbers = shard.numbers_at(clock) if found is None else found
@@ -410,8 +410,7 @@ cdef class Service:
             push.index = <const int64_t *> self._memory[INDEX]
         push.rows, push.width = cnp.PyArray_DATA(shard.rows), shard.rows.shape[1]
         push.updates, push.count, push.dim = values, part.b - part.a, table.dim
-        if shard.changed is not None:
-            _flag(shard.changed, &push, CHANGED)
+        save_rows(shard, push.index, push.start, push.count, head.clock, _is_step(head))
         _run(kernel, &push, table.kind)
         return 0
 
@@ -421,6 +420,7 @@ cdef class Service:
         """Add the values of a part to the sums of its clock."""
         cdef SumsState sums = shard.open_sums(head.clock) if shard.sums is None else shard.sums
         cdef dps_push push
+        cdef uint8_t *touched
         sums.parties = max(sums.parties, <int64_t> head.parties)
         if head.rows >= 0:
             sums.rows = max(sums.rows, <int64_t> 0) + head.rows
@@ -438,7 +438,8 @@ cdef class Service:
             push.rows = cnp.PyArray_DATA(sums.shard.rows)
         else:
             push.rows = cnp.PyArray_DATA(sums.sums)
-            _flag(sums.touched, &push, TOUCHED)
+            touched = <uint8_t *> cnp.PyArray_DATA(sums.touched)
+            dps_flag(touched, sums.touched.shape[0], push.index, push.start, push.count, TOUCHED)
         _run(ADD, &push, table.kind)
         return 0
 
@@ -534,13 +535,12 @@ cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
 
 cdef bint _is_summed(TableState table, const dps_header *head) noexcept:
     """Whether the values of a push are summed until its clock is closed."""
-    return table.aggregated and not head.flags & (RULE_ADD | RULE_ASSIGN) and head.clock != NO_CLOCK
+    return table.aggregated and _is_step(head) and head.clock != NO_CLOCK
 
 
-cdef int _flag(cnp.ndarray flags, const dps_push *push, uint8_t bits) except -1:
-    """Set these bits in the flags of the rows of a push."""
-    dps_flag(<uint8_t *> cnp.PyArray_DATA(flags), flags.shape[0], push.index, push.start, push.count, bits)
-    return 0
+cdef bint _is_step(const dps_header *head) noexcept:
+    """Whether a push is a step of the optimizer, and neither adds nor assigns."""
+    return not head.flags & (RULE_ADD | RULE_ASSIGN)
 
 
 cdef void _run(Kernel kernel, dps_push *push, int kind) noexcept:

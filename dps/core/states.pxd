@@ -8,13 +8,21 @@ from dps.core.ledger cimport Ledger
 from dps.core.optimizers cimport Kernel
 
 
+cdef class CutState:
+    cdef public int64_t before, latest, copies, existing, given, stop
+    cdef public bint is_complete, has_changes
+    cdef public Ledger ledger
+    cdef public cnp.ndarray place, saved
+
+
 cdef class ShardState:
     cdef public cnp.ndarray rows  # [capacity, dim + slots]
     cdef public cnp.ndarray changed
     cdef public KeyIndex index
     cdef public Ledger ledger
     cdef public int64_t number, low, clock, version
-    cdef public object sums, cut
+    cdef public object sums
+    cdef public CutState cut
     cdef public dict numbers
 
 

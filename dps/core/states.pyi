@@ -6,6 +6,19 @@ from dps.core.counters import TableCounters
 from dps.core.index import KeyIndex
 from dps.core.ledger import Ledger
 
+class CutState:
+    before: int
+    latest: int
+    is_complete: bool
+    has_changes: bool
+    ledger: Ledger
+    place: np.ndarray
+    saved: np.ndarray
+    copies: int
+    existing: int
+    given: int
+    stop: int
+
 class ShardState:
     number: int
     low: int

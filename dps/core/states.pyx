@@ -11,6 +11,34 @@ cimport numpy as cnp
 cnp.import_array()
 
 
+cdef class CutState:
+    """What ops read and change of the cut of their shard: see :mod:`dps.core.cuts`.
+
+    Attributes
+    ----------
+    is_complete : bool
+        No op that arrives now is in the cut.
+    before : int
+        Until then, ops of earlier clocks are.
+    latest : int
+        The latest clock of an op in the cut.
+    has_changes : bool
+        An op outside the cut has changed the shard, so that the cut's rows may differ from the shard's.
+    ledger : Ledger
+        The last op in the cut of each origin.
+    place : ndarray of int32
+        Of each row: 0, the cut's row is the shard's; n > 0, it is saved as number n - 1; -1, it is absent.
+    saved : ndarray
+        [capacity, dim + slots].
+    copies : int
+        How many rows are saved.
+    existing : int
+        Rows that the shard had before its next op.
+    given, stop : int
+        The first row that the cut has not given yet, and the first one that it does not give.
+    """
+
+
 cdef class ShardState:
     """One shard's rows, and what has been applied to them.
 
@@ -27,8 +55,8 @@ cdef class ShardState:
         The latest clock stamped on an op; how many changes there have been.
     sums : object
         Of the open clock, or None.
-    cut : object
-        The cut that is being read, or None.
+    cut : CutState or None
+        The cut that is being read.
     changed : numpy.ndarray or None
         A byte of flags for each row, if changes are tracked.
     numbers : dict

@@ -326,12 +326,11 @@ class ServerRole:
         if spec.finite and spec.dtype != "int64" and not all_finite(values):
             raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
         op = op_of(header)
-        for replica, keys, _, a, b in request.parts:  # all that can fail comes before the first change
+        for replica, _, _, a, b in request.parts:  # all that can fail comes before the first change
             if op.origin:
                 replica.shard.ledger.check(op.origin, op.attempt)
             replica.shard.check_weight(op)
-            if keys is not None and spec.keyed:
-                replica.shard.reserve(b - a)
+            replica.shard.reserve(b - a)
         owed = OwedAnswer()
         self._change(table, header, op, request, values, owed)
 

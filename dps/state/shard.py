@@ -26,12 +26,12 @@ from dps.core.index import KeyIndex
 from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.core.ledger import Ledger
 from dps.core.rows import gather, gather_range, use_small_pages
-from dps.core.states import ShardState, SumsState
+from dps.core.states import SumsState
 from dps.errors import InputError, KeyRangeError, LimitError
 from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.optimizers import Add, Assign
 from dps.state.partition import bound, shard_bits
-from dps.state.snapshot import CHANGED, Cut
+from dps.state.snapshot import CHANGED, Cut, CutShard
 
 __all__ = ["DenseShard", "KeyedShard", "Shard", "make_shard"]
 
@@ -44,7 +44,7 @@ MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
 ADD_KERNEL, ASSIGN_KERNEL = Add().kernel, Assign().kernel
 
 
-class Shard(ShardState, abc.ABC):
+class Shard(CutShard):
     """What dense and keyed shards share: the optimizer's step and the sums of an open clock."""
 
     sums: Sums | None
@@ -120,6 +120,11 @@ class Shard(ShardState, abc.ABC):
         if self.would_close(clock):
             self.settle(keep=True)
 
+    def reserve(self, new: int) -> None:
+        """Make room for `new` more rows before a push, so that the push cannot run out of memory half-way."""
+        if self.cut is not None:
+            self.cut.reserve(new)
+
     def restore(self, clock: int, version: int, ledger: Ledger) -> None:
         """Take over the state of another replica, except its rows and sums."""
         self.clock, self.version, self.ledger = clock, version, ledger
@@ -165,7 +170,6 @@ class Shard(ShardState, abc.ABC):
 
     @property
     def index_tables(self) -> tuple[np.ndarray, ...]:
-        """The arguments of :func:`dps.core.index.keys_of` for this shard's keys; empty for a dense shard."""
         return ()
 
     def _run_on_rows(self, op: Op, index: np.ndarray, start: int) -> None:
@@ -177,7 +181,6 @@ class Shard(ShardState, abc.ABC):
         self.run_kernel(self.rows, op, index, start)
 
     def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
-        """Run the kernel of the op's rule on any rows: those of the shard, or those that a cut has saved."""
         if op.rule == PUSH:
             numbers = self.numbers_at(self.clock if op.clock == NO_CLOCK else op.clock)
             self.spec.optimizer.kernel(rows, index, start, op.values, numbers)
@@ -210,10 +213,6 @@ class Shard(ShardState, abc.ABC):
     @property
     def _nbytes_aside(self) -> int:
         return sum(each.nbytes for each in (self.sums, self.cut, self.changed) if each is not None)
-
-    @abc.abstractmethod
-    def __len__(self) -> int:
-        """How many rows the shard has."""
 
     @abc.abstractmethod
     def _values(self, op: Op) -> np.ndarray:
@@ -280,6 +279,7 @@ class DenseShard(Shard):
         return out
 
     def step_rows(self, op: Op) -> None:
+        self.reserve(len(op.values))
         if op.keys is None:
             self._run_on_rows(op, NO_INDEX, op.start - self.low)
         elif len(op.keys):
@@ -318,7 +318,6 @@ class KeyedShard(Shard):
             fill_missing(out, keys, index, self._seed, self._init_numbers)
 
     def reserve(self, new: int) -> None:
-        """Make room for `new` more rows before a push, so that the push cannot run out of memory half-way."""
         have, need = len(self.rows), len(self.index) + new
         if need > MAX_ROWS:
             where = f"shard {self.number} of table {self.spec.name!r}"
@@ -331,8 +330,7 @@ class KeyedShard(Shard):
             self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
             if self.changed is not None:
                 self.changed.resize(len(self.rows), refcheck=False)
-        if self.cut is not None:
-            self.cut.reserve(new)
+        super().reserve(new)
 
     @property
     def index_tables(self) -> tuple[np.ndarray, ...]:

@@ -17,20 +17,22 @@ old base.
 
 from __future__ import annotations
 
+import abc
 import itertools
 from collections.abc import Iterator
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from dps.core.cuts import count_wanted, flag, follow, save, take_wanted
+from dps.core.cuts import count_wanted, follow, note, save, take_wanted
 from dps.core.index import keys_of
 from dps.core.initializers import fill_new
 from dps.core.ledger import Ledger
+from dps.core.states import CutState, ShardState
 from dps.errors import InputError
 from dps.state.ops import CLOSE, NO_CLOCK, PUSH, Op, TableSpec
 
-__all__ = ["CHANGED", "LATER", "Cut", "CutShard", "OpenSums", "Piece"]
+__all__ = ["CHANGED", "LATER", "Cut", "CutShard", "Piece"]
 
 CHANGED, LATER = 1, 2
 Piece: TypeAlias = tuple[np.ndarray | tuple[int, int], np.ndarray]  # keys, or a range of row numbers; and rows
@@ -38,36 +40,34 @@ NO_FLAGS = np.zeros(0, np.uint8)
 SCAN_FACTOR = 16  # of an increment: rows that are scanned for each row for which a piece has room
 
 
-class OpenSums(Protocol):
-    """The sums of an open clock, as far as a cut needs them."""
+class CutShard(ShardState, abc.ABC):
+    """A shard as far as a cut needs it. (`shard.py` imports this file, so this file cannot import its classes.)
 
-    clock: int
-
-
-class CutShard(Protocol):
-    """A shard as far as a cut needs it. (`shard.py` imports this file, so this file cannot import its classes.)"""
+    Attributes
+    ----------
+    spec : TableSpec
+    width : int
+        Columns of a row: values and optimizer state.
+    """
 
     spec: TableSpec
-    number: int
-    width: int  # columns of a row: values and optimizer state
-    low: int  # the number of the first row
-    rows: np.ndarray
-    clock: int
-    ledger: Ledger
-    changed: np.ndarray | None
+    width: int
 
     @property
-    def sums(self) -> OpenSums | None: ...
+    @abc.abstractmethod
+    def index_tables(self) -> tuple[np.ndarray, ...]:
+        """The arguments of :func:`dps.core.index.keys_of` for this shard's keys; empty for a dense shard."""
 
-    @property
-    def index_tables(self) -> tuple[np.ndarray, ...]: ...
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many rows the shard has."""
 
-    def __len__(self) -> int: ...
+    @abc.abstractmethod
+    def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
+        """Run the kernel of the op's rule on any rows: those of the shard, or those that a cut has saved."""
 
-    def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None: ...
 
-
-class Cut:
+class Cut(CutState):
     """A shard as of one clock. Made by `begin_cut` of the shard, which then calls the cut for every op.
 
     Attributes
@@ -109,15 +109,13 @@ class Cut:
         if clock is not None and applied >= clock:
             raise InputError(f"{self._where} has ops of clock {applied}: cut it at clock {applied + 1} or later")
         self.rows = 0
+        self.before = 0 if clock is None else clock
         self.latest = shard.clock
         self.ledger = Ledger.from_arrays(shard.ledger.to_arrays(answers=False))
-        # Of each row: 0, the cut's row is the shard's; n > 0, it is saved as number n - 1; -1, it is absent.
-        self._place = np.zeros(len(shard.rows), np.int32)
-        self._saved = np.zeros((0, shard.width), shard.spec.dtype)
-        self._count = 0  # rows saved
-        self._rows = len(shard)  # rows of the shard that exist already
-        self._given, self._end = 0, len(shard.rows)  # `pieces` has yet to give the rows from, and up to, these
-        self._is_complete = self._is_committed = False
+        self.place = np.zeros(len(shard.rows), np.int32)
+        self.saved = np.zeros((0, shard.width), shard.spec.dtype)
+        self.existing, self.stop = len(shard), len(shard.rows)
+        self._is_committed = False
         # The arguments of `keys_of` as of the moment when the cut was complete, until `fetch_keys` has used them.
         self._tables: tuple[tuple[np.ndarray, ...], int, np.ndarray] | None = None
         self._keys: np.ndarray | None = None  # of the cut's rows
@@ -127,22 +125,22 @@ class Cut:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes."""
-        return self._place.nbytes + self._saved.nbytes
+        return self.place.nbytes + self.saved.nbytes
 
     def complete(self) -> None:
         """Mark the cut as complete, because every op in it has been applied: later ops are outside."""
         sums = self.shard.sums
         if self.clock is not None and sums is not None and sums.clock < self.clock:
             raise InputError(f"the sums of clock {sums.clock} of {self._where} are open: close them first")
-        if not self._is_complete:
-            self._is_complete, self._end = True, len(self.shard)
-            self.rows = count_wanted(self._place, self._flags, CHANGED, self._end)
+        if not self.is_complete:
+            self.is_complete, self.stop = True, len(self.shard)
+            self.rows = count_wanted(self.place, self._flags, CHANGED, self.stop)
             if self.shard.spec.keyed:
                 wanted = NO_FLAGS
                 if len(self._flags):  # a copy, because the flags go on changing and may be moved in memory
-                    wanted = np.zeros(1 + self._end, np.uint8)
-                    np.bitwise_and(self._flags[: self._end], CHANGED, out=wanted[1:])
-                self._tables = self.shard.index_tables, self._end, wanted
+                    wanted = np.zeros(1 + self.stop, np.uint8)
+                    np.bitwise_and(self._flags[: self.stop], CHANGED, out=wanted[1:])
+                self._tables = self.shard.index_tables, self.stop, wanted
 
     def fetch_keys(self) -> None:
         """Collect the keys of a keyed shard, for :meth:`pieces`. Any thread may do it while ops change the shard."""
@@ -161,7 +159,7 @@ class Cut:
             of two buffers: a piece is valid until the piece after the next one. Pieces may be empty, because no single
             piece may take long even if only few rows have changed.
         """
-        if not self._is_complete:
+        if not self.is_complete:
             raise InputError(f"the cut of {self._where} at clock {self.clock} is not complete yet")
         if self._keys is None:
             self.fetch_keys()
@@ -171,23 +169,23 @@ class Cut:
         which = np.empty(room, np.int64)
         step = SCAN_FACTOR * room if self.changed_only else room
         for number in itertools.count():
-            rows, a = buffers[number % 2], self._given
-            if a >= self._end:
+            rows, a = buffers[number % 2], self.given
+            if a >= self.stop:
                 return
-            b, state = min(a + step, self._end), (self._place, self._saved, self._flags)
-            count, self._given = take_wanted(shard.rows, a, b, *state, CHANGED, rows, which)
+            b, state = min(a + step, self.stop), (self.place, self.saved, self._flags)
+            count, self.given = take_wanted(shard.rows, a, b, *state, CHANGED, rows, which)
             chosen = which[:count]
             if self._keys is not None:
                 yield self._keys[chosen], rows[:count]
-            elif count == self._given - a:
-                yield (low + a, low + self._given), rows[:count]
+            elif count == self.given - a:
+                yield (low + a, low + self.given), rows[:count]
             else:
                 yield chosen + low, rows[:count]
 
     def commit(self) -> None:
         """Make the cut the base from which changes are counted, because all its rows have been stored for good."""
-        if not self._is_complete or self._given < self._end:
-            why = f"{self._end - self._given} rows of it were not fetched" if self._is_complete else "it is incomplete"
+        if not self.is_complete or self.given < self.stop:
+            why = f"{self.stop - self.given} rows of it were not fetched" if self.is_complete else "it is incomplete"
             raise InputError(f"the cut of {self._where} at clock {self.clock} cannot be a base: {why}")
         if self.shard.changed is not None and not self._is_committed:
             self.shard.changed >>= 1
@@ -195,42 +193,24 @@ class Cut:
 
     # -- calls of the shard
 
-    def includes(self, clock: int) -> bool:
-        """Whether an op of that clock, arriving now, is in the cut."""
-        return not self._is_complete and clock < self.clock  # type: ignore[operator]
-
     def reserve(self, new: int) -> None:
         """Allocate the memory that an op on `new` rows may need, and a place for every row of the shard."""
-        need = self._count + new
-        if need > len(self._saved) and self._given < self._end:
-            self._saved.resize((need + need // 4, self.shard.width), refcheck=False)
-        if not self._is_complete and len(self._place) < len(self.shard.rows):
-            self._place.resize(len(self.shard.rows), refcheck=False)
-            self._end = len(self._place)
+        if not self.is_complete and len(self.place) < len(self.shard.rows):
+            self.place.resize(len(self.shard.rows), refcheck=False)
+            self.stop = len(self.place)
+        need = self.copies + new
+        if need > len(self.saved) and self.given < self.stop:
+            self.saved.resize((need + need // 4, self.shard.width), refcheck=False)
 
     def note(self, op: Op) -> None:
         """Note an applied op. (Not that an origin retired: after a restore to this clock it may make ops again.)"""
-        if op.rule < CLOSE and self.includes(op.clock):
-            self.latest = max(self.latest, op.clock)
-            if op.origin:
-                self.ledger.note(op.origin, op.attempt, op.clock, op.number)
+        if op.rule < CLOSE:
+            note(self.shard, op.clock, op.origin, op.attempt, op.number)
 
     def step(self, op: Op, index: np.ndarray, start: int) -> None:
         """Prepare for an op that is about to change rows of the shard: save the rows, or step the saved copies."""
-        shard, count = self.shard, len(op.values)
-        inside = self.includes(op.clock)
-        # A push without a clock counts as one of the latest clock, which may differ between the shard and the cut.
-        apart = not inside or (op.clock == NO_CLOCK and op.rule == PUSH and self.latest != shard.clock)
-        if apart and self._given < self._end:
-            self.reserve(count)
-            place, saved = self._place, self._saved
-            limits = self._given, self._end, self._rows
-            self._count = save(shard.rows, index, start, count, *limits, place, saved, self._count)
-        if inside and (self._count or shard.spec.keyed):
+        if save(self.shard, index, start, len(op.values), op.clock, op.rule == PUSH):
             self._follow(op, index, start)
-        self._rows = len(shard)
-        if shard.changed is not None:
-            flag(shard.changed, index, start, count, CHANGED * inside | LATER * apart)
 
     def end(self) -> None:
         """End the cut: rows that ops outside it have changed count as changed since the base."""
@@ -241,20 +221,19 @@ class Cut:
 
     def _follow(self, op: Op, index: np.ndarray, start: int) -> None:
         """Step the saved copies of the rows of an op in the cut; absent rows get their initial values before."""
-        shard, count, first = self.shard, len(op.values), self._count
-        self.reserve(count)
+        shard, count, first = self.shard, len(op.values), self.copies
         which, where = np.empty((2, count), np.int64)
-        saved, self._count = follow(index, start, count, self._place, first, which, where)
+        saved, self.copies = follow(index, start, count, self.place, first, which, where)
         if not saved:
             return
         which, where = which[:saved], where[:saved]
         spec, slot_start = shard.spec, shard.spec.optimizer.slot_start
-        if self._count > first and not (spec.init.is_zero and slot_start == 0):
+        if self.copies > first and not (spec.init.is_zero and slot_start == 0):
             assert op.keys is not None
             seed, numbers = spec.init.seed, spec.init.numbers()
-            fill_new(self._saved, spec.dim, op.keys[which], where, first, seed, numbers, slot_start)
+            fill_new(self.saved, spec.dim, op.keys[which], where, first, seed, numbers, slot_start)
         clock = self.latest if op.clock == NO_CLOCK else op.clock
-        shard.run_kernel(self._saved, op._replace(values=op.values[which], clock=clock), where, 0)
+        shard.run_kernel(self.saved, op._replace(values=op.values[which], clock=clock), where, 0)
 
     @property
     def _flags(self) -> np.ndarray:

@@ -14,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dps.core import cuts
+from dps.core.ledger import Ledger
+from dps.core.states import CutState, ShardState
 
 DTYPES = ["float32", "float64", "int64"]
 NONE = np.zeros(0, np.int64)
+CHANGED, LATER = 1, 2
 
 
 class Oracle:
@@ -25,6 +28,10 @@ class Oracle:
     def __init__(self, rows: np.ndarray):
         self.rows, self.place, self.saved = rows, [0] * len(rows), []
         self.flags = [0] * len(rows)
+
+    def flag(self, asked: list[int], bits: int) -> None:
+        for r in asked:
+            self.flags[r] |= bits
 
     def save(self, asked: list[int], first: int, end: int, existing: int) -> None:
         for r in asked:
@@ -51,13 +58,24 @@ class Oracle:
         return self.saved[self.place[r] - 1] if self.place[r] else self.rows[r].tolist()
 
 
+def begun(rows: np.ndarray, flags: np.ndarray) -> tuple[CutState, ShardState]:
+    """A shard of these rows, all of which exist, and a cut of it that is complete."""
+    cut, shard = CutState(), ShardState()
+    shard.rows, shard.changed, cut.stop, cut.existing = rows, flags, len(rows), len(rows)
+    cut.place, cut.saved, cut.ledger = np.zeros(len(rows), np.int32), np.zeros_like(rows, shape=(0, 1)), Ledger()
+    cut.is_complete, shard.cut = True, cut
+    return cut, shard
+
+
 def check(core: ModuleType, seed: int, dtype: str, width: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.integers(-(2**40), 2**40, (count, width)).astype(dtype)
-    oracle, place, flags = Oracle(rows), np.zeros(count, np.int32), np.zeros(count, np.uint8)
-    saved, used = np.zeros((9 * count, width), dtype), 0
-    first, end = sorted(rng.integers(0, count + 1, 2).tolist())
-    existing = 0
+    oracle, flags, used = Oracle(rows), np.zeros(count, np.uint8), 0
+    cut, shard = begun(rows, flags)
+    place, saved = cut.place, np.zeros((9 * count, width), dtype)
+    cut.saved, cut.before, shard.clock = saved, 5, 3
+    cut.given, cut.stop = first, end = sorted(rng.integers(0, count + 1, 2).tolist())
+    existing, has_changes = 0, False
     for number in range(4):
         existing = int(rng.integers(existing, count + 1))
         m = int(rng.integers(1, count + 1))
@@ -66,11 +84,20 @@ def check(core: ModuleType, seed: int, dtype: str, width: int, count: int) -> No
         asked = list(range(start, start + m)) if number % 2 else index.tolist()
         bits = int(rng.integers(0, 4))
         core.flag(flags, index, start, m, bits)
-        for r in asked:
-            oracle.flags[r] |= bits
+        oracle.flag(asked, bits)
         assert flags.tolist() == oracle.flags
-        used = core.save(rows, index, start, m, first, end, existing, place, saved, used)
-        oracle.save(asked, first, end, existing)
+        cut.existing, cut.copies, cut.is_complete = existing, used, bool(rng.integers(2))
+        cut.latest = int(rng.integers(2, 4))
+        clock, is_step = int(rng.choice([-1, 4, 5])), bool(rng.integers(2))
+        inside = clock < 5 and not cut.is_complete
+        apart = not inside or (clock == -1 and is_step and cut.latest != shard.clock)
+        has_changes |= apart
+        assert core.save(shard, index, start, m, clock, is_step) == (inside and has_changes)
+        oracle.flag(asked, CHANGED * inside + LATER * apart)
+        if apart:
+            oracle.save(asked, first, end, existing)
+        assert (flags.tolist(), cut.existing) == (oracle.flags, count)
+        used = cut.copies
         assert (used, place.tolist(), saved[:used].tolist()) == (len(oracle.saved), oracle.place, oracle.saved)
         if number > 1:
             which, where = np.empty((2, m), np.int64)
@@ -162,16 +189,23 @@ def test_rows_that_do_not_exist_are_refused() -> None:
 def test_arrays_that_do_not_fit_are_refused() -> None:
     rows, saved, place = np.ones((5, 2)), np.zeros((4, 2)), np.zeros(5, np.int32)
     flags, which = np.zeros(0, np.uint8), np.zeros(3, np.int64)
-    for first, end in [(-1, 5), (0, 6)]:
-        with pytest.raises(ValueError, match=rf"rows {first} to {end - 1} of 5"):
-            cuts.save(rows, NONE, 0, 3, first, end, 5, place, saved, 0)
-    for used in (-1, 2):
-        with pytest.raises(ValueError, match=rf"room for 4 copies, {used} of them used, and 3 rows may need one"):
-            cuts.save(rows, NONE, 0, 3, 0, 5, 5, place, saved, used)
-    with pytest.raises(ValueError, match="rows of 2 columns, and copies of 3"):
-        cuts.save(rows, NONE, 0, 3, 0, 5, 5, place, np.zeros((4, 3)), 0)
-    with pytest.raises(TypeError, match="array of float64 wanted, and this is float32"):
-        cuts.save(rows, NONE, 0, 3, 0, 5, 5, place, saved.astype(np.float32), 0)
+    cut, shard = begun(rows, None)
+    for fields, error, message in [
+        ({"given": -1}, ValueError, "rows -1 to 4 of 5"),
+        ({"stop": 6}, ValueError, "rows 0 to 5 of 5"),
+        ({"place": place[:4]}, ValueError, "rows 0 to 4 of 5 with 4 places"),
+        ({"copies": -1}, ValueError, "room for 4 copies, -1 of them used, and 3 rows may need one"),
+        ({"copies": 2}, ValueError, "room for 4 copies, 2 of them used, and 3 rows may need one"),
+        ({"saved": np.zeros((4, 3))}, ValueError, "rows of 2 columns, and copies of 3"),
+        ({"saved": saved.astype(np.float32)}, TypeError, "array of float64 wanted, and this is float32"),
+        ({"place": place.astype(np.int64)}, TypeError, "array of int32 wanted, and this is int64"),
+    ]:
+        for name, value in {"given": 0, "stop": 5, "copies": 0, "place": place, "saved": saved, **fields}.items():
+            setattr(cut, name, value)
+        with pytest.raises(error, match=message):
+            cuts.save(shard, NONE, 0, 3, 5, True)
+    with pytest.raises(ValueError, match="and there are 5 rows"):
+        cuts.save(shard, NONE, 3, 3, 5, True)
     with pytest.raises(ValueError, match="room for 3 and 2 of 3 rows"):
         cuts.follow(NONE, 0, 3, place, 0, which, which[:2])
     with pytest.raises(ValueError, match="6 rows with 5 places and 0 flags"):

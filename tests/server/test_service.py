@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from compiled import variant
+from compiled import variant, variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lone_server import FOREVER, LoneServer
@@ -15,10 +16,12 @@ from lone_server import FOREVER, LoneServer
 import dps
 from dps.errors import LimitError
 from dps.server import requests
+from dps.server.replicas import Replica
 from dps.server.tables import ServerTable
-from dps.state.ops import NO_CLOCK, TableSpec
+from dps.state.ops import ADD, NO_CLOCK, Op, TableSpec
 from dps.state.partition import group
 from dps.state.shard import KeyedShard
+from dps.state.snapshot import Cut
 from dps.state.transfer import Joining, digest, first_difference
 from dps.wire import frames
 from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, Header, encode_header, padded
@@ -175,7 +178,8 @@ class Talk:
         """Something that changes what a server may answer."""
         rng, spec = self.rng, SPECS[self.rng.integers(len(SPECS))]
         number, first = int(rng.integers(spec.shards)), int(rng.integers(1, 4))
-        what = rng.integers(8)
+        what = rng.choice([0, 1, 2, 3, 4, 4, 4, 4, 4, 5, 6, 7])
+        late, read = self.chance(0.5), self.chance(0.7)
 
         def happen(server: LoneServer) -> None:
             role = server.role
@@ -190,10 +194,7 @@ class Talk:
             elif what == 3 and shard.cut is None:
                 shard.track_changes()
             elif what == 4:
-                if shard.cut is None and shard.sums is None:
-                    shard.begin_cut(None, changed_only=False)
-                else:
-                    shard.end_cut()
+                self.cut(server, replica, late, read, first)
             elif what == 5 and self.numbers[first - 1] > 70:
                 role.settle(None, [[first, 1]])
             elif what == 6:
@@ -203,10 +204,38 @@ class Talk:
 
         return happen
 
+    @staticmethod
+    def cut(server: LoneServer, replica: Replica, late: bool, read: bool, pieces: int) -> None:
+        """Begin to cut a shard, of now or of a later clock; or complete the cut, or read on in it, or end it."""
+        shard, cut = replica.shard, replica.shard.cut
+        if cut is None:
+            clock = max(shard.clock, shard.ledger.certificate()[:, 1].max(initial=0)) + 1 if late else None
+            if late or shard.sums is None:
+                shard.begin_cut(clock, changed_only=shard.changed is not None and read)
+        elif not cut.is_complete and read:
+            if shard.would_close(cut.clock):
+                shard.close_before(cut.clock)
+            cut.complete()
+        elif cut.is_complete and read:
+            cut.pieces_read = getattr(cut, "pieces_read", [])
+            for keys, rows in itertools.islice(cut.pieces(200), pieces):
+                cut.pieces_read.append((str(keys), rows.tobytes()))
+        else:
+            shard.end_cut()
+
 
 def counters(table: ServerTable) -> object:
     table.meter.reported = ()  # the next report is complete
     return table.meter.report()
+
+
+def content(cut: Cut | None) -> object:
+    """All that a cut knows."""
+    if cut is None:
+        return None
+    saved = cut.saved[: cut.copies].tobytes()
+    numbers = cut.is_complete, cut.before, cut.latest, cut.has_changes, cut.existing, cut.given, cut.stop, cut.rows
+    return numbers, saved, cut.place.tobytes(), cut.ledger.certificate().tolist(), getattr(cut, "pieces_read", [])
 
 
 def differences(one: LoneServer, other: LoneServer) -> list[str]:
@@ -226,6 +255,8 @@ def differences(one: LoneServer, other: LoneServer) -> list[str]:
                 texts.append(f"shard {number} of {spec.name!r}: {difference}")
             if (shard.changed is None) != (same.changed is None) or not np.array_equal(shard.changed, same.changed):
                 texts.append(f"the flags of shard {number} of {spec.name!r}")
+            if content(shard.cut) != content(same.cut):
+                texts.append(f"the cut of shard {number} of {spec.name!r}")
             if shard.nbytes != same.nbytes:
                 texts.append(f"the memory of shard {number} of {spec.name!r}: {shard.nbytes} and {same.nbytes}")
     return texts
@@ -326,6 +357,20 @@ def without_backups(server: LoneServer) -> None:
 def nothing(server: LoneServer) -> None: ...
 
 
+def cut_with_later_ops(server: LoneServer) -> None:
+    """All shards are being cut at clock 6, and each has an op of that clock already."""
+    op = Op(ADD, np.arange(20), 0, np.ones((20, 3), np.float32), clock=6, parties=1)
+    every("sgd", lambda replica: replica.shard.begin_cut(6))(server)
+    every("sgd", lambda replica: replica.shard.apply(op))(server)
+    every("sgd", lambda replica: setattr(replica.shard, "version", replica.shard.version - 1))(server)
+
+
+def cut_at_another_rate(server: LoneServer) -> None:
+    """All shards are being cut at clock 6, and a later op without rows has come."""
+    every("rate", lambda replica: replica.shard.begin_cut(6))(server)
+    every("rate", lambda replica: setattr(replica.shard, "clock", 9))(server)
+
+
 DECLINED: dict[str, tuple[bytes, Callable[[LoneServer], object]]] = {
     "an unknown table": (changed(push("sgd"), table=99), nothing),
     "another kind": (framed(Header(frames.STATUS)), nothing),
@@ -374,7 +419,8 @@ DECLINED: dict[str, tuple[bytes, Callable[[LoneServer], object]]] = {
     "a primary that steps down": (pull("sgd", 40), put("sgd", stepping_down=True)),
     "a deposed primary": (pull("sgd", 40), put("sgd", deposed=True)),
     "a dump that is coming": (pull("sgd"), put("sgd", joining=True, shard=Joining(BY_NAME["sgd"], 0))),
-    "a cut that is read": (push("sgd"), every("sgd", lambda replica: replica.shard.begin_cut(None))),
+    "an op of a cut that has ops outside it": (push("sgd"), cut_with_later_ops),
+    "an op of a cut at another rate": (push("rate", clock=NO_CLOCK, trainer=0), cut_at_another_rate),
     "a repeat": (push("sgd", **STAMP), nothing),
     "an older attempt": (push("sgd", attempt=0), nothing),
     "a new origin": (push("sgd", trainer=9), nothing),
@@ -442,7 +488,7 @@ NOT_CONFIRMED: dict[str, tuple[bytes, Callable[[LoneServer], object]]] = {
     "a placement that is to come": (forwarded("sgd"), put("sgd", fence=0)),
     "a primary": (forwarded("sgd"), put("sgd", primary=True)),
     "a server behind this one": (forwarded("sgd"), put("sgd", successor=2)),
-    "a cut that is read": (forwarded("sgd"), every("sgd", lambda replica: replica.shard.begin_cut(None))),
+    "an op of a cut that has ops outside it": (forwarded("sgd"), cut_with_later_ops),
     "a new origin": (forwarded("sgd", trainer=9), nothing),
     "a repeat": (forwarded("sgd", **STAMP), nothing),
     "a body without versions": (framed(Header(frames.REPLICATE, table=2, shards=8, epoch=1)), nothing),
@@ -528,7 +574,10 @@ WRONG = [
     ("return count if row == head.start + head.count else DECLINED", "return count"),
     ("self._forwards = True", "pass"),
     ("if table.finite and not are_finite", "if False and not are_finite"),
-    ("if shard.cut is not None:", "if False:"),
+    ("may_follow(shard, head.clock, _is_step(head))", "False"),
+    ("save_rows(shard, push.index, push.start, push.count, head.clock, _is_step(head))", "pass"),
+    ("note_op(shard, head.clock, head.trainer, head.attempt, head.number)", "pass"),
+    ("has_room(shard, part[n].b - part[n].a)", "True"),
     ("if row < stop or head.rows > 0:", "if row < stop:"),
     ("if counts[n] > 0 or head.rows > 0:", "if counts[n] > 0:"),
     ("return table.aggregated and", "return False and"),
@@ -538,7 +587,7 @@ WRONG = [
     ("if (sums.rows < 0) != (head.rows < 0):", "if False:"),
     ("max(sums.parties, <int64_t> head.parties)", "head.parties"),
     ("max(sums.rows, <int64_t> 0) + head.rows", "head.rows"),
-    ("_flag(sums.touched, &push, TOUCHED)", "pass"),
+    ("dps_flag(touched, sums.touched.shape[0], push.index, push.start, push.count, TOUCHED)", "pass"),
     ("shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)", "pass"),
     ("(<ShardState> part.shard).ledger.keep(head.trainer, head.clock, head.number, kept)", "pass"),
     ("shard.version += 1", "pass"),
@@ -546,12 +595,31 @@ WRONG = [
     ("shard.clock if head.clock == NO_CLOCK else head.clock", "max(head.clock, 0)"),
     ("not table.starts_at_zero", "False"),
     ("if missing and not table.pulls_zeros:", "if False:"),
-    ("if shard.changed is not None:", "if False:"),
     ("table.meter.add_keys(", "(lambda *_: None)("),
     ("counters.add(head.count, ", "counters.add(1, "),
     ("self.requests += 1  #", "pass  #"),
     ("answer.body = size - HEADER", "answer.body = size"),
 ]
+
+
+WRONG_CUTS = [  # text of dps/core/cuts.pyx, the wrong text
+    ("if apart and cut.given < cut.stop:", "if False:"),
+    ("cut.copies = dps_save(", "to.used = dps_save("),
+    ("cut.existing = shard.rows.shape[0] if shard.index is None else shard.index.count", "pass"),
+    ("CHANGED * inside | LATER * apart", "CHANGED"),
+    ("if shard.changed is not None:", "if False:"),
+    ("if origin:", "if False:"),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [WRONG_CUTS[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG_CUTS[1:])]
+)
+def test_a_step_that_saves_wrong_rows_for_a_cut_is_caught(monkeypatch, old: str, new: str) -> None:
+    _, service = variants(["cuts", "service"], "cuts.pyx", old, new)
+    monkeypatch.setattr(requests, "Service", service.Service)
+    with pytest.raises((AssertionError, ValueError)):
+        collections.deque(map(play, range(200)), maxlen=0)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from compiled import variant
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from oracles import FLOAT_OPTIMIZERS, Model, Origins, govern, mutant, tables
@@ -14,6 +15,7 @@ from oracles import FLOAT_OPTIMIZERS, Model, Origins, govern, mutant, tables
 import dps
 from dps.core.ledger import Ledger
 from dps.errors import InputError
+from dps.state import snapshot
 from dps.state.ops import ADD, CLOSE, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.shard import DenseShard, KeyedShard, Shard, make_shard
 from dps.state.snapshot import Cut
@@ -255,8 +257,9 @@ def test_early_and_late_ops_on_the_same_rows() -> None:
 def test_a_push_without_a_clock_takes_the_rate_of_the_cut() -> None:
     shard = keyed(optimizer=dps.SGD(dps.Exponential(1.0, factor=0.5)))
     shard.track_changes()
-    cut = shard.begin_cut(2)
+    cut = shard.begin_cut(3)
     shard.apply(add([1], 1, rule=PUSH))  # 0.5
+    shard.apply(govern(shard.spec, CLOSE, OLDER, 2))  # which is no op of a trainer at that clock
     shard.apply(add([9], 3, rule=PUSH))
     shard.apply(add([1, 2], NO_CLOCK, rule=PUSH))  # 0.125 in the shard, 0.5 in the cut
     cut.complete()
@@ -392,35 +395,40 @@ MUTANTS = [
     (KEYED, Shard, "_run_on_rows", "CHANGED)", "0)"),
     (KEYED, Cut, "__init__", "applied >= clock", "applied > clock"),
     (KEYED, Cut, "__init__", "if clock is None:", "if False:"),
-    (KEYED, Cut, "includes", "not self._is_complete and", ""),
-    (KEYED, Cut, "includes", "clock < self.clock", "clock <= self.clock"),
-    (KEYED, Cut, "includes", "clock < self.clock", "0 <= clock < self.clock"),
-    (RATE, Cut, "note", "max(self.latest, op.clock)", "op.clock"),
-    (RATE, Cut, "note", "op.rule < CLOSE and self.includes(op.clock)", "True"),
-    (KEYED, Cut, "note", "if op.origin:", "if False:"),
-    (KEYED, Cut, "step", "inside and (self._count or shard.spec.keyed)", "False"),
-    (KEYED, Cut, "step", "self._rows = len(shard)", "pass"),
-    (KEYED, Cut, "step", "if apart and self._given < self._end:", "if False:"),
-    (RATE, Cut, "step", "self.latest != shard.clock", "False"),
-    (KEYED, Cut, "step", "CHANGED * inside", "0"),
-    (KEYED, Cut, "step", "LATER * apart", "CHANGED * apart"),
-    (RATE, Cut, "step", "LATER * apart", "LATER * (not inside)"),
-    (DENSE, Cut, "step", "inside and (self._count or shard.spec.keyed)", "False"),
-    (DENSE, Cut, "pieces", "(low + a, low + self._given)", "(a, self._given)"),
+    (RATE, Cut, "note", "op.rule < CLOSE", "True"),
+    (DENSE, Cut, "pieces", "(low + a, low + self.given)", "(a, self.given)"),
     (DENSE, Cut, "pieces", "chosen + low", "chosen"),
-    (DENSE, Cut, "pieces", "count == self._given - a", "count > 1"),
+    (DENSE, Cut, "pieces", "count == self.given - a", "count > 1"),
     (KEYED, Cut, "pieces", "number % 2", "0"),
-    (KEYED, Cut, "pieces", "self._place, self._saved,", "self._place, np.roll(self._saved, 1, 0),"),
+    (KEYED, Cut, "pieces", "self.place, self.saved,", "self.place, np.roll(self.saved, 1, 0),"),
     (KEYED, Cut, "pieces", "CHANGED, rows", "LATER, rows"),
-    (KEYED, Cut, "complete", "count_wanted(self._place, self._flags, CHANGED, self._end)", "self._end"),
+    (KEYED, Cut, "complete", "count_wanted(self.place, self._flags, CHANGED, self.stop)", "self.stop"),
     (KEYED, Cut, "commit", "changed >>= 1", "changed[:] = 0"),
     (KEYED, Cut, "end", "changed |= changed >> 1", "pass"),
-    (BORN, Cut, "_follow", "self._count > first", "self._count > first + 1"),
+    (BORN, Cut, "_follow", "self.copies > first", "self.copies > first + 1"),
     (BORN, Cut, "_follow", "where, first,", "where, 0,"),
     (BORN, Cut, "_follow", "op.keys[which]", "op.keys[: len(which)]"),
     (KEYED, Cut, "_follow", "op.values[which]", "op.values[: len(which)]"),
     (RATE, Cut, "_follow", "self.latest if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
-    (SUMMED, Cut, "complete", "self._is_complete, self._end = True, len(self.shard)", "self._is_complete = True"),
+    (SUMMED, Cut, "complete", "self.is_complete, self.stop = True, len(self.shard)", "self.is_complete = True"),
+]
+
+
+COMPILED = [  # text of dps/core/cuts.pyx, the wrong text
+    (KEYED, "if apart and cut.given < cut.stop:", "if False:"),
+    (KEYED, "not cut.is_complete and ", ""),
+    (KEYED, "clock < cut.before", "clock <= cut.before"),
+    (KEYED, "clock < cut.before", "0 <= clock < cut.before"),
+    (KEYED, "return inside and cut.has_changes", "return False"),
+    (DENSE, "return inside and cut.has_changes", "return False"),
+    (KEYED, "cut.has_changes |= apart", "pass"),
+    (KEYED, "cut.existing = shard.rows.shape[0] if shard.index is None else shard.index.count", "pass"),
+    (RATE, "cut.latest != shard.clock", "False"),
+    (KEYED, "CHANGED * inside", "0"),
+    (KEYED, "LATER * apart", "CHANGED * apart"),
+    (RATE, "LATER * apart", "LATER * (not inside)"),
+    (RATE, "max(cut.latest, clock)", "clock"),
+    (KEYED, "if origin:", "if False:"),
 ]
 
 
@@ -432,11 +440,29 @@ def try_all(data, spec: TableSpec, chain: bool) -> None:
     play(data.draw, spec, chain)
 
 
+def hunt(spec: TableSpec, chain: bool) -> None:
+    """Look for a case in which the cut is not as it has to be."""
+    HUNT(given(data=st.data())(lambda data: try_all(data, spec, chain)))()
+
+
+CAUGHT = (AssertionError, InputError, IndexError, ValueError, TypeError, pytest.fail.Exception)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("spec", "owner", "name", "old", "new"), MUTANTS)
 def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, name: str, old: str, new: str) -> None:
-    chain = "CHANGED" in old + new or name in ("commit", "end")
-    hunt = HUNT(given(data=st.data())(lambda data: try_all(data, spec, chain)))
     monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
-    with pytest.raises((AssertionError, InputError, IndexError, ValueError, TypeError, pytest.fail.Exception)):
-        hunt()
+    with pytest.raises(CAUGHT):
+        hunt(spec, "CHANGED" in old + new or name in ("commit", "end"))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("spec", "old", "new"), [COMPILED[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in COMPILED[1:])]
+)
+def test_a_broken_variant_of_the_core_is_caught(monkeypatch, spec: TableSpec, old: str, new: str) -> None:
+    wrong = variant("cuts", "cuts.pyx", old, new)
+    monkeypatch.setattr(snapshot, "save", wrong.save)
+    monkeypatch.setattr(snapshot, "note", wrong.note)
+    with pytest.raises(CAUGHT):
+        hunt(spec, "CHANGED" in old + new)
