@@ -3,26 +3,22 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t, uint64_t
 
 from dps.core.counters cimport ServerCounters
+from dps.core.forwards cimport Forwards, OwedAnswer
 from dps.core.frame cimport dps_header
 from dps.core.optimizers cimport Kernel
+from dps.core.request cimport Part, Parts
 from dps.core.states cimport ShardState, TableState
-
-
-cdef struct Part:  # of a request: what falls to one shard
-    void *replica  # a ReplicaState, which its table holds,
-    void *shard  # and its ShardState
-    const int64_t *keys  # NULL: the rows from `start` on
-    int64_t start
-    int64_t a, b  # its rows of the request
 
 
 @cython.final
 cdef class Service:
     cdef dict _tables
     cdef ServerCounters _counters
-    cdef object _clock, _holds_lease, _close_before, _pass_on
+    cdef Forwards _ops
+    cdef object _clock, _holds_lease, _close_before, _refuse, _throttle
     cdef object _peer  # of the frames that are being answered
-    cdef bint _forwards, _is_halted  # the push has backups; the peer has to wait
+    cdef bint _is_halted  # the peer has to wait
+    cdef Parts _parts
     cdef int64_t _limit
     cdef public int64_t requests
     cdef void *_memory[2]
@@ -31,22 +27,6 @@ cdef class Service:
     cdef void *_room(self, int which, size_t nbytes) except NULL
     cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
     cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
-    cdef int _cut(
-        self, TableState table, const dps_header *head, const char *body, uint64_t length, int64_t nbytes
-    ) except -2
-    cdef int _cut_range(self, TableState table, const dps_header *head) except -2
-    cdef int _cut_keys(self, TableState table, const dps_header *head, const char *body) except -2
-    cdef bint _put(
-        self,
-        TableState table,
-        const dps_header *head,
-        int64_t number,
-        const int64_t *keys,
-        int64_t start,
-        int64_t a,
-        int64_t b,
-        Part *part,
-    ) except -1
     cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1
     cdef bint _make_room(self, TableState table, const dps_header *head, Part *part, int count) except -1
     cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1
@@ -59,5 +39,17 @@ cdef class Service:
     cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1
     cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL
     cdef int _gather(self, TableState table, Part *part, char *out) except -1
-    cdef int _forward(self, const dps_header *head, const char *body, const Part *part, int count) except -1
+    cdef int _pass_on(
+        self,
+        TableState table,
+        const dps_header *head,
+        Part *part,
+        int count,
+        const char *values,
+        const char *answer,
+        int64_t size,
+    ) except -1
+    cdef int _forward(
+        self, TableState table, const dps_header *head, Part *part, int count, const char *values, OwedAnswer owed
+    ) except -1
     cdef int _keep(self, TableState table, const dps_header *head, Part *part) except -1

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 
 from dps.core.counters import ServerCounters
+from dps.core.forwards import Forwards
 
 class Service:
     requests: int
@@ -14,7 +15,9 @@ class Service:
         clock: Callable[[], float],
         holds_lease: Callable[[], bool],
         close_before: Callable[[Any, int], object],
-        pass_on: Callable[[Any, tuple[int, ...], bytes, list[tuple[Any, int, int, int]]], bool],
+        ops: Forwards,
+        refuse: Callable[[Any, int, Any], object],
+        throttle: Callable[[Any], bool],
         limit: int,
     ) -> None: ...
     def step(

@@ -1,11 +1,11 @@
 """A server's answers to plain requests, from the bytes that have arrived to the bytes that leave, in one step.
 
 The general way of a request is in `server/requests.py` and `server/tables.py`. This is the same for what is plain: a
-pull or a push of rows that this server is the primary of, where the role forwards a push to backups; and an op that the
-predecessor in a chain has forwarded to the last server of the chain. Whatever is not plain is *declined* before
-anything is changed, and goes the general way, which answers it or says what is wrong with it. Both ways read and change
-the same objects (`states.pyx`, `counters.pyx`), so that requests may take turns between them. Nothing here knows a
-socket: bytes in, bytes out.
+pull or a push of rows that this server is the primary of; and an op that the predecessor in a chain has forwarded. A
+push and an op go on to the next server of the chain (`forwards.pyx`), if there is one, and are answered when that one
+has confirmed them. Whatever is not plain is *declined* before anything is changed, and goes the general way, which
+answers it or says what is wrong with it. Both ways read and change the same objects (`states.pyx`, `forwards.pyx`,
+`counters.pyx`), so that requests may take turns between them. Nothing here knows a socket: bytes in, bytes out.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -14,16 +14,19 @@ from libc.string cimport memcpy
 
 cimport cython
 cimport numpy as cnp
+from cpython.bytes cimport PyBytes_FromStringAndSize
 
 from dps.core.arrays cimport uint8s, writeable_uint8s
 from dps.core.blocks cimport new_array
 from dps.core.counters cimport RequestCounters, ServerCounters
 from dps.core.cuts cimport dps_flag, has_room, may_follow, note_op, save_rows
+from dps.core.forwards cimport Forwards, OwedAnswer, Span
 from dps.core.frame cimport begin_answer, dps_header
 from dps.core.initializers cimport dps_filling, fill_absent_rows, fill_new_rows
 from dps.core.optimizers cimport Kernel
+from dps.core.request cimport Part, Parts
 from dps.core.rows cimport are_finite, dps_gather, dps_gather_range, dps_source
-from dps.core.states cimport ReplicaState, ShardState, SumsState, TableState
+from dps.core.states cimport ShardState, SumsState, TableState
 from dps.core.steps cimport dps_push
 
 from dps.core.optimizers import add, assign
@@ -48,12 +51,11 @@ cdef enum:
     DECLINED = -1
     NO_CLOCK = -1
     TOUCHED = 1  # the flag of a row that has a sum
-    MAX_COPIED = (1 << 17) - HEADER  # bytes of a forwarded body: the general way lends the memory of larger ones
     LARGE = 1 << 14  # numbers for which the interpreter's lock is released
 
-cdef enum:  # kept memory: the parts of a request; the numbers of the rows of a part
-    PARTS = 0
-    INDEX = 1
+cdef enum:  # kept memory: the numbers of the rows of a part; the parts of a request as others take them
+    INDEX = 0
+    SPANS = 1
     MEMORIES = 2
 
 cdef Kernel ADD = add, ASSIGN = assign
@@ -74,9 +76,12 @@ cdef class Service:
         Whether no other server can have become the primary of replicated shards here.
     close_before : callable
         Closes the sums of a replica (first argument), if their clock is before the second argument.
-    pass_on : callable
-        Forwards a push: called with the peer, the fields of the header, the body, and for each part its replica, first
-        row, and first and last row of the push. Returns whether the peer has to wait.
+    ops : Forwards
+        Ops on their way to other servers.
+    refuse : callable
+        Tells a peer (first argument) that its request (its number) failed, because of an error (third argument).
+    throttle : callable
+        Whether a peer has to wait, because too much is on its way.
     limit : int
         Bytes that a body may have.
 
@@ -93,11 +98,14 @@ cdef class Service:
         clock,
         holds_lease,
         close_before,
-        pass_on,
+        Forwards ops not None,
+        refuse,
+        throttle,
         int64_t limit,
     ):
         self._tables, self._counters, self._clock, self._limit = tables, counters, clock, limit
-        self._holds_lease, self._close_before, self._pass_on = holds_lease, close_before, pass_on
+        self._holds_lease, self._close_before, self._ops = holds_lease, close_before, ops
+        self._refuse, self._throttle, self._parts = refuse, throttle, Parts()
         for n in range(MEMORIES):
             self._memory[n], self._sizes[n] = NULL, 0
 
@@ -131,18 +139,22 @@ cdef class Service:
         if not 0 <= start <= end <= cnp.PyArray_SIZE(inbox) or start & 7:
             raise ValueError(f"bytes {start} to {end} of an inbox of {cnp.PyArray_SIZE(inbox)}")
         self._peer, self._is_halted = peer, False
-        while end - done >= HEADER and not self._is_halted:
-            head = <const dps_header *> (arrived + done)
-            if head.magic != MAGIC or head.body > <uint64_t> min(end - done - HEADER, self._limit):
-                break
-            if from_server:
-                size = self._confirm(head, arrived + done + HEADER, answers + made, room - made)
-            else:
-                size = self._answer(head, arrived + done + HEADER, answers + made, room - made)
-            if size == DECLINED:
-                break
-            done += HEADER + <int64_t> head.body
-            made += size
+        self._ops.collect()
+        try:
+            while end - done >= HEADER and not self._is_halted:
+                head = <const dps_header *> (arrived + done)
+                if head.magic != MAGIC or head.body > <uint64_t> min(end - done - HEADER, self._limit):
+                    break
+                if from_server:
+                    size = self._confirm(head, arrived + done + HEADER, answers + made, room - made)
+                else:
+                    size = self._answer(head, arrived + done + HEADER, answers + made, room - made)
+                if size == DECLINED:
+                    break
+                done += HEADER + <int64_t> head.body
+                made += size
+        finally:
+            self._ops.release()
         self._peer = None
         return done - start, made
 
@@ -156,7 +168,6 @@ cdef class Service:
         cdef Part *part
         cdef int count, n
         cdef double seconds
-        self._forwards = False
         if table is None or not (pushed or head.kind == PULL) or not _is_plain(table, head):
             return DECLINED
         nbytes = (head.count * table.row_bytes + 7) & ~7
@@ -166,10 +177,9 @@ cdef class Service:
         if table.replicated and not (pushed and table.waits) and not self._holds_lease():
             return DECLINED
         began = self._clock()
-        count = self._cut(table, head, body, head.body, nbytes if pushed else 0)
-        if count == DECLINED:
+        if not self._parts.cut(table, head, body, head.body, nbytes if pushed else 0):
             return DECLINED
-        part = <Part *> self._memory[PARTS]
+        part, count = self._parts.part, self._parts.count
         values = body + <int64_t> head.body - nbytes
         if pushed:
             if table.finite and not are_finite(table.kind, values, head.count * table.dim):
@@ -177,7 +187,7 @@ cdef class Service:
             for n in range(count):
                 if not self._may_apply(table, head, &part[n]):
                     return DECLINED
-            if self._forwards and (answered or head.body > MAX_COPIED) or not self._make_room(table, head, part, count):
+            if not self._make_room(table, head, part, count):
                 return DECLINED
         elif table.aggregated:
             for n in range(count):
@@ -193,33 +203,54 @@ cdef class Service:
             if pushed and answered and head.trainer:
                 self._keep(table, head, &part[n])
             table.meter.add_keys((<ShardState> part[n].shard).number, part[n].b - part[n].a)
-        if self._forwards:
-            self._forward(head, body, part, count)
+        if self._parts.forwards:
+            self._pass_on(table, head, part, count, values, out, size)
         seconds = max(0.0, <double> self._clock() - began)
         counters = table.meter.pushes if pushed else table.meter.pulls
         counters.add(head.count, <int64_t> head.body + size - HEADER, seconds)
         if seconds > self._counters.lag:
             self._counters.lag = seconds
-        return 0 if self._forwards and table.waits else size
+        return 0 if self._parts.forwards and table.waits else size
 
-    cdef int _forward(self, const dps_header *head, const char *body, const Part *part, int count) except -1:
-        """Let the role forward the applied parts of a push, and answer when the backups have them, if it is to wait."""
-        cdef list applied = []
+    cdef int _pass_on(
+        self,
+        TableState table,
+        const dps_header *head,
+        Part *part,
+        int count,
+        const char *values,
+        const char *answer,
+        int64_t size,
+    ) except -1:
+        """Forward the applied parts of a push, and let its answer wait for the backups, if the table wants that."""
+        cdef OwedAnswer owed = OwedAnswer.__new__(OwedAnswer)
+        self._forward(table, head, part, count, values, owed)
+        if table.waits:
+            owed.answer(self._ops.answers, self._peer, PyBytes_FromStringAndSize(answer, size), self._refuse)
+        if self._ops.backlog > self._ops.limit:
+            self._is_halted = self._throttle(self._peer)
+        return 0
+
+    cdef int _forward(
+        self, TableState table, const dps_header *head, Part *part, int count, const char *values, OwedAnswer owed
+    ) except -1:
+        """Forward the applied parts of a request."""
+        cdef Span *spans = <Span *> self._room(SPANS, count * sizeof(Span) + 1)
+        cdef const char *keys = <const char *> part[0].keys
         cdef int n
         for n in range(count):
-            applied.append((<object> part[n].replica, part[n].start, part[n].a, part[n].b))
-        fields = (
-            head.kind, head.flags, head.request, head.table, head.epoch, head.trainer, head.number, head.clock,
-            head.shard, head.shards, head.rows, head.start, head.count, head.parties, head.attempt, head.body,
-        )
-        self._is_halted = self._pass_on(self._peer, fields, body[: <Py_ssize_t> head.body], applied)
+            spans[n].replica, spans[n].version = part[n].replica, (<ShardState> part[n].shard).version
+            spans[n].start, spans[n].a, spans[n].b = part[n].start, part[n].a, part[n].b
+        self._ops.pass_on(head, spans, count, table.row_bytes, keys, values, None, None, owed)
         return 0
 
     cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
-        """Carry out an op that the predecessor has forwarded, and confirm it: bytes of the answer, or DECLINED."""
+        """Carry out an op that the predecessor has forwarded: bytes of the answer, or DECLINED."""
         cdef TableState table = self._tables.get(head.table)
         cdef const int64_t *versions = <const int64_t *> body
         cdef int64_t nbytes, listed = 8 * <int64_t> head.shards
+        cdef const char *values
+        cdef OwedAnswer owed
         cdef Part *part
         cdef ShardState shard
         cdef int count, n
@@ -228,115 +259,28 @@ cdef class Service:
         if room < HEADER or <int64_t> head.body < listed:
             return DECLINED
         nbytes = (head.count * table.row_bytes + 7) & ~7
-        count = self._cut(table, head, body + listed, head.body - <uint64_t> listed, nbytes)
-        if count == DECLINED:
+        if not self._parts.cut(table, head, body + listed, head.body - <uint64_t> listed, nbytes):
             return DECLINED
-        part = <Part *> self._memory[PARTS]
+        part, count = self._parts.part, self._parts.count
         for n in range(count):
             shard = <ShardState> part[n].shard
             if versions[shard.number - head.shard] != shard.version + 1 or not self._may_apply(table, head, &part[n]):
                 return DECLINED
         if not self._make_room(table, head, part, count):
             return DECLINED
+        values = body + <int64_t> head.body - nbytes
         for n in range(count):
-            self._apply(table, head, &part[n], body + <int64_t> head.body - nbytes + part[n].a * table.row_bytes)
+            self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
             if head.flags & ANSWER and head.trainer:
                 self._keep(table, head, &part[n])
         begin_answer(head, out, HEADER)
         (<dps_header *> out).count = 0
-        return HEADER
-
-    # -- which rows
-
-    cdef int _cut(
-        self, TableState table, const dps_header *head, const char *body, uint64_t length, int64_t nbytes
-    ) except -2:
-        """Cut a request with `nbytes` of values by shard, into PARTS: how many parts there are, or DECLINED.
-
-        Its body, of that length, begins with the counts of keys, or with the values.
-        """
-        self._room(PARTS, head.shards * sizeof(Part) + 1)
-        if head.flags & RANGE:
-            return self._cut_range(table, head) if length == <uint64_t> nbytes else DECLINED
-        if length != 8 * (<uint64_t> head.shards + head.count) + <uint64_t> nbytes:
-            return DECLINED
-        return self._cut_keys(table, head, body)
-
-    cdef int _cut_range(self, TableState table, const dps_header *head) except -2:
-        cdef Part *part = <Part *> self._memory[PARTS]
-        cdef int64_t row = head.start, number, stop
-        cdef int64_t end = min(<int64_t> head.shard + head.shards, table.shards)
-        cdef int count = 0
-        if row < 0 or row > table.rows - head.count:
-            return DECLINED
-        for number in range(head.shard, end):
-            stop = min(head.start + head.count, (number + 1) * table.rows // table.shards)
-            if row < stop or head.rows > 0:
-                stop = max(row, stop)
-                if not self._put(table, head, number, NULL, row, row - head.start, stop - head.start, &part[count]):
-                    return DECLINED
-                row = stop
-                count += 1
-        return count if row == head.start + head.count else DECLINED
-
-    cdef int _cut_keys(self, TableState table, const dps_header *head, const char *body) except -2:
-        cdef Part *part = <Part *> self._memory[PARTS]
-        cdef const int64_t *counts = <const int64_t *> body
-        cdef const int64_t *keys = counts + head.shards
-        cdef int64_t n, a = 0
-        cdef int count = 0
-        for n in range(head.shards):
-            if counts[n] < 0 or counts[n] > head.count - a:
-                return DECLINED
-            if counts[n] > 0 or head.rows > 0:
-                if not self._put(table, head, head.shard + n, keys + a, 0, a, a + counts[n], &part[count]):
-                    return DECLINED
-                a += counts[n]
-                count += 1
-        return count if a == head.count else DECLINED
-
-    cdef bint _put(
-        self,
-        TableState table,
-        const dps_header *head,
-        int64_t number,
-        const int64_t *keys,
-        int64_t start,
-        int64_t a,
-        int64_t b,
-        Part *part,
-    ) except -1:
-        """Make one part, of shard `number`; False if that is to be declined."""
-        cdef object found = table.replicas.get(number)
-        cdef ReplicaState replica
-        cdef ShardState shard
-        cdef int64_t n, capacity
-        if found is None:
-            return False
-        replica = <ReplicaState?> found
-        if replica.joining or not isinstance(replica.shard, ShardState):
-            return False
-        if replica.successor is not None and head.kind == REPLICATE:
-            return False
-        if replica.successor is not None and head.kind == PUSH:
-            self._forwards = True
-        if head.kind == REPLICATE:  # not of a sender that was replaced, and not before the first placement
-            if replica.primary or replica.fence == 0 or head.epoch < replica.fence:
-                return False
-        elif not replica.takes_requests():
-            return False
-        shard = <ShardState> replica.shard
-        part.replica, part.shard = <void *> replica, <void *> shard
-        part.keys, part.start, part.a, part.b = keys, start, a, b
-        if shard.index is not None or a == b:
-            return True
-        capacity = shard.rows.shape[0]
-        if keys == NULL:
-            return start >= shard.low and start - shard.low <= capacity - (b - a)
-        for n in range(b - a):
-            if not shard.low <= keys[n] < shard.low + capacity:
-                return False
-        return True
+        if not self._parts.forwards:
+            return HEADER
+        owed = OwedAnswer.__new__(OwedAnswer)
+        self._forward(table, head, part, count, values, owed)
+        owed.answer(self._ops.answers, self._peer, PyBytes_FromStringAndSize(out, HEADER), None)
+        return 0
 
     # -- pushes
 

@@ -33,9 +33,9 @@ cdef class SumsState:
 
 
 cdef class ReplicaState:
-    cdef public object shard, successor
+    cdef public object shard, successor, tail, feed
     cdef public bint primary, joining, stepping_down, deposed
-    cdef public int64_t fence
+    cdef public int64_t number, fence
     cdef bint takes_requests(self)
 
 

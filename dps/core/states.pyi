@@ -41,8 +41,11 @@ class SumsState:
     touched: Any
 
 class ReplicaState:
+    number: int
     shard: Any
     successor: int | None
+    tail: Any
+    feed: Any
     primary: bool
     joining: bool
     stepping_down: bool

@@ -85,10 +85,16 @@ cdef class ReplicaState:
 
     Attributes
     ----------
+    number : int
+        Of the shard.
     shard : object
         Its rows: a ShardState, unless a dump is still bringing them.
     successor : int or None
         Number of the next server in the chain.
+    tail : Forward or None
+        The last op that was passed on to it.
+    feed : object
+        Of a successor that joins: what brings it the rows.
     primary, joining, stepping_down, deposed : bool
         It is the first of the chain; a dump is still bringing its rows; it takes no more requests, so that another
         replica may become the primary; another replica has become the primary.

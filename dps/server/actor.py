@@ -20,11 +20,11 @@ from distributed import Worker, get_worker
 from dps import config
 from dps.checkpoints.reading import Origins, fill_all
 from dps.checkpoints.store import Store
+from dps.core.forwards import OwedAnswer
 from dps.core.polling import Polling
 from dps.daskapi.processes import host_of, linking_tls, listening_tls
 from dps.errors import MovedError
 from dps.server.checkpoint_writer import CheckpointWriter, WritingThread
-from dps.server.replicas import OwedAnswer
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
 from dps.telemetry.host import host_load, starved

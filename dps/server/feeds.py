@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.server.replicas import Forward, Replica
+from dps.core.forwards import Forward, Successor
+from dps.server.replicas import Replica
 from dps.state.transfer import Dump
 from dps.wire import frames
-from dps.wire.frames import pack_arrays, padded
+from dps.wire.frames import encode_header, pack_arrays, padded
 from dps.wire.headers import DumpPiece
 from dps.wire.membership_messages import CaughtUp
 
 if TYPE_CHECKING:
-    from dps.server.replication import Relay, Successor
+    from dps.server.replication import Relay
 
 __all__ = ["DUMP_PIECE_BYTES", "PIECES_UNDER_WAY", "ROWS", "FeedsOfJoiner", "JoinerFeed", "PieceMemory"]
 
@@ -99,8 +100,9 @@ class JoinerFeed:
     def confirmed(self, forward: Forward) -> None:
         """The joiner has a piece."""
         self.under_way -= forward.nbytes
-        self.relay.memory.release(forward.values)
-        if DumpPiece.of(forward.header).content == END and self.replica.feed is self:
+        memory, content = forward.piece
+        self.relay.memory.release(memory)
+        if content == END and self.replica.feed is self:
             self.done = True
             self.report_caught_up()
 
@@ -110,7 +112,7 @@ class JoinerFeed:
 
     def report_caught_up(self) -> None:
         """Tell the controller that the joiner has caught up, so that it may put the joiner into the chain."""
-        message = CaughtUp(self.replica.spec.name, self.replica.number, self.to, self.relay.epoch)
+        message = CaughtUp(self.replica.spec.name, self.replica.number, self.to, self.relay.ops.epoch)
         self.relay.report(frames.CAUGHT_UP, message)
 
     def _send(self, content: int, meta: dict[str, Any], arrays: list[np.ndarray]) -> None:
@@ -120,10 +122,9 @@ class JoinerFeed:
         self.sent_bytes += nbytes
         self.under_way += nbytes
         self.due = max(self.due, self.relay.endpoint.now()) + nbytes / self.relay.rate
-        piece = DumpPiece(self.replica.spec.id, self.relay.epoch, self.replica.number, content, text_bytes)
-        forward = Forward(piece.header()._replace(body=nbytes), [], None, memory, [])
-        forward.feed, forward.pieces, forward.nbytes = self, pieces, nbytes
-        self.relay.send(self.to, forward)
+        piece = DumpPiece(self.replica.spec.id, self.relay.ops.epoch, self.replica.number, content, text_bytes)
+        head = encode_header(piece.header()._replace(body=nbytes))
+        self.relay.ops.send(self.to, Forward.of_piece(self, (memory, content), head, tuple(pieces), nbytes))
 
 
 class FeedsOfJoiner:

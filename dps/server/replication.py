@@ -8,9 +8,9 @@ OSDI 2004). The primary numbers the ops of a shard (`version`), and they travel 
 the ops that a replica has applied are always a prefix of its predecessor's.
 
 One request of a client may touch many shards. Its parts for neighbouring shards with the same successor travel on as
-one frame (a `Forward`), as views of the request's own body: nothing is copied or encoded anew. An `OwedAnswer` stands
-for the answer to the client; it is due when all forwards of the request are confirmed. The body stays until each of
-them is confirmed or refused, because a forward that is left may be sent again after another one was refused.
+one frame (a `Forward` of `core/forwards.pyx`). An `OwedAnswer` stands for the answer to the client; it is due when all
+forwards of the request are confirmed. A large body stays until each of them is confirmed or refused, because a forward
+that is left may be sent again after another one was refused.
 
 What can happen between any two lines, and what then:
 
@@ -31,47 +31,29 @@ is the end of the chain in all respects but one, which is that the controller wo
 
 from __future__ import annotations
 
+import functools
 import logging
-import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from dps import config
+from dps.core.forwards import Forward, Forwards, Successor
 from dps.errors import FencedError, MovedError
 from dps.server.feeds import DUMP_PIECE_BYTES, FeedsOfJoiner, JoinerFeed, PieceMemory
-from dps.server.replicas import Forward, OwedAnswer, Replica, ReplicaPart
+from dps.server.replicas import Replica
 from dps.telemetry.snapshot import ShardMove
 from dps.wire import frames
 from dps.wire.frames import Header
 from dps.wire.membership_messages import SteppedDown, Suspect
 from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
 
-__all__ = ["Relay", "Successor"]
+__all__ = ["Relay"]
 
 logger = logging.getLogger(__name__)
 
 RECONNECT_SECONDS = 0.05  # from a broken connection to the next attempt
-
-
-class Successor:
-    """The connection to one successor, and the forwards that it has not confirmed."""
-
-    def __init__(self, number: int):
-        self.number = number
-        self.link: RoleLink | None = None
-        self.unconfirmed: dict[int, Forward] = {}
-        self.last_request = 0
-        self.progressed_at = math.inf  # when it last confirmed a forward, or was sent the first unconfirmed one
-        self.op_sent_at = -math.inf  # when it was last sent an op
-        self.feeds = FeedsOfJoiner(self)
-
-    @property
-    def awaits_op(self) -> bool:
-        """Whether there is an op that it has not confirmed."""
-        return any(forward.feed is None for forward in self.unconfirmed.values())
 
 
 class Relay:
@@ -91,83 +73,26 @@ class Relay:
         self, endpoint: RoleEndpoint, session: str, secret: str, report: Callable[[int, msgspec.Struct], None]
     ):
         self.endpoint, self.report = endpoint, report
-        self.epoch = 0
+        self.ops = Forwards(endpoint.now, FeedsOfJoiner, self._connect, config.nbytes("unconfirmed"))
         self.addresses: dict[int, tuple[str, int]] = {}
         self.has_successors = False  # a replica has a successor
-        self.backlog = 0  # bytes of unconfirmed rows
         self.rate: float = config.nbytes("move")
         self.piece = DUMP_PIECE_BYTES
         self.memory = PieceMemory()
-        self._backlog_limit, self._silence_seconds = config.nbytes("unconfirmed"), config.seconds("silence")
+        self._silence_seconds = config.seconds("silence")
         self._session, self._secret = session, secret
-        self._successors: dict[int, Successor] = {}
         self._replicas: dict[Replica, None] = {}  # those with a successor, in the order in which they got it
         self._stepping_down: list[Replica] = []
         self._throttled: list[RoleConnection] = []  # connections that are not read while the backlog is too large
         self._closed = False
 
-    # -- ops
-
-    def forward(
-        self, header: Header, fresh: list[tuple[ReplicaPart, int]], keys: Any, values: np.ndarray, owed: OwedAnswer
-    ) -> None:
-        """Pass on the applied parts, each with its shard's new version; `owed` waits for all of them."""
-        i = 0
-        while i < len(fresh):
-            part = fresh[i][0]
-            j, end = i + 1, part.b
-            while j < len(fresh) and fresh[j][0].replica.successor == part.replica.successor and fresh[j][0].a == end:
-                if header.rows > 0 and fresh[j][0].replica.number != fresh[j - 1][0].replica.number + 1:
-                    break  # because the frame stands for all shards from its first to its last
-                end = fresh[j][0].b
-                j += 1
-            if part.replica.successor is not None:
-                owed.left += 1
-                self.send(part.replica.successor, Forward(header, fresh[i:j], keys, values, [owed]))
-            i = j
-
-    def follow(self, replica: Replica, owed: OwedAnswer) -> None:
-        """Make a repeat wait for all that was passed on before, because its first attempt is part of that."""
-        if not replica.drained:
-            assert replica.tail is not None
-            owed.left += 1
-            replica.tail.followers.append((replica, owed))
-
     def throttle(self, connection: RoleConnection) -> bool:
         """Read no more from this connection while the backlog is larger than its limit; whether it is."""
-        if self.backlog <= self._backlog_limit:
+        if not self.ops.full:
             return False
         connection.suspend()
         self._throttled.append(connection)
         return True
-
-    def send(self, to: int, forward: Forward) -> None:
-        """Send a forward to server `to`, now or as soon as there is a connection."""
-        successor = self._successor(to)
-        for part, _ in forward.parts:
-            part.replica.tail = forward
-        now = self.endpoint.now()
-        if not successor.unconfirmed:
-            successor.progressed_at = now
-        forward.first_sent = min(forward.first_sent, now)
-        if forward.feed is None:
-            successor.op_sent_at = now
-        self.backlog += forward.nbytes
-        successor.last_request = successor.last_request % 0xFFFFFFFF + 1
-        successor.unconfirmed[successor.last_request] = forward
-        self._write(successor, successor.last_request)
-        if successor.link is None:
-            self._connect(successor)
-
-    def _successor(self, number: int) -> Successor:
-        successor = self._successors.get(number)
-        if successor is None:
-            successor = self._successors[number] = Successor(number)
-        return successor
-
-    def _write(self, successor: Successor, number: int) -> None:
-        if successor.link is not None and successor.link.open:
-            successor.link.send(*successor.unconfirmed[number].frame(number, self.epoch))
 
     # -- placement
 
@@ -195,24 +120,24 @@ class Relay:
             if successor is None:
                 forward.confirm()
             else:
-                self.send(successor, forward)
+                self.ops.send(successor, forward)
         if replica.stepping_down and replica not in self._stepping_down:
             self._stepping_down.append(replica)
 
     def _begin_feed(self, feed: JoinerFeed) -> None:
         feed.replica.feed = feed
-        self._successor(feed.to).feeds.add(feed)
+        self.ops.successor(feed.to).feeds.add(feed)
         feed.begin()
 
     def _end_feed(self, replica: Replica) -> None:
         feed, replica.feed = replica.feed, None
-        if feed is not None and feed.to in self._successors:
-            self._successors[feed.to].feeds.remove(feed, self)
+        if feed is not None and feed.to in self.ops.successors:
+            self.ops.successors[feed.to].feeds.remove(feed, self)
 
     def settle(self) -> None:
         """After a new placement: close connections to servers that are out of it, report step-downs, read on."""
-        for number in [n for n in self._successors if n not in self.addresses]:
-            link = self._successors.pop(number).link
+        for number in [n for n in self.ops.successors if n not in self.addresses]:
+            link = self.ops.successors.pop(number).link
             if link is not None:
                 link.close()
         self._stepping_down = [replica for replica in self._stepping_down if replica.stepping_down]
@@ -234,35 +159,35 @@ class Relay:
 
         Its neighbours in the same frames are sent again, each in a frame of its own.
         """
-        successor = self._successors.get(-1 if server is None else server)
+        successor = self.ops.successors.get(-1 if server is None else server)
         if successor is None:
             return []
         kept: dict[int, Forward] = {}
         taken, rewritten = [], []
         for number, forward in successor.unconfirmed.items():
             dump = forward.feed is not None and forward.feed.replica is replica
-            if not dump and all(part.replica is not replica for part, _ in forward.parts):
+            if not dump and all(other is not replica for other in forward.replicas):
                 kept[number] = forward
                 continue
-            self.backlog -= forward.nbytes
+            self.ops.backlog -= forward.nbytes
             for single in forward.split():
-                if single.parts[0][0].replica is replica:
+                if single.replicas[0] is replica:
                     taken.append(single)
                 else:
-                    successor.last_request = successor.last_request % 0xFFFFFFFF + 1
-                    kept[successor.last_request] = single
-                    self.backlog += single.nbytes
-                    rewritten.append(successor.last_request)
+                    again = successor.next_request()
+                    kept[again] = single
+                    self.ops.backlog += single.nbytes
+                    rewritten.append(again)
         successor.unconfirmed = kept
         for number in rewritten:
-            self._write(successor, number)
+            self.ops.write(successor, number)
         return taken
 
     # -- connections to successors
 
     def _connect(self, successor: Successor) -> None:
         """Make the connection, if the placement has an address for the successor."""
-        if self._closed or successor.link is not None or self._successors.get(successor.number) is not successor:
+        if self._closed or successor.link is not None or self.ops.successors.get(successor.number) is not successor:
             return
         address = self.addresses.get(successor.number)
         if address is not None:
@@ -270,22 +195,35 @@ class Relay:
                 address, self._session, self._secret, self._on_up, self._on_answer, self._on_end
             )
             successor.link.party = successor
+            successor.link.plain = functools.partial(self._on_confirmations, successor.link)
 
     def _on_up(self, link: RoleLink) -> None:
         """The connection is there (again): begin dumps anew, then send the unconfirmed ops, in order."""
         successor = link.party
         waiting = [forward for forward in successor.unconfirmed.values() if forward.feed is None]
-        self.backlog -= sum(forward.nbytes for forward in successor.unconfirmed.values())
+        self.ops.backlog -= sum(forward.nbytes for forward in successor.unconfirmed.values())
         successor.unconfirmed = {}
         successor.feeds.begin_anew()
         for forward in waiting:
-            self.send(successor.number, forward)
+            self.ops.send(successor.number, forward)
 
     def _on_end(self, link: RoleLink) -> None:
         successor = link.party
         if successor is not None and successor.link is link:
             successor.link = None
             self.endpoint.later(RECONNECT_SECONDS, self._connect, successor)
+
+    def _on_confirmations(self, link: RoleLink, inbox: np.ndarray, start: int, end: int) -> int:
+        """Take the confirmations of ops at the beginning of what a successor has sent; how many bytes they have."""
+        successor = link.party
+        if successor.link is not link:
+            return 0
+        taken = self.ops.confirm(successor, inbox, start, end)
+        if taken:
+            if successor.feeds.queue:
+                successor.feeds.op_confirmed(self)
+            self._less_unconfirmed()
+        return taken
 
     def _on_answer(self, link: RoleLink, header: Header, body: memoryview) -> None:
         """The successor confirms, or refuses."""
@@ -301,16 +239,16 @@ class Relay:
                 forward.feed.refused()
                 successor.feeds.go_on(self)
             if not isinstance(error, FencedError):
-                refused = [part.replica for part, _ in forward.parts]
-                self._suspect(successor, str(error), refused if forward.feed is None else [forward.feed.replica])
+                refused = forward.replicas if forward.feed is None else [forward.feed.replica]
+                self._suspect(successor, str(error), refused)
                 return
-            if len(forward.parts) > 1:
+            if len(forward.replicas) > 1:
                 self._retry_singly(successor, header.request)
                 return
-            for part, _ in forward.parts:
-                part.replica.deposed = True
+            for replica in forward.replicas:
+                replica.deposed = True
         del successor.unconfirmed[header.request]
-        self.backlog -= forward.nbytes
+        self.ops.backlog -= forward.nbytes
         if header.kind == frames.ERROR:
             self._refuse(forward)
         elif forward.feed is not None:
@@ -319,6 +257,9 @@ class Relay:
             forward.confirm()
             if successor.feeds.queue:
                 successor.feeds.op_confirmed(self)
+        self._less_unconfirmed()
+
+    def _less_unconfirmed(self) -> None:
         if self._stepping_down:
             self._report_stepped_down()
         self._resume_throttled()
@@ -329,10 +270,9 @@ class Relay:
         unconfirmed, successor.unconfirmed = successor.unconfirmed, {}
         for n, forward in unconfirmed.items():
             for single in forward.split() if n == number else [forward]:
-                successor.last_request = successor.last_request % 0xFFFFFFFF + 1
-                successor.unconfirmed[successor.last_request] = single
-        self.backlog += sum(single.nbytes for single in successor.unconfirmed.values())
-        self.backlog -= sum(single.nbytes for single in unconfirmed.values())
+                successor.unconfirmed[successor.next_request()] = single
+        self.ops.backlog += sum(single.nbytes for single in successor.unconfirmed.values())
+        self.ops.backlog -= sum(single.nbytes for single in unconfirmed.values())
         link, successor.link = successor.link, None
         assert link is not None  # it has brought the answer
         link.close()
@@ -340,31 +280,31 @@ class Relay:
 
     def _resume_throttled(self) -> None:
         """Read from the throttled connections again, once the backlog is half of its limit."""
-        if self._throttled and self.backlog < self._backlog_limit // 2:
+        if self._throttled and self.ops.backlog < self.ops.limit // 2:
             throttled, self._throttled = self._throttled, []
             for connection in throttled:
                 connection.resume()
 
     @staticmethod
     def _refuse(forward: Forward) -> None:
-        shards = ", ".join(str(part.replica.number) for part, _ in forward.parts)
+        shards = ", ".join(str(replica.number) for replica in forward.replicas)
         forward.refuse(MovedError(f"another server has become the primary of shards {shards}"))
 
     def _report_stepped_down(self) -> None:
         """Report each replica that steps down and has nothing unconfirmed: then all replicas of its shard are equal."""
         for replica in self._stepping_down:
             if replica.drained:
-                self.report(frames.STEPPED_DOWN, SteppedDown(replica.spec.name, replica.number, self.epoch))
+                self.report(frames.STEPPED_DOWN, SteppedDown(replica.spec.name, replica.number, self.ops.epoch))
 
     def _suspect(self, successor: Successor, why: str, replicas: Iterable[Replica]) -> None:
         shards = [(c.spec.name, c.number) for c in replicas if c.successor == successor.number]
-        self.report(frames.SUSPECT, Suspect(successor.number, shards, why[:200], self.epoch))
+        self.report(frames.SUSPECT, Suspect(successor.number, shards, why[:200], self.ops.epoch))
 
     def tick(self) -> None:
         """With each heartbeat, tell the controller (again) which successors are silent, which joiners have caught up,
         which replicas have stepped down."""
         now = self.endpoint.now()
-        for successor in self._successors.values():
+        for successor in self.ops.successors.values():
             if successor.unconfirmed and now - successor.progressed_at > self._silence_seconds:
                 why = f"has confirmed nothing for {now - successor.progressed_at:.1f} s"
                 self._suspect(successor, why, self._replicas)
@@ -383,13 +323,13 @@ class Relay:
 
     def unconfirmed(self) -> tuple[int, int, float]:
         """How many forwards are unconfirmed, their bytes, and the age of the oldest in seconds."""
-        waiting = [successor.unconfirmed for successor in self._successors.values() if successor.unconfirmed]
+        waiting = [successor.unconfirmed for successor in self.ops.successors.values() if successor.unconfirmed]
         since = [next(iter(ops.values())).first_sent for ops in waiting]
         age = self.endpoint.now() - min(since) if since else 0.0
-        return sum(map(len, waiting)), self.backlog, age
+        return sum(map(len, waiting)), self.ops.backlog, age
 
     def close(self) -> None:
         self._closed = True
-        for successor in self._successors.values():
+        for successor in self.ops.successors.values():
             if successor.link is not None:
                 successor.link.close()

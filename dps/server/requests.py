@@ -21,6 +21,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from dps.core.forwards import OwedAnswer
 from dps.core.rows import all_finite
 from dps.core.service import Service
 from dps.errors import (
@@ -32,7 +33,7 @@ from dps.errors import (
     UnknownTableError,
 )
 from dps.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
-from dps.server.replicas import OwedAnswer, Replica, ReplicaPart
+from dps.server.replicas import Replica, ReplicaPart
 from dps.server.replication import Relay
 from dps.server.tables import ServerTable, TableRequest, control_header, op_of
 from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
@@ -42,7 +43,7 @@ from dps.telemetry.reports import ServerReport
 from dps.telemetry.server_meter import ServerMeter, TableMeter
 from dps.telemetry.snapshot import ServerAnswer
 from dps.wire import frames
-from dps.wire.frames import Header, padded, unpack_arrays
+from dps.wire.frames import Header, encode_header, padded, unpack_arrays
 from dps.wire.handshake import of_servers
 from dps.wire.headers import DumpPiece, Scan
 from dps.wire.membership_messages import Suspect
@@ -53,7 +54,6 @@ from dps.wire.rights import TO_SERVER, guarded
 __all__ = ["ServerRole"]
 
 Handler = Callable[[RoleConnection, Header, memoryview], None]
-AppliedPart = tuple[Replica, int, int, int]  # of a push: the first row, and the rows of the push
 Served = tuple[TableMeter, list[ReplicaPart]]  # the table and shards of a request, for its meter
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,8 @@ class ServerRole:
         self.meters = meters or ServerMeter(endpoint.now)
         self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
         self.relay = Relay(endpoint, peers, secret, self.heartbeat.report)
-        of_role = self.holds_lease, self.close_before, self._pass_on
+        self.ops = self.relay.ops
+        of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         handlers: dict[int, Handler] = {
             frames.PULL: self.meters.timed(self._pull),
@@ -199,7 +200,7 @@ class ServerRole:
         """Adopt a new placement: take up and give up roles, send unconfirmed ops to new successors."""
         if placement.epoch <= self.epoch:
             return
-        self.epoch = self.relay.epoch = placement.epoch
+        self.epoch = self.ops.epoch = placement.epoch
         self.relay.addresses = placement.servers
         for key, places in placement.tables.items():
             table = self.tables.get(key)
@@ -335,50 +336,27 @@ class ServerRole:
         self._change(table, header, op, request, values, owed)
 
         def reply() -> None:
-            if op.answer and owed.error is None and not connection.transport.is_closing():
+            if owed.error is not None:
+                self._refuse(connection, header.request, owed.error)
+            elif not connection.transport.is_closing():
                 table.answer(connection, header, request.parts, op)
-            else:
-                self._acknowledge(connection, header, owed)
 
-        if not table.waits:
-            reply()
+        waits = owed if table.waits else OwedAnswer()
+        if op.answer:
+            waits.then(reply)
+        else:
+            acknowledgement = encode_header(Header(frames.OK, request=header.request, count=header.count))
+            waits.answer(self.ops.answers, connection, acknowledgement, self._refuse)
         owed.at_end(release)
-        if table.waits:
-            owed.then(reply)
         self.relay.throttle(connection)
         return table.meter, request.parts
 
     @staticmethod
-    def _acknowledge(connection: RoleConnection, header: Header, owed: OwedAnswer) -> None:
-        """Tell the client that all copies have its push, or why one of them refuses it."""
-        if connection.transport.is_closing():
-            return
-        if owed.error is not None:
-            connection.reply_error(header, owed.error)
+    def _refuse(connection: RoleConnection, request: int, error: DPSError) -> None:
+        """Tell a client why one of the copies refuses its push."""
+        if not connection.transport.is_closing():
+            connection.reply_error(Header(frames.PUSH, request=request), error)
             connection.transport.close()
-        else:
-            connection.acknowledge(Header(frames.OK, request=header.request, count=header.count))
-
-    def _pass_on(
-        self, connection: RoleConnection, fields: tuple[int, ...], body: bytes, applied: list[AppliedPart]
-    ) -> bool:
-        """Forward a push that the compiled step has applied, and acknowledge it when the backups have it, unless it
-        is acknowledged already; whether the connection has to wait."""
-        header = Header._make(fields)
-        table, count = self.tables[header.table], header.count
-        keys, used = None, 0
-        if not header.flags & frames.RANGE:
-            keys, used = np.frombuffer(body, np.int64, count, 8 * header.shards), 8 * (header.shards + count)
-        values = np.frombuffer(body, table.dtype, count * table.dim, used).reshape(count, table.dim)
-        fresh = [
-            (ReplicaPart(replica, None if keys is None else keys[a:b], start, a, b), replica.shard.version)
-            for replica, start, a, b in applied
-        ]
-        owed = OwedAnswer()
-        self.relay.forward(header, fresh, keys, values, owed)
-        if table.waits:
-            owed.then(lambda: self._acknowledge(connection, header, owed))
-        return self.relay.throttle(connection)
 
     def _change(
         self, table: ServerTable, header: Header, op: Op, request: TableRequest, values: np.ndarray, owed: OwedAnswer
@@ -390,9 +368,9 @@ class ServerRole:
             if shard.apply(part.op(op, values)):
                 fresh.append((part, shard.version))
             else:
-                self.relay.follow(part.replica, owed)
+                self.ops.follow(part.replica, owed)
         if fresh and self.relay.has_successors:
-            self.relay.forward(header, fresh, request.keys, values, owed)
+            self.ops.forward(encode_header(header), fresh, request.keys, values, owed)
 
     def _control(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer | None = None) -> None:
         """Apply an op without rows to these replicas, and to those behind them in their chains."""
@@ -401,7 +379,7 @@ class ServerRole:
             replica.shard.apply(op)
             if self.relay.has_successors:
                 fresh = [(ReplicaPart(replica, None, op.start, 0, 0), replica.shard.version)]
-                self.relay.forward(header, fresh, None, op.values, owed or OwedAnswer())
+                self.ops.forward(encode_header(header), fresh, None, op.values, owed or OwedAnswer())
 
     @staticmethod
     def _close_op(table: ServerTable, clock: int, what: int) -> Op:
@@ -443,18 +421,13 @@ class ServerRole:
             if version > replica.shard.version:
                 fresh.append((part, version))
             else:
-                self.relay.follow(replica, owed)
+                self.ops.follow(replica, owed)
         for part, _ in fresh:
             part.replica.shard.apply(part.op(op, values))
         if fresh and self.relay.has_successors:
-            self.relay.forward(header, fresh, request.keys, values, owed)
-
-        def confirm() -> None:
-            if owed.error is None and not connection.transport.is_closing():
-                connection.acknowledge(Header(frames.OK, request=header.request))
-
+            self.ops.forward(encode_header(header), fresh, request.keys, values, owed)
         owed.at_end(release)
-        owed.then(confirm)
+        owed.answer(self.ops.answers, connection, encode_header(Header(frames.OK, request=header.request)), None)
 
     @staticmethod
     def _check_fence(header: Header, replica: Replica) -> None:

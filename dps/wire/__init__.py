@@ -14,6 +14,7 @@ link                a connection that an endpoint opens to another endpoint
 pool                idle channels, kept for the next client of a process
 sockets             plain TCP and TLS underneath a channel
 memory              buffers for large bodies, and the bound on their sum
+direct              bytes that leave at once, past the event loop
 coalescer           frames of one turn of the loop leave together
 keepalive           TCP keepalive finds a peer whose machine is dead
 log_limit           a bound on warnings a second

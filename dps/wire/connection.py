@@ -40,6 +40,7 @@ from dps import config
 from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError, RequestTimeoutError
 from dps.wire import frames
 from dps.wire.coalescer import Coalescer
+from dps.wire.direct import DirectWriter
 from dps.wire.frame_reader import FrameReader
 from dps.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.wire.handshake import MAX_HELLO_BYTES, ListeningHandshake
@@ -111,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self.party: Any = None  # for the role's own use: the trainer or server behind the connection
         self.transport: asyncio.Transport
         self._coalescer: Coalescer
+        self._direct: DirectWriter
         self._handshake = ListeningHandshake(endpoint.secrets)
         self._reader = FrameReader(MAX_HELLO_BYTES, self._place, HEADER_SIZE + MAX_HELLO_BYTES)
         self._plain: PlainAnswers | None = None  # of a peer that has proved the secret
@@ -137,6 +139,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
         self.transport, self._coalescer = transport, Coalescer(self.endpoint.soon, transport)
+        self._direct = DirectWriter(transport, self._coalescer)
         sock = transport.get_extra_info("socket")
         local = sock is not None and is_local(sock)
         self.peer = "a process of this machine" if local else str(transport.get_extra_info("peername"))
@@ -364,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
             self._turn = self.endpoint.turn
             if self._turn is not None:
                 self._turn.watch(self.transport.get_extra_info("socket"))
-            self._plain = PlainAnswers(self, self.transport, self._coalescer, role_of(self.session) == SERVER)
+            self._plain = PlainAnswers(self, self._direct, role_of(self.session) == SERVER)
         self.reply(*welcome)
 
     def _host(self) -> str:
@@ -440,6 +443,10 @@ class Connection(asyncio.BufferedProtocol):
         self._coalescer.flush()
         if not self.transport.is_closing():
             self.transport.write(encode_header(header) + body)
+
+    def deliver(self, answers: bytes) -> None:
+        """Send whole frames that a step has made, at once."""
+        self._direct.write(answers, len(answers))
 
     def acknowledge(self, header: Header) -> None:
         """Send a frame without a body at the end of this turn of the loop, in one system call with others."""

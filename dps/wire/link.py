@@ -13,9 +13,12 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from dps import config
 from dps.errors import DPSError
 from dps.wire.coalescer import Coalescer
+from dps.wire.direct import DirectWriter
 from dps.wire.frame_reader import FrameReader
 from dps.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
@@ -44,13 +47,15 @@ class Link(asyncio.BufferedProtocol):
         on_end: Callable[[Link], None],
     ):
         self.open = False  # both sides have proved the secret
-        self.party: Any = None  # for the role's own use
+        self.party: Any = None  # for the role's own use,
+        self.plain: Callable[[np.ndarray, int, int], int] | None = None  # and what takes plain frames of the inbox
         self._handshake, self._limit = ConnectingHandshake(session_name, secret, "the other side"), limit
         self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
         self._soon: Callable[[Callable[[], None]], object]
         self._turn: Turn | None = None
         self._transport: asyncio.Transport | None = None
         self._coalescer: Coalescer | None = None
+        self._direct: DirectWriter | None = None
         self._ended = False
         self._reader = FrameReader(MAX_ANSWER_BYTES)
         self._proof_timer: asyncio.TimerHandle | None = None
@@ -85,6 +90,11 @@ class Link(asyncio.BufferedProtocol):
         if not self._ended and self._coalescer is not None:
             self._coalescer.put(HEADER_SIZE + header.body, [encode_header(header), *buffers])
 
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """As `send`, for frames that are made already; they leave at once."""
+        if not self._ended and self._direct is not None:
+            self._direct.writelines(buffers)
+
     def close(self) -> None:
         """End the link; that calls `on_end`."""
         if self._transport is not None:
@@ -97,6 +107,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
         self._transport, self._coalescer = transport, Coalescer(self._soon, transport)
+        self._direct = DirectWriter(transport, self._coalescer)
         transport.set_write_buffer_limits(high=1 << 20)
         sock = transport.get_extra_info("socket")
         if sock is not None and is_local(sock):
@@ -118,9 +129,14 @@ class Link(asyncio.BufferedProtocol):
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._reader.advance(nbytes)
+        reader = self._reader
+        reader.advance(nbytes)
         try:
-            while (frame := self._reader.next()) is not None:
+            while True:
+                if self.plain is not None and self.open:
+                    reader.start += self.plain(reader.inbox, reader.start, reader.end)
+                if (frame := reader.next()) is None:
+                    return
                 self._take(*frame)
         except DPSError as error:
             logger.warning("closing a link: %s", error)

@@ -63,6 +63,9 @@ class RoleConnection(Protocol):
     def acknowledge(self, header: Header) -> None:
         """Send a frame without a body, soon."""
 
+    def deliver(self, answers: bytes) -> None:
+        """Send whole frames, at once."""
+
     def send_newest(self, header: Header, body: bytes) -> None:
         """Send a frame that makes all earlier ones of this method useless."""
 
@@ -86,6 +89,8 @@ class RoleLink(Protocol):
     """A connection that this endpoint has opened: see :class:`dps.wire.link.Link`."""
 
     party: Any  # for the role's own use
+    # Takes frames at the beginning of inbox[start:end], and says how many bytes they have; the rest goes to `on_frame`.
+    plain: Callable[[np.ndarray, int, int], int] | None
 
     @property
     def open(self) -> bool:
@@ -93,6 +98,9 @@ class RoleLink(Protocol):
 
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame."""
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Send whole frames, at once."""
 
     def close(self) -> None:
         """End the link."""

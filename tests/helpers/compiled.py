@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "dps" / "core"
 
@@ -44,6 +46,21 @@ def variants(modules: list[str], file: str, old: str, new: str) -> list[ModuleTy
         assert done.returncode == 0, done.stdout + done.stderr
         with mock.patch.dict(sys.modules):
             return [loaded(f"dps.core.{module}", *copy.glob(f"{module}.*.so")) for module in modules]
+
+
+# Modules of the compiled step of servers, each with those that are compiled anew with it.
+OF_SERVERS = {"service": ["service"], "request": ["request", "service"], "forwards": ["forwards", "service"]}
+
+
+def put_variant(monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], old: str, new: str) -> None:
+    """Let servers use a variant of their compiled step. One of these modules of it has the text `old`."""
+    (module,) = [module for module in modules if old in (CORE / f"{module}.pyx").read_text()]
+    for made in variants(OF_SERVERS[module], f"{module}.pyx", old, new):
+        name = made.__name__.rpartition(".")[2]
+        original = sys.modules[f"dps.core.{name}"]
+        for user in [user for key, user in sys.modules.items() if key.startswith("dps.server")]:
+            for used in [key for key, value in vars(user).items() if value is vars(original).get(key)]:
+                monkeypatch.setattr(user, used, vars(made)[used])
 
 
 def loaded(name: str, library: Path) -> ModuleType:

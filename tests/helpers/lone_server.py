@@ -63,6 +63,9 @@ class Peer:
     def acknowledge(self, header: Header) -> None:
         self.reply(header)
 
+    def deliver(self, answers: bytes) -> None:
+        self.write(answers)
+
     def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
         return body, lambda: None
 

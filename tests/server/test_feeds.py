@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from oracles import mutant
 
+from dps.core.forwards import OwedAnswer
 from dps.server import feeds
 from dps.server.feeds import FeedsOfJoiner
-from dps.server.replicas import OwedAnswer, Replica, ReplicaPart
+from dps.server.replicas import Replica, ReplicaPart
 from dps.server.replication import Relay
 from dps.state.ops import ADD, Op, TableSpec
 from dps.state.shard import KeyedShard
 from dps.wire import frames
-from dps.wire.frames import Header
+from dps.wire.frames import Header, decode_header, encode_header
 from dps.wire.headers import DumpPiece
 
 JOINER = 9
@@ -54,14 +55,15 @@ class Joiner:
     def link(self, on_up, on_answer):
         link = SimpleNamespace(open=True, party=None, close=lambda: None)
 
-        def send(header, buffers=()):
+        def write(buffers):
+            header = decode_header(buffers[0], 0, 1 << 40)
             self.free_at = max(self.free_at, self.clock.time) + FRAME_SECONDS + header.body * BYTE_SECONDS
             if header.kind == frames.DUMP and DumpPiece.of(header).content == feeds.ROWS:
                 self.pieces.append((self.clock.time, header.body))
             answer = Header(frames.OK, request=header.request)
             self.clock.later(self.free_at - self.clock.time, on_answer, link, answer, memoryview(b""))
 
-        link.send = send
+        link.write = write
         self.clock.later(0, on_up, link)
         return link
 
@@ -94,7 +96,8 @@ class Feeder:
         keys, values, began = np.arange(4), np.ones((4, DIM), np.float32), self.clock.time
         self.shard.apply(Op(ADD, keys, 0, values, 0, 1))
         owed, part = OwedAnswer(), ReplicaPart(self.replica, keys, 0, 0, 4)
-        self.relay.forward(Header(frames.PUSH, rows=0), [(part, self.shard.version)], keys, values, owed)
+        header = encode_header(Header(frames.PUSH, rows=0))
+        self.relay.ops.forward(header, [(part, self.shard.version)], keys, values, owed)
         owed.then(lambda: (self.latencies.append(self.clock.time - began), then()))
 
 

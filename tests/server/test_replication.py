@@ -11,6 +11,7 @@ import dask
 import numpy as np
 import pytest
 import servers as real_servers
+from compiled import put_variant
 from oracles import mutant
 from peers import soon
 from servers import SECRET, Servers, held, wait_until
@@ -19,7 +20,6 @@ import dps
 from dps.coordination.placement import appended, joined, rechained
 from dps.errors import DPSError, MovedError, RequestTimeoutError, UnknownTableError
 from dps.server.feeds import PIECES_UNDER_WAY, ROWS, FeedsOfJoiner, JoinerFeed
-from dps.server.replicas import Forward, OwedAnswer
 from dps.server.replication import Relay
 from dps.server.requests import ServerRole
 from dps.server.tables import ServerTable
@@ -280,7 +280,7 @@ def test_late_answers_do_not_spoil_each_other():
         servers.table(TableSpec("n", rows=rows, dtype="int64", shards=1, copies=2), owners=[0])
         with servers.client() as client:
             pending = [client.push_pull_async("n", slice(0, rows), np.ones(rows, np.int64)) for _ in range(3)]
-            wait_until(lambda: servers.servers[0].requests >= 3 and servers.servers[0].relay.backlog == 0)
+            wait_until(lambda: servers.servers[0].requests >= 3 and servers.servers[0].relay.ops.backlog == 0)
             assert [np.unique(each.result()).tolist() for each in pending] == [[1], [2], [3]]
 
 
@@ -343,12 +343,12 @@ def test_a_primary_takes_no_more_than_its_backup_confirms(pressed):
         thread = flood(servers, client)
         wait_until(lambda: suspended(servers))
         time.sleep(0.1)
-        assert limit < relay.backlog <= limit + 2 * (16 << 10)
+        assert limit < relay.ops.backlog <= limit + 2 * (16 << 10)
     thread.join(30)
     client.wait()
     assert (client.pull("n", np.arange(1024)) == 41).all()
     servers.quiet()
-    assert relay.backlog == 0
+    assert relay.ops.backlog == 0
     assert not suspended(servers)
     assert servers.differences() == []
 
@@ -363,7 +363,7 @@ def test_a_backup_that_is_replaced_holds_up_nobody(pressed):
         thread.join(30)
         client.wait()
         assert (client.pull("n", np.arange(1024)) == 41).all()
-    assert servers.servers[0].relay.backlog == 0
+    assert servers.servers[0].relay.ops.backlog == 0
 
 
 # ---- joining, moving ------------------------------------------------------------------------------------------------
@@ -484,7 +484,7 @@ def test_nobody_steps_down_before_all_is_confirmed():
             client.push("n", KEYS, 1)
             with held(servers, 1):
                 pending = client.push_async("n", KEYS, 1)
-                wait_until(lambda: servers.servers[0].relay.backlog > 0)
+                wait_until(lambda: servers.servers[0].relay.ops.backlog > 0)
                 servers.deaf.add(1)
                 servers.put("n", 0, place._replace(stepping_down=True))
                 servers.endpoints[0].call(servers.servers[0].relay.tick)
@@ -541,9 +541,9 @@ def split_over_a_line(broken: bool) -> None:
     """The frames are split because the middle shard has lost its backup; the other shards' parts are sent again."""
     with on_the_way() as (servers, client, pending):
         if broken:
-            link = servers.servers[0].relay._successors[1].link
+            link = servers.servers[0].relay.ops.successors[1].link
             servers.endpoints[0].call(link.close)
-            wait_until(lambda: servers.servers[0].relay._successors[1].link is not link)
+            wait_until(lambda: servers.servers[0].relay.ops.successors[1].link is not link)
         (_, places) = servers.tables["n"]
         servers.put("n", 1, rechained(places[1], (0,), None, servers.epoch + 1))
         assert servers.servers[0].relay.unconfirmed()[0] == 2 * len(pending)
@@ -581,9 +581,9 @@ def test_a_refused_part_leaves_the_body_to_the_other_part():
                 servers.place()
                 pending.append(client.push_async("n", slice(0, rows), np.full(rows, 500, np.int64)))
                 wait_until(lambda: servers.copy("n", 0, 1).shard.version == 3)
-                link = relay._successors[2].link
+                link = relay.ops.successors[2].link
                 servers.endpoints[1].call(link.close)
-                wait_until(lambda: relay._successors[2].link is not link)
+                wait_until(lambda: relay.ops.successors[2].link is not link)
             servers.deaf.clear()
             servers.place()
             for each in pending:
@@ -696,7 +696,7 @@ def test_a_dropped_table_harms_no_other():
         ]
         assert {name for name, _ in shards_reported} == {"gone"}
         check(servers, pushers)
-        assert servers.servers[0].relay.backlog == 0
+        assert servers.servers[0].relay.ops.backlog == 0
 
 
 def test_a_backup_that_confirms_nothing_is_reported():
@@ -731,40 +731,42 @@ WRONG = [
      test_an_old_primary_is_refused_and_its_clients_lose_nothing),
     (ServerRole, "holds_lease", "self.endpoint.now() <= self.heartbeat.lease_until", "True",
      test_without_a_lease_no_replicated_rows_are_read),
-    (ServerRole, "_take_push", "owed.then(reply)", "reply()", test_who_acknowledges_when),
-    (ServerRole, "_pass_on", "owed.then(lambda: self._acknowledge(connection, header, owed))",
-     "self._acknowledge(connection, header, owed)", test_who_acknowledges_when),
+    (ServerRole, "_take_push", "owed if table.waits else OwedAnswer()", "OwedAnswer()", test_who_acknowledges_when),
     (ServerTable, "_kept_answer", "if kept is None", "if kept is not None or kept is None",
      test_a_repeat_is_given_the_first_answer),
-    (ServerRole, "_pass_on", "replica.shard.version)", "1)",
-     test_an_acknowledged_push_is_in_the_backup),
     (Relay, "_report_stepped_down", "if replica.drained:", "if True:", test_nobody_steps_down_before_all_is_confirmed),
     (Relay, "drop", "replica.stepping_down = False", "pass",
      test_who_is_out_of_a_chain_says_no_more_that_it_has_stepped_down),
-    (Relay, "_withdraw", "self._write(successor, number)", "pass",
+    (Relay, "_withdraw", "self.ops.write(successor, number)", "pass",
      test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again),
-    (Relay, "_withdraw", "rewritten.append(successor.last_request)", "kept.pop(successor.last_request)",
+    (Relay, "_withdraw", "rewritten.append(again)", "kept.pop(again)",
      test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke),
-    (Relay, "_withdraw", "kept[successor.last_request] = single", "self._write(successor, number)",
+    (Relay, "_withdraw", "kept[again] = single", "self.ops.write(successor, number)",
      test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke),
     (Relay, "_withdraw", "for single in forward.split():", "for single in [forward]:",
      test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke),
-    (Forward, "split", "owed.left += len(singles) - 1", "pass",
-     test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again),
-    (OwedAnswer, "_ended", "if self.left == 0 and (at_end", "if (self.left == 0 or self.error) and (at_end",
-     test_a_refused_part_leaves_the_body_to_the_other_part),
-    (Forward, "split", "if follower[0] is replica", "",
-     test_a_repeat_waits_for_its_own_shard_only),
-    (Relay, "_on_up", "self.send(successor.number, forward)",
-     "len(forward.parts) > 1 and self.send(successor.number, forward)",
+    (Relay, "_on_up", "self.ops.send(successor.number, forward)",
+     "len(forward.replicas) > 1 and self.ops.send(successor.number, forward)",
      test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again_where_the_line_broke),
-    (Relay, "throttle", "self.backlog <= self._backlog_limit", "True",
+    (Relay, "throttle", "not self.ops.full", "True",
      lambda: within(test_a_primary_takes_no_more_than_its_backup_confirms)),
-    (Relay, "follow", "if not replica.drained:", "if False:", lambda: within(repeats_wait)),
-    (JoinerFeed, "_send", "self.relay.send(self.to, forward)",
-     "(self.relay.send(self.to, forward), self.relay.memory.release(memory))", shards_take_turns),
+    (JoinerFeed, "_send", "self.relay.ops.send(", "self.relay.memory.release(memory), self.relay.ops.send(",
+     shards_take_turns),
     (FeedsOfJoiner, "go_on", "self.queue.append(feed)", "self.queue.insert(0, feed)", shards_take_turns),
     (FeedsOfJoiner, "go_on", "PIECES_UNDER_WAY * relay.piece", "10 * relay.piece", shards_take_turns),
+]  # fmt: skip
+
+
+WRONG_CORE = [
+    ("return 0 if self._parts.forwards and table.waits else size", "return size", test_who_acknowledges_when),
+    ("(<ShardState> part[n].shard).version\n", "1\n", test_an_acknowledged_push_is_in_the_backup),
+    ("if self.left == 0 or self.error is not None:", "if True:", test_who_acknowledges_when),
+    ("owed.left += len(singles) - 1", "pass",
+     test_the_neighbours_of_a_shard_that_goes_another_way_are_sent_again),
+    ("if self.left == 0 and self._at_end is not None:", "if self._at_end is not None:",
+     test_a_refused_part_leaves_the_body_to_the_other_part),
+    ("if follower[0] is replica", "", test_a_repeat_waits_for_its_own_shard_only),
+    ("not tail.done", "False", lambda: within(repeats_wait)),
 ]  # fmt: skip
 
 
@@ -782,7 +784,7 @@ def repeats_wait(pressed) -> None:
     servers, client = pressed
     with held(servers, 1):
         pending = client.push_async("n", KEYS, 1)
-        wait_until(lambda: servers.servers[0].relay.backlog > 0)
+        wait_until(lambda: servers.servers[0].relay.ops.backlog > 0)
         channel = client.session._channels[0]
         servers.endpoints[0].call(lambda: [c.transport.abort() for c in servers.endpoints[0].connections])
         with pytest.raises(RequestTimeoutError):
@@ -801,6 +803,17 @@ def test_a_wrong_server_is_caught(where, name, old, new, scenario, monkeypatch):
     original = where.__dict__[name]
     wrong = mutant(getattr(where, name), old, new)
     monkeypatch.setattr(where, name, staticmethod(wrong) if isinstance(original, staticmethod) else wrong)
+    monkeypatch.setattr("servers.PATIENCE", 1.0)
+    with pytest.raises((AssertionError, DPSError, pytest.fail.Exception)):
+        scenario()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "scenario"),
+    [WRONG_CORE[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG_CORE[1:])],
+)
+def test_a_wrong_core_is_caught(old, new, scenario, monkeypatch):
+    put_variant(monkeypatch, ("service", "forwards"), old, new)
     monkeypatch.setattr("servers.PATIENCE", 1.0)
     with pytest.raises((AssertionError, DPSError, pytest.fail.Exception)):
         scenario()

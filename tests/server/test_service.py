@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from compiled import variant, variants
+from compiled import put_variant, variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lone_server import FOREVER, LoneServer
@@ -411,7 +411,6 @@ DECLINED: dict[str, tuple[bytes, Callable[[LoneServer], object]]] = {
         push("mean", number=7),
         lambda server: server.take(push("mean", rows=3)),
     ),
-    "an answer that waits for a backup": (push("memory", flags=ANSWER), put("memory", successor=3)),
     "a pull without a lease": (pull("copies"), no_lease),
     "a push without a lease": (push("memory"), no_lease),
     "a shard that is elsewhere": (pull("sgd", 40), lambda s: s.role.tables[2].replicas.clear()),
@@ -487,7 +486,6 @@ NOT_CONFIRMED: dict[str, tuple[bytes, Callable[[LoneServer], object]]] = {
     "a later fence": (forwarded("sgd"), put("sgd", fence=2)),
     "a placement that is to come": (forwarded("sgd"), put("sgd", fence=0)),
     "a primary": (forwarded("sgd"), put("sgd", primary=True)),
-    "a server behind this one": (forwarded("sgd"), put("sgd", successor=2)),
     "an op of a cut that has ops outside it": (forwarded("sgd"), cut_with_later_ops),
     "a new origin": (forwarded("sgd", trainer=9), nothing),
     "a repeat": (forwarded("sgd", **STAMP), nothing),
@@ -569,10 +567,10 @@ WRONG = [
     ("not replica.takes_requests()", "False"),
     ("not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number)", "False"),
     ("and not self._holds_lease()", "and False"),
-    (" if length == <uint64_t> nbytes else DECLINED", ""),
+    ("self._cut_range(table, head) if length == <uint64_t> nbytes else DECLINED", "self._cut_range(table, head)"),
     ("return count if a == head.count else DECLINED", "return count"),
     ("return count if row == head.start + head.count else DECLINED", "return count"),
-    ("self._forwards = True", "pass"),
+    ("self.forwards = True", "pass"),
     ("if table.finite and not are_finite", "if False and not are_finite"),
     ("may_follow(shard, head.clock, _is_step(head))", "False"),
     ("save_rows(shard, push.index, push.start, push.count, head.clock, _is_step(head))", "pass"),
@@ -625,7 +623,7 @@ def test_a_step_that_saves_wrong_rows_for_a_cut_is_caught(monkeypatch, old: str,
 @pytest.mark.slow
 @pytest.mark.parametrize(("old", "new"), WRONG_BACKUPS)
 def test_a_broken_backup_is_caught(monkeypatch, old: str, new: str) -> None:
-    monkeypatch.setattr(requests, "Service", variant("service", "service.pyx", old, new).Service)
+    put_variant(monkeypatch, ("service", "request"), old, new)
     with pytest.raises(AssertionError):
         collections.deque(map(follow, range(200)), maxlen=0)
 
@@ -634,6 +632,6 @@ def test_a_broken_backup_is_caught(monkeypatch, old: str, new: str) -> None:
     ("old", "new"), [*WRONG[:2], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG[2:])]
 )
 def test_a_broken_variant_is_caught(monkeypatch, old: str, new: str) -> None:
-    monkeypatch.setattr(requests, "Service", variant("service", "service.pyx", old, new).Service)
+    put_variant(monkeypatch, ("service", "request"), old, new)
     with pytest.raises((AssertionError, MemoryError, ValueError, OverflowError)):
         collections.deque(map(play, range(200)), maxlen=0)

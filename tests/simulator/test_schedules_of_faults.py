@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from compiled import variant
+from compiled import put_variant
 from expected_contents import ExpectedContents, ExpectedTable
 from fault_schedules import FaultSchedule, check_schedule
 from losses import Losses
@@ -22,7 +22,6 @@ from dps.client.session import ClientSession
 from dps.controller.runs import Runs
 from dps.coordination.liveness import Liveness
 from dps.errors import InputError, ServerGoneError, StoppedError
-from dps.server import requests
 from dps.server.feeds import FeedsOfJoiner, JoinerFeed
 from dps.server.replication import Relay
 from dps.server.requests import ServerRole
@@ -498,14 +497,6 @@ WRONG = {
     "a dump leaves out the ledger": [
         (Joining, "add", "Ledger.from_arrays(dict(zip(names, arrays[-len(names) :], strict=True)))", "Ledger()")
     ],
-    "a joiner misses the ops during its dump": [
-        (
-            Relay,
-            "forward",
-            "if part.replica.successor is not None",
-            "if part.replica.successor is not None and (part.replica.feed is None or part.replica.feed.done)",
-        )
-    ],
     "ops are applied to rows that are still to come": [
         (_KeyedSoFar, "_part", "op._replace(keys=op.keys[known], values=op.values[known])", "op")
     ],
@@ -517,7 +508,7 @@ WRONG = {
         (Participant, "move", "own.number, self._collectives = clock, 0, 0", "self._collectives = clock, 0")
     ],
     "a new chain is not told what is unconfirmed": [
-        (Relay, "rechain", "self.send(successor, forward)", "self._confirm(forward)")
+        (Relay, "rechain", "self.ops.send(successor, forward)", "forward.confirm()")
     ],
     "a joiner is promoted when its dump begins": [
         (
@@ -528,7 +519,7 @@ WRONG = {
         )
     ],
     "a joiner is promoted when it has a piece of its dump": [
-        (JoinerFeed, "confirmed", "DumpPiece.of(forward.header).content == END and self", "self")
+        (JoinerFeed, "confirmed", "content == END and self", "self")
     ],
     "a dump goes on over a new connection where the old one broke": [
         (FeedsOfJoiner, "begin_anew", "if not feed.done:", "if False:")
@@ -537,7 +528,6 @@ WRONG = {
         (Liveness, "silent", "self._heartbeats if late else ()", "()")
     ],
     "the lease is not waited for": [(Liveness, "silent", "> self.patience", "> self.patience / 4")],
-    "a repeat is acknowledged before what it repeats": [(Relay, "follow", "not replica.drained", "False")],
     "an older connection joins": [(Runs, "join", "joins < record.joins", "False")],
 }
 SEEN = {  # where to look first: other schedules show it, too, but not all
@@ -549,7 +539,6 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "a primary acknowledges from memory without a lease": [907364],
     "what memory has acknowledged is not passed on": [12, 21, 37],
     "a dump leaves out the ledger": [6, 7, 9],
-    "a joiner misses the ops during its dump": [4, 21, 26],
     "ops are applied to rows that are still to come": [26],
     "pulls need no lease": [3903],
     "failed requests are sent again in any order": [4, 17, 24],
@@ -560,7 +549,6 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "a dump goes on over a new connection where the old one broke": [0, 4, 6],
     "a controller that was stopped gives up all servers": [62, 409],
     "the lease is not waited for": [141],
-    "a repeat is acknowledged before what it repeats": [2735, 201232],
     "an older connection joins": [180323],
 }
 RARE = {  # seen once in some thousand schedules
@@ -586,8 +574,22 @@ WRONG_STEP = {  # of the compiled step, and where to look first
         [1, 3, 5],
     ),
     "it answers for other servers' shards": ("not replica.takes_requests()", "False", [34]),
-    "it passes no ops on": ("self._forwards = True", "pass", [21, 24, 25]),
+    "it passes no ops on": ("self.forwards = True", "pass", [21, 24, 25]),
     "it sums nothing": ("return table.aggregated and", "return False and", [2, 4, 7]),
+    "it acknowledges what no backup has": (
+        *("if self.left == 0 or self.error is not None:", "if True:"),
+        [6, 24, 25],
+    ),
+    "it takes a confirmation for that of the newest op": (
+        *("request = head.request\n", "request = next(reversed(successor.unconfirmed), 0)\n"),
+        [6, 24, 25],
+    ),
+    "a joiner misses the ops during its dump": (
+        *("if replica.successor is not None:"),
+        "if replica.successor is not None and (replica.feed is None or replica.feed.done):",
+        [4, 21, 26],
+    ),
+    "a repeat is acknowledged before what it repeats": ("not tail.done", "False", [2735, 201232]),
 }
 
 
@@ -596,7 +598,7 @@ WRONG_STEP = {  # of the compiled step, and where to look first
 )
 def test_what_is_wrong_in_the_compiled_step_is_caught(monkeypatch, name):
     old, new, seeds = WRONG_STEP[name]
-    monkeypatch.setattr(requests, "Service", variant("service", "service.pyx", old, new).Service)
+    put_variant(monkeypatch, ("service", "request", "forwards"), old, new)
     assert_caught(monkeypatch, [], check_schedule, [*seeds, *range(1500)])
 
 

@@ -1,0 +1,58 @@
+"""DirectWriter: bytes that leave at once, past the event loop, if nothing that has to leave before is still here.
+
+The system takes them in the same call in which they were made. The transport sends what the system does not take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dps.core.socket_calls import send
+from dps.wire.coalescer import Coalescer
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+__all__ = ["DirectWriter"]
+
+
+class DirectWriter:
+    """The way past the loop, of one connection.
+
+    Parameters
+    ----------
+    transport : asyncio.Transport
+    coalescer : Coalescer
+        The frames that wait for the end of the loop's turn.
+    """
+
+    def __init__(self, transport: asyncio.Transport, coalescer: Coalescer):
+        self._transport, self._coalescer = transport, coalescer
+        sock = transport.get_extra_info("socket")
+        encrypted = transport.get_extra_info("ssl_object") is not None
+        self._fd = -1 if sock is None or encrypted else sock.fileno()
+
+    def write(self, data: Buffer, count: int) -> None:
+        """Send the first `count` bytes of `data`, which must not change before the transport has sent them."""
+        transport = self._transport
+        if self._coalescer.nbytes:
+            self._coalescer.flush()
+        if transport.is_closing():
+            return
+        sent = 0
+        if self._fd >= 0 and transport.get_write_buffer_size() == 0:
+            sent = send(self._fd, data, count)
+        if sent < count:
+            transport.write(memoryview(data)[sent:count])
+
+    def writelines(self, buffers: Sequence[Buffer]) -> None:
+        """Send these buffers, which must not change before the transport has sent them."""
+        if len(buffers) == 1:
+            self.write(buffers[0], memoryview(buffers[0]).nbytes)
+            return
+        if self._coalescer.nbytes:
+            self._coalescer.flush()
+        if not self._transport.is_closing():
+            self._transport.writelines(buffers)  # type: ignore[arg-type]  # it takes any buffer
