@@ -25,7 +25,7 @@ import numpy as np
 from dps.client.environment import Environment
 from dps.client.origin import Origin
 from dps.client.plain import DECLINED, PlainCalls
-from dps.client.requests import outs_of, prepared_pull, prepared_push
+from dps.client.requests import Prepared, outs_of, prepared_pull, prepared_push
 from dps.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
 from dps.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, TableLike, Values, name_of, through
 from dps.client.ticket import Certificate, Pending, SentCall, Ticket
@@ -422,21 +422,17 @@ class Client:
     def _pull(self, table: Any, keys: Keys, out: Any, certified: bool = False, keep: bool = False) -> Pending[Any]:
         """A pull on its way. With `keep`, the caller may change the keys before the answer is here."""
         several, session = isinstance(table, Mapping), self.session
-        wanted: Any = table if several else {name_of(table): keys}
-        outs: Any = outs_of(out) if several else dict.fromkeys(wanted, out)
+        outs: Any = outs_of(out) if several else None
+        prepared = []
         with session.lock:
             session.meter.begin(session.now())
-            routes = [session.ready(name_of(each)) for each in wanted]
-            prepared = [
-                prepared_pull(route, session.terms(route), session.acting, named, outs.get(each), certified)
-                for route, (each, named) in zip(routes, wanted.items(), strict=True)
-            ]
+            for each, named in table.items() if several else ((table, keys),):
+                route = session.ready(name_of(each))
+                terms, place = session.terms(route), outs.get(each) if several else out
+                prepared.append(prepared_pull(route, terms, session.acting, named, place, certified))
             sent = session.send(prepared, keep)
-        pending = {}
-        for each, call, (_, _, finish) in zip(wanted, sent, prepared, strict=True):
-            result = functools.partial(with_certificate, call, finish) if certified else finish
-            pending[each] = Pending((call,), result)
-        return Pending.of_tables(pending) if several else next(iter(pending.values()))
+        pending = on_their_way(sent, prepared, certified)
+        return Pending.of_tables(dict(zip(table, pending, strict=True))) if several else pending[0]
 
     def _push(
         self,
@@ -451,30 +447,29 @@ class Client:
     ) -> Pending[Any]:
         """A push on its way. With `keep`, the caller may change the arrays before the push is acknowledged."""
         several, session = isinstance(table, Mapping), self.session
-        changes: Any = table if several else {name_of(table): (keys, values)}
-        outs: Any = outs_of(out) if several else dict.fromkeys(changes, out)
+        outs: Any = outs_of(out) if several else None
         with session.lock:
             session.meter.begin(session.now())
-            routes = [session.ready(name_of(each)) for each in changes]
-            for route in routes:
-                if route.spec.aggregate is not None and self._check_aggregate is not None:
-                    self._check_aggregate(route.spec)
+            changes = [
+                (session.ready(name_of(each)), each, *change)
+                for each, change in (table.items() if several else ((table, (keys, values)),))
+            ]
             with self._as_task():
-                prepared = [
-                    prepared_push(
-                        route, session.terms(route), session.acting, named, given, rule, answered, outs.get(each), rows
+                prepared = []
+                for route, each, named, given in changes:
+                    if route.spec.aggregate is not None and self._check_aggregate is not None:
+                        self._check_aggregate(route.spec)
+                    terms, place = session.terms(route), outs.get(each) if several else out
+                    prepared.append(
+                        prepared_push(route, terms, session.acting, named, given, rule, answered, place, rows)
                     )
-                    for route, (each, (named, given)) in zip(routes, changes.items(), strict=True)
-                ]
                 if self._rehearses:
                     return self._rehearsed(table, keys, out, keep) if answered else Pending((), nothing)
                 sent = session.send(prepared, keep)
         if several and not answered:
             return Pending(sent, nothing)
-        pending = {
-            each: Pending((call,), finish) for each, call, (_, _, finish) in zip(changes, sent, prepared, strict=True)
-        }
-        return Pending.of_tables(pending) if several else next(iter(pending.values()))
+        pending = on_their_way(sent, prepared)
+        return Pending.of_tables(dict(zip(table, pending, strict=True))) if several else pending[0]
 
     def _rehearsed(self, table: Any, keys: Keys, out: Any, keep: bool) -> Pending[Any]:
         """What a push that is to be answered is in a rehearsal: a pull."""
@@ -546,6 +541,16 @@ class Client:
 
 def nothing() -> None:
     """The result of pushes that are not answered."""
+
+
+def on_their_way(sent: list[SentCall], prepared: list[Prepared], certified: bool = False) -> list[Pending[Any]]:
+    """The futures of calls that are sent."""
+    if not certified:
+        return [Pending((call,), each.finish) for call, each in zip(sent, prepared, strict=True)]
+    return [
+        Pending((call,), functools.partial(with_certificate, call, each.finish))
+        for call, each in zip(sent, prepared, strict=True)
+    ]
 
 
 def with_certificate(call: SentCall, finish: Callable[[], np.ndarray | None]) -> Certified:

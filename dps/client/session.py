@@ -214,20 +214,29 @@ class ClientSession:
 
     def send(self, prepared: Sequence[Prepared], keep: bool = False) -> list[SentCall]:
         """Write the requests of calls. With `keep`, the caller may change its arrays before they are answered."""
-        numbers = sum(call.numbers for each in prepared for call in each.calls if call.terms.pushes)
-        if numbers and self.acting.number + numbers > LAST_NUMBER:
-            raise InputError(f"more than {LAST_NUMBER} pushes by one client without a tick: make a new client")
+        number = self.acting.number
+        for each in prepared:
+            for call in each.calls:
+                if call.terms.pushes:
+                    number += call.numbers
+                    if number > LAST_NUMBER:
+                        raise InputError(
+                            f"more than {LAST_NUMBER} pushes by one client without a tick: make a new client"
+                        )
         sent = []
         for route, calls, _ in prepared:
-            requests = [request for call in calls for request in self._start(route, call, keep)]
+            requests: list[Request] = []
+            for call in calls:
+                requests += self._start(route, call, keep)
             sent.append(self.opened(SentCall(self, "push" if calls[0].terms.pushes else "pull", requests)))
         return sent
 
     def _start(self, route: TableRoute, call: Call, keep: bool) -> list[Request]:
         """Write the requests of a call. Where one cannot be written, those behind it on that server are not either."""
+        pushes = call.terms.pushes
         self._used[route.spec.id] = route.spec
-        self.meter.counted(not call.terms.pushes, call.asked)
-        if call.terms.pushes:
+        self.meter.counted(not pushes, call.asked)
+        if pushes:
             call.take_number(self.acting)
         requests = [self.dispatch(route, part) for part in parts_of(call)]
         if keep and not all(request.done and request.error is None for request in requests):

@@ -11,7 +11,7 @@ from libc.string cimport memcpy
 
 cimport numpy as cnp
 
-from dps.core.call cimport ANSWERED, BEFORE, SENT, Call, Leg, iovec
+from dps.core.call cimport ANSWERED, SENT, Call, Leg, iovec
 from dps.core.form cimport Form
 from dps.core.frame cimport dps_header
 
@@ -137,7 +137,7 @@ cdef class Part:
 
     def begin(self, uint32_t number) -> None:
         """Make the request under that number."""
-        self.leg.number, self.leg.state, self.leg.laid = number, SENT, BEFORE
+        self.leg.number, self.leg.state = number, SENT
         self.sent = HEADER + <int64_t> self.call.head(&self.leg).body
 
     def pieces(self) -> list:

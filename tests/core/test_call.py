@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import NamedTuple
+
 import numpy as np
 import pytest
+from compiled import variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,6 +106,113 @@ def test_answers_may_arrive_in_any_pieces(keys: np.ndarray, merges: bool, data: 
     np.testing.assert_array_equal(answer, table[keys + 50])
 
 
+class Carried(NamedTuple):
+    """What requests carry, taken apart: of each op and shard its keys (first row, of a range) and rows."""
+
+    content: dict[tuple[int, int], tuple[list[int], bytes]]
+    weights: dict[tuple[int, int], int]  # rows of data
+
+
+def carried(parts: list[Part], table: int, dense: bool) -> Carried:
+    """Read the requests of some parts."""
+    content: dict[tuple[int, int], tuple[list[int], bytes]] = {}
+    weights: dict[tuple[int, int], int] = {}
+    for n, part in enumerate(parts):
+        frame = frame_of(part, n + 1)
+        header = decode_header(frame, 0, 1 << 20)
+        assert (header.table, header.request, part.table) == (table, n + 1, table)
+        assert part.op == (2, 9, header.number)
+        assert part.shards == (header.shard, header.shard + header.shards)
+        words, begin, row = np.frombuffer(frame[64:], np.int64), header.start, 0
+        at = 0 if dense else header.shards + header.count
+        rows = frame[64 + 8 * at :]
+        for shard in range(header.shard, header.shard + header.shards):
+            if dense:
+                first, end = shard * ROWS // SHARDS, (shard + 1) * ROWS // SHARDS
+                count = max(0, min(end, header.start + header.count) - max(first, begin))
+                keys = list(range(begin, begin + count))
+                begin += count
+            else:
+                count = int(words[shard - header.shard])
+                keys = words[header.shards :][row : row + count].tolist()
+            assert (header.number, shard) not in content
+            content[header.number, shard] = keys, rows[row * 4 * DIM : (row + count) * 4 * DIM]
+            weights[header.number, shard] = header.rows
+            row += count
+        assert row == header.count
+    assert all((part.keys is None) == dense for part in parts)
+    return Carried({place: what for place, what in content.items() if what[0]}, weights)
+
+
+SHARDS, ROWS = 4, 41
+runs_of = st.sets(st.integers(1, SHARDS - 1)).map(lambda cuts: list(itertools.pairwise([0, *sorted(cuts), SHARDS])))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), first=runs_of, then=st.lists(runs_of, max_size=3), own=st.booleans())
+def test_what_is_sent_again_is_what_was_sent(data: st.DataObject, first: list, then: list, own: bool) -> None:
+    """By any routes, after each other: the same keys and rows of each op and shard, and the same rows of data."""
+    dense, weight = data.draw(st.booleans()), data.draw(st.sampled_from([-1, 0, 5]))
+    most = data.draw(st.integers(1, 400))
+    forms = [Form(7 + n, FLOAT32, DIM, ROWS if dense else 0, SHARDS, 2, False, r) for n, r in enumerate([first, *then])]
+    if dense:
+        begin, end = sorted(data.draw(st.tuples(st.integers(0, ROWS), st.integers(0, ROWS))))
+        keys: object = slice(begin, end)
+        count = end - begin
+    else:
+        keys = np.array(data.draw(st.lists(st.integers(-50, 50), max_size=40)), np.int64)
+        count = len(keys)
+    rows = np.arange(count * DIM, dtype="float32").reshape(count, DIM)
+    origin = Origin(2, 1, 9, 3, 8)
+    call = Call.of(Terms(forms[0], 5, most, frames.PUSH, 0, True, False, False), origin, keys, rows, None, weight)
+    assert call is not None
+    call.take_number(origin)
+    a_chunk = max(1, most // (4 * DIM + (0 if dense else 8)))
+    assert call.numbers == origin.number - 3 == max(-(-count // a_chunk), int(weight > 0))
+    grouping = None if dense else group(keys, 0, SHARDS)
+    order = None if grouping is None else grouping.order
+    parts = parts_of(call)
+    for n, form in enumerate(forms):
+        if n:
+            parts = [fresh for part in parts for fresh in part.again(form)]
+        if own and n == 1:
+            call.own()
+        seen = carried(parts, 7 + n, dense)
+        sent = rows if order is None else rows[order]
+        for number in range(call.numbers):
+            for shard in range(SHARDS):
+                if grouping is None:
+                    a, b = (max(0, min(count, s * ROWS // SHARDS - begin)) for s in (shard, shard + 1))
+                else:
+                    a, b = grouping.starts[shard], grouping.starts[shard + 1]
+                a, b = (min(max(edge, number * a_chunk), (number + 1) * a_chunk) for edge in (a, b))
+                named = list(range(begin + a, begin + b)) if grouping is None else grouping.keys[a:b].tolist()
+                expected = (named, sent[a:b].tobytes()) if named else None
+                assert seen.content.get((3 + number, shard)) == expected
+        if weight > 0:  # all shards divide by the same number, which counts once
+            assert {place for place, said in seen.weights.items() if said > 0} == {(3, s) for s in range(SHARDS)}
+        assert all(said == (weight if number == 3 else min(weight, 0)) for (number, _), said in seen.weights.items())
+
+
+def test_a_certified_answer_is_put_in_place_behind_its_arrival() -> None:
+    form = Form(7, FLOAT32, DIM, 0, 1, 0, False, [(0, 1)])
+    keys = np.array([3, 1, 2])
+    call = Call.of(
+        Terms(form, 5, 1 << 20, frames.PULL, frames.CERTIFICATE, False, True, False), Origin(2), keys, None, None
+    )
+    assert call is not None
+    (part,) = parts_of(call)
+    part.begin(1)
+    assert part.size == 0
+    rows = np.arange(3 * DIM, dtype="float32").reshape(3, DIM)
+    body = rows.tobytes().ljust(padded(rows.nbytes), b"\0") + b"{}"
+    with pytest.raises(ValueError, match="where rows of 40 were to come"):
+        part.fill(body[:39])
+    assert not part.accept(frames.OK, 1, len(body), memoryview(body))
+    assert body[part.fill(body) :] == b"{}"
+    np.testing.assert_array_equal(call.finish(), rows)
+
+
 def test_arguments_that_do_not_fit_are_refused() -> None:
     call = prepared(np.arange(6))
     for n in (-1, call.legs):
@@ -139,3 +250,31 @@ def test_what_is_not_plain_is_declined(keys: object, rows: object, out: object) 
 @pytest.mark.parametrize("origin", [Origin(parties=65_536), Origin(attempt=65_536)])
 def test_a_stamp_that_does_not_fit_is_declined(origin: Origin) -> None:
     assert Call.of(terms_of(pushes=True), origin, np.arange(3), np.zeros((3, DIM), "float32"), None) is None
+
+
+# ---- broken variants must not pass
+
+WRONG = [  # file of dps/core, its text, the wrong text
+    ("call.pyx", "made.number += leg.chunk", "pass"),
+    ("call.pyx", "made.rows = min(made.rows, 0)", "pass"),
+    ("call.pyx", "min(form.edges[2 * run + 1], whole.end)", "form.edges[2 * run + 1]"),
+    (
+        "call.pyx",
+        "made.request, made.table, made.count = leg.number, leg.table,",
+        "made.request, made.count = leg.number,",
+    ),
+    ("call.pyx", "if a < b or everywhere:", "if a < b:"),
+    ("call.pyx", "min(max(a, leg.a), leg.b)", "a"),
+    ("call.pyx", "self.order == NULL or self.taken", "self.order == NULL"),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
+)
+def test_a_broken_variant_is_caught(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> None:
+    call, part = variants(["call", "part"], file, old, new)
+    for name, module in {"Call": call, "Terms": call, "parts_of": part}.items():
+        monkeypatch.setitem(globals(), name, getattr(module, name))
+    with pytest.raises((AssertionError, ValueError)):
+        test_what_is_sent_again_is_what_was_sent()
