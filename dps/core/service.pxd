@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 from dps.core.counters cimport ServerCounters
 from dps.core.forwards cimport Forwards, OwedAnswer
 from dps.core.frame cimport dps_header
+from dps.core.gathering cimport Gathering
 from dps.core.optimizers cimport Kernel
 from dps.core.request cimport Part, Parts
 from dps.core.states cimport ShardState, TableState
@@ -16,9 +17,11 @@ cdef class Service:
     cdef ServerCounters _counters
     cdef Forwards _ops
     cdef object _clock, _holds_lease, _close_before, _refuse, _throttle
-    cdef object _peer  # of the frames that are being answered
+    cdef object _peer, _inbox  # of the frames that are being answered
+    cdef int64_t _whole  # bytes that all of their answers may take
     cdef bint _is_halted  # the peer has to wait
     cdef Parts _parts
+    cdef Gathering _values
     cdef int64_t _limit
     cdef public int64_t requests
     cdef void *_memory[2]
@@ -38,7 +41,6 @@ cdef class Service:
     ) except -1
     cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1
     cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL
-    cdef int _gather(self, TableState table, Part *part, char *out) except -1
     cdef int _pass_on(
         self,
         TableState table,

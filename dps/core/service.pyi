@@ -8,6 +8,8 @@ from dps.core.forwards import Forwards
 
 class Service:
     requests: int
+    @property
+    def left(self) -> int: ...
     def __init__(
         self,
         tables: dict[int, Any],
@@ -23,3 +25,4 @@ class Service:
     def step(
         self, inbox: np.ndarray, start: int, end: int, out: np.ndarray, peer: Any, from_server: bool
     ) -> tuple[int, int]: ...
+    def more(self, out: np.ndarray) -> int: ...

@@ -10,7 +10,6 @@ answers it or says what is wrong with it. Both ways read and change the same obj
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
 
 cimport cython
 cimport numpy as cnp
@@ -22,10 +21,11 @@ from dps.core.counters cimport RequestCounters, ServerCounters
 from dps.core.cuts cimport dps_flag, has_room, may_follow, note_op, save_rows
 from dps.core.forwards cimport Forwards, OwedAnswer, Span
 from dps.core.frame cimport begin_answer, dps_header
-from dps.core.initializers cimport dps_filling, fill_absent_rows, fill_new_rows
+from dps.core.gathering cimport Gathering, number_rows
+from dps.core.initializers cimport dps_filling, fill_new_rows
 from dps.core.optimizers cimport Kernel
 from dps.core.request cimport Part, Parts
-from dps.core.rows cimport are_finite, dps_gather, dps_gather_range, dps_source
+from dps.core.rows cimport are_finite
 from dps.core.states cimport ShardState, SumsState, TableState
 from dps.core.steps cimport dps_push
 
@@ -105,7 +105,7 @@ cdef class Service:
     ):
         self._tables, self._counters, self._clock, self._limit = tables, counters, clock, limit
         self._holds_lease, self._close_before, self._ops = holds_lease, close_before, ops
-        self._refuse, self._throttle, self._parts = refuse, throttle, Parts()
+        self._refuse, self._throttle, self._parts, self._values = refuse, throttle, Parts(), Gathering()
         for n in range(MEMORIES):
             self._memory[n], self._sizes[n] = NULL, 0
 
@@ -121,7 +121,9 @@ cdef class Service:
         Parameters
         ----------
         inbox, out : ndarray of uint8
-            The answers are written to `out`, from its beginning on. A frame whose answer has no room there is left.
+            The answers are written to `out`, from its beginning on. A frame whose answer has no room there is left;
+            but if it is the first one, `out` gets the beginning of its answer. That goes on with :meth:`more`, before
+            the next step, as long as bytes are `left`.
         peer : object
             The connection from which they came, to which a push with backups is acknowledged later.
         from_server : bool
@@ -138,10 +140,11 @@ cdef class Service:
         cdef const dps_header *head
         if not 0 <= start <= end <= cnp.PyArray_SIZE(inbox) or start & 7:
             raise ValueError(f"bytes {start} to {end} of an inbox of {cnp.PyArray_SIZE(inbox)}")
-        self._peer, self._is_halted = peer, False
+        self._peer, self._inbox, self._whole, self._is_halted = peer, inbox, room, False
+        self._values.left = 0
         self._ops.collect()
         try:
-            while end - done >= HEADER and not self._is_halted:
+            while end - done >= HEADER and not self._is_halted and self._values.left == 0:
                 head = <const dps_header *> (arrived + done)
                 if head.magic != MAGIC or head.body > <uint64_t> min(end - done - HEADER, self._limit):
                     break
@@ -155,8 +158,17 @@ cdef class Service:
                 made += size
         finally:
             self._ops.release()
-        self._peer = None
+        self._peer = self._inbox = None
         return done - start, made
+
+    @property
+    def left(self) -> int:
+        """Bytes of the last answer that are still to be made."""
+        return self._values.left
+
+    def more(self, cnp.ndarray out not None) -> int:
+        """Go on with the last answer, which is large: how many bytes. Nothing may have changed since it began."""
+        return self._values.fill(<char *> writeable_uint8s(out), cnp.PyArray_SIZE(out))
 
     cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
         """Answer one frame: the bytes that the answer takes, or DECLINED."""
@@ -172,7 +184,7 @@ cdef class Service:
             return DECLINED
         nbytes = (head.count * table.row_bytes + 7) & ~7
         size = HEADER + (nbytes if answered else 0)
-        if size > room or nbytes > self._limit:
+        if nbytes > self._limit or size > room and (room < self._whole or HEADER + table.row_bytes > room):
             return DECLINED
         if table.replicated and not (pushed and table.waits) and not self._holds_lease():
             return DECLINED
@@ -187,19 +199,19 @@ cdef class Service:
             for n in range(count):
                 if not self._may_apply(table, head, &part[n]):
                     return DECLINED
-            if not self._make_room(table, head, part, count):
+            if (self._parts.forwards and size > room) or not self._make_room(table, head, part, count):
                 return DECLINED
         elif table.aggregated:
             for n in range(count):
                 if (<ShardState> part[n].shard).sums is not None:
                     self._close_before(<object> part[n].replica, head.clock)
         self.requests += 1  # from here on the frame is not declined any more
-        begin_answer(head, out, size)
+        begin_answer(head, out, size if size <= room else HEADER)
         for n in range(count):
             if pushed:
                 self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
-            if answered:
-                self._gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
+            if answered and size <= room:
+                self._values.gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
             if pushed and answered and head.trainer:
                 self._keep(table, head, &part[n])
             table.meter.add_keys((<ShardState> part[n].shard).number, part[n].b - part[n].a)
@@ -210,6 +222,10 @@ cdef class Service:
         counters.add(head.count, <int64_t> head.body + size - HEADER, seconds)
         if seconds > self._counters.lag:
             self._counters.lag = seconds
+        if size > room:
+            (<dps_header *> out).body = nbytes
+            self._values.begin(table, part, count, nbytes, self._inbox)
+            size = HEADER + self._values.fill(out + HEADER, room - HEADER)
         return 0 if self._parts.forwards and table.waits else size
 
     cdef int _pass_on(
@@ -306,6 +322,7 @@ cdef class Service:
         cdef int n
         try:
             self._room(INDEX, head.count * sizeof(int64_t) + 1)
+            self._values.index(head.count if head.flags & ANSWER else 0)
             for n in range(0 if head.kind == REPLICATE and _is_summed(table, head) else count):
                 shard = <ShardState> part[n].shard
                 if not has_room(shard, part[n].b - part[n].a):
@@ -405,10 +422,8 @@ cdef class Service:
 
     cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL:
         """The rows of numbered keys."""
-        cdef int64_t count = part.b - part.a, n
-        cdef int64_t *index = <int64_t *> self._room(INDEX, count * sizeof(int64_t) + 1)
-        for n in range(count):
-            index[n] = part.keys[n] - low
+        cdef int64_t *index = <int64_t *> self._room(INDEX, (part.b - part.a) * sizeof(int64_t) + 1)
+        number_rows(part, low, index)
         return index
 
     cdef int _keep(self, TableState table, const dps_header *head, Part *part) except -1:
@@ -416,44 +431,11 @@ cdef class Service:
         cdef cnp.npy_intp shape[2]
         shape[0], shape[1] = part.b - part.a, table.dim
         cdef cnp.ndarray kept = new_array(2, shape, table.kind)
-        self._gather(table, part, <char *> cnp.PyArray_DATA(kept))
+        self._values.gather(table, part, <char *> cnp.PyArray_DATA(kept))
         (<ShardState> part.shard).ledger.keep(head.trainer, head.clock, head.number, kept)
         return 0
 
-    # -- values
-
-    cdef int _gather(self, TableState table, Part *part, char *out) except -1:
-        """Copy the values of a part."""
-        cdef ShardState shard = <ShardState> part.shard
-        cdef dps_source source
-        cdef dps_filling absent
-        cdef int64_t count = part.b - part.a, missing = 0
-        cdef int64_t *index
-        if count == 0:
-            return 0
-        source.rows, source.count = <const char *> cnp.PyArray_DATA(shard.rows), shard.rows.shape[0]
-        source.stride, source.bytes = shard.rows.shape[1] * cnp.PyArray_ITEMSIZE(shard.rows), table.row_bytes
-        if part.keys == NULL:
-            if source.stride == source.bytes:
-                memcpy(out, source.rows + source.stride * (part.start - shard.low), source.bytes * count)
-            else:
-                dps_gather_range(&source, part.start - shard.low, count, out)
-            return 0
-        if shard.index is not None:
-            index = <int64_t *> self._room(INDEX, count * sizeof(int64_t))
-            missing = shard.index.find_rows(part.keys, count, index)
-        else:
-            index = self._count_from(part, shard.low)
-        if count * table.dim >= LARGE:
-            with nogil:
-                dps_gather(&source, index, count, out)
-        else:
-            dps_gather(&source, index, count, out)
-        if missing and not table.pulls_zeros:
-            absent.rows, absent.capacity, absent.width, absent.dim = out, count, table.dim, table.dim
-            absent.keys, absent.index, absent.count, absent.first = part.keys, index, count, 0
-            fill_absent_rows(&table.init, &absent, table.kind)
-        return 0
+    # -- memory
 
     cdef void *_room(self, int which, size_t nbytes) except NULL:
         """Kept memory of at least that many bytes; what was in it may be lost."""

@@ -165,8 +165,10 @@ class SimConnection(End):
             from_server = role_of(self.session) == SERVER
             answered, made = self.endpoint.service.step(memory, 0, len(frame), answers, self, from_server)
             if answered:
-                spoil(body)
                 self.transport.write(answers[:made])
+                while self.endpoint.service.left:
+                    self.transport.write(answers[: self.endpoint.service.more(answers)])
+                spoil(body)
                 return
         handler = self.endpoint.handlers.get(header.kind)
         if handler is None:

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dps.core.socket_calls import send
+from dps.core.socket_calls import send, send_soon
 from dps.wire.coalescer import Coalescer
+from dps.wire.local_sockets import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
@@ -33,6 +34,7 @@ class DirectWriter:
         sock = transport.get_extra_info("socket")
         encrypted = transport.get_extra_info("ssl_object") is not None
         self._fd = -1 if sock is None or encrypted else sock.fileno()
+        self._is_local = sock is not None and is_local(sock)
 
     def write(self, data: Buffer, count: int) -> None:
         """Send the first `count` bytes of `data`, which must not change before the transport has sent them."""
@@ -46,6 +48,22 @@ class DirectWriter:
             sent = send(self._fd, data, count)
         if sent < count:
             transport.write(memoryview(data)[sent:count])
+
+    def write_soon(self, data: Buffer, count: int, patience: int) -> tuple[int, int]:
+        """Send what the peer takes of the first `count` bytes of `data` within `patience` nanoseconds.
+
+        A peer on another machine is not waited for.
+
+        Returns
+        -------
+        (int, int)
+            How many bytes; the nanoseconds that are left.
+        """
+        if self._coalescer.nbytes:
+            self._coalescer.flush()
+        if self._fd < 0 or self._transport.is_closing() or self._transport.get_write_buffer_size():
+            return 0, 0
+        return send_soon(self._fd, data, count, patience if self._is_local else 0)
 
     def writelines(self, buffers: Sequence[Buffer]) -> None:
         """Send these buffers, which must not change before the transport has sent them."""

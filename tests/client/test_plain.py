@@ -43,8 +43,7 @@ from dps.errors import (
 from dps.state.ops import TableSpec
 from dps.state.partition import group
 from dps.telemetry import trainer_meter
-from dps.wire import channel, frames
-from dps.wire.connection import Connection
+from dps.wire import channel, direct, frames
 from dps.wire.frames import Header, decode_header, encode_header
 
 DONE, POSTED = "done", "posted"  # in one compiled step; prepared and sent, and its answer read later
@@ -617,11 +616,12 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(servers, verb: st
     """It stops in the middle of a message; afterwards the client is as good as new."""
     spec = servers.table(TableSpec("a", rows=1 << 22, shards=1), owners=[0])
     values, go_on = np.ones(spec.rows, np.float32), threading.Event()
-    endpoint, write = servers.endpoints[0], Connection.write
+    endpoint, send = servers.endpoints[0], direct.send_soon
 
-    def stop_in_the_middle(connection, data) -> None:
-        write(connection, data)
+    def stop_in_the_middle(fd: int, data: np.ndarray, count: int, patience: int) -> tuple[int, int]:
+        done = send(fd, data, count, patience)
         go_on.wait()
+        return done
 
     with servers.client() as client, pytest.MonkeyPatch.context() as patch:
         client.pull("a", [0])
@@ -629,7 +629,7 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(servers, verb: st
         if verb == "push":
             endpoint.loop.call_soon_threadsafe(go_on.wait)
         else:
-            patch.setattr(Connection, "write", stop_in_the_middle)
+            patch.setattr(direct, "send_soon", stop_in_the_middle)
         try:
             why = r"server 0 .* has moved no bytes for 0.6 s \(dps.timeouts.request\)"
             with pytest.raises(RequestTimeoutError, match=why):

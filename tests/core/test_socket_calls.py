@@ -1,13 +1,15 @@
-"""Bytes handed to a socket without waiting: what the system takes arrives, and no memory beside them is read."""
+"""Bytes handed to a socket: what the system takes arrives, no memory beside them is read, and no wait is long."""
 
 from __future__ import annotations
 
 import socket
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from dps.core.socket_calls import send
+from dps.core.socket_calls import send, send_soon
 
 LARGE = 1 << 14  # from here on the interpreter's lock is released
 
@@ -58,6 +60,40 @@ def test_a_broken_connection_takes_nothing(pair, count):
 def test_arrays_that_do_not_fit_are_refused(pair, data, count):
     with pytest.raises((ValueError, TypeError)):
         send(pair[0].fileno(), data, count)
+    with pytest.raises((ValueError, TypeError)):
+        send_soon(pair[0].fileno(), data, count, 10**9)
     pair[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         pair[1].recv(1)
+
+
+def test_a_peer_that_reads_is_waited_for(pair):
+    data = np.random.default_rng(3).integers(0, 256, 8 << 20, np.uint8)
+    arrived = bytearray()
+
+    def read() -> None:
+        while len(arrived) < len(data):
+            arrived.extend(pair[1].recv(1 << 16))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    sent, left = send_soon(pair[0].fileno(), data, len(data), 100 * 10**9)
+    assert sent == len(data)
+    assert 0 < left < 100 * 10**9
+    reader.join()
+    assert arrived == data.tobytes()
+
+
+@pytest.mark.parametrize("patience", [0, 10**6, 2 * 10**7])
+def test_a_peer_that_does_not_read_is_not_waited_for_long(pair, patience):
+    data, began = np.zeros(8 << 20, np.uint8), time.monotonic()
+    sent, left = send_soon(pair[0].fileno(), data, len(data), patience)
+    assert 0 < sent < len(data)
+    assert left <= 0
+    assert patience * 1e-9 <= time.monotonic() - began < 10
+    assert send_soon(pair[0].fileno(), data, len(data), 0) == (0, 0)
+
+
+def test_a_peer_that_has_gone_is_not_waited_for(pair):
+    pair[1].close()
+    assert send_soon(pair[0].fileno(), np.zeros(1 << 20, np.uint8), 1 << 20, 10**9)[0] == 0

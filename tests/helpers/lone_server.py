@@ -83,15 +83,17 @@ class LoneServer:
         Whether frames go through the compiled step.
     backup : bool
         It is the second of two servers, and its peer is the first. Otherwise it is the first, and its peer a client.
+    room : int
+        Bytes of answers that the compiled step makes at a time.
     """
 
-    def __init__(self, specs: list[TableSpec], plain: bool, backup: bool = False):
+    def __init__(self, specs: list[TableSpec], plain: bool, backup: bool = False, room: int = ROOM_BYTES):
         self.plain, self.backup = plain, backup
         self.peer = Peer("s/servers" if backup else "s")
         self.role = ServerRole(Endpoint(), "s", int(backup), "ab", ("there", 1))  # type: ignore[arg-type]
         self.role.heartbeat.lease_until = FOREVER
         self.answered = self.declined = 0
-        self._answers = np.empty(ROOM_BYTES, np.uint8)
+        self._answers = np.empty(room, np.uint8)
         for spec in specs:
             self.role.create(spec, range(spec.shards))
         copies = {spec.id: 2 if backup else spec.copies for spec in specs}
@@ -102,7 +104,10 @@ class LoneServer:
         """What the compiled step makes of these bytes: how many it answers, and its answers."""
         inbox = np.frombuffer(bytearray(arrived), np.uint8)
         answered, made = self.role.service.step(inbox, 0, len(inbox), self._answers, self.peer, self.backup)
-        return answered, self._answers[:made].tobytes()
+        answers = self._answers[:made].tobytes()
+        while self.role.service.left:
+            answers += self._answers[: self.role.service.more(self._answers)].tobytes()
+        return answered, answers
 
     def take(self, arrived: bytes) -> bytes:
         """Answer all these frames, as a connection does; what it sends."""

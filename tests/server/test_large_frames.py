@@ -17,9 +17,11 @@ from dps.state.partition import group
 from dps.state.transfer import first_difference
 from dps.wire import frames
 from dps.wire.connection import PEER_INBOX_BYTES, Connection
+from dps.wire.direct import DirectWriter
 from dps.wire.frames import ANSWER, RANGE, RULE_ADD, RULE_ASSIGN, Header, encode_header, padded
 from dps.wire.local_sockets import connected_locally
 from dps.wire.memory import GrowingBody
+from dps.wire.plain_answers import PlainAnswers
 
 SPECS = [
     TableSpec("add", rows=30_000, dim=16, shards=4),
@@ -189,6 +191,58 @@ def test_a_large_push_with_backups_goes_the_general_way() -> None:
             assert (client.pull("copies", slice(0, 20)) == np.repeat([4.0, 2.0], 10)[:, None]).all()
         assert [header.count for header in seen] == [10, 20_000, 20_000], "the first op of an origin, and large ones"
         assert servers.differences() == []
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
+def test_an_answer_to_a_slow_reader_shows_no_later_push(local: bool) -> None:
+    """Other clients are answered meanwhile."""
+    with Servers(1) as servers:
+        spec = servers.table(TableSpec("large", rows=200_000, dim=16, shards=4))
+        seen = spied(servers, frames.PULL)
+        slow, other = Peer(servers, local), Peer(servers, local)
+        with slow, other:
+            ask = Header(frames.PULL, RANGE, table=spec.id, shards=spec.shards, count=spec.rows, request=9)
+            for number in (1, 2, 3):
+                slow.send(encode_header(ask))
+                if number == 2:
+                    time.sleep(0.05)
+                other.send(whole_push(spec, number))
+                assert other.frame()[0].kind == frames.OK
+                header, body = slow.frame()
+                assert (header.kind, header.count, len(body)) == (frames.OK, spec.rows, spec.rows * 64)
+                values = set(np.frombuffer(body, np.float32).tolist())
+                assert values in ({0.5 * (number - 1)}, {0.5 * number}), "never a part of a push"
+                if number == 2:
+                    assert values == {0.5}, "the pull came first"
+        assert not seen, "all of them took the compiled step"
+
+
+def test_a_large_answer_through_the_transport(monkeypatch) -> None:
+    """As over TLS, where no byte goes past it."""
+    begin = DirectWriter.__init__
+
+    def without_a_socket(writer: DirectWriter, *args: object) -> None:
+        begin(writer, *args)
+        writer._fd = -1
+
+    monkeypatch.setattr(DirectWriter, "__init__", without_a_socket)
+    test_an_answer_to_a_slow_reader_shows_no_later_push(True)
+    play(7, local=True, turns=10)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("step.more(rest[made - sent :])", "pass"),
+        ("rest[: made - sent] = self._answers[sent:made]", "pass"),
+        ("made = step.more(self._answers)", "made = step.left"),
+    ],
+)
+def test_a_wrong_rest_of_an_answer_is_caught(monkeypatch, old: str, new: str) -> None:
+    broken = mutant(PlainAnswers._send_large, old, new)
+    monkeypatch.setattr(PlainAnswers, "_send_large", broken)
+    with pytest.raises(AssertionError):
+        test_an_answer_to_a_slow_reader_shows_no_later_push(True)
 
 
 @pytest.mark.parametrize(

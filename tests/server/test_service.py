@@ -25,6 +25,7 @@ from dps.state.snapshot import Cut
 from dps.state.transfer import Joining, digest, first_difference
 from dps.wire import frames
 from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, Header, encode_header, padded
+from dps.wire.plain_answers import ROOM_BYTES
 
 SPECS = [
     TableSpec("add", shards=1, id=1),
@@ -45,6 +46,7 @@ SPECS = [
     TableSpec("rate", dim=2, shards=2, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.9)), id=16),
 ]
 BY_NAME = {spec.name: spec for spec in SPECS}
+ROOMS = [ROOM_BYTES, frames.HEADER_SIZE + 70, 500]  # of the answers of a step
 
 
 def framed(header: Header, body: bytes = b"") -> bytes:
@@ -264,7 +266,9 @@ def differences(one: LoneServer, other: LoneServer) -> list[str]:
 
 def play(seed: int, turns: int = 30) -> LoneServer:
     """Let two servers answer the same frames, several at a time; the one with the compiled step."""
-    talk, one, other = Talk(seed), LoneServer(SPECS, plain=True), LoneServer(SPECS, plain=False)
+    talk = Talk(seed)
+    one = LoneServer(SPECS, plain=True, room=ROOMS[seed % len(ROOMS)])
+    other = LoneServer(SPECS, plain=False)
     for _ in range(turns):
         arrived = b"".join(talk.frame() for _ in range(talk.rng.integers(1, 8)))
         assert one.take(arrived) == other.take(arrived)
@@ -528,9 +532,33 @@ def test_an_answer_that_has_no_room_is_left() -> None:
     server = prepared()
     frame = ranged(BY_NAME["momentum"], frames.PULL, 0, 300)
     inbox = np.frombuffer(bytearray(2 * frame), np.uint8)
-    for room, answered in ((64 + 1199, 0), (64 + 1200, 1), (2 * (64 + 1200) - 1, 1), (2 * (64 + 1200), 2)):
-        done = server.role.service.step(inbox, 0, len(inbox), np.empty(room, np.uint8), None, False)
+    service = server.role.service
+    for room, answered in ((64 + 3, 0), (64 + 1200, 1), (2 * (64 + 1200) - 1, 1), (2 * (64 + 1200), 2)):
+        done = service.step(inbox, 0, len(inbox), np.empty(room, np.uint8), None, False)
         assert done == (answered * len(frame), answered * (64 + 1200))
+        assert service.left == 0
+
+
+@pytest.mark.parametrize("room", [64 + 4, 64 + 70, 64 + 1199])
+def test_a_large_answer_is_made_in_pieces(room: int) -> None:
+    server = prepared()
+    frame = ranged(BY_NAME["momentum"], frames.PULL, 0, 300)
+    inbox, out = np.frombuffer(bytearray(2 * frame), np.uint8), np.empty(room, np.uint8)
+    _, whole = server.step(frame)
+    service = server.role.service
+    answered, made = service.step(inbox, 0, len(inbox), out, None, False)
+    assert answered == len(frame), "one large answer at a time"
+    pieces = [out[:made].tobytes()]
+    while service.left:
+        assert service.left == len(whole) - sum(map(len, pieces))
+        pieces.append(out[: service.more(out)].tobytes())
+    assert b"".join(pieces) == whole
+    assert max(map(len, pieces)) <= room
+    assert service.more(out) == 0
+    service.step(inbox, 0, len(inbox), out, None, False)
+    assert service.left > 0
+    assert service.step(inbox, 0, 0, out, None, False) == (0, 0)
+    assert (service.left, service.more(out)) == (0, 0), "another step has begun"
 
 
 @pytest.mark.parametrize("error", [MemoryError, LimitError])
@@ -592,11 +620,16 @@ WRONG = [
     ("        if head.clock > shard.clock:\n            shard.clock = head.clock\n", ""),
     ("shard.clock if head.clock == NO_CLOCK else head.clock", "max(head.clock, 0)"),
     ("not table.starts_at_zero", "False"),
-    ("if missing and not table.pulls_zeros:", "if False:"),
     ("table.meter.add_keys(", "(lambda *_: None)("),
     ("counters.add(head.count, ", "counters.add(1, "),
     ("self.requests += 1  #", "pass  #"),
-    ("answer.body = size - HEADER", "answer.body = size"),
+    ("(<dps_header *> out).body = nbytes", "pass"),
+]
+WRONG_VALUES = [
+    ("if missing and not table.pulls_zeros:", "if False:"),
+    ("piece.start + self._row", "piece.start"),
+    ("piece.keys = piece.keys + self._row", "pass"),
+    ("made, self.left = made + self.left, 0", "self.left = 0"),
 ]
 
 
@@ -634,4 +667,13 @@ def test_a_broken_backup_is_caught(monkeypatch, old: str, new: str) -> None:
 def test_a_broken_variant_is_caught(monkeypatch, old: str, new: str) -> None:
     put_variant(monkeypatch, ("service", "request"), old, new)
     with pytest.raises((AssertionError, MemoryError, ValueError, OverflowError)):
+        collections.deque(map(play, range(200)), maxlen=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("old", "new"), WRONG_VALUES)
+def test_wrong_values_are_caught(monkeypatch, old: str, new: str) -> None:
+    _, service = variants(["gathering", "service"], "gathering.pyx", old, new)
+    monkeypatch.setattr(requests, "Service", service.Service)
+    with pytest.raises(AssertionError):
         collections.deque(map(play, range(200)), maxlen=0)
