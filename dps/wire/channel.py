@@ -31,22 +31,9 @@ from dps.wire.sockets import SLICE_SECONDS, Plain, Tls, connected
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
-__all__ = ["Channel", "Request", "Sink", "ViewSink"]
+__all__ = ["Channel", "Request", "Sink"]
 
 TIMEOUT_SETTINGS = {frames.TICK: "clock", frames.COLLECT: "clock", frames.HELLO: "connect", frames.GREETING: "connect"}
-
-
-class ViewSink:
-    """A sink that fills a caller's contiguous memory."""
-
-    def __init__(self, target: memoryview):
-        self._rest = target
-
-    def buffer(self) -> memoryview:
-        return self._rest
-
-    def advance(self, nbytes: int) -> None:
-        self._rest = self._rest[nbytes:]
 
 
 class SinkBody:

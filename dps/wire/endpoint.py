@@ -94,6 +94,7 @@ class Endpoint:
         self._stopping = Once(f"stopping the endpoint {name}")
         self._ready: concurrent.futures.Future[int] = concurrent.futures.Future()
         self.loop: asyncio.AbstractEventLoop = new_loop()
+        self.now = self.loop.time  # seconds on a clock that only goes forward
         self.turn = None if polling is None else Turn(self.loop, polling)
         self.soon: Callable[[Callable[[], None]], object] = (
             self.loop.call_soon if self.turn is None else self.turn.at_end
@@ -186,10 +187,6 @@ class Endpoint:
         return future
 
     # -- for roles, in the endpoint's thread
-
-    def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
-        return self.loop.time()
 
     def later(self, seconds: float, function: Callable[..., object], *args: object) -> asyncio.TimerHandle:
         """Call `function` after that time; the `cancel` of the handle prevents it."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from dps.errors import InputError, ProtocolError
 from dps.wire import frames, handshake
-from dps.wire.channel import Channel, Request, ViewSink
+from dps.wire.channel import Channel, Request
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header, encode_json
 
@@ -24,6 +24,19 @@ PIECE = 1 << 19
 def pattern(stop: int, seed: int, start: int = 0) -> np.ndarray:
     """Numbers start..stop-1 of a sequence of int64 that no other seed gives."""
     return (np.arange(start, stop, dtype=np.int64) + (seed << 32)) * 0x5851F42D4C957F2D
+
+
+class ViewSink:
+    """A sink that fills contiguous memory."""
+
+    def __init__(self, target: memoryview):
+        self._rest = target
+
+    def buffer(self) -> memoryview:
+        return self._rest
+
+    def advance(self, nbytes: int) -> None:
+        self._rest = self._rest[nbytes:]
 
 
 class Kit:

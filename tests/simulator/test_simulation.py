@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from oracles import mutant
+from peers import ViewSink
 
 import dps
 from dps.errors import (
@@ -31,7 +32,6 @@ from dps.testing.endpoint import SimEndpoint
 from dps.testing.network import END, End, Network, Pipe, SimWire
 from dps.testing.world import Crashed, Party, World
 from dps.wire import frames
-from dps.wire.channel import ViewSink
 from dps.wire.frames import Header
 
 KEYS = np.arange(20)

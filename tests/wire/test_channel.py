@@ -21,6 +21,7 @@ from peers import (
     SECRET,
     Kit,
     Raw,
+    ViewSink,
     ask_echo,
     feed,
     framed,
@@ -34,7 +35,7 @@ from dps import config
 from dps.errors import ClosedError, ControllerGoneError, DPSError, RequestTimeoutError, ServerGoneError
 from dps.wire import channel as channel_module
 from dps.wire import frames, handshake, keepalive
-from dps.wire.channel import Channel, ViewSink
+from dps.wire.channel import Channel
 from dps.wire.endpoint import Endpoint
 from dps.wire.frames import Header, padded
 from dps.wire.sockets import Plain

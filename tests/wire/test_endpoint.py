@@ -20,6 +20,7 @@ from peers import (
     RELEASE,
     Kit,
     Raw,
+    ViewSink,
     ask_echo,
     feed,
     framed,
@@ -31,7 +32,6 @@ from peers import (
 from dps.errors import InputError, ServerGoneError
 from dps.wire import endpoint as endpoint_module
 from dps.wire import frames
-from dps.wire.channel import ViewSink
 from dps.wire.connection import PEER_INBOX_BYTES as INBOX_BYTES
 from dps.wire.frames import Header
 from dps.wire.memory import Buffer

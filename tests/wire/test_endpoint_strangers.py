@@ -18,7 +18,7 @@ import pytest
 from distributed.security import Security
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peers import BREAK, CRASH, EAT, FAIL, FILL, NAME, SECRET, Kit, Raw, feed, framed, impostor
+from peers import BREAK, CRASH, EAT, FAIL, FILL, NAME, SECRET, Kit, Raw, ViewSink, feed, framed, impostor
 from servers import wait_until
 
 from dps.errors import (
@@ -30,7 +30,7 @@ from dps.errors import (
     ServerGoneError,
 )
 from dps.wire import frames, handshake
-from dps.wire.channel import Channel, ViewSink
+from dps.wire.channel import Channel
 from dps.wire.connection import PEER_INBOX_BYTES as INBOX_BYTES
 from dps.wire.frames import HEADER_SIZE, Header, encode_json
 from dps.wire.handshake import MAX_HELLO_BYTES

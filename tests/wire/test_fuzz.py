@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from fuzzing import Grammar, Witness, converse, only_warnings, resident, wild_text
 from oracles import mutant
-from peers import NAME, SECRET, Raw, framed, soon
+from peers import NAME, SECRET, Raw, ViewSink, framed, soon
 from servers import Servers
 
 import dps
@@ -34,7 +34,7 @@ from dps.server.tables import ServerTable
 from dps.state.ops import TableSpec
 from dps.state.partition import group
 from dps.wire import frames, handshake, rights
-from dps.wire.channel import Channel, ViewSink
+from dps.wire.channel import Channel
 from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.frame_reader import FrameReader
 from dps.wire.frames import Header, encode_json, padded
