@@ -279,8 +279,10 @@ def test_late_answers_do_not_spoil_each_other():
     with dask.config.set({"dps.unix-sockets": False}), Servers(2) as servers:
         servers.table(TableSpec("n", rows=rows, dtype="int64", shards=1, copies=2), owners=[0])
         with servers.client() as client:
-            pending = [client.push_pull_async("n", slice(0, rows), np.ones(rows, np.int64)) for _ in range(3)]
-            wait_until(lambda: servers.servers[0].requests >= 3 and servers.servers[0].relay.ops.backlog == 0)
+            with held(servers, 1):  # else the server sends the first answer, and reads no more before that is taken
+                pending = [client.push_pull_async("n", slice(0, rows), np.ones(rows, np.int64)) for _ in range(3)]
+                wait_until(lambda: servers.servers[0].requests >= 3)
+            wait_until(lambda: servers.servers[0].relay.ops.backlog == 0)
             assert [np.unique(each.result()).tolist() for each in pending] == [[1], [2], [3]]
 
 

@@ -485,15 +485,6 @@ WRONG = {
     "a primary hands over before its backups have the ops acknowledged from memory": [
         (Relay, "_report_stepped_down", "replica.drained", "True")
     ],
-    "a primary acknowledges from memory without a lease": [(ServerRole, "_take_push", "not table.waits", "False")],
-    "what memory has acknowledged is not passed on": [
-        (
-            ServerRole,
-            "_change",
-            "if fresh and self.relay.has_successors",
-            "if fresh and self.relay.has_successors and table.waits",
-        )
-    ],
     "a dump leaves out the ledger": [
         (Joining, "add", "Ledger.from_arrays(dict(zip(names, arrays[-len(names) :], strict=True)))", "Ledger()")
     ],
@@ -536,8 +527,6 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "a backup's ledger learns nothing": [4, 6, 9],
     "a backup forgets the origin of ops without a clock": [9, 20, 21],
     "a primary hands over before its backups have the ops acknowledged from memory": [684],
-    "a primary acknowledges from memory without a lease": [907364],
-    "what memory has acknowledged is not passed on": [12, 21, 37],
     "a dump leaves out the ledger": [6, 7, 9],
     "ops are applied to rows that are still to come": [26],
     "pulls need no lease": [3903],
@@ -576,6 +565,14 @@ WRONG_STEP = {  # of the compiled step, and where to look first
     "it answers for other servers' shards": ("not replica.takes_requests()", "False", [34]),
     "it passes no ops on": ("self.forwards = True", "pass", [21, 24, 25]),
     "it sums nothing": ("return table.aggregated and", "return False and", [2, 4, 7]),
+    "it does not pass on what memory has acknowledged": (
+        *("        if self._parts.forwards:\n", "        if self._parts.forwards and table.waits:\n"),
+        [12, 21, 37],
+    ),
+    "it acknowledges from memory without a lease": (
+        *("not (pushed and table.waits) and not self._holds_lease()", "not pushed and not self._holds_lease()"),
+        [907364],
+    ),
     "it acknowledges what no backup has": (
         *("if self.left == 0 or self.error is not None:", "if True:"),
         [6, 24, 25],
@@ -585,7 +582,7 @@ WRONG_STEP = {  # of the compiled step, and where to look first
         [6, 24, 25],
     ),
     "a joiner misses the ops during its dump": (
-        *("if replica.successor is not None:"),
+        "if replica.successor is not None:",
         "if replica.successor is not None and (replica.feed is None or replica.feed.done):",
         [4, 21, 26],
     ),
