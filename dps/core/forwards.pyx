@@ -535,11 +535,13 @@ cdef class Forwards:
         """Send the frames and answers that have waited."""
         cdef list waiting
         self._collects = False
-        if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for successor in waiting:
-                self._flush(successor)
-        self.answers.deliver()
+        try:
+            if self._waiting:
+                waiting, self._waiting = self._waiting, []
+                for successor in waiting:
+                    self._flush(successor)
+        finally:
+            self.answers.deliver()
         return 0
 
     def confirm(self, Successor successor not None, cnp.ndarray inbox not None, int64_t start, int64_t end) -> int:

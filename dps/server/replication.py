@@ -219,9 +219,9 @@ class Relay:
         if successor.link is not link:
             return 0
         taken = self.ops.confirm(successor, inbox, start, end)
-        if taken:
-            if successor.feeds.queue:
-                successor.feeds.op_confirmed(self)
+        if taken and successor.feeds.queue:
+            successor.feeds.op_confirmed(self)
+        if taken and (self._stepping_down or self._throttled):
             self._less_unconfirmed()
         return taken
 
