@@ -8,6 +8,7 @@ process's own memory, at no cost worth mentioning, and what other processes have
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import io
 import mmap
@@ -23,10 +24,11 @@ except ImportError:  # Windows
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-__all__ = ["PAGE", "BulkFile", "ahead", "is_local", "page_memory", "sync"]
+__all__ = ["HUGE_PAGE", "PAGE", "BulkFile", "ahead", "is_local", "page_memory", "sync"]
 
 PAGE = 4096  # bytes: a direct read or write begins at a multiple of this, in memory and in the file
-BLOCK = 4 << 20  # bytes that are written at a time
+HUGE_PAGE = 2 << 20  # bytes
+BLOCK = 2 * HUGE_PAGE - PAGE  # bytes that are written at a time
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0 on a system without direct input and output
 
 
@@ -61,9 +63,18 @@ def _set_direct(file: io.BufferedIOBase, on: bool) -> bool:
 def page_memory(size: int) -> memoryview:
     """Memory that begins at a page, for `size` bytes of a file and the rest of the pages in which they lie.
 
-    It is shared memory, because a direct read into private memory may be lost if the process forks meanwhile (open(2)).
+    A direct read into memory that a fork shares with a child may be lost (open(2)). So small memory is that of all
+    processes of a fork, and a child has none of the large one: it lies in huge pages where the system has them, because
+    the disk then gets one address for many bytes. A virtual disk takes a third of the time for that.
     """
-    return memoryview(mmap.mmap(-1, -(-size // PAGE) * PAGE + PAGE))
+    nbytes = -(-size // PAGE) * PAGE + PAGE
+    if nbytes < HUGE_PAGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return memoryview(mmap.mmap(-1, nbytes))
+    memory = mmap.mmap(-1, -(-nbytes // HUGE_PAGE) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_DONTFORK)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)[:nbytes]
 
 
 def ahead(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import numpy as np
 
-from dps.checkpoints.local_disk import BulkFile, ahead, is_local, page_memory, sync
+from dps.checkpoints.local_disk import HUGE_PAGE, PAGE, BulkFile, ahead, is_local, page_memory, sync
 from dps.errors import CheckpointError, InputError, MissingPackageError, needing
 from dps.state.ops import TableSpec
 from dps.state.recipes import Description
@@ -39,7 +39,8 @@ __all__ = ["Checksums", "FileRecord", "Piece", "ShardFile", "open_filesystem", "
 # (first, rows): `first` is the keys of the rows, or the number of the first row, or (first row, one past the last).
 Piece: TypeAlias = "tuple[np.ndarray | int | tuple[int, int], np.ndarray]"
 
-LOCAL_READ_BYTES, REMOTE_READ_BYTES = 2 << 20, 8 << 20  # read at a time, from a local disk and from elsewhere
+# Read at a time, from a local disk and from elsewhere: with the rest of its pages, the former fits a huge page.
+LOCAL_READ_BYTES, REMOTE_READ_BYTES = HUGE_PAGE - PAGE, 8 << 20
 UPLOAD_PART_BYTES = 64 << 20  # object stores take at most 10,000 parts of one file
 MAX_HEADER_BYTES = 1 << 20
 LEDGER = "ledger."

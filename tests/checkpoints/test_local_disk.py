@@ -223,13 +223,27 @@ def test_memory_begins_at_a_page_and_has_room_for_all_pages_that_the_bytes_touch
     assert len(memory) >= size + PAGE - 1
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")
-def test_memory_is_shared_so_that_a_fork_does_not_lose_what_is_read_into_it():
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux")
+@pytest.mark.parametrize("size", [PAGE, local_disk.BLOCK])
+def test_a_fork_does_not_lose_what_is_read_into_memory(size):
+    memory = page_memory(size)
+    kind, flags = mapping(np.frombuffer(memory, np.uint8).ctypes.data)
+    assert kind == "rw-s" or "dc" in flags, "it is shared, or no child has it"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux")
+def test_large_memory_asks_for_huge_pages():
     memory = page_memory(local_disk.BLOCK)
-    address = np.frombuffer(memory, np.uint8).ctypes.data
-    with open("/proc/self/maps") as lines:
-        kinds = [kind for bounds, kind in (line.split()[:2] for line in lines) if holds(bounds, address)]
-    assert kinds == ["rw-s"]
+    assert "hg" in mapping(np.frombuffer(memory, np.uint8).ctypes.data)[1]
+
+
+def mapping(address):
+    """The rights of the mapping with this address, and its flags."""
+    with open("/proc/self/smaps") as file:
+        lines = [line.split() for line in file]
+    heads = [n for n, line in enumerate(lines) if not line[0].endswith(":")]
+    start = next(n for n in heads if holds(lines[n][0], address))
+    return lines[start][1], next(line[1:] for line in lines[start:] if line[0] == "VmFlags:")
 
 
 def holds(bounds, address):
