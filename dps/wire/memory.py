@@ -75,7 +75,7 @@ class GrowingBody:
         self.size, self.filled = size, 0  # bytes of the body, and how many of them have arrived
         self._buffer, self._full, self._first = buffer, full, len(header)
         self._keep(buffer.take(len(header) + nbytes))
-        self.frame[: len(header)] = np.frombuffer(header, np.uint8)
+        memoryview(self.frame)[: len(header)] = header
 
     def _keep(self, memory: np.ndarray) -> None:
         self.frame, self._memory = memory, memoryview(memory)[self._first :]

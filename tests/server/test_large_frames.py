@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import resource
 import time
 
 import numpy as np
@@ -20,7 +21,7 @@ from dps.wire.connection import PEER_INBOX_BYTES, Connection
 from dps.wire.direct import DirectWriter
 from dps.wire.frames import ANSWER, RANGE, RULE_ADD, RULE_ASSIGN, Header, encode_header, padded
 from dps.wire.local_sockets import connected_locally
-from dps.wire.memory import GrowingBody
+from dps.wire.memory import Buffer, GrowingBody
 from dps.wire.plain_answers import PlainAnswers
 
 SPECS = [
@@ -217,6 +218,49 @@ def test_an_answer_to_a_slow_reader_shows_no_later_push(local: bool) -> None:
         assert not seen, "all of them took the compiled step"
 
 
+on_linux = pytest.mark.skipif(not hasattr(resource, "RUSAGE_THREAD"), reason="only Linux counts a thread's page faults")
+
+
+@on_linux
+@pytest.mark.parametrize("verb", ["push", "pull", "push and pull"])
+def test_large_frames_touch_no_fresh_pages(verb: str) -> None:
+    """The memory of bodies, answers and kept answers is used again. malloc itself keeps blocks below 32 MB."""
+
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+    with Servers(1) as servers:
+        spec = servers.table(TableSpec("large", rows=200_000, dim=64, shards=4))
+        ask = Header(frames.PULL, RANGE, table=spec.id, shards=spec.shards, count=spec.rows, request=9)
+        flags, number = RANGE | ANSWER * (verb == "push and pull"), 0
+        with Peer(servers, local=True) as peer:
+
+            def call() -> None:
+                nonlocal number
+                number += 1
+                peer.send(encode_header(ask) if verb == "pull" else whole_push(spec, number, flags=flags))
+                assert peer.frame()[0].kind == frames.OK
+
+            for _ in range(5):
+                call()
+            before = servers.endpoints[0].call(faults)
+            for _ in range(5):
+                call()
+            assert servers.endpoints[0].call(faults) - before < 1_000, "each body has 25 huge pages, or 12,500 small ones"
+
+
+@on_linux
+@pytest.mark.parametrize("verb", ["push", "pull"])
+def test_fresh_pages_would_be_noticed(monkeypatch, verb: str) -> None:
+    def take(buffer: Buffer, nbytes: int) -> np.ndarray:
+        buffer._bytes = np.empty(nbytes, np.uint8)
+        return buffer._bytes
+
+    monkeypatch.setattr(Buffer, "take", take)
+    with pytest.raises(AssertionError, match="huge pages"):
+        test_large_frames_touch_no_fresh_pages(verb)
+
+
 def test_a_large_answer_through_the_transport(monkeypatch) -> None:
     """As over TLS, where no byte goes past it."""
     begin = DirectWriter.__init__
@@ -249,7 +293,7 @@ def test_a_wrong_rest_of_an_answer_is_caught(monkeypatch, old: str, new: str) ->
     ("owner", "name", "old", "new"),
     [
         (Connection, "_handle_large", "if not self._answer_plain(whole, 0, len(whole)):", "if True:"),
-        (GrowingBody, "__init__", "np.frombuffer(header, np.uint8)", "0"),
+        (GrowingBody, "__init__", "[: len(header)] = header", "[: len(header)] = bytes(len(header))"),
     ],
 )
 def test_without_the_step_it_is_noticed(monkeypatch, owner: type, name: str, old: str, new: str) -> None:
