@@ -220,9 +220,12 @@ class Client:
         if type(table) is str or isinstance(table, Table):
             with self.session.lock:
                 values = self._plain.pull(table if isinstance(table, str) else table.name, keys, out)
-            if values is not DECLINED:
-                return values
-        return self._pull(table, keys, out).result()
+        elif isinstance(table, Mapping):
+            with self.session.lock:
+                values = self._plain.pull_several(table, outs_of(out))
+        else:
+            values = DECLINED
+        return self._pull(table, keys, out).result() if values is DECLINED else values
 
     @overload
     def pull_async(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> Pending[np.ndarray]: ...
@@ -478,18 +481,19 @@ class Client:
         return self._pull(table, keys, out, keep=keep)
 
     def _push_plainly(
-        self, table: object, keys: Keys, values: object, rule: int, answered: bool = False, out: object = None
+        self, table: Any, keys: Keys, values: object, rule: int, answered: bool = False, out: Any = None
     ) -> Any:
         """The result of a push whose caller waits, the plain way; DECLINED if it is not plain."""
-        if self._rehearses or not (type(table) is str or isinstance(table, Table)):
+        several = isinstance(table, Mapping)
+        if self._rehearses or not (several or type(table) is str or isinstance(table, Table)):
             return DECLINED
         session = self.session
         with session.lock:
             task = None if session.own.clock != NO_CLOCK else execution()
-            name = table if isinstance(table, str) else table.name
-            if task is None:
-                return self._plain.push(name, keys, values, rule, answered, out)
-            with session.acting_as(self._origin_in(task)):
+            with NOTHING if task is None else session.acting_as(self._origin_in(task)):
+                if several:
+                    return self._plain.push_several(table, rule, answered, outs_of(out))
+                name = table if isinstance(table, str) else table.name
                 return self._plain.push(name, keys, values, rule, answered, out)
 
     def _as_task(self) -> contextlib.AbstractContextManager[None]:

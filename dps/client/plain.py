@@ -8,22 +8,24 @@ however it ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dps import config
 from dps.client.requests import TableRoute
 from dps.client.session import RETRIED, ClientSession
-from dps.client.table import Keys
+from dps.client.table import Keys, T, name_of
 from dps.client.ticket import Pending, SentCall
 from dps.core.call import Terms
 from dps.core.exchange import DECLINED, OPEN, Exchange, Wires
-from dps.core.part import parts_of
+from dps.core.part import Part, parts_of
 from dps.errors import RequestTimeoutError
 from dps.state.ops import TableSpec
 from dps.wire.channel import Channel, Request
 
 __all__ = ["DECLINED", "PlainCalls"]
+
+Asked = tuple[Wires, Terms, object, object, object]  # a call: its keys, values and out behind how it is made
 
 
 class PlainTable:
@@ -71,17 +73,56 @@ class PlainCalls:
     def pull(self, name: str, keys: Keys, out: object) -> Any:
         """The values."""
         table = self._known(name)
-        return DECLINED if table is None else self._make(table, table.terms.pull, keys, None, out)
+        if table is None:
+            return DECLINED
+        made = self._make([table], [(table.wires, table.terms.pull, keys, None, out)])
+        return made if made is DECLINED else made[0]
 
     def push(self, name: str, keys: Keys, values: object, rule: int, answered: bool, out: object) -> Any:
         """The new values or, where they are not `answered`, None."""
         table = self._known(name)
-        if table is None:
+        terms = None if table is None else self._terms(table, rule, answered)
+        if table is None or terms is None:
             return DECLINED
+        made = self._make([table], [(table.wires, terms, keys, values, out)])
+        return made if made is DECLINED else made[0]
+
+    def pull_several(self, wanted: Mapping[T, Keys], outs: Mapping[T, object]) -> Any:
+        """The values of several tables."""
+        tables: list[PlainTable] = []
+        asked: list[Asked] = []
+        for each, keys in wanted.items():
+            table = self._known(name_of(each))
+            if table is None:
+                return DECLINED
+            tables.append(table)
+            asked.append((table.wires, table.terms.pull, keys, None, outs.get(each)))
+        made = self._make(tables, asked)
+        return made if made is DECLINED else dict(zip(wanted, made, strict=True))
+
+    def push_several(
+        self, changes: Mapping[T, tuple[Keys, object]], rule: int, answered: bool, outs: Mapping[T, object]
+    ) -> Any:
+        """The new values of several tables or, where they are not `answered`, None."""
+        tables: list[PlainTable] = []
+        asked: list[Asked] = []
+        for each, (keys, values) in changes.items():
+            table = self._known(name_of(each))
+            terms = None if table is None else self._terms(table, rule, answered)
+            if table is None or terms is None:
+                return DECLINED
+            tables.append(table)
+            asked.append((table.wires, terms, keys, values, outs.get(each)))
+        made = self._make(tables, asked)
+        if made is DECLINED:
+            return DECLINED
+        return dict(zip(changes, made, strict=True)) if answered else None
+
+    def _terms(self, table: PlainTable, rule: int, answered: bool) -> Terms | None:
+        """The terms of a push, once it was checked; None where the table does not take it."""
         if table.check is not None:
             table.check(table.route.spec)
-        terms = table.terms.changes.get((rule, answered))
-        return DECLINED if terms is None else self._make(table, terms, keys, values, out)
+        return table.terms.changes.get((rule, answered))
 
     def _known(self, name: str) -> PlainTable | None:
         """The table by the present route. Raises where Dask has cancelled the caller's task."""
@@ -101,39 +142,43 @@ class PlainCalls:
         table = self._tables[name] = PlainTable(route, channels, session, self._check_aggregate)
         return table
 
-    def _make(self, table: PlainTable, terms: Terms, keys: Keys, values: object, out: object) -> Any:
-        """Make a call: its result, or DECLINED."""
+    def _make(self, tables: list[PlainTable], asked: list[Asked]) -> Any:
+        """Make a call to each of these tables: a list of their results, or DECLINED."""
         exchange = self._exchange
         try:
-            answer = exchange.make(table.wires, terms, self._session.acting, keys, values, out)
+            answer = exchange.make(asked, self._session.acting)
         except (ConnectionError, *RETRIED) as error:
-            table.wires.channels[exchange.current].fail(error)
-            return self._go_on(table)
+            tables[exchange.at].wires.channels[exchange.current].fail(error)
+            return self._go_on(tables)
         except BaseException as error:  # what was on its way may or may not have arrived, and is not sent again
-            for _, run, *_ in exchange.open:
-                table.wires.channels[run].fail(error)
+            for at, _, run, *_ in exchange.open:
+                tables[at].wires.channels[run].fail(error)
             raise
-        return self._go_on(table) if answer is OPEN else answer
+        return self._go_on(tables) if answer is OPEN else answer
 
-    def _go_on(self, table: PlainTable) -> Any:
-        """Let the parts of a call that are not done go on over the channels, and wait for them."""
+    def _go_on(self, tables: list[PlainTable]) -> list[Any]:
+        """Let the parts of calls that are not done go on over the channels, and wait for them."""
         session, exchange = self._session, self._exchange
-        call, requests, arrived = exchange.give_away(), [], []
-        parts = parts_of(call)
-        for n, run, number, received in exchange.open:
+        calls, arrived = exchange.give_away(), []
+        parts: list[list[Part]] = [parts_of(call) for call in calls]
+        requests: list[list[Request]] = [[] for _ in calls]
+        for at, n, run, number, received in exchange.open:
             if not number:
-                requests.append(session.dispatch(table.route, parts[n]))
+                requests[at].append(session.dispatch(tables[at].route, parts[at][n]))
                 continue
-            channel = table.wires.channels[run]
-            requests.append(Request.carrying(parts[n], channel))
-            channel.adopt(requests[-1], number)
+            channel = tables[at].wires.channels[run]
+            requests[at].append(Request.carrying(parts[at][n], channel))
+            channel.adopt(requests[at][-1], number)
             arrived.append((channel, received))
         for channel, received in arrived:  # now, because a server that serves two legs may answer the second one first
             channel.feed(received)
         session.meter.begin(exchange.began)
-        session.meter.counted(not call.terms.pushes, call.asked)
-        sent = session.opened(SentCall(session, "push" if call.terms.pushes else "pull", requests))
-        return Pending((sent,), call.finish).result()
+        pending = []
+        for call, sent in zip(calls, requests, strict=True):
+            session.meter.counted(not call.terms.pushes, call.asked)
+            opened = session.opened(SentCall(session, "push" if call.terms.pushes else "pull", sent))
+            pending.append(Pending((opened,), call.finish))
+        return [each.result() for each in pending]
 
     def _idle(self, channel: Channel, left: int) -> None:
         """A server has moved no byte of a message for a while, with `left` bytes to come."""

@@ -39,14 +39,15 @@ class Wires:
     def __init__(self, channels: list[Any]) -> None: ...
 
 class Exchange:
-    call: Call
+    calls: list[Call]
     began: float
-    open: list[tuple[int, int, int, bytes]]
+    open: list[tuple[int, int, int, int, bytes]]
+    at: int
     current: int
     def __init__(
         self, polling: Polling, now: Callable[[], float], meter: CallMeter, idle: Callable[[Any, int], None]
     ) -> None: ...
     def make(
-        self, wires: Wires, terms: Terms, origin: Origin, keys: object, values: object, out: object
-    ) -> np.ndarray | Outcome | None: ...
-    def give_away(self) -> Call: ...
+        self, asked: list[tuple[Wires, Terms, object, object, object]], origin: Origin
+    ) -> list[np.ndarray | None] | Outcome: ...
+    def give_away(self) -> list[Call]: ...

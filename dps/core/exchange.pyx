@@ -6,7 +6,8 @@ take as it is, is *declined* before anything is sent. A call that is cut into ch
 later (an error as the answer, an answer that is late, a connection that breaks), goes on over the channels with the
 legs that are not done and the bytes that have arrived. The interpreter's lock is released in between.
 
-The memory of a call is kept for the next one. A session's calls take turns under its lock, so one exchange is enough.
+Calls to several tables are made in the same step: all of them are prepared before anything is sent. The memory of calls
+is kept for the next ones. A session's calls take turns under its lock, so one exchange is enough.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -38,6 +39,7 @@ cdef enum:
     HEADER = 64
     INBOX_BYTES = 1 << 16  # of an answer that are read together with its header
     PIECE = 1 << 18  # bytes of rows that are reordered at a time: they are still in the cache when they are used
+    AHEAD = 1 << 14  # bytes of requests that are written to servers which owe rows: any socket takes them
     SLICE = 250  # milliseconds of sleep, until the caller is asked whether to go on
 
 
@@ -161,10 +163,9 @@ cdef class Exchange:
 
     def __cinit__(self, Polling polling not None, now, CallMeter meter not None, idle):
         self.polling, self._now, self._meter, self._idle = polling, now, meter, idle
-        self.waited = 0
-        self.call = Call()
-        self.open = []
-        self.current = -1
+        self.waited = self._ahead = 0
+        self.calls, self._kept, self._wires, self.open = [], [], [], []
+        self.at, self.current = 0, -1
         self._inbox = <char *> malloc(INBOX_BYTES)
         self._piece = NULL
         self._room = 0
@@ -186,74 +187,108 @@ cdef class Exchange:
             self._room = nbytes
         return self._piece
 
-    def make(self, Wires wires not None, Terms terms not None, origin, keys, values, out):
-        """Make one call: its result, DECLINED, or OPEN, with the legs that are not done in `open`.
+    def make(self, list asked not None, origin):
+        """Make one call, or those of several tables: a list of their results; or DECLINED; or OPEN, see `open`.
 
-        Where this raises, the connection of run `current` is in the middle of a message, and has to be closed. Then,
-        and where it is OPEN, `call` is the call.
+        Where this raises, the connection of run `current` of call `at` is in the middle of a message, and has to be
+        closed. Then, and where it is OPEN, `calls` are the calls.
 
         Parameters
         ----------
-        wires : Wires
-        terms : Terms
+        asked : list
+            Of each call (Wires, Terms, keys, values, out), the last three as :meth:`Call.of` takes them. All of them
+            pull, or all of them push.
         origin : Origin
-            In whose name the call is made; a push takes its next number.
-        keys, values, out
-            As :meth:`Call.of` takes them.
+            In whose name the calls are made; each push takes its next number.
         """
-        cdef Call call = self.call
         cdef double began = self._now(), now, waited
-        self.open, self.current, self.waited, self._counted = [], -1, 0, 0
-        for each in wires.streams:
+        cdef Call call
+        self.open, self.at, self.current, self.waited, self._counted = [], 0, -1, 0, 0
+        while len(self._kept) < len(asked):
+            self._kept.append(Call())
+        self.calls, self._wires = self._kept[: len(asked)], [each[0] for each in asked]
+        streams = [stream for wires in self._wires for stream in (<Wires?> wires).streams]
+        for each in streams:
             (<Stream?> each).calls += 1  # first, because another thread may close a channel at any time
         try:
-            if not wires.are_free() or not call.prepare(terms, origin, keys, values, out, -1):
+            if not self._prepare(asked, origin):
                 return DECLINED
-            if terms.pushes:
-                if origin.number + call.numbers > LAST_NUMBER:
-                    return DECLINED
-                call.take_number(origin)
             self.began = began
             try:
-                while call.numbers < 2 and self._round(call, wires):
-                    self._answers(call, wires)
-                    if self.open:
-                        break
+                self._run()
             finally:
-                self._leave(call)
+                self._leave()
         finally:
-            for each in wires.streams:
+            for each in streams:
                 (<Stream> each).leave()
         if self.open:
             return OPEN
-        result = call.finish()
+        results = [(<Call> each).finish() for each in self.calls]
         now, waited = self._now(), self.waited * 1e-9
-        self._meter.count_exchange(not terms.pushes, call.asked, began, now, min(waited, now - began))
-        call.forget()
-        return result
+        waited = min(waited, now - began)
+        for each in self.calls:
+            call = each
+            self._meter.count_exchange(not call.terms.pushes, call.asked, began, now, waited)
+            began, waited = now, 0.0  # the time counts once
+            call.forget()
+        return results
 
-    def give_away(self) -> Call:
-        """The last call, which goes on over the channels; the next one has memory of its own."""
-        call, self.call = self.call, Call()
-        return call
+    def give_away(self) -> list:
+        """The last calls, which go on over the channels; the next ones have memory of their own."""
+        self._kept = self._kept[len(self.calls) :]
+        return self.calls
+
+    cdef bint _prepare(self, list asked, origin) except -1:
+        """Prepare all calls, then number them; False, and nothing is numbered, if one is declined."""
+        cdef Call call
+        cdef int64_t numbers = 0
+        for n in range(len(asked)):
+            wires, terms, keys, values, out = asked[n]
+            call = self.calls[n]
+            if not (<Wires> wires).are_free() or not call.prepare(terms, origin, keys, values, out, -1):
+                return False
+            numbers += call.numbers if call.terms.pushes else 0
+        if origin.number + numbers > LAST_NUMBER:
+            return False
+        if numbers:
+            for each in self.calls:
+                (<Call> each).take_number(origin)
+        return True
+
+    cdef int _run(self) except -1:
+        """Write requests and read answers, until all are there or something is left in `open`."""
+        cdef int written = 1, n, count = len(self.calls)
+        for each in self.calls:
+            if (<Call> each).numbers > 1:  # it is cut into chunks, so all of them go on over the channels
+                return 0
+        while written and not self.open:
+            written, self._ahead = 0, 0
+            for n in range(count):
+                self.at = n
+                written += self._round(self.calls[n], self._wires[n])
+            for n in range(count):
+                self.at = n
+                self._answers(self.calls[n], self._wires[n])
+                if self.open:
+                    break
+        return 0
 
     cdef int _round(self, Call call, Wires wires) except -1:
-        """Write the legs that are unsent, but one for each connection; how many that are.
+        """Write the legs that are unsent; how many that are.
 
-        A server that serves several runs gets one request after the other, because it stops reading while its answer
-        is not taken.
+        A server gets no large request while it owes rows, because it stops reading while its answer is not taken.
         """
         cdef Leg *leg = call.leg
         cdef Stream stream
-        cdef int n, m, written = 0
+        cdef int n, written = 0
         for n in range(call.legs):
             if leg[n].state != UNSENT:
                 continue
             stream = wires.streams[leg[n].run]
-            if call.room != NULL and any(
-                [leg[m].state == SENT and wires.streams[leg[m].run] is stream for m in range(call.legs)]
-            ):
-                continue
+            if call.room != NULL and self._owes_rows(stream):
+                self._ahead += HEADER + (leg[n].b - leg[n].a) * (8 + call.form.row_bytes)
+                if self._ahead > AHEAD:
+                    break
             leg[n].number = stream.take()
             self.current = leg[n].run
             leg[n].state = SENT
@@ -261,6 +296,18 @@ cdef class Exchange:
             self.current = -1
             written += 1
         return written
+
+    cdef bint _owes_rows(self, Stream stream) except -1:
+        """Whether the answer to a request that was written to a stream is not read yet, and has rows."""
+        cdef Call call
+        cdef int n, m
+        for n in range(self.at + 1):
+            call = self.calls[n]
+            streams = (<Wires> self._wires[n]).streams
+            for m in range(call.legs):
+                if call.room != NULL and call.leg[m].state == SENT and streams[call.leg[m].run] is stream:
+                    return True
+        return False
 
     cdef int _answers(self, Call call, Wires wires) except -1:
         """Read the answers to the legs that are sent."""
@@ -275,16 +322,20 @@ cdef class Exchange:
                 self.current = -1
         return 0
 
-    cdef int _leave(self, Call call) except -1:
-        """List the legs that are not done: (leg, run, number, bytes that have arrived)."""
-        cdef Leg *leg = call.leg
-        cdef int n
-        arrived = dict(self.open)  # by run, because each connection counts its requests
+    cdef int _leave(self) except -1:
+        """List the legs that are not done: (call, leg, run, number, bytes that have arrived)."""
+        cdef Call call
+        cdef Leg *leg
+        cdef int n, m
+        arrived = {(at, run): received for at, run, received in self.open}
         self.open = []
-        for n in range(call.legs):
-            if leg[n].state != ANSWERED:
-                number = 0 if leg[n].state == UNSENT else leg[n].number
-                self.open.append((n, leg[n].run, number, arrived.get(leg[n].run, b"")))
+        for n in range(len(self.calls)):
+            call = self.calls[n]
+            for m in range(call.legs):
+                leg = &call.leg[m]
+                if leg.state != ANSWERED:
+                    number = 0 if leg.state == UNSENT else leg.number
+                    self.open.append((n, m, leg.run, number, arrived.get((n, leg.run), b"")))
         return 0
 
     cdef int _write(self, Call call, Leg *leg, int fd, Wires wires) except -1:
@@ -334,7 +385,10 @@ cdef class Exchange:
             while got >= HEADER and not mine:
                 mine = call.is_answer(leg, head)
                 if not mine:
-                    if not is_empty(head) or not wires.channels[leg.run].acknowledged(head.request):
+                    if not is_empty(head) or not (
+                        self._acknowledges(head, wires.streams[leg.run])
+                        or wires.channels[leg.run].acknowledged(head.request)
+                    ):
                         break
                     traffic.answers += 1
                     traffic.received += HEADER
@@ -344,7 +398,7 @@ cdef class Exchange:
                 break
         if got < whole or not mine:
             self._count(traffic)
-            self.open.append((leg.run, inbox[:got]))
+            self.open.append((self.at, leg.run, inbox[:got]))
             return 0
         if call.room == NULL:
             pass
@@ -357,6 +411,20 @@ cdef class Exchange:
         traffic.answers += 1
         traffic.received += HEADER + body
         return 0
+
+    cdef bint _acknowledges(self, dps_header *head, Stream stream) except -1:
+        """Whether this is the answer to another leg that was written to a stream; some pushes wait for backups."""
+        cdef Call call
+        cdef int n, m
+        for n in range(len(self.calls)):
+            call = self.calls[n]
+            streams = (<Wires> self._wires[n]).streams
+            for m in range(call.legs):
+                if call.room == NULL and call.leg[m].state == SENT and call.leg[m].number == head.request:
+                    if streams[call.leg[m].run] is stream:
+                        call.leg[m].state = ANSWERED
+                        return True
+        return False
 
     cdef int _read_body(self, Call call, Leg *leg, int fd, Traffic traffic, Wires wires) except -1:
         """Read a large answer straight into its places, or, where they are in another order, piece by piece."""
