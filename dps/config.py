@@ -69,8 +69,8 @@ def polling(name: str = "polling") -> float:
 
     Examples
     --------
-    >>> round(polling() * 1e6), polling("server-polling")
-    (100, 0.0)
+    >>> round(polling() * 1e6), round(polling("server-polling") * 1e6)
+    (100, 0)
     """
     value = parse_timedelta(dask.config.get(f"dps.{name}"))
     if value > MAX_POLLING_SECONDS:

@@ -61,7 +61,8 @@ def compiled(tmp_path_factory):
         ("dps/core/rows.h", ["cuts", "rows"]),  # which cuts.h includes
         ("dps/core/arrays.pxd", MODULES),
         ("dps/core/clones.h", MODULES),  # which no module names
-        ("dps/core/slots.h", []),
+        ("dps/core/slots.h", ["cuts"]),  # of the index, which the state of a shard has
+        ("dps/core/exchange.h", []),
         ("setup.py", MODULES),
     ],
 )
