@@ -70,7 +70,7 @@ def polling(name: str = "polling") -> float:
     Examples
     --------
     >>> round(polling() * 1e6), round(polling("server-polling") * 1e6)
-    (100, 0)
+    (100, 100)
     """
     value = parse_timedelta(dask.config.get(f"dps.{name}"))
     if value > MAX_POLLING_SECONDS:

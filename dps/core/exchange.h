@@ -27,9 +27,8 @@ static ssize_t dps_receive(int fd, void *buffer, size_t size, dps_polling *polli
     if (got >= 0 || !dps_would_block()) {
         return got >= 0 ? got : DPS_BROKEN;
     }
-    int64_t began = dps_now(), now = began, before = began;
-    while (dps_poll_on(polling, began, before, now)) {
-        before = now;
+    int64_t began = dps_now(), now = began;
+    while (now - began < polling->now) {
         sched_yield(); /* another thread on this core may be the one that answers */
         got = recv(fd, buffer, size, MSG_DONTWAIT);
         if (got >= 0 || !dps_would_block()) {

@@ -8,8 +8,9 @@
 #include <time.h>
 
 enum {
-    DPS_AWAY = 20000, /* nanoseconds away from the core, after which another program is known to want it */
-    DPS_REST = 64,    /* waits that do not poll after that */
+    DPS_AWAY = 4000, /* nanoseconds: a yield and a poll of files take less */
+    DPS_STOLEN = 200000, /* nanoseconds away from the core, after which another program is known to want it */
+    DPS_REST = 4096, /* waits that do not poll after that */
 };
 
 /* How long the waits of one caller poll before they sleep, in nanoseconds: see polling.pyx. */
@@ -19,13 +20,11 @@ typedef struct {
     int32_t rest; /* waits that sleep at once, because another program wanted the core */
 } dps_polling;
 
-static inline int64_t dps_clock(clockid_t clock) {
+static inline int64_t dps_now(void) {
     struct timespec t;
-    clock_gettime(clock, &t);
+    clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
-
-static inline int64_t dps_now(void) { return dps_clock(CLOCK_MONOTONIC); }
 
 /* Adapt to a wait that has taken `waited` nanoseconds. */
 static inline void dps_adapt(dps_polling *polling, int64_t waited) {
@@ -40,36 +39,26 @@ static inline void dps_adapt(dps_polling *polling, int64_t waited) {
     }
 }
 
-/* After a yield of the core at `before` that brought nothing, in a wait that polls since `began`: whether to poll on.
+/* Poll until one of the files that the epoll instance `fd` watches is ready, or the time is up: whether one is. A yield
+ * that takes long counts as time in which another thread had the core; to ask the system would take longer than a poll.
  * Linux lets a thread that yields wait for another one's whole slice, and wakes a thread that sleeps ahead of it. So
- * where another program wants the core, waits had better sleep. */
-static inline int dps_poll_on(dps_polling *polling, int64_t began, int64_t before, int64_t now) {
-    if (now - before > DPS_AWAY) {
-        polling->now = 0;
-        polling->rest = DPS_REST;
-    }
-    return now - began < polling->now;
-}
-
-/* Poll until one of the files that the epoll instance `fd` watches is ready, or the time is up: whether one is. The
- * thread's processor time is added to `spent`, and not the time in which it was away from the core. */
+ * where another program wants the core, this ends polling for many waits: it had better sleep. */
 static inline int dps_watch(int fd, dps_polling *polling) {
     struct pollfd ready = {fd, POLLIN, 0};
-    int found = poll(&ready, 1, 0) > 0;
-    if (found) {
-        return 1;
-    }
-    const int64_t spent = dps_clock(CLOCK_THREAD_CPUTIME_ID), began = dps_now();
-    int64_t now = began, before = began;
-    while (!found && dps_poll_on(polling, began, before, now)) {
-        before = now;
+    const int64_t began = dps_now();
+    int64_t now = began;
+    int found = 0;
+    while (!found && now - began < polling->now) {
+        const int64_t before = now;
         sched_yield(); /* another thread on this core may be the peer */
         found = poll(&ready, 1, 0) > 0;
         now = dps_now();
+        *(now - before > DPS_AWAY ? &polling->away : &polling->spent) += now - before;
+        if (now - before > DPS_STOLEN) {
+            polling->now = 0;
+            polling->rest = DPS_REST;
+        }
     }
-    const int64_t ran = dps_clock(CLOCK_THREAD_CPUTIME_ID) - spent;
-    polling->spent += ran;
-    polling->away += now - began > ran ? now - began - ran : 0;
     return found;
 }
 

@@ -8,7 +8,6 @@ cdef extern from "polling.h" nogil:
 
     int64_t dps_now()
     void dps_adapt(dps_polling *polling, int64_t waited)
-    bint dps_poll_on(dps_polling *polling, int64_t began, int64_t before, int64_t now)
     int dps_watch(int fd, dps_polling *polling)
 
 

@@ -3,8 +3,7 @@
 To wake a sleeping core takes 40 to 80 us on virtual machines, which is longer than a small request needs.
 So a wait polls first. Polling helps only where messages come soon, and harms where another program wants the core. So
 the time adapts: a wait that takes more than twice the limit halves it, until it is zero, and one that takes less
-doubles it again, up to the limit. Between two polls the core is yielded, because the peer may run on it. A yield that
-lasts and brings nothing shows that another program wants the core, so the next waits sleep at once.
+doubles it again, up to the limit. Between two polls the core is yielded, because the peer may run on it.
 """
 
 from libc.stdint cimport int64_t
@@ -49,16 +48,6 @@ cdef class Polling:
     def waited(self, seconds: float) -> None:
         """Adapt to a wait that has taken so long. The compiled ways do this by themselves."""
         dps_adapt(&self.state, <int64_t> (seconds * 1e9))
-
-    def poll_on(self, began: float, before: float, now: float) -> bool:
-        """Whether to poll on, after a yield of the core that brought nothing. The compiled ways do this by themselves.
-
-        Parameters
-        ----------
-        began, before, now : float
-            The times, in seconds, when the wait began, before the yield, and after it.
-        """
-        return dps_poll_on(&self.state, 0, <int64_t> ((before - began) * 1e9), <int64_t> ((now - began) * 1e9))
 
     def watch(self, int fd) -> bool:
         """Poll a set of files before its owner sleeps on them: whether one is ready.

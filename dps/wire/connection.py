@@ -220,6 +220,8 @@ class Connection(asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
         self.endpoint.forget(self)
+        if self._turn is not None:
+            self._turn.forget(self)
         self._incoming = self._outgoing = Buffer(0)
 
     def _proof_is_late(self) -> None:
@@ -366,7 +368,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.endpoint.service is not None:
             self._turn = self.endpoint.turn
             if self._turn is not None:
-                self._turn.watch(self.transport.get_extra_info("socket"))
+                self._turn.watch(self, self.transport.get_extra_info("socket"))
             self._plain = PlainAnswers(self, self._direct, role_of(self.session) == SERVER)
         self.reply(*welcome)
 

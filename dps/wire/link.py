@@ -123,6 +123,8 @@ class Link(asyncio.BufferedProtocol):
             self._proof_timer.cancel()
         if not self._ended:
             self._ended, self.open = True, False
+            if self._turn is not None:
+                self._turn.forget(self.party)
             self._on_end(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -157,5 +159,5 @@ class Link(asyncio.BufferedProtocol):
             self._proof_timer.cancel()
         self.open, self._reader.limit = True, self._limit
         if self._turn is not None and self._transport is not None:
-            self._turn.watch(self._transport.get_extra_info("socket"))
+            self._turn.watch(self.party, self._transport.get_extra_info("socket"))
         self._on_up(self)

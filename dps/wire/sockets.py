@@ -114,15 +114,16 @@ class Plain:
                 pass
             if patience <= 0:
                 return None
-            began = before = now = time.perf_counter()
-            while self._polling.poll_on(began, before, now):
+            began = time.perf_counter()
+            until = began + self._polling.now
+            while time.perf_counter() < until:
                 yield_core()
                 try:
                     count = receive(view)
                     self._polling.waited(time.perf_counter() - began)
                     return count
                 except BlockingIOError:
-                    before, now = now, time.perf_counter()
+                    pass
             self._in.poll(patience * 1000)
             self._polling.waited(time.perf_counter() - began)
             return receive(view)

@@ -3,18 +3,21 @@
 The loop sleeps when nothing is left to do. Where a server has just answered a plain request, the next one often comes
 within microseconds, so the turn polls the connections first (`core/polling.pyx`), with the interpreter's lock released.
 It polls an epoll instance of its own, because the loop's one is private. A message of another thread and a timer of the
-loop may come later by the time of polling, which is at most a millisecond.
+loop may come later by the time of polling, which is at most a millisecond. It does not poll while this machine has
+fewer processors than parties, because a server that polls would take time from trainers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import select
 import socket
 from collections.abc import Callable
 
 from dps.core.polling import Polling
+from dps.wire.local_sockets import is_local
 
 __all__ = ["Turn"]
 
@@ -33,6 +36,8 @@ class Turn:
         self._loop, self._polling = loop, polling
         self._functions: list[Callable[[], object]] = []
         self._due = self._answered = False
+        self._neighbours: set[object] = set()  # parties on this machine
+        self._processors = _processors()
         self._files = select.epoll() if hasattr(select, "epoll") else None
 
     def at_end(self, function: Callable[[], object]) -> None:
@@ -42,15 +47,24 @@ class Turn:
 
     def answered(self) -> None:
         """A plain request has been answered, so its client may send the next one at once."""
-        if self._files is not None:
+        if self._files is not None and len(self._neighbours) < self._processors:
             self._answered = True
             self._come()
 
-    def watch(self, sock: socket.socket) -> None:
-        """End the polling when this connection has a message. The system forgets a socket that is closed."""
+    def watch(self, party: object, sock: socket.socket) -> None:
+        """End the polling when this party's connection has a message. The system forgets a socket that is closed.
+
+        The controller is None here: it needs so little time that it does not count as a party.
+        """
         if self._files is not None:
             with contextlib.suppress(OSError):  # the peer has broken the connection
+                if party is not None and _is_here(sock):
+                    self._neighbours.add(party)
                 self._files.register(sock.fileno(), select.EPOLLIN)
+
+    def forget(self, party: object) -> None:
+        """The party's connection has ended."""
+        self._neighbours.discard(party)
 
     def close(self) -> None:
         """Poll no more."""
@@ -72,3 +86,13 @@ class Turn:
             self._answered = False
             if self._files is not None:
                 self._polling.watch(self._files.fileno())
+
+
+def _processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_here(sock: socket.socket) -> bool:
+    """Whether the other end of a connection is a process of this machine."""
+    return is_local(sock) or sock.getpeername()[0] == sock.getsockname()[0]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import dask
 import distributed
@@ -740,6 +741,7 @@ def test_servers_poll_where_that_is_wanted():
     options = {"processes": False, "dashboard_address": None}
     with (
         dask.config.set({"dps.server-polling": "200 us"}),
+        mock.patch("dps.wire.turn._processors", return_value=8),
         dps.LocalCluster(servers=2, trainers=1, **options) as cluster,
         Client(cluster) as client,
         dps.ParameterServer(client, servers=2, copies=2) as ps,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +83,47 @@ def test_a_system_without_epoll_does_not_poll(monkeypatch):
     assert loop.soon == []
 
 
+def test_it_polls_while_there_is_a_processor_for_each_party(turn, monkeypatch):
+    monkeypatch.setattr(turn, "_processors", 2)
+    pairs = [socket.socketpair() for _ in range(3)]
+    with contextlib.ExitStack() as open_ones:
+        for each in itertools.chain(*pairs):
+            open_ones.enter_context(each)
+
+        def polls() -> bool:
+            DONE.clear()
+            turn.answered()
+            turn._loop.turn()
+            return DONE == ["poll"]
+
+        turn.watch(None, pairs[0][0])  # the controller
+        turn.watch("trainer", pairs[1][0])
+        assert polls()
+        turn.watch("another", pairs[2][0])
+        assert not polls()
+        turn.forget("another")
+        turn.forget("another")
+        assert polls()
+
+
+def test_parties_on_other_machines_do_not_count(turn, monkeypatch):
+    monkeypatch.setattr(turn, "_processors", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
+        far = SimpleNamespace(
+            family=socket.AF_INET,
+            fileno=ours.fileno,
+            getsockname=lambda: ("10.1.0.1", 5),
+            getpeername=lambda: ("10.1.0.2", 6),
+        )
+        turn.watch("far", far)
+        turn.answered()
+        turn._loop.turn()
+        assert DONE == ["poll"]
+        turn.watch("near", ours)
+        turn.answered()
+        assert turn._loop.soon == []
+
+
 def test_a_closed_turn_polls_no_more(turn):
     turn.answered()
     turn.close()
@@ -95,7 +139,7 @@ def test_a_loop_that_polls_answers_and_sleeps():
         ours.setblocking(False)
         waits = Polling(1e-3)
         turn = Turn(loop, waits)
-        turn.watch(ours)
+        turn.watch(None, ours)
 
         async def echo() -> bytes:
             turn.answered()
@@ -109,7 +153,7 @@ def test_a_loop_that_polls_answers_and_sleeps():
         try:
             assert loop.run_until_complete(asyncio.wait_for(echo(), 10)) == b"x"
             spent = waits.spent
-            for _ in range(200):  # another program may have had the core, so that some waits sleep at once
+            for _ in range(20):  # a wait that took long, because the machine is busy, may have ended polling
                 loop.run_until_complete(idle())
                 if waits.spent > spent:
                     break
