@@ -10,7 +10,7 @@
 enum {
     DPS_AWAY = 4000, /* nanoseconds: a yield and a poll of files take less */
     DPS_STOLEN = 200000, /* nanoseconds away from the core, after which another program is known to want it */
-    DPS_REST = 4096, /* waits that do not poll after that */
+    DPS_REST = 256, /* waits that do not poll after that */
 };
 
 /* How long the waits of one caller poll before they sleep, in nanoseconds: see polling.pyx. */

@@ -19,7 +19,7 @@ import sys
 
 from dps import config
 
-__all__ = ["connected_locally", "is_local", "listening_locally", "widen"]
+__all__ = ["connected_locally", "is_local", "listening_locally", "peer_process", "widen"]
 
 BACKLOG = 1024
 SEND_BYTES = 1 << 20  # that may be on their way to the peer; the system's limit may be lower
@@ -78,3 +78,9 @@ def widen(sock: socket.socket) -> None:
 def is_local(sock: socket.socket) -> bool:
     """Whether this is a Unix socket, so that its peer is a process of this machine."""
     return sock.family == getattr(socket, "AF_UNIX", None)
+
+
+def peer_process(sock: socket.socket) -> int:
+    """The number of the process at the other end of a Unix socket, when it connected."""
+    pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)

@@ -4,7 +4,7 @@ The loop sleeps when nothing is left to do. Where a server has just answered a p
 within microseconds, so the turn polls the connections first (`core/polling.pyx`), with the interpreter's lock released.
 It polls an epoll instance of its own, because the loop's one is private. A message of another thread and a timer of the
 loop may come later by the time of polling, which is at most a millisecond. It does not poll while this machine has
-fewer processors than parties, because a server that polls would take time from trainers.
+fewer processors than parties (processes), because a server that polls would take time from trainers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 
 from dps.core.polling import Polling
-from dps.wire.local_sockets import is_local
+from dps.wire.local_sockets import is_local, peer_process
 
 __all__ = ["Turn"]
 
@@ -36,7 +36,7 @@ class Turn:
         self._loop, self._polling = loop, polling
         self._functions: list[Callable[[], object]] = []
         self._due = self._answered = False
-        self._neighbours: set[object] = set()  # parties on this machine
+        self._neighbours: dict[object, object] = {}  # parties on this machine, and their processes
         self._processors = _processors()
         self._files = select.epoll() if hasattr(select, "epoll") else None
 
@@ -47,7 +47,7 @@ class Turn:
 
     def answered(self) -> None:
         """A plain request has been answered, so its client may send the next one at once."""
-        if self._files is not None and len(self._neighbours) < self._processors:
+        if self._files is not None and len(set(self._neighbours.values())) < self._processors:
             self._answered = True
             self._come()
 
@@ -58,13 +58,15 @@ class Turn:
         """
         if self._files is not None:
             with contextlib.suppress(OSError):  # the peer has broken the connection
-                if party is not None and _is_here(sock):
-                    self._neighbours.add(party)
+                if party is not None and is_local(sock):
+                    self._neighbours[party] = peer_process(sock)
+                elif party is not None and sock.getpeername()[0] == sock.getsockname()[0]:
+                    self._neighbours[party] = party
                 self._files.register(sock.fileno(), select.EPOLLIN)
 
     def forget(self, party: object) -> None:
         """The party's connection has ended."""
-        self._neighbours.discard(party)
+        self._neighbours.pop(party, None)
 
     def close(self) -> None:
         """Poll no more."""
@@ -91,8 +93,3 @@ class Turn:
 def _processors() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _is_here(sock: socket.socket) -> bool:
-    """Whether the other end of a connection is a process of this machine."""
-    return is_local(sock) or sock.getpeername()[0] == sock.getsockname()[0]

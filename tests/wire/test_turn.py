@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 from types import SimpleNamespace
 
 import pytest
 
 from dps.core.polling import Polling
+from dps.wire.local_sockets import peer_process
 from dps.wire.turn import Turn
 
 
@@ -96,6 +98,7 @@ def test_it_polls_while_there_is_a_processor_for_each_party(turn, monkeypatch):
             turn._loop.turn()
             return DONE == ["poll"]
 
+        monkeypatch.setattr("dps.wire.turn.peer_process", id)
         turn.watch(None, pairs[0][0])  # the controller
         turn.watch("trainer", pairs[1][0])
         assert polls()
@@ -104,6 +107,27 @@ def test_it_polls_while_there_is_a_processor_for_each_party(turn, monkeypatch):
         turn.forget("another")
         turn.forget("another")
         assert polls()
+
+
+def test_several_connections_of_one_process_are_one_party(turn, monkeypatch):
+    processes = {}
+    monkeypatch.setattr("dps.wire.turn.peer_process", processes.get)
+    monkeypatch.setattr(turn, "_processors", 2)
+    with contextlib.ExitStack() as open_ones:
+        for name, process in (("a", 7), ("b", 7), ("c", 8)):
+            for each in (pair := socket.socketpair()):
+                open_ones.enter_context(each)
+            processes[pair[0]] = process
+            turn.watch(name, pair[0])
+            turn.answered()
+            turn._loop.turn()
+    assert DONE == ["poll", "poll"]
+
+
+def test_the_process_at_the_other_end_is_known():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_process(ours) == os.getpid()
 
 
 def test_parties_on_other_machines_do_not_count(turn, monkeypatch):
