@@ -8,6 +8,7 @@ both, and the kernels' time counts as if it were spread over the cores without a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -229,4 +230,5 @@ def placed(place: str, servers: Sequence[int]) -> dict[int, set[int]]:
 def keep_on(pid: int, allowed: set[int]) -> None:
     """Let all threads of a process run on these cores only."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), allowed)
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
+            os.sched_setaffinity(int(thread.name), allowed)

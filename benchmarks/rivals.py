@@ -173,6 +173,7 @@ class Ray:
 
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # because the trainer, which connects, has no token
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         return ray.get_runtime_context().gcs_address
 
