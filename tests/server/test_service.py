@@ -561,6 +561,39 @@ def test_a_large_answer_is_made_in_pieces(room: int) -> None:
     assert (service.left, service.more(out)) == (0, 0), "another step has begun"
 
 
+WIDE = TableSpec("wide", rows=50, dim=40, shards=1, id=1)
+
+
+def pushes_behind_a_large_answer() -> None:
+    """There is room for the next answer, and none for another row of the large one: the next request has to wait."""
+    server = LoneServer([WIDE], plain=True)
+    ones, stamp = np.ones((50, 40)), {"trainer": 1, "attempt": 1, "clock": 0, "parties": 1}
+    server.take(ranged(WIDE, frames.PUSH, 0, 50, ones, number=1, **stamp))
+    pull = ranged(WIDE, frames.PULL, 0, 50)
+    _, whole = server.step(pull)
+    behind = ranged(WIDE, frames.PUSH, 0, 50, ones, number=2, **stamp)
+    inbox, out = np.frombuffer(bytearray(pull + behind), np.uint8), np.empty(64 + 160 + 100, np.uint8)
+    service = server.role.service
+    answered, made = service.step(inbox, 0, len(inbox), out, None, False)
+    assert answered == len(pull)
+    pieces = [out[:made].tobytes()]
+    while service.left:
+        pieces.append(out[: service.more(out)].tobytes())
+    assert b"".join(pieces) == whole
+    assert service.step(inbox, answered, len(inbox), out, None, False)[0] == len(behind)
+
+
+def test_what_comes_behind_a_large_answer_waits_for_all_of_it() -> None:
+    pushes_behind_a_large_answer()
+
+
+@pytest.mark.slow
+def test_a_step_that_does_not_wait_for_a_large_answer_is_caught(monkeypatch) -> None:
+    put_variant(monkeypatch, ("service",), "and self._values.left == 0:", "and True:")
+    with pytest.raises(AssertionError):
+        pushes_behind_a_large_answer()
+
+
 @pytest.mark.parametrize("error", [MemoryError, LimitError])
 def test_without_memory_for_new_rows_it_is_declined(monkeypatch, error: type) -> None:
     server = prepared()
