@@ -18,17 +18,14 @@ import numpy as np
 from dps.core.grouping import (
     ASCENDING,
     UNGROUPED,
-    distinct_keys,
-    find_repeats,
     hash_keys,
     mix,
     scatter,
-    sum_repeats,
     survey,
 )
 from dps.errors import KeyRangeError
 
-__all__ = ["Grouping", "bound", "coalesce", "group", "hash_keys", "mix", "shard_bits", "sum_repeats"]
+__all__ = ["Grouping", "bound", "group", "hash_keys", "mix", "shard_bits"]
 
 
 def shard_bits(shards: int) -> int:
@@ -76,19 +73,3 @@ def group(keys: np.ndarray, rows: int, shards: int, table: str = "") -> Grouping
     grouped = np.empty(len(keys), np.int64)
     scatter(keys, rows, shards, bits, starts, order, grouped)
     return Grouping(grouped, starts, order, False)
-
-
-def coalesce(grouping: Grouping) -> tuple[Grouping, np.ndarray] | None:
-    """The same grouping with every key once, and for each old place the new one; None if there are no repeats.
-
-    `sum_repeats` then sums the updates.
-    """
-    if grouping.distinct:
-        return None
-    target = np.empty(len(grouping.keys), np.int32)
-    count = find_repeats(grouping.keys, grouping.starts, target)
-    if count == len(target):
-        return None
-    keys, starts = np.empty(count, np.int64), np.empty_like(grouping.starts)
-    distinct_keys(grouping.keys, grouping.starts, target, keys, starts)
-    return Grouping(keys, starts, None, True), target

@@ -6,12 +6,13 @@ from functools import partial
 
 import numpy as np
 import streams
+from merging import coalesce
 from oracles import crafted
 
 from dps.core.index import KeyIndex
 from dps.core.ledger import Ledger
 from dps.errors import KeyRangeError, StoppedError
-from dps.state.partition import coalesce, group, hash_keys
+from dps.state.partition import group, hash_keys
 
 NOT_GROUPED = np.array([-1])
 BATCHES = ("none", "one", "same", "unsorted", "by hash", "by shard", "ascending", "repeated")

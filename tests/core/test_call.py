@@ -10,13 +10,15 @@ import pytest
 from compiled import variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from merging import coalesce
 
 from dps.client.origin import Origin
 from dps.core.call import Call, Terms
 from dps.core.form import Form
+from dps.core.grouping import sum_repeats
 from dps.core.meter import CallMeter
 from dps.core.part import Part, parts_of
-from dps.state.partition import coalesce, group, sum_repeats
+from dps.state.partition import group
 from dps.wire import frames
 from dps.wire.frames import decode_header, padded
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 
+import merging
 import numpy as np
 import pytest
 from compiled import variant
@@ -12,9 +14,10 @@ from hypothesis import strategies as st
 from oracles import crafted, mix, unmix
 
 from dps.core import grouping
+from dps.core.grouping import sum_repeats
 from dps.errors import KeyRangeError
 from dps.state import partition
-from dps.state.partition import Grouping, bound, coalesce, group, hash_keys, shard_bits, sum_repeats
+from dps.state.partition import Grouping, bound, group, hash_keys, shard_bits
 
 LAST = 2**63 - 1
 any_key = st.one_of(st.integers(-(2**63), LAST), st.integers(-3, 40), st.sampled_from([LAST, -(2**63), 0, -1]))
@@ -142,7 +145,7 @@ def check_group(keys: np.ndarray, rows: int, shards: int) -> Grouping:
 
 def check_coalesce(cut: Grouping, updates: np.ndarray) -> None:
     """Against numpy; integers in floats, so that sums are exact."""
-    merged = coalesce(cut)
+    merged = merging.coalesce(cut)
     batch = cut.keys if cut.order is None else cut.keys[np.argsort(cut.order)]
     distinct, first = np.unique(cut.keys, return_index=True)
     if merged is None:
@@ -262,9 +265,9 @@ def test_a_broken_variant_is_caught(monkeypatch, file: str, old: str, new: str) 
     check_all(SAMPLES)
     wrong = variant("grouping", file, old, new)
     for name in ("survey", "scatter", "find_repeats", "distinct_keys", "sum_repeats", "hash_keys"):
-        monkeypatch.setattr(partition, name, getattr(wrong, name))
-        if name in globals():
-            monkeypatch.setitem(globals(), name, getattr(wrong, name))
+        for module in (partition, merging, sys.modules[__name__]):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, getattr(wrong, name))
     with pytest.raises((AssertionError, IndexError, ValueError)):
         check_all(SAMPLES)
 
