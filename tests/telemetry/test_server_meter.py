@@ -81,6 +81,8 @@ class FakePeer:
 
     def acknowledge(self, header): ...
 
+    def deliver(self, answers): ...
+
 
 class Clock:
     """Each request takes as long as was said; any other time one asks, it is the sum of what has been."""

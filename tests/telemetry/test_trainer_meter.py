@@ -279,7 +279,7 @@ def test_counts_are_exact(servers):
     with servers.client() as client:
         client.push("keyed", np.arange(100), np.ones((100, 3)))
         client.pull("keyed", np.arange(60))
-        client.push("keyed", [5, 5, 6], 1.0)  # travels as two keys
+        client.push("keyed", [5, 5, 6], 1.0)  # travels as two keys, and counts as what was asked for
         client.pull("dense")
         client.push_pull("dense", [0, 49], 1.0)
         client.pull({"keyed": [1], "dense": [2]})
@@ -290,7 +290,7 @@ def test_counts_are_exact(servers):
         meter = client.session.meter
         assert (meter.pulls, meter.pushes) == (1 + 1 + 2 + 20, 2 + 1 + 2)
         assert meter.keys_pulled == 60 + 50 + 2 + 20
-        assert meter.keys_pushed == 100 + 2 + 2 + 2 + 10
+        assert meter.keys_pushed == 100 + 3 + 2 + 2 + 10
         answers = sum(traffic.answers for traffic in meter.servers.values())
         assert answers == requests(servers) - before
         assert set(meter.servers) == {0, 1}
