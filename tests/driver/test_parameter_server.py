@@ -740,7 +740,7 @@ def test_closing_while_a_server_comes_up_leaves_nothing_behind(client, monkeypat
 def test_servers_poll_where_that_is_wanted():
     options = {"processes": False, "dashboard_address": None}
     with (
-        dask.config.set({"dps.server-polling": "200 us"}),
+        dask.config.set({"dps.server-polling": "1 ms"}),  # so long, because long waits end polling on a busy machine
         mock.patch("dps.wire.turn._processors", return_value=8),
         dps.LocalCluster(servers=2, trainers=1, **options) as cluster,
         Client(cluster) as client,
