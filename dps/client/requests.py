@@ -210,4 +210,7 @@ def refuse(route: TableRoute, kind: int, origin: Origin, target: np.ndarray | sl
     if isinstance(target, np.ndarray) and spec.rows is not None:
         group(target, spec.rows, spec.shards, spec.name)
     encode_header(Header(kind, table=spec.id, trainer=origin.id, parties=origin.parties, attempt=origin.attempt))
-    raise InputError(f"table {spec.name!r}: a call has at most 2147483647 keys")
+    count = len(target) if isinstance(target, np.ndarray) else target.stop - target.start
+    raise InputError(
+        f"table {spec.name!r}: a call has at most 2147483647 keys or rows, and this one has {count}; make several calls"
+    )

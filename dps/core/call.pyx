@@ -20,7 +20,7 @@ from libc.string cimport memcpy, memset
 cimport numpy as cnp
 
 from dps.core.form cimport Form, fits, is_finite, new_rows
-from dps.core.frame cimport dps_header
+from dps.core.frame cimport HEADER, MAGIC, OK, RANGE, dps_header
 from dps.core.grouping cimport add_rows, list_distinct, number_part, scatter_keys, survey_keys
 from dps.core.rows cimport dps_scatter, dps_take
 
@@ -31,10 +31,6 @@ LAST_NUMBER = 0xFFFF0000  # of an op within a clock
 cdef uint64_t ZEROS = 0  # behind rows that end within a word
 
 cdef enum:
-    MAGIC = 0x5044
-    OK = 64
-    RANGE = 1  # of the flags: rows of a dense table, one after the other
-    HEADER = 64
     PIECE = 1 << 18  # bytes of rows that are reordered at a time: they are still in the cache when they are used
     MOST_AXES = 8  # of keys
     KEPT = 1 << 23  # bytes of a buffer that is kept from call to call

@@ -16,7 +16,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
 
 from dps.core.call cimport ANSWERED, SENT, UNSENT, Call, Leg, Terms, iovec
-from dps.core.frame cimport dps_header
+from dps.core.frame cimport HEADER, dps_header
 from dps.core.part cimport Part
 from dps.core.polling cimport dps_polling
 
@@ -36,7 +36,6 @@ DECLINED = Outcome()  # its arrays do not fit, or its connections cannot be used
 OPEN = Outcome()  # it has its numbers, and legs that are not done have to go on over the channels
 
 cdef enum:
-    HEADER = 64
     INBOX_BYTES = 1 << 16  # of an answer that are read together with its header
     PIECE = 1 << 18  # bytes of rows that are reordered at a time: they are still in the cache when they are used
     AHEAD = 1 << 14  # bytes of requests that are written to servers which owe rows: any socket takes them

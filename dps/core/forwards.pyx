@@ -16,20 +16,10 @@ cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 
 from dps.core.arrays cimport int64s, uint8s
-from dps.core.frame cimport dps_header
+from dps.core.frame cimport CONTROL, HEADER, MAGIC, OK, RANGE, REPLICATE, dps_header
 from dps.core.states cimport ReplicaState
 
 cnp.import_array()
-
-cdef enum:
-    MAGIC = 0x5044
-    HEADER = 64
-
-cdef enum:  # kinds and flags of frames, as in dps/wire/frames.py
-    REPLICATE = 19
-    OK = 64
-    RANGE = 1
-    CONTROL = 32
 
 cdef enum:
     COPIED = 1 << 17  # bytes of a frame that holds a copy of its rows
@@ -96,7 +86,7 @@ cdef class OwedAnswer:
     def answer(self, Answers answers not None, peer, bytes answer not None, refuse) -> None:
         """Send a whole frame to `peer` when all forwards are confirmed; now, where that is so already.
 
-        Where one is refused, `refuse` is called instead, if it is no None: with the peer, the number of its request,
+        Where one is refused, `refuse` is called instead, if it is not None: with the peer, the number of its request,
         and the error.
         """
         self._answers, self._peer, self._answer, self._refuse = answers, peer, answer, refuse

@@ -16,11 +16,27 @@ cdef extern from "frame.h" nogil:
         uint64_t body
 
 
+cdef enum:  # the beginning of a header, its bytes, kinds of frames and their flags: as in dps/wire/frames.py
+    MAGIC = 0x5044
+    HEADER = 64
+    PULL = 16
+    PUSH = 17
+    REPLICATE = 19
+    TICK = 34
+    OK = 64
+    RANGE = 1
+    RULE_ADD = 2
+    RULE_ASSIGN = 4
+    ANSWER = 8
+    CERTIFICATE = 16
+    CONTROL = 32
+
+
 cdef inline void begin_answer(const dps_header *head, char *out, int64_t size) noexcept:
     """Write the header of an answer of `size` bytes to a request, and zeros behind its values."""
     cdef dps_header *answer = <dps_header *> out
     memset(out, 0, sizeof(dps_header))
-    answer.magic, answer.kind, answer.request = head.magic, 64, head.request  # OK, as in dps/wire/frames.py
+    answer.magic, answer.kind, answer.request = head.magic, OK, head.request
     answer.clock, answer.rows, answer.count = -1, -1, head.count
     answer.body = size - sizeof(dps_header)
     if answer.body:

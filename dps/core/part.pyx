@@ -13,14 +13,11 @@ cimport numpy as cnp
 
 from dps.core.call cimport ANSWERED, SENT, Call, Leg, iovec
 from dps.core.form cimport Form
-from dps.core.frame cimport dps_header
+from dps.core.frame cimport CERTIFICATE, HEADER, MAGIC, dps_header
 
 cnp.import_array()
 
 cdef enum:
-    MAGIC = 0x5044
-    CERTIFICATE = 16  # of the flags: behind its rows, an answer says which ops these contain
-    HEADER = 64
     PIECE = 1 << 18  # bytes of rows that are reordered at a time: they are still in the cache when they are used
 
 

@@ -5,13 +5,8 @@ from libc.stdlib cimport free, malloc
 
 cimport cython
 
-from dps.core.frame cimport dps_header
+from dps.core.frame cimport PULL, RANGE, REPLICATE, dps_header
 from dps.core.states cimport ReplicaState, ShardState, TableState
-
-cdef enum:  # kinds and flags of frames, as in dps/wire/frames.py
-    PULL = 16
-    REPLICATE = 19
-    RANGE = 1
 
 cdef enum:
     DECLINED = -1

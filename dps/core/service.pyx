@@ -20,7 +20,19 @@ from dps.core.blocks cimport new_array
 from dps.core.counters cimport RequestCounters, ServerCounters
 from dps.core.cuts cimport dps_flag, has_room, may_follow, note_op, save_rows
 from dps.core.forwards cimport Forwards, OwedAnswer, Span
-from dps.core.frame cimport begin_answer, dps_header
+from dps.core.frame cimport (
+    ANSWER,
+    HEADER,
+    MAGIC,
+    PULL,
+    PUSH,
+    RANGE,
+    REPLICATE,
+    RULE_ADD,
+    RULE_ASSIGN,
+    begin_answer,
+    dps_header,
+)
 from dps.core.gathering cimport Gathering, number_rows
 from dps.core.initializers cimport dps_filling, fill_new_rows
 from dps.core.optimizers cimport Kernel
@@ -33,19 +45,6 @@ from dps.core.optimizers import add, assign
 from dps.errors import DPSError
 
 cnp.import_array()
-
-cdef enum:
-    MAGIC = 0x5044
-    HEADER = 64
-
-cdef enum:  # kinds and flags of frames, as in dps/wire/frames.py
-    PULL = 16
-    PUSH = 17
-    REPLICATE = 19
-    RANGE = 1
-    RULE_ADD = 2
-    RULE_ASSIGN = 4
-    ANSWER = 8
 
 cdef enum:
     DECLINED = -1

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memset
 
 from dps.core.exchange cimport Stream, iovec
-from dps.core.frame cimport dps_header
+from dps.core.frame cimport HEADER, MAGIC, OK, TICK, dps_header
 from dps.core.polling cimport Polling, dps_polling
 
 cdef extern from "exchange.h" nogil:
@@ -20,10 +20,6 @@ cdef extern from "exchange.h" nogil:
 DECLINED, DONE, OPEN = 0, 1, 2  # the outcomes of a tick
 
 cdef enum:
-    MAGIC = 0x5044
-    TICK = 34
-    OK = 64
-    HEADER = 64
     SLICE = 250  # milliseconds of sleep, until the general way goes on
 
 

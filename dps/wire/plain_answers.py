@@ -23,13 +23,13 @@ from dps.wire.protocols import RoleConnection
 __all__ = ["ROOM_BYTES", "PlainAnswers", "PlainStep"]
 
 ROOM_BYTES = (1 << 19) + HEADER_SIZE  # of answers that leave together; the system gives memory to those that are used
-WAIT_NANOSECONDS = 100_000  # for the peer that takes a large answer, and one more for each
-FAST_BYTES = 10  # of it
+WAIT_NANOSECONDS = 100_000  # that an endpoint may wait for a peer to take a large answer, whatever its size,
+BYTES_A_NANOSECOND = 10  # and one nanosecond more for so many bytes: a peer that reads takes that many
 
 
 def patience(nbytes: int) -> int:
     """Nanoseconds that an endpoint may wait in all for the peer that takes an answer of so many bytes."""
-    return WAIT_NANOSECONDS + nbytes // FAST_BYTES
+    return WAIT_NANOSECONDS + nbytes // BYTES_A_NANOSECOND
 
 
 class PlainStep(Protocol):

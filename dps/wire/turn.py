@@ -34,22 +34,23 @@ class Turn:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, polling: Polling):
         self._loop, self._polling = loop, polling
-        self._functions: list[Callable[[], object]] = []
-        self._due = self._answered = False
+        self._due = False  # it is to poll,
+        self._waits = False  # and something was asked for since then, which comes before
         self._neighbours: dict[object, object] = {}  # parties on this machine, and their processes
         self._processors = _processors()
         self._files = select.epoll() if hasattr(select, "epoll") else None
+        self._count()
 
     def at_end(self, function: Callable[[], object]) -> None:
         """Call a function at the end of the turn."""
-        self._functions.append(function)
-        self._come()
+        self._waits = True
+        self._loop.call_soon(function)
 
     def answered(self) -> None:
         """A plain request has been answered, so its client may send the next one at once."""
-        if self._files is not None and len(set(self._neighbours.values())) < self._processors:
-            self._answered = True
-            self._come()
+        if not self._due and self._may_poll:
+            self._due, self._waits = True, False
+            self._loop.call_soon(self._poll)
 
     def watch(self, party: object, sock: socket.socket) -> None:
         """End the polling when this party's connection has a message. The system forgets a socket that is closed.
@@ -63,31 +64,33 @@ class Turn:
                 elif party is not None and sock.getpeername()[0] == sock.getsockname()[0]:
                     self._neighbours[party] = party
                 self._files.register(sock.fileno(), select.EPOLLIN)
+            self._count()
 
     def forget(self, party: object) -> None:
         """The party's connection has ended."""
         self._neighbours.pop(party, None)
+        self._count()
+
+    def _count(self) -> None:
+        """Look whether it may poll."""
+        here = len(set(self._neighbours.values()))
+        self._may_poll = self._files is not None and here < self._processors
 
     def close(self) -> None:
         """Poll no more."""
         if self._files is not None:
             self._files.close()
             self._files = None
+            self._count()
 
-    def _come(self) -> None:
-        if not self._due:
-            self._due = True
-            self._loop.call_soon(self._end)
-
-    def _end(self) -> None:
-        functions, self._functions = self._functions, []
+    def _poll(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._loop.call_soon(self._poll)
+            return
         self._due = False
-        for function in functions:
-            function()
-        if self._answered:
-            self._answered = False
-            if self._files is not None:
-                self._polling.watch(self._files.fileno())
+        if self._files is not None:
+            self._polling.watch(self._files.fileno())
 
 
 def _processors() -> int:

@@ -22,6 +22,8 @@ from cython_sources import (
 from test_style import LINES_OF_FILE, LINES_OF_FUNCTION
 from test_words import nounless, repeats_name
 
+from dps.wire import frames
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "dps" / "core"
 MODULES = {path.stem: path for path in sorted(CORE.glob("*.pyx"))}
@@ -236,3 +238,10 @@ def test_how_sources_are_read():
     assert found["find"].line == 23
     text = 'x = "#no"  # who waits\n"""One\nline."""\n/* of C */'
     assert prose(text) == [(1, "who waits"), (2, "One"), (3, "line."), (4, " of C ")]
+
+
+def test_the_core_and_python_mean_the_same_frames():
+    named = dict(re.findall(r"^    ([A-Z_]+) = (\w+)$", SOURCES["frame.pxd"].read_text(), re.M))
+    python = {**vars(frames), "HEADER": frames.HEADER_SIZE}
+    assert len(named) > 10
+    assert {name: int(value, 0) for name, value in named.items()} == {name: python[name] for name in named}
