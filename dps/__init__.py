@@ -23,6 +23,7 @@ training/        the loop on each partition: trainers, batches, tasks, Spark
 driver/          the user's handle: start, tables, run, status, checkpoint, close; lazy stages
 dashboard/       pages on the scheduler's dashboard, metrics, reports; the notebook and the terminal
 deploy/          LocalCluster, YarnCluster
+optimize/        solvers for numpy arrays and for vectors on parameter servers
 models/          scikit-learn estimators, on the public API only
 cli/             ``dask ps``
 testing/         the same roles in one thread, on virtual time, with faults
@@ -102,6 +103,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "models":  # needs scikit-learn and scipy, which `import dps` does not
         return importlib.import_module("dps.models")
+    if name == "optimize":  # needs scipy
+        return importlib.import_module("dps.optimize")
     if name in ("dask_setup", "dask_teardown"):  # of `--preload dps`
         return getattr(importlib.import_module("dps.driver.preload"), name)
     if name in ("YarnCluster", "yarn"):  # need skein

@@ -196,7 +196,9 @@ def on_the_api_page() -> list[str]:
     return listed
 
 
-@pytest.mark.parametrize("module", ["dps", "dps.models", "dps.spark", "dps.yarn", "dps.errors", "dps.testing"])
+@pytest.mark.parametrize(
+    "module", ["dps", "dps.models", "dps.optimize", "dps.spark", "dps.yarn", "dps.errors", "dps.testing"]
+)
 def test_the_api_page_leaves_out_no_public_name(module):
     described = [pkgutil.resolve_name(name) for name in on_the_api_page()]
     public = {name: getattr(importlib.import_module(module), name) for name in importlib.import_module(module).__all__}

@@ -26,7 +26,7 @@ SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
     "": "dps, dps.cli, dps.driver.preload, distributed",
-    "models": "dps.models",
+    "models": "dps.models, dps.optimize",
     "progress": "tqdm",
     "demo": "examples.demo, bokeh",
     "checkpoint": "dps.checkpoints.store, safetensors, xxhash, pyarrow",
@@ -242,7 +242,12 @@ except ImportError as error:
 
 @pytest.mark.parametrize(
     ("module", "absent", "extra"),
-    [("dps.models", "sklearn", "models"), ("dps.models.spark", "pyspark", "spark"), ("dps.yarn", "skein", "yarn")],
+    [
+        ("dps.models", "sklearn", "models"),
+        ("dps.optimize", "scipy", "models"),
+        ("dps.models.spark", "pyspark", "spark"),
+        ("dps.yarn", "skein", "yarn"),
+    ],
 )
 def test_a_missing_package_is_named_with_its_extra(module, absent, extra):
     command = [sys.executable, "-c", WITHOUT, module, absent]

@@ -46,6 +46,7 @@ ROOMS = {
     "driver": "config state wire telemetry daskapi checkpoints client server controller training dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
+    "optimize": "",
     "models": "dps core.sparse spark",
     "testing": "config core state wire checkpoints coordination telemetry client server controller training",
 }
@@ -74,7 +75,8 @@ OPTIONAL |= {"fsspec", "safetensors", "xxhash", "tqdm", "IPython", "bokeh", "pys
 OPTIONAL |= {"prometheus_client", "playwright", "matplotlib"}
 LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
-    ("dps", "importlib"): "to reach dps.models on first use",
+    ("dps", "dps.optimize"): "scipy takes half a second to import",
+    ("dps", "importlib"): "to reach dps.models and dps.optimize on first use",
     ("dps.cli.train", "dps.models"): "scikit-learn takes a second to import",
     ("dps.models.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
     ("dps.checkpoints.export", "dask.array"): "brings half of scientific Python, for one of five forms",
