@@ -85,6 +85,8 @@ cdef class Kernel:
     cdef void run(self, dps_push *push, int dtype) noexcept nogil:
         """Step rows of that dtype, all of which exist. The caller has checked everything; `push` may change."""
         cdef int64_t itemsize = FLOAT_BYTES if dtype == cnp.NPY_FLOAT32 else OTHER_BYTES
+        if push.count == 0:  # then `start` may be any number, to which no address belongs
+            return
         if push.index == NULL and push.width == push.dim:  # without state, neighbouring rows are one long row
             push.rows = <char *> push.rows + push.start * push.width * itemsize
             push.start = 0

@@ -261,6 +261,8 @@ class DenseShard(Shard):
 
     def pull_range(self, start: int, out: np.ndarray) -> None:
         """Copy the values of rows start, start + 1, ... into `out`."""
+        if not len(out):
+            return
         gather_range(self.rows, start - self.low, out)
 
     def load(self, numbers: int | np.ndarray, rows: np.ndarray) -> None:
@@ -281,7 +283,8 @@ class DenseShard(Shard):
     def step_rows(self, op: Op) -> None:
         self.reserve(len(op.values))
         if op.keys is None:
-            self._run_on_rows(op, NO_INDEX, op.start - self.low)
+            start = op.start - self.low if len(op.values) else 0  # where there are no rows, it may be any number
+            self._run_on_rows(op, NO_INDEX, start)
         elif len(op.keys):
             self._run_on_rows(op, op.keys - self.low, 0)
 

@@ -363,3 +363,18 @@ def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, n
     monkeypatch.setattr(owner, name, mutant(original, old, new))
     with pytest.raises(AssertionError):
         hunt()
+
+
+@pytest.mark.parametrize("rule", [PUSH, ADD, ASSIGN])
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_op_of_no_rows_may_begin_anywhere(rule: int, cut: bool) -> None:
+    """The sanitizers say whether an address is computed from such a number."""
+    shard = make_shard(TableSpec("w", rows=8, dim=2, shards=2), 1)
+    before = shard.rows.copy()
+    if cut:
+        shard.begin_cut(0)
+    start = -3_205_000_000_000_000_000
+    assert shard.apply(Op(rule, None, start, np.empty((0, 2), np.float32), 1, 1))
+    shard.pull_range(start, np.empty((0, 2), np.float32))
+    assert shard.version == 1
+    np.testing.assert_array_equal(shard.rows, before)
