@@ -12,6 +12,7 @@ coordination/    which server holds a shard, which trainer may go on: placement,
 wire/            how bytes travel: frames, the endpoint that listens, channels and links that connect
 daskapi/         everything that touches Dask's own processes and private interfaces
 features/        raw data to int64 keys: hashing, ``localize``
+functions/       functions that run on the servers: what a user writes, what they see, those that come with dps
 checkpoints/     a model as files: shards, manifests, the store of them; export
 telemetry/       count, report, keep, diagnose
 ---------------- --------------------------------------------------------------------------------------
@@ -49,6 +50,7 @@ from dps.driver.parameter_server import ParameterServer
 from dps.errors import DPSError
 from dps.features.hashing import hash_columns, hash_strings
 from dps.features.localize import localize
+from dps.functions.definition import Function, function
 from dps.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, RMSprop
@@ -72,6 +74,7 @@ __all__ = [
     "Cosine",
     "DPSError",
     "Exponential",
+    "Function",
     "InverseSqrt",
     "InverseTime",
     "LocalCluster",
@@ -92,6 +95,7 @@ __all__ = [
     "Zeros",
     "end_run",
     "export_checkpoint",
+    "function",
     "hash_columns",
     "hash_strings",
     "localize",

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 __all__ = [
     "AccessDeniedError",
+    "BusyError",
     "CheckpointError",
     "ClockTimeoutError",
     "ClosedError",
@@ -19,6 +20,8 @@ __all__ = [
     "DPSError",
     "DataLostError",
     "FencedError",
+    "FunctionError",
+    "FunctionTimeoutError",
     "InputError",
     "InputTypeError",
     "KeyRangeError",
@@ -33,6 +36,7 @@ __all__ = [
     "StoppedError",
     "TooFewWorkersError",
     "TrainerLostError",
+    "UnknownFunctionError",
     "UnknownTableError",
     "VersionMismatchError",
     "by_name",
@@ -68,6 +72,22 @@ class LimitError(InputError):
 
 class UnknownTableError(DPSError, KeyError):
     """A table that the parameter server does not have."""
+
+
+class BusyError(DPSError, RuntimeError):
+    """Rows that a function of another client is about to change. Clients try again by themselves."""
+
+
+class UnknownFunctionError(DPSError, KeyError):
+    """A function that the servers do not know, because it was not registered."""
+
+
+class FunctionError(DPSError, RuntimeError):
+    """A function of the user has failed on a server. No row has changed; the message has the end of its traceback."""
+
+
+class FunctionTimeoutError(FunctionError, TimeoutError):
+    """A function of the user did not end in time on a server. No row has changed."""
 
 
 class NameInUseError(DPSError, ValueError):

@@ -6,6 +6,7 @@ table       the handle of a table, which calls the client with the table's name
 inputs      keys and values as users have them, as int64 keys and rows of the table's dtype
 plain       the plain way of a call whose caller waits: one compiled step
 requests    a table by its route; calls prepared, and what is wrong with them
+functions   calls of functions on the servers: prepared on all, then committed
 session     connections and routes; requests in order, and again where a server has failed
 origin      under which number ops reach the servers, and the place of the next op
 environment time and connections of a process

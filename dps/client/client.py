@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from dps.client.environment import Environment
+from dps.client.functions import FunctionCaller
 from dps.client.origin import Origin
 from dps.client.plain import DECLINED, PlainCalls
 from dps.client.requests import Prepared, outs_of, prepared_pull, prepared_push
@@ -31,7 +32,8 @@ from dps.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, Ta
 from dps.client.ticket import Certificate, Pending, SentCall, Ticket
 from dps.coordination.origins import encode_key
 from dps.daskapi.cordon import Execution, execution
-from dps.errors import DataLostError, InputError, UnknownTableError
+from dps.errors import DataLostError, InputError, InputTypeError, UnknownTableError
+from dps.functions.definition import Function
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
@@ -107,6 +109,7 @@ class Client:
         self.session = session or ClientSession(ticket, environment)
         self._check_aggregate = check_aggregate
         self._plain = PlainCalls(self.session, check_aggregate)
+        self._functions = FunctionCaller(self.session)
         self._rehearses = rehearses
         self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
 
@@ -384,6 +387,54 @@ class Client:
     ) -> Pending[object]:
         """As :meth:`push_pull`, but return once the request is written; ``.result()`` waits for the values."""
         return self._push(table, keys, values, PUSH, True, out, keep=True)
+
+    def call(self, function: Function, table: TableLike, /, keys: Keys = None, **arguments: Any) -> Any:
+        """Run a function on rows of a table, on the servers that have them.
+
+        Parameters
+        ----------
+        function : Function
+            Made by :func:`dps.function`. One that is not of dps itself has to be registered:
+            :meth:`dps.ParameterServer.register`.
+        table : str or Table
+        keys : array_like of int, slice or None
+            The rows, as in :meth:`pull`; a key counts once. None: all rows; of a keyed table those that there are.
+        **arguments
+            For the function: plain values and arrays of numpy.
+
+        Returns
+        -------
+        object
+            What its `merge` makes of the results of the parts; without one, the list of these.
+
+        Raises
+        ------
+        FunctionError, FunctionTimeoutError
+            The function has failed, or was too slow. No row has changed.
+        UnknownFunctionError
+            It is not registered.
+
+        Examples
+        --------
+        >>> import dps.functions.library as library
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         _ = ps.table("w", rows=4)
+        ...         client = ps.client()
+        ...         client.push("w", [0, 2], [3.0, 4.0])
+        ...         client.call(library.nrm2, "w"), client.call(library.nnz, "w", keys=[0, 1])
+        (5.0, 1)
+        """
+        if not isinstance(function, Function):
+            raise InputTypeError(f"call takes a function made by @dps.function, not {function!r}")
+        session = self.session
+        with session.lock:
+            session.meter.begin(session.now())
+            with self._as_task() if function.changes else NOTHING:
+                try:
+                    return self._functions.call(function, name_of(table), keys, arguments, self._rehearses)
+                finally:
+                    session.meter.lap("push" if function.changes else "pull", session.now())
 
     def keys(self, table: TableLike, shard: int | None = None) -> Iterator[np.ndarray]:
         """The keys of a keyed table that have rows, some at a time; each once, those born meanwhile perhaps.

@@ -114,6 +114,7 @@ class ClientSession:
         self.meter = TrainerMeter(self.now(), *self.environment.probes)
         self.patience = config.seconds("request")
         self.chunk = config.nbytes("chunk")  # of a request
+        self.frame_limit = config.nbytes("frame")
         limit_kept(config.nbytes("results"))
         self.epoch = 0  # of the route
         self.remedy = ""  # for lost data, in the controller's words

@@ -7,12 +7,13 @@ a table's name is accepted, in another process too, the handle stands for the na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dps.client.ticket import Certificate, Pending, Ticket
+from dps.functions.definition import Function
 from dps.state.names import table_name
 from dps.state.ops import TableSpec, html_renderers
 
@@ -61,6 +62,7 @@ class Verbs(Protocol):
         self, table: str, keys: Keys, values: Values, out: np.ndarray | None
     ) -> Pending[np.ndarray]: ...
     def keys(self, table: str, shard: int | None) -> Iterator[np.ndarray]: ...
+    def call(self, function: Function, table: str, /, keys: Keys, **arguments: Any) -> Any: ...
 
 
 class Table:
@@ -196,6 +198,10 @@ class Table:
     ) -> Pending[np.ndarray]:
         """As :meth:`push_pull`, but return once it is written."""
         return self._client().push_pull_async(self.name, keys, values, out)
+
+    def call(self, function: Function, /, keys: Keys = None, **arguments: Any) -> Any:
+        """Run a function on rows, on the servers that have them; see :meth:`dps.Client.call`."""
+        return self._client().call(function, self.name, keys=keys, **arguments)
 
     def keys(self, shard: int | None = None) -> Iterator[np.ndarray]:
         """The keys of a keyed table that have rows, some at a time; see :meth:`dps.Client.keys`."""

@@ -5,7 +5,8 @@ plugin       the SchedulerPlugin, and all parameter servers of its scheduler
 verbs        what drivers ask of one parameter server, by verb
 session      one parameter server's parts, put together
 failover     membership: which servers are up, which takes over, which shards move; the route
-actors       the servers as Dask workers and actors; server_procedures.py has the steps
+actors       the servers as Dask workers and actors; server_procedures.py, table_procedures.py and
+             function_procedures.py have the steps
 run          the state of one run
 runs         the frames of runs: trainers join, tick, meet, leave
 work_leases  the frames by which trainers lease batches

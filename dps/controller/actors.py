@@ -19,6 +19,7 @@ from distributed.protocol.pickle import loads
 from dps import config
 from dps.controller.executor import Executor
 from dps.controller.failover import Membership, ServerRecord
+from dps.controller.function_procedures import FunctionProcedures
 from dps.controller.server_procedures import ServerProcedures
 from dps.controller.table_procedures import TableProcedures
 from dps.daskapi.cordon import Cordon, client_of
@@ -81,6 +82,7 @@ class ServerActors:
         self.executor = Executor(in_endpoint, self.call_number, self.call_all)
         numbers = itertools.count(1)
         self.tables = TableProcedures(membership, self.up, self.changing, lambda: next(numbers))
+        self._functions = FunctionProcedures(membership, self.up, self.changing)
         self._maintenance: asyncio.Future | None = None
 
     def servers(self) -> list[ServerRecord]:
@@ -140,6 +142,10 @@ class ServerActors:
     async def drop_table(self, name: str) -> None:
         """Drop a table on all servers. See `TableProcedures.drop`."""
         await self.executor.run(self.tables.drop(name))
+
+    async def add_function(self, identity: str, code: bytes) -> None:
+        """Bring a function of the user to all servers. See `FunctionProcedures.add`."""
+        await self.executor.run(self._functions.add(identity, code))
 
     async def _close_actor(self, server: ServerRecord) -> None:
         with contextlib.suppress(Exception):

@@ -78,11 +78,11 @@ class ServerRecord:
         self.address: tuple[str, int] | None = None
         self.connection: RoleConnection | None = None
         self.worker_removed = False  # by Dask
-        self.ready = False  # it has all tables
+        self.ready = False  # it has all tables and functions
         self.silent = False  # no heartbeat has come for `dps.timeouts.silence`
         self.doubted = False  # no heartbeat has come since its connection broke, or since another server fell silent
         self.leaving = False  # it is to be emptied and closed
-        # Calls about tables, (method, arguments), that could not be made while it was out of reach: to be made later.
+        # Calls about tables and functions, (method, arguments), that it could not take while it was out of reach.
         self.missed: list[tuple[str, tuple[Any, ...]]] = []
         self.unfit_until = 0.0  # it was out of step, and joins no chain before
 
@@ -138,6 +138,7 @@ class Membership:
         self._on_event, self._on_report, self._on_primary = on_event, on_report, on_primary
         self.servers: dict[int, ServerRecord] = {}
         self.specs: dict[str, dict[str, Any]] = {}
+        self.functions: dict[str, bytes] = {}  # of users, by their numbers; all ready servers have them
         self.places: dict[str, list[Place]] = {}
         self.epoch = 0
         self.failures = 0  # servers that were lost or fell silent so far

@@ -3,7 +3,7 @@
 Which server holds which shard is the matter of `failover.py`. Here it is which servers there are. What holds, and why:
 
 * A server gets shards only when it is *ready*: it has announced itself, the scheduler keeps its actor, and it has all
-  tables. The tables do not change between the last of these calls and that moment, because a lock is held.
+  functions and tables. These do not change between the last of these calls and that moment, because a lock is held.
 * A server that is only slow is not started a second time: it counts as long as the membership has it, unless it has
   been silent for longer than its lease. When it is back, there may be too many servers, and the surplus is emptied.
 * A server is closed only when no chain has it: `Membership.retire` and `trim` mark it as leaving, its shards move, and
@@ -189,6 +189,8 @@ class ServerProcedures:
             raise
 
     def _bring_tables(self, server: ServerRecord) -> Procedure[None]:
+        for function in list(self.membership.functions.items()):
+            raised((yield CallServers((ServerCall(server.number, "add_function", function),))))
         for spec in list(self.membership.specs.values()):
             raised((yield CallServers((ServerCall(server.number, "create_table", (spec, [])),))))
         server.ready = True

@@ -96,6 +96,14 @@ async def drop_table(session: Session, *, table: str) -> None:
     await session.actors.drop_table(table)
 
 
+# -- functions
+
+
+async def add_function(session: Session, *, function: str, code: bytes) -> None:
+    """Bring a function of the user to all servers; `function` is the hash of its code."""
+    await session.actors.add_function(function, code)
+
+
 # -- checkpoints
 
 
@@ -188,6 +196,7 @@ SESSION_VERBS: dict[str, Callable[..., Awaitable[Any]]] = {
     "history": history,
     "add_table": add_table,
     "drop_table": drop_table,
+    "add_function": add_function,
     "checkpoint": checkpoint,
     "schedule_checkpoints": schedule_checkpoints,
     "restore": restore,

@@ -102,7 +102,7 @@ cdef class Parts:
         if found is None:
             return False
         replica = <ReplicaState?> found
-        if replica.joining or not isinstance(replica.shard, ShardState):
+        if replica.hold is not None or replica.joining or not isinstance(replica.shard, ShardState):
             return False
         if replica.successor is not None and head.kind != PULL:
             if head.body > MAX_COPIED:

@@ -33,7 +33,7 @@ cdef class SumsState:
 
 
 cdef class ReplicaState:
-    cdef public object shard, successor, tail, feed
+    cdef public object shard, successor, tail, feed, hold
     cdef public bint primary, joining, stepping_down, deposed
     cdef public int64_t number, fence
     cdef bint takes_requests(self)

@@ -46,6 +46,7 @@ class ReplicaState:
     successor: int | None
     tail: Any
     feed: Any
+    hold: Any
     primary: bool
     joining: bool
     stepping_down: bool

@@ -95,6 +95,8 @@ cdef class ReplicaState:
         The last op that was passed on to it.
     feed : object
         Of a successor that joins: what brings it the rows.
+    hold : object
+        Of a function that reads or changes the rows, for as long as requests have to wait for it; None: none does.
     primary, joining, stepping_down, deposed : bool
         It is the first of the chain; a dump is still bringing its rows; it takes no more requests, so that another
         replica may become the primary; another replica has become the primary.

@@ -62,6 +62,7 @@ class DriverConnection:
         self._closing = Once(f"closing parameter server {name!r}")
         self._client: Client | None = None
         self._when_released: list[Callable[[], None]] = []
+        self._registered: set[str] = set()  # functions that the servers have
         self._own_client = client is not None and not isinstance(client, DaskClient)
         if client is None:
             self.dask_client = DaskClient.current()
@@ -171,6 +172,12 @@ class DriverConnection:
         if self._client is None or self._client.session.closed:
             self._client = Client(self.ticket)
         return self._client
+
+    def register(self, function: str, code: bytes) -> None:
+        """Bring a function to all servers, once; one without code they have already."""
+        if code and function not in self._registered:
+            self.call("add_function", function=function, code=code)
+            self._registered.add(function)
 
     def forget_routes(self) -> None:
         """Have this process' client ask again what tables there are."""

@@ -16,7 +16,7 @@ from distributed import Client as DaskClient
 
 from dps import config
 from dps.client.client import Client
-from dps.client.table import Table, TableLike
+from dps.client.table import Keys, Table, TableLike
 from dps.client.ticket import Ticket
 from dps.dashboard.notebook import (
     PATIENCE,
@@ -37,6 +37,7 @@ from dps.driver.archive import (
 from dps.driver.connection import DaskLike, DeferredConnection, DriverConnection
 from dps.driver.scaling import adapt, check_servers, most_servers
 from dps.errors import ClosedError, DPSError, InputError, NameInUseError, UnknownTableError
+from dps.functions.definition import Function as ServerFunction
 from dps.state.initializers import Initializer, Zeros
 from dps.state.names import check_name, table_name
 from dps.state.ops import TableSpec, wants_finite
@@ -323,6 +324,32 @@ class ParameterServer:
         """Forget a table and its rows."""
         self._connection.call("drop_table", table=check_name("table", table_name(table)))
         self._connection.forget_routes()  # because another of that name may follow
+
+    def register(self, function: ServerFunction) -> ServerFunction:
+        """Bring a function to all servers, so that clients and trainers may call it.
+
+        Its code travels once, as cloudpickle, through Dask's scheduler, under the hash of its bytes. :meth:`call` does
+        this by itself. A function that only trainers call is registered before the run.
+
+        Parameters
+        ----------
+        function : Function
+            Made by :func:`dps.function`.
+
+        Returns
+        -------
+        Function
+            The same.
+        """
+        self._connection.register(function.id, function.code)
+        return function
+
+    def call(self, function: ServerFunction, table: TableLike, /, keys: Keys = None, **arguments: Any) -> Any:
+        """Run a function on rows of a table, on the servers that have them; it is registered, if it is not.
+
+        See :meth:`dps.Client.call`.
+        """
+        return self._connection.client().call(self.register(function), table, keys, **arguments)
 
     def tables(self) -> dict[str, Table]:
         """Handles of the tables there are, by name."""

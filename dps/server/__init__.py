@@ -7,6 +7,8 @@ tables             the replicas of one table; a request is cut by shard here, an
 replicas           a server's replica of a shard, primary or backup
 replication        passes ops on along a shard's chain, and knows which ones the chain has confirmed
 feeds              brings joiners up to date: dumps that travel between the ops
+functions          runs functions of users on the rows of shards, which are held meanwhile
+function_thread    the thread in which they run, each under a time limit
 heartbeat          heartbeats to the controller, and the lease that they renew
 checkpoint_writer  cuts shards at a clock, and writes them while training goes on
 ================== ==============================================================================

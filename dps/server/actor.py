@@ -25,11 +25,12 @@ from dps.core.polling import Polling
 from dps.daskapi.processes import host_of, linking_tls, listening_tls
 from dps.errors import MovedError
 from dps.server.checkpoint_writer import CheckpointWriter, WritingThread
+from dps.server.function_thread import FunctionThread
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
 from dps.telemetry.host import host_load, starved
 from dps.telemetry.server_meter import ServerMeter, process_usage
-from dps.wire.endpoint import Endpoint
+from dps.wire.endpoint import Connection, Endpoint
 from dps.wire.handshake import of_servers
 from dps.wire.once import Once
 
@@ -59,9 +60,12 @@ class Server:
         name, host = f"server-{session}-{number}", host_of(worker.address)
         seconds = config.polling("server-polling")
         polling = Polling(seconds) if seconds else None
-        self.endpoint = Endpoint(name, host, {}, None, listening_tls(worker), linking_tls(worker), polling)
+        self.endpoint = Endpoint(name, host, {}, self._lost, listening_tls(worker), linking_tls(worker), polling)
         meters = ServerMeter(time.perf_counter, process_usage, starved, host_load, polling)
-        self.role = ServerRole(self.endpoint, session, number, secrets[1], (controller[0], controller[1]), meters)
+        runner = FunctionThread(self.endpoint, f"dps-functions-{session}-{number}")
+        self.role = ServerRole(
+            self.endpoint, session, number, secrets[1], (controller[0], controller[1]), runner, meters
+        )
         self.checkpoint_writer = CheckpointWriter(self.role, partial(WritingThread, self.role, self.endpoint))
         self.endpoint.call(self._begin, session, secrets, worker)
 
@@ -80,6 +84,13 @@ class Server:
             self.endpoint.loop.stop()
         else:
             self.endpoint.later(WORKER_CHECK_SECONDS, self._stop_with, worker)
+
+    def _lost(self, connection: Connection) -> None:
+        self.role.functions.lost(connection)
+
+    def add_function(self, identity: str, code: bytes) -> None:
+        """Take a function of the user, as cloudpickle, under its number."""
+        self.endpoint.call(self.role.functions.add, identity, code)
 
     def create_table(self, spec: dict[str, Any], shards: list[int]) -> None:
         """Make a new table with initial replicas of these shards; the server serves it once a placement says so."""

@@ -32,11 +32,13 @@ from dps.errors import (
     ProtocolError,
     UnknownTableError,
 )
+from dps.server.function_thread import Runner
+from dps.server.functions import FunctionCalls
 from dps.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from dps.server.replicas import Replica, ReplicaPart
 from dps.server.replication import Relay
 from dps.server.tables import ServerTable, TableRequest, control_header, op_of
-from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
+from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, ROWS, Op, TableSpec
 from dps.state.shard import make_shard
 from dps.state.transfer import Joining
 from dps.telemetry.reports import ServerReport
@@ -76,6 +78,8 @@ class ServerRole:
         The servers' secret.
     controller : (str, int)
         Host and port at which the controller listens.
+    runner : Runner
+        Runs functions of users beside the endpoint's loop.
     meters : ServerMeter, optional
         By default, one that takes the time from the endpoint.
     """
@@ -87,6 +91,7 @@ class ServerRole:
         number: int,
         secret: str,
         controller: tuple[str, int],
+        runner: Runner,
         meters: ServerMeter | None = None,
     ):
         self.endpoint, self.session, self.number = endpoint, session, number
@@ -99,11 +104,15 @@ class ServerRole:
         self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
         self.relay = Relay(endpoint, peers, secret, self.heartbeat.report)
         self.ops = self.relay.ops
+        self.functions = FunctionCalls(self, runner)
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         handlers: dict[int, Handler] = {
-            frames.PULL: self.meters.timed(self._pull),
-            frames.PUSH: self.meters.timed(self._push),
+            frames.PULL: self._when_free(self.meters.timed(self._pull)),
+            frames.PUSH: self._when_free(self.meters.timed(self._push)),
+            frames.CALL: self.functions.call,
+            frames.COMMIT: self.functions.commit,
+            frames.ABORT: self.functions.abort,
             frames.SCAN: self._scan,
             frames.STATUS: self._status,
             frames.REPLICATE: self._replicate,
@@ -124,6 +133,7 @@ class ServerRole:
     def stop(self) -> None:
         """Close all connections that this server has opened, and forget its tables."""
         self.stopped = True
+        self.functions.close()
         self.heartbeat.stop()
         self.relay.close()
         self.tables.clear()
@@ -161,6 +171,7 @@ class ServerRole:
         """Forget a table; requests that still wait for an op on it fail."""
         gone = self.tables.pop(table, None)
         for replica in gone.replicas.values() if gone is not None else ():
+            self.functions.revoke(replica)
             self.relay.drop(replica)
         self.relay.settle()
 
@@ -181,6 +192,10 @@ class ServerRole:
                 retire = self._close_op(table, 0, first)._replace(rule=RETIRE, parties=count)
                 self._control(table, primaries, retire, owed)
         return done, owed
+
+    def throttle(self, connection: RoleConnection) -> bool:
+        """Read no more from this connection while too much is unconfirmed; whether it is."""
+        return self.relay.throttle(connection)
 
     def close_before(self, replica: Replica, clock: int) -> None:
         """Close the sums of clocks before `clock`, on this replica and those behind it in the chain."""
@@ -218,6 +233,7 @@ class ServerRole:
         if me not in line:
             table.elsewhere[number] = self.epoch
             if replica is not None:
+                self.functions.revoke(replica)
                 del table.replicas[number]
                 self.relay.drop(replica)
             return
@@ -238,6 +254,8 @@ class ServerRole:
         replica.fence = fences[place]
         replica.primary = place == 0
         replica.stepping_down = shard.stepping_down and replica.primary
+        if not replica.serves:
+            self.functions.revoke(replica)
         feed = fences[place + 1] if joiner is not None and successor == joiner else None
         self.relay.rechain(replica, successor, feed)
 
@@ -266,21 +284,30 @@ class ServerRole:
             raise UnknownTableError(f"server {self.number} has no table number {header.table}; was it dropped?")
         return table
 
-    def _leased(self, header: Header) -> ServerTable:
+    def leased(self, header: Header) -> ServerTable:
         """The table, if no other server can have become the primary of its shards here."""
         table = self._table(header)
         if table.replicated and not self.holds_lease():
             raise MovedError(f"server {self.number} has lost its lease: the controller has not answered its heartbeats")
         return table
 
+    def _when_free(self, handler: Handler) -> Handler:
+        """The handler, for requests that need not wait for a function."""
+
+        def handle(connection: RoleConnection, header: Header, body: memoryview) -> None:
+            if not (self.functions.holds and self.functions.postpone(self._table(header), connection, header, body)):
+                handler(connection, header, body)
+
+        return handle
+
     def _scan(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         self.service.requests += 1
-        keys = self._leased(header).scan(Scan.of(header))
+        keys = self.leased(header).scan(Scan.of(header))
         connection.reply(Header(frames.OK, request=header.request, count=len(keys)), keys.tobytes())
 
     def _pull(self, connection: RoleConnection, header: Header, body: memoryview) -> Served:
         self.service.requests += 1
-        table = self._leased(header)
+        table = self.leased(header)
         request = table.cut(header, body)
         if request.used != len(body):
             raise ProtocolError(f"a pull of {header.count} rows has a body of {len(body)} bytes, not {request.used}")
@@ -317,7 +344,7 @@ class ServerRole:
     ) -> Served:
         table, count = self._table(header), header.count
         if not table.waits:  # so no backup refuses the op in time: a primary that was replaced has to do so itself
-            self._leased(header)
+            self.leased(header)
         spec = table.spec
         request = table.cut(header, body)
         nbytes = count * table.row_bytes
@@ -376,6 +403,8 @@ class ServerRole:
         """Apply an op without rows to these replicas, and to those behind them in their chains."""
         header = control_header(table.spec.id, self.epoch, op)
         for replica in replicas:
+            if op.rule == CLOSE:
+                self.functions.revoke(replica)
             replica.shard.apply(op)
             if self.relay.has_successors:
                 fresh = [(ReplicaPart(replica, None, op.start, 0, 0), replica.shard.version)]
@@ -403,7 +432,8 @@ class ServerRole:
             request = TableRequest([ReplicaPart(replica, None, op.start, 0, 0) for replica in replicas], None, 0)
         else:
             request = table.cut(header, rest, primary=False)
-        values = np.frombuffer(rest, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
+        width = spec.dim + spec.slots if op.rule == ROWS else spec.dim
+        values = np.frombuffer(rest, table.dtype, count * width, request.used).reshape(count, width)
         owed, fresh = OwedAnswer(), []
         for part in request.parts:  # all that can fail comes before the first change
             replica, version = part.replica, versions[part.replica.number - header.shard]

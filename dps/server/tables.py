@@ -9,7 +9,7 @@ import numpy as np
 from dps.core.states import TableState
 from dps.errors import InputError, LimitError, MovedError, ProtocolError
 from dps.server.replicas import Replica, ReplicaPart
-from dps.state.ops import ADD, ASSIGN, CLOSE, PUSH, RETIRE, Op, TableSpec
+from dps.state.ops import ADD, ASSIGN, CLOSE, PUSH, RETIRE, ROWS, Op, TableSpec
 from dps.state.partition import bound
 from dps.state.shard import DenseShard
 from dps.telemetry.server_meter import TableMeter
@@ -21,6 +21,7 @@ from dps.wire.protocols import RoleConnection
 
 __all__ = ["ServerTable", "TableRequest", "control_header", "op_of"]
 
+RULES = {frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_ROWS: ROWS}  # flag -> rule of the op
 PIECE_BYTES = 1 << 19  # of an answer that are passed on at a time: the peer reads them while more rows are gathered
 
 
@@ -185,7 +186,7 @@ def op_of(header: Header) -> Op:
     if header.flags & frames.CONTROL:
         return control_op(header)
     answer = bool(header.flags & frames.ANSWER)
-    rule = ADD if header.flags & frames.RULE_ADD else ASSIGN if header.flags & frames.RULE_ASSIGN else PUSH
+    rule = next((rule for flag, rule in RULES.items() if header.flags & flag), PUSH)
     values: Any = None
     stamp = (header.trainer, header.attempt, header.number)
     return Op(rule, None, header.start, values, header.clock, header.parties, *stamp, answer, header.rows)

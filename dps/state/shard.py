@@ -28,7 +28,7 @@ from dps.core.ledger import Ledger
 from dps.core.rows import gather, gather_range, use_small_pages
 from dps.core.states import SumsState
 from dps.errors import InputError, KeyRangeError, LimitError
-from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
+from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, ROWS, Op, Selection, TableSpec
 from dps.state.optimizers import Add, Assign
 from dps.state.partition import bound, shard_bits
 from dps.state.snapshot import CHANGED, Cut, CutShard
@@ -184,6 +184,8 @@ class Shard(CutShard):
         if op.rule == PUSH:
             numbers = self.numbers_at(self.clock if op.clock == NO_CLOCK else op.clock)
             self.spec.optimizer.kernel(rows, index, start, op.values, numbers)
+        elif op.rule == ROWS:
+            rows[index if len(index) else slice(start, start + len(op.values))] = op.values
         else:
             kernel = ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL
             kernel(rows, index, start, op.values, NO_NUMBERS)
@@ -210,9 +212,18 @@ class Shard(CutShard):
                 "rows or over trainers: pass rows= to all pushes to the table, or to none"
             )
 
+    def detach(self) -> None:
+        """Go on with a copy of the rows, because their memory may still be read elsewhere."""
+        self.rows = self.rows.copy()
+
     @property
     def _nbytes_aside(self) -> int:
         return sum(each.nbytes for each in (self.sums, self.cut, self.changed) if each is not None)
+
+    @abc.abstractmethod
+    def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selection:
+        """Rows for a function: those of the keys, or, without keys, of a dense shard those from `start` to `stop` - 1
+        that it has, of a keyed one all."""
 
     @abc.abstractmethod
     def _values(self, op: Op) -> np.ndarray:
@@ -272,6 +283,12 @@ class DenseShard(Shard):
         else:
             self.rows[numbers - self.low] = rows
 
+    def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selection:
+        if keys is not None:
+            return Selection(keys, 0, self.rows[keys - self.low], False, None)
+        start, stop = max(start, self.low), min(stop, self.high)
+        return Selection(None, start, self.rows[start - self.low : max(start, stop) - self.low], True, None)
+
     def _values(self, op: Op) -> np.ndarray:
         out = empty(op.values.shape, op.values.dtype)
         if op.keys is None:
@@ -282,6 +299,8 @@ class DenseShard(Shard):
 
     def step_rows(self, op: Op) -> None:
         self.reserve(len(op.values))
+        if not len(op.values):  # then `start` may be any number
+            return
         if op.keys is None:
             start = op.start - self.low if len(op.values) else 0  # where there are no rows, it may be any number
             self._run_on_rows(op, NO_INDEX, start)
@@ -362,6 +381,21 @@ class KeyedShard(Shard):
         self.index.insert(keys, index)
         all_new = len(self.index) == before + len(keys)
         self.rows[slice(before, before + len(keys)) if all_new else index] = rows
+
+    def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selection:
+        if keys is None:
+            return Selection(self.index.keys(), 0, self.rows[: len(self)], True, None)
+        index = np.empty(len(keys), np.int64)
+        present = np.ones(len(keys), np.bool_)
+        if self.index.find(keys, index):
+            present = index >= 0
+        rows = np.full((len(keys), self.width), self.spec.optimizer.slot_start, self.spec.dtype)
+        rows[present] = self.rows[index[present]]
+        if not present.all():
+            values = np.zeros((len(keys), self.spec.dim), self.spec.dtype)
+            self.pull(keys, values)
+            rows[:, : self.spec.dim] = values
+        return Selection(keys, 0, rows, False, present)
 
     def _values(self, op: Op) -> np.ndarray:
         assert op.keys is not None

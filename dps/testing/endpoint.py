@@ -111,6 +111,7 @@ class SimConnection(End):
         self._paused = self._suspended = self._begun = self._held = False
         self._news: tuple[Header, bytes] | None = None
         self._stuck: Timer | None = None
+        self._postponed: bytearray | None = None  # a frame that waits for `resume`
 
     def __repr__(self) -> str:
         return f"{self.peer}>{self.host}"
@@ -119,7 +120,11 @@ class SimConnection(End):
 
     def arrived(self) -> None:
         inbox = self.inward.inbox
-        while inbox and not (self._paused or self._suspended or self.transport.is_closing()):
+        while (inbox or self._postponed) and not (self._paused or self._suspended or self.transport.is_closing()):
+            if self._postponed is not None:
+                frame, self._postponed = self._postponed, None
+                self.handle(decode_header(frame, 0, self.endpoint.frame_limit), frame)
+                continue
             message = self.take()
             if isinstance(message, bytearray):
                 self._frame(message)
@@ -200,6 +205,10 @@ class SimConnection(End):
     def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
         self._held = True
         return body, lambda: spoil(body)
+
+    def postpone(self, header: Header, body: memoryview) -> None:
+        self._postponed = bytearray(encode_header(header) + body)
+        self.suspend()
 
     def suspend(self) -> None:
         self._suspended = True

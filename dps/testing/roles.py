@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from dps import config
 from dps.checkpoints.reading import Origins, SavedShard, fill
@@ -20,12 +20,14 @@ from dps.checkpoints.store import Store
 from dps.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.controller.checkpoint_procedures import CheckpointProcedures
 from dps.controller.failover import TICK_SECONDS, Membership, ServerRecord
+from dps.controller.function_procedures import FunctionProcedures
 from dps.controller.procedures import Procedure, ServerCall
 from dps.controller.runs import Runs
 from dps.controller.server_procedures import ServerProcedures
 from dps.controller.table_procedures import TableProcedures
 from dps.errors import CheckpointError, DPSError, ServerGoneError
 from dps.server.checkpoint_writer import CheckpointWriter, Writing
+from dps.server.function_thread import Outcome
 from dps.server.heartbeat import HEARTBEAT_SECONDS
 from dps.server.replicas import Replica
 from dps.server.requests import ServerRole
@@ -52,6 +54,7 @@ REPORT_SECONDS = 0.3  # between two reports of a server's load
 BLOCKING = {"save", "end_cut", "load"}  # methods of a server that wait for its disk
 MAX_LOAD_SECONDS = 0.02  # that a server takes to read a shard from its store,
 MAX_PIECE_SECONDS = 0.02  # and to write a piece of one
+MAX_FUNCTION_SECONDS = 0.02  # before and after a function
 PIECE_BYTES = 256  # so small that a shard has several
 
 
@@ -60,8 +63,8 @@ class SimServer:
 
     def __init__(self, network: Network, party: Party, number: int, controller: tuple[str, int]):
         self.party, self.number = party, number
-        self.endpoint = SimEndpoint(network, party)
-        self.role = ServerRole(self.endpoint, SESSION, number, SECRET, controller)
+        self.endpoint = SimEndpoint(network, party, on_close=self._closed)
+        self.role = ServerRole(self.endpoint, SESSION, number, SECRET, controller, SimRunner(party))
         relay = self.role.relay
         relay.piece, relay.rate = network.dump_piece, network.dump_rate
         self.endpoint.handlers.update(self.role.handlers)
@@ -83,6 +86,12 @@ class SimServer:
             self.party.spawn(work)
         else:
             work()
+
+    def _closed(self, connection: RoleConnection) -> None:
+        self.role.functions.lost(connection)
+
+    def _add_function(self, identity: str, code: bytes) -> None:
+        self.role.functions.add(identity, code)
 
     def _create_table(self, spec: dict[str, object], shards: list[int]) -> None:
         self.role.create(TableSpec.from_dict(spec), shards)
@@ -121,6 +130,26 @@ class SimServer:
                 raise
             except Exception as error:
                 raise CheckpointError(f"{error!r:.500}") from error
+
+
+class SimRunner:
+    """Runs functions at some moment of virtual time; the server goes on meanwhile."""
+
+    def __init__(self, party: Party):
+        self._party = party
+
+    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+        def begin() -> None:
+            try:
+                outcome = Outcome(work(), None)
+            except Exception as error:
+                outcome = Outcome(None, error)
+            self._party.later(self._party.world.random.uniform(0.0, MAX_FUNCTION_SECONDS), done, outcome)
+
+        self._party.later(self._party.world.random.uniform(0.0, MAX_FUNCTION_SECONDS), begin)
+
+    def close(self) -> None:
+        pass
 
 
 class SimWriting(Writing):
@@ -273,6 +302,7 @@ class SimController:
         up = lambda: [self.membership.servers[server.number] for server in self._up()]  # noqa: E731
         numbers = itertools.count(1)
         self.tables = TableProcedures(self.membership, up, self.tables_change, lambda: next(numbers))
+        self.functions = FunctionProcedures(self.membership, up, self.tables_change)
         self.checkpoints = CheckpointProcedures(
             self.runs,
             self.membership,
@@ -406,6 +436,10 @@ class SimController:
         for observer in self._network.observers:
             observer.table_made(made)
         return made
+
+    def add_function(self, identity: str, code: bytes) -> None:
+        """Bring a function to all servers."""
+        self.executor.run(self.functions.add(identity, code))
 
     def start_run(
         self, shares: list[list[int]], staleness: int | None, reassign: bool = False, resume: bool = False

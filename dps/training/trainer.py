@@ -28,6 +28,7 @@ from dps.client.environment import Environment
 from dps.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, TableLike, Values
 from dps.client.ticket import Pending, Ticket
 from dps.errors import InputError
+from dps.functions.definition import Function
 from dps.training.batches import Batches
 from dps.training.leased_batches import LeasedBatches
 from dps.training.participant import Participant
@@ -309,6 +310,13 @@ class Trainer:
     ) -> Pending[object]:
         """As :meth:`push_pull`, but return once it is written; see :meth:`dps.Client.push_pull_async`."""
         return self._calls.push_pull_async(table, keys, values, out)
+
+    def call(self, function: Function, table: TableLike, /, keys: Keys = None, **arguments: Any) -> Any:
+        """Run a function on rows of a table, on the servers that have them; see :meth:`dps.Client.call`.
+
+        Its effect counts once, as a push at this clock does, also where the trainer's task is run again.
+        """
+        return self._client.call(function, table, keys, **arguments)
 
     def keys(self, table: TableLike, shard: int | None = None) -> Iterator[np.ndarray]:
         """The keys of a keyed table that have rows, some at a time; see :meth:`dps.Client.keys`."""

@@ -123,6 +123,8 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False  # the peer has not taken the last answer yet
         self._newest: tuple[Header, bytes] | None = None  # a frame of `send_newest`, to be sent when the peer has
         self._suspended = False  # the role takes no more requests for now
+        self._postponed: tuple[Header, memoryview, Buffer | None] | None = None  # a frame that waits for `resume`,
+        self._kept: Buffer | None = None  # and the buffer of its body, while it is handled again
         self._awaits_memory = False  # it is in line for the memory of a large body,
         self._admitted_now = False  # and its turn has come
         self._lent: weakref.WeakSet[Buffer] | None = None  # buffers of bodies that the role holds; None: it never did
@@ -184,6 +186,23 @@ class Connection(asyncio.BufferedProtocol):
             self._halts += 1
             self.transport.pause_reading()
 
+    def postpone(self, header: Header, body: memoryview) -> None:
+        """Handle this frame again, and then all later ones, when `resume` is called.
+
+        A small body is copied. The buffer of a large one stays with the frame, and counts as memory of this connection.
+        """
+        lent: Buffer | None = None
+        if len(body) <= PEER_INBOX_BYTES - HEADER_SIZE:
+            body = memoryview(bytearray(body))
+        elif self._kept is not None:
+            lent = self._kept
+        else:
+            lent, self._incoming = self._incoming, Buffer(self.endpoint.keep_bytes)
+            self._lent = weakref.WeakSet() if self._lent is None else self._lent
+            self._lent.add(lent)
+        self._postponed = header, body, lent
+        self.suspend()
+
     def resume(self) -> None:
         if self._suspended:
             self._suspended = False
@@ -234,6 +253,11 @@ class Connection(asyncio.BufferedProtocol):
         """Handle every frame that is complete, until an answer does not leave."""
         try:
             while not self._held_up():
+                if self._postponed is not None:
+                    (header, body, self._kept), self._postponed = self._postponed, None
+                    self._handle(header, body)
+                    self._kept = None
+                    continue
                 answered = self._answer_plain(self._reader.inbox, self._reader.start, self._reader.end)
                 if answered:
                     self._reader.start += answered

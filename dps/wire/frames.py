@@ -16,10 +16,17 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
          those that have none of its keys
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
 ...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`server/tables.py`)
+CALL     as PULL and trainer, attempt, number,        counts and keys as PULL (with RANGE: nothing),
+         parties; with RANGE all rows of the shards   then `FunctionCall` (`wire/function_messages.py`);
+                                                      answer: what the parts returned
+COMMIT   table, shard, shards, trainer, attempt,      nothing
+ABORT    clock, number of a CALL; what it has made
+         on these shards counts, or is dropped
 SCAN     see `Scan` in `wire/headers.py`              nothing; answer: keys int64[count], in the order
                                                       in which they were created
 REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], then as PUSH
-         see `CloseSums`, `RetireOrigins`
+         see `CloseSums`, `RetireOrigins`; with
+         RULE_ROWS values are [count, dim + slots]
 DUMP     see `DumpPiece`                              JSON, arrays
 JOIN...  see `controller/runs.py`                                JSON
 LEASE    see `controller/work_leases.py`                            JSON
@@ -65,13 +72,14 @@ VERSION = 3
 # kinds
 GREETING, HELLO, WELCOME = 1, 2, 3
 PULL, PUSH, STATUS, REPLICATE, DUMP, SCAN = 16, 17, 18, 19, 20, 21
+CALL, COMMIT, ABORT = 22, 23, 24
 ROUTE, JOIN, TICK, LEAVE, COLLECT, RESERVE, PEEK = 32, 33, 34, 35, 36, 37, 38
 LEASE, ORIGIN = 39, 40
 SERVE, BEAT, PLACE, CAUGHT_UP, STEPPED_DOWN, SUSPECT = 48, 49, 50, 51, 52, 53
 OK, ERROR = 64, 65
 
 # flags
-RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL = 1, 2, 4, 8, 16, 32
+RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL, RULE_ROWS = 1, 2, 4, 8, 16, 32, 64
 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
 HEADER_SIZE = _HEADER.size

@@ -78,6 +78,9 @@ class RoleConnection(Protocol):
     def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
         """The body of the frame that is being handled, for later use; and its release."""
 
+    def postpone(self, header: Header, body: memoryview) -> None:
+        """Handle this frame, and then all later ones, when `resume` is called."""
+
     def suspend(self) -> None:
         """Handle no more frames until `resume`."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from dps.errors import ProtocolError
 from dps.wire import frames
-from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, Header
+from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, RULE_ROWS, Header
 from dps.wire.protocols import RoleConnection
 
 __all__ = ["CLIENT", "SERVER", "STRANGER", "TO_ANY", "TO_CONTROLLER", "TO_SERVER", "allowed", "guarded", "role_of"]
@@ -35,11 +35,20 @@ PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
 RUNS += (frames.LEASE, frames.ORIGIN)
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})  # close the sums of a clock; retire origins
+EFFECTS = _combinations((RULE_ROWS,), (0, RANGE))  # of functions
 
 TO_ANY: Rights = {STRANGER: {frames.HELLO: NO_FLAGS}}
 TO_SERVER: Rights = {
-    CLIENT: {frames.PULL: PULLS, frames.PUSH: PUSHES, frames.SCAN: NO_FLAGS, frames.STATUS: NO_FLAGS},
-    SERVER: {frames.REPLICATE: PUSHES | CONTROLS, frames.DUMP: NO_FLAGS},
+    CLIENT: {
+        frames.PULL: PULLS,
+        frames.PUSH: PUSHES,
+        frames.CALL: _combinations((0, RANGE)),
+        frames.COMMIT: NO_FLAGS,
+        frames.ABORT: NO_FLAGS,
+        frames.SCAN: NO_FLAGS,
+        frames.STATUS: NO_FLAGS,
+    },
+    SERVER: {frames.REPLICATE: PUSHES | CONTROLS | EFFECTS, frames.DUMP: NO_FLAGS},
 }
 TO_CONTROLLER: Rights = {
     CLIENT: dict.fromkeys((frames.ROUTE, *RUNS), NO_FLAGS),

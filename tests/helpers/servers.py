@@ -14,6 +14,7 @@ from dps.client.environment import Environment
 from dps.client.requests import TableRoute
 from dps.client.session import ClientSession
 from dps.coordination.placement import Place, appended, joined, rechained, without
+from dps.server.function_thread import FunctionThread
 from dps.server.replicas import Replica
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
@@ -57,7 +58,9 @@ class Servers:
         """One more server, which holds nothing yet; its number."""
         number = len(self.servers)
         endpoint = Endpoint(f"server-{number}", "127.0.0.1", {})
-        role = ServerRole(endpoint, "s", number, SECRET, ("127.0.0.1", 1))
+        role = ServerRole(
+            endpoint, "s", number, SECRET, ("127.0.0.1", 1), FunctionThread(endpoint, f"functions-{number}")
+        )
         endpoint.call(endpoint.handlers.update, role.handlers)
         endpoint.service = role.service
         endpoint.call(endpoint.secrets.update, {"s": SECRET, of_servers("s"): SECRET})

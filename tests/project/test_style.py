@@ -34,23 +34,25 @@ ROOMS = {
     # subjects
     "daskapi": "config",
     "features": "core",
+    "functions": "state",
     "checkpoints": "core state",
     "telemetry": "core wire state.names state.ops",
     # the parties: these do not know each other
-    "client": PLACED + " core coordination.origins",
-    "server": PLACED + " core checkpoints",
+    "client": PLACED + " core coordination.origins functions.definition",
+    "server": PLACED + " core checkpoints functions",
     "controller": PLACED + " checkpoints coordination",
     # what stands around them
     "dashboard": "telemetry state.ops",
-    "training": "client config core.polling core.tick state wire telemetry daskapi dashboard.notebook",
-    "driver": "config state wire telemetry daskapi checkpoints client server controller training dashboard",
+    "training": "client functions config core.polling core.tick state wire telemetry daskapi dashboard.notebook",
+    "driver": "config functions.definition state wire telemetry daskapi checkpoints client server controller training "
+    "dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
     "optimize": "",
     "models": "dps core.sparse spark",
     "testing": "config core state wire checkpoints coordination telemetry client server controller training",
 }
-STREET = {"dps": "spark client deploy checkpoints features driver state training"}  # the public names
+STREET = {"dps": "spark client deploy checkpoints features functions driver state training"}  # the public names
 ONLY = {  # all that these may import beside the standard library and themselves
     "dps.core": set(),
     "dps.state": {"numpy", "dps.core", "dps.errors", "dps.state.names"},

@@ -26,6 +26,7 @@ from dps.state.ops import (
     OLDER,
     PUSH,
     RETIRE,
+    ROWS,
     Op,
     TableSpec,
 )
@@ -102,7 +103,7 @@ def test_an_op_has_its_fields_in_this_order() -> None:
     assert Op._fields[:6] == ("rule", "keys", "start", "values", "clock", "parties")
     assert Op._fields[6:] == ("origin", "attempt", "number", "answer", "rows")
     assert Op._field_defaults == {"origin": 0, "attempt": 0, "number": 0, "answer": False, "rows": -1}
-    assert (PUSH, ADD, ASSIGN, CLOSE, RETIRE, NO_CLOCK) == (0, 1, 2, 3, 4, -1)
+    assert (PUSH, ADD, ASSIGN, ROWS, CLOSE, RETIRE, NO_CLOCK) == (0, 1, 2, 3, 5, 6, -1)
     assert (OLDER, KEEP, DROP) == (0, 1, 2)
 
 

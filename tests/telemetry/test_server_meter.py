@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from delays import slow_server
 from distributed import Client
+from lone_server import NO_RUNNER
 from servers import Servers, held, wait_until
 
 import dps
@@ -102,7 +103,7 @@ ONE = (TableSpec("w", id=1, shards=1),)
 
 def role(clock=None, tables=ONE, usage=None):
     endpoint = FakeEndpoint()
-    server = ServerRole(endpoint, "s", 0, "ab", ("there", 1), ServerMeter(clock or endpoint.now, usage))
+    server = ServerRole(endpoint, "s", 0, "ab", ("there", 1), NO_RUNNER, ServerMeter(clock or endpoint.now, usage))
     places = {}
     for spec in tables:
         server.create(spec, range(spec.shards))

@@ -1,0 +1,13 @@
+"""Functions that run where the parameters are.
+
+========== ==================================================================================
+definition ``@dps.function``: a part that runs on each shard, and how the results are merged
+rows       what a part sees: the rows of one shard
+library    functions that come with dps: aggregates, element by element, initial values, queries
+========== ==================================================================================
+"""
+
+from dps.functions.definition import Function, function
+from dps.functions.rows import Rows
+
+__all__ = ["Function", "Rows", "function"]

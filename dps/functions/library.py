@@ -1,0 +1,467 @@
+"""Functions that come with dps: aggregates, changes element by element, initial values, and queries.
+
+They are written with :func:`dps.function`, as a user's own are, and need no registration. All take the rows that a call
+names with ``keys=``, or all rows of the table.
+
+================== ====================================================================================================
+aggregates         `amax`, `amin`, `asum`, `max`, `min`, `sum`, `mean`, `dot`, `nnz`, `nrm2`, `equal`, `size`
+element by element `map_values` with `abs`, `sqrt`, ...; `add_scalar`, `scale`, `divide`, `power`, `clip`,
+                   `soft_threshold`
+column by column   `combine_columns` with `add`, `subtract`, ...; `axpy`, `copy`
+initial values     `fill`, `zeros`, `uniform`, `normal`
+queries            `where`, `top_k`, `sample`, `dots`, `key_range`
+================== ====================================================================================================
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import Any
+
+import numpy as np
+
+from dps.errors import InputError
+from dps.functions.definition import Function, function
+from dps.functions.rows import Rows
+
+__all__ = [
+    "BINARY",
+    "UNARY",
+    "add_scalar",
+    "amax",
+    "amin",
+    "asum",
+    "axpy",
+    "clip",
+    "combine_columns",
+    "copy",
+    "divide",
+    "dot",
+    "dots",
+    "equal",
+    "fill",
+    "key_range",
+    "map_values",
+    "max",
+    "mean",
+    "min",
+    "nnz",
+    "normal",
+    "nrm2",
+    "power",
+    "sample",
+    "scale",
+    "size",
+    "soft_threshold",
+    "sum",
+    "top_k",
+    "uniform",
+    "where",
+    "zeros",
+]
+
+BLOCK = 1 << 15  # numbers that are taken at a time, so that what is made of them stays in the processor's cache
+UNARY = {
+    name: getattr(np, name)
+    for name in ("abs", "sqrt", "exp", "expm1", "log", "log10", "log1p", "ceil", "floor", "rint", "sign", "negative")
+}
+BINARY = {name: getattr(np, name) for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")}
+
+
+def _blocks(values: np.ndarray) -> list[np.ndarray]:
+    """The values, some rows at a time."""
+    step = builtins.max(1, BLOCK // builtins.max(1, values.shape[1]))
+    return [values[a : a + step] for a in range(0, len(values), step)]
+
+
+def _extreme(parts: list[Any], choose: Any, what: str) -> Any:
+    found = [part for part in parts if part is not None]
+    if not found:
+        raise InputError(f"{what} of no rows: the table, or the keys named, have none")
+    return choose(found)
+
+
+# -- aggregates
+
+
+@function
+def amax(rows: Rows) -> Any:
+    """The largest absolute value."""
+    return np.abs(rows.values).max() if len(rows) else None
+
+
+amax.merge(lambda parts: _extreme(parts, builtins.max, "amax"))
+
+
+@function
+def amin(rows: Rows) -> Any:
+    """The smallest absolute value."""
+    return np.abs(rows.values).min() if len(rows) else None
+
+
+amin.merge(lambda parts: _extreme(parts, builtins.min, "amin"))
+
+
+@function
+def max(rows: Rows) -> Any:  # noqa: A001
+    """The largest value."""
+    return rows.values.max() if len(rows) else None
+
+
+max.merge(lambda parts: _extreme(parts, builtins.max, "max"))
+
+
+@function
+def min(rows: Rows) -> Any:  # noqa: A001
+    """The smallest value."""
+    return rows.values.min() if len(rows) else None
+
+
+min.merge(lambda parts: _extreme(parts, builtins.min, "min"))
+
+
+def _exact(parts: list[Any]) -> Any:
+    return builtins.sum(parts) if all(isinstance(part, int) for part in parts) else math.fsum(parts)
+
+
+def _total(values: np.ndarray) -> Any:
+    whole = values.dtype.kind == "i"
+    return builtins.sum(block.sum(dtype=np.int64 if whole else np.float64).item() for block in _blocks(values))
+
+
+@function
+def sum(rows: Rows) -> Any:  # noqa: A001
+    """The sum of all values, in float64 (of an int64 table: exact)."""
+    return _total(rows.values)
+
+
+sum.merge(_exact)
+
+
+@function
+def asum(rows: Rows) -> Any:
+    """The sum of the absolute values, in float64: the 1-norm."""
+    return builtins.sum(_total(np.abs(block)) for block in _blocks(rows.values))
+
+
+asum.merge(_exact)
+
+
+@function
+def mean(rows: Rows) -> Any:
+    """The mean of all values."""
+    return _total(rows.values), rows.values.size
+
+
+@mean.merge
+def _(parts: list[Any]) -> float:
+    count = builtins.sum(part[1] for part in parts)
+    if not count:
+        raise InputError("mean of no rows: the table, or the keys named, have none")
+    return float(_exact([part[0] for part in parts]) / count)
+
+
+def _squares(a: np.ndarray, b: np.ndarray) -> float:
+    return math.fsum(
+        float(np.vdot(x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)))
+        for x, y in zip(_blocks(a), _blocks(b), strict=True)
+    )
+
+
+@function
+def nrm2(rows: Rows) -> float:
+    """The 2-norm of all values, in float64."""
+    return _squares(rows.values, rows.values)
+
+
+nrm2.merge(lambda parts: math.sqrt(math.fsum(parts)))
+
+
+@function
+def dot(rows: Rows, a: int = 0, b: int = 1) -> float:
+    """The inner product of two columns, in float64."""
+    return _squares(rows.values[:, a : a + 1], rows.values[:, b : b + 1])
+
+
+dot.merge(math.fsum)
+
+
+@function
+def nnz(rows: Rows) -> int:
+    """How many values are not zero."""
+    return int(np.count_nonzero(rows.values))
+
+
+nnz.merge(_exact)
+
+
+@function
+def size(rows: Rows) -> int:
+    """How many rows there are."""
+    return int(np.count_nonzero(rows.present))
+
+
+size.merge(_exact)
+
+
+@function
+def equal(rows: Rows, a: int = 0, b: int = 1) -> bool:
+    """Whether two columns are equal."""
+    return bool(np.array_equal(rows.values[:, a], rows.values[:, b]))
+
+
+equal.merge(all)
+
+
+# -- element by element
+
+
+@function(changes=True)
+def map_values(rows: Rows, name: str) -> None:
+    """Replace each value by a function of it, one of `UNARY`: ``"abs"``, ``"sqrt"``, ``"exp"``, ``"log1p"``, ..."""
+    made = _known(UNARY, name)
+    for block in _blocks(rows.values):
+        made(block, out=block, casting="same_kind")
+
+
+@function(changes=True)
+def add_scalar(rows: Rows, value: float) -> None:
+    """Add a number to each value."""
+    rows.values += value
+
+
+@function(changes=True)
+def scale(rows: Rows, value: float) -> None:
+    """Multiply each value by a number."""
+    rows.values *= value
+
+
+@function(changes=True)
+def divide(rows: Rows, value: float) -> None:
+    """Divide each value by a number."""
+    rows.values /= value
+
+
+@function(changes=True)
+def power(rows: Rows, value: float) -> None:
+    """Raise each value to a power."""
+    rows.values **= value
+
+
+@function(changes=True)
+def clip(rows: Rows, low: float | None = None, high: float | None = None) -> None:
+    """Bring each value into the range."""
+    np.clip(rows.values, low, high, out=rows.values)
+
+
+@function(changes=True)
+def soft_threshold(rows: Rows, value: float) -> None:
+    """Move each value towards zero by `value`, at most to zero."""
+    for block in _blocks(rows.values):
+        block[...] = np.sign(block) * np.maximum(np.abs(block) - value, 0)
+
+
+# -- column by column
+
+
+@function(changes=True)
+def combine_columns(rows: Rows, name: str, a: int, b: int, to: int) -> None:
+    """Set a column to a function of two columns, one of `BINARY`: ``"add"``, ``"maximum"``, ..."""
+    values = rows.values
+    values[:, to] = _known(BINARY, name)(values[:, a], values[:, b])
+
+
+@function(changes=True)
+def axpy(rows: Rows, value: float, x: int, y: int) -> None:
+    """Add `value` times column `x` to column `y`."""
+    values = rows.values
+    values[:, y] += values.dtype.type(value) * values[:, x]
+
+
+@function(changes=True)
+def copy(rows: Rows, a: int, to: int) -> None:
+    """Copy a column to another one."""
+    rows.values[:, to] = rows.values[:, a]
+
+
+# -- initial values
+
+
+@function(changes=True)
+def fill(rows: Rows, value: float) -> None:
+    """Set each value to a number."""
+    rows.replace(0, len(rows))[...] = value
+
+
+@function(changes=True)
+def zeros(rows: Rows) -> None:
+    """Set each value to zero."""
+    rows.replace(0, len(rows))[...] = 0
+
+
+@function(changes=True, dtypes=("float32", "float64"))
+def uniform(rows: Rows, low: float = 0.0, high: float = 1.0) -> None:
+    """Draw each value between two numbers."""
+    rows.replace(0, len(rows))[...] = rows.rng.uniform(low, high, (len(rows), rows.spec.dim))
+
+
+@function(changes=True, dtypes=("float32", "float64"))
+def normal(rows: Rows, mean: float = 0.0, std: float = 1.0) -> None:
+    """Draw each value from a normal distribution."""
+    rows.replace(0, len(rows))[...] = rows.rng.normal(mean, std, (len(rows), rows.spec.dim))
+
+
+# -- queries
+
+
+def _known(functions: dict[str, Any], name: str) -> Any:
+    if name not in functions:
+        raise InputError(f"{name!r} is none of {', '.join(functions)}")
+    return functions[name]
+
+
+def _scores(rows: Rows, by: str, query: np.ndarray | None) -> np.ndarray:
+    """A number for each row: its value, its norm, or its inner product with the query."""
+    values = rows.values
+    if by == "value":
+        if rows.spec.dim != 1:
+            raise InputError(f"rows of dim {rows.spec.dim} have no single value: order them by 'norm' or by 'dot'")
+        return values[:, 0]
+    if by == "norm":
+        return np.sqrt(np.einsum("ij,ij->i", values, values))
+    if by == "dot":
+        shape = None if query is None else np.shape(query)
+        if query is None or shape != (rows.spec.dim,):
+            raise InputError(f"the query has shape {shape}; a row has {rows.spec.dim} values")
+        return values @ np.asarray(query, values.dtype)
+    raise InputError(f"rows are ordered by 'value', 'norm' or 'dot', not by {by!r}")
+
+
+def _largest(scores: np.ndarray, k: int) -> np.ndarray:
+    """The places of the k largest numbers, the largest first; of equal ones, the first."""
+    if k < len(scores):
+        least = np.partition(scores, len(scores) - k)[len(scores) - k]
+        above = np.flatnonzero(scores > least)
+        found = np.concatenate([above, np.flatnonzero(scores == least)[: k - len(above)]])
+    else:
+        found = np.arange(len(scores))
+    return found[np.argsort(-scores[found], kind="stable")]
+
+
+@function
+def top_k(rows: Rows, k: int, by: str = "value", query: np.ndarray | None = None, values: bool = False) -> Any:
+    """The rows with the largest values, norms, or inner products with a query.
+
+    Parameters
+    ----------
+    k : int
+        How many.
+    by : {"value", "norm", "dot"}
+    query : ndarray [dim]
+        For ``by="dot"``.
+    values : bool
+        Return the rows' values, too.
+
+    Returns
+    -------
+    keys, scores : ndarray
+        The largest score first; with `values`, also their values [k, dim].
+    """
+    scores = _scores(rows, by, query)
+    found = _largest(scores, builtins.max(0, k))
+    return [rows.keys[found], scores[found], *([rows.values[found]] if values else [])]
+
+
+@top_k.merge
+def _(parts: list[Any], k: int) -> tuple[np.ndarray, ...]:
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    chosen = np.lexsort((columns[0], -columns[1]))[: builtins.max(0, k)]
+    return tuple(column[chosen] for column in columns)
+
+
+@function
+def dots(rows: Rows, query: np.ndarray) -> Any:
+    """The inner product of each row with a query [dim], or with several [n, dim]: the rows do not travel."""
+    query = np.asarray(query, rows.values.dtype)
+    if query.shape[-1:] != (rows.spec.dim,) or query.ndim > 2:
+        raise InputError(f"the queries have shape {query.shape}; a row has {rows.spec.dim} values")
+    return [rows.keys, rows.values @ query.T]
+
+
+@dots.merge
+def _(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([keys for keys, _ in parts]), np.concatenate([products for _, products in parts])
+
+
+COMPARISONS = {
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+}
+
+
+@function
+def where(rows: Rows, comparison: str, value: float, column: int | None = None, by: str | None = None) -> Any:
+    """The rows whose value compares as asked: ``comparison=">", value=0.5``. Returns their keys and values.
+
+    `column` says which value of a row is compared; without it any of them may be; with ``by="norm"`` it is the norm.
+    """
+    compare = _known(COMPARISONS, comparison)
+    if by is not None:
+        chosen = compare(_scores(rows, by, None), value)
+    elif column is not None:
+        chosen = compare(rows.values[:, column], value)
+    else:
+        chosen = compare(rows.values, value).any(axis=1)
+    return [rows.keys[chosen], rows.values[chosen]]
+
+
+@where.merge
+def _(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([keys for keys, _ in parts]), np.concatenate([values for _, values in parts])
+
+
+@function
+def key_range(rows: Rows, low: int, high: int) -> Any:
+    """The rows with keys from `low` to `high` - 1, in the order of their keys. Returns keys and values."""
+    chosen = np.flatnonzero((rows.keys >= low) & (rows.keys < high))
+    return [rows.keys[chosen], rows.values[chosen]]
+
+
+@key_range.merge
+def _(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    keys, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(keys, kind="stable")
+    return keys[order], values[order]
+
+
+@function
+def sample(rows: Rows, n: int, by: str | None = None) -> Any:
+    """Draw rows without replacement: each with the same chance, or with a chance by its value (``by="value"``).
+
+    Returns the keys, in random order; fewer than `n` if there are not so many rows of positive weight. The draw is by
+    exponential keys (Efraimidis and Spirakis, 2006), so that it is the same however the rows lie on the shards.
+    """
+    weights = np.ones(len(rows)) if by is None else _scores(rows, by, None).astype(np.float64)
+    if (weights < 0).any():
+        raise InputError("a row has a negative weight; weights are 0 or more")
+    with np.errstate(divide="ignore"):
+        times = rows.rng.exponential(size=len(rows)) / weights
+    found = _largest(-times, builtins.max(0, n))
+    found = found[np.isfinite(times[found])]
+    return [rows.keys[found], times[found]]
+
+
+@sample.merge
+def _(parts: list[Any], n: int) -> np.ndarray:
+    keys, times = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return keys[np.argsort(times, kind="stable")[: builtins.max(0, n)]]
+
+
+def library() -> dict[str, Function]:
+    """All functions of this module, by name."""
+    return {name: each for name, each in globals().items() if isinstance(each, Function)}

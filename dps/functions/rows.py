@@ -1,0 +1,187 @@
+"""Rows: what the part of a function sees of one shard. Pure.
+
+A reading function sees the shard's memory itself, through views that cannot be written. A changing function gets a
+copy at its first use of `values` or `state`, or fresh memory by `replace`; the server puts these in place of the
+shard's rows when the function has succeeded on all shards. So whatever a function does before it fails leaves no trace.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from dps.errors import InputError, NotFiniteError
+from dps.state.ops import Selection, TableSpec
+
+__all__ = ["Effect", "Rows"]
+
+
+class Effect(NamedTuple):
+    """Whole rows that a function has made for one shard."""
+
+    keys: np.ndarray | None
+    start: int
+    rows: np.ndarray  # [m, dim + slots]
+
+
+class Rows:
+    """The rows of one shard, as the part of a function sees them.
+
+    Attributes
+    ----------
+    spec : TableSpec
+        The table.
+    shard : int
+        The shard's number.
+    start : int
+        Of a dense table: the number of the first row.
+    time : float
+        Seconds since the epoch, the same on all shards and in each repetition of the call.
+    """
+
+    def __init__(
+        self, spec: TableSpec, shard: int, selection: Selection, changes: bool = False, seed: int = 0, time: float = 0.0
+    ):
+        self.spec, self.shard, self.start, self.time = spec, shard, selection.start, time
+        self._selection, self._changes, self._seed = selection, changes, seed
+        self._copy: np.ndarray | None = None  # [m, dim + slots]
+        self._replaced: list[tuple[int, np.ndarray]] = []
+
+    def __len__(self) -> int:
+        return len(self._selection.rows)
+
+    def __repr__(self) -> str:
+        return f"<dps.functions.Rows: {len(self)} rows of shard {self.shard} of table {self.spec.name!r}>"
+
+    @functools.cached_property
+    def keys(self) -> np.ndarray:
+        """The keys of the rows, int64[m]; of a dense table their numbers."""
+        keys = self._selection.keys
+        return np.arange(self.start, self.start + len(self)) if keys is None else keys
+
+    @functools.cached_property
+    def present(self) -> np.ndarray:
+        """Whether the table has the row, bool[m]; one that it has not reads as its initial value."""
+        present = self._selection.present
+        return np.ones(len(self), np.bool_) if present is None else present
+
+    @functools.cached_property
+    def rng(self) -> np.random.Generator:
+        """Random numbers: the same in each repetition of the call, others on each shard."""
+        return np.random.default_rng([self._seed, self.shard])
+
+    @property
+    def before(self) -> np.ndarray:
+        """The values before the function, [m, dim], read-only and without a copy."""
+        return _read_only(self._selection.rows[:, : self.spec.dim])
+
+    @property
+    def state_before(self) -> np.ndarray:
+        """The optimizer's state before the function, [m, slots], read-only."""
+        return _read_only(self._selection.rows[:, self.spec.dim :])
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values, [m, dim]. A changing function may change them."""
+        return self._written()[:, : self.spec.dim] if self._changes else self.before
+
+    @values.setter
+    def values(self, values: np.ndarray) -> None:
+        self._assign(self.values, values, "values")
+
+    @property
+    def state(self) -> np.ndarray:
+        """The optimizer's state, [m, slots]. A changing function may change it."""
+        return self._written()[:, self.spec.dim :] if self._changes else self.state_before
+
+    @state.setter
+    def state(self, state: np.ndarray) -> None:
+        self._assign(self.state, state, "state")
+
+    def replace(self, start: int, stop: int) -> np.ndarray:
+        """Fresh memory [stop - start, dim] that takes the place of the values of rows start to stop - 1 at the end.
+
+        The numbers count the rows seen here from 0. What is not written holds garbage. It costs no copy of the rows.
+        """
+        if not self._changes:
+            raise InputError("a reading function changes no rows: declare it with @dps.function(changes=True)")
+        if not 0 <= start <= stop <= len(self):
+            raise InputError(f"rows {start} to {stop - 1} of {len(self)}")
+        dim, slots = self.spec.dim, self.spec.slots
+        fresh = np.empty((stop - start, dim + slots), self._selection.rows.dtype)
+        if slots:
+            fresh[:, dim:] = self._selection.rows[start:stop, dim:]
+        self._replaced.append((start, fresh))
+        return fresh[:, :dim]
+
+    def effect(self) -> Effect | None:
+        """What the function has done; None: nothing.
+
+        Raises
+        ------
+        NotFiniteError
+            NaN or infinity in a table that refuses them.
+        InputError
+            The values were changed, and not the state from which they follow.
+        """
+        effect = self._made()
+        if effect is None:
+            return None
+        self._check_finite(effect)
+        self._check_derived()
+        return effect
+
+    def _check_finite(self, effect: Effect) -> None:
+        values = effect.rows[:, : self.spec.dim]
+        if self.spec.finite and values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise NotFiniteError(f"table {self.spec.name!r} refuses NaN and infinity, and the function made some")
+
+    def _check_derived(self) -> None:
+        """Refuse new values beside an old state from which the optimizer would derive the old values again."""
+        if not self.spec.optimizer.derived or self._copy is None:
+            return
+        dim, rows = self.spec.dim, self._selection.rows
+        if np.array_equal(rows[:, dim:], self._copy[:, dim:]) and not np.array_equal(rows, self._copy):
+            raise InputError(
+                f"table {self.spec.name!r}: {type(self.spec.optimizer).__name__} derives the values from its state, so "
+                f"the next push would undo the change; change `rows.state`, too"
+            )
+
+    def _made(self) -> Effect | None:
+        keys, start = self._selection.keys, self.start
+        if self._copy is not None:
+            for first, fresh in self._replaced:
+                self._copy[first : first + len(fresh)] = fresh
+            return Effect(keys, start, self._copy)
+        if not self._replaced:
+            return None
+        if len(self._replaced) == 1:
+            first, fresh = self._replaced[0]
+            return Effect(None if keys is None else keys[first : first + len(fresh)], start + first, fresh)
+        numbers = np.concatenate([np.arange(first, first + len(fresh)) for first, fresh in self._replaced])
+        return Effect(self.keys[numbers], 0, np.concatenate([fresh for _, fresh in self._replaced]))
+
+    def _written(self) -> np.ndarray:
+        if self._copy is None:
+            rows = self._selection.rows
+            self._copy = rows.copy() if self._selection.is_view else rows
+            if not self._selection.is_view:  # `before` goes on to show the rows as they were
+                self._selection = self._selection._replace(rows=rows.copy())
+        return self._copy
+
+    def _assign(self, place: np.ndarray, given: np.ndarray, what: str) -> None:
+        if isinstance(given, np.ndarray) and given.shape == place.shape and given.base is self._copy:
+            return  # because `rows.values *= 2` assigns the array to itself
+        if not self._changes:
+            raise InputError("a reading function changes no rows: declare it with @dps.function(changes=True)")
+        shape = np.shape(given)
+        if shape not in ((), place.shape):
+            raise InputError(f"the {what} of {len(self)} rows have shape {place.shape}; the function gave {shape}")
+        place[...] = given
+
+
+def _read_only(view: np.ndarray) -> np.ndarray:
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,197 @@
+"""FunctionThread: the thread of a server in which functions of users run, one after the other, each under a time limit.
+
+A function that is too slow gets an exception between two of its Python instructions. One that does not end then either,
+because it is in the middle of a long call of C, is *abandoned*: its thread is left to itself, what it computes is
+dropped, and the next function gets a new thread. There is a limit on such threads, because each may use a core.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from dps.errors import DPSError, FunctionTimeoutError, LimitError
+
+__all__ = ["FunctionThread", "Outcome", "Runner", "TimeIsOver"]
+
+GRACE_SECONDS = 1.0  # after the exception, until a function is abandoned
+MAX_ABANDONED = 4  # functions; then the server takes no more
+
+
+class Outcome(NamedTuple):
+    """What became of a function's work."""
+
+    value: Any
+    error: BaseException | None
+    abandoned: bool = False  # it may still read what it was given
+
+
+class Runner(Protocol):
+    """Runs work beside the endpoint's loop."""
+
+    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+        """Have `work` called, for at most so many seconds; `done` is called with its outcome in the endpoint's thread.
+
+        To be called in the endpoint's thread.
+        """
+
+    def close(self) -> None:
+        """End the thread. Outcomes are dropped from now on."""
+
+
+class Submitting(Protocol):
+    """What a thread needs of its endpoint: see :class:`dps.wire.endpoint.Endpoint`."""
+
+    def submit(self, function: Callable[..., Any], *args: object) -> object: ...
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> Any: ...
+
+
+class TimeIsOver(BaseException):
+    """Raised in a function that runs for too long. No Exception, so that the function does not catch it by accident."""
+
+
+class Job:
+    """One piece of work, and whether it has ended."""
+
+    def __init__(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]):
+        self.work, self.seconds, self.done = work, seconds, done
+        self.timer: Any = None
+        self.over = False  # its outcome was passed on, or is dropped
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """From now on no exception arrives in the thread that calls this."""
+        with self._lock:
+            self._ended = True
+            _raise_in(threading.get_ident(), None)
+
+    def interrupt(self, thread: int) -> None:
+        """Raise TimeIsOver in the thread, unless the work has ended."""
+        with self._lock:
+            if not self._ended:
+                _raise_in(thread, TimeIsOver)
+
+
+class FunctionThread:
+    """The thread of one server, made with the first function.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+    name : str
+        Of the thread.
+    """
+
+    def __init__(self, endpoint: Submitting, name: str):
+        self._endpoint, self._name = endpoint, name
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._running: Job | None = None
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._abandoned = 0
+        self._closed = False
+
+    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+        if self._abandoned >= MAX_ABANDONED:
+            done(
+                Outcome(
+                    None,
+                    LimitError(
+                        f"{self._abandoned} functions on this server never ended, each of them in a thread of its own; "
+                        f"it takes no more: replace the server with ps.retire, and mend the functions"
+                    ),
+                )
+            )
+            return
+        self._waiting.append(Job(work, seconds, done))
+        self._next()
+
+    def close(self) -> None:
+        self._closed = True
+        self._waiting.clear()
+        self._jobs.put(None)
+        job, self._running = self._running, None
+        if job is not None and self._thread is not None:
+            job.over = True
+            job.timer.cancel()
+            job.interrupt(self._thread.ident or 0)
+
+    def _next(self) -> None:
+        if self._running is not None or not self._waiting or self._closed:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, args=(self._jobs,), name=self._name, daemon=True)
+            self._thread.start()
+        job = self._running = self._waiting.popleft()
+        job.timer = self._endpoint.later(job.seconds, self._expire, job)
+        self._jobs.put(job)
+
+    def _work(self, jobs: queue.SimpleQueue[Job | None]) -> None:
+        while (job := jobs.get()) is not None:
+            outcome = _outcome(job)
+            try:
+                self._endpoint.submit(self._finish, job, outcome)
+            except RuntimeError:  # the endpoint's loop is closed
+                return
+            del job, outcome  # so that the thread keeps no rows while it waits
+
+    def _finish(self, job: Job, outcome: Outcome) -> None:
+        job.timer.cancel()
+        if job.over:
+            return
+        job.over, self._running = True, None
+        try:
+            job.done(outcome)
+        finally:
+            self._next()
+
+    def _expire(self, job: Job) -> None:
+        """The time is over: interrupt the function, and give it a moment to end."""
+        assert self._thread is not None
+        job.interrupt(self._thread.ident or 0)
+        job.timer = self._endpoint.later(GRACE_SECONDS, self._abandon, job)
+
+    def _abandon(self, job: Job) -> None:
+        if job.over:
+            return
+        job.over, self._running = True, None
+        self._abandoned += 1
+        self._jobs.put(None)  # the thread ends with its function, if that ever ends
+        self._jobs, self._thread = queue.SimpleQueue(), None
+        try:
+            job.done(Outcome(None, too_slow(job.seconds), abandoned=True))
+        finally:
+            self._next()
+
+
+def too_slow(seconds: float) -> DPSError:
+    """The error of a function that did not end in time."""
+    return FunctionTimeoutError(
+        f"it has not ended within {seconds:g} s (dps.timeouts.function): let it do less at once, or raise the setting "
+        f"on the servers"
+    )
+
+
+def _outcome(job: Job) -> Outcome:
+    try:
+        try:
+            outcome = Outcome(job.work(), None)
+        finally:
+            job.end()
+    except TimeIsOver:
+        outcome = Outcome(None, too_slow(job.seconds))
+    except BaseException as error:
+        outcome = Outcome(None, error)
+    job.end()  # again, because the exception may have come in the middle of the first time
+    return outcome
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in a thread between two of its instructions; None: take back one that is on its way."""
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

@@ -1,0 +1,453 @@
+"""Functions of users on a server: run on the rows of its shards, and their effects applied as ops.
+
+Theory of operation
+-------------------
+A CALL names a function and rows of some shards that this server is the primary of. The part of the function runs on one
+shard after the other, in a thread of its own (`function_thread.py`), so the endpoint goes on to serve other tables.
+Meanwhile the shards are *held*: each request that could change them waits, unread, behind its connection. So a function
+sees rows of one moment.
+
+A function that reads is answered when it ends, and the hold with it. One that changes rows works on copies. What it has
+made is its *effect*: whole rows, state included. If several servers have shards of the call, each of them answers, and
+keeps its hold and its effects until the client has all answers: then the client sends COMMIT to all, or ABORT. So where
+a part fails, on whichever shard, all rows of all shards are as they were. A call of one server only needs no COMMIT.
+
+The effect is applied as an op with the stamp of the call (rule ROWS): it counts once, it travels to the backups as
+these rows, and checkpoints and joiners see nothing but an op. So functions run on primaries only, and copies cannot
+differ, whatever the function does.
+
+What can happen, and what then:
+
+* The connection breaks, or no COMMIT comes in time: the hold ends, its effects are dropped. The client calls again.
+* A CALL is repeated after its effect was applied: the ledger says so. The function runs once more for its result, and
+  the effect is dropped. (The answer to a call of one server is kept in the ledger, so that its repeat gets the same.)
+* Two calls that need COMMIT meet at a shard: the second one is refused (BusyError), because they could wait for each
+  other at two servers. Its client gives back what it holds, and tries again a little later. All others wait.
+* The controller changes a held shard (it closes the sums of a clock, another server takes over): the hold is
+  *revoked*, its result is dropped, and the client is told to call again (BusyError).
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from dps import config
+from dps.core.forwards import Forwards, OwedAnswer
+from dps.errors import BusyError, DPSError, FunctionError, FunctionTimeoutError, InputError, LimitError, ProtocolError
+from dps.functions.definition import opened
+from dps.functions.rows import Effect, Rows
+from dps.server.function_thread import Outcome, Runner
+from dps.server.replicas import Replica, ReplicaPart
+from dps.server.tables import ServerTable
+from dps.state.ops import NO_CLOCK, ROWS, Op, Selection
+from dps.wire import frames
+from dps.wire.frames import Header, encode_header
+from dps.wire.function_messages import ALONE, PREPARES, READS, FunctionCall, PartAnswer, encode_parts
+from dps.wire.protocols import RoleConnection, RoleEndpoint
+from dps.wire.values import decode_values, encode_values
+
+__all__ = ["FunctionCalls", "Hold"]
+
+MAX_KEPT_RESULT_BYTES = 1 << 16  # of the answer to a call of one server, which the ledger keeps
+TRACEBACK_LINES = 6  # of a user's function, in errors
+
+
+class Owner(Protocol):
+    """What calls of functions need of their server's role: see :class:`dps.server.requests.ServerRole`."""
+
+    endpoint: RoleEndpoint
+    number: int
+    tables: dict[int, ServerTable]
+
+    @property
+    def ops(self) -> Forwards: ...
+    def leased(self, header: Header) -> ServerTable: ...
+    def close_before(self, replica: Replica, clock: int) -> None: ...
+    def throttle(self, connection: RoleConnection) -> bool: ...
+
+
+class Target(NamedTuple):
+    """A shard of a call: its replica, and the keys that it was asked for (None: a range of rows, or all)."""
+
+    replica: Replica
+    keys: np.ndarray | None
+
+
+class Hold:
+    """Shards that a function reads or changes, and the connections whose requests wait for it."""
+
+    def __init__(self, header: Header, connection: RoleConnection, targets: list[Target], commits: bool):
+        self.header, self.connection, self.targets = header, connection, targets
+        self.commits = commits  # it ends with a COMMIT
+        self.effects: list[tuple[Replica, Effect | None]] = []
+        self.waiting: list[RoleConnection] = []
+        self.running, self.revoked = True, False
+        self._lent: list[tuple[Replica, memoryview]] = []
+        for target in targets:
+            target.replica.hold = self
+
+    def lend(self, call: FunctionCall) -> list[Selection]:
+        """The rows of each shard. Those that need no copy are views of the shard's memory, which cannot be written."""
+        selections = []
+        for replica, keys in self.targets:
+            selection = replica.shard.select(keys, call.start, call.stop)
+            if selection.is_view and len(selection.rows):
+                memory = memoryview(selection.rows).toreadonly()
+                self._lent.append((replica, memory))
+                selection = selection._replace(rows=np.asarray(memory))
+            selections.append(selection)
+        return selections
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """By which a COMMIT finds it."""
+        return stamp_of(self.header)
+
+    def wait(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        """Have a request wait until the function has ended."""
+        self.waiting.append(connection)
+        connection.postpone(header, body)
+
+    def end(self) -> None:
+        """Let the requests that wait go on."""
+        for replica, _ in self.targets:
+            if replica.hold is self:
+                replica.hold = None
+        waiting, self.waiting = self.waiting, []
+        for connection in waiting:
+            connection.resume()
+
+    def take_back(self) -> None:
+        """Have shards go on with copies of their rows where the function still has views, or has kept some."""
+        lent, self._lent = self._lent, []
+        for replica, memory in lent:
+            try:
+                memory.release()
+            except BufferError:
+                replica.shard.detach()
+
+
+class FunctionCalls:
+    """The calls of functions on one server: see the module's docstring.
+
+    Parameters
+    ----------
+    owner : Owner
+        The server's role.
+    runner : Runner
+        Runs parts beside the endpoint's loop.
+    """
+
+    def __init__(self, owner: Owner, runner: Runner):
+        self._owner, self._runner = owner, runner
+        self._functions: dict[str, tuple[Callable[..., Any], bool]] = {}
+        self.holds: set[Hold] = set()
+        self._prepared: dict[tuple[int, ...], Hold] = {}
+        self._seconds = config.seconds("function")
+
+    def add(self, identity: str, code: bytes) -> None:
+        """Take a function; DPSError if it cannot be opened here."""
+        if identity not in self._functions:
+            self._functions[identity] = opened(identity, code)
+
+    def close(self) -> None:
+        """Drop all that is under way."""
+        self._prepared.clear()
+        self.holds.clear()
+        self._runner.close()
+
+    # -- frames
+
+    def call(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        """Run a function on rows of these shards."""
+        table = self._owner.leased(header)
+        targets, text = self._targets(table, header, body)
+        call = FunctionCall.decode(text)
+        part, changes = self._function(call.function)
+        if changes != (call.mode != READS):
+            raise ProtocolError(f"a call of a function that {'changes' if changes else 'reads'} rows, as {call.mode}")
+        if changes:
+            self._end_older(header)
+        holds = [target.replica.hold for target in targets if target.replica.hold is not None]
+        if holds:
+            if call.mode == PREPARES and any(hold.commits for hold in holds):
+                raise BusyError(f"table {table.spec.name!r}: another call of a function changes these shards just now")
+            holds[0].wait(connection, header, body)
+            return
+        repeated = self._repeated(table, header, targets, changes)
+        if call.mode == ALONE and len(repeated) == len(targets) and self._answer_again(connection, header, targets):
+            return
+        hold = Hold(header, connection, targets, call.mode == PREPARES)
+        self.holds.add(hold)
+        work = Work(part, call, [target.replica for target in targets], hold.lend(call), changes, repeated)
+        self._runner.run(work, self._seconds, lambda outcome: self._ended(hold, call.mode, work, outcome))
+
+    def commit(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        """The client has the answers of all servers: apply the effects."""
+        table = self._owner.leased(header)
+        hold = self._prepared.pop(stamp_of(header), None)
+        if hold is None:
+            last = min(header.shard + header.shards, table.spec.shards)
+            replicas = [table.replica(n, primary=True) for n in range(header.shard, last)]
+            if all(_has(replica, header) for replica in replicas):
+                connection.reply(Header(frames.OK, request=header.request))
+                return
+            raise BusyError(f"table {table.spec.name!r}: nothing is prepared, or not any more; call the function again")
+        try:
+            self._apply(connection, header, hold, Header(frames.OK, request=header.request), b"")
+        finally:
+            self._end(hold)
+
+    def abort(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        """The call has failed on another server, or was given up: drop the effects."""
+        hold = self._prepared.pop(stamp_of(header), None)
+        if hold is not None:
+            self._end(hold)
+        connection.reply(Header(frames.OK, request=header.request))
+
+    # -- what the role tells
+
+    def postpone(self, table: ServerTable, connection: RoleConnection, header: Header, body: memoryview) -> bool:
+        """Whether a pull or push has to wait for a function; then it is handled again when that has ended."""
+        closes = table.spec.aggregate is not None
+        if header.kind == frames.PULL and not closes:
+            return False
+        for part in table.cut(header, body).parts:
+            hold = part.replica.hold
+            if hold is not None and (header.kind != frames.PULL or part.replica.shard.would_close(header.clock)):
+                hold.wait(connection, header, body)
+                return True
+        return False
+
+    def revoke(self, replica: Replica) -> None:
+        """The replica is about to change, or to go, past the function that holds it."""
+        hold = replica.hold
+        if hold is None:
+            return
+        hold.revoked = True
+        self._prepared.pop(hold.stamp, None)
+        hold.take_back()
+        self._end(hold)
+
+    def lost(self, connection: RoleConnection) -> None:
+        """A client's connection has ended: no COMMIT will come over it."""
+        for hold in [hold for hold in self._prepared.values() if hold.connection is connection]:
+            self._drop(hold)
+
+    # -- inside
+
+    def _function(self, identity: str) -> tuple[Callable[..., Any], bool]:
+        if identity not in self._functions:
+            self.add(identity, b"")  # a function of dps itself, or none
+        return self._functions[identity]
+
+    def _targets(self, table: ServerTable, header: Header, body: memoryview) -> tuple[list[Target], memoryview]:
+        """The shards of a call with the keys for each, and the text behind them."""
+        if not header.flags & frames.RANGE:
+            request = table.cut(header, body)
+            return [Target(part.replica, part.keys) for part in request.parts], body[request.used :]
+        if header.shards < 1 or header.shard + header.shards > table.spec.shards:
+            raise InputError(f"table {table.spec.name!r} has {table.spec.shards} shards, and not those of the call")
+        shards = range(header.shard, header.shard + header.shards)
+        return [Target(table.replica(number, primary=True), None) for number in shards], body
+
+    def _repeated(self, table: ServerTable, header: Header, targets: list[Target], changes: bool) -> set[int]:
+        """On which shards the effect of the call counts already."""
+        for replica, _ in targets:
+            if changes and header.trainer:
+                replica.shard.ledger.check(header.trainer, header.attempt)
+        if table.spec.aggregate is not None and header.clock != NO_CLOCK:
+            for replica, _ in targets:
+                self._owner.close_before(replica, header.clock)
+        return {replica.number for replica, _ in targets if changes and _has(replica, header)}
+
+    def _end_older(self, header: Header) -> None:
+        """The client calls, so what an earlier attempt of it has prepared will never be committed."""
+        for hold in [hold for hold in self._prepared.values() if hold.header.trainer == header.trainer]:
+            self._drop(hold)
+
+    def _drop(self, hold: Hold) -> None:
+        if self._prepared.get(hold.stamp) is hold:
+            del self._prepared[hold.stamp]
+            self._end(hold)
+
+    def _end(self, hold: Hold) -> None:
+        self.holds.discard(hold)
+        hold.end()
+
+    def _ended(self, hold: Hold, mode: int, work: Work, outcome: Outcome) -> None:
+        """A function has ended, in the endpoint's thread."""
+        error = None if outcome.error is None else failure(outcome.error, work.name)
+        work.views.clear()
+        hold.take_back()
+        hold.running = False
+        connection, request = hold.connection, Header(frames.CALL, request=hold.header.request)
+        try:
+            if hold.revoked:
+                raise BusyError("the rows were changed by the controller while the function ran; call it again")
+            if error is not None:
+                raise error
+            answer = encode_parts(outcome.value)
+            if mode == PREPARES:
+                self._prepare(hold, work.effects)
+                connection.reply(Header(frames.OK, request=hold.header.request), answer)
+                return
+            hold.effects = work.effects
+            reply = Header(frames.OK, request=hold.header.request)
+            if mode == ALONE:
+                self._apply(connection, hold.header, hold, reply, answer)
+            else:
+                connection.reply(reply, answer)
+        except DPSError as error:
+            connection.reply_error(request, error)
+        except MemoryError as error:
+            connection.reply_error(request, DPSError(f"out of memory: {error}"))
+        self._end(hold)
+
+    def _prepare(self, hold: Hold, effects: list[tuple[Replica, Effect | None]]) -> None:
+        hold.effects = effects
+        self._prepared[hold.stamp] = hold
+        self._owner.endpoint.later(2 * self._seconds, self._drop, hold)
+
+    def _apply(self, connection: RoleConnection, header: Header, hold: Hold, reply: Header, answer: bytes) -> None:
+        """Apply the effects of a call to all its shards, and answer when their copies have them."""
+        table = self._owner.leased(header)
+        nothing = Effect(np.empty(0, np.int64), 0, np.empty((0, table.spec.dim + table.spec.slots), table.dtype))
+        effects = [(table.replica(replica.number, primary=True), each or nothing) for replica, each in hold.effects]
+        for replica, made in effects:  # all that can fail comes before the first change
+            if header.trainer:
+                replica.shard.ledger.check(header.trainer, header.attempt)
+            self._check_size(table, made)
+            replica.shard.reserve(len(made.rows))
+        owed, ops = OwedAnswer(), self._owner.ops
+        kept = np.frombuffer(answer, np.uint8) if len(answer) <= MAX_KEPT_RESULT_BYTES else None
+        for replica, made in effects:
+            if not replica.shard.apply(op_of(header, made)):
+                ops.follow(replica, owed)
+                continue
+            if answer and kept is not None and header.trainer and not table.replicated:
+                replica.shard.ledger.keep(header.trainer, header.clock, header.number, kept)
+            if replica.successor is not None:
+                part = ReplicaPart(replica, made.keys, made.start, 0, len(made.rows))
+                forwarded = forward_header(header, replica.number, made)
+                ops.forward(encode_header(forwarded), [(part, replica.shard.version)], made.keys, made.rows, owed)
+
+        def respond() -> None:
+            if owed.error is not None:
+                connection.reply_error(reply, owed.error)
+            else:
+                connection.reply(reply, answer)
+
+        if table.waits:
+            owed.then(respond)
+        else:
+            OwedAnswer().then(respond)
+        self._owner.throttle(connection)
+
+    def _check_size(self, table: ServerTable, made: Effect) -> None:
+        nbytes, most = made.rows.nbytes + 16 * len(made.rows) + 4096, self._owner.endpoint.frame_limit
+        if table.replicated and nbytes > most:
+            raise LimitError(
+                f"table {table.spec.name!r}: a function changed {len(made.rows)} rows of one shard, {nbytes} bytes, "
+                f"and its copies take {most} at once (dps.limits.frame): make the table with more shards, or name "
+                f"fewer keys"
+            )
+
+    def _answer_again(self, connection: RoleConnection, header: Header, targets: list[Target]) -> bool:
+        """Give a repeated call the answer that it was given first; False if the ledger has it no more."""
+        kept = targets[0].replica.shard.ledger.answer(header.trainer, header.clock, header.number) if targets else None
+        if kept is None or kept.dtype != np.uint8:
+            return False
+        connection.reply(Header(frames.OK, request=header.request), kept.tobytes())
+        return True
+
+
+class Work:
+    """A function on the shards of one call, to be run beside the loop; its effects."""
+
+    def __init__(
+        self,
+        part: Callable[..., Any],
+        call: FunctionCall,
+        replicas: list[Replica],
+        selections: list[Selection],
+        changes: bool,
+        repeated: set[int],
+    ):
+        self.name = getattr(part, "__qualname__", "?")
+        self.effects: list[tuple[Replica, Effect | None]] = []
+        self.views = [
+            Rows(replica.spec, replica.number, selection, changes, call.seed, call.time)
+            for replica, selection in zip(replicas, selections, strict=True)
+        ]
+        self._part, self._arguments, self._replicas = part, call.arguments, replicas
+        self._changes, self._repeated = changes, repeated
+
+    def __call__(self) -> list[PartAnswer]:
+        answers = []
+        for replica, rows in zip(self._replicas, self.views, strict=True):
+            where = f"the result of function {self.name!r}"
+            value = encode_values(self._part(rows, **decode_values(self._arguments)), where)
+            repeated = rows.shard in self._repeated
+            if self._changes and not repeated:
+                self.effects.append((replica, rows.effect()))
+            answers.append(PartAnswer(rows.shard, value, repeated))
+        return answers
+
+
+def failure(error: BaseException, name: str) -> DPSError:
+    """What a client is told of an error in a function."""
+    if isinstance(error, FunctionTimeoutError):
+        return FunctionTimeoutError(f"function {name!r}: {error}")
+    if isinstance(error, DPSError):
+        return type(error)(f"function {name!r}: {error}")
+    inner, here = error.__traceback__, os.path.dirname(__file__)
+    while inner is not None and os.path.dirname(inner.tb_frame.f_code.co_filename) == here:
+        inner = inner.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, inner)).rstrip().splitlines()[-TRACEBACK_LINES:]
+    error.__traceback__ = None  # because its frames have the rows
+    return FunctionError(
+        f"function {name!r} failed on a server, and no row was changed: {type(error).__name__}: {error}\n"
+        + "\n".join(lines)
+    )
+
+
+def stamp_of(header: Header) -> tuple[int, ...]:
+    """What a CALL and its COMMIT have in common."""
+    return header.table, header.trainer, header.attempt, header.clock, header.number, header.shard, header.shards
+
+
+def _has(replica: Replica, header: Header) -> bool:
+    """Whether the effect of the call counts on this shard already."""
+    stamp = header.trainer, header.attempt, header.clock, header.number
+    return bool(header.trainer) and replica.shard.ledger.seen(*stamp)
+
+
+def op_of(header: Header, made: Effect) -> Op:
+    """The op that applies an effect."""
+    stamp = header.trainer, header.attempt, header.number
+    return Op(ROWS, made.keys, made.start, made.rows, header.clock, header.parties, *stamp)
+
+
+def forward_header(header: Header, shard: int, made: Effect) -> Header:
+    """The header of this op for the backups. Its `rows` say that the shard is meant also where there are no rows."""
+    return Header(
+        frames.REPLICATE,
+        frames.RULE_ROWS | (frames.RANGE if made.keys is None else 0),
+        table=header.table,
+        trainer=header.trainer,
+        attempt=header.attempt,
+        number=header.number,
+        clock=header.clock,
+        parties=header.parties,
+        shard=shard,
+        shards=1,
+        start=made.start,
+        count=len(made.rows),
+        rows=1,
+    )
