@@ -22,6 +22,7 @@ controller/      the scheduler plugin: failover, runs, checkpoints, scaling ] ea
 ---------------- --------------------------------------------------------------------------------------
 training/        the loop on each partition: trainers, batches, tasks, Spark
 driver/          the user's handle: start, tables, run, status, checkpoint, close; lazy stages
+arrays/          vectors and matrices whose elements lie on the servers and compute there
 dashboard/       pages on the scheduler's dashboard, metrics, reports; the notebook and the terminal
 deploy/          LocalCluster, YarnCluster
 optimize/        solvers for numpy arrays and for vectors on parameter servers

@@ -30,6 +30,7 @@ __all__ = [
     "MovedError",
     "NameInUseError",
     "NotFiniteError",
+    "PoolFullError",
     "ProtocolError",
     "RequestTimeoutError",
     "ServerGoneError",
@@ -60,6 +61,10 @@ class InputTypeError(DPSError, TypeError):
 
 class NotFiniteError(InputError):
     """NaN or infinity pushed to a table that refuses them (``finite=True``)."""
+
+
+class PoolFullError(DPSError, MemoryError):
+    """No room for one more vector in the pool of its length. The message names the capacity and the remedy."""
 
 
 class KeyRangeError(DPSError, IndexError):

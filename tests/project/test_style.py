@@ -44,6 +44,7 @@ ROOMS = {
     # what stands around them
     "dashboard": "telemetry state.ops",
     "training": "client functions config core.polling core.tick state wire telemetry daskapi dashboard.notebook",
+    "arrays": "config",
     "driver": "config functions.definition state wire telemetry daskapi checkpoints client server controller training "
     "dashboard",
     "deploy": "config daskapi wire.once controller",

@@ -1,0 +1,31 @@
+"""Vectors and matrices whose elements lie on the servers and compute there.
+
+================= ==============================================================================
+array.py          ``PSArray``: operators, numpy's protocols, conversion
+vector.py         ``PSVector``
+matrix.py         ``PSMatrix``
+functions.py      numpy's functions beyond ufuncs
+indexing.py       elements by index
+statistics.py     reductions as numpy defines their results
+text.py           how arrays show themselves
+----------------- ------------------------------------------------------------------------------
+space.py          the arrays of one parameter server, and what computes them
+pools.py          rows of a table for many vectors of one length, given out and taken back
+store.py          what arrays need of a parameter server
+----------------- ------------------------------------------------------------------------------
+expressions.py    nodes: what a vector is computed from. Pure
+operations.py     what can be computed element by element. Pure
+programs.py       expressions compiled to a program that travels. Pure
+evaluation.py     a program on one shard, chunk by chunk. Pure
+reductions.py     partial results and how they are joined. Pure
+layout.py         where the elements of a vector lie. Pure
+================= ==============================================================================
+"""
+
+from dps.arrays import functions
+from dps.arrays.array import PSArray
+from dps.arrays.matrix import PSMatrix
+from dps.arrays.space import Space
+from dps.arrays.vector import PSVector
+
+__all__ = ["PSArray", "PSMatrix", "PSVector", "Space", "functions"]

@@ -1,0 +1,391 @@
+"""PSArray: what vectors and matrices on the servers have in common: operators, numpy's protocols, conversion.
+
+An operation makes an expression, and computes nothing. It is computed, in one round trip, when its elements or a
+reduction of them are needed; it gives what it would have given at once, because a vector that is changed in place keeps
+its earlier elements elsewhere for expressions that need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dps import config
+from dps.arrays import statistics
+from dps.arrays.expressions import Node, applied, converted, shape_of
+from dps.arrays.operations import name_of_ufunc
+from dps.arrays.space import Space
+from dps.arrays.text import described, described_html
+from dps.errors import InputError, InputTypeError, LimitError
+
+__all__ = ["FUNCTIONS", "PSArray", "implements", "made"]
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # numpy's function -> what it does for arrays on the servers
+KINDS: dict[int, type[PSArray]] = {}  # number of axes -> class
+REDUCED = {
+    "add": "sum",
+    "multiply": "prod",
+    "minimum": "min",
+    "maximum": "max",
+    "logical_and": "all",
+    "logical_or": "any",
+}
+
+
+def implements(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate what numpy's functions do for arrays on the servers."""
+
+    def register(implementation: Callable[..., Any]) -> Callable[..., Any]:
+        FUNCTIONS.update(dict.fromkeys(functions, implementation))
+        return implementation
+
+    return register
+
+
+class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """The base class of :class:`PSVector` and :class:`PSMatrix`.
+
+    Parameters
+    ----------
+    space : Space
+        The arrays of its parameter server.
+    node : Node
+        What it is computed from.
+    """
+
+    __slots__ = ("__weakref__", "node", "space")
+    __array_priority__ = 1000.0
+    __hash__ = None  # type: ignore[assignment]
+    dimensions = 0
+
+    def __init_subclass__(cls) -> None:
+        KINDS[cls.dimensions] = cls
+
+    def __init__(self, space: Space, node: Node):
+        self.space, self.node = space, node
+
+    # -- what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of elements along each axis."""
+        return self.node.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the elements."""
+        return self.node.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.node.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.node.shape))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.node.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.itemsize
+
+    @property
+    def device(self) -> str:
+        """Where the elements are: on the servers."""
+        return "servers"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its elements lie on the servers; otherwise it is an expression."""
+        return self.node.block is not None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return described(self)
+
+    def _repr_html_(self) -> str:
+        return described_html(self)
+
+    def __bool__(self) -> bool:
+        return bool(self._only("the truth value"))
+
+    def __float__(self) -> float:
+        return float(self._only("float"))
+
+    def __int__(self) -> int:
+        return int(self._only("int"))
+
+    def __index__(self) -> int:
+        raise InputTypeError("only integer scalars are an index, not an array on the servers")
+
+    def _only(self, what: str) -> Any:
+        if self.size != 1:
+            raise InputError(f"{what} of an array with {self.size} elements is ambiguous: use any(), all() or an index")
+        return self.to_numpy().reshape(-1)[0]
+
+    # -- conversion
+
+    def compute(self) -> PSArray:
+        """Let the elements be computed now, and lie on the servers. Returns itself."""
+        self.space.store_nodes([self.node])
+        return self
+
+    def to_numpy(self) -> np.ndarray:
+        """All elements, as a new array of numpy."""
+        if self.node.block is not None:
+            return self.space.read(self.node)
+        self.node.used = True
+        (values,) = self.space.reduce([statistics.Wish("values", (self.node,))])
+        return np.asarray(values)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        limit = config.nbytes("implicit-copy")
+        if self.nbytes > limit:
+            raise LimitError(
+                f"{type(self).__name__} of {self.nbytes} bytes would be copied to this process, and "
+                f"dps.limits.implicit-copy is {limit}: call to_numpy() if that is meant"
+            )
+        if copy is False:
+            raise InputError("elements on the servers cannot be had without a copy")
+        return self.to_numpy().astype(dtype or self.dtype, copy=False)
+
+    def astype(self, dtype: npt.DTypeLike, copy: bool = True) -> PSArray:
+        """The elements in another dtype."""
+        del copy  # elements never share memory
+        return self.like(Node(self.shape, statistics.checked(np.dtype(dtype), "astype"), "cast", [self.node]))
+
+    def copy(self) -> PSArray:
+        """Elements that changes of this array do not reach."""
+        return self.like(Node(self.shape, self.dtype, "cast", [self.node]))
+
+    def __copy__(self) -> PSArray:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict) -> PSArray:
+        return self.copy()
+
+    def tolist(self) -> list:
+        """All elements, as Python's numbers."""
+        return self.to_numpy().tolist()
+
+    def like(self, node: Any) -> PSArray:
+        """An array of the same parameter server."""
+        return made(self.space, node)
+
+    # -- numpy's protocols
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        name = name_of_ufunc(ufunc)
+        options = {key: value for key, value in options.items() if not (key == "where" and value is True)}
+        if method == "reduce" and name in REDUCED:
+            return self._reduce(REDUCED[name], inputs[0], out, **options)
+        if ufunc in FUNCTIONS and method == "__call__" and out is None:
+            return FUNCTIONS[ufunc](*inputs, **options)
+        if method != "__call__" or name is None:
+            called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            raise InputTypeError(f"np.{called} does not compute on the servers: convert with to_numpy() first")
+        dtype = options.pop("dtype", None)
+        options.pop("casting", None)
+        if options:
+            raise InputTypeError(
+                f"np.{name} on the servers takes no {', '.join(options)}: convert with to_numpy() first"
+            )
+        if out is not None and not isinstance(out[0], PSArray):
+            raise InputTypeError(f"np.{name}: out is an array on the servers, or none; not {type(out[0]).__name__}")
+        space = self.space if out is None else out[0].space
+        operands = operands_of(space, inputs)
+        if operands is NotImplemented:
+            return NotImplemented
+        if dtype is not None:
+            operands = [_cast_operand(each, np.dtype(dtype)) for each in operands]
+        result = applied(name, operands)
+        if out is None:
+            return made(space, space.settled(result))
+        out[0].assign(result, name)
+        return out[0]
+
+    def _reduce(self, kind: str, array: Any, out: Any, axis: Any = 0, **options: Any) -> Any:
+        if out is not None or not isinstance(array, PSArray) or set(options) - {"keepdims", "dtype"}:
+            raise InputTypeError(f"{kind} on the servers takes axis, dtype and keepdims only")
+        return getattr(array, kind)(axis=axis, **options)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        implementation = FUNCTIONS.get(function)
+        if implementation is None:
+            raise InputTypeError(
+                f"{function.__module__}.{function.__name__} does not compute on the servers: "
+                f"convert with to_numpy() first"
+            )
+        return implementation(*arguments, **options)
+
+    def assign(self, value: Node, what: str = "assign") -> None:
+        """Take other elements, in place: those of a node that has this array's shape."""
+        if shape_of([self.shape, value.shape]) != self.shape:
+            raise InputError(f"non-broadcastable output operand with shape {self.shape} for shape {value.shape}")
+        if not np.can_cast(value.dtype, self.dtype, "same_kind" if what != "assign" else "unsafe"):
+            raise InputTypeError(f"cannot cast the result of {what} from {value.dtype} to {self.dtype}")
+        new = converted(value, self.dtype)
+        assert isinstance(new, Node)
+        if new.shape != self.shape or new.block is not None:
+            new = Node(self.shape, self.dtype, "cast", [new])
+        if self.node.block is not None:
+            self.space.replace(self.node, new)
+        self.node = self.space.settled(new)
+
+    def __pow__(self, other: Any) -> Any:
+        # As numpy's arrays do, which take powers of these exponents by faster and more exact ways.
+        if isinstance(other, (int, float)) and not isinstance(other, bool):
+            if other == 2:
+                return np.square(self)
+            if self.dtype.kind == "f" and other in (0.5, -1):
+                return np.sqrt(self) if other == 0.5 else np.reciprocal(self)
+        return np.power(self, other)
+
+    # -- reductions
+
+    def sum(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The sum of the elements."""
+        return self._over("add", "sum", axis, keepdims, dtype)
+
+    def prod(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The product of the elements."""
+        return self._over("multiply", "prod", axis, keepdims, dtype)
+
+    def min(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The smallest element; NaN if there is one."""
+        return self._over("minimum", "min", axis, keepdims)
+
+    def max(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The largest element; NaN if there is one."""
+        return self._over("maximum", "max", axis, keepdims)
+
+    def any(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """Whether an element is not zero."""
+        return self._over("logical_or", "any", axis, keepdims)
+
+    def all(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """Whether no element is zero."""
+        return self._over("logical_and", "all", axis, keepdims)
+
+    def mean(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The arithmetic mean."""
+        if dtype is None and self.dtype.kind != "f":
+            dtype = np.float64
+        total = self._over("add", "sum", axis, keepdims, dtype)
+        count = self.size if axis is None or self.ndim == 1 else self.shape[axis]
+        if isinstance(total, PSArray):
+            return total / total.dtype.type(count)
+        return np.divide(total, count, dtype=total.dtype)[()]
+
+    def var(
+        self, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0, keepdims: bool = False
+    ) -> Any:
+        """The variance."""
+        array = self if dtype is None else self.astype(dtype)
+        if self._by_column(axis):
+            mean = array.mean(axis=0)
+            return ((array - mean) ** 2).sum(axis=0) / mean.dtype.type(self.shape[0] - ddof)
+        return statistics.moments(array, axis, keepdims, ddof)[1]
+
+    def std(
+        self, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0, keepdims: bool = False
+    ) -> Any:
+        """The standard deviation."""
+        return np.sqrt(self.var(axis, dtype, None, ddof, keepdims))
+
+    def argmin(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The number of the smallest element, of equal ones the first."""
+        return statistics.placed(self, "argmin", axis, keepdims)
+
+    def argmax(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+        """The number of the largest element, of equal ones the first."""
+        return statistics.placed(self, "argmax", axis, keepdims)
+
+    def clip(self, min: Any = None, max: Any = None) -> Any:  # noqa: A002 (numpy's names)
+        """The elements, none below `min` and none above `max`."""
+        return np.clip(self, min, max)
+
+    def conj(self) -> PSArray:
+        """The elements themselves, because they are real."""
+        return self
+
+    @property
+    def real(self) -> PSArray:
+        """The elements themselves."""
+        return self
+
+    def _by_column(self, axis: Any) -> bool:
+        return self.ndim == 2 and axis in (0, -2, (0,), (-2,))
+
+    def _over(self, ufunc: str, kind: str, axis: Any, keepdims: bool, dtype: Any = None) -> Any:
+        if not self._by_column(axis):
+            return statistics.reduced(self, kind, axis, keepdims, dtype)
+        if keepdims:
+            raise InputError("a reduction over the rows of a matrix gives a vector: leave keepdims out")
+        return self.like(statistics.over_rows(self, ufunc, dtype))
+
+
+def made(space: Space, node: Any) -> PSArray:
+    """An array for a node."""
+    return KINDS[len(node.shape)](space, node)
+
+
+def operands_of(space: Space, inputs: Any) -> Any:
+    """Operands of an operation as nodes and numbers; NotImplemented if an object is none.
+
+    Arrays of numpy that are as long as vectors are brought to the servers.
+    """
+    found: list[Any] = []
+    for each in inputs:
+        if isinstance(each, PSArray):
+            if each.space is not space:
+                raise InputError(
+                    "arrays of different parameter servers do not go together: convert with to_numpy() first"
+                )
+            found.append(each.node)
+        elif isinstance(each, (bool, int, float)) and not isinstance(each, np.generic):
+            found.append(each)
+        elif isinstance(each, (np.generic, np.ndarray, list, tuple)):
+            found.append(_brought(space, np.asarray(each), inputs))
+        else:
+            return NotImplemented
+    return found
+
+
+def _brought(space: Space, array: np.ndarray, inputs: Any) -> Any:
+    if array.size == 1:
+        return array.reshape(())
+    if array.ndim == 2 and array.shape[1] == 1:
+        return array
+    shape_of([array.shape, *(each.shape for each in inputs if isinstance(each, PSArray))])
+    return uploaded(space, array)
+
+
+def uploaded(space: Space, array: np.ndarray, capacity: int | None = None) -> Node:
+    """A node whose elements are those of an array of numpy, which are sent to the servers."""
+    if array.ndim not in KINDS:
+        raise InputError(f"arrays on the servers have one axis or two, not {array.ndim}")
+    node = Node(array.shape, statistics.checked(array.dtype, "the array"), "cast", [])
+    pool = space.pool(array.shape[-1], array.dtype, capacity)
+    block = pool.allocate(1 if array.ndim == 1 else len(array))
+    space.write(block, array)
+    node.put(block)
+    return node
+
+
+def _cast_operand(operand: Any, dtype: np.dtype) -> Any:
+    if isinstance(operand, Node):
+        return converted(operand, dtype)
+    return np.asarray(operand, dtype)

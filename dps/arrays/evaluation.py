@@ -1,0 +1,111 @@
+"""Evaluate a program on one shard: chunk after chunk of elements, so that what is between input and output stays in the
+processor's cache, and memory is passed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from dps.arrays.layout import PoolLayout
+from dps.arrays.operations import OPERATIONS
+from dps.arrays.programs import Program
+from dps.arrays.reductions import REDUCTIONS
+
+__all__ = ["ShardRows", "evaluated"]
+
+CHUNK_BYTES = 1 << 17  # of one register: some of them fit the L2 cache, and numpy's overhead for a call is small
+Step = Callable[[list[Any], int], None]
+
+
+class ShardRows(Protocol):
+    """What is used of ``dps.functions.Rows``."""
+
+    shard: int
+
+    @property
+    def before(self) -> np.ndarray:
+        """The values before the call, [rows, 1], read-only."""
+
+    def replace(self, start: int, stop: int) -> np.ndarray:
+        """Memory for rows, to be filled."""
+
+
+def evaluated(rows: ShardRows, layout: PoolLayout, program: Program) -> list[Any]:
+    """Write the program's outputs on a shard, and return its reductions' partial results.
+
+    Returns
+    -------
+    list
+        Empty for a shard without elements.
+    """
+    begin, end = layout.extent(rows.shard)
+    length = end - begin
+    if not length:
+        return []
+    values = rows.before[:, 0]
+    inputs = [layout.view(values, first, height, np.dtype(dtype), length) for first, height, dtype in program.inputs]
+    constants = [np.asarray(value, dtype) for value, dtype in program.constants]
+    outputs = [
+        layout.fresh(rows.replace, first, height, np.dtype(dtype), length) for first, height, dtype in program.outputs
+    ]
+    width = _width(program, length)
+    registers = [np.empty((height, width) if height else width, dtype) for height, dtype in program.registers]
+    moving, place = len(inputs), len(inputs) + len(constants)
+    steps = [_step(*step) for step in program.steps]
+    reductions = [(REDUCTIONS[kind], slots, parameter) for kind, slots, parameter in program.reductions]
+    partials: list[list[Any]] = [[] for _ in reductions]
+    slots: list[Any] = [*inputs, *constants, *outputs, *registers]
+    with np.errstate(all="ignore"):
+        for start in range(0, length, width):
+            stop = min(start + width, length)
+            if width < length:
+                slots[:moving] = [each[..., start:stop] for each in inputs]
+                slots[place : place + len(outputs)] = [each[..., start:stop] for each in outputs]
+                if stop - start < width:
+                    slots[place + len(outputs) :] = [each[..., : stop - start] for each in registers]
+            for step in steps:
+                step(slots, begin + start)
+            for found, (reduction, operands, parameter) in zip(partials, reductions, strict=True):
+                found.append(reduction.of([slots[each] for each in operands], begin + start, parameter))
+        return [
+            reduction.join(found, parameter)
+            for found, (reduction, _, parameter) in zip(partials, reductions, strict=True)
+        ]
+
+
+def _width(program: Program, length: int) -> int:
+    """Elements of a chunk; all of them where chunks save nothing."""
+    alone = len(program.steps) + len(program.reductions) == 1 and not program.registers
+    if alone and not (program.reductions and program.reductions[0][0] == "moments"):
+        return length
+    typed = [*program.inputs, *program.outputs, *program.registers]
+    widest = max([np.dtype(each[-1]).itemsize for each in typed], default=8)
+    highest = max([each[-2] for each in typed], default=0) or 1
+    return min(max(CHUNK_BYTES // (widest * highest), 1 << 10), length)
+
+
+def _step(op: str, result: int, operands: list[int], extra: int) -> Step:
+    """A step as a function of the slots and the number of the chunk's first element."""
+    if op == "index":
+        return lambda slots, start: np.copyto(slots[result], np.arange(start, start + slots[result].shape[-1]))
+    if op == "uniform":
+        return lambda slots, start: _uniform(slots[result], start, extra)
+    compute = OPERATIONS[op]
+    if len(operands) == 1:
+        (only,) = operands
+        return lambda slots, start: compute(slots[only], out=slots[result])
+    if len(operands) == 2:
+        first, second = operands
+        return lambda slots, start: compute(slots[first], slots[second], out=slots[result])
+    return lambda slots, start: compute(*[slots[each] for each in operands], out=slots[result])
+
+
+def _uniform(out: np.ndarray, start: int, seed: int) -> None:
+    """Numbers in [0, 1): those that Philox gives for the seed, so they depend neither on chunks nor on shards."""
+    bits = np.random.Philox(key=seed)
+    bits.advance(start // 4)  # each block of the generator has four numbers
+    skipped = start % 4
+    out[...] = np.random.Generator(bits).random(len(out) + skipped)[skipped:]

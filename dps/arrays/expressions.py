@@ -1,0 +1,149 @@
+"""Nodes: what a vector or matrix is computed from. Pure.
+
+A node says how elements follow from those of other nodes. Once its elements lie on the servers it has a block, and
+forgets what it was computed from. Nodes are shared: a subexpression that two vectors use is one node.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from dps.arrays.operations import checked, loop_of
+from dps.errors import InputError
+
+__all__ = ["Block", "Literal", "Node", "Operand", "applied", "check_widths", "converted", "leaves", "shape_of"]
+
+Shape = tuple[int, ...]
+MAX_DEPTH = 64  # of an expression; a deeper operand is stored first, so that programs stay short
+
+
+class Block(Protocol):
+    """Rows of a pool that hold the elements of a node."""
+
+    @property
+    def pool(self) -> Any:
+        """The pool that has them."""
+
+    @property
+    def first(self) -> int:
+        """The first one's number in the pool."""
+
+
+class Literal:
+    """A number, or a small array of the caller's, in the dtype in which an operation takes it."""
+
+    __slots__ = ("dtype", "value")
+
+    def __init__(self, value: np.ndarray, dtype: np.dtype):
+        self.value, self.dtype = value, dtype
+
+
+class Node:
+    """Elements: an operation on operands, or a block on the servers.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (n,) or (rows, n).
+    dtype : dtype
+    op : str
+        A name of ``OPERATIONS``, ``"index"`` (the number of the element), or ``"uniform"``.
+    operands : sequence of Node or Literal
+    extra : int
+        The seed of random numbers.
+    """
+
+    __slots__ = ("__weakref__", "block", "depth", "dtype", "extra", "op", "operands", "parents", "shape", "used")
+
+    def __init__(self, shape: Shape, dtype: np.dtype, op: str = "", operands: Sequence[Operand] = (), extra: int = 0):
+        self.shape, self.dtype, self.op, self.operands, self.extra = shape, dtype, op, tuple(operands), extra
+        self.block: Block | None = None
+        self.used = False  # in a program before, as the operand of a reduction
+        self.parents: weakref.WeakSet[Node] | None = None  # what is computed from it
+        self.depth = 0
+        for each in self.operands:
+            if isinstance(each, Node):
+                self.depth = max(self.depth, each.depth + 1)
+                each.add_parent(self)
+
+    def add_parent(self, node: Node) -> None:
+        """Let an expression be known that needs these elements."""
+        if self.parents is None:
+            self.parents = weakref.WeakSet()
+        self.parents.add(node)
+
+    @property
+    def needed(self) -> bool:
+        """Whether an expression that is not computed yet needs these elements."""
+        return self.parents is not None and any(parent.block is None for parent in self.parents)
+
+    def put(self, block: Block) -> None:
+        """Its elements lie there from now on."""
+        self.block, self.op, self.operands, self.depth = block, "", (), 0
+
+
+Operand = Node | Literal
+
+
+def leaves(roots: Sequence[Node]) -> Iterator[Node]:
+    """All nodes with a block from which these are computed, each once."""
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.block is not None:
+            yield node
+        else:
+            stack.extend(each for each in node.operands if isinstance(each, Node))
+
+
+def shape_of(shapes: Sequence[Shape]) -> Shape:
+    """The common shape of operands by numpy's rule; a matrix goes with a vector as long as its rows."""
+    widths = {shape[-1] for shape in shapes if shape and shape[-1] != 1} or {1}
+    heights = {shape[0] for shape in shapes if len(shape) == 2 and shape[0] != 1}
+    if len(widths) > 1 or len(heights) > 1:
+        listed = " ".join(str(shape).replace(" ", "") for shape in shapes)
+        raise InputError(f"operands could not be broadcast together with shapes {listed}")
+    two = any(len(shape) == 2 for shape in shapes)
+    return ((heights or {1}).pop(), widths.pop()) if two else (widths.pop(),)
+
+
+def applied(name: str, operands: Sequence[Node | np.ndarray | bool | int | float]) -> Node:
+    """The result of a ufunc; a number of Python takes its partner's dtype, as in numpy."""
+    kinds = tuple(_kind(each) for each in operands)
+    loop = loop_of(name, kinds)
+    shape = shape_of([each.shape for each in operands if isinstance(each, Node)])
+    check_widths([each for each in operands if isinstance(each, Node)])
+    taken = [converted(each, dtype) for each, dtype in zip(operands, loop, strict=False)]
+    for each in operands:
+        if isinstance(each, np.ndarray) and each.ndim:
+            shape = shape_of([shape, each.shape])
+    return Node(shape, loop[-1], name, taken)
+
+
+def check_widths(nodes: Sequence[Node]) -> None:
+    """Raise InputError if one of these has a single element where others have several."""
+    if len({node.shape[-1] for node in nodes}) > 1:
+        raise InputError("a vector of one element lies elsewhere than the elements of others: use vector[0]")
+
+
+def converted(operand: Node | np.ndarray | bool | int | float, dtype: np.dtype) -> Operand:
+    """An operand in a dtype."""
+    if isinstance(operand, Node):
+        return operand if operand.dtype == dtype else Node(operand.shape, checked(dtype, "astype"), "cast", [operand])
+    return Literal(
+        np.asarray(operand).astype(dtype) if isinstance(operand, float) else np.asarray(operand, dtype), dtype
+    )
+
+
+def _kind(operand: Node | np.ndarray | bool | int | float) -> np.dtype | type:
+    if isinstance(operand, (Node, np.ndarray, np.generic)):
+        return operand.dtype
+    return np.dtype(np.bool_) if isinstance(operand, bool) else type(operand)

@@ -1,0 +1,219 @@
+"""numpy's functions for arrays on the servers, beyond its ufuncs: what `__array_function__` finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dps.arrays import statistics
+from dps.arrays.array import PSArray, implements, made, operands_of
+from dps.arrays.expressions import Node, converted
+from dps.arrays.programs import Wish
+from dps.errors import InputTypeError
+
+__all__ = ["filled"]
+
+
+def filled(space: Any, shape: tuple[int, ...], value: Any, dtype: Any = None) -> PSArray:
+    """An array with one number everywhere."""
+    dtype = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
+    return made(space, Node(shape, statistics.checked(dtype, "full"), "cast", [converted(value, dtype)]))
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def call(a: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(a, PSArray):
+            raise InputTypeError(f"np.{name}: the first argument is an array on the servers")
+        defaults = {"initial", "where", "out"}
+        options = {key: value for key, value in options.items() if not (key in defaults and value in (None, True))}
+        if "keepdims" in options and options["keepdims"] is np._NoValue:
+            del options["keepdims"]
+        return getattr(a, name)(*arguments, **options)
+
+    return call
+
+
+for function, name in {
+    np.sum: "sum",
+    np.prod: "prod",
+    np.min: "min",
+    np.max: "max",
+    np.any: "any",
+    np.all: "all",
+    np.mean: "mean",
+    np.var: "var",
+    np.std: "std",
+    np.argmin: "argmin",
+    np.argmax: "argmax",
+    np.copy: "copy",
+    np.ravel: "ravel",
+}.items():
+    implements(function)(_method(name))
+
+
+@implements(np.count_nonzero)
+def _count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    return statistics.reduced(a, "count", axis, keepdims)
+
+
+@implements(np.ptp)
+def _ptp(a: Any, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    return a.max(axis=axis) - a.min(axis=axis)
+
+
+@implements(np.vdot, np.inner)
+def _vdot(a: Any, b: Any) -> Any:
+    return np.dot(a, b)
+
+
+@implements(np.linalg.norm)
+def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002 (numpy's name)
+    return statistics.normed(x, ord, axis, keepdims)
+
+
+@implements(np.linalg.vector_norm)
+def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:  # noqa: A002
+    return statistics.normed(x, ord, axis, keepdims)
+
+
+@implements(np.zeros_like, np.empty_like)
+def _zeros_like(
+    prototype: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+) -> Any:
+    return _full_like(prototype, 0, dtype, shape=shape)
+
+
+@implements(np.ones_like)
+def _ones_like(
+    a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+) -> Any:
+    return _full_like(a, 1, dtype, shape=shape)
+
+
+@implements(np.full_like)
+def _full_like(
+    a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, **options: Any
+) -> Any:
+    shape = a.shape if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
+    return filled(a.space, shape, fill_value, a.dtype if dtype is None else dtype)
+
+
+@implements(np.copyto)
+def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
+    if not isinstance(dst, PSArray):
+        raise InputTypeError(
+            "np.copyto: the destination is no array on the servers: convert the source with to_numpy()"
+        )
+    if where is not True:
+        src = np.where(where, src, dst)
+    (value,) = operands_of(dst.space, [src])
+    if not isinstance(value, Node):
+        value = Node(dst.shape, dst.dtype, "cast", [converted(value, dst.dtype)])
+    dst.assign(value, "copyto")
+
+
+@implements(np.isclose)
+def _isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+    near = (np.abs(a - b) <= atol + rtol * np.abs(b)) & np.isfinite(b) | (a == b)
+    return near | (np.isnan(a) & np.isnan(b)) if equal_nan else near
+
+
+@implements(np.allclose)
+def _allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    return bool(np.isclose(a, b, rtol, atol, equal_nan).all())
+
+
+@implements(np.array_equal)
+def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
+    if np.shape(a1) != np.shape(a2):
+        return False
+    equal = a1 == a2
+    if equal_nan:
+        equal = equal | ((a1 != a1) & (a2 != a2))
+    return bool(equal.all())
+
+
+@implements(np.flatnonzero)
+def _flatnonzero(a: Any) -> Any:
+    (numbers,) = a.space.reduce([Wish("positions", (a.node,))])
+    return numbers
+
+
+@implements(np.nonzero)
+def _nonzero(a: Any) -> Any:
+    return (_flatnonzero(a),)
+
+
+@implements(np.nan_to_num)
+def _nan_to_num(x: Any, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    if x.dtype.kind != "f":
+        return x.copy()
+    numbers = np.finfo(x.dtype)
+    high, low = numbers.max if posinf is None else posinf, numbers.min if neginf is None else neginf
+    found = np.where(np.isnan(x), nan, x)
+    return np.where(found == np.inf, high, np.where(found == -np.inf, low, found))
+
+
+@implements(np.shape)
+def _shape(a: Any) -> tuple[int, ...]:
+    return a.shape
+
+
+@implements(np.ndim)
+def _ndim(a: Any) -> int:
+    return a.ndim
+
+
+@implements(np.size)
+def _size(a: Any, axis: Any = None) -> int:
+    return a.size if axis is None else a.shape[axis]
+
+
+@implements(np.real)
+def _real(val: Any) -> Any:
+    return val
+
+
+@implements(np.iscomplexobj)
+def _iscomplexobj(x: Any) -> bool:
+    return False
+
+
+@implements(np.isrealobj)
+def _isrealobj(x: Any) -> bool:
+    return True
+
+
+@implements(np.shares_memory, np.may_share_memory)
+def _shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+    return a is b
+
+
+@implements(np.result_type)
+def _result_type(*arrays_and_dtypes: Any) -> Any:
+    return np.result_type(*[each.dtype if isinstance(each, PSArray) else each for each in arrays_and_dtypes])
+
+
+@implements(np.dot)
+def _dot(a: Any, b: Any, out: None = None) -> Any:
+    if np.ndim(a) == 0 or np.ndim(b) == 0:
+        return np.multiply(a, b)
+    if np.ndim(a) == 1 and np.ndim(b) == 1:
+        space = a.space if isinstance(a, PSArray) else b.space
+        first, second = (made(space, each) for each in operands_of(space, [a, b]))
+        return statistics.dotted(first, second)
+    return np.matmul(a, b)
+
+
+@implements(np.vecdot, np.linalg.vecdot)
+def _vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    if np.ndim(x1) == 1 and np.ndim(x2) == 1:
+        return np.dot(x1, x2)
+    space = x1.space if isinstance(x1, PSArray) else x2.space
+    first, second = operands_of(space, [x1, x2])
+    dtype = np.result_type(first.dtype, second.dtype)
+    pair = tuple(converted(each, dtype) for each in (first, second))
+    (partial,) = space.reduce([Wish("dot", pair, 1)])  # type: ignore[arg-type]
+    return statistics.typed(partial, dtype)

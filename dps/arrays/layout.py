@@ -1,0 +1,85 @@
+"""Where the elements of a vector lie: the arithmetic of a pool's table. Pure.
+
+A pool of vectors of n elements is one dense table of dim 1, with a shard for each part: m = ceil(n / shards) rows for
+each of `capacity` vectors. Shard s holds rows s * capacity * m to (s + 1) * capacity * m - 1; in it, vector j has the
+local rows j * m to (j + 1) * m - 1. So element i of vector j is row (i // m) * capacity * m + j * m + i % m: a vector
+is contiguous in each shard, and elements with the same number lie on the same server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from dps.errors import KeyRangeError
+
+__all__ = ["PoolLayout"]
+
+
+class PoolLayout(NamedTuple):
+    """The layout of a pool.
+
+    Attributes
+    ----------
+    size : int
+        Elements of a vector.
+    shards : int
+    capacity : int
+        Vectors.
+    """
+
+    size: int
+    shards: int
+    capacity: int
+
+    @property
+    def part(self) -> int:
+        """Rows of a vector in a shard."""
+        return -(-self.size // self.shards)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.shards * self.capacity * self.part
+
+    def extent(self, shard: int) -> tuple[int, int]:
+        """The elements of a vector that a shard holds."""
+        return min(shard * self.part, self.size), min((shard + 1) * self.part, self.size)
+
+    def keys(self, vector: int, elements: np.ndarray) -> np.ndarray:
+        """The rows of elements.
+
+        Raises
+        ------
+        KeyRangeError
+            The vector has no such element.
+        """
+        if len(elements) and (elements.min() < 0 or elements.max() >= self.size):
+            wrong = elements[(elements < 0) | (elements >= self.size)][0]
+            raise KeyRangeError(f"element {wrong} of a vector of {self.size}")
+        shard, place = np.divmod(elements, self.part)
+        return (shard * self.capacity + vector) * self.part + place
+
+    def runs(self, vector: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(first row, first element, number) of the contiguous rows that hold a range of elements."""
+        while start < stop:
+            shard, place = divmod(start, self.part)
+            count = min(self.part - place, stop - start)
+            yield (shard * self.capacity + vector) * self.part + place, start, count
+            start += count
+
+    def view(self, values: np.ndarray, first: int, height: int, dtype: np.dtype, length: int) -> np.ndarray:
+        """The elements of a vector (height 0) or matrix in a shard's values, as the dtype that was stored there."""
+        rows = values[first * self.part : (first + (height or 1)) * self.part].view(dtype)
+        return rows.reshape(height, -1)[:, :length] if height else rows[:length]
+
+    def fresh(
+        self, replace: Callable[[int, int], np.ndarray], first: int, height: int, dtype: np.dtype, length: int
+    ) -> np.ndarray:
+        """Memory for a vector or matrix in a shard; rows behind the last element get zeros."""
+        memory = replace(first * self.part, (first + (height or 1)) * self.part)[:, 0]
+        if length * dtype.itemsize < self.part * memory.itemsize:
+            memory[:] = 0
+        return self.view(memory, 0, height, dtype, length)

@@ -1,0 +1,227 @@
+"""PSMatrix: a matrix whose rows lie together on the servers, each cut by columns as vectors are.
+
+So row operations, products with vectors of the same length, and products of rows compute where the elements are. What
+has an element for each row is an array of numpy, and what has one for each column is a vector on the servers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dps.arrays import indexing, statistics
+from dps.arrays.array import PSArray, implements, made, operands_of
+from dps.arrays.expressions import Literal, Node, applied, converted
+from dps.arrays.pools import VectorPool
+from dps.arrays.programs import Wish
+from dps.errors import InputError, InputTypeError, KeyRangeError
+
+__all__ = ["PSMatrix", "Transposed", "eye"]
+
+
+class RowBlock(NamedTuple):
+    """A row of a matrix, for one call in which it is written."""
+
+    pool: VectorPool
+    first: int
+
+
+class PSMatrix(PSArray):
+    """A matrix on the servers; made by ``ps.zeros((rows, columns))`` and the like.
+
+    Attributes
+    ----------
+    space : Space
+        The arrays of its parameter server.
+    node : Node
+        What it is computed from.
+    """
+
+    __slots__ = ()
+    dimensions = 2
+
+    @property
+    def T(self) -> Transposed:
+        """The transpose, for products."""
+        return Transposed(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        row, column = self._places(index)
+        if isinstance(row, int):
+            vector: Any = made(self.space, Node(self.shape[1:], self.dtype, "row", [self.node, _number(row)]))
+            return vector if indexing.is_whole(column) else vector[column]
+        if isinstance(column, int):
+            pool, first = indexing.stored_at(self)
+            if pool.dtype.itemsize != self.itemsize:
+                return self.to_numpy()[:, column]
+            key = int(pool.layout.keys(first, np.array([column]))[0])
+            keys = key + np.arange(self.shape[0]) * pool.layout.part
+            return pool.store.pull(pool.table, keys).view(self.dtype)
+        return self.copy()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        row, column = self._places(index)
+        if not isinstance(row, int) or not indexing.is_whole(column):
+            if isinstance(row, int) or isinstance(column, int):
+                raise InputTypeError("a matrix on the servers is written whole or by rows: matrix[row] = vector")
+            (value,) = operands_of(self.space, [value])
+            self.assign(_spread(value, self.shape, self.dtype))
+            return
+        pool, first = indexing.owned(self)
+        (value,) = operands_of(self.space, [value])
+        self.space.put(_spread(value, self.shape[1:], self.dtype), RowBlock(pool, first + row))
+
+    def __iter__(self) -> Any:
+        return (self[row] for row in range(self.shape[0]))
+
+    def dot(self, other: Any) -> Any:
+        """The product with a vector, a matrix, or a number."""
+        return np.dot(self, other)
+
+    def diagonal(self) -> np.ndarray:
+        """The elements whose row is their column."""
+        pool, first = indexing.stored_at(self)
+        numbers = np.arange(min(self.shape))
+        if pool.dtype.itemsize != self.itemsize:
+            return np.diagonal(self.to_numpy())
+        keys = pool.layout.keys(first, numbers) + numbers * pool.layout.part
+        return pool.store.pull(pool.table, keys).view(self.dtype)
+
+    def _places(self, index: Any) -> tuple[Any, Any]:
+        """Row and column: each a number, or all."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) > 2:
+            raise KeyRangeError(f"too many indices: a matrix has 2 axes, and {len(parts)} were indexed")
+        row, column = (*parts, slice(None))[:2]
+        row = slice(None) if indexing.is_whole(row) else indexing.positions(self.shape[0], row)
+        if isinstance(row, int):
+            return row, column
+        column = slice(None) if indexing.is_whole(column) else indexing.positions(self.shape[1], column)
+        if not indexing.is_whole(row) or not (isinstance(column, int) or indexing.is_whole(column)):
+            raise InputTypeError(
+                "a matrix on the servers is indexed by one row, one column, or an element of a row: matrix[2], "
+                "matrix[:, 3], matrix[2, 5:8]; for all else use to_numpy()"
+            )
+        return row, column
+
+
+class Transposed:
+    """The transpose of a matrix on the servers: an operand of ``@``, and nothing else.
+
+    Attributes
+    ----------
+    T : PSMatrix
+        The matrix itself.
+    """
+
+    def __init__(self, matrix: PSMatrix):
+        self.T = matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(columns, rows) of the matrix."""
+        return self.T.shape[::-1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the elements."""
+        return self.T.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Two."""
+        return 2
+
+    def __repr__(self) -> str:
+        return f"{self.T!r}.T"
+
+    def to_numpy(self) -> np.ndarray:
+        """All elements, as a new array of numpy."""
+        return self.T.to_numpy().T
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if ufunc is not np.matmul or method != "__call__" or options:
+            raise InputTypeError(f"np.{ufunc.__name__}: a transposed matrix is an operand of @ only; use to_numpy()")
+        return _matmul(*inputs)
+
+    def __matmul__(self, other: Any) -> Any:
+        return _matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return _matmul(other, self)
+
+
+@implements(np.matmul)
+def _matmul(first: Any, second: Any) -> Any:
+    """Products of which the servers hold one operand by columns, or both."""
+    if np.ndim(first) == 0 or np.ndim(second) == 0:
+        raise InputError("matmul: an operand has no axis; use * for numbers")
+    if first.shape[-1] != second.shape[0]:
+        raise InputError(
+            f"matmul: shapes {first.shape} and {second.shape} do not fit: {first.shape[-1]} != {second.shape[0]}"
+        )
+    if isinstance(first, Transposed):
+        if isinstance(second, Transposed):
+            raise InputTypeError("matmul: only one operand is transposed, because rows lie on the servers whole")
+        return _combined(second.T if second.ndim == 2 else second, first.T)  # (M' y)' = y' M
+    if isinstance(second, Transposed):
+        second = second.T  # the sums of products run along both rows
+    elif np.ndim(second) == 2:
+        if isinstance(first, PSArray):
+            raise InputTypeError(
+                "matmul: the rows of the second matrix would be combined by elements that lie on other servers: "
+                "convert the first operand with to_numpy()"
+            )
+        return _combined(first, second)
+    if np.ndim(first) == 1 and np.ndim(second) == 1:
+        return np.dot(first, second)
+    space = first.space if isinstance(first, PSArray) else second.space
+    operands = operands_of(space, [first, second])
+    dtype = np.result_type(*[each.dtype for each in operands])
+    pair = tuple(converted(each, dtype) for each in operands)
+    (partial,) = space.reduce([Wish("matmul", pair)])  # type: ignore[arg-type]
+    return statistics.typed(partial, dtype)
+
+
+def _combined(weights: Any, matrix: PSMatrix) -> PSArray:
+    """Sums of the rows of a matrix: a vector, or a matrix with a row for each row of the weights."""
+    if isinstance(weights, (PSArray, Transposed)):
+        raise InputTypeError(
+            "matmul: rows are combined by an array of numpy with an element for each row: convert it with to_numpy()"
+        )
+    weights = np.asarray(weights)
+    dtype = np.result_type(weights.dtype, matrix.dtype)
+    shape = (*weights.shape[:-1], matrix.shape[1])
+    operands = [converted(weights, dtype), converted(matrix.node, dtype)]
+    return made(matrix.space, Node(shape, dtype, "weighted", operands))
+
+
+def eye(space: Any, rows: int, columns: int | None = None, k: int = 0, dtype: Any = np.float64) -> PSArray:
+    """A matrix with ones on a diagonal."""
+    index = Node((columns or rows,), np.dtype(np.int64), "index")
+    node = applied("equal", [index, np.arange(k, rows + k)[:, None]])
+    return made(space, converted(node, np.dtype(dtype)))
+
+
+@implements(np.diag, np.diagonal)
+def _diagonal(a: Any, k: int = 0, *axes: Any) -> Any:
+    if not isinstance(a, PSMatrix) or k or axes not in ((), (0, 1)):
+        raise InputTypeError("np.diag on the servers takes a matrix, and its main diagonal")
+    return a.diagonal()
+
+
+@implements(np.trace)
+def _trace(a: Any, offset: int = 0, *axes: Any) -> Any:
+    return _diagonal(a, offset, *axes).sum()
+
+
+def _spread(value: Any, shape: tuple[int, ...], dtype: np.dtype) -> Node:
+    """An operand as a node of a shape."""
+    if isinstance(value, Node) and value.shape[-1] != shape[-1]:
+        raise InputError(f"could not broadcast input array from shape {value.shape} into shape {shape}")
+    return Node(shape, dtype, "cast", [converted(value, dtype)])
+
+
+def _number(number: int) -> Literal:
+    return Literal(np.asarray(number), np.dtype(np.int64))

@@ -1,0 +1,112 @@
+"""Pools: rows of a table for many vectors of one length, which lie together; given out, and taken back."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import numpy as np
+
+from dps.arrays.layout import PoolLayout
+from dps.arrays.store import ArrayStore
+from dps.errors import PoolFullError
+
+__all__ = ["PoolBlock", "VectorPool", "table_dtype"]
+
+FREE, USED = b"\0", b"\1"
+
+
+class PoolBlock:
+    """Consecutive vectors of a pool. They return to it when the last reference to the block goes.
+
+    Parameters
+    ----------
+    pool : VectorPool
+    first : int
+        The number of the first vector.
+    count : int
+        Vectors; those of a matrix lie together.
+    """
+
+    __slots__ = ("count", "first", "pool")
+
+    def __init__(self, pool: VectorPool, first: int, count: int):
+        self.pool, self.first, self.count = pool, first, count
+
+    def __del__(self) -> None:
+        self.pool.released.append((self.first, self.count))
+
+
+class VectorPool:
+    """The table for vectors of one length and dtype.
+
+    Parameters
+    ----------
+    store : ArrayStore
+    size : int
+        Elements of a vector.
+    dtype : dtype
+        Of the table.
+    capacity : int
+        How many vectors there may be at a time.
+    """
+
+    def __init__(self, store: ArrayStore, size: int, dtype: np.dtype, capacity: int):
+        self.store, self.dtype = store, dtype
+        self.layout = PoolLayout(size, min(store.shards, size), capacity)
+        self.table = store.make(self.layout, dtype)
+        # Blocks that are no longer used. A finalizer may run at any time, in any thread, also while this thread holds
+        # the lock, so it does no more than append here.
+        self.released: deque[tuple[int, int]] = deque()
+        self._lock = threading.Lock()
+        self._vectors = bytearray(capacity)
+
+    @property
+    def used(self) -> int:
+        """How many vectors are in use."""
+        with self._lock:
+            self._take_back()
+            return self._vectors.count(USED)
+
+    def allocate(self, count: int = 1) -> PoolBlock:
+        """Consecutive vectors with any elements.
+
+        Raises
+        ------
+        PoolFullError
+            There are not so many free ones in a row.
+        """
+        with self._lock:
+            self._take_back()
+            first = self._vectors.find(FREE * count)
+            if first < 0:
+                raise PoolFullError(self._full(count))
+            self._vectors[first : first + count] = USED * count
+        return PoolBlock(self, first, count)
+
+    def holds(self, dtype: np.dtype) -> bool:
+        """Whether its rows can hold elements of a dtype."""
+        return dtype.itemsize <= self.dtype.itemsize
+
+    def _take_back(self) -> None:
+        while self.released:
+            first, count = self.released.popleft()
+            self._vectors[first : first + count] = FREE * count
+
+    def _full(self, count: int) -> str:
+        capacity, used = self.layout.capacity, self._vectors.count(USED)
+        needed = "no vector" if count == 1 else f"no {count} consecutive vectors"
+        return (
+            f"the pool of vectors of {self.layout.size} {self.dtype} has {needed} left: {used} of {capacity} are in "
+            f"use; delete vectors that are no longer needed, or make the first vector of this length with "
+            f"capacity={max(2 * capacity, capacity + count)}"
+        )
+
+
+def table_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of a table whose rows can hold elements of a dtype."""
+    if dtype.name in ("float32", "float64", "int64"):
+        return dtype
+    if dtype.itemsize <= 4:
+        return np.dtype(np.float32)
+    return np.dtype(np.int64 if dtype.kind in "iu" else np.float64)

@@ -1,0 +1,180 @@
+"""Compile: several results and reductions together become one short program of plain values, which travels. Pure.
+
+A program is a list of steps on *slots*: the elements of input blocks, constants, the memory of outputs, and registers,
+which hold what is needed in between for one chunk of elements. A subexpression that occurs twice is computed once.
+Inputs, outputs and registers have the dtypes that numpy's own loops take, so a step never converts anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dps.arrays.expressions import Block, Node, Operand
+from dps.arrays.operations import UFUNCS
+
+__all__ = ["Program", "Wish", "compiled"]
+
+
+class Wish(NamedTuple):
+    """A reduction that is asked for: its name in ``REDUCTIONS``, its operands, its parameter."""
+
+    kind: str
+    operands: tuple[Node, ...]
+    parameter: Any = None
+
+
+class Program(NamedTuple):
+    """What servers compute, as plain values. The lists have, item by item:
+
+    Attributes
+    ----------
+    inputs, outputs : list of [first, rows, dtype]
+        Blocks: the number of their first vector in the pool; 0 rows for a vector, else those of a matrix.
+    constants : list of [value, dtype]
+    registers : list of [rows, dtype]
+    steps : list of [operation, slot of the result, slots of the operands, extra]
+        Slots count inputs, constants, outputs and registers, in this order.
+    reductions : list of [kind, slots, parameter]
+    """
+
+    inputs: list[list[Any]]
+    constants: list[list[Any]]
+    outputs: list[list[Any]]
+    registers: list[list[Any]]
+    steps: list[list[Any]]
+    reductions: list[list[Any]]
+
+
+class _Step(NamedTuple):
+    op: str
+    dtype: str
+    rows: int
+    operands: tuple[int, ...]
+    extra: int
+
+
+class _Values:
+    """The values of a program, each with a number; equal ones have the same."""
+
+    def __init__(self) -> None:
+        self.inputs: list[list[Any]] = []
+        self.constants: list[list[Any]] = []
+        self.steps: list[_Step] = []
+        self.kinds: list[tuple[str, int]] = []  # of each value: "input", "constant" or "step", and its place there
+        self._known: dict[Any, int] = {}  # what it is -> the value's number
+        self._nodes: dict[int, int] = {}  # id of a node -> the value's number
+
+    def number(self, root: Node) -> int:
+        """The value of a node, after those of its operands. Without recursion, because expressions may be deep."""
+        stack: list[Node] = [root]
+        while stack:
+            node = stack[-1]
+            if id(node) in self._nodes:
+                stack.pop()
+                continue
+            if node.block is None:
+                open_ = [each for each in node.operands if isinstance(each, Node) and id(each) not in self._nodes]
+                if open_:
+                    stack.extend(open_)
+                    continue
+            self._nodes[id(node)] = self._of(node)
+            stack.pop()
+        return self._nodes[id(root)]
+
+    def _of(self, node: Node) -> int:
+        rows = 0 if len(node.shape) == 1 else node.shape[0]
+        dtype = node.dtype.name
+        if node.block is not None:
+            return self._new("input", (node.block.first, rows, dtype), self.inputs)
+        operands = tuple(self._operand(each) for each in node.operands)
+        step = _Step(node.op, dtype, rows, operands, node.extra)
+        return self._new("step", step, self.steps)
+
+    def _operand(self, operand: Operand) -> int:
+        if isinstance(operand, Node):
+            return self._nodes[id(operand)]
+        value, dtype = operand.value, operand.dtype.name
+        key = (value.tobytes(), value.shape, dtype)  # not the number itself, because 0.0 == -0.0
+        return self._new("constant", [value if value.ndim else value.item(), dtype], self.constants, key)
+
+    def _new(self, kind: str, item: Any, items: list[Any], key: Any = None) -> int:
+        key = (kind, item if key is None else key)
+        number = self._known.get(key)
+        if number is None:
+            number = self._known[key] = len(self.kinds)
+            self.kinds.append((kind, len(items)))
+            items.append(list(item) if kind == "input" else item)
+        return number
+
+
+def compiled(outputs: Sequence[tuple[Node, Block]], wishes: Sequence[Wish]) -> Program:
+    """The program that computes nodes into blocks, and reductions."""
+    values = _Values()
+    results = [values.number(node) for node, _ in outputs]
+    reduced = [[values.number(node) for node in wish.operands] for wish in wishes]
+    lasting = {number for numbers in reduced for number in numbers}
+    slots, registers, steps = _placed(values, results, lasting)
+    for place, number in enumerate(results):
+        slot = len(values.inputs) + len(values.constants) + place
+        if slots[number] != slot:  # an input, or a result that another output has already
+            steps.append(["cast", slot, [slots[number]], 0])
+    return Program(
+        values.inputs,
+        values.constants,
+        [[block.first, 0 if len(node.shape) == 1 else node.shape[0], node.dtype.name] for node, block in outputs],
+        registers,
+        steps,
+        [
+            [wish.kind, [slots[number] for number in numbers], wish.parameter]
+            for wish, numbers in zip(wishes, reduced, strict=True)
+        ],
+    )
+
+
+def _placed(values: _Values, results: list[int], lasting: set[int]) -> tuple[list[int], list[list[Any]], list[Any]]:
+    """The slot of each value; the registers; the steps. A register is free again after its value's last use."""
+    constants_at = len(values.inputs)
+    outputs_at = constants_at + len(values.constants)
+    registers_at = outputs_at + len(results)
+    slots = [-1] * len(values.kinds)
+    last: dict[int, int] = {}  # value -> the last step that uses it
+    for place, step in enumerate(values.steps):
+        last.update(dict.fromkeys(step.operands, place))
+    output_of = {number: outputs_at + place for place, number in reversed(list(enumerate(results)))}
+    registers: list[list[Any]] = []
+    free: dict[tuple[int, str], list[int]] = {}
+    steps: list[Any] = []
+    for number, (kind, place) in enumerate(values.kinds):
+        if kind != "step":
+            slots[number] = place if kind == "input" else constants_at + place
+            continue
+        step = values.steps[place]
+        done = [
+            each
+            for each in dict.fromkeys(step.operands)
+            if slots[each] >= registers_at and last[each] == place and each not in lasting
+        ]
+        early = step.op in UFUNCS  # a ufunc may write over its operand, because each element is read before
+        if early:
+            _release(done, slots, registers, registers_at, free)
+        if number in output_of:
+            slots[number] = output_of[number]
+        else:
+            waiting = free.setdefault((step.rows, step.dtype), [])
+            if not waiting:
+                registers.append([step.rows, step.dtype])
+                waiting.append(registers_at + len(registers) - 1)
+            slots[number] = waiting.pop()
+        if not early:
+            _release(done, slots, registers, registers_at, free)
+        steps.append([step.op, slots[number], [slots[each] for each in step.operands], step.extra])
+    return slots, registers, steps
+
+
+def _release(
+    numbers: list[int], slots: list[int], registers: list[Any], first: int, free: dict[tuple[int, str], list[int]]
+) -> None:
+    for each in numbers:
+        rows, dtype = registers[slots[each] - first]
+        free.setdefault((rows, dtype), []).append(slots[each])

@@ -1,0 +1,235 @@
+"""Space: the arrays of one parameter server, and what computes them: expressions in, one program for each round trip.
+
+Operands that lie in one pool are computed on the servers. Those of another pool (of another dtype) are brought into the
+widest one first, through the client: rows hold elements of any dtype that is no wider.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.arrays.expressions import MAX_DEPTH, Block, Node, leaves
+from dps.arrays.pools import PoolBlock, VectorPool, table_dtype
+from dps.arrays.programs import Wish, compiled
+from dps.arrays.reductions import REDUCTIONS
+from dps.arrays.store import ArrayStore
+from dps.errors import InputError, PoolFullError
+
+__all__ = ["CAPACITY", "Space"]
+
+CAPACITY = 32  # vectors of a pool, unless the caller says otherwise
+
+
+class Space:
+    """The pools of a parameter server.
+
+    Parameters
+    ----------
+    store : ArrayStore
+    """
+
+    def __init__(self, store: ArrayStore):
+        self.store = store
+        self._pools: dict[tuple[int, np.dtype], VectorPool] = {}
+        self._lock = threading.Lock()
+
+    def pool(self, size: int, dtype: np.dtype, capacity: int | None = None) -> VectorPool:
+        """The pool for vectors of that length and dtype; made at first use."""
+        if size < 1:
+            raise InputError(f"a vector on the servers has at least one element, not {size}")
+        key = (size, table_dtype(dtype))
+        with self._lock:
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = self._pools[key] = VectorPool(self.store, *key, CAPACITY if capacity is None else capacity)
+        if capacity is not None and capacity > pool.layout.capacity:
+            raise InputError(
+                f"the pool of vectors of {size} {pool.dtype} has a capacity of {pool.layout.capacity} already: give "
+                f"capacity={capacity} to the first vector of this length"
+            )
+        return pool
+
+    def used(self) -> dict[str, tuple[int, int]]:
+        """Of each pool, by the name of its table: how many vectors are in use, and its capacity."""
+        return {pool.table: (pool.used, pool.layout.capacity) for pool in self._pools.values()}
+
+    # -- computing
+
+    def store_nodes(self, nodes: Sequence[Node]) -> None:
+        """Let nodes have blocks, in one round trip for those of one length."""
+        lazy = [node for node in dict.fromkeys(nodes) if node.block is None]
+        for size in dict.fromkeys(node.shape[-1] for node in lazy):
+            self._compute([node for node in lazy if node.shape[-1] == size], [])
+
+    def reduce(self, wishes: Sequence[Wish]) -> list[Any]:
+        """Reductions over nodes of one length, in one round trip."""
+        return self._compute([], wishes)
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Compute a node into the block of another one, which keeps its elements elsewhere where they are needed."""
+        block = old.block
+        assert block is not None
+        pool = block.pool
+        outputs: list[tuple[Node, Any]] = [(new, block)]
+        kept: PoolBlock | None = None
+        parents = old.parents
+        if parents is not None:
+            parents.discard(new)
+        if old.needed:
+            kept = pool.allocate(_height(old))
+            outputs.append((old, kept))
+        if any(leaf.dtype.itemsize > pool.dtype.itemsize for leaf in leaves([new])):
+            if kept is not None:
+                self.write(kept, self.read(old))
+            self.put(new, block)
+        else:
+            self._run(pool, outputs, [])
+        new.put(block)
+        old.block = kept
+
+    def put(self, node: Node, block: Block) -> None:
+        """Compute a node into a block that no other node's elements are in."""
+        wide = any(leaf.dtype.itemsize > block.pool.dtype.itemsize for leaf in leaves([node]))
+        if wide:  # computed where its operands fit
+            self.store_nodes([node])
+            self.write(block, self.read(node))
+        else:
+            self._run(block.pool, [(node, block)], [])
+
+    def settled(self, node: Node) -> Node:
+        """The node, stored if its expression has become deep."""
+        if node.depth > MAX_DEPTH:
+            self.store_nodes([node])
+        return node
+
+    def _compute(self, nodes: Sequence[Node], wishes: Sequence[Wish]) -> list[Any]:
+        roots = [*nodes, *(node for wish in wishes for node in wish.operands)]
+        pool = self._pool_for(roots, nodes)
+        outputs = [(node, pool.allocate(_height(node))) for node in nodes]
+        outputs += self._kept(pool, roots, nodes)
+        parts = self._run(pool, outputs, wishes)
+        for node, block in outputs:
+            node.put(block)
+        for wish in wishes:
+            for node in wish.operands:
+                node.used = True
+        return parts
+
+    def _run(self, pool: VectorPool, outputs: Sequence[tuple[Node, Any]], wishes: Sequence[Wish]) -> list[Any]:
+        roots = [*(node for node, _ in outputs), *(node for wish in wishes for node in wish.operands)]
+        elsewhere = [node for node in leaves(roots) if _pool_of(node) is not pool]
+        places = [node.block for node in elsewhere]
+        try:
+            for node in elsewhere:
+                node.block = self._brought(node, pool)
+            program = compiled(outputs, wishes)
+            parts = [part for part in self.store.run(pool.table, pool.layout, program) if part]
+        finally:
+            for node, block in zip(elsewhere, places, strict=True):
+                node.block = block
+        return [
+            REDUCTIONS[wish.kind].join([part[place] for part in parts], wish.parameter)
+            for place, wish in enumerate(wishes)
+        ]
+
+    def _pool_for(self, roots: Sequence[Node], outputs: Sequence[Node]) -> VectorPool:
+        """The pool where nodes are computed: as wide as the widest operand and output, with the most operands."""
+        size = roots[0].shape[-1]
+        there: dict[VectorPool, int] = {}
+        for leaf in leaves(roots):
+            pool = _pool_of(leaf)
+            there[pool] = there.get(pool, 0) + _height(leaf)
+        widest = max([pool.dtype.itemsize for pool in there] + [node.dtype.itemsize for node in outputs], default=0)
+        fitting = {pool: count for pool, count in there.items() if pool.dtype.itemsize >= widest}
+        if fitting:
+            return max(fitting, key=lambda pool: (any(pool.dtype == node.dtype for node in outputs), fitting[pool]))
+        wide = [node.dtype for node in (outputs or roots) if node.dtype.itemsize >= widest]
+        return self.pool(size, wide[0] if wide else roots[0].dtype)
+
+    def _kept(self, pool: VectorPool, roots: Sequence[Node], nodes: Sequence[Node]) -> list[tuple[Node, Any]]:
+        """Blocks for subexpressions that were computed before, so that they are not computed a third time.
+
+        Where the pool is full or too narrow for them, they are computed again.
+        """
+        kept: list[tuple[Node, Any]] = []
+        stack, seen = list(roots), {id(node) for node in nodes}
+        while stack:
+            node = stack.pop()
+            if node.block is not None or (id(node) in seen and node not in nodes):
+                continue
+            seen.add(id(node))
+            if node.used and node not in nodes and pool.holds(node.dtype):
+                try:
+                    kept.append((node, pool.allocate(_height(node))))
+                except PoolFullError:
+                    pass
+                continue
+            stack.extend(each for each in node.operands if isinstance(each, Node))
+        return kept
+
+    # -- data
+
+    def _brought(self, node: Node, pool: VectorPool) -> PoolBlock:
+        """A copy of a node's elements in another pool."""
+        block = pool.allocate(_height(node))
+        self.write(block, self.read(node))
+        return block
+
+    def read(self, node: Node, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """The elements of a node with a block; of a vector, those of a range."""
+        pool, first = _pool_of(node), node.block.first  # type: ignore[union-attr]
+        stop = node.shape[-1] if stop is None else stop
+        out = np.empty((_height(node), max(stop - start, 0)), node.dtype)
+        for number, values in enumerate(out):
+            if pool.dtype.itemsize == node.dtype.itemsize:
+                for key, element, count in pool.layout.runs(first + number, start, stop):
+                    found = pool.store.pull(pool.table, slice(key, key + count))
+                    values[element - start : element - start + count] = found.view(node.dtype)
+            else:
+                self._read_narrow(pool, first, _height(node), number, values, start, stop)
+        return out[0] if len(node.shape) == 1 else out
+
+    def _read_narrow(
+        self, pool: VectorPool, first: int, height: int, number: int, values: np.ndarray, start: int, stop: int
+    ) -> None:
+        """Elements that are narrower than the pool's rows, and so lie several in a row of the table."""
+        layout = pool.layout
+        for shard in range(layout.shards):
+            low, high = layout.extent(shard)
+            if max(low, start) >= min(high, stop):
+                continue
+            key = (shard * layout.capacity + first) * layout.part
+            rows = pool.store.pull(pool.table, slice(key, key + height * layout.part))
+            there = layout.view(rows, 0, height, values.dtype, high - low)[number]
+            values[max(low, start) - start : min(high, stop) - start] = there[
+                max(low, start) - low : min(high, stop) - low
+            ]
+
+    def write(self, block: Block, values: np.ndarray) -> None:
+        """Put elements into a block: those of a vector, or of the rows of a matrix."""
+        pool: VectorPool = block.pool
+        layout = pool.layout
+        height = 0 if values.ndim == 1 else len(values)
+        for shard in range(layout.shards):
+            begin, end = layout.extent(shard)
+            if begin == end:
+                continue
+            memory = np.zeros(((height or 1) * layout.part, 1), pool.dtype)
+            layout.view(memory[:, 0], 0, height, values.dtype, end - begin)[...] = values[..., begin:end]
+            key = (shard * layout.capacity + block.first) * layout.part
+            pool.store.assign(pool.table, slice(key, key + len(memory)), memory[:, 0])
+
+
+def _pool_of(node: Node) -> VectorPool:
+    assert node.block is not None
+    pool: VectorPool = node.block.pool
+    return pool
+
+
+def _height(node: Node) -> int:
+    """How many vectors of a pool hold its elements."""
+    return 1 if len(node.shape) == 1 else node.shape[0]

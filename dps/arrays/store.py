@@ -1,0 +1,32 @@
+"""What arrays need of a parameter server: tables, their rows, and programs that run where the rows are."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from dps.arrays.layout import PoolLayout
+from dps.arrays.programs import Program
+
+__all__ = ["ArrayStore"]
+
+
+class ArrayStore(Protocol):
+    """A parameter server, as arrays see it."""
+
+    @property
+    def shards(self) -> int:
+        """Parts into which a vector is cut: one for each server."""
+
+    def make(self, layout: PoolLayout, dtype: np.dtype) -> str:
+        """Make a dense table of dim 1 for a pool, and return its name."""
+
+    def run(self, table: str, layout: PoolLayout, program: Program) -> list[list[Any]]:
+        """Run a program on all shards: the partial results of its reductions, shard by shard."""
+
+    def pull(self, table: str, keys: np.ndarray | slice) -> np.ndarray:
+        """The values of rows."""
+
+    def assign(self, table: str, keys: np.ndarray | slice, values: np.ndarray) -> None:
+        """Replace the values of rows; of a repeated row the last one counts."""

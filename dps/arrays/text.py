@@ -1,0 +1,63 @@
+"""How arrays show themselves: as text, and in notebooks."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Protocol
+
+import numpy as np
+from dask.utils import format_bytes
+
+from dps.arrays.space import Space
+
+__all__ = ["described", "described_html"]
+
+
+class Shown(Protocol):
+    """What is told of a vector or matrix."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of elements along each axis."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the elements."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its elements lie on the servers."""
+
+    @property
+    def space(self) -> Space:
+        """The arrays of its parameter server."""
+
+
+def _facts(array: Shown) -> dict[str, str]:
+    shards = min(array.space.store.shards, array.shape[-1])
+    return {
+        "shape": str(array.shape),
+        "dtype": array.dtype.name,
+        "shards": str(shards),
+        "bytes": format_bytes(array.nbytes),
+        "state": "stored" if array.is_stored else "expression",
+    }
+
+
+def described(array: Shown) -> str:
+    """The line that a prompt shows. It reads no element."""
+    facts = _facts(array)
+    state = facts.pop("state")
+    return f"dps.{type(array).__name__}<{state}, {', '.join(f'{name}={fact}' for name, fact in facts.items())}>"
+
+
+def described_html(array: Shown) -> str:
+    """The table that a notebook shows."""
+    rows = "".join(
+        f"<tr><th>{name.capitalize()}</th><td>{escape(fact)}</td></tr>" for name, fact in _facts(array).items()
+    )
+    return f"<table><caption>dps.{type(array).__name__}</caption><tbody>{rows}</tbody></table>"

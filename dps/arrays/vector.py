@@ -1,0 +1,135 @@
+"""PSVector: a vector whose elements lie on the servers and compute there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dps.arrays import indexing, statistics
+from dps.arrays.array import PSArray, implements, operands_of
+from dps.arrays.expressions import Node, applied, check_widths, converted, shape_of
+from dps.arrays.programs import Wish
+from dps.errors import InputError, InputTypeError
+
+__all__ = ["PSVector", "chosen"]
+
+
+class PSVector(PSArray):
+    """A vector on the servers; made by ``ps.zeros``, ``ps.from_array`` and the like, and by computing with others.
+
+    Attributes
+    ----------
+    space : Space
+        The arrays of its parameter server.
+    node : Node
+        What it is computed from.
+    """
+
+    __slots__ = ()
+    dimensions = 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if indexing.is_whole(index):
+            return self.copy()
+        if isinstance(index, PSVector):
+            if index.dtype != np.bool_:
+                raise InputTypeError("a vector on the servers is an index if its elements are bool; use to_numpy()")
+            shape_of([self.shape, index.shape])
+            (values,) = self.space.reduce([Wish("selected", (self.node, index.node))])
+            return values
+        return indexing.taken(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if indexing.is_whole(index):
+            index = np.bool_(True)
+        elif not isinstance(index, PSVector):
+            indexing.written(self, index, value.to_numpy() if isinstance(value, PSArray) else value)
+            return
+        elif index.dtype != np.bool_:
+            raise InputTypeError("a vector on the servers is an index if its elements are bool; use to_numpy()")
+        value, mask = operands_of(self.space, [value, index])
+        if isinstance(index, PSVector):
+            if isinstance(value, np.ndarray) and value.ndim:
+                raise InputError("elements at a mask on the servers take one number, or a vector of all elements")
+            self.assign(chosen(mask, converted(value, self.dtype), self.node))
+        elif isinstance(value, Node):
+            self.assign(value)
+        else:
+            self.assign(Node(self.shape, self.dtype, "cast", [converted(value, self.dtype)]))
+
+    def __iter__(self) -> Any:
+        return iter(self.to_numpy())
+
+    @staticmethod
+    def __dps_dots__(pairs: Any) -> list[float]:
+        return statistics.dots(pairs)
+
+    @property
+    def T(self) -> PSVector:
+        """The vector itself."""
+        return self
+
+    def dot(self, other: Any) -> Any:
+        """The dot product with a vector, or the product with a number."""
+        return np.dot(self, other)
+
+    def ravel(self) -> PSArray:
+        """A copy, because a vector has one axis already."""
+        return self.copy()
+
+    flatten = ravel
+
+    def top_k(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the largest elements, and these; the largest first, NaN last.
+
+        Parameters
+        ----------
+        count : int
+        """
+        return statistics.topped(self, count)
+
+    def soft_threshold(self, threshold: Any) -> Any:
+        """Elements moved towards zero by `threshold`, and no further: the proximal step of an L1 penalty.
+
+        Parameters
+        ----------
+        threshold : float or PSVector
+        """
+        return np.sign(self) * np.maximum(np.abs(self) - threshold, self.dtype.type(0))
+
+
+def chosen(mask: Any, first: Any, second: Any) -> Node:
+    """As np.where of operands of one dtype."""
+    parts = [mask, first, second]
+    nodes = [each for each in parts if isinstance(each, Node)]
+    check_widths(nodes)
+    shape = shape_of([each.shape for each in nodes])
+    return Node(shape, first.dtype, "where", parts)
+
+
+@implements(np.where)
+def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    arrays = [each for each in (condition, x, y) if isinstance(each, PSArray)]
+    space = arrays[0].space
+    if x is None or y is None:
+        return np.nonzero(condition)
+    mask, first, second = operands_of(space, [condition, x, y])
+    dtype = np.result_type(*[each.dtype if isinstance(each, Node) else each for each in (first, second)])
+    if isinstance(mask, Node):
+        mask = mask if mask.dtype == np.bool_ else applied("not_equal", [mask, False])
+    else:
+        mask = converted(np.asarray(mask, np.bool_), np.dtype(np.bool_))
+    return arrays[0].like(chosen(mask, converted(first, dtype), converted(second, dtype)))
+
+
+@implements(np.clip)
+def _clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+    low, high = a_min if min is None else min, a_max if max is None else max
+    result = a if low is None else np.maximum(a, low)
+    result = result if high is None else np.minimum(result, high)
+    result = a.copy() if result is a else result
+    if out is None:
+        return result
+    out.assign(result.node, "clip")
+    return out
