@@ -54,7 +54,7 @@ from dps.features.localize import localize
 from dps.functions.definition import Function, function
 from dps.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
 from dps.state.ops import TableSpec
-from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, RMSprop
+from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, Optimizer, RMSprop
 from dps.state.schedules import Cosine, Exponential, InverseSqrt, InverseTime, Step, Warmup
 from dps.training.open_run import OpenRun
 from dps.training.trainer import Trainer
@@ -82,6 +82,7 @@ __all__ = [
     "Momentum",
     "Normal",
     "OpenRun",
+    "Optimizer",
     "ParameterServer",
     "Pending",
     "RMSprop",

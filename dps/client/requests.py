@@ -119,8 +119,8 @@ def prepared_push(
     spec = route.spec
     agreed = terms.changes.get((rule, answered))
     if agreed is None:
-        optimizer = type(spec.optimizer).__name__
-        raise InputError(f"table {spec.name!r}: {optimizer} derives the values from its state; only push changes them")
+        derives = f"{spec.optimizer.kind} derives the values from its state"
+        raise InputError(f"table {spec.name!r}: {derives}; only push changes them")
     weight = -1 if rows is None else weight_of(spec, rows, terms.clocked)
     call = core.Call.of(agreed, origin, keys, values, out, weight)
     if call is not None:

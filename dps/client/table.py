@@ -117,7 +117,7 @@ class Table:
         return self.spec.dim
 
     def __repr__(self) -> str:
-        spec, optimizer = self.spec, type(self.spec.optimizer).__name__
+        spec, optimizer = self.spec, self.spec.optimizer.kind
         rows = f"any key, dim {spec.dim}" if spec.rows is None else f"{spec.rows} rows of dim {spec.dim}"
         return f"<dps.Table {spec.name!r} of {self.session!r}: {rows}, {spec.dtype}, {optimizer}>"
 

@@ -140,7 +140,12 @@ def check_same_table(
     table = f"parameter server {session!r} has a table {asked['name']!r}"
     if not exist_ok:
         raise NameInUseError(f"{table} already; drop it, take another name, or pass exist_ok=True to use it as it is")
-    differ = [k for k in asked if k not in {"id", *free} and asked[k] != there[k]]
+    one, other = TableSpec.from_dict(dict(there)), TableSpec.from_dict({**asked, "id": 1})
+    pairs = {k: (getattr(one, k), getattr(other, k)) for k in asked if k not in {"id", *free}}
+    differ = {k: values for k, values in pairs.items() if values[0] != values[1]}
     if differ:
-        what = "; ".join(f"{k} is {there[k]!r}, not {asked[k]!r}" for k in differ)
+        what = "; ".join(
+            f"{k} is {have!r}, not {wanted!r}" if repr(have) != repr(wanted) else f"the code of {k} {have!r} is another"
+            for k, (have, wanted) in differ.items()
+        )
         raise NameInUseError(f"{table} that differs: {what}. Ask for the same, drop it, or take another name")

@@ -451,7 +451,7 @@ cdef class Service:
 cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
     """Whether the kind and the flags of a frame are plain for this table."""
     cdef int rule = head.flags & (RULE_ADD | RULE_ASSIGN)
-    if not table.plain or (head.flags & RANGE and table.rows == 0) or head.shards > table.shards:
+    if not (table.plain or head.kind == PULL) or (head.flags & RANGE and table.rows == 0) or head.shards > table.shards:
         return False
     if head.kind == PULL:
         return not head.flags & ~RANGE

@@ -142,7 +142,7 @@ cdef class TableState:
     replicas : dict
         From the number of a shard to this server's replica of it.
     plain : bool
-        The compiled step knows how to change its rows.
+        The compiled step knows how to change its rows; it reads those of any table.
     row_bytes : int
         Bytes of the values of a row.
     """

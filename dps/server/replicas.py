@@ -48,5 +48,4 @@ class ReplicaPart(NamedTuple):
     def op(self, request: Op, values: np.ndarray) -> Op:
         """The op on this shard, of a request with these `values`."""
         _, keys, start, a, b = self
-        rule, _, _, _, clock, parties, origin, attempt, number, answer, rows = request
-        return Op(rule, keys, start, values[a:b], clock, parties, origin, attempt, number, answer, rows)
+        return request._replace(keys=keys, start=start, values=values[a:b])

@@ -163,6 +163,7 @@ class ServerRole:
         """Make a table with initial replicas of these shards; a placement gives them their roles."""
         if spec.id in self.tables:  # the call was repeated, because its answer was lost
             return
+        spec = spec.opened()
         table = self.tables[spec.id] = ServerTable(spec, self.number, self.endpoint.frame_limit)
         for number in shards:
             table.replicas[number] = Replica(spec, number, make_shard(spec, number))
@@ -353,14 +354,16 @@ class ServerRole:
         values = np.frombuffer(body, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
         if spec.finite and spec.dtype != "int64" and not all_finite(values):
             raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
-        op = op_of(header)
-        for replica, _, _, a, b in request.parts:  # all that can fail comes before the first change
+        op, ops = op_of(header), []
+        for part in request.parts:  # all that can fail comes before the first change
+            shard = part.replica.shard
             if op.origin:
-                replica.shard.ledger.check(op.origin, op.attempt)
-            replica.shard.check_weight(op)
-            replica.shard.reserve(b - a)
+                shard.ledger.check(op.origin, op.attempt)
+            shard.check_weight(op)
+            shard.reserve(part.b - part.a)
+            ops.append(shard.prepared(part.op(op, values)))
         owed = OwedAnswer()
-        self._change(table, header, op, request, values, owed)
+        self._change(header, ops, request, values, owed)
 
         def reply() -> None:
             if owed.error is not None:
@@ -386,13 +389,13 @@ class ServerRole:
             connection.transport.close()
 
     def _change(
-        self, table: ServerTable, header: Header, op: Op, request: TableRequest, values: np.ndarray, owed: OwedAnswer
+        self, header: Header, ops: list[Op], request: TableRequest, values: np.ndarray, owed: OwedAnswer
     ) -> None:
-        """Apply the op to every shard; forward it where it was new, wait for the earlier one where it is a repeat."""
+        """Apply each shard's op; forward it where it was new, wait for the earlier one where it is a repeat."""
         fresh = []
-        for part in request.parts:
+        for part, op in zip(request.parts, ops, strict=True):
             shard = part.replica.shard
-            if shard.apply(part.op(op, values)):
+            if shard.apply(op):
                 fresh.append((part, shard.version))
             else:
                 self.ops.follow(part.replica, owed)
@@ -434,7 +437,7 @@ class ServerRole:
             request = table.cut(header, rest, primary=False)
         width = spec.dim + spec.slots if op.rule == ROWS else spec.dim
         values = np.frombuffer(rest, table.dtype, count * width, request.used).reshape(count, width)
-        owed, fresh = OwedAnswer(), []
+        owed, fresh, ops = OwedAnswer(), [], []
         for part in request.parts:  # all that can fail comes before the first change
             replica, version = part.replica, versions[part.replica.number - header.shard]
             # A placement has not come yet: the first one of a new table, or one by which another server is the primary.
@@ -450,10 +453,11 @@ class ServerRole:
                 )
             if version > replica.shard.version:
                 fresh.append((part, version))
+                ops.append(replica.shard.prepared(part.op(op, values)))
             else:
                 self.ops.follow(replica, owed)
-        for part, _ in fresh:
-            part.replica.shard.apply(part.op(op, values))
+        for (part, _), own in zip(fresh, ops, strict=True):
+            part.replica.shard.apply(own)
         if fresh and self.relay.has_successors:
             self.ops.forward(encode_header(header), fresh, request.keys, values, owed)
         owed.at_end(release)

@@ -10,6 +10,7 @@ partition          keys to shards: hash, ranges, grouping, repeated keys
 names              the one rule for names of tables, servers, runs, checkpoints and metrics
 shard              DenseShard, KeyedShard: rows, ledger, optimizer state; every op is applied here
 optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
+custom             an optimizer of the user, as it travels and steps
 schedules          learning rates that change with the clock
 initializers       a new row's values as a function of (seed, key)
 recipes            optimizers, initialisers and schedules as dicts, and back

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.errors import InputError, InputTypeError
+from dps.state.custom import Custom, custom
 from dps.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.state.names import check_name
 from dps.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
@@ -49,6 +50,7 @@ class Op(NamedTuple):
     number: int = 0  # of the op among those of its clock: (clock, number) is its seq
     answer: bool = False  # keep the new values in the ledger, because the client may ask for them again
     rows: int = -1  # of data for which a push stands: aggregate="mean" divides by their sum; -1: the push does not say
+    after: np.ndarray | None = None  # [m, dim + slots], the rows after a step that has been prepared
 
 
 class Selection(NamedTuple):
@@ -130,12 +132,13 @@ class TableSpec:
         where = f"table {check_name('table', self.name)!r}"
         if not isinstance(self.optimizer, Optimizer):
             raise InputTypeError(
-                f"{where}: optimizer must be one of dps's, such as dps.Adagrad(0.1), not {self.optimizer!r}"
+                f"{where}: optimizer must be a dps.Optimizer, such as dps.Adagrad(0.1), not {self.optimizer!r}"
             )
         if not isinstance(self.init, Initializer):
             raise InputTypeError(f"{where}: init must be one of dps's, such as dps.Normal(0.01), not {self.init!r}")
         object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
         _whole(self, "dim", 1, MAX_DIM, where)
+        object.__setattr__(self, "optimizer", custom(self.optimizer, self.dim))
         if self.rows is not None:
             _whole(self, "rows", 1, MAX_ROWS, where)
         _whole(self, "shards", 1, 1 << 12, where)
@@ -150,7 +153,7 @@ class TableSpec:
             raise InputError(f"{where}: aggregate is None, 'sum' or 'mean', not {self.aggregate!r}")
         if self.dtype not in self.optimizer.dtypes:
             known = ", ".join(self.optimizer.dtypes)
-            raise InputError(f"{where}: {type(self.optimizer).__name__} works on {known}, not {self.dtype}")
+            raise InputError(f"{where}: {self.optimizer.kind} works on {known}, not {self.dtype}")
         if self.dtype not in self.init.dtypes:
             raise InputError(f"{where}: an int64 table starts from Zeros or a whole Constant, not {self.init!r}")
         if self.dtype == "int64" and self.aggregate == "mean":
@@ -164,12 +167,18 @@ class TableSpec:
     @property
     def slots(self) -> int:
         """Columns of optimizer state beside the `dim` values of a row."""
-        return self.optimizer.slots(self.dim)
+        return self.optimizer.init(self.dim)
 
     @property
     def itemsize(self) -> int:
         """Bytes of one value."""
         return np.dtype(self.dtype).itemsize
+
+    def opened(self) -> TableSpec:
+        """The same with an optimizer that can step, also if it is one of the user: see :meth:`Custom.open`."""
+        if not isinstance(self.optimizer, Custom):
+            return self
+        return dataclasses.replace(self, optimizer=self.optimizer.open())
 
     def _repr_html_(self) -> str | None:
         return html_renderers[-1](self) if html_renderers else None

@@ -1,8 +1,9 @@
 """Optimizers: the change that a push makes to a row. That is to add, to assign, or one step of an optimizer.
 
-An optimizer is an immutable value: a name and numbers. The state it needs lies beside each row's values, in columns
-that the shard owns, so that it is placed, replicated, moved and stored with the row. Compiled kernels do the work
-(:mod:`dps.core.optimizers`). If every step pushes to every row, the results are those of ``torch.optim``.
+An optimizer is an immutable value: a name and numbers. (Those of the user: `custom.py`.) The state it needs lies beside
+each row's values, in columns that the shard owns, so that it is placed, replicated, moved and stored with the
+row. Compiled kernels do the work (:mod:`dps.core.optimizers`). If every step pushes to every row, the results are those
+of ``torch.optim``.
 
 In the equations g is the pushed update of one row, w its values; all products are column by column. eta is the learning
 rate, ``lr``: a number, or a :mod:`schedule <dps.state.schedules>` evaluated at the clock of the push.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import ClassVar, dataclass_transform
 
 import numpy as np
 
@@ -41,8 +42,12 @@ FLOATS = ("float32", "float64")
 WHOLE_TABLE = np.empty(0, dtype=np.int64)  # the index that means rows start, start + 1, ...
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Optimizer(Recipe):
-    """Base of the optimizers.
+    """Base of the optimizers, and of the user's own ones.
+
+    A class of the user has a method :meth:`update` in numpy, and :meth:`init` if it needs state. It is a frozen
+    dataclass without a decorator: its annotated attributes are its fields. Tables take it as they take dps's own.
 
     Attributes
     ----------
@@ -58,7 +63,7 @@ class Optimizer(Recipe):
 
     Examples
     --------
-    >>> Adagrad(0.1).slots(dim=64)
+    >>> Adagrad(0.1).init(dim=64)
     64
     >>> Adagrad(0.1).to_dict()["lr"]
     {'name': 'Fixed', 'lr': 0.1}
@@ -67,6 +72,16 @@ class Optimizer(Recipe):
     kernel: ClassVar[Callable[..., None]]
     states: ClassVar[int] = 0
     dtypes: ClassVar[tuple[str, ...]] = FLOATS
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if not is_of_dps(cls):
+            dataclass(frozen=True)(cls)
+
+    @property
+    def kind(self) -> str:
+        """The name of the class."""
+        return type(self).__name__
 
     @property
     def repeats(self) -> str:
@@ -78,8 +93,8 @@ class Optimizer(Recipe):
         """Whether the values follow from the state, so that ``add`` and ``assign`` would be undone by the next push."""
         return False
 
-    def slots(self, dim: int) -> int:
-        """How many columns of state follow the `dim` columns of values."""
+    def init(self, dim: int) -> int:
+        """How many columns of state follow the `dim` columns of values; in a new row they hold `slot_start`."""
         return self.states * dim
 
     @property
@@ -87,14 +102,44 @@ class Optimizer(Recipe):
         """The value in the columns of state of a new row."""
         return 0.0
 
+    def update(self, values: np.ndarray, state: np.ndarray, gradients: np.ndarray, clock: int) -> None:
+        """Step some rows in place. A class of the user overrides it; it may call that of the optimizer it derives from.
+
+        A server calls it with copies of the rows of one shard that a push names, each row once. It puts the copies in
+        place of the rows when `update` has returned for all of its shards; if one raises, no row has changed. Replicas
+        run it, too, and have to come to the same bits: no random numbers, no time, nothing kept from call to call. The
+        server answers no other request meanwhile, so it has to be short.
+
+        Parameters
+        ----------
+        values : ndarray
+            [m, dim], to be changed in place.
+        state : ndarray
+            [m, ``init(dim)``], to be changed in place.
+        gradients : ndarray
+            [m, dim], what was pushed. It cannot be written.
+        clock : int
+            The clock of the push.
+        """
+        dim = values.shape[1]
+        rows = np.concatenate([values, state], axis=1)
+        self.step(rows, np.ascontiguousarray(gradients), clock=clock)
+        values[:], state[:] = rows[:, :dim], rows[:, dim:]
+
     def numbers(self, clock: int) -> np.ndarray:
-        """The parameters in the order of the fields, schedules evaluated at `clock`; float64, for the kernel."""
-        values = [getattr(self, each.name) for each in fields(self)]
+        """The parameters of dps's own class in the order of its fields, schedules evaluated at `clock`; float64."""
+        own = next(kind for kind in type(self).__mro__ if is_of_dps(kind))
+        values = [getattr(self, each.name) for each in fields(own)]
         return np.array([v(clock) if isinstance(v, Schedule) else v for v in values], dtype=np.float64)
 
     def step(self, rows: np.ndarray, updates: np.ndarray, index: np.ndarray = WHOLE_TABLE, clock: int = 0) -> None:
         """Apply `updates` to rows[index] (without an index: to the first rows), in place."""
         self.kernel(rows, index, 0, updates, self.numbers(clock))
+
+
+def is_of_dps(kind: type) -> bool:
+    """Whether a class is one of dps's own."""
+    return kind.__module__.startswith("dps.")
 
 
 def optimizer_from_dict(description: Mapping[str, object]) -> Optimizer:
@@ -316,7 +361,7 @@ class Adam(Optimizer):
     kernel = staticmethod(kernels.adam)
     states = 2
 
-    def slots(self, dim: int) -> int:
+    def init(self, dim: int) -> int:
         """How many columns of state follow the values: m, v, and one count of steps."""
         return 2 * dim + 1
 

@@ -40,7 +40,7 @@ class Recipe:
 
 def from_dict(family: type[R], description: Mapping[str, object]) -> R:
     """The recipe, of a subclass of `family`, that :meth:`Recipe.to_dict` described."""
-    kinds = {kind.__name__: kind for kind in _subclasses(family)}
+    kinds = {kind.__name__: kind for kind in _subclasses(family) if kind.__module__.startswith("dps.")}
     params = dict(description)
     name = params.pop("name", None)
     if name not in kinds:

@@ -25,10 +25,24 @@ from dps.core.cuts import flag
 from dps.core.index import KeyIndex
 from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.core.ledger import Ledger
-from dps.core.rows import gather, gather_range, use_small_pages
+from dps.core.rows import all_finite, gather, gather_range, use_small_pages
 from dps.core.states import SumsState
-from dps.errors import InputError, KeyRangeError, LimitError
-from dps.state.ops import ADD, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, ROWS, Op, Selection, TableSpec
+from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
+from dps.state.custom import Custom
+from dps.state.ops import (
+    ADD,
+    ASSIGN,
+    CLOSE,
+    DROP,
+    NO_CLOCK,
+    OLDER,
+    PUSH,
+    RETIRE,
+    ROWS,
+    Op,
+    Selection,
+    TableSpec,
+)
 from dps.state.optimizers import Add, Assign
 from dps.state.partition import bound, shard_bits
 from dps.state.snapshot import CHANGED, Cut, CutShard
@@ -58,6 +72,7 @@ class Shard(CutShard):
         self.clock = 0  # the latest clock stamped on an op; a push without a clock counts as one of this clock
         self.version = 0  # how many changes there have been
         self.ledger = Ledger()
+        self.failure = None
         self.numbers = {}  # clock -> the optimizer's numbers at that clock
         self._init_numbers = spec.init.numbers()
         self._seed = spec.init.seed
@@ -96,6 +111,39 @@ class Shard(CutShard):
             self.cut.note(op)
         return True
 
+    def prepared(self, op: Op) -> Op:
+        """The op with the rows as the user's optimizer leaves them, so that :meth:`apply` cannot fail.
+
+        Nothing has changed yet, so that a server can prepare the parts of a request on several shards first. All other
+        ops are returned as they are.
+
+        Raises
+        ------
+        FunctionError
+            The user's optimizer has failed now, or failed when a clock was closed.
+        """
+        if not isinstance(self.spec.optimizer, Custom) or op.rule not in (PUSH, ADD, ASSIGN):
+            return op
+        if op.origin and self.ledger.seen(op.origin, op.attempt, op.clock, op.number):
+            return op
+        if self.failure is not None:
+            raise self.failure
+        is_summed = self.spec.aggregate is not None and op.clock != NO_CLOCK
+        return op if op.rule != PUSH or is_summed else self._stepped(op)
+
+    def _stepped(self, op: Op) -> Op:
+        """The op with the rows as the user's optimizer leaves them."""
+        if not len(op.values):
+            return op
+        rows = self._rows_before(op)
+        try:
+            self.run_kernel(rows, op, NO_INDEX, 0)
+            if self.spec.finite and self.spec.dtype != "int64" and not all_finite(rows):
+                raise FunctionError(f"{self.spec.optimizer.kind}.update made NaN or infinity, which the table refuses")
+        except FunctionError as error:
+            raise FunctionError(f"shard {self.number} of table {self.spec.name!r}: {error}") from None
+        return op._replace(after=rows)
+
     def _apply_rows(self, op: Op) -> None:
         self.close_before(op.clock)
         if op.clock > self.clock:
@@ -133,7 +181,11 @@ class Shard(CutShard):
         """Close the open clock: step the optimizer with its sums, or drop them, because the run has failed."""
         sums, self.sums = self.sums, None
         if sums is not None and keep:
-            self.step_rows(sums.as_op(mean=self.spec.aggregate == "mean"))
+            op = sums.as_op(mean=self.spec.aggregate == "mean")
+            try:
+                self.step_rows(self._stepped(op) if isinstance(self.spec.optimizer, Custom) else op)
+            except FunctionError as error:  # no client waits for an answer, so the next ones to push are told
+                self.failure = FunctionError(f"the pushes of clock {op.clock} are lost: {error}")
 
     def begin_cut(self, clock: int | None, changed_only: bool = False) -> Cut:
         """Begin to read the shard as of `clock` (None: as it is now), while ops go on changing it.
@@ -181,7 +233,9 @@ class Shard(CutShard):
         self.run_kernel(self.rows, op, index, start)
 
     def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
-        if op.rule == PUSH:
+        if op.after is not None:
+            ASSIGN_KERNEL(rows, index, start, op.after, NO_NUMBERS)
+        elif op.rule == PUSH:
             numbers = self.numbers_at(self.clock if op.clock == NO_CLOCK else op.clock)
             self.spec.optimizer.kernel(rows, index, start, op.values, numbers)
         elif op.rule == ROWS:
@@ -228,6 +282,10 @@ class Shard(CutShard):
     @abc.abstractmethod
     def _values(self, op: Op) -> np.ndarray:
         """The values of the op's rows, [m, dim]."""
+
+    @abc.abstractmethod
+    def _rows_before(self, op: Op) -> np.ndarray:
+        """Copies of the op's rows, [m, dim + slots]; a row that does not exist as it would begin."""
 
     @abc.abstractmethod
     def step_rows(self, op: Op) -> None:
@@ -296,6 +354,11 @@ class DenseShard(Shard):
         else:
             self.pull(op.keys, out)
         return out
+
+    def _rows_before(self, op: Op) -> np.ndarray:
+        if op.keys is None:
+            return self.rows[op.start - self.low : op.start - self.low + len(op.values)].copy()
+        return self.rows[op.keys - self.low]
 
     def step_rows(self, op: Op) -> None:
         self.reserve(len(op.values))
@@ -402,6 +465,18 @@ class KeyedShard(Shard):
         out = empty(op.values.shape, op.values.dtype)
         self.pull(op.keys, out)
         return out
+
+    def _rows_before(self, op: Op) -> np.ndarray:
+        assert op.keys is not None
+        index = self._rows_of(len(op.keys))
+        missing = self.index.find(op.keys, index)
+        rows = np.zeros((len(op.keys), self.width), self.spec.dtype)
+        gather(self.rows, index, rows)
+        if missing:
+            new = np.flatnonzero(index < 0)
+            spec, start = self.spec, self.spec.optimizer.slot_start
+            fill_new(rows, spec.dim, op.keys[new], new, 0, self._seed, self._init_numbers, start)
+        return rows
 
     def _rows_of(self, count: int) -> np.ndarray:
         if len(self._scratch) < count:

@@ -29,7 +29,7 @@ from dps.core.index import keys_of
 from dps.core.initializers import fill_new
 from dps.core.ledger import Ledger
 from dps.core.states import CutState, ShardState
-from dps.errors import InputError
+from dps.errors import FunctionError, InputError
 from dps.state.ops import CLOSE, NO_CLOCK, PUSH, Op, TableSpec
 
 __all__ = ["CHANGED", "LATER", "Cut", "CutShard", "Piece"]
@@ -48,10 +48,13 @@ class CutShard(ShardState, abc.ABC):
     spec : TableSpec
     width : int
         Columns of a row: values and optimizer state.
+    failure : FunctionError or None
+        Why a step with the sums of a clock has failed: then those sums are lost, and the shard takes no pushes.
     """
 
     spec: TableSpec
     width: int
+    failure: FunctionError | None
 
     @property
     @abc.abstractmethod
@@ -116,6 +119,7 @@ class Cut(CutState):
         self.saved = np.zeros((0, shard.width), shard.spec.dtype)
         self.existing, self.stop = len(shard), len(shard.rows)
         self._is_committed = False
+        self._failure: FunctionError | None = None  # of a step of saved copies
         # The arguments of `keys_of` as of the moment when the cut was complete, until `fetch_keys` has used them.
         self._tables: tuple[tuple[np.ndarray, ...], int, np.ndarray] | None = None
         self._keys: np.ndarray | None = None  # of the cut's rows
@@ -132,6 +136,9 @@ class Cut(CutState):
         sums = self.shard.sums
         if self.clock is not None and sums is not None and sums.clock < self.clock:
             raise InputError(f"the sums of clock {sums.clock} of {self._where} are open: close them first")
+        error = self.shard.failure or self._failure
+        if error is not None:
+            raise FunctionError(f"{self._where} cannot be cut: {error}")
         if not self.is_complete:
             self.is_complete, self.stop = True, len(self.shard)
             self.rows = count_wanted(self.place, self._flags, CHANGED, self.stop)
@@ -233,7 +240,12 @@ class Cut(CutState):
             seed, numbers = spec.init.seed, spec.init.numbers()
             fill_new(self.saved, spec.dim, op.keys[which], where, first, seed, numbers, slot_start)
         clock = self.latest if op.clock == NO_CLOCK else op.clock
-        shard.run_kernel(self.saved, op._replace(values=op.values[which], clock=clock), where, 0)
+        try:
+            shard.run_kernel(self.saved, op._replace(values=op.values[which], clock=clock, after=None), where, 0)
+        except (
+            FunctionError
+        ) as error:  # the rows themselves have been stepped, so the push counts, and the cut does not
+            self._failure = error
 
     @property
     def _flags(self) -> np.ndarray:

@@ -17,7 +17,7 @@ import hashlib
 import numpy as np
 
 from dps.core.ledger import Ledger
-from dps.errors import ProtocolError
+from dps.errors import FunctionError, ProtocolError
 from dps.state.ops import Op, TableSpec
 from dps.state.recipes import Description
 from dps.state.shard import DenseShard, KeyedShard
@@ -68,7 +68,8 @@ class Dump:
         """Everything but rows and ledger. To be called before the shard changes again."""
         shard = self.shard
         assert shard.version == self._version, "the shard has changed since the dump was begun"
-        meta = {"clock": shard.clock, "version": shard.version, "rows": len(shard), "sums": None}
+        meta: Description = {"clock": shard.clock, "version": shard.version, "rows": len(shard), "sums": None}
+        meta["failure"] = None if shard.failure is None else str(shard.failure)
         if shard.sums is None:
             return meta, []
         return {**meta, "sums": [shard.sums.clock, shard.sums.parties, shard.sums.rows]}, shard.sums.to_arrays()
@@ -106,6 +107,9 @@ class Dump:
 
 class _KeyedSoFar(KeyedShard):
     """Some rows of a shard. Ops do not create the others, because the pieces of a dump will bring them."""
+
+    def prepared(self, op: Op) -> Op:
+        return super().prepared(op if op.keys is None else self._part(op))
 
     def step_rows(self, op: Op) -> None:
         super().step_rows(self._part(op))
@@ -156,6 +160,8 @@ class Joining:
     def begin(self, meta: Description, arrays: list[np.ndarray]) -> None:
         """Begin with the values and arrays of :meth:`Dump.head`."""
         self._shard.restore(meta["clock"], meta["version"], Ledger())
+        if meta["failure"] is not None:
+            self._shard.failure = FunctionError(meta["failure"])
         if isinstance(self._shard, KeyedShard):
             self._shard.expect(meta["rows"])
         if meta["sums"] is not None:
@@ -184,6 +190,10 @@ class Joining:
             if isinstance(shard, _KeyedSoFar):  # all rows are here, so ops may create rows from now on
                 shard.__class__ = KeyedShard  # type: ignore[assignment]
             self._complete = True
+
+    def prepared(self, op: Op) -> Op:
+        """The op as :meth:`apply` takes it: see :meth:`Shard.prepared`."""
+        return self._shard.prepared(op)
 
     def apply(self, op: Op) -> bool:
         """Carry out an op of the shard on those of its rows that are here."""

@@ -61,7 +61,7 @@ STEPS = (0, 1, 2, 3, 7, 10, 100, 1000, 12345, 10**6, 2**24 - 2, 2**24 - 1, 2**24
 
 def steps(optimizer: Optimizer, dtype: str, dim: int) -> np.ndarray:
     """Rows after steps without a shard: with an index that repeats rows, then without one, then with special values."""
-    rows = np.zeros((23, dim + optimizer.slots(dim)), dtype)
+    rows = np.zeros((23, dim + optimizer.init(dim)), dtype)
     rows[:, :dim] = streams.values("rows", (23, dim), dtype)
     rows[:, dim:] = optimizer.slot_start
     for clock, name in enumerate(["a", "b", "c", "special"]):

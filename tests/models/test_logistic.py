@@ -66,7 +66,7 @@ def tables(ps):
 
 def loop(X, y, optimizer, steps):
     """What one process does with numpy: a full batch each step."""
-    rows = np.zeros((X.shape[1] + 1, 1 + optimizer.slots(1)), np.float32)
+    rows = np.zeros((X.shape[1] + 1, 1 + optimizer.init(1)), np.float32)
     rows[:, 1:] = optimizer.slot_start
     whole = np.column_stack([X, np.ones(len(X))])
     for clock in range(steps):

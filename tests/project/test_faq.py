@@ -69,6 +69,23 @@ def made(name, make):
     assert written(raised.value), f"the page does not show: {raised.value}"
 
 
+class Mine(dps.Optimizer):
+    def update(self, values, state, gradients, clock):
+        raise ArithmeticError
+
+
+class Unknown(Mine):
+    def __reduce__(self):
+        return __import__, ("a_module_that_is_nowhere",)
+
+
+def test_an_optimizer_that_fails(ps):
+    mine = ps.table("mine", optimizer=Mine())
+    made("FunctionError", lambda: mine.push([1], 1))
+    Unknown.__name__ = "Mine"
+    made("FunctionError", lambda: ps.table("unknown", optimizer=Unknown()))
+
+
 MADE = {
     "InputError": lambda ps: ps.client().push("w", [1, 2], [1.0, 2.0, 3.0]),
     "InputTypeError": lambda ps: ps.table("v", optimizer="sgd"),

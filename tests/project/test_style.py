@@ -56,7 +56,7 @@ ROOMS = {
 STREET = {"dps": "spark client deploy checkpoints features functions driver state training"}  # the public names
 ONLY = {  # all that these may import beside the standard library and themselves
     "dps.core": set(),
-    "dps.state": {"numpy", "dps.core", "dps.errors", "dps.state.names"},
+    "dps.state": {"numpy", "cloudpickle", "dps.core", "dps.errors", "dps.state.names"},
     "dps.coordination": {"numpy", "dps.errors"},
     "dps.models": {
         "numpy",

@@ -125,7 +125,7 @@ def oracle(optimizer: Optimizer, values: np.ndarray, pushes: Iterable[Push]) -> 
 def born(optimizer: Optimizer, values: np.ndarray) -> np.ndarray:
     """rows as a shard holds them: values, then fresh state."""
     n, dim = values.shape
-    slots = np.full((n, optimizer.slots(dim)), optimizer.slot_start)
+    slots = np.full((n, optimizer.init(dim)), optimizer.slot_start)
     return np.hstack([values, slots]).astype(values.dtype)
 
 
@@ -415,7 +415,7 @@ def test_numbers_follow_the_clock() -> None:
 @pytest.mark.parametrize("dim", [1, 10])
 def test_slots(optimizer: Optimizer, dim: int) -> None:
     counts = {Momentum: dim, Adagrad: dim, RMSprop: dim, Adam: 2 * dim + 1, AdamW: 2 * dim + 1, FTRL: 2 * dim}
-    assert optimizer.slots(dim) == counts.get(type(optimizer), 0)
+    assert optimizer.init(dim) == counts.get(type(optimizer), 0)
 
 
 @EVERY

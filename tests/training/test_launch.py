@@ -433,7 +433,7 @@ def test_bsp_is_a_one_process_run(client, ps, optimizer, aggregate, kind):
     ps.run(fit if dense else fit_keyed, data)
 
     shares = [[batches[n] for n in parts] for parts in shares_of(client, data)]
-    rows = np.zeros((20, 1 + optimizer.slots(1)))
+    rows = np.zeros((20, 1 + optimizer.init(1)))
     rows[:, 1:] = optimizer.slot_start
     for clock, together in enumerate(zip(*shares, strict=True)):
         update = np.sum([gradient(batch, rows[:, 0]) for batch in together], axis=0)
