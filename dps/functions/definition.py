@@ -58,6 +58,7 @@ class Function:
         self.dtypes = None if dtypes is None else tuple(np.dtype(each).name for each in dtypes)
         self.dim, self.slots = dim, slots
         self._merge: Callable[..., Any] | None = None
+        self._merged_names: list[str] = []  # arguments of the call that it takes
         functools.update_wrapper(self, part, updated=())
 
     def __repr__(self) -> str:
@@ -96,14 +97,14 @@ class Function:
         the call that `merge` names as parameters are passed on. Without it, the result is the list of the parts.
         """
         self._merge = merge
+        self._merged_names = list(inspect.signature(merge).parameters)[1:]
         return merge
 
     def merged(self, parts: list[Any], arguments: Mapping[str, Any]) -> Any:
         """The result of a call."""
         if self._merge is None:
             return parts
-        named = list(inspect.signature(self._merge).parameters)[1:]
-        return self._merge(parts, **{name: arguments[name] for name in named if name in arguments})
+        return self._merge(parts, **{name: arguments[name] for name in self._merged_names if name in arguments})
 
     def check(self, spec: TableSpec) -> None:
         """Raise InputError if the function does not take this table."""

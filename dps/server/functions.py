@@ -7,6 +7,8 @@ shard after the other, in a thread of its own (`function_thread.py`), so the end
 Meanwhile the shards are *held*: each request that could change them waits, unread, behind its connection. So a function
 sees rows of one moment.
 
+(A function of dps itself on few rows runs in the endpoint's thread.)
+
 A function that reads is answered when it ends, and the hold with it. One that changes rows works on copies. What it has
 made is its *effect*: whole rows, state included. If several servers have shards of the call, each of them answers, and
 keeps its hold and its effects until the client has all answers: then the client sends COMMIT to all, or ABORT. So where
@@ -53,6 +55,7 @@ from dps.wire.values import decode_values, encode_values
 
 __all__ = ["FunctionCalls", "Hold"]
 
+MAX_DIRECT_BYTES = 1 << 18  # of rows and arguments on which a function of dps itself runs in the endpoint's thread
 MAX_KEPT_RESULT_BYTES = 1 << 16  # of the answer to a call of one server, which the ledger keeps
 TRACEBACK_LINES = 6  # of a user's function, in errors
 
@@ -185,7 +188,10 @@ class FunctionCalls:
         hold = Hold(header, connection, targets, call.mode == PREPARES)
         self.holds.add(hold)
         work = Work(part, call, [target.replica for target in targets], hold.lend(call), changes, repeated)
-        self._runner.run(work, self._seconds, lambda outcome: self._ended(hold, call.mode, work, outcome))
+        known = ":" in call.function  # of dps itself: it does not take long on few rows
+        direct = known and work.nbytes + len(call.arguments) <= MAX_DIRECT_BYTES
+        runner = DIRECT if direct else self._runner
+        runner.run(work, self._seconds, lambda outcome: self._ended(hold, call.mode, work, outcome))
 
     def commit(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         """The client has the answers of all servers: apply the effects."""
@@ -250,7 +256,8 @@ class FunctionCalls:
         """The shards of a call with the keys for each, and the text behind them."""
         if not header.flags & frames.RANGE:
             request = table.cut(header, body)
-            return [Target(part.replica, part.keys) for part in request.parts], body[request.used :]
+            targets = [Target(p.replica, None if p.keys is None else p.keys.copy()) for p in request.parts]
+            return targets, body[request.used :]  # copies, because the body is gone when the function runs
         if header.shards < 1 or header.shard + header.shards > table.spec.shards:
             raise InputError(f"table {table.spec.name!r} has {table.spec.shards} shards, and not those of the call")
         shards = range(header.shard, header.shard + header.shards)
@@ -325,12 +332,12 @@ class FunctionCalls:
             self._check_size(table, made)
             replica.shard.reserve(len(made.rows))
         owed, ops = OwedAnswer(), self._owner.ops
-        kept = np.frombuffer(answer, np.uint8) if len(answer) <= MAX_KEPT_RESULT_BYTES else None
+        kept = as_rows(answer, table) if 0 < len(answer) <= MAX_KEPT_RESULT_BYTES and not table.replicated else None
         for replica, made in effects:
             if not replica.shard.apply(op_of(header, made)):
                 ops.follow(replica, owed)
                 continue
-            if answer and kept is not None and header.trainer and not table.replicated:
+            if kept is not None and header.trainer:
                 replica.shard.ledger.keep(header.trainer, header.clock, header.number, kept)
             if replica.successor is not None:
                 part = ReplicaPart(replica, made.keys, made.start, 0, len(made.rows))
@@ -361,10 +368,24 @@ class FunctionCalls:
     def _answer_again(self, connection: RoleConnection, header: Header, targets: list[Target]) -> bool:
         """Give a repeated call the answer that it was given first; False if the ledger has it no more."""
         kept = targets[0].replica.shard.ledger.answer(header.trainer, header.clock, header.number) if targets else None
-        if kept is None or kept.dtype != np.uint8:
+        if kept is None:
             return False
-        connection.reply(Header(frames.OK, request=header.request), kept.tobytes())
+        connection.reply(Header(frames.OK, request=header.request), of_rows(kept))
         return True
+
+
+class Direct:
+    """Runs work at once, in the endpoint's thread, because the way to another thread and back would take longer."""
+
+    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+        try:
+            outcome = Outcome(work(), None)
+        except Exception as error:
+            outcome = Outcome(None, error)
+        done(outcome)
+
+
+DIRECT = Direct()
 
 
 class Work:
@@ -387,6 +408,11 @@ class Work:
         ]
         self._part, self._arguments, self._replicas = part, call.arguments, replicas
         self._changes, self._repeated = changes, repeated
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows that the function sees."""
+        return sum(rows.before.nbytes for rows in self.views)
 
     def __call__(self) -> list[PartAnswer]:
         answers = []
@@ -415,6 +441,19 @@ def failure(error: BaseException, name: str) -> DPSError:
         f"function {name!r} failed on a server, and no row was changed: {type(error).__name__}: {error}\n"
         + "\n".join(lines)
     )
+
+
+def as_rows(answer: bytes, table: ServerTable) -> np.ndarray:
+    """Bytes as values of rows, which is what a ledger keeps."""
+    whole = len(answer).to_bytes(8, "little") + answer
+    whole = whole.ljust(-(-len(whole) // table.row_bytes) * table.row_bytes, b"\0")
+    return np.frombuffer(whole, table.dtype).reshape(-1, table.spec.dim)
+
+
+def of_rows(kept: np.ndarray) -> bytes:
+    """What :func:`as_rows` made rows of."""
+    whole = kept.tobytes()
+    return whole[8 : 8 + int.from_bytes(whole[:8], "little")]
 
 
 def stamp_of(header: Header) -> tuple[int, ...]:

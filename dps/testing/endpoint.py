@@ -112,6 +112,7 @@ class SimConnection(End):
         self._news: tuple[Header, bytes] | None = None
         self._stuck: Timer | None = None
         self._postponed: bytearray | None = None  # a frame that waits for `resume`
+        self._is_copy = False  # of an older connection, without a network
 
     def __repr__(self) -> str:
         return f"{self.peer}>{self.host}"
@@ -194,7 +195,7 @@ class SimConnection(End):
     def _again(self, frame: bytearray) -> None:
         """Handle a frame a second time, as if a copy of it arrived from an older connection that broke long ago."""
         ghost = SimConnection(self.endpoint)
-        ghost.over = True
+        ghost.over = ghost._is_copy = True
         ghost.peer = f"{self.peer} (again)"
         ghost.session = self.session
         ghost.party = self.party
@@ -216,7 +217,8 @@ class SimConnection(End):
     def resume(self) -> None:
         if self._suspended:
             self._suspended = False
-            self.host.later(0, self.arrived)
+            if not self._is_copy:
+                self.host.later(0, self.arrived)
 
     def lost(self) -> None:
         """The connection has ended: tell the endpoint."""

@@ -16,6 +16,7 @@ from dps.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.controller.procedures import Procedure
 from dps.coordination.autoscaling import AutoscalingRule
 from dps.errors import DPSError, InputError, StoppedError
+from dps.functions.definition import Function
 from dps.state.initializers import Initializer, Zeros
 from dps.state.ops import TableSpec, wants_finite
 from dps.state.optimizers import Add, Optimizer
@@ -130,6 +131,11 @@ class Simulation:
             self._world.step()
 
     # -- as ParameterServer
+
+    def register(self, function: Function) -> Function:
+        """Bring a function to all servers; see :meth:`dps.ParameterServer.register`."""
+        self._controller.add_function(function.id, function.code)
+        return function
 
     def table(
         self,

@@ -51,7 +51,8 @@ ROOMS = {
     "cli": "dps config telemetry dashboard models",
     "optimize": "",
     "models": "dps core.sparse spark",
-    "testing": "config core state wire checkpoints coordination telemetry client server controller training",
+    "testing": "config core functions.definition state wire checkpoints coordination telemetry client server "
+    "controller training",
 }
 STREET = {"dps": "spark client deploy checkpoints features functions driver state training"}  # the public names
 ONLY = {  # all that these may import beside the standard library and themselves

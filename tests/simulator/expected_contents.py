@@ -22,18 +22,48 @@ from typing import Any, NamedTuple
 import numpy as np
 from losses import Losses
 
+import dps
 from dps.client.ticket import Certificate
 from dps.errors import ControllerGoneError
+from dps.functions.rows import Rows
 from dps.state.ops import NO_CLOCK, TableSpec
 from dps.state.partition import group
 
-__all__ = ["ExpectedContents", "ExpectedTable"]
+__all__ = ["FUNCTIONS", "ExpectedContents", "ExpectedTable"]
 
 MAX_OPS = 30  # of one author on one table, because an int64 has room for 31 digits of two bits
 KEYED = np.array([-(2**63), -5, 0, 1, 2, 3, 10**6, 10**6 + 1, 2**40, 2**40 + 7, 2**62, 2**63 - 1])
 CONTROLLER_RETRY_SECONDS = 0.01
 CHANGE_VERBS = ("push", "push", "push_async", "push_async", "push_pull", "push_both")
 READ_VERBS = ("pull", "pull_async", "pull_certified", "meet")
+
+
+@dps.function
+def read_rows(rows: Rows) -> Any:
+    return [rows.keys, rows.values]
+
+
+@dps.function(changes=True)
+def mark_rows(rows: Rows, author: int, amount: int) -> Any:
+    """Leave a mark on rows; their values before."""
+    rows.values[:, author] += amount
+    return [rows.keys, rows.before]
+
+
+@dps.function(changes=True)
+def mark_all(rows: Rows, author: int, amount: int) -> None:
+    fresh = rows.replace(0, len(rows))
+    fresh[...] = rows.before
+    fresh[:, author] += amount
+
+
+@read_rows.merge
+def _(parts: list[Any]) -> tuple[np.ndarray, ...]:
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+mark_rows.merge(lambda parts: tuple(np.concatenate(column) for column in zip(*parts, strict=True)))
+FUNCTIONS = (read_rows, mark_rows, mark_all)
 
 
 class Act(NamedTuple):
@@ -147,6 +177,8 @@ class ExpectedContents:
         Number of authors without a clock.
     losses : Losses, optional
         Says which ops tables with ``ack="memory"`` may lose.
+    functions : float
+        The share of changes that are calls of a function: `mark_rows` or, where they name all rows, `mark_all`.
     """
 
     def __init__(
@@ -158,7 +190,9 @@ class ExpectedContents:
         staleness: float,
         clients: int = 0,
         losses: Losses | None = None,
+        functions: float = 0.0,
     ):
+        self._functions = functions
         self.staleness, self.trainers, self.clocks = staleness, trainers, clocks
         self.authors = range(trainers + clients)
         self.tables = [ExpectedTable(spec, len(self.authors)) for spec in specs]
@@ -190,13 +224,17 @@ class ExpectedContents:
             verb = draw.choice(CHANGE_VERBS if draw.random() < 0.6 else READ_VERBS[:3])
             if table.collects and verb in ("push_pull", "pull_certified"):
                 verb = "push"
+            if self._functions and not table.collects and draw.random() < self._functions:
+                verb = draw.choice(("call", "call", "call_all", "call_reading"))
             tables = self.tables if verb == "push_both" else [table]
             for changed in tables:
                 keys = np.array(draw.sample(changed.keys.tolist(), draw.randint(1, 5)))
+                if verb == "call_all" and not changed.spec.keyed:
+                    keys = changed.keys
                 if not changed.spec.keyed and draw.random() < 0.3:
                     keys = np.arange(keys.min(), keys.max() + 1)
                 digit = -1
-                if verb in CHANGE_VERBS:
+                if verb in (*CHANGE_VERBS, "call", "call_all"):
                     digit = len(changed.seqs[author])
                     changed.seqs[author].append((clock, number))
                     number += 1
@@ -353,6 +391,28 @@ class Attempt:
     @property
     def answers(self) -> dict[tuple[int, int, int], bytes]:
         return self.expected.answers
+
+    def _call(self, act: Act) -> None:
+        """A function that does what a push would, and returns the rows before it."""
+        least = self._least(act.table, acknowledged=False)  # because a repeat may return what an earlier attempt saw
+        self._values(act)
+        arguments = {"author": self.author, "amount": 1 << 2 * act.digit}
+        keys, rows = self.caller.call(mark_rows, act.table.name, self._where(act), **arguments)
+        self._acknowledged(act)
+        act.table.check(f"a call{self._when}", keys, rows, least)
+
+    def _call_all(self, act: Act) -> None:
+        if act.table.spec.keyed:
+            self._call(act)
+            return
+        self._values(act)
+        self.caller.call(mark_all, act.table.name, author=self.author, amount=1 << 2 * act.digit)
+        self._acknowledged(act)
+
+    def _call_reading(self, act: Act) -> None:
+        least = self._least(act.table)
+        keys, rows = self.caller.call(read_rows, act.table.name, self._where(act))
+        act.table.check(f"a reading call{self._when}", keys, rows, least)
 
     def _pull(self, act: Act) -> None:
         least = self._least(act.table)

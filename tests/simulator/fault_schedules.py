@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import dask
-from expected_contents import ExpectedContents
+from expected_contents import FUNCTIONS, ExpectedContents
 from losses import Losses
 
 from dps.testing import Faults, Simulation
 
-__all__ = ["FaultSchedule", "check_schedule", "problem_of"]
+__all__ = ["FaultSchedule", "check_functions", "check_schedule", "problem_of"]
 
 # Longer than any fault lasts: a request that still fails is an error of the protocol.
 LONG_TIMEOUTS = {"dps.timeouts.connect": "60s", "dps.timeouts.request": "300s", "dps.timeouts.stop": "60s"}
@@ -94,7 +94,7 @@ def _plan(
     return tuple(plan)
 
 
-def count_ops(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
+def count_ops(sim: Simulation, schedule: FaultSchedule, losses: Losses, functions: float = 0.0) -> None:
     """The default scenario: trainers and clients push and pull, and every op is accounted for."""
     draw = random.Random(f"work {schedule.seed}")
     clients = draw.choice((0, 0, 0, 1, 2))
@@ -103,10 +103,15 @@ def count_ops(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
         rows, shards = draw.choice(((None, 1), (None, 2), (None, 4), (9, 1), (9, 3)))
         aggregate = "sum" if schedule.staleness == 0 and draw.random() < 0.4 else None
         ack = draw.choice(("copies", "copies", "copies", "memory"))
+        ack = "copies" if functions else ack  # because `Losses` knows of pushes only
         made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards, "ack": ack}
         spec = sim.table(name, schedule.trainers + clients, **made)
         specs.append(spec)
-    expected = ExpectedContents(draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses)
+    expected = ExpectedContents(
+        draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses, functions
+    )
+    for function in FUNCTIONS if functions else ():
+        sim.register(function)
     skipping = draw.random() < 0.5
     pauses = random.Random(f"pauses {schedule.seed}")
 
@@ -118,6 +123,16 @@ def count_ops(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
     sim.gather(calls)
     sim.rest()
     expected.close(sim.client())
+
+
+def count_calls(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
+    """As `count_ops`; half of the changes are calls of functions."""
+    count_ops(sim, schedule, losses, functions=0.5)
+
+
+def check_functions(seed: int) -> str:
+    """Run one schedule with calls of functions: see :func:`check_schedule`."""
+    return check_schedule(seed, count_calls)
 
 
 def check_schedule(

@@ -1,7 +1,7 @@
 """Check many random schedules of faults, on all cores: ``python tests/simulator/run_schedules.py --help``.
 
 Kinds of schedules: *faults* accounts for every op; *checkpoints* also takes and restores checkpoints; in *scaling*
-servers come and go, and tables are made.
+servers come and go, and tables are made; *functions* is as *faults*, and half of the changes are calls of functions.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import time
 import traceback
 
 from checkpoint_schedules import check_checkpoints
-from fault_schedules import check_schedule, problem_of
+from fault_schedules import check_functions, check_schedule, problem_of
 from scaling_schedules import check_scaling
 
-KINDS = {"faults": check_schedule, "checkpoints": check_checkpoints, "scaling": check_scaling}
-EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4}  # one seed in so many, because the latter take longer
+KINDS = {
+    "faults": check_schedule,
+    "checkpoints": check_checkpoints,
+    "scaling": check_scaling,
+    "functions": check_functions,
+}
+EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4, "functions": 2}  # one seed in so many
 CHUNK_SCHEDULES = 20  # that a process is given at a time
 
 
