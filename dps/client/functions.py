@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dps.client.inputs import as_keys
+from dps.client.origin import Origin
 from dps.client.requests import TableRoute
 from dps.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
 from dps.client.table import Keys
@@ -82,6 +84,7 @@ class FunctionCaller:
 
     def __init__(self, session: ClientSession):
         self._session = session
+        self._reads = 0  # calls that read, so far
 
     def call(
         self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any], rehearses: bool = False
@@ -111,17 +114,23 @@ class FunctionCaller:
             clock=origin.clock,
             parties=origin.parties,
         )
-        seed = random.SystemRandom().getrandbits(62)
+        seed = self._seed(origin, number if function.changes else -1)
         message = FunctionCall(function.id, seed, time.time(), named.start, named.stop, encoded, READS)
         running = Running(function, route, named, message, stamp, set(named.shards))
         self._carry_out(running, rehearses and function.changes)
         parts = [running.values[shard] for shard in named.shards]
         return function.merged(parts, arguments)
 
+    def _seed(self, origin: Origin, number: int) -> int:
+        """The seed of a call; of one that changes rows the same if its task is run again."""
+        self._reads += number < 0
+        place = (self._session.ticket.secret, origin.id, origin.clock, number, self._reads if number < 0 else 0)
+        return int.from_bytes(hashlib.blake2b(repr(place).encode(), digest_size=8).digest(), "little") >> 2
+
     def _carry_out(self, running: Running, rehearses: bool) -> None:
         session = self._session
         deadline = session.now() + session.patience + GRACE_SECONDS
-        pause = BACK_OFF_SECONDS[0]
+        pause, jitter = BACK_OFF_SECONDS[0], random.Random(running.message.seed)  # so that two clients do not keep step
         while running.asked or running.prepared:
             try:
                 self._ask(running, deadline, rehearses)
@@ -133,7 +142,7 @@ class FunctionCaller:
                 self._abort(running)
                 if isinstance(error, DataLostError) or session.now() > deadline:
                     raise
-                session.sleep(pause * random.uniform(0.5, 1.5))
+                session.sleep(pause * jitter.uniform(0.5, 1.5))
                 pause = min(2 * pause, BACK_OFF_SECONDS[1])
                 session.recover(deadline)
                 self._reroute(running)

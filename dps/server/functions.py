@@ -201,7 +201,7 @@ class FunctionCalls:
             last = min(header.shard + header.shards, table.spec.shards)
             replicas = [table.replica(n, primary=True) for n in range(header.shard, last)]
             if all(_has(replica, header) for replica in replicas):
-                connection.reply(Header(frames.OK, request=header.request))
+                self._answer_when_confirmed(table, connection, Header(frames.OK, request=header.request), replicas)
                 return
             raise BusyError(f"table {table.spec.name!r}: nothing is prepared, or not any more; call the function again")
         try:
@@ -344,6 +344,25 @@ class FunctionCalls:
                 forwarded = forward_header(header, replica.number, made)
                 ops.forward(encode_header(forwarded), [(part, replica.shard.version)], made.keys, made.rows, owed)
 
+        changed = {replica.number for replica, _ in effects}
+        before = [target.replica for target in hold.targets if target.replica.number not in changed]
+        self._answer_when_confirmed(table, connection, reply, before, answer, owed)
+        self._owner.throttle(connection)
+
+    def _answer_when_confirmed(
+        self,
+        table: ServerTable,
+        connection: RoleConnection,
+        reply: Header,
+        before: list[Replica],
+        answer: bytes = b"",
+        owed: OwedAnswer | None = None,
+    ) -> None:
+        """Answer when the backups have what `owed` waits for, and all that these replicas have passed on before."""
+        owed = owed or OwedAnswer()
+        for replica in before:  # their effect counts already, but perhaps not on the backups
+            self._owner.ops.follow(replica, owed)
+
         def respond() -> None:
             if owed.error is not None:
                 connection.reply_error(reply, owed.error)
@@ -354,7 +373,6 @@ class FunctionCalls:
             owed.then(respond)
         else:
             OwedAnswer().then(respond)
-        self._owner.throttle(connection)
 
     def _check_size(self, table: ServerTable, made: Effect) -> None:
         nbytes, most = made.rows.nbytes + 16 * len(made.rows) + 4096, self._owner.endpoint.frame_limit
