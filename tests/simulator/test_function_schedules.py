@@ -1,0 +1,82 @@
+"""Random schedules with calls of functions: each effect counts once, on all copies, and none is lost between pushes."""
+
+from __future__ import annotations
+
+import pytest
+from fault_schedules import check_functions
+from verdicts import assert_caught, problems
+
+from dps.client.functions import FunctionCaller
+from dps.server import functions as module
+from dps.server.functions import FunctionCalls, Hold, Work
+
+SCHEDULES = 200
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_no_schedule_loses_or_repeats_an_effect(part):
+    assert not problems(check_functions, SCHEDULES, part, parts=2)
+
+
+WRONG = {  # and where to look first
+    "a repeat is acknowledged before the backups have its effect": (
+        [(FunctionCalls, "_answer_when_confirmed", "self._owner.ops.follow(replica, owed)", "pass")],
+        [3857],
+    ),
+    "effects are not passed on": ([(FunctionCalls, "_apply", "if replica.successor is not None:", "if False:")], [12]),
+    "pushes do not wait": ([(FunctionCalls, "postpone", "if hold is not None and", "if False and")], []),
+    "requests wait for a function that has ended": ([(Hold, "end", "connection.resume()", "pass")], []),
+    "a repeat counts again": (
+        [
+            (module, "op_of", "*stamp)", "*(0, 0, 0))"),
+            (module, "_has", "bool(header.trainer) and", "False and"),
+        ],
+        [],
+    ),
+    "it does not notice that an effect counts already": (
+        [(Work, "__call__", "rows.shard in self._repeated", "False"), (module, "op_of", "*stamp)", "*(0, 0, 0))")],
+        [],
+    ),
+    "an effect is acknowledged before the backups have it": (
+        [(FunctionCalls, "_answer_when_confirmed", "if table.waits:", "if False:")],
+        [130],
+    ),
+    "the keys are those of a body that is gone": ([(FunctionCalls, "_targets", "p.keys.copy()", "p.keys")], []),
+    "an effect is applied by a server that was replaced": (
+        [
+            (FunctionCalls, "_apply", "table.replica(replica.number, primary=True)", "replica"),
+            (FunctionCalls, "revoke", "hold.revoked = True", "return"),
+        ],
+        [130],
+    ),
+    "what was prepared counts although it is given up": (
+        [
+            (
+                FunctionCalls,
+                "abort",
+                "        if hold is not None:\n",
+                "        if hold is not None:\n            [r.shard.apply(op_of(header, e)) for r, e in hold.effects if e]\n",
+            )
+        ],
+        [7],
+    ),
+    "a call gets another stamp when it is sent again": (
+        [
+            (
+                FunctionCaller,
+                "_header",
+                "running.stamp._replace(",
+                "running.stamp._replace(number=running.stamp.number + 1000 * self._session.epoch, ",
+            )
+        ],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [next(iter(WRONG)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*WRONG][1:])]
+)
+def test_what_is_wrong_is_caught(monkeypatch, name):
+    patches, seeds = WRONG[name]
+    assert_caught(monkeypatch, patches, check_functions, [*seeds, *range(1500)])
