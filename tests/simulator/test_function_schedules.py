@@ -54,8 +54,8 @@ WRONG = {  # and where to look first
             (
                 FunctionCalls,
                 "abort",
-                "        if hold is not None:\n",
-                "        if hold is not None:\n            [r.shard.apply(op_of(header, e)) for r, e in hold.effects if e]\n",
+                "if hold is not None:\n",
+                "if hold is not None:\n        [r.shard.apply(op_of(header, e)) for r, e in hold.effects if e]\n",
             )
         ],
         [7],

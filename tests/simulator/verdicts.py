@@ -17,7 +17,7 @@ __all__ = ["assert_caught", "problems"]
 
 FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
 Check: TypeAlias = Callable[[int], str]
-Patch: TypeAlias = tuple[object, str, str, str]  # a class or module, its function, a snippet of that method, and what replaces it
+Patch: TypeAlias = tuple[object, str, str, str]  # a class or module, its function, a snippet, what replaces it
 
 
 def problems(check: Check, schedules: int, part: int, parts: int) -> list[str]:
