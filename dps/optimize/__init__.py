@@ -14,6 +14,7 @@ descent             gradient descent
 proximal_gradients  FISTA: accelerated proximal gradients
 consensus           consensus ADMM
 mini_batches        gradient descent on mini-batches, as Spark's MLlib does it
+objective           a loss over data on trainers, and `minimize`
 =================== ==================================================================================
 """
 
@@ -24,12 +25,14 @@ with needing("models"):
     from dps.optimize.consensus import admm
     from dps.optimize.descent import gradient_descent
     from dps.optimize.mini_batches import mini_batch_gradient_descent
+    from dps.optimize.objective import Objective, minimize
     from dps.optimize.orthants import owlqn
     from dps.optimize.proximal_gradients import fista
     from dps.optimize.quasi_newton import lbfgs
     from dps.optimize.vectors import combine, dots
 
 __all__ = [
+    "Objective",
     "admm",
     "combine",
     "conjugate_gradient",
@@ -39,5 +42,6 @@ __all__ = [
     "lbfgs",
     "linear_conjugate_gradient",
     "mini_batch_gradient_descent",
+    "minimize",
     "owlqn",
 ]

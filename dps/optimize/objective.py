@@ -1,0 +1,331 @@
+"""A loss over data on trainers, as a function of x for a solver; and `minimize`, which is both together.
+
+The solver runs in the driver. One run of trainers (`ps.run`) lasts as long as the minimisation, and each evaluation is
+an epoch of it. Driver and trainers meet in a table, the board:
+
+- The driver puts x on the servers, zeros the gradient, and writes the number of the evaluation on the board.
+- Trainers lease portions of batches (``reassign=True``): for each batch they add the gradient to its table and then the
+  loss, and 1, to the board. A batch counts once, whichever trainers work on it, because ops of a portion count once.
+- When as many batches are counted as there are, all gradients are there, and the driver reads them.
+
+A trainer that is run again begins at evaluation 1; `iterate` passes over those that are done, and the board says which
+one is next. So it needs to remember nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import OptimizeResult
+
+from dps.errors import ClosedError, DPSError, InputError, InputTypeError
+from dps.optimize.minimization import counted, nonnegative, positive, start_of
+from dps.optimize.quasi_newton import lbfgs
+from dps.optimize.vectors import combine, dots
+
+if TYPE_CHECKING:
+    import dps
+
+__all__ = ["Objective", "minimize"]
+
+BATCHES_OF_TRAINER = 8  # about, of the largest trainer, if no batch size is given
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.0002, 0.02  # between two looks at the board
+SHARE = 0.05  # of the time waited so far, after which to look again
+
+NEWS, SUMS, TOTAL = 0, 1, 2  # rows of the board: what the driver says, what trainers add up, how many batches there are
+END = -1.0  # the driver says this when the minimisation is over
+
+# The gradient of a batch: all its elements, or (elements, values) of those that are not 0.
+BatchGradient: TypeAlias = np.ndarray | tuple[np.ndarray, np.ndarray]
+BatchLoss: TypeAlias = Callable[..., tuple[float, BatchGradient]]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationPlan:
+    """What each trainer gets."""
+
+    x: str  # names of tables
+    gradient: str
+    board: str
+    batch_size: int | None
+    function: BatchLoss
+    args: tuple
+
+
+class Objective:
+    """A sum of losses over data on trainers, as a function ``x -> (loss, gradient)``. A context manager.
+
+    Parameters
+    ----------
+    ps : dps.ParameterServer
+        Its trainers compute, and its servers add up.
+    loss_and_gradient : callable
+        ``loss_and_gradient(batch, x, *args)`` returns the loss and the gradient, both summed over the rows of the
+        batch. A gradient with few elements may be a tuple (elements, values). It runs on the trainers.
+    data : as for :meth:`dps.ParameterServer.run`
+        Dask collections, futures, or data in memory.
+    size : int
+        Elements of x.
+    scale : float
+        A factor for the sum: one over the number of rows makes it a mean.
+    l2 : float or ndarray
+        The strength of a penalty ``l2 / 2 * |x|^2``, which is not scaled; an array has one for each element.
+    batch_size : int, optional
+        Rows that a trainer works on between two additions. Small batches are shared out more evenly, and need more
+        traffic. By default the largest trainer has about 8.
+    trainers, retries
+        As for :meth:`dps.ParameterServer.run`.
+    args : tuple
+        More arguments for `loss_and_gradient`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dps import optimize
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(400, 3)); y = X @ [1.0, -2.0, 0.5]
+    >>> def squares(batch, w):
+    ...     X, y = batch
+    ...     error = X @ w - y
+    ...     return float(error @ error) / 2, X.T @ error
+    >>> with dps.LocalCluster(servers=1, trainers=2, processes=False) as cluster:
+    ...     with dps.ParameterServer(cluster) as ps, optimize.Objective(ps, squares, (X, y), 3, scale=1 / 400) as loss:
+    ...         result = optimize.lbfgs(loss, np.zeros(3), tol=1e-8)
+    >>> result.x.round(4)
+    array([ 1. , -2. ,  0.5])
+    """
+
+    def __init__(
+        self,
+        ps: dps.ParameterServer,
+        loss_and_gradient: BatchLoss,
+        data: Any,
+        size: int,
+        *,
+        scale: float = 1.0,
+        l2: float | np.ndarray = 0.0,
+        batch_size: int | None = None,
+        trainers: int | None = None,
+        retries: int = 0,
+        args: tuple = (),
+    ):
+        if not callable(loss_and_gradient):
+            raise InputTypeError(
+                f"loss_and_gradient is a function of a batch and x, not a {type(loss_and_gradient).__name__}"
+            )
+        self._ps, self._data, self._size = ps, data, size
+        self._scale, self._l2 = positive("scale", scale), l2 if isinstance(l2, np.ndarray) else nonnegative("l2", l2)
+        batch_size = None if batch_size is None else counted("batch_size", batch_size)
+        tag = uuid.uuid4().hex[:8]
+        x, gradient, board = (f"optimize-{tag}-{what}" for what in ("x", "gradient", "board"))
+        self._plan = EvaluationPlan(x, gradient, board, batch_size, loss_and_gradient, args)
+        self._options: dict[str, Any] = {"trainers": trainers, "retries": retries, "progress": False}
+        self._evaluations, self._total, self._over = 0, 0, False
+        self._failure: BaseException | None = None
+        self._client = ps.client()
+        self._run = threading.Thread(target=self._train, name="dps-optimize-run", daemon=True)
+
+    def __enter__(self) -> Self:
+        plan = self._plan
+        try:
+            for table, rows in ((plan.x, self._size), (plan.gradient, self._size)):
+                self._ps.table(table, rows=rows, dtype="float64")
+            self._ps.table(plan.board, 2, rows=3, dtype="float64")
+        except BaseException:
+            self._drop_tables()
+            raise
+        self._run.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            if self._run.is_alive():
+                self._client.assign(self._plan.board, [NEWS], [[END, 0.0]])
+        finally:
+            self._run.join()
+            self._over = True
+            self._drop_tables()
+        if exc[0] is None and self._failure is not None:
+            raise self._failure
+
+    def __call__(self, x: npt.ArrayLike) -> tuple[float, np.ndarray]:
+        """Loss and gradient at x."""
+        x = np.asarray(x, np.float64)
+        if x.shape != (self._size,):
+            raise InputError(f"x has shape {x.shape}, and this loss is of {self._size} elements")
+        if self._over or self._run.ident is None:
+            raise ClosedError("the trainers of this loss are not there: call it within `with Objective(...) as loss:`")
+        plan, client = self._plan, self._client
+        client.assign(
+            {plan.x: (None, x), plan.gradient: (None, np.zeros(self._size)), plan.board: ([SUMS], [[0.0, 0.0]])}
+        )
+        self._evaluations += 1
+        client.assign(plan.board, [NEWS], [[self._evaluations, 0.0]])
+        loss = self._when_counted()
+        return self._penalised(x, loss * self._scale, client.pull(plan.gradient) * self._scale)
+
+    def _penalised(self, x: np.ndarray, loss: float, gradient: np.ndarray) -> tuple[float, np.ndarray]:
+        if isinstance(self._l2, np.ndarray):
+            pull = self._l2 * x
+            return loss + float(dots([(pull, x)])[0]) / 2.0, gradient + pull
+        if not self._l2:
+            return loss, gradient
+        return loss + self._l2 / 2.0 * float(dots([(x, x)])[0]), combine([1.0, self._l2], [gradient, x])
+
+    def _when_counted(self) -> float:
+        """Wait until each batch is counted; the sum of the losses."""
+        for _ in _looks():
+            sums, total = self._client.pull(self._plan.board, [SUMS, TOTAL])
+            if total[1] and sums[1] == total[1]:
+                return float(sums[0])
+            if not self._run.is_alive():
+                raise self._failure or DPSError("the trainers have ended before the minimisation")
+        raise AssertionError("looks do not end")
+
+    def _train(self) -> None:
+        try:
+            self._ps.run(work, self._data, args=(self._plan,), reassign=True, **self._options)
+        except BaseException as error:
+            self._failure = error
+
+    def _drop_tables(self) -> None:
+        if self._ps.closed:
+            return
+        there = self._ps.tables()
+        for name in (self._plan.x, self._plan.gradient, self._plan.board):
+            if name in there:
+                self._ps.drop_table(name)
+
+
+def minimize(
+    ps: dps.ParameterServer,
+    loss_and_gradient: BatchLoss,
+    data: Any,
+    x0: npt.ArrayLike,
+    *,
+    solver: Callable[..., OptimizeResult] = lbfgs,
+    scale: float = 1.0,
+    l2: float | np.ndarray = 0.0,
+    batch_size: int | None = None,
+    trainers: int | None = None,
+    retries: int = 0,
+    args: tuple = (),
+    **settings: Any,
+) -> OptimizeResult:
+    """Minimise a loss over data on trainers, as DistBelief's Sandblaster did.
+
+    Trainers compute the loss and the gradient of small portions of the data, more of them on fast trainers, and the
+    last ones on two. Each portion counts once in each evaluation, also if trainers are run again or servers fail over.
+
+    Parameters
+    ----------
+    ps, loss_and_gradient, data, scale, l2, batch_size, trainers, retries, args
+        As for :class:`Objective`.
+    x0 : array_like
+        Where to begin.
+    solver : callable
+        :func:`lbfgs`, :func:`owlqn`, :func:`fista`, ...
+    **settings
+        Of the solver: tol, max_iter, callback, l1, ...
+
+    Returns
+    -------
+    scipy.optimize.OptimizeResult
+        As of the solver.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dps import optimize
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(400, 3)); y = X @ [1.0, 0.0, 0.5]
+    >>> def squares(batch, w):
+    ...     X, y = batch
+    ...     error = X @ w - y
+    ...     return float(error @ error) / 2, X.T @ error
+    >>> with dps.LocalCluster(servers=1, trainers=2, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+    ...     result = optimize.minimize(ps, squares, (X, y), np.zeros(3), scale=1 / 400, solver=optimize.owlqn, l1=0.01)
+    >>> np.round(result.x, 1) + 0.0
+    array([1. , 0. , 0.5])
+    """
+    start = start_of(x0)
+    options: dict[str, Any] = {"scale": scale, "l2": l2, "batch_size": batch_size, "args": args}
+    options |= {"trainers": trainers, "retries": retries}
+    with Objective(ps, loss_and_gradient, data, len(start), **options) as objective:
+        return solver(objective, start, **settings)
+
+
+# -- the trainers' side
+
+
+def work(trainer: dps.Trainer, partitions: Sequence, plan: EvaluationPlan) -> None:
+    """The training function: an epoch for each evaluation, until the driver ends it."""
+    rows = [rows_of(partition) for partition in partitions]
+    size = plan.batch_size
+    if size is None:
+        largest = int(trainer.allreduce(sum(rows), "max"))
+        size = max(1, math.ceil(largest / BATCHES_OF_TRAINER))
+    total = trainer.allreduce(sum(math.ceil(each / size) for each in rows))
+    if not total:
+        raise InputError("the data has no rows: there is no loss to minimise")
+    if trainer.number == 0:
+        trainer.assign(plan.board, [TOTAL], [[0.0, float(total)]])
+    for evaluation in itertools.count(1):
+        if not is_wanted(trainer, plan, evaluation):
+            return
+        x = None
+        for batch in trainer.iterate(partitions, batch_size=size):
+            if x is None:
+                x = trainer.pull(plan.x)
+            evaluate(trainer, batch, x, plan)
+
+
+def is_wanted(trainer: dps.Trainer, plan: EvaluationPlan, evaluation: int) -> bool:
+    """Wait until the driver asks for this evaluation; False if it has ended."""
+    for _ in _looks():
+        news = trainer.pull(plan.board, [NEWS])[0, 0]
+        if news == END:
+            return False
+        if news >= evaluation:
+            return True
+    raise AssertionError("looks do not end")
+
+
+def evaluate(trainer: dps.Trainer, batch: Any, x: np.ndarray, plan: EvaluationPlan) -> None:
+    """Add the gradient of a batch, and then its loss: so the gradients of all counted batches are there."""
+    loss, gradient = plan.function(batch, x, *plan.args)
+    if isinstance(gradient, tuple):
+        keys, values = gradient
+    else:
+        keys, values = None, gradient
+        if np.shape(values) != x.shape:
+            raise InputError(f"loss_and_gradient returns a gradient of shape {np.shape(values)}, and x has {x.shape}")
+    trainer.add(plan.gradient, keys, values)
+    trainer.add(plan.board, [SUMS], [[float(loss), 1.0]])
+
+
+def rows_of(partition: Any) -> int:
+    """Rows of a partition: of its first part, if it has several."""
+    if isinstance(partition, dict):
+        partition = next(iter(partition.values()))
+    while isinstance(partition, tuple):
+        partition = partition[0]
+    shape = getattr(partition, "shape", None)
+    return int(shape[0]) if shape else len(partition)
+
+
+def _looks() -> Any:
+    """Sleep longer and longer between two looks."""
+    began = time.monotonic()
+    while True:
+        yield
+        time.sleep(min(max(SHORTEST_SECONDS, (time.monotonic() - began) * SHARE), LONGEST_SECONDS))
