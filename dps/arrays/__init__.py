@@ -4,6 +4,7 @@
 array.py          ``PSArray``: operators, numpy's protocols, conversion
 vector.py         ``PSVector``
 matrix.py         ``PSMatrix``
+namespace.py      the array API standard; arrays of zeros, random numbers, ...
 functions.py      numpy's functions beyond ufuncs
 indexing.py       elements by index
 statistics.py     reductions as numpy defines their results
@@ -12,6 +13,7 @@ text.py           how arrays show themselves
 space.py          the arrays of one parameter server, and what computes them
 pools.py          rows of a table for many vectors of one length, given out and taken back
 store.py          what arrays need of a parameter server
+server_store.py   ... and how its client gives it
 ----------------- ------------------------------------------------------------------------------
 expressions.py    nodes: what a vector is computed from. Pure
 operations.py     what can be computed element by element. Pure
@@ -22,10 +24,11 @@ layout.py         where the elements of a vector lie. Pure
 ================= ==============================================================================
 """
 
-from dps.arrays import functions
 from dps.arrays.array import PSArray
 from dps.arrays.matrix import PSMatrix
+from dps.arrays.namespace import ArrayNamespace
+from dps.arrays.server_store import ServerStore
 from dps.arrays.space import Space
 from dps.arrays.vector import PSVector
 
-__all__ = ["PSArray", "PSMatrix", "PSVector", "Space", "functions"]
+__all__ = ["ArrayNamespace", "PSArray", "PSMatrix", "PSVector", "ServerStore", "Space"]

@@ -16,7 +16,10 @@ import numpy.typing as npt
 from dps import config
 from dps.arrays import statistics
 from dps.arrays.expressions import Node, applied, converted, shape_of
+from dps.arrays.indexing import owned, positions, stored_at
+from dps.arrays.layout import PoolLayout
 from dps.arrays.operations import name_of_ufunc
+from dps.arrays.pools import BorrowedBlock
 from dps.arrays.space import Space
 from dps.arrays.text import described, described_html
 from dps.errors import InputError, InputTypeError, LimitError
@@ -135,6 +138,28 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
             raise InputError(f"{what} of an array with {self.size} elements is ambiguous: use any(), all() or an index")
         return self.to_numpy().reshape(-1)[0]
 
+    def __reduce__(self) -> tuple[Callable[..., PSArray], tuple[Any, ...]]:
+        """In another process the same elements, which they own there no more than a table's handle owns rows."""
+        pool, first = stored_at(self)
+        place = (pool.store, pool.table, tuple(pool.layout), pool.dtype.name, first)
+        return borrowed, (*place, self.shape, self.dtype.name)
+
+    def __dps_rows__(self, keys: Any) -> tuple[str, Any]:
+        """The table and the rows of elements, for pulls and pushes of clients and trainers."""
+        pool, first = owned(self)
+        if pool.dtype != self.dtype or self.ndim != 1:
+            raise InputTypeError(
+                f"clients pull and push vectors of float32, float64 and int64 that were made with this dtype; this is "
+                f"a {type(self).__name__} of {self.dtype} in a table of {pool.dtype}"
+            )
+        places = positions(self.shape[0], slice(None) if keys is None else keys)
+        if isinstance(places, slice):
+            runs = list(pool.layout.runs(first, places.start, places.stop))
+            if len(runs) == 1:
+                return pool.table, slice(runs[0][0], runs[0][0] + runs[0][2])
+            places = np.arange(places.start, places.stop)
+        return pool.table, pool.layout.keys(first, np.asarray(places))
+
     # -- conversion
 
     def compute(self) -> PSArray:
@@ -185,6 +210,11 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         return made(self.space, node)
 
     # -- numpy's protocols
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        from dps.arrays.namespace import ArrayNamespace
+
+        return ArrayNamespace(self.space)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         name = name_of_ufunc(ufunc)
@@ -317,6 +347,12 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         """The elements, none below `min` and none above `max`."""
         return np.clip(self, min, max)
 
+    def to_device(self, device: Any, /, *, stream: Any = None) -> PSArray:
+        """The array itself, because there is one device."""
+        if device != self.device:
+            raise InputError(f"the device is {self.device!r}, not {device!r}")
+        return self
+
     def conj(self) -> PSArray:
         """The elements themselves, because they are real."""
         return self
@@ -340,6 +376,16 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
 def made(space: Space, node: Any) -> PSArray:
     """An array for a node."""
     return KINDS[len(node.shape)](space, node)
+
+
+def borrowed(
+    store: Any, table: str, layout: tuple[int, int, int], dtype: str, first: int, shape: tuple[int, ...], kind: str
+) -> PSArray:
+    """An array whose rows another process owns."""
+    node = Node(shape, np.dtype(kind))
+    space = Space.abroad(store)
+    node.put(BorrowedBlock(space.borrowed(table, PoolLayout(*layout), np.dtype(dtype)), first))
+    return made(space, node)
 
 
 def operands_of(space: Space, inputs: Any) -> Any:
@@ -378,8 +424,8 @@ def uploaded(space: Space, array: np.ndarray, capacity: int | None = None) -> No
     if array.ndim not in KINDS:
         raise InputError(f"arrays on the servers have one axis or two, not {array.ndim}")
     node = Node(array.shape, statistics.checked(array.dtype, "the array"), "cast", [])
-    pool = space.pool(array.shape[-1], array.dtype, capacity)
-    block = pool.allocate(1 if array.ndim == 1 else len(array))
+    height = 1 if array.ndim == 1 else len(array)
+    block = space.pool(array.shape[-1], array.dtype, capacity, height).allocate(height)
     space.write(block, array)
     node.put(block)
     return node

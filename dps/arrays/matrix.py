@@ -6,25 +6,18 @@ has an element for each row is an array of numpy, and what has one for each colu
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dps.arrays import indexing, statistics
 from dps.arrays.array import PSArray, implements, made, operands_of
 from dps.arrays.expressions import Literal, Node, applied, converted
-from dps.arrays.pools import VectorPool
+from dps.arrays.pools import BorrowedBlock
 from dps.arrays.programs import Wish
 from dps.errors import InputError, InputTypeError, KeyRangeError
 
 __all__ = ["PSMatrix", "Transposed", "eye"]
-
-
-class RowBlock(NamedTuple):
-    """A row of a matrix, for one call in which it is written."""
-
-    pool: VectorPool
-    first: int
 
 
 class PSMatrix(PSArray):
@@ -70,7 +63,7 @@ class PSMatrix(PSArray):
             return
         pool, first = indexing.owned(self)
         (value,) = operands_of(self.space, [value])
-        self.space.put(_spread(value, self.shape[1:], self.dtype), RowBlock(pool, first + row))
+        self.space.put(_spread(value, self.shape[1:], self.dtype), BorrowedBlock(pool, first + row))
 
     def __iter__(self) -> Any:
         return (self[row] for row in range(self.shape[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from dps.arrays.layout import PoolLayout
 from dps.arrays.store import ArrayStore
 from dps.errors import PoolFullError
 
-__all__ = ["PoolBlock", "VectorPool", "table_dtype"]
+__all__ = ["BorrowedBlock", "PoolBlock", "VectorPool", "table_dtype"]
 
 FREE, USED = b"\0", b"\1"
 
@@ -37,29 +38,35 @@ class PoolBlock:
         self.pool.released.append((self.first, self.count))
 
 
+class BorrowedBlock(NamedTuple):
+    """Rows of a pool that another reference owns: in a trainer, or of a matrix while one of its rows is written."""
+
+    pool: VectorPool
+    first: int
+
+
 class VectorPool:
     """The table for vectors of one length and dtype.
 
     Parameters
     ----------
     store : ArrayStore
-    size : int
-        Elements of a vector.
+    layout : PoolLayout
     dtype : dtype
         Of the table.
-    capacity : int
-        How many vectors there may be at a time.
+    table : str, optional
+        The table of a pool that another process has made: all vectors count as used here. By default a new one.
     """
 
-    def __init__(self, store: ArrayStore, size: int, dtype: np.dtype, capacity: int):
-        self.store, self.dtype = store, dtype
-        self.layout = PoolLayout(size, min(store.shards, size), capacity)
-        self.table = store.make(self.layout, dtype)
+    def __init__(self, store: ArrayStore, layout: PoolLayout, dtype: np.dtype, table: str | None = None):
+        self.store, self.dtype, self.layout = store, dtype, layout
+        self._borrowed = table is not None
+        self.table = store.make(layout, dtype) if table is None else table
         # Blocks that are no longer used. A finalizer may run at any time, in any thread, also while this thread holds
         # the lock, so it does no more than append here.
         self.released: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
-        self._vectors = bytearray(capacity)
+        self._vectors = bytearray((USED if self._borrowed else FREE) * layout.capacity)
 
     @property
     def used(self) -> int:
@@ -94,6 +101,11 @@ class VectorPool:
             self._vectors[first : first + count] = FREE * count
 
     def _full(self, count: int) -> str:
+        if self._borrowed:
+            return (
+                "here, a vector of another process makes no further ones: change it in place, reduce it, or compute "
+                "with to_numpy()"
+            )
         capacity, used = self.layout.capacity, self._vectors.count(USED)
         needed = "no vector" if count == 1 else f"no {count} consecutive vectors"
         return (

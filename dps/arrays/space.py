@@ -7,12 +7,14 @@ widest one first, through the client: rows hold elements of any dtype that is no
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dps.arrays.expressions import MAX_DEPTH, Block, Node, leaves
+from dps.arrays.layout import PoolLayout
 from dps.arrays.pools import PoolBlock, VectorPool, table_dtype
 from dps.arrays.programs import Wish, compiled
 from dps.arrays.reductions import REDUCTIONS
@@ -22,6 +24,9 @@ from dps.errors import InputError, PoolFullError
 __all__ = ["CAPACITY", "Space"]
 
 CAPACITY = 32  # vectors of a pool, unless the caller says otherwise
+
+SPACES: weakref.WeakValueDictionary[str, Space] = weakref.WeakValueDictionary()
+ABROAD = threading.Lock()
 
 
 class Space:
@@ -35,23 +40,42 @@ class Space:
     def __init__(self, store: ArrayStore):
         self.store = store
         self._pools: dict[tuple[int, np.dtype], VectorPool] = {}
+        self._borrowed: dict[str, VectorPool] = {}
         self._lock = threading.Lock()
 
-    def pool(self, size: int, dtype: np.dtype, capacity: int | None = None) -> VectorPool:
-        """The pool for vectors of that length and dtype; made at first use."""
+    def pool(self, size: int, dtype: np.dtype, capacity: int | None = None, height: int = 1) -> VectorPool:
+        """The pool for vectors of that length and dtype; made at first use, large enough for some of so many rows."""
         if size < 1:
             raise InputError(f"a vector on the servers has at least one element, not {size}")
         key = (size, table_dtype(dtype))
         with self._lock:
             pool = self._pools.get(key)
             if pool is None:
-                pool = self._pools[key] = VectorPool(self.store, *key, CAPACITY if capacity is None else capacity)
+                room = max(CAPACITY, 4 * height) if capacity is None else capacity
+                layout = PoolLayout(size, min(self.store.shards, size), room)
+                pool = self._pools[key] = VectorPool(self.store, layout, key[1])
         if capacity is not None and capacity > pool.layout.capacity:
             raise InputError(
                 f"the pool of vectors of {size} {pool.dtype} has a capacity of {pool.layout.capacity} already: give "
                 f"capacity={capacity} to the first vector of this length"
             )
         return pool
+
+    @classmethod
+    def abroad(cls, store: ArrayStore) -> Space:
+        """The space of vectors that were pickled elsewhere: one for all that belong together."""
+        with ABROAD:
+            space = SPACES.get(store.origin)
+            if space is None:
+                space = SPACES[store.origin] = cls(store)
+            return space
+
+    def borrowed(self, table: str, layout: PoolLayout, dtype: np.dtype) -> VectorPool:
+        """A pool that another process has made."""
+        with self._lock:
+            if table not in self._borrowed:
+                self._borrowed[table] = VectorPool(self.store, layout, dtype, table)
+            return self._borrowed[table]
 
     def used(self) -> dict[str, tuple[int, int]]:
         """Of each pool, by the name of its table: how many vectors are in use, and its capacity."""

@@ -19,6 +19,10 @@ class ArrayStore(Protocol):
     def shards(self) -> int:
         """Parts into which a vector is cut: one for each server."""
 
+    @property
+    def origin(self) -> str:
+        """The same for all references to it, in all processes."""
+
     def make(self, layout: PoolLayout, dtype: np.dtype) -> str:
         """Make a dense table of dim 1 for a pool, and return its name."""
 

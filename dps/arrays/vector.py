@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from dask import delayed
 
 from dps.arrays import indexing, statistics
 from dps.arrays.array import PSArray, implements, operands_of
@@ -80,6 +81,23 @@ class PSVector(PSArray):
 
     flatten = ravel
 
+    def to_dask_array(self) -> Any:
+        """A Dask array with a chunk for each server; each is read by the task that needs it.
+
+        The vector must stay referenced until the Dask array is computed.
+        """
+        import dask.array
+
+        pool, _ = indexing.stored_at(self)
+        extents = [pool.layout.extent(shard) for shard in range(pool.layout.shards)]
+        read = delayed(_read, pure=False)
+        chunks = [
+            dask.array.from_delayed(read(self, start, stop), (stop - start,), self.dtype)
+            for start, stop in extents
+            if stop > start
+        ]
+        return dask.array.concatenate(chunks)
+
     def top_k(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of the largest elements, and these; the largest first, NaN last.
 
@@ -97,6 +115,10 @@ class PSVector(PSArray):
         threshold : float or PSVector
         """
         return np.sign(self) * np.maximum(np.abs(self) - threshold, self.dtype.type(0))
+
+
+def _read(vector: PSVector, start: int, stop: int) -> np.ndarray:
+    return np.asarray(vector[start:stop])
 
 
 def chosen(mask: Any, first: Any, second: Any) -> Node:

@@ -28,7 +28,20 @@ from dps.client.origin import Origin
 from dps.client.plain import DECLINED, PlainCalls
 from dps.client.requests import Prepared, outs_of, prepared_pull, prepared_push
 from dps.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
-from dps.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, TableLike, Values, name_of, through
+from dps.client.table import (
+    Certified,
+    Changes,
+    Keys,
+    Outs,
+    Pulls,
+    T,
+    Table,
+    TableLike,
+    Values,
+    name_of,
+    place_of,
+    through,
+)
 from dps.client.ticket import Certificate, Pending, SentCall, Ticket
 from dps.coordination.origins import encode_key
 from dps.daskapi.cordon import Execution, execution
@@ -481,7 +494,8 @@ class Client:
         with session.lock:
             session.meter.begin(session.now())
             for each, named in table.items() if several else ((table, keys),):
-                route = session.ready(name_of(each))
+                name, named = place_of(each, named)
+                route = session.ready(name)
                 terms, place = session.terms(route), outs.get(each) if several else out
                 prepared.append(prepared_pull(route, terms, session.acting, named, place, certified))
             sent = session.send(prepared, keep)
@@ -504,10 +518,10 @@ class Client:
         outs: Any = outs_of(out) if several else None
         with session.lock:
             session.meter.begin(session.now())
-            changes = [
-                (session.ready(name_of(each)), each, *change)
-                for each, change in (table.items() if several else ((table, (keys, values)),))
-            ]
+            changes = []
+            for each, (named, given) in table.items() if several else ((table, (keys, values)),):
+                name, named = place_of(each, named)
+                changes.append((session.ready(name), each, named, given))
             with self._as_task():
                 prepared = []
                 for route, each, named, given in changes:

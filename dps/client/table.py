@@ -17,7 +17,20 @@ from dps.functions.definition import Function
 from dps.state.names import table_name
 from dps.state.ops import TableSpec, html_renderers
 
-__all__ = ["Certified", "Changes", "Keys", "Outs", "Pulls", "T", "Table", "TableLike", "Values", "name_of", "through"]
+__all__ = [
+    "Certified",
+    "Changes",
+    "Keys",
+    "Outs",
+    "Pulls",
+    "T",
+    "Table",
+    "TableLike",
+    "Values",
+    "name_of",
+    "place_of",
+    "through",
+]
 
 
 class Sparse(Protocol):
@@ -211,6 +224,14 @@ class Table:
 def name_of(table: TableLike) -> str:
     """The name of a table that is given by name or by handle."""
     return table.name if isinstance(table, Table) else table_name(table)
+
+
+def place_of(table: Any, keys: Keys) -> tuple[str, Keys]:
+    """The name of a table and keys of it; of a vector on the servers, which is a part of a table, too."""
+    if hasattr(table, "__dps_rows__"):
+        name, keys = table.__dps_rows__(keys)
+        return name, keys
+    return name_of(table), keys
 
 
 def through(client: Verbs, spec: TableSpec) -> Table:

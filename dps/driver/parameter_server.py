@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -355,6 +356,70 @@ class ParameterServer:
         """Handles of the tables there are, by name."""
         tables = self._connection.describe().tables
         return TablesView((name, self._handle(TableSpec.from_dict(table.spec))) for name, table in tables.items())
+
+    # -- vectors and matrices
+
+    @functools.cached_property
+    def arrays(self) -> Any:
+        """The functions of the array API standard for vectors and matrices that lie on the servers."""
+        from dps.arrays import ArrayNamespace, ServerStore, Space
+
+        shards = most_servers(self._connection.describe())
+        return ArrayNamespace(Space(ServerStore(self._connection.client, shards, self.table)))
+
+    def zeros(self, shape: int | tuple[int, int], dtype: npt.DTypeLike = "float64", capacity: int | None = None) -> Any:
+        """A vector or matrix of zeros on the servers, which computes there.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Number of elements; or rows and columns.
+        dtype : dtype
+            float32, float64 or int64; others up to 64 bits may be computed with, and not pushed to by trainers.
+        capacity : int, optional
+            How many vectors of this length and dtype there may be at a time, those in between included. It counts for
+            the first one. By default 32, or four times the rows of a matrix.
+
+        Returns
+        -------
+        PSVector or PSMatrix
+
+        Examples
+        --------
+        >>> import dps
+        >>> import numpy as np
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         w, g = ps.zeros(4, dtype="float32"), ps.from_array(np.arange(4, dtype="float32"))
+        ...         w -= 0.5 * g / (np.sqrt(g) + 1)
+        ...         w.to_numpy(), w @ g
+        (array([ 0.       , -0.25     , -0.41421354, -0.5490381 ], dtype=float32), np.float32(-2.7255414))
+        """
+        return self.arrays.zeros(shape, dtype=dtype, capacity=capacity)
+
+    def ones(self, shape: int | tuple[int, int], dtype: npt.DTypeLike = "float64", capacity: int | None = None) -> Any:
+        """Ones; parameters as in :meth:`zeros`."""
+        return self.arrays.ones(shape, dtype=dtype, capacity=capacity)
+
+    def full(
+        self,
+        shape: int | tuple[int, int],
+        value: float,
+        dtype: npt.DTypeLike | None = None,
+        capacity: int | None = None,
+    ) -> Any:
+        """One number everywhere; parameters as in :meth:`zeros`."""
+        return self.arrays.full(shape, value, dtype=dtype, capacity=capacity)
+
+    def random(
+        self, shape: int | tuple[int, int], *, seed: int, dtype: npt.DTypeLike = "float64", capacity: int | None = None
+    ) -> Any:
+        """Random numbers in [0, 1), the same for a seed on any number of servers; parameters as in :meth:`zeros`."""
+        return self.arrays.random(shape, seed=seed, dtype=dtype, capacity=capacity)
+
+    def from_array(self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None, capacity: int | None = None) -> Any:
+        """A vector or matrix with the elements of an array of numpy; `capacity` as in :meth:`zeros`."""
+        return self.arrays.asarray(array, dtype=dtype, copy=True, capacity=capacity)
 
     # -- work
 

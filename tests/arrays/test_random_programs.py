@@ -83,10 +83,14 @@ class Machine:
     def __init__(self, shards: int, shape, dtypes, seed: int):
         self.store = MemoryStore(shards)
         self.space, self.rng = Space(self.store), np.random.default_rng(seed)
-        self.space.pool(shape[-1], np.dtype(np.float64), 256), self.space.pool(shape[-1], np.dtype(np.float32), 256)
-        self.space.pool(shape[-1], np.dtype(np.int64), 256)
+        for dtype in ("float32", "float64", "int64"):
+            self.space.pool(shape[-1], np.dtype(dtype), 256)
+        self.pairs: list = []
+        self.bring(shape, dtypes)
+
+    def bring(self, shape, dtypes) -> None:
         twins = [values(dtype, shape, self.rng) for dtype in dtypes]
-        self.pairs = [(brought(self.space, twin), twin) for twin in twins]
+        self.pairs += [(brought(self.space, twin), twin) for twin in twins]
 
     def both(self, function, *numbers, inplace=False) -> None:
         """Do the same to pairs; keep the result as a pair, where it is one."""

@@ -37,7 +37,7 @@ class MemoryStore:
     """A parameter server of so many servers; `trips` counts what would be a round trip each."""
 
     def __init__(self, shards: int = 2):
-        self.shards, self.trips = shards, 0
+        self.shards, self.trips, self.origin = shards, 0, "memory"
         self.tables: dict[str, np.ndarray] = {}
         self.programs: list[Program] = []
 

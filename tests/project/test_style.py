@@ -44,9 +44,9 @@ ROOMS = {
     # what stands around them
     "dashboard": "telemetry state.ops",
     "training": "client functions config core.polling core.tick state wire telemetry daskapi dashboard.notebook",
-    "arrays": "config",
-    "driver": "config functions.definition state wire telemetry daskapi checkpoints client server controller training "
-    "dashboard",
+    "arrays": "config functions.definition functions.rows",
+    "driver": "config arrays functions.definition state wire telemetry daskapi checkpoints client server controller "
+    "training dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
     "optimize": "",
@@ -81,6 +81,9 @@ LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
     ("dps", "dps.optimize"): "scipy takes half a second to import",
     ("dps", "importlib"): "to reach dps.models and dps.optimize on first use",
+    ("dps.arrays.array", "dps.arrays.namespace"): "it makes arrays, so it imports this one",
+    ("dps.arrays.vector", "dask.array"): "brings half of scientific Python, for one method",
+    ("dps.driver.parameter_server", "dps.arrays"): "takes 20 ms, and most programs use tables only",
     ("dps.cli.train", "dps.models"): "scikit-learn takes a second to import",
     ("dps.models.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
     ("dps.checkpoints.export", "dask.array"): "brings half of scientific Python, for one of five forms",

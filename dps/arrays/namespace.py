@@ -1,0 +1,213 @@
+"""ArrayNamespace: the functions of the array API standard, for the arrays of one parameter server.
+
+Functions that make arrays are written here, because they need to know where. All others are numpy's, which find what to
+do by numpy's protocols.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.arrays.array import PSArray, made, operands_of, uploaded
+from dps.arrays.expressions import Node, applied, converted
+from dps.arrays.functions import filled
+from dps.arrays.matrix import eye
+from dps.arrays.operations import checked
+from dps.arrays.space import Space
+from dps.errors import InputError
+
+__all__ = ["ArrayNamespace"]
+
+CONSTANTS = "e inf nan newaxis pi"
+DTYPES = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64 finfo iinfo isdtype can_cast result_type"
+)
+ELEMENTWISE = """
+abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_invert bitwise_left_shift bitwise_or
+bitwise_right_shift bitwise_xor ceil clip conj copysign cos cosh divide equal exp expm1 floor floor_divide greater
+greater_equal hypot isfinite isinf isnan less less_equal log log10 log1p log2 logaddexp logical_and logical_not
+logical_or logical_xor maximum minimum multiply negative nextafter not_equal positive pow real reciprocal remainder
+round sign signbit sin sinh sqrt square subtract tan tanh trunc
+"""
+STATISTICS = "all any argmax argmin count_nonzero max mean min nonzero prod std sum var where"
+PRODUCTS = "matmul vecdot linalg"
+LIKE = "empty_like full_like ones_like zeros_like"
+SHARED = " ".join([CONSTANTS, DTYPES, ELEMENTWISE, STATISTICS, PRODUCTS, LIKE]).split()
+CORRECTED = {"std", "var"}  # the standard says `correction` where numpy says `ddof`
+
+Shape = int | tuple[int, ...]
+
+
+class ArrayNamespace:
+    """The arrays of a parameter server: ``ps.arrays``, and what ``vector.__array_namespace__()`` returns.
+
+    Parameters
+    ----------
+    space : Space
+    """
+
+    __array_api_version__ = "2024.12"
+
+    def __init__(self, space: Space):
+        self.space = space
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in SHARED:
+            raise AttributeError(f"arrays on the servers have no {name!r}: convert with to_numpy() first")
+        return getattr(np, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *SHARED})
+
+    def __repr__(self) -> str:
+        used = self.space.used()
+        return f"<dps.arrays: {sum(each for each, _ in used.values())} vectors in {len(used)} pools>"
+
+    # -- arrays of one number, of numbers in order, of random numbers
+
+    def zeros(
+        self, shape: Shape, *, dtype: npt.DTypeLike | None = None, capacity: int | None = None, device: Any = None
+    ) -> Any:
+        """Zeros; see :meth:`dps.ParameterServer.zeros`."""
+        return self.full(shape, 0, dtype=dtype or np.float64, capacity=capacity)
+
+    def ones(
+        self, shape: Shape, *, dtype: npt.DTypeLike | None = None, capacity: int | None = None, device: Any = None
+    ) -> Any:
+        """Every element is 1; see :meth:`dps.ParameterServer.ones`."""
+        return self.full(shape, 1, dtype=dtype or np.float64, capacity=capacity)
+
+    empty = zeros
+
+    def full(
+        self,
+        shape: Shape,
+        fill_value: Any,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        capacity: int | None = None,
+        device: Any = None,
+    ) -> Any:
+        """One number everywhere."""
+        shape = _shape(shape)
+        array = filled(self.space, shape, fill_value, dtype)
+        self._pool(shape, array.dtype, capacity)
+        return array
+
+    def arange(
+        self, start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None, device: Any = None
+    ) -> Any:
+        """Numbers with the same distance from each other, as np.arange."""
+        first, last = (0, start) if stop is None else (start, stop)
+        size = max(int(np.ceil((last - first) / step)), 0)
+        kind = np.arange(first, first + step, step).dtype if dtype is None else np.dtype(dtype)
+        index = Node(_shape(size), np.dtype(np.int64), "index")
+        whole = all(isinstance(each, int) for each in (first, step))
+        node = applied("add", [applied("multiply", [index, step]), first]) if whole else None
+        if node is None:
+            floats = converted(index, np.dtype(np.float64))
+            node = applied("add", [applied("multiply", [floats, float(step)]), float(first)])  # type: ignore[list-item]
+        return made(self.space, converted(node, kind))
+
+    def linspace(
+        self, start: float, stop: float, /, num: int, *, dtype: Any = None, endpoint: bool = True, device: Any = None
+    ) -> Any:
+        """So many numbers from `start` to `stop`, as np.linspace."""
+        step = (stop - start) / max(num - endpoint, 1)
+        index = converted(Node(_shape(num), np.dtype(np.int64), "index"), np.dtype(np.float64))
+        node = applied("add", [applied("multiply", [index, float(step)]), float(start)])  # type: ignore[list-item]
+        if endpoint and num > 1:
+            at_end = applied("equal", [index, float(num - 1)])  # type: ignore[list-item]
+            exact = converted(np.asarray(float(stop)), np.dtype(np.float64))
+            node = Node(node.shape, node.dtype, "where", [at_end, exact, node])
+        return made(self.space, converted(node, np.dtype(dtype or np.float64)))
+
+    def eye(
+        self, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None
+    ) -> Any:
+        """A matrix with ones on a diagonal."""
+        return eye(self.space, n_rows, n_cols, k, dtype or np.float64)
+
+    def random(self, shape: Shape, *, seed: int, dtype: npt.DTypeLike = np.float64, capacity: int | None = None) -> Any:
+        """Random numbers in [0, 1): for a vector those of ``np.random.Generator(np.random.Philox(key=seed))``."""
+        return self._computed(self._uniform(_shape(shape), seed), dtype, capacity)
+
+    def normal(self, shape: Shape, *, seed: int, dtype: npt.DTypeLike = np.float64, capacity: int | None = None) -> Any:
+        """Random numbers of the standard normal distribution, by the transform of Box and Muller."""
+        shape = _shape(shape)
+        first, second = (self._uniform(shape, 2 * seed + which) for which in (1, 2))
+        radius = np.sqrt(-2 * np.log(1 - made(self.space, first)))
+        return self._computed((radius * np.cos(2 * np.pi * made(self.space, second))).node, dtype, capacity)
+
+    # -- from other arrays
+
+    def asarray(
+        self,
+        obj: Any,
+        /,
+        *,
+        dtype: Any = None,
+        copy: bool | None = None,
+        capacity: int | None = None,
+        device: Any = None,
+    ) -> Any:
+        """An array on the servers with these elements."""
+        if isinstance(obj, PSArray):
+            if obj.space is not self.space:
+                raise InputError("an array of another parameter server: convert with to_numpy() first")
+            if dtype is None or np.dtype(dtype) == obj.dtype:
+                return obj.copy() if copy else obj
+            return obj.astype(dtype)
+        if copy is False:
+            raise InputError("elements cannot get to the servers without a copy")
+        array = np.asarray(obj, dtype)
+        if array.ndim == 0:
+            return array[()]
+        return made(self.space, uploaded(self.space, array, capacity))
+
+    from_array = asarray
+
+    def astype(self, x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
+        """The elements in another dtype."""
+        return x.astype(dtype)
+
+    def std(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+        """The standard deviation."""
+        return x.std(axis=axis, ddof=correction, keepdims=keepdims)
+
+    def var(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+        """The variance."""
+        return x.var(axis=axis, ddof=correction, keepdims=keepdims)
+
+    # -- several at once
+
+    def compute(self, *arrays: PSArray) -> None:
+        """Let expressions of the same length be computed together, in one round trip."""
+        operands_of(self.space, arrays)
+        self.space.store_nodes([each.node for each in arrays])
+
+    def _uniform(self, shape: tuple[int, ...], seed: int) -> Node:
+        return Node(shape, np.dtype(np.float64), "uniform", (), seed)
+
+    def _computed(self, node: Node, dtype: Any, capacity: int | None) -> Any:
+        dtype = checked(np.dtype(dtype), "random")
+        self._pool(node.shape, dtype, capacity)
+        array = made(self.space, converted(node, dtype))
+        array.compute()  # once, because random numbers take longer to make than to read
+        return array
+
+    def _pool(self, shape: tuple[int, ...], dtype: np.dtype, capacity: int | None) -> None:
+        height = 1 if len(shape) == 1 else shape[0]
+        self.space.pool(shape[-1], dtype, capacity, height)
+
+
+def _shape(shape: Shape) -> tuple[int, ...]:
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if len(shape) not in (1, 2) or min(shape) < 1:
+        raise InputError(
+            f"an array on the servers has one axis or two, each with an element at least, not shape {shape}"
+        )
+    return shape

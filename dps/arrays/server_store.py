@@ -1,0 +1,91 @@
+"""ServerStore: arrays on the servers of a parameter server, through its client."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from dps.arrays.evaluation import evaluated
+from dps.arrays.layout import PoolLayout
+from dps.arrays.programs import Program
+from dps.errors import InputError
+from dps.functions.definition import Function, function
+from dps.functions.rows import Rows
+
+__all__ = ["ArrayClient", "ServerStore", "read_program", "run_program"]
+
+
+class ArrayClient(Protocol):
+    """What is used of a client or trainer."""
+
+    def call(self, function: Function, table: str, /, keys: Any = None, **arguments: Any) -> Any: ...
+    def pull(self, table: str, keys: Any = None) -> np.ndarray: ...
+    def assign(self, table: str, keys: Any = None, values: Any = None) -> None: ...
+
+
+@function
+def read_program(rows: Rows, layout: list[int], program: list[Any]) -> list[Any]:
+    """Reductions of a program, which writes nothing."""
+    return evaluated(rows, PoolLayout(*layout), Program(*program))
+
+
+@function(changes=True)
+def run_program(rows: Rows, layout: list[int], program: list[Any]) -> list[Any]:
+    """A program with outputs."""
+    return evaluated(rows, PoolLayout(*layout), Program(*program))
+
+
+class ServerStore:
+    """A parameter server, as arrays see it.
+
+    Parameters
+    ----------
+    client : callable
+        Gives the client through which calls go.
+    shards : int
+        Parts into which a vector is cut.
+    table : callable, optional
+        Makes tables, as :meth:`dps.ParameterServer.table`; a trainer makes none.
+    origin : str, optional
+        By which vectors that arrive in a process one by one are known to go together.
+    """
+
+    def __init__(
+        self, client: Callable[[], Any], shards: int, table: Callable[..., Any] | None = None, origin: str | None = None
+    ):
+        self.client, self.shards, self._table = client, shards, table
+        self.origin = secrets.token_hex(8) if origin is None else origin
+
+    def __reduce__(self) -> tuple[Callable[..., ServerStore], tuple[Any, int, str]]:
+        return store_over, (self.client(), self.shards, self.origin)
+
+    def make(self, layout: PoolLayout, dtype: np.dtype) -> str:
+        """Make the table of a pool; its name is its own, because other programs may use the same parameter server."""
+        if self._table is None:
+            raise InputError("a trainer makes no vectors of its own: make them where the parameter server was started")
+        name = f"vectors of {layout.size} {dtype} ({secrets.token_hex(4)})"
+        self._table(name, rows=layout.rows, dtype=dtype.name, shards=layout.shards)
+        return name
+
+    def run(self, table: str, layout: PoolLayout, program: Program) -> list[list[Any]]:
+        """Run a program on all servers that have a part of the pool."""
+        chosen = run_program if program.outputs else read_program
+        found: list[list[Any]] = self.client().call(chosen, table, layout=list(layout), program=list(program))
+        return found
+
+    def pull(self, table: str, keys: np.ndarray | slice) -> np.ndarray:
+        """The values of rows."""
+        values: np.ndarray = self.client().pull(table, keys)
+        return values.reshape(-1)
+
+    def assign(self, table: str, keys: np.ndarray | slice, values: np.ndarray) -> None:
+        """Replace the values of rows."""
+        self.client().assign(table, keys, values)
+
+
+def store_over(client: Any, shards: int, origin: str) -> ServerStore:
+    """A store over one client, in a process that makes no tables."""
+    return ServerStore(lambda: client, shards, origin=origin)

@@ -1,0 +1,133 @@
+"""Vectors on real servers: in threads of this process, and in processes of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_random_programs import DTYPES, Machine, random_programs
+
+import dps
+from dps.arrays import Space
+from dps.errors import InputError, InputTypeError, PoolFullError
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1 server", "2 servers"])
+def ps(request):
+    count = request.param
+    with (
+        dps.LocalCluster(servers=count, trainers=1, processes=False) as cluster,
+        dps.ParameterServer(cluster, servers=count, copies=count) as ps,
+    ):
+        ps.zeros(4).compute()  # the first function starts a thread on each server, which stays
+        yield ps
+
+
+@settings(max_examples=25)
+@given(
+    shape=st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(2, 4), st.integers(2, 20))),
+    dtypes=st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3),
+    program=random_programs,
+    seed=st.integers(0, 1000),
+)
+def test_random_programs_do_what_numpy_does(ps, shape, dtypes, program, seed):
+    machine = Machine(1, shape, [], seed)
+    machine.space = Space(ps.arrays.space.store)
+    for size in {shape[-1]}:
+        for dtype in ("float32", "float64", "int64"):
+            machine.space.pool(size, np.dtype(dtype), 256)
+    machine.bring(shape, dtypes)
+    for step in program:
+        machine.step(*step)
+    machine.check()
+    for name in machine.space.used():
+        ps.drop_table(name)
+
+
+def test_what_is_made(ps):
+    assert ps.zeros(3).tolist() == [0, 0, 0]
+    assert ps.ones((2, 3), dtype="float32").sum() == 6
+    assert ps.full(3, 7).dtype == np.int64
+    assert ps.from_array([1.5, 2]).tolist() == [1.5, 2]
+    xp = ps.arrays
+    np.testing.assert_array_equal(
+        ps.random(101, seed=5).to_numpy(), np.random.Generator(np.random.Philox(key=5)).random(101)
+    )
+    normal = xp.normal(10_001, seed=1).to_numpy()
+    assert abs(normal.mean()) < 0.05
+    assert abs(normal.std() - 1) < 0.05
+    np.testing.assert_array_equal(xp.arange(3, 20, 4).to_numpy(), np.arange(3, 20, 4))
+    np.testing.assert_allclose(xp.arange(0, 1, 0.1).to_numpy(), np.arange(0, 1, 0.1))
+    np.testing.assert_allclose(xp.linspace(0, 1, 7).to_numpy(), np.linspace(0, 1, 7))
+    np.testing.assert_array_equal(xp.eye(3).to_numpy(), np.eye(3))
+    assert xp.zeros(3).__array_namespace__().sqrt(xp.ones(3)).tolist() == [1, 1, 1]
+    assert xp.var(xp.arange(4), correction=1) == pytest.approx(np.var(np.arange(4), ddof=1))
+    with pytest.raises(AttributeError, match="to_numpy"):
+        xp.__getattr__("sort")
+
+
+def test_clients_and_tables(ps):
+    client, v = ps.client(), ps.from_array(np.arange(6.0))
+    client.add(v, [1, 4], [10, 20])
+    v *= 2
+    client.push(v, None, np.ones(6))
+    assert client.pull(v).tolist() == v.tolist() == [1, 23, 5, 7, 49, 11]
+    assert client.pull(v, [4, 0]).tolist() == [49, 1]
+    assert client.pull(v, slice(1, 3)).tolist() == [23, 5]
+    with pytest.raises(InputTypeError, match="in a table of float64"):
+        client.add(v > 1, [0], 1)
+
+
+def test_a_push_reaches_no_earlier_expression(ps):
+    v = ps.from_array(np.arange(3.0))
+    doubled = v * 2
+    ps.client().add(v, [1], 5)
+    assert (v.tolist(), doubled.tolist()) == ([0, 6, 2], [0, 2, 4])
+
+
+def test_trainers_add_to_a_vector(ps):
+    w, g = ps.zeros(8, dtype="float32"), ps.from_array(np.arange(8, dtype="float32"))
+
+    def train(trainer, partitions):
+        for part in partitions:
+            trainer.add(w, np.asarray(part), np.ones(len(part), "f4"))
+        return float(w @ g), float(np.max(g))
+
+    results = ps.run(train, np.array([0, 1, 2, 2, 7]), trainers=1)
+    assert results[0] == (pytest.approx(0 + 1 + 2 * 2 + 7), 7)
+    assert w.tolist() == [1, 1, 2, 0, 0, 0, 0, 1]
+
+
+def test_a_trainer_makes_no_vectors(ps):
+    w = ps.zeros(8)
+
+    def train(trainer, partitions):
+        with pytest.raises(PoolFullError, match="change it in place"):
+            (w + 1).compute()
+        with pytest.raises(InputError, match="a trainer makes no vectors"):
+            np.zeros_like(w, dtype="float32").compute()
+        trainer.pull(w)
+        return float((w + 1).sum())
+
+    assert ps.run(train, np.ones(1), trainers=1) == [8]
+
+
+def test_to_dask_array(ps):
+    v = ps.from_array(np.arange(11.0))
+    array = v.to_dask_array()
+    assert array.chunks == ((11,),) if ps.arrays.space.store.shards == 1 else ((6, 5),)
+    assert float((array * 2).sum().compute()) == 110
+
+
+@pytest.mark.processes
+def test_servers_in_processes():
+    with dps.LocalCluster(servers=2, trainers=1) as cluster, dps.ParameterServer(cluster, servers=2) as ps:
+        rng = np.random.default_rng(0)
+        a, g, s = rng.random((3, 100_003)).astype("f4")
+        x, y, z = map(ps.from_array, (a, g, s))
+        x -= 0.1 * y / (np.sqrt(z) + 1e-8)
+        expected = a - 0.1 * g / (np.sqrt(s) + 1e-8)
+        np.testing.assert_array_equal(x.to_numpy(), expected)
+        assert x @ y == pytest.approx(expected @ g, rel=1e-5)
+        assert x.to_dask_array().sum().compute() == pytest.approx(expected.sum(), rel=1e-4)
