@@ -108,8 +108,8 @@ class Dump:
 class _KeyedSoFar(KeyedShard):
     """Some rows of a shard. Ops do not create the others, because the pieces of a dump will bring them."""
 
-    def prepared(self, op: Op) -> Op:
-        return super().prepared(op if op.keys is None else self._part(op))
+    def _stepped(self, op: Op) -> Op:
+        return super()._stepped(self._part(op))
 
     def step_rows(self, op: Op) -> None:
         super().step_rows(self._part(op))

@@ -58,7 +58,7 @@ WRONG = {  # and where to look first
                 "if hold is not None:\n        [r.shard.apply(op_of(header, e)) for r, e in hold.effects if e]\n",
             )
         ],
-        [7],
+        [4],
     ),
     "a call gets another stamp when it is sent again": (
         [
