@@ -31,6 +31,7 @@ from dps.errors import InputError
 from dps.functions.definition import Function
 from dps.training.batches import Batches
 from dps.training.leased_batches import LeasedBatches
+from dps.training.model_copy import ModelCopy, checked_period
 from dps.training.participant import Participant
 from dps.training.types import Batch, Json, Partition
 from dps.wire import frames
@@ -127,7 +128,8 @@ class Trainer:
         leased: LeasedBatches | None = None,
     ):
         self._participant, self._client, self._leased = participant, participant.client, leased
-        self._calls: Any = participant.client  # the same, where type checkers cannot pass on the overloads' unions
+        # What pulls and pushes go through: the client, or within a loop with n_fetch or n_push a ModelCopy.
+        self._calls: Any = participant.client
         self.partition_numbers = list(partition_numbers)
 
     @classmethod
@@ -219,7 +221,8 @@ class Trainer:
 
     def table(self, table: TableLike) -> Table:
         """A handle whose calls go through this trainer, of a name or of a handle from elsewhere."""
-        return self._client.table(table)
+        spec = self._client.table(table).spec
+        return Table(spec, self.ticket.session, lambda: self._calls)
 
     @overload
     def pull(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> np.ndarray: ...
@@ -259,13 +262,14 @@ class Trainer:
         self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, rows: int | None = None
     ) -> None:
         """Hand values (gradients) to the table's optimizer on the servers; see :meth:`dps.Client.push`."""
-        self._client.push(table, keys, values, rows)
+        self._calls.push(table, keys, values, rows)
 
     def push_async(
         self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, rows: int | None = None
     ) -> Pending[None]:
         """As :meth:`push`, but return once it is written; see :meth:`dps.Client.push_async`."""
-        return self._client.push_async(table, keys, values, rows)
+        pending: Pending[None] = self._calls.push_async(table, keys, values, rows)
+        return pending
 
     def add(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Add values to rows, past the optimizer; see :meth:`dps.Client.add`."""
@@ -378,8 +382,17 @@ class Trainer:
         batch_size: int | None = None,
         shuffle: int | None = None,
         prepare: Callable[[Partition], Partition] | None = None,
+        n_fetch: int = 1,
+        n_push: int = 1,
     ) -> Iterator[Batch]:
         """Yield batch after batch, ticking the clock after each; goes on where the clock stands after a restart.
+
+        With `n_fetch` and `n_push` the loop is that of Downpour SGD (Dean et al., 2012): the same program sends fewer
+        messages. Within the loop, :meth:`pull` reads a copy of the rows that lives for `n_fetch` batches, and does not
+        contain what the trainer has pushed since; :meth:`push` gathers gradients, merged by key, which leave together
+        after each `n_push`-th batch and after the last one. So a pull at clock c sees every push that any trainer made
+        before its clock c - staleness - (n_fetch - 1) - (n_push - 1). A trainer that is run again repeats the batches
+        whose gradients had not left, so each gradient counts once. A loop that is left early, by ``break``, drops them.
 
         In a run with ``reassign=True`` it ticks after each epoch instead, and batches of other trainers may be among
         those of this one.
@@ -396,6 +409,8 @@ class Trainer:
             Seed by which the order of the batches is shuffled, anew for each epoch.
         prepare : callable, optional
             What is to be done to each partition before it is cut, once.
+        n_fetch, n_push : int
+            Batches from one pull of a row to the next, and from one push of gathered gradients to the next.
 
         Yields
         ------
@@ -408,7 +423,10 @@ class Trainer:
         InputError
             A `batch_size` is given and a partition has no rows to cut, or its parts have different numbers of rows.
         """
+        n_fetch, n_push = checked_period("n_fetch", n_fetch), checked_period("n_push", n_push)
         if self._leased is not None:
+            if n_fetch * n_push > 1:
+                raise InputError("with reassign=True each portion is pushed by itself: leave out n_fetch and n_push")
             yield from self._leased.iterate(self.tick, partitions, epochs, batch_size, shuffle, prepare)
             return
         participant = self._participant
@@ -416,12 +434,24 @@ class Trainer:
         batches = Batches(partitions, epochs, batch_size, shuffle)
         participant.planned = self.clock + len(batches)
         skipped = min(max(0, participant.reached - self.clock), len(batches))
+        if skipped < len(batches):
+            skipped -= skipped % n_push  # because the gradients of these batches have not left
         if skipped:
             participant.move(self.clock + skipped)
-        for _, index, batch in batches.iterate(skipped):
-            yield batch
-            self._client.session.meter.rows += batches.rows(index)
-            self.tick()
+        copy = ModelCopy(self._client) if n_fetch * n_push > 1 else None
+        try:
+            for done, (_, index, batch) in enumerate(batches.iterate(skipped), skipped + 1):
+                if copy is not None:
+                    self._calls = copy
+                    if (done - 1) % n_fetch == 0:
+                        copy.forget()
+                yield batch
+                self._client.session.meter.rows += batches.rows(index)
+                if copy is not None and (done % n_push == 0 or done == len(batches)):
+                    copy.send()
+                self.tick()
+        finally:
+            self._calls = self._client
 
     def log(self, **metrics: SupportsFloat) -> None:
         """Publish numbers of your own, such as the loss, to the pages and reports of the run.

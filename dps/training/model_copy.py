@@ -1,0 +1,207 @@
+"""A trainer's copy of the rows that it has pulled, and the gradients that it has gathered: n_fetch and n_push.
+
+Dean et al., "Large scale distributed deep networks" (NIPS 2012), section 4.1: a trainer asks for parameters every
+n_fetch batches only, and sends the gradients of n_push batches together. `dps.Trainer.iterate` says when: `forget`
+before each n_fetch-th batch, `send` after each n_push-th one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dps.client.client import Client
+from dps.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
+from dps.client.table import Keys, TableLike, Values, name_of
+from dps.errors import InputError, KeyRangeError
+from dps.state.ops import TableSpec
+
+__all__ = ["ModelCopy", "checked_period"]
+
+AT_ONCE = ("pull_async", "pull_certified", "pull_certified_async", "push_async", "push_pull", "push_pull_async")
+
+
+def checked_period(name: str, batches: object) -> int:
+    """`n_fetch` or `n_push` as a number of batches, 1 or more."""
+    try:
+        count = operator.index(batches)  # type: ignore[arg-type]
+    except TypeError:
+        count = 0
+    if count < 1 or isinstance(batches, bool):
+        raise InputError(f"{name} is a number of batches, 1 or more, not {batches!r}")
+    return count
+
+
+class ModelCopy:
+    """What a trainer pulls from and pushes to between two exchanges with the servers.
+
+    Pulls give rows as they were when the trainer first pulled them after the last `forget`. Pushes are summed by key,
+    or the last one counts, as the table's optimizer has it. All other calls go to the servers at once.
+
+    Parameters
+    ----------
+    client : Client
+        The trainer's.
+    """
+
+    def __init__(self, client: Client):
+        self._client = client
+        self._specs: dict[str, TableSpec] = {}
+        self._pulled: dict[str, PulledRows] = {}
+        self._gathered: dict[str, GatheredRows] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in AT_ONCE:
+            raise InputError(
+                f"{name} in a loop with n_fetch or n_push: the loop has pull, which reads its copy, and push, which "
+                f"gathers; trainer.client.{name} goes to the servers at once"
+            )
+        return getattr(self._client, name)
+
+    def forget(self) -> None:
+        """Pull anew what is asked for from now on."""
+        self._pulled.clear()
+
+    def send(self) -> None:
+        """Push what has been gathered, one push for each table. The next tick waits until the servers have it."""
+        gathered, self._gathered = self._gathered, {}
+        for name, rows in gathered.items():
+            keys, values = rows.merged()
+            self._client.push_async(name, keys, values, rows.weight)
+
+    def pull(self, table: Any, keys: Keys = None, out: Any = None) -> Any:
+        """As :meth:`dps.Client.pull`, from the copy as far as it has the rows."""
+        asked = dict(table) if isinstance(table, Mapping) else {table: keys}
+        named = {each: self._keys(name_of(each), some) for each, some in asked.items()}
+        missing = {}
+        for each, (flat, _) in named.items():
+            lacking = self._rows(name_of(each)).missing(flat)
+            if len(lacking):
+                missing[name_of(each)] = lacking
+        if missing:
+            for name, values in self._client.pull(missing).items():
+                self._rows(name).add(missing[name], values)
+        if isinstance(table, Mapping):
+            return {each: self._answer(each, *named[each], None if out is None else out.get(each)) for each in named}
+        return self._answer(table, *named[table], out)
+
+    def push(self, table: Any, keys: Keys = None, values: Values = None, rows: int | None = None) -> None:
+        """As :meth:`dps.Client.push`, but gather."""
+        changes = dict(table) if isinstance(table, Mapping) else {table: (keys, values)}
+        prepared = []
+        for each, (some, change) in changes.items():
+            name = name_of(each)
+            spec = self._spec(name)
+            sparse = split_sparse(name, spec, some)
+            if sparse is not None:
+                some, change = sparse[0], sparse[1] if change is None else change
+            if change is None:
+                raise InputError(f"table {name!r}: a push takes keys and values; values are missing")
+            flat, shape = self._keys(name, some)
+            self._rows(name).check(flat)
+            prepared.append((name, flat, as_rows(change, shape, len(flat), spec)))
+        for name, flat, change in prepared:  # all of them, now that none is refused
+            if name not in self._gathered:
+                self._gathered[name] = GatheredRows(self._spec(name))
+            self._gathered[name].add(flat, change, rows)
+
+    def _answer(self, table: TableLike, keys: np.ndarray, shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
+        spec = self._spec(name_of(table))
+        shape = row_shape(shape, spec)
+        values = self._rows(spec.name).take(keys).reshape(shape)
+        if out is None:
+            return values
+        check_out(out, shape, spec)[...] = values
+        return out
+
+    def _spec(self, name: str) -> TableSpec:
+        if name not in self._specs:
+            self._specs[name] = self._client.table(name).spec
+        return self._specs[name]
+
+    def _rows(self, name: str) -> PulledRows:
+        if name not in self._pulled:
+            self._pulled[name] = PulledRows(self._spec(name))
+        return self._pulled[name]
+
+    def _keys(self, name: str, keys: Any) -> tuple[np.ndarray, tuple[int, ...]]:
+        """Keys, flat, and the shape in which they came."""
+        spec = self._spec(name)
+        if keys is None or isinstance(keys, slice):
+            if spec.rows is None:
+                raise InputError(f"table {name!r} is keyed: name the keys")
+            keys = np.arange(spec.rows)[slice(None) if keys is None else keys]
+        sparse = split_sparse(name, spec, keys)
+        return as_keys(keys if sparse is None else sparse[0], name)
+
+
+class PulledRows:
+    """Rows of one table as they were pulled, sorted by key."""
+
+    def __init__(self, spec: TableSpec):
+        self.spec = spec
+        self._keys, self._values = np.empty(0, np.int64), np.empty((0, spec.dim), spec.dtype)
+
+    def check(self, keys: np.ndarray) -> None:
+        """Raise KeyRangeError for a row that a dense table does not have."""
+        rows = self.spec.rows
+        if rows is not None and len(keys) and not 0 <= keys.min() <= keys.max() < rows:
+            raise KeyRangeError(f"table {self.spec.name!r} has rows 0 to {rows - 1}, not {keys.min()} to {keys.max()}")
+
+    def missing(self, keys: np.ndarray) -> np.ndarray:
+        """Those of the keys that have not been pulled, each once, sorted."""
+        if not len(self._keys):
+            return np.unique(keys)
+        return np.unique(keys[self._keys[self._places(keys)] != keys])
+
+    def add(self, keys: np.ndarray, values: np.ndarray) -> None:
+        """Keep rows that were missing."""
+        both = np.concatenate([self._keys, keys])
+        order = np.argsort(both, kind="stable")
+        self._keys = both[order]
+        self._values = np.concatenate([self._values, values.reshape(len(keys), self.spec.dim)])[order]
+
+    def take(self, keys: np.ndarray) -> np.ndarray:
+        """A copy of the rows of the keys, [m, dim]; all of them are here."""
+        return self._values[self._places(keys)] if len(keys) else np.empty((0, self.spec.dim), self.spec.dtype)
+
+    def _places(self, keys: np.ndarray) -> np.ndarray:
+        return np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+
+
+class GatheredRows:
+    """Gradients of one table that have not been pushed yet.
+
+    Attributes
+    ----------
+    weight : int or None
+        Rows of data for which they stand, if the pushes say so.
+    """
+
+    def __init__(self, spec: TableSpec):
+        self.spec = spec
+        self.weight: int | None = None
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def add(self, keys: np.ndarray, values: np.ndarray, rows: int | None) -> None:
+        """One more push."""
+        if self._parts and (rows is None) != (self.weight is None):
+            raise InputError(f"table {self.spec.name!r}: some pushes say rows=, and some do not")
+        if rows is not None:
+            self.weight = (self.weight or 0) + rows
+        self._parts.append((keys.copy(), values.copy()))
+
+    def merged(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each key once, and what it is to be pushed with."""
+        keys = np.concatenate([each for each, _ in self._parts])
+        values = np.concatenate([each for _, each in self._parts])
+        distinct, inverse = np.unique(keys, return_inverse=True)
+        merged = np.zeros((len(distinct), self.spec.dim), self.spec.dtype)
+        if self.spec.optimizer.repeats == "last":
+            merged[inverse] = values
+        else:
+            np.add.at(merged, inverse, values)
+        return distinct, merged
