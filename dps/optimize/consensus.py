@@ -12,7 +12,7 @@ from dps.errors import InputTypeError
 from dps.optimize.minimization import Callback, Function, Minimization, positive
 from dps.optimize.orthants import penalty_of, weights_of_l1
 from dps.optimize.quasi_newton import lbfgs
-from dps.optimize.vectors import Vector, combine, dots, soft_threshold
+from dps.optimize.vectors import Vector, combine, dots, soft_threshold, stored
 
 __all__ = ["admm"]
 
@@ -88,7 +88,7 @@ def admm(
     residuals = math.inf, math.inf
     while not task.nit or not task.ended(parts.larger_residual(task.x, *residuals)):
         parts.minimise(task.x)
-        z = soft_threshold(parts.mean(), weights * (1.0 / (parts.rho * len(funs)))).copy()
+        z = stored(soft_threshold(parts.mean(), weights * (1.0 / (parts.rho * len(funs)))))
         residuals = parts.agree(z, task.x)
         value, gradient = task.evaluate(z)
         task.nfev += parts.evaluations

@@ -19,7 +19,7 @@ from dps.optimize.minimization import (
     positive,
 )
 from dps.optimize.orthants import penalty_of
-from dps.optimize.vectors import Vector, combine, dots, soft_threshold
+from dps.optimize.vectors import Vector, combine, dots, soft_threshold, stored
 
 __all__ = ["mini_batch_gradient_descent"]
 
@@ -119,7 +119,7 @@ def _updated(x: Vector, gradient: Vector, step: float, penalty: str | None, stre
     if penalty == "l2":
         return combine([1.0 - step * strength, -step], [x, gradient])
     x = combine([1.0, -step], [x, gradient])
-    return soft_threshold(x, step * strength).copy() if penalty == "l1" else x
+    return stored(soft_threshold(x, step * strength)) if penalty == "l1" else x
 
 
 def _cost(x: Vector, penalty: str | None, strength: float) -> float:

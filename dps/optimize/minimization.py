@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import OptimizeResult
 
 from dps.errors import InputError, InputTypeError, NotFiniteError
-from dps.optimize.vectors import Vector
+from dps.optimize.vectors import Vector, stored
 
 __all__ = [
     "CONVERGED",
@@ -163,7 +163,7 @@ def start_of(x0: Vector) -> Vector:
         x0 = x0.astype(np.float64) if x0.dtype.kind != "f" else x0.copy()
     if len(x0.shape) != 1 or not x0.shape[0]:
         raise InputError(f"x0 is a vector of one dimension with one element or more; its shape is {x0.shape}")
-    return x0
+    return stored(x0)
 
 
 def nonnegative(name: str, value: float) -> float:

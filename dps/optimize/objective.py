@@ -30,7 +30,7 @@ from scipy.optimize import OptimizeResult
 from dps.errors import ClosedError, DPSError, InputError, InputTypeError
 from dps.optimize.minimization import counted, nonnegative, positive, start_of
 from dps.optimize.quasi_newton import lbfgs
-from dps.optimize.vectors import combine, dots
+from dps.optimize.vectors import Vector, combine, dots, stored
 
 if TYPE_CHECKING:
     import dps
@@ -41,6 +41,7 @@ BATCHES_OF_TRAINER = 8  # about, of the largest trainer, if no batch size is giv
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.0002, 0.02  # between two looks at the board
 SHARE = 0.05  # of the time waited so far, after which to look again
 
+BESIDE_PAIRS = 20  # vectors that a solver may need at a time beside the pairs of L-BFGS
 NEWS, SUMS, TOTAL = 0, 1, 2  # rows of the board: what the driver says, what trainers add up, how many batches there are
 END = -1.0  # the driver says this when the minimisation is over
 
@@ -53,8 +54,8 @@ BatchLoss: TypeAlias = Callable[..., tuple[float, BatchGradient]]
 class EvaluationPlan:
     """What each trainer gets."""
 
-    x: str  # names of tables
-    gradient: str
+    x: Any  # tables, or vectors on the servers
+    gradient: Any
     board: str
     batch_size: int | None
     function: BatchLoss
@@ -73,12 +74,13 @@ class Objective:
         batch. A gradient with few elements may be a tuple (elements, values). It runs on the trainers.
     data : as for :meth:`dps.ParameterServer.run`
         Dask collections, futures, or data in memory.
-    size : int
-        Elements of x.
+    size : int or PSVector
+        Elements of x. With a vector on the servers, all x and gradients are such vectors, and none travels to the
+        driver.
     scale : float
         A factor for the sum: one over the number of rows makes it a mean.
-    l2 : float or ndarray
-        The strength of a penalty ``l2 / 2 * |x|^2``, which is not scaled; an array has one for each element.
+    l2 : float or vector
+        The strength of a penalty ``l2 / 2 * |x|^2``, which is not scaled; a vector has one for each element.
     batch_size : int, optional
         Rows that a trainer works on between two additions. Small batches are shared out more evenly, and need more
         traffic. By default the largest trainer has about 8.
@@ -109,10 +111,10 @@ class Objective:
         ps: dps.ParameterServer,
         loss_and_gradient: BatchLoss,
         data: Any,
-        size: int,
+        size: int | Vector,
         *,
         scale: float = 1.0,
-        l2: float | np.ndarray = 0.0,
+        l2: float | Vector = 0.0,
         batch_size: int | None = None,
         trainers: int | None = None,
         retries: int = 0,
@@ -122,24 +124,29 @@ class Objective:
             raise InputTypeError(
                 f"loss_and_gradient is a function of a batch and x, not a {type(loss_and_gradient).__name__}"
             )
-        self._ps, self._data, self._size = ps, data, size
-        self._scale, self._l2 = positive("scale", scale), l2 if isinstance(l2, np.ndarray) else nonnegative("l2", l2)
+        self._ps, self._data, self._here = ps, data, isinstance(size, int)
+        self._size = size if isinstance(size, int) else size.shape[0]
+        self._scale, self._l2 = positive("scale", scale), nonnegative("l2", l2) if np.ndim(l2) == 0 else l2
         batch_size = None if batch_size is None else counted("batch_size", batch_size)
         tag = uuid.uuid4().hex[:8]
         x, gradient, board = (f"optimize-{tag}-{what}" for what in ("x", "gradient", "board"))
-        self._plan = EvaluationPlan(x, gradient, board, batch_size, loss_and_gradient, args)
+        self._tables = [x, gradient, board] if self._here else [board]
+        places: list = [x, gradient] if self._here else [stored(np.zeros_like(size)) for _ in range(2)]
+        self._plan = EvaluationPlan(places[0], places[1], board, batch_size, loss_and_gradient, args)
+        if not self._here and isinstance(self._l2, np.ndarray):
+            self._l2 = ps.from_array(self._l2, dtype="float64")  # once, and not in each evaluation
         self._options: dict[str, Any] = {"trainers": trainers, "retries": retries, "progress": False}
-        self._evaluations, self._total, self._over = 0, 0, False
+        self._evaluations, self._over = 0, False
         self._failure: BaseException | None = None
         self._client = ps.client()
         self._run = threading.Thread(target=self._train, name="dps-optimize-run", daemon=True)
 
     def __enter__(self) -> Self:
-        plan = self._plan
+        *vectors, board = self._tables
         try:
-            for table, rows in ((plan.x, self._size), (plan.gradient, self._size)):
-                self._ps.table(table, rows=rows, dtype="float64")
-            self._ps.table(plan.board, 2, rows=3, dtype="float64")
+            for table in vectors:
+                self._ps.table(table, rows=self._size, dtype="float64")
+            self._ps.table(board, 2, rows=3, dtype="float64")
         except BaseException:
             self._drop_tables()
             raise
@@ -157,29 +164,29 @@ class Objective:
         if exc[0] is None and self._failure is not None:
             raise self._failure
 
-    def __call__(self, x: npt.ArrayLike) -> tuple[float, np.ndarray]:
-        """Loss and gradient at x."""
-        x = np.asarray(x, np.float64)
+    def __call__(self, x: Vector) -> tuple[float, Vector]:
+        """Loss and gradient at x, which is an array of numpy, or a vector on the servers as `size` is."""
+        if self._here:
+            x = np.asarray(x, np.float64)
         if x.shape != (self._size,):
             raise InputError(f"x has shape {x.shape}, and this loss is of {self._size} elements")
         if self._over or self._run.ident is None:
             raise ClosedError("the trainers of this loss are not there: call it within `with Objective(...) as loss:`")
         plan, client = self._plan, self._client
-        client.assign(
-            {plan.x: (None, x), plan.gradient: (None, np.zeros(self._size)), plan.board: ([SUMS], [[0.0, 0.0]])}
-        )
+        if self._here:
+            client.assign({plan.x: (None, x), plan.gradient: (None, np.zeros(self._size))})
+        else:
+            plan.x[:], plan.gradient[:] = stored(x), 0.0
+            stored(plan.x), stored(plan.gradient)
+        client.assign(plan.board, [SUMS], [[0.0, 0.0]])
         self._evaluations += 1
         client.assign(plan.board, [NEWS], [[self._evaluations, 0.0]])
-        loss = self._when_counted()
-        return self._penalised(x, loss * self._scale, client.pull(plan.gradient) * self._scale)
-
-    def _penalised(self, x: np.ndarray, loss: float, gradient: np.ndarray) -> tuple[float, np.ndarray]:
-        if isinstance(self._l2, np.ndarray):
-            pull = self._l2 * x
-            return loss + float(dots([(pull, x)])[0]) / 2.0, gradient + pull
-        if not self._l2:
-            return loss, gradient
-        return loss + self._l2 / 2.0 * float(dots([(x, x)])[0]), combine([1.0, self._l2], [gradient, x])
+        loss = self._when_counted() * self._scale
+        gradient = client.pull(plan.gradient) if self._here else plan.gradient
+        if isinstance(self._l2, float) and not self._l2:
+            return loss, combine([self._scale], [gradient])
+        pull = stored(self._l2 * x)
+        return loss + float(dots([(pull, x)])[0]) / 2.0, combine([self._scale, 1.0], [gradient, pull])
 
     def _when_counted(self) -> float:
         """Wait until each batch is counted; the sum of the losses."""
@@ -201,7 +208,7 @@ class Objective:
         if self._ps.closed:
             return
         there = self._ps.tables()
-        for name in (self._plan.x, self._plan.gradient, self._plan.board):
+        for name in self._tables:
             if name in there:
                 self._ps.drop_table(name)
 
@@ -210,11 +217,11 @@ def minimize(
     ps: dps.ParameterServer,
     loss_and_gradient: BatchLoss,
     data: Any,
-    x0: npt.ArrayLike,
+    x0: npt.ArrayLike | Vector,
     *,
     solver: Callable[..., OptimizeResult] = lbfgs,
     scale: float = 1.0,
-    l2: float | np.ndarray = 0.0,
+    l2: float | Vector = 0.0,
     batch_size: int | None = None,
     trainers: int | None = None,
     retries: int = 0,
@@ -230,8 +237,9 @@ def minimize(
     ----------
     ps, loss_and_gradient, data, scale, l2, batch_size, trainers, retries, args
         As for :class:`Objective`.
-    x0 : array_like
-        Where to begin.
+    x0 : array_like, PSVector or int
+        Where to begin. With a vector on the servers, such as ``ps.zeros(n)``, the solver's vectors lie there,
+        too, and the driver sees numbers only. A number of elements stands for zeros on the servers.
     solver : callable
         :func:`lbfgs`, :func:`owlqn`, :func:`fista`, ...
     **settings
@@ -257,10 +265,13 @@ def minimize(
     >>> np.round(result.x, 1) + 0.0
     array([1. , 0. , 0.5])
     """
+    if isinstance(x0, int):
+        x0 = ps.zeros(x0, capacity=2 * settings.get("m", 10) + BESIDE_PAIRS)
     start = start_of(x0)
+    size = len(start) if isinstance(start, np.ndarray) else start
     options: dict[str, Any] = {"scale": scale, "l2": l2, "batch_size": batch_size, "args": args}
     options |= {"trainers": trainers, "retries": retries}
-    with Objective(ps, loss_and_gradient, data, len(start), **options) as objective:
+    with Objective(ps, loss_and_gradient, data, size, **options) as objective:
         return solver(objective, start, **settings)
 
 

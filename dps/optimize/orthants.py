@@ -10,7 +10,7 @@ from scipy.optimize import OptimizeResult
 from dps.errors import InputError
 from dps.optimize.minimization import NO_STEP, Callback, Function, Minimization, counted, nonnegative
 from dps.optimize.pairs import Pairs
-from dps.optimize.vectors import Vector, combine, dots, soft_threshold
+from dps.optimize.vectors import Vector, combine, dots, soft_threshold, stored
 
 __all__ = ["owlqn", "penalty_of", "pseudo_gradient", "weights_of_l1"]
 
@@ -70,7 +70,7 @@ def owlqn(
         if task.ended(norm):
             return task.result()
         direction, _ = history.direction(slopes)
-        direction = np.where(direction * slopes < 0.0, direction, 0.0).copy()
+        direction = stored(np.where(direction * slopes < 0.0, direction, 0.0))
         step = _step(task, direction, slopes, weights, 1.0 if len(history) else min(1.0, 1.0 / norm))
         if step is None:
             if not len(history):
@@ -99,7 +99,7 @@ def weights_of_l1(l1: float | Vector, x0: Vector) -> float | Vector:
 
 def pseudo_gradient(x: Vector, gradient: Vector, l1: float | Vector) -> Vector:
     """The steepest slopes of the penalised function; 0 where moving in either direction makes it larger."""
-    return np.where(x == 0.0, soft_threshold(gradient, l1), gradient + l1 * np.sign(x)).copy()
+    return stored(np.where(x == 0.0, soft_threshold(gradient, l1), gradient + l1 * np.sign(x)))
 
 
 def penalty_of(x: Vector, l1: float | Vector) -> float:
@@ -114,10 +114,10 @@ def _step(
 
     A step ends where it would leave the orthant of x, or, for elements that are 0, the orthant into which they move.
     """
-    orthant = np.where(task.x == 0.0, -np.sign(slopes), np.sign(task.x)).copy()
+    orthant = stored(np.where(task.x == 0.0, -np.sign(slopes), np.sign(task.x)))
     for _ in range(MAX_HALVINGS):
         x = task.x + step * direction
-        x = np.where(x * orthant > 0.0, x, 0.0).copy()
+        x = stored(np.where(x * orthant > 0.0, x, 0.0))
         value, gradient = task.evaluate(x)
         penalty, after, before = dots([(l1 * np.sign(x), x), (slopes, x), (slopes, task.x)]).tolist()
         value += penalty

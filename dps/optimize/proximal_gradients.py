@@ -10,7 +10,7 @@ from scipy.optimize import OptimizeResult
 
 from dps.optimize.minimization import NO_STEP, Callback, Function, Minimization, positive
 from dps.optimize.orthants import penalty_of, weights_of_l1
-from dps.optimize.vectors import Vector, combine, dots, soft_threshold
+from dps.optimize.vectors import Vector, combine, dots, soft_threshold, stored
 
 __all__ = ["fista"]
 
@@ -106,7 +106,7 @@ def fista(
 
 def _l1(weights: float | Vector) -> Proximal:
     def shrink(v: Vector, step: float) -> tuple[Vector, float]:
-        x = soft_threshold(v, step * weights).copy()
+        x = stored(soft_threshold(v, step * weights))
         return x, penalty_of(x, weights)
 
     return shrink

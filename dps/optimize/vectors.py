@@ -4,7 +4,8 @@ Solvers use arithmetic, also in place, ``np.where``, ``np.sign``, ``np.abs``, ``
 ``.copy()`` and the functions below, and nothing else. So they run on every class of arrays that has these.
 
 A class whose calls are expensive, because its numbers are in other processes, may have a static or class method
-``__dps_dots__(pairs) -> list of float``. It computes the dot products of all pairs in one round trip.
+``__dps_dots__(pairs) -> list of float``, which computes the dot products of all pairs in one round trip, and, if its
+expressions are lazy, a method ``compute()``, which computes one where it lies and returns it. `dps.arrays` has both.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Vector", "combine", "dots", "soft_threshold"]
+__all__ = ["Vector", "combine", "dots", "soft_threshold", "stored"]
 
 Vector: TypeAlias = Any  # a numpy array of one dimension, or an object that follows numpy's protocols
 
@@ -87,10 +88,10 @@ def combine(coefficients: Sequence[float], vectors: Sequence[Vector]) -> Vector:
     if all(isinstance(vector, np.ndarray) for _, vector in terms):
         return _combined(terms)
     (first, vector), *rest = terms
-    expression = vector if first == 1.0 else first * vector
+    expression = vector.copy() if first == 1.0 and not rest else vector if first == 1.0 else first * vector
     for coefficient, vector in rest:
         expression = expression + (vector if coefficient == 1.0 else coefficient * vector)
-    return expression.copy()  # a lazy expression would keep its operands alive
+    return stored(expression)
 
 
 def _combined(terms: list[tuple[float, np.ndarray]]) -> np.ndarray:
@@ -101,6 +102,12 @@ def _combined(terms: list[tuple[float, np.ndarray]]) -> np.ndarray:
         for coefficient, vector in terms:
             sums += np.multiply(vector[start : start + BLOCK], coefficient, out=product[: len(sums)])
     return result
+
+
+def stored(expression: Vector) -> Vector:
+    """The expression itself, computed now if its class is lazy, because it would keep its operands alive."""
+    lazy = hasattr(type(expression), "__dps_dots__") and hasattr(expression, "compute")
+    return expression.compute() if lazy else expression
 
 
 def soft_threshold(vector: Vector, threshold: float | Vector) -> Vector:

@@ -141,7 +141,7 @@ def test_the_steps_of_mllib_written_out():
         ("mini_batch_gradient_descent", "task.max_iter + 2", "task.max_iter + 1"),
         ("mini_batch_gradient_descent", "max(math.sqrt(square), 1.0)", "1.0"),
         ("_updated", "1.0 - step * strength", "1.0 - strength"),
-        ("_updated", "step * strength).copy()", "strength).copy()"),
+        ("_updated", "step * strength))", "strength))"),
         ("_cost", "0.5 * strength", "strength"),
     ],
 )

@@ -7,12 +7,14 @@ import pytest
 pytest.importorskip("scipy")
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
 import threading
 import time
 
+import dask
 import dask.array as da
 import numpy as np
 import scipy.sparse as sp
@@ -180,6 +182,35 @@ def test_a_server_and_a_trainer_that_are_killed():
                 points = over_trainers(ps, killing, as_dask(), batch_size=25, args=(workers[victim], 0.3))
                 np.testing.assert_allclose(points, expected(), rtol=1e-9)
                 wait_until(lambda victim=victim: victim not in client.scheduler_info(n_workers=-1)["workers"])
+
+
+def test_vectors_on_the_servers(ps):
+    """The same iterates, and no vector travels to the driver: `implicit-copy` refuses all that was not asked for."""
+    points, used = [], []
+
+    def note(result):
+        points.append(result.x.to_numpy())
+        used.extend(count for count, _ in ps.arrays.space.used().values())
+
+    strengths = np.full(COLUMNS, L2)
+    with dask.config.set({"dps.limits.implicit-copy": 0}):
+        for l2 in (L2, strengths):
+            points.clear()
+            more = SETTINGS | {"l2": l2, "callback": note, "m": 3}
+            result = optimize.minimize(ps, log_loss, as_dask(), COLUMNS, **more)
+            alone = iterates(optimize.lbfgs, at_home, m=3, max_iter=8, tol=0, f_tol=0)
+            np.testing.assert_allclose(points, alone, rtol=1e-9)
+        x0, more = ps.zeros(COLUMNS), {"solver": optimize.owlqn, "l1": 0.1, "scale": 1 / ROWS}
+        sparse = optimize.minimize(ps, log_loss, numbers(), x0, **more)
+    alone = optimize.minimize(ps, log_loss, numbers(), np.zeros(COLUMNS), **more)
+    np.testing.assert_allclose(sparse.x.to_numpy(), alone.x, rtol=1e-6)
+    # Pairs; x, gradient, direction; of a trial x and gradient; a step of a combination; x and gradient of the trainers.
+    assert max(used) <= 2 * 3 + 3 + 2 + 3 + 3 + 1
+    del x0, more, result, sparse
+    gc.collect()
+    assert [count for count, _ in ps.arrays.space.used().values()] == [0]
+    for table in ps.tables():
+        ps.drop_table(table)
 
 
 # -- errors
