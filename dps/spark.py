@@ -9,7 +9,7 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dps.deploy.local import LocalCluster
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["end_run", "map_partitions_with_ps", "read_with", "start"]
+__all__ = ["end_run", "foreach_partition_with_ps", "get_or_create", "map_partitions_with_ps", "read_with", "start"]
 
 POLL_SECONDS = 0.5  # between two checks whether the Spark application has ended
 RUN_ATTRIBUTE = "_dps_run"  # of an RDD or DataFrame: the run that computes it
+
+_created: dict[str, ParameterServer] = {}  # by the id of the Spark application: see `get_or_create`
+_creating = threading.Lock()
 
 
 def map_partitions_with_ps(
@@ -97,6 +100,64 @@ def map_partitions_with_ps(
     return result
 
 
+def foreach_partition_with_ps(
+    data: DataFrame | RDD,
+    function: Callable[..., object],
+    ps: ParameterServer,
+    *,
+    trainers: int | None = None,
+    args: tuple = (),
+    kwargs: dict[str, object] | None = None,
+) -> None:
+    """Call a function on each partition, as Spark's ``foreachPartition`` does, with a trainer. Pushes count once.
+
+    A client that the function of an ordinary ``foreachPartition`` makes would push again when Spark runs its task
+    again. Here the trainer is that of the partition, whichever task computes it: see :func:`map_partitions_with_ps`.
+
+    Parameters
+    ----------
+    data : RDD or DataFrame
+    function : callable
+        Called as ``function(trainer, iterator)``, with an iterator of records or pandas DataFrames. What it returns is
+        dropped.
+    ps : ParameterServer
+    trainers : int, optional
+        With Spark Connect: the largest possible number of partitions.
+    args, kwargs
+        More arguments for `function`.
+
+    Examples
+    --------
+    >>> def add_up(trainer, numbers):
+    ...     for number in numbers:
+    ...         trainer.push("sum", [0], number)
+    >>> def sum_of(spark):
+    ...     ps = dps.spark.get_or_create(spark)
+    ...     ps.table("sum", rows=1)
+    ...     dps.spark.foreach_partition_with_ps(spark.sparkContext.range(10), add_up, ps)
+    ...     return ps.client().pull("sum")
+    >>> sum_of(SparkSession.builder.getOrCreate())  # doctest: +SKIP
+    array([45.], dtype=float32)
+    """
+    schema = "nothing boolean" if hasattr(data, "schema") else None
+    arguments = (function, *args)
+    called = map_partitions_with_ps(
+        data, without_result, ps, schema=schema, trainers=trainers, args=arguments, kwargs=kwargs
+    )
+    try:
+        called.count()
+    finally:
+        end_run(called)
+
+
+def without_result(trainer: Any, records: Any, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Call the function of :func:`foreach_partition_with_ps`, in a task of Spark's."""
+    result = function(trainer, records, *args, **kwargs)
+    if isinstance(result, Iterator):
+        for _ in result:  # because a generator does nothing before
+            pass
+
+
 def read_with(data: DataFrame | RDD, function: Callable[..., object]) -> spark.ReadWith:
     """Data for :meth:`dps.ParameterServer.run` with a function that makes each partition from its records or batches.
 
@@ -149,6 +210,44 @@ def end_run(data: DataFrame | RDD) -> None:
     if run is None:
         raise InputError("this is not a result of map_partitions_with_ps, as it was returned (of a cached one, too)")
     run.close()
+
+
+def get_or_create(session: SparkSession, servers: int = 2, **options: Any) -> ParameterServer:
+    """The parameter server of a Spark application: the one that an earlier call has started, or a new one.
+
+    So any cell of a notebook, and any function of a program, can ask for it. It is stopped with the application.
+
+    Parameters
+    ----------
+    session : pyspark.sql.SparkSession
+        Any session of the application.
+    servers : int
+        The number of server processes, if it has to be started.
+    **options
+        As for :func:`start`, if it has to be started.
+
+    Returns
+    -------
+    ParameterServer
+        The same object until it is closed, by ``close()`` or with the application.
+
+    Examples
+    --------
+    >>> def cell(spark):
+    ...     ps = dps.spark.get_or_create(spark)
+    ...     return ps.table("w", optimizer=dps.SGD(0.1), exist_ok=True)
+    """
+    application = _application(session)
+    with _creating:
+        ps = _created.get(application)
+        if ps is None or ps.closed:
+            ps = _created[application] = start(session, servers, **options)
+        return ps
+
+
+def _application(session: Any) -> str:
+    """The id of the application; of Spark Connect, that of the session."""
+    return str(session.session_id if ".connect." in type(session).__module__ else session.sparkContext.applicationId)
 
 
 def start(session: SparkSession, servers: int = 2, *, host: str | None = None, **options: Any) -> ParameterServer:

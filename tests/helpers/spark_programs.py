@@ -153,6 +153,18 @@ def each_and_fail(trainer, numbers, table, folder):
         yield number
 
 
+def push_and_fail(trainer, numbers, table, folder):
+    """As `each_and_fail`, without results."""
+    for _ in each_and_fail(trainer, numbers, table, folder):
+        pass
+
+
+def push_frames(trainer, frames, table):
+    for frame in frames:
+        trainer.push(table, frame["id"].to_numpy(), 1)
+        yield frame
+
+
 def count_and_die(trainer, partitions, table, folder):
     """One executor, JVM and all, is killed in the middle."""
     for partition in partitions:

@@ -429,11 +429,29 @@ def test_an_existing_dask_cluster_by_address(spark):
         assert counts(ps, "t") == once(20)
 
 
+def test_foreach_partition_of_a_frame(spark, ps, table):
+    frame = spark.range(100, numPartitions=3)
+    assert dps.spark.foreach_partition_with_ps(frame, programs.push_frames, ps, args=(table,)) is None
+    assert counts(ps, table) == once(100)
+
+
+def test_get_or_create_finds_the_same_until_it_is_closed(spark):
+    first = dps.spark.get_or_create(spark, servers=1, name="once")
+    assert dps.spark.get_or_create(spark.newSession(), servers=7) is first
+    first.table("t", rows=1)
+    assert list(dps.spark.get_or_create(spark).tables()) == ["t"]
+    first.close()
+    with dps.spark.get_or_create(spark, servers=1, name="twice") as second:
+        assert second is not first
+        assert second.tables() == {}
+
+
 # The last one: it stops the session that all others share.
 def test_spark_stop_closes_the_parameter_server(spark):
+    created = dps.spark.get_or_create(spark, servers=1, name="created")
     another = dps.spark.start(spark, servers=1, name="embedded")
     another.table("t", rows=1)
     pids = [nanny.pid for nanny in another.dask_client.cluster.workers.values()]
     spark.stop()
-    wait_until(lambda: another.closed, 60)
+    wait_until(lambda: another.closed and created.closed, 60)
     wait_until(lambda: not any(map(psutil.pid_exists, pids)))

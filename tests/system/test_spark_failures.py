@@ -81,6 +81,14 @@ def test_tasks_that_raise_are_run_again(spark, ps, table, tmp_path):
     assert sorted(os.listdir(tmp_path)) == [f"raised-{n}-{attempt}" for n in range(4) for attempt in range(2)]
 
 
+@pytest.mark.parametrize("function", [programs.push_and_fail, programs.each_and_fail])
+def test_pushes_of_foreach_count_once_though_tasks_raise(spark, ps, table, tmp_path, function):
+    rdd = spark.sparkContext.range(100, numSlices=4)
+    assert dps.spark.foreach_partition_with_ps(rdd, function, ps, args=(table, str(tmp_path))) is None
+    assert counts(ps, table) == ONCE
+    assert sorted(os.listdir(tmp_path)) == [f"raised-{n}-{attempt}" for n in range(4) for attempt in range(2)]
+
+
 @pytest.mark.slow
 def test_a_barrier_stage_that_raises_is_run_again(spark, ps, table, tmp_path):
     rdd = spark.sparkContext.range(100, numSlices=2)
