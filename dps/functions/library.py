@@ -62,6 +62,7 @@ __all__ = [
 ]
 
 BLOCK = 1 << 15  # numbers that are taken at a time, so that what is made of them stays in the processor's cache
+ALL = slice(None)
 UNARY = {
     name: getattr(np, name)
     for name in ("abs", "sqrt", "exp", "expm1", "log", "log10", "log1p", "ceil", "floor", "rint", "sign", "negative")
@@ -321,9 +322,9 @@ def _known(functions: dict[str, Any], name: str) -> Any:
     return functions[name]
 
 
-def _scores(rows: Rows, by: str, query: np.ndarray | None) -> np.ndarray:
-    """A number for each row: its value, its norm, or its inner product with the query."""
-    values = rows.values
+def _scores(rows: Rows, by: str, query: np.ndarray | None, which: slice = ALL) -> np.ndarray:
+    """A number for each of these rows: its value, its norm, or its inner product with the query."""
+    values = rows.values[which]
     if by == "value":
         if rows.spec.dim != 1:
             raise InputError(f"rows of dim {rows.spec.dim} have no single value: order them by 'norm' or by 'dot'")
@@ -336,6 +337,24 @@ def _scores(rows: Rows, by: str, query: np.ndarray | None) -> np.ndarray:
             raise InputError(f"the query has shape {shape}; a row has {rows.spec.dim} values")
         return values @ np.asarray(query, values.dtype)
     raise InputError(f"rows are ordered by 'value', 'norm' or 'dot', not by {by!r}")
+
+
+def _leaders(rows: Rows, k: int, by: str, query: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The places and scores of the k rows with the largest scores, block by block; scores of NaN are left out.
+
+    A block is left as soon as its largest score is known, unless that is among the k largest so far.
+    """
+    places, scores = np.empty(0, np.int64), np.empty(0)
+    step = builtins.max(k, BLOCK // 2)
+    for first in range(0, len(rows), step):
+        found = _scores(rows, by, query, slice(first, first + step))
+        if len(scores) == k and not found.max() > scores[-1]:
+            continue
+        new = np.flatnonzero(found > scores[-1]) if len(scores) == k else np.flatnonzero(found == found)
+        both = np.concatenate([scores.astype(found.dtype), found[new]])
+        chosen = _largest(both, k)
+        places, scores = np.concatenate([places, new + first])[chosen], both[chosen]
+    return places, scores
 
 
 def _largest(scores: np.ndarray, k: int) -> np.ndarray:
@@ -368,15 +387,16 @@ def top_k(rows: Rows, k: int, by: str = "value", query: np.ndarray | None = None
     keys, scores : ndarray
         The largest score first; with `values`, also their values [k, dim].
     """
-    scores = _scores(rows, by, query)
-    found = _largest(scores, builtins.max(0, k))
-    return [rows.keys[found], scores[found], *([rows.values[found]] if values else [])]
+    if k < 1:
+        raise InputError(f"k is how many rows, 1 or more, not {k}")
+    found, scores = _leaders(rows, k, by, query)
+    return [rows.keys[found], scores, *([rows.values[found]] if values else [])]
 
 
 @top_k.merge
 def _(parts: list[Any], k: int) -> tuple[np.ndarray, ...]:
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    chosen = np.lexsort((columns[0], -columns[1]))[: builtins.max(0, k)]
+    chosen = np.lexsort((columns[0], -columns[1]))[:k]
     return tuple(column[chosen] for column in columns)
 
 

@@ -26,6 +26,25 @@ class Effect(NamedTuple):
     rows: np.ndarray  # [m, dim + slots]
 
 
+class Writable:
+    """Memory that a function may write, and that is taken away from it when the function has ended."""
+
+    def __init__(self, rows: np.ndarray):
+        self._rows = rows
+        self._lent = memoryview(rows) if rows.size else None
+        self.array: np.ndarray | None = rows if self._lent is None else np.asarray(self._lent)
+
+    def take_away(self) -> np.ndarray:
+        """The memory; a copy, if the function has kept a view of it."""
+        self.array = None
+        try:
+            if self._lent is not None:
+                self._lent.release()
+        except BufferError:
+            return self._rows.copy()
+        return self._rows
+
+
 class Rows:
     """The rows of one shard, as the part of a function sees them.
 
@@ -46,8 +65,8 @@ class Rows:
     ):
         self.spec, self.shard, self.start, self.time = spec, shard, selection.start, time
         self._selection, self._changes, self._seed = selection, changes, seed
-        self._copy: np.ndarray | None = None  # [m, dim + slots]
-        self._replaced: list[tuple[int, np.ndarray]] = []
+        self._copy: Writable | None = None  # [m, dim + slots]
+        self._replaced: list[tuple[int, Writable]] = []
 
     def __len__(self) -> int:
         return len(self._selection.rows)
@@ -113,11 +132,11 @@ class Rows:
         fresh = np.empty((stop - start, dim + slots), self._selection.rows.dtype)
         if slots:
             fresh[:, dim:] = self._selection.rows[start:stop, dim:]
-        self._replaced.append((start, fresh))
-        return fresh[:, :dim]
+        self._replaced.append((start, Writable(fresh)))
+        return self._replaced[-1][1].array[:, :dim]  # type: ignore[index]
 
     def effect(self) -> Effect | None:
-        """What the function has done; None: nothing.
+        """What the function has done; None: nothing. To be called once, when it has ended.
 
         Raises
         ------
@@ -126,11 +145,10 @@ class Rows:
         InputError
             The values were changed, and not the state from which they follow.
         """
-        effect = self._made()
-        if effect is None:
-            return None
-        self._check_finite(effect)
         self._check_derived()
+        effect = self._made()
+        if effect is not None:
+            self._check_finite(effect)
         return effect
 
     def _check_finite(self, effect: Effect) -> None:
@@ -142,8 +160,8 @@ class Rows:
         """Refuse new values beside an old state from which the optimizer would derive the old values again."""
         if not self.spec.optimizer.derived or self._copy is None:
             return
-        dim, rows = self.spec.dim, self._selection.rows
-        if np.array_equal(rows[:, dim:], self._copy[:, dim:]) and not np.array_equal(rows, self._copy):
+        dim, rows, made = self.spec.dim, self._selection.rows, self._written()
+        if np.array_equal(rows[:, dim:], made[:, dim:]) and not np.array_equal(rows, made):
             raise InputError(
                 f"table {self.spec.name!r}: {type(self.spec.optimizer).__name__} derives the values from its state, so "
                 f"the next push would undo the change; change `rows.state`, too"
@@ -151,28 +169,28 @@ class Rows:
 
     def _made(self) -> Effect | None:
         keys, start = self._selection.keys, self.start
+        replaced = [(first, memory.take_away()) for first, memory in self._replaced]
         if self._copy is not None:
-            for first, fresh in self._replaced:
-                self._copy[first : first + len(fresh)] = fresh
-            return Effect(keys, start, self._copy)
-        if not self._replaced:
+            rows = self._copy.take_away()
+            for first, fresh in replaced:
+                rows[first : first + len(fresh)] = fresh
+            return Effect(keys, start, rows)
+        if not replaced:
             return None
-        if len(self._replaced) == 1:
-            first, fresh = self._replaced[0]
+        if len(replaced) == 1:
+            first, fresh = replaced[0]
             return Effect(None if keys is None else keys[first : first + len(fresh)], start + first, fresh)
-        numbers = np.concatenate([np.arange(first, first + len(fresh)) for first, fresh in self._replaced])
-        return Effect(self.keys[numbers], 0, np.concatenate([fresh for _, fresh in self._replaced]))
+        numbers = np.concatenate([np.arange(first, first + len(fresh)) for first, fresh in replaced])
+        return Effect(self.keys[numbers], 0, np.concatenate([fresh for _, fresh in replaced]))
 
     def _written(self) -> np.ndarray:
         if self._copy is None:
-            rows = self._selection.rows
-            self._copy = rows.copy() if self._selection.is_view else rows
-            if not self._selection.is_view:  # `before` goes on to show the rows as they were
-                self._selection = self._selection._replace(rows=rows.copy())
-        return self._copy
+            self._copy = Writable(self._selection.rows.copy())
+        assert self._copy.array is not None
+        return self._copy.array
 
     def _assign(self, place: np.ndarray, given: np.ndarray, what: str) -> None:
-        if isinstance(given, np.ndarray) and given.shape == place.shape and given.base is self._copy:
+        if isinstance(given, np.ndarray) and given.shape == place.shape and given.base is place.base is not None:
             return  # because `rows.values *= 2` assigns the array to itself
         if not self._changes:
             raise InputError("a reading function changes no rows: declare it with @dps.function(changes=True)")

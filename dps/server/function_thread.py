@@ -19,6 +19,9 @@ from dps.errors import DPSError, FunctionTimeoutError, LimitError
 __all__ = ["FunctionThread", "Outcome", "Runner", "TimeIsOver"]
 
 GRACE_SECONDS = 1.0  # after the exception, until a function is abandoned
+KEPT_BYTES = 1 << 28  # of freed memory
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+MAX_MMAP_THRESHOLD = 1 << 25  # glibc takes no more
 MAX_ABANDONED = 4  # functions; then the server takes no more
 
 
@@ -125,6 +128,7 @@ class FunctionThread:
         if self._running is not None or not self._waiting or self._closed:
             return
         if self._thread is None:
+            keep_memory()
             self._thread = threading.Thread(target=self._work, args=(self._jobs,), name=self._name, daemon=True)
             self._thread.start()
         job = self._running = self._waiting.popleft()
@@ -189,6 +193,20 @@ def _outcome(job: Job) -> Outcome:
         outcome = Outcome(None, error)
     job.end()  # again, because the exception may have come in the middle of the first time
     return outcome
+
+
+def keep_memory() -> None:
+    """Have the C library keep memory that functions have freed, for their next temporaries, up to KEPT_BYTES.
+
+    Dask's nanny tells it to give everything back at once (``MALLOC_TRIM_THRESHOLD_``), which is right for tasks. But
+    numpy makes and frees an array in each line, and fresh pages cost several times what the line computes.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt  # of glibc
+    except (AttributeError, OSError, TypeError):
+        return
+    mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+    mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
