@@ -109,6 +109,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "models":  # needs scikit-learn and scipy, which `import dps` does not
         return importlib.import_module("dps.models")
+    if name == "arrays":  # most programs use tables only
+        return importlib.import_module("dps.arrays")
     if name == "optimize":  # needs scipy
         return importlib.import_module("dps.optimize")
     if name in ("dask_setup", "dask_teardown"):  # of `--preload dps`

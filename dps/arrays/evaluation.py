@@ -54,7 +54,7 @@ def evaluated(rows: ShardRows, layout: PoolLayout, program: Program) -> list[Any
     width = _width(program, length)
     registers = [np.empty((height, width) if height else width, dtype) for height, dtype in program.registers]
     moving, place = len(inputs), len(inputs) + len(constants)
-    steps = [_step(*step) for step in program.steps]
+    steps = [_step(layout.size, *step) for step in program.steps]
     reductions = [(REDUCTIONS[kind], slots, parameter) for kind, slots, parameter in program.reductions]
     partials: list[list[Any]] = [[] for _ in reductions]
     slots: list[Any] = [*inputs, *constants, *outputs, *registers]
@@ -87,12 +87,12 @@ def _width(program: Program, length: int) -> int:
     return min(max(CHUNK_BYTES // (widest * highest), 1 << 10), length)
 
 
-def _step(op: str, result: int, operands: list[int], extra: int) -> Step:
+def _step(size: int, op: str, result: int, operands: list[int], extra: int) -> Step:
     """A step as a function of the slots and the number of the chunk's first element."""
     if op == "index":
         return lambda slots, start: np.copyto(slots[result], np.arange(start, start + slots[result].shape[-1]))
     if op == "uniform":
-        return lambda slots, start: _uniform(slots[result], start, extra)
+        return lambda slots, start: _uniform(slots[result], start, size, extra)
     compute = OPERATIONS[op]
     if len(operands) == 1:
         (only,) = operands
@@ -103,9 +103,11 @@ def _step(op: str, result: int, operands: list[int], extra: int) -> Step:
     return lambda slots, start: compute(*[slots[each] for each in operands], out=slots[result])
 
 
-def _uniform(out: np.ndarray, start: int, seed: int) -> None:
+def _uniform(out: np.ndarray, start: int, size: int, seed: int) -> None:
     """Numbers in [0, 1): those that Philox gives for the seed, so they depend neither on chunks nor on shards."""
-    bits = np.random.Philox(key=seed)
-    bits.advance(start // 4)  # each block of the generator has four numbers
-    skipped = start % 4
-    out[...] = np.random.Generator(bits).random(len(out) + skipped)[skipped:]
+    for row in out if out.ndim == 2 else [out]:
+        bits = np.random.Philox(key=seed)
+        bits.advance(start // 4)  # each block of the generator has four numbers
+        skipped = start % 4
+        row[:] = np.random.Generator(bits).random(len(row) + skipped)[skipped:]
+        start += size  # the numbers of a matrix go on in its next row

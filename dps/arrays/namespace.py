@@ -95,7 +95,7 @@ class ArrayNamespace:
         shape = _shape(shape)
         array = filled(self.space, shape, fill_value, dtype)
         self._pool(shape, array.dtype, capacity)
-        return array
+        return array.compute()
 
     def arange(
         self, start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None, device: Any = None

@@ -20,7 +20,7 @@ def ps(request):
         dps.LocalCluster(servers=count, trainers=1, processes=False) as cluster,
         dps.ParameterServer(cluster, servers=count, copies=count) as ps,
     ):
-        ps.zeros(4).compute()  # the first function starts a thread on each server, which stays
+        ps.zeros(2_000_000)  # the first long function starts a thread on each server, which stays
         yield ps
 
 
@@ -54,6 +54,8 @@ def test_what_is_made(ps):
     np.testing.assert_array_equal(
         ps.random(101, seed=5).to_numpy(), np.random.Generator(np.random.Philox(key=5)).random(101)
     )
+    numbers = np.random.Generator(np.random.Philox(key=6)).random((3, 21))
+    np.testing.assert_array_equal(ps.random((3, 21), seed=6).to_numpy(), numbers)
     normal = xp.normal(10_001, seed=1).to_numpy()
     assert abs(normal.mean()) < 0.05
     assert abs(normal.std() - 1) < 0.05

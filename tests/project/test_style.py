@@ -79,6 +79,7 @@ OPTIONAL |= {"fsspec", "safetensors", "xxhash", "tqdm", "IPython", "bokeh", "pys
 OPTIONAL |= {"prometheus_client", "playwright", "matplotlib"}
 LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
+    ("dps", "dps.arrays"): "takes 20 ms, and most programs use tables only",
     ("dps", "dps.optimize"): "scipy takes half a second to import",
     ("dps", "importlib"): "to reach dps.models and dps.optimize on first use",
     ("dps.arrays.array", "dps.arrays.namespace"): "it makes arrays, so it imports this one",
