@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ["estimator", "shared_table", "train_loop"]
-LINES = 60
+NAMES = ["estimator", "shared_table", "train_loop", "update_function"]
+LINES = 62
 SECONDS = 300  # a limit for what hangs, on a busy machine
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(SECONDS + 30)]
@@ -50,7 +50,7 @@ def numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
-def test_there_are_three_and_all_are_short():
+def test_all_are_short():
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*NAMES, "demo"])  # which has tests of its own
     for name in NAMES:
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= LINES, name
@@ -75,3 +75,11 @@ def test_shared_table_counts_are_exact(run):
     assert len(words) == 8
     assert sum(int(line.split()[1]) for line in words) == 150_000
     assert last.startswith("150000 words counted")
+
+
+def test_update_function_is_not_misled_by_broken_thermometers(run):
+    plain, clipped, warmest = run("update_function").splitlines()
+    assert numbers(clipped)[0] < 0.2 * numbers(plain)[0]
+    means = numbers(warmest)
+    assert len(means) == 5
+    assert means == sorted(means, reverse=True)
