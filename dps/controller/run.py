@@ -75,14 +75,16 @@ class Run:
     (`connected`, `left_count`) and three indices (`ticking`, `meeting`, `lost`).
     """
 
-    def __init__(self, number: int, trainers: int, staleness: float, clock: int = 0, elastic: bool = False):
+    def __init__(
+        self, number: int, trainers: int, staleness: float, clock: int = 0, elastic: bool = False, warm_start: int = 0
+    ):
         self.number = number
         self.trainers = trainers
         self.staleness = staleness
         self.elastic = elastic
         self.origin = 0  # of trainer 0; those of the others follow
         self.partitions: list[list[int]] = []  # of each trainer, by the driver's numbers
-        self.clock = Clock(staleness, trainers, clock)
+        self.clock = Clock(staleness, trainers, clock, warm_start)
         self.meetings = Meetings(trainers, answer)
         self.records: dict[int, TrainerRecord] = {}  # a trainer has one from its first JOIN
         self.connected = self.left_count = 0  # trainers with a connection, and those that have left
@@ -166,6 +168,7 @@ class Run:
             reassign=self.work_leases is not None,
             origins=self.origins(),
             partitions=self.partitions,
+            warm_start=self.clock.warm_start,
         )
 
     def origins(self) -> list[list[int]]:

@@ -149,10 +149,12 @@ class Runs:
         partitions: Sequence[Sequence[int]] = (),
         elastic: bool = False,
         reassign: bool = False,
+        warm_start: int = 0,
     ) -> int:
         """Begin a run of that many trainers; returns its number. `collecting` are tables that collect a clock's pushes.
 
-        With `restored`, it resumes the run of a checkpoint: at its clock, with its origins.
+        With `restored`, it resumes the run of a checkpoint: at its clock, with its origins. With `warm_start`, trainer
+        0 begins alone, and the others when it has come to that clock.
         """
         active = [n for n, run in self.runs.items() if run.active and not run.elastic]
         if elastic and sum(run.elastic and not run.over for run in self.runs.values()) >= MAX_ELASTIC_RUNS:
@@ -163,7 +165,8 @@ class Runs:
                 f"collects the pushes of a clock (aggregate=...), of one run at a time; wait for its end"
             )
         clock = 0 if restored is None else restored.clock
-        run = Run(self._last + 1, trainers, math.inf if staleness is None else staleness, clock, elastic)
+        bound = math.inf if staleness is None else staleness
+        run = Run(self._last + 1, trainers, bound, clock, elastic, warm_start)
         run.origin = self.allot(trainers) if restored is None else restored.origin
         run.partitions = [list(part) for part in partitions]
         if reassign:
@@ -289,7 +292,8 @@ class Runs:
         connection.party = TrainerParty(run, trainer)
         staleness = None if math.isinf(run.staleness) else run.staleness
         portions = 0 if run.work_leases is None else run.work_leases.origin
-        answer = Joined(clock, staleness, run.trainers, run.origin + trainer, attempt, incarnation, portions)
+        known = Joined(clock, staleness, run.trainers, run.origin + trainer, attempt, incarnation, portions)
+        answer = msgspec.structs.replace(known, warm_start=run.clock.warm_start)
         connection.reply(Header(frames.OK, request=header.request), encode(answer))
 
     def tick(self, connection: RoleConnection, header: Header, body: memoryview) -> None:

@@ -134,11 +134,12 @@ async def start_run(
     resume: bool = False,
     elastic: bool = False,
     reassign: bool = False,
+    warm_start: int = 0,
 ) -> int:
     """Begin a run; returns its number. Parameters as those of `Runs.start`; None is no bound on the staleness."""
     collecting = session.collecting()
     restored = session.checkpointer.resumable(trainers) if resume else None
-    args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign)
+    args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign, warm_start)
     run: int = await session.in_endpoint(session.runs.start, *args)
     session.checkpointer.resumed()
     if collecting and not elastic:  # because a run whose driver died has left its last clock open

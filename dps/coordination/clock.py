@@ -44,6 +44,7 @@ become untrue stay until they come to the top.
 
 from __future__ import annotations
 
+import collections
 import enum
 import heapq
 import math
@@ -71,6 +72,8 @@ class Clock:
         How many trainers the run has; they are numbered from 0.
     start : int
         The clock that they begin at.
+    warm_start : int
+        Trainer 0 begins first: the others begin at this clock, and wait there until trainer 0 has come to it, or left.
 
     Examples
     --------
@@ -83,18 +86,22 @@ class Clock:
     [0, 1]
     """
 
-    def __init__(self, staleness: float, trainers: int, start: int = 0):
+    def __init__(self, staleness: float, trainers: int, start: int = 0, warm_start: int = 0):
         if trainers < 1:
             raise InputError(f"a run needs at least one trainer, not {trainers}")
         self.staleness = _staleness(staleness)
         self.trainers = trainers
-        self._clocks = [start] * trainers
+        self.warm_start = warm_start
+        others = max(start, warm_start)
+        self._clocks = [start] + [others] * (trainers - 1)
         self._states = [TrainerState.EXPECTED] * trainers
         self._incarnations: list[int | None] = [None] * trainers
         self._last_heard: list[float | None] = [None] * trainers  # time of each trainer's last call; None: not yet
         self._began: float | None = None  # time at which the first trainer joined
-        self._counts = {start: trainers}  # clock -> how many of the trainers that count are at it; never 0
-        self._values = [start]  # heap of clocks: the keys of _counts, and some that are no longer keys
+        self._counts = dict(
+            collections.Counter(self._clocks)
+        )  # clock -> how many of the trainers that count are at it; never 0
+        self._values = sorted(self._counts)  # heap of clocks: the keys of _counts, and some that are no longer keys
         self._minimum = start
         self._waiting: dict[int, float] = {}  # trainer -> since when it waits
         self._queue: list[tuple[int, int]] = []  # heap of (clock, trainer): the waiting, and some that no longer wait
@@ -229,7 +236,7 @@ class Clock:
         if self._values:
             self._minimum = self._values[0]
         released = []
-        while self._queue and self._may_pass(self._queue[0][0]):
+        while self._queue and self._may_pass(self._queue[0][0]) and not self._is_early(self._queue[0][1]):
             clock, trainer = heapq.heappop(self._queue)
             if trainer in self._waiting and clock == self._clocks[trainer]:
                 del self._waiting[trainer]
@@ -238,6 +245,10 @@ class Clock:
 
     def _may_pass(self, clock: int) -> bool:
         return clock - self.minimum <= self.staleness
+
+    def _is_early(self, trainer: int) -> bool:
+        """Whether trainer 0 is to be alone still. Its clock is the lowest then, so it is the first in the queue."""
+        return trainer > 0 and self._clocks[0] < self.warm_start and self._states[0] is not TrainerState.LEFT
 
     def _count(self, clock: int) -> None:
         if clock not in self._counts:

@@ -439,6 +439,7 @@ class ParameterServer:
         reassign: bool = False,
         by: str = "trainer",
         columns: Columns | None = None,
+        warm_start: int = 0,
     ) -> list[Result]:
         """Train: call ``function(trainer, partitions)`` on as many trainers as there are free threads, all at once.
 
@@ -488,6 +489,10 @@ class ParameterServer:
             How results are listed. With "partition" the function returns a list with one result for each of its
             partitions, and the list that comes back has one for each partition of the data, in their order, whichever
             trainer had them.
+        warm_start : int
+            Trainer 0 goes through so many batches alone, and the others begin then, at this clock (*warmstarting*, Dean
+            et al., 2012). They wait for at most ``dps.timeouts.clock``. Not for tables with ``aggregate``, and before
+            that clock trainer 0 must not call collectives, for which the others would have to come.
 
         Returns
         -------
@@ -520,6 +525,7 @@ class ParameterServer:
             run=run,
             reassign=reassign,
             by=by,
+            warm_start=warm_start,
         )
         description = self._connection.describe()
         of_servers = {server.worker for server in description.servers}

@@ -442,11 +442,17 @@ class SimController:
         self.executor.run(self.functions.add(identity, code))
 
     def start_run(
-        self, shares: list[list[int]], staleness: int | None, reassign: bool = False, resume: bool = False
+        self,
+        shares: list[list[int]],
+        staleness: int | None,
+        reassign: bool = False,
+        resume: bool = False,
+        warm_start: int = 0,
     ) -> int:
         collecting = [name for name, spec in self.membership.specs.items() if spec["aggregate"] is not None]
         restored = self.checkpoints.resumable(len(shares)) if resume else None
-        run = self.runs.start(len(shares), staleness, collecting, restored, shares, reassign=reassign)
+        how = collecting, restored, shares, False, reassign, warm_start
+        run = self.runs.start(len(shares), staleness, *how)
         self.checkpoints.restored = None
         if collecting:
             self.settle(keep=False)

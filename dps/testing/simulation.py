@@ -179,6 +179,7 @@ class Simulation:
         kwargs: dict[str, object] | None = None,
         reassign: bool = False,
         resume: bool = False,
+        warm_start: int = 0,
     ) -> list[T | None]:
         """Train as :meth:`dps.ParameterServer.run` does, until all trainers have returned.
 
@@ -194,6 +195,8 @@ class Simulation:
         reassign : bool
         resume : bool
             Go on at the clock of the checkpoint that was restored.
+        warm_start : int
+            The clock of trainer 0 at which the others begin.
 
         Returns
         -------
@@ -210,7 +213,7 @@ class Simulation:
         shares = share([[]] * len(data), self._actors.names[: len(data)])
         job = SimJob(lambda trainer, parts: function(trainer, parts, *args, **kwargs or {}), data, shares, reassign)
         bound = None if math.isinf(staleness) else int(staleness)
-        job.number = self._controller.start_run(shares, bound, reassign, resume)
+        job.number = self._controller.start_run(shares, bound, reassign, resume, warm_start)
         self._actors.begin(job)
         self._mischief.begin()
         until = self._world.now + self._timeout

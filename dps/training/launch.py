@@ -54,6 +54,7 @@ class RunOptions:
     run: OpenRun | None = None
     reassign: bool = False
     by: str = "trainer"
+    warm_start: int = 0
 
     def __post_init__(self) -> None:
         trainers, retries = self.trainers, self.retries
@@ -64,6 +65,11 @@ class RunOptions:
             raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {trainers!r}")
         if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
             raise InputError(f"retries is 0 or more, not {retries!r}")
+        warm = self.warm_start
+        if not isinstance(warm, int) or isinstance(warm, bool) or warm < 0:
+            raise InputError(f"warm_start is a number of clocks, 0 or more, not {warm!r}")
+        if warm and (self.run is not None or self.reassign):
+            raise InputError("warm_start= counts the batches of one caller's trainers: leave out run= and reassign=")
         if self.resume and self.run is not None:
             raise InputError("resume=True goes on with a run of one caller: it cannot be part of another (run=)")
         if self.reassign and self.run is not None:
@@ -148,6 +154,7 @@ def begin(call: Control, shares: list[list[int]], options: RunOptions) -> tuple[
     if options.run is not None:
         return options.run.number, options.run.reserve(len(shares))
     fields = {"trainers": len(shares), "partitions": shares, "resume": options.resume, "reassign": options.reassign}
+    fields["warm_start"] = options.warm_start
     return start(call, options.staleness, **fields), 0
 
 
@@ -163,6 +170,11 @@ def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> 
         raise InputError(
             f"the run that was restored had reassign={was}, and this one has reassign={reassign}: with it the clock "
             f"counts epochs, and without it batches; go on with reassign={was}"
+        )
+    if restored.warm_start != options.warm_start:
+        raise InputError(
+            f"the run that was restored had warm_start={restored.warm_start}, and this one has "
+            f"warm_start={options.warm_start}: trainers would pass over other batches; say the same"
         )
     before = restored.partitions
     for what, old, new in (

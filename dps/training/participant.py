@@ -75,6 +75,8 @@ class Participant:
         How many the run began with.
     first_portion : int
         The origin of portion 0 of leased work.
+    warm_start : int
+        The clock at which all trainers but the first begin.
     clock_patience : float
         Seconds that a trainer waits for the others.
     """
@@ -99,7 +101,7 @@ class Participant:
         self._collectives = 0  # called at this clock
         self._left = False
         self._joined: Joined | None = None  # the answer to the last JOIN
-        self.reached = self.planned = self.first_portion = 0
+        self.reached = self.planned = self.first_portion = self.warm_start = 0
         self.staleness, self.trainers = math.inf, 1
         self.clock_patience = config.seconds("clock") + GRACE_SECONDS
         self.session = ClientSession(ticket, environment, self.check, self._join, cancelled)
@@ -126,8 +128,21 @@ class Participant:
         session.meter.start(self.trainers, session.now())
         self.reached = joined.clock
         self.first_portion = joined.portions
+        self.warm_start = joined.warm_start
+        if self.number:
+            self.move(self.warm_start)
         if self.reached:
             self.pass_clock(self.reached)
+        if self.number and self.warm_start:
+            self._await_first()
+
+    def _await_first(self) -> None:
+        """Wait until trainer 0 has come to the clock of the warm start, also without a bound on the staleness."""
+        while self._tick is not None:
+            tick, self._tick = self._tick, None
+            with self.waiting() as began:
+                if not self._has_arrived(tick, began + self.clock_patience):
+                    self.pass_clock(self.reached)
 
     @property
     def clock(self) -> int:
@@ -320,6 +335,11 @@ class Participant:
     def _check_aggregate(self, spec: TableSpec) -> None:
         """Refuse a push to a table that sums up the pushes of a clock, where trainers are not at the same clock."""
         table = f"table {spec.name!r} collects a clock's pushes"
+        if self.warm_start:
+            raise InputError(
+                f"{table} (aggregate={spec.aggregate!r}), one of each trainer: with warm_start= there are clocks at "
+                "which one trainer pushes alone"
+            )
         if self.leased:
             raise InputError(
                 f"{table}, one of each trainer (aggregate={spec.aggregate!r}): with reassign=True trainers push as "

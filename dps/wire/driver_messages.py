@@ -80,6 +80,7 @@ class SavedRun(msgspec.Struct, frozen=True):
     reassign: bool = False  # work was leased to trainers
     origins: list[list[int]] = []  # [first, how many] of those of all its ops
     partitions: list[list[int]] = []  # of each trainer
+    warm_start: int = 0
 
 
 class DescribedServer(msgspec.Struct, frozen=True):

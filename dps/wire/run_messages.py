@@ -49,6 +49,7 @@ class Joined(msgspec.Struct, omit_defaults=True):
     attempt: int
     incarnation: int
     portions: int = 0  # the origin of portion 0; 0: work is not leased
+    warm_start: int = 0  # the clock at which all trainers but the first begin
 
 
 class TimeSpent(msgspec.Struct):
