@@ -407,7 +407,7 @@ class Client:
         Parameters
         ----------
         function : Function
-            Made by :func:`dps.function`. One that is not of dps itself has to be registered:
+            Made by :func:`dps.function`. A function that is not of dps itself has to be registered:
             :meth:`dps.ParameterServer.register`.
         table : str or Table
         keys : array_like of int, slice or None

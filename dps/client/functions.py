@@ -42,7 +42,7 @@ GRACE_SECONDS = 10.0  # for the answers, beside the time that the function may t
 
 
 @dataclasses.dataclass
-class Named:
+class NamedRows:
     """The rows of a call, cut by shard."""
 
     keys: np.ndarray | None  # int64[m], distinct, grouped by shard; None: a range
@@ -52,7 +52,7 @@ class Named:
     shards: list[int]  # that have a part of it
 
 
-class Run(NamedTuple):
+class RunOfShards(NamedTuple):
     """Shards of one server that are called together."""
 
     server: int
@@ -65,11 +65,11 @@ class Running:
 
     function: Function
     route: TableRoute
-    named: Named
+    named: NamedRows
     message: FunctionCall
     stamp: Header
     asked: set[int]  # shards whose effect does not count yet, as far as the client knows, and is not prepared
-    prepared: list[Run] = dataclasses.field(default_factory=list)  # calls whose effects wait for COMMIT
+    prepared: list[RunOfShards] = dataclasses.field(default_factory=list)  # calls whose effects wait for COMMIT
     values: dict[int, Any] = dataclasses.field(default_factory=dict)  # what the parts returned, by shard
 
 
@@ -89,7 +89,7 @@ class FunctionCaller:
     def call(
         self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any], rehearses: bool = False
     ) -> Any:
-        """Run a function on rows of a table; its merged result. See :meth:`dps.Client.call`.
+        """RunOfShards a function on rows of a table; its merged result. See :meth:`dps.Client.call`.
 
         With `rehearses`, what it changes is dropped.
         """
@@ -214,7 +214,7 @@ class FunctionCaller:
         running.route = route
 
     @staticmethod
-    def _runs(running: Running) -> Iterator[Run]:
+    def _runs(running: Running) -> Iterator[RunOfShards]:
         """The shards that are asked, cut by server; of a range, into neighbouring ones."""
         for server, first, end in running.route.runs:
             shards = [n for n in range(first, end) if n in running.asked]
@@ -222,10 +222,10 @@ class FunctionCaller:
                 count = len(shards)
                 if running.named.keys is None:
                     count = next((i for i in range(1, count) if shards[i] != shards[0] + i), count)
-                yield Run(server, shards[:count])
+                yield RunOfShards(server, shards[:count])
                 shards = shards[count:]
 
-    def _tell(self, running: Running, kind: int, run: Run) -> Request:
+    def _tell(self, running: Running, kind: int, run: RunOfShards) -> Request:
         return self._session.channel(run.server).ask(self._header(running, kind, run.shards))
 
     def _header(self, running: Running, kind: int, shards: list[int]) -> Header:
@@ -237,7 +237,7 @@ class FunctionCaller:
             shards=shards[-1] - shards[0] + 1,
         )
 
-    def _send(self, running: Running, message: FunctionCall, run: Run) -> Request:
+    def _send(self, running: Running, message: FunctionCall, run: RunOfShards) -> Request:
         server, shards = run
         spec, named = running.route.spec, running.named
         if server < 0:
@@ -275,23 +275,23 @@ def in_mode(message: FunctionCall, mode: int) -> FunctionCall:
     )
 
 
-def cut(spec: TableSpec, keys: Keys) -> Named:
+def cut(spec: TableSpec, keys: Keys) -> NamedRows:
     """The rows that a call names, by shard."""
     if keys is None or isinstance(keys, slice):
         if spec.rows is None:
             if keys is not None:
                 raise InputError(f"table {spec.name!r} is keyed: a slice names no keys; pass keys, or none for all")
-            return Named(None, None, 0, 0, list(range(spec.shards)))
+            return NamedRows(None, None, 0, 0, list(range(spec.shards)))
         start, stop, step = (keys or slice(None)).indices(spec.rows)
         if step != 1:
             raise InputError(f"table {spec.name!r}: a slice of rows has step 1, not {step}; name the keys")
         bounds = [shard * spec.rows // spec.shards for shard in range(spec.shards + 1)]
         shards = [n for n in range(spec.shards) if max(start, bounds[n]) < min(stop, bounds[n + 1])]
-        return Named(None, None, start, stop, shards)
+        return NamedRows(None, None, start, stop, shards)
     listed, _ = as_keys(keys, spec.name)
     grouping = group(np.unique(listed), spec.rows or 0, spec.shards, spec.name)
     starts = grouping.starts
-    return Named(grouping.keys, starts, 0, 0, [n for n in range(spec.shards) if starts[n] < starts[n + 1]])
+    return NamedRows(grouping.keys, starts, 0, 0, [n for n in range(spec.shards) if starts[n] < starts[n + 1]])
 
 
 def urgency(error: DPSError) -> int:

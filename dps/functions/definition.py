@@ -42,6 +42,15 @@ class Function:
         The dim of tables that it takes; None: any.
     slots : int, optional
         How many columns of the optimizer's state it expects; None: any number.
+
+    Examples
+    --------
+    >>> import dps
+    >>> @dps.function(changes=True)
+    ... def halve(rows):
+    ...     rows.values /= 2
+    >>> halve
+    <dps.functions.Function 'halve', which changes rows>
     """
 
     def __init__(

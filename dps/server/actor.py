@@ -30,7 +30,7 @@ from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
 from dps.telemetry.host import host_load, starved
 from dps.telemetry.server_meter import ServerMeter, process_usage
-from dps.wire.endpoint import Connection, Endpoint
+from dps.wire.endpoint import Endpoint
 from dps.wire.handshake import of_servers
 from dps.wire.once import Once
 
@@ -60,7 +60,7 @@ class Server:
         name, host = f"server-{session}-{number}", host_of(worker.address)
         seconds = config.polling("server-polling")
         polling = Polling(seconds) if seconds else None
-        self.endpoint = Endpoint(name, host, {}, self._lost, listening_tls(worker), linking_tls(worker), polling)
+        self.endpoint = Endpoint(name, host, {}, None, listening_tls(worker), linking_tls(worker), polling)
         meters = ServerMeter(time.perf_counter, process_usage, starved, host_load, polling)
         runner = FunctionThread(self.endpoint, f"dps-functions-{session}-{number}")
         self.role = ServerRole(
@@ -84,9 +84,6 @@ class Server:
             self.endpoint.loop.stop()
         else:
             self.endpoint.later(WORKER_CHECK_SECONDS, self._stop_with, worker)
-
-    def _lost(self, connection: Connection) -> None:
-        self.role.functions.lost(connection)
 
     def add_function(self, identity: str, code: bytes) -> None:
         """Take a function of the user, as cloudpickle, under its number."""

@@ -1,7 +1,7 @@
 """FunctionThread: the thread of a server in which functions of users run, one after the other, each under a time limit.
 
-A function that is too slow gets an exception between two of its Python instructions. One that does not end then either,
-because it is in the middle of a long call of C, is *abandoned*: its thread is left to itself, what it computes is
+A function that is too slow gets an exception between two of its Python instructions. If it does not end then either,
+because it is in the middle of a long call of C, it is *abandoned*: its thread is left to itself, what it computes is
 dropped, and the next function gets a new thread. There is a limit on such threads, because each may use a core.
 """
 

@@ -9,8 +9,8 @@ sees rows of one moment.
 
 (A function of dps itself on few rows runs in the endpoint's thread.)
 
-A function that reads is answered when it ends, and the hold with it. One that changes rows works on copies. What it has
-made is its *effect*: whole rows, state included. If several servers have shards of the call, each of them answers, and
+A function that reads is answered when it ends, and the hold with it. A function that changes rows works on copies. What
+it has made is its *effect*: whole rows, state included. If several servers have shards of the call, each of them answers, and
 keeps its hold and its effects until the client has all answers: then the client sends COMMIT to all, or ABORT. So where
 a part fails, on whichever shard, all rows of all shards are as they were. A call of one server only needs no COMMIT.
 
@@ -187,7 +187,7 @@ class FunctionCalls:
             return
         hold = Hold(header, connection, targets, call.mode == PREPARES)
         self.holds.add(hold)
-        work = Work(part, call, [target.replica for target in targets], hold.lend(call), changes, repeated)
+        work = FunctionWork(part, call, [target.replica for target in targets], hold.lend(call), changes, repeated)
         known = ":" in call.function  # of dps itself: it does not take long on few rows
         direct = known and work.nbytes + len(call.arguments) <= MAX_DIRECT_BYTES
         runner = DIRECT if direct else self._runner
@@ -231,18 +231,16 @@ class FunctionCalls:
         return False
 
     def revoke(self, replica: Replica) -> None:
-        """The replica is about to change, or to go, past the function that holds it."""
+        """The replica, which a function holds, is about to change, or to go."""
         hold = replica.hold
-        if hold is None:
-            return
         hold.revoked = True
         self._prepared.pop(hold.stamp, None)
         hold.take_back()
         self._end(hold)
 
-    def lost(self, connection: RoleConnection) -> None:
-        """A client's connection has ended: no COMMIT will come over it."""
-        for hold in [hold for hold in self._prepared.values() if hold.connection is connection]:
+    def drop_lost(self) -> None:
+        """Drop what was prepared over connections that have ended, because no COMMIT will come over them."""
+        for hold in [hold for hold in self._prepared.values() if hold.connection.transport.is_closing()]:
             self._drop(hold)
 
     # -- inside
@@ -287,7 +285,7 @@ class FunctionCalls:
         self.holds.discard(hold)
         hold.end()
 
-    def _ended(self, hold: Hold, mode: int, work: Work, outcome: Outcome) -> None:
+    def _ended(self, hold: Hold, mode: int, work: FunctionWork, outcome: Outcome) -> None:
         """A function has ended, in the endpoint's thread."""
         error = None if outcome.error is None else failure(outcome.error, work.name)
         work.views.clear()
@@ -406,7 +404,7 @@ class Direct:
 DIRECT = Direct()
 
 
-class Work:
+class FunctionWork:
     """A function on the shards of one call, to be run beside the loop; its effects."""
 
     def __init__(

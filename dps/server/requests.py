@@ -143,6 +143,8 @@ class ServerRole:
             self.meters.timer_fired(HEARTBEAT_SECONDS)
             self.heartbeat.beat(self.epoch)
             self.relay.tick()
+            if self.functions.holds:
+                self.functions.drop_lost()
             self.endpoint.later(HEARTBEAT_SECONDS, self._tick)
 
     def _make_report(self, anew: bool) -> bytes:
@@ -172,7 +174,7 @@ class ServerRole:
         """Forget a table; requests that still wait for an op on it fail."""
         gone = self.tables.pop(table, None)
         for replica in gone.replicas.values() if gone is not None else ():
-            self.functions.revoke(replica)
+            self._revoke(replica)
             self.relay.drop(replica)
         self.relay.settle()
 
@@ -204,6 +206,11 @@ class ServerRole:
             table = self.tables[replica.spec.id]
             self._control(table, [replica], self._close_op(table, clock, OLDER))
 
+    def _revoke(self, replica: Replica) -> None:
+        """End the hold of a function, because the replica changes, or goes."""
+        if replica.hold is not None:
+            self.functions.revoke(replica)
+
     def leads(self, replica: Replica) -> bool:
         """Whether no other server can have become the primary of this shard, of which this server is the primary."""
         return replica.spec.copies == 1 or self.holds_lease()
@@ -234,7 +241,7 @@ class ServerRole:
         if me not in line:
             table.elsewhere[number] = self.epoch
             if replica is not None:
-                self.functions.revoke(replica)
+                self._revoke(replica)
                 del table.replicas[number]
                 self.relay.drop(replica)
             return
@@ -256,7 +263,7 @@ class ServerRole:
         replica.primary = place == 0
         replica.stepping_down = shard.stepping_down and replica.primary
         if not replica.serves:
-            self.functions.revoke(replica)
+            self._revoke(replica)
         feed = fences[place + 1] if joiner is not None and successor == joiner else None
         self.relay.rechain(replica, successor, feed)
 
@@ -407,7 +414,7 @@ class ServerRole:
         header = control_header(table.spec.id, self.epoch, op)
         for replica in replicas:
             if op.rule == CLOSE:
-                self.functions.revoke(replica)
+                self._revoke(replica)
             replica.shard.apply(op)
             if self.relay.has_successors:
                 fresh = [(ReplicaPart(replica, None, op.start, 0, 0), replica.shard.version)]

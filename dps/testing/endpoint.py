@@ -112,7 +112,7 @@ class SimConnection(End):
         self._news: tuple[Header, bytes] | None = None
         self._stuck: Timer | None = None
         self._postponed: bytearray | None = None  # a frame that waits for `resume`
-        self._is_copy = False  # of an older connection, without a network
+        self.is_copy = False  # of an older connection, without a network
 
     def __repr__(self) -> str:
         return f"{self.peer}>{self.host}"
@@ -195,7 +195,7 @@ class SimConnection(End):
     def _again(self, frame: bytearray) -> None:
         """Handle a frame a second time, as if a copy of it arrived from an older connection that broke long ago."""
         ghost = SimConnection(self.endpoint)
-        ghost.over = ghost._is_copy = True
+        ghost.over = ghost.is_copy = True
         ghost.peer = f"{self.peer} (again)"
         ghost.session = self.session
         ghost.party = self.party
@@ -217,7 +217,7 @@ class SimConnection(End):
     def resume(self) -> None:
         if self._suspended:
             self._suspended = False
-            if not self._is_copy:
+            if not self.is_copy:
                 self.host.later(0, self.arrived)
 
     def lost(self) -> None:

@@ -63,7 +63,7 @@ class SimServer:
 
     def __init__(self, network: Network, party: Party, number: int, controller: tuple[str, int]):
         self.party, self.number = party, number
-        self.endpoint = SimEndpoint(network, party, on_close=self._closed)
+        self.endpoint = SimEndpoint(network, party)
         self.role = ServerRole(self.endpoint, SESSION, number, SECRET, controller, SimRunner(party))
         relay = self.role.relay
         relay.piece, relay.rate = network.dump_piece, network.dump_rate
@@ -86,9 +86,6 @@ class SimServer:
             self.party.spawn(work)
         else:
             work()
-
-    def _closed(self, connection: RoleConnection) -> None:
-        self.role.functions.lost(connection)
 
     def _add_function(self, identity: str, code: bytes) -> None:
         self.role.functions.add(identity, code)

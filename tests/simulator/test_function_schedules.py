@@ -8,7 +8,7 @@ from verdicts import assert_caught, problems
 
 from dps.client.functions import FunctionCaller
 from dps.server import functions as module
-from dps.server.functions import FunctionCalls, Hold, Work
+from dps.server.functions import FunctionCalls, FunctionWork, Hold
 
 SCHEDULES = 200
 
@@ -34,7 +34,10 @@ WRONG = {  # and where to look first
         [],
     ),
     "it does not notice that an effect counts already": (
-        [(Work, "__call__", "rows.shard in self._repeated", "False"), (module, "op_of", "*stamp)", "*(0, 0, 0))")],
+        [
+            (FunctionWork, "__call__", "rows.shard in self._repeated", "False"),
+            (module, "op_of", "*stamp)", "*(0, 0, 0))"),
+        ],
         [],
     ),
     "an effect is acknowledged before the backups have it": (
