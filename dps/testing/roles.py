@@ -438,18 +438,11 @@ class SimController:
         """Bring a function to all servers."""
         self.executor.run(self.functions.add(identity, code))
 
-    def start_run(
-        self,
-        shares: list[list[int]],
-        staleness: int | None,
-        reassign: bool = False,
-        resume: bool = False,
-        warm_start: int = 0,
-    ) -> int:
+    def start_run(self, shares: list[list[int]], bound: int | None, reassign: bool, resume: bool, warm: int) -> int:
         collecting = [name for name, spec in self.membership.specs.items() if spec["aggregate"] is not None]
         restored = self.checkpoints.resumable(len(shares)) if resume else None
-        how = collecting, restored, shares, False, reassign, warm_start
-        run = self.runs.start(len(shares), staleness, *how)
+        more = collecting, restored, shares, False, reassign, warm
+        run = self.runs.start(len(shares), bound, *more)
         self.checkpoints.restored = None
         if collecting:
             self.settle(keep=False)
