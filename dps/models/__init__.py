@@ -10,6 +10,18 @@ from dps.errors import needing
 with needing("models"):
     from dps.models.encoding import encode_frame
     from dps.models.files import read_files, read_libsvm
+    from dps.models.linear import ElasticNet, Lasso, LinearRegression, LinearSVC, PoissonRegressor, Ridge
     from dps.models.logistic import LogisticRegression
 
-__all__ = ["LogisticRegression", "encode_frame", "read_files", "read_libsvm"]
+__all__ = [
+    "ElasticNet",
+    "Lasso",
+    "LinearRegression",
+    "LinearSVC",
+    "LogisticRegression",
+    "PoissonRegressor",
+    "Ridge",
+    "encode_frame",
+    "read_files",
+    "read_libsvm",
+]

@@ -8,7 +8,8 @@ import math
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import dask
@@ -17,13 +18,15 @@ import numpy.typing as npt
 from dask.base import is_dask_collection
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.utils.metaestimators import available_if
 
 import dps
-from dps import spark
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError
+from dps.models.batch_solvers import elements_of, minimised, problem_of_classes, weights_of
+from dps.models.classes import check_class_weight, class_weights, coded, nonnegative
 from dps.models.partitions import DaskPieces, Piece, Survey, Surveys, named, summary
 from dps.models.saved import Saved
-from dps.models.spark_pieces import SparkPieces, is_spark, session_of
+from dps.models.spark_pieces import SparkPieces, is_spark
 from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
 from dps.models.types import Block, ClusterLike, Features, Labels, Predictions, Schedule, Settings
 from dps.models.weights import (
@@ -37,7 +40,7 @@ from dps.models.weights import (
     probabilities_of,
     take,
 )  # fmt: skip
-from dps.models.where import Address, address_of, aside, dask_of
+from dps.models.where import Address, address_of, aside, serving
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -53,8 +56,21 @@ BATCH_ROWS = 1_000  # of the largest default batch
 MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller for that
 
 
+BATCH_SOLVERS = ("lbfgs", "owlqn")  # all rows in each step
+BATCH_TOL = 1e-6  # default of `tol` for these: the norm of the gradient
+
+
+def learns_by_parts(model: LogisticRegression) -> bool:
+    """Whether the solver has `partial_fit`; without it, the model has no such attribute, as scikit-learn wants it."""
+    if model.solver in BATCH_SOLVERS:
+        raise AttributeError(
+            f"solver {model.solver!r} needs all the data at once; partial_fit goes with {', '.join(RATES)}"
+        )
+    return True
+
+
 class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
-    """Binary and multinomial logistic regression by stochastic gradients on a parameter server.
+    """Binary and multinomial logistic regression on a parameter server, by stochastic gradients or by L-BFGS.
 
     Parameters
     ----------
@@ -63,23 +79,33 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         Spark's driver for data of Spark, ``fit`` starts a parameter server, trains, and copies the weights into this
         process. On your own ParameterServer the weights stay on the servers, for models too large for one process; they
         are dropped with the model. In another process this is the address to which ``fit`` connects.
-    solver : {"adagrad", "sgd", "adam", "ftrl"}
+    solver : {"adagrad", "sgd", "adam", "ftrl", "lbfgs", "owlqn"}
         The servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
+        "lbfgs", and with l1 "owlqn", find the minimum itself: each iteration goes through all the data, the trainers
+        add up the gradient, and the solver (:mod:`dps.optimize`) runs in this process, where the weights come to lie.
+        They take data of Dask or in memory, and leave `learning_rate`, `epochs`, `staleness`, `aggregate` and `shuffle`
+        alone.
     learning_rate : float or dps schedule, optional
         Defaults: adagrad 0.1, sgd 0.2, adam 0.01; FTRL's alpha 0.1. "sgd" wants columns of about one scale.
     l1, l2 : float
         Strength of the penalties, beside the mean loss; for "ftrl" as in the paper, beside summed losses. The intercept
         has no penalty. "adam" takes l2 only, as decoupled decay.
     epochs : int
-        The largest number of passes over the data.
+        The largest number of passes over the data, of the stochastic solvers.
+    max_iter : int
+        The largest number of iterations of "lbfgs" and "owlqn".
     tol : float, optional
         Stop after an epoch whose mean training loss is not smaller by more than `tol` than the least loss before. For
-        this the trainers wait for each other once an epoch. By default training makes all `epochs`.
+        this the trainers wait for each other once an epoch. By default training makes all `epochs`. "lbfgs" and "owlqn"
+        end when the norm of the gradient is at most `tol`, by default 1e-6.
     class_weight : dict or "balanced", optional
         Weights of classes, by label; 1 where it has none. "balanced" gives all classes the same sum of weights. They
         multiply `sample_weight`.
     batch_size : int, optional
-        Rows in a step of a trainer. By default 1,000, or less if the data has fewer than 100,000.
+        Rows in a step of a trainer. By default 1,000, or less if the data has fewer than 100,000; of "lbfgs" and
+        "owlqn", about an eighth of the rows of the largest trainer.
+    warm_start : bool
+        "lbfgs" and "owlqn": begin at the weights of the fit before.
     staleness : int or math.inf
         The number of steps by which the fastest trainer may lead the slowest.
     aggregate : bool
@@ -109,9 +135,9 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         Columns of a DataFrame, in any order.
     loss_curve_ : list of float
         Mean training loss of each epoch (weighted), measured during training; nan for an epoch after which all trainers
-        were started again.
+        were started again. Of "lbfgs" and "owlqn", the loss with its penalties after each iteration.
     n_iter_ : int
-        The number of epochs that were made.
+        The number of epochs, or iterations, that were made.
     seconds_ : dict
         Trainers' time, summed: "compute", "pull", "push", "wait", "serialise".
 
@@ -142,9 +168,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         l1: float = 0.0,
         l2: float = 0.0,
         epochs: int = 5,
+        max_iter: int = 1000,
         tol: float | None = None,
         class_weight: dict | str | None = None,
         batch_size: int | None = None,
+        warm_start: bool = False,
         staleness: float = 0,
         aggregate: bool = False,
         fit_intercept: bool = True,
@@ -159,9 +187,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         self.l1 = l1
         self.l2 = l2
         self.epochs = epochs
+        self.max_iter = max_iter
         self.tol = tol
         self.class_weight = class_weight
         self.batch_size = batch_size
+        self.warm_start = warm_start
         self.staleness = staleness
         self.aggregate = aggregate
         self.fit_intercept = fit_intercept
@@ -201,7 +231,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             There is no worker for the servers, or no thread for trainers. Several fits in a cluster run one by one.
         """
         self._check()
+        before = self.home_weights() if self.warm_start and self._weights is not None else None
         self.forget()
+        if self.solver in BATCH_SOLVERS:
+            return self._minimise((X, y, sample_weight), before)
         try:
             with aside(), self._server(X) as (ps, ours):
                 self._train(ps, (X, y, sample_weight), None, self.epochs, ours)
@@ -219,6 +252,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             )
         return self
 
+    @available_if(learns_by_parts)
     def partial_fit(
         self, X: Features, y: Labels = None, classes: npt.ArrayLike | None = None, sample_weight: Labels = None
     ) -> LogisticRegression:
@@ -277,36 +311,46 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         for name in ("classes_", "n_features_in_", "feature_names_in_", "loss_curve_", "n_iter_", "seconds_"):
             self.__dict__.pop(name, None)
 
-    @contextlib.contextmanager
-    def _server(self, X: Features) -> Iterator[tuple[dps.ParameterServer, bool]]:
+    def _server(self, X: Features) -> AbstractContextManager[tuple[dps.ParameterServer, bool]]:
         """(parameter server, whether this model has started it and closes it)."""
-        client = self.client
-        if isinstance(client, dps.ParameterServer):
-            yield client, False
-            return
-        if isinstance(client, Address):
-            ps = dps.ParameterServer.attach(dask_of(client.scheduler), client.name)
-            try:
-                yield ps, False
-            finally:
-                if self._dropping is None:  # there are no tables, whose end would detach
-                    ps.detach()
-            return
-        if is_spark(X) and (client is None or is_spark(client)):
-            started = spark.start(session_of(X), servers=self.servers)
-        elif is_spark(client):
-            raise InputTypeError(f"with a Spark session, X is an RDD or a DataFrame of Spark, not {type(X).__name__}")
-        else:
-            name = f"logistic-{uuid.uuid4().hex[:8]}"
-            where = dask_of(client) if client is None or isinstance(client, str) else client
-            started = dps.ParameterServer(where, servers=self.servers, name=name)
-        with started as ps:
-            yield ps, True
+        # The end of the tables, if there are any, detaches.
+        return serving(self.client, X, self.servers, detaches=lambda: self._dropping is None)
+
+    def _minimise(self, data: tuple, before: HomeWeights | None) -> LogisticRegression:
+        """Train by a solver that goes through all the data in each step."""
+        X = data[0]
+        if is_spark(X):
+            raise InputError(f"solver {self.solver!r} takes data of Dask or in memory; for Spark's, {', '.join(RATES)}")
+        how = (*data, None, self.hash_bits, None)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(aside())
+            ps, _ = stack.enter_context(self._server(X))
+            pieces = stack.enter_context(contextlib.closing(DaskPieces(ps.dask_client, *how)))
+            problem, seen, weight = problem_of_classes("logistic", pieces, self.fit_intercept, self.class_weight)
+            result, self.loss_curve_ = minimised(
+                ps, pieces, problem, None if before is None else elements_of(before, problem), weight=weight,
+                l1=self.l1, l2=self.l2, tol=BATCH_TOL if self.tol is None else self.tol, max_iter=self.max_iter,
+                batch_size=self.batch_size,
+            )  # fmt: skip
+        assert problem.classes is not None
+        self.classes_, self.n_iter_, self.seconds_ = problem.classes, result.nit, {}
+        self.n_features_in_ = seen.layout.features
+        if seen.layout.columns is not None:
+            self.feature_names_in_ = np.array(seen.layout.columns, object)
+        self._weights = weights_of(result.x, problem, seen.layout)
+        return self
 
     def _check(self) -> None:
         """Refuse impossible settings before any server starts."""
-        self._optimizer(1)
-        for name, least in (("epochs", 1), ("hash_bits", 1), ("batch_size", 1)):
+        if self.solver not in BATCH_SOLVERS:
+            self._optimizer(1)
+        elif self.solver == "lbfgs" and self.l1:
+            raise InputError("solver 'lbfgs' has no l1 penalty; 'owlqn' has")
+        else:
+            for name in ("l1", "l2"):
+                if not nonnegative(getattr(self, name)):
+                    raise InputError(f"{name} is a finite number, 0 or more; not {getattr(self, name)!r}")
+        for name, least in (("max_iter", 1), ("epochs", 1), ("hash_bits", 1), ("batch_size", 1)):
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             if not (whole and value >= least) and not (name == "batch_size" and value is None):
@@ -315,12 +359,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
         if self.tol is not None and not nonnegative(self.tol):
             raise InputError(f"tol is a number, 0 or more, or None for all epochs; not {self.tol!r}")
-        if isinstance(self.class_weight, dict):
-            wrong = {label: weight for label, weight in self.class_weight.items() if not nonnegative(weight)}
-            if wrong:
-                raise InputError(f"class_weight has {wrong}: weights are numbers, 0 or more")
-        elif self.class_weight is not None and self.class_weight != "balanced":
-            raise InputError(f'class_weight is a dict, "balanced" or None; not {self.class_weight!r}')
+        check_class_weight(self.class_weight)
 
     def _train(
         self, ps: dps.ParameterServer, data: tuple, classes: npt.ArrayLike | None, epochs: int, ours: bool
@@ -386,7 +425,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     def _optimizer(self, batch: int, free: bool = False) -> dps.SGD | dps.Adagrad | dps.FTRL | dps.AdamW:
         """The servers' optimizer; without penalties if `free`."""
         if self.solver not in RATES:
-            raise InputError(f"solver is one of {', '.join(RATES)}; not {self.solver!r}")
+            raise InputError(f"solver is one of {', '.join([*RATES, *BATCH_SOLVERS])}; not {self.solver!r}")
         rate = RATES[self.solver] if self.learning_rate is None else self.learning_rate
         l1, l2 = (0.0, 0.0) if free else (self.l1, self.l2)
         if self.solver == "sgd":
@@ -465,7 +504,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.non_deterministic = not self.aggregate
+        tags.non_deterministic = not self.aggregate and self.solver not in BATCH_SOLVERS
         return tags
 
     def __sklearn_clone__(self) -> LogisticRegression:
@@ -500,37 +539,6 @@ class Plan:
     shuffle: int | None
     with_intercept: bool
     summed: bool  # hand over the sum of a batch's gradients, not their mean
-
-
-def nonnegative(value: object) -> bool:
-    """Whether this is a finite number, 0 or more.
-
-    >>> nonnegative(0.5), nonnegative(math.nan), nonnegative("much")
-    (True, False, False)
-    """
-    return isinstance(value, (int, float, np.integer, np.floating)) and bool(0 <= value < math.inf)
-
-
-def class_weights(wanted: dict | str | None, classes: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
-    """A weight for each class, or None if all are 1. `counts` is the sum of the weights of each class's rows.
-
-    Examples
-    --------
-    >>> class_weights("balanced", np.array(["no", "yes"]), np.array([30.0, 10.0]))
-    array([0.6666667, 2.       ], dtype=float32)
-    >>> class_weights({"yes": 3}, np.array(["no", "yes"]), None)
-    array([1., 3.], dtype=float32)
-    """
-    if wanted is None:
-        return None
-    if isinstance(wanted, dict):
-        unknown = [label for label in wanted if label not in classes]
-        if unknown:
-            raise InputError(f"class_weight has {unknown[0]!r}, and the classes are {classes[:10].tolist()}")
-        return np.array([wanted.get(label, 1.0) for label in classes.tolist()], np.float32)
-    assert counts is not None  # partial_fit refuses "balanced"
-    there = counts > 0
-    return np.where(there, counts.sum() / (len(classes) * np.where(there, counts, 1.0)), 1.0).astype(np.float32)
 
 
 def stalled(losses: Sequence[float], tol: float) -> bool:
@@ -586,24 +594,6 @@ class LossMeeting:
             return False
         seen = self._trainer.allreduce(self._losses)[:epoch]
         return stalled([loss / weight if weight else math.inf for loss, weight in seen], self._tol)
-
-
-def coded(piece: Piece, plan: Plan) -> tuple[Block, np.ndarray, np.ndarray | None]:
-    """(block, number of each row's class, weights) of a piece."""
-    codes = _codes(piece.labels, plan.classes)
-    if plan.class_weights is None:
-        return piece.block, codes, piece.weights
-    weights = plan.class_weights[codes]
-    return piece.block, codes, weights if piece.weights is None else weights * piece.weights
-
-
-def _codes(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """The number of each label among the classes."""
-    codes = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
-    unknown = classes[codes] != y
-    if np.any(unknown):
-        raise InputError(f"label {y[unknown][0]} is none of the model's classes {classes[:10].tolist()}")
-    return codes
 
 
 def learn(trainer: dps.Trainer, X: Block, y: np.ndarray, rows: np.ndarray | None, plan: Plan) -> float:

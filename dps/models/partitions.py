@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import dask
 import numpy as np
@@ -24,6 +24,8 @@ from dps.models.types import Block, Features, Labels
 
 __all__ = ["DaskPieces", "Piece", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of", "trainers_threads"]
 
+
+T = TypeVar("T")
 
 # Data in memory is divided into one part for each trainer, or into PARTS if each of these has LARGE_PART_ROWS.
 PARTS, LARGE_PART_ROWS = 4, 10_000
@@ -73,7 +75,11 @@ class DaskPieces:
 
     def surveys(self) -> list[Survey]:
         """The survey of each piece."""
-        notes = self._client.map(survey_of, self._pieces, pure=False)
+        return self.mapped(survey_of)
+
+    def mapped(self, function: Callable[[Piece], T]) -> list[T]:
+        """What `function` makes of each piece; it runs on the workers."""
+        notes = self._client.map(function, self._pieces, pure=False)
         try:
             return self._client.gather(notes)
         finally:
@@ -91,6 +97,17 @@ class DaskPieces:
         """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
         with taking_turns(self._client):
             return ps.run(function, self._pieces, args=(plan(self.surveys),), staleness=staleness, progress=progress)
+
+    @contextlib.contextmanager
+    def converted(self, function: Callable, *arguments: object) -> Iterator[list[Future]]:
+        """Futures of ``function(piece, *arguments)``, while no other fit trains in this cluster."""
+        with taking_turns(self._client):
+            columns = ([each] * len(self._pieces) for each in arguments)
+            futures = self._client.map(function, self._pieces, *columns, pure=False)
+            try:
+                yield futures
+            finally:
+                _release(futures)
 
     def close(self) -> None:
         """Release the futures of the pieces."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dask.distributed import Client as DaskClient
 from dask.distributed import get_client, get_worker, rejoin, secede
 
 import dps
+from dps import spark
 from dps.errors import InputTypeError
-from dps.models.spark_pieces import is_spark
-from dps.models.types import ClusterLike
+from dps.models.spark_pieces import is_spark, session_of
+from dps.models.types import ClusterLike, Features
 
-__all__ = ["Address", "address_of", "aside", "dask_of"]
+__all__ = ["Address", "address_of", "aside", "dask_of", "serving"]
 
 
 class Address(NamedTuple):
@@ -78,3 +80,34 @@ def aside() -> Iterator[None]:
         yield
     finally:
         rejoin()
+
+
+@contextlib.contextmanager
+def serving(
+    client: ClusterLike, X: Features, servers: int, detaches: Callable[[], bool] = lambda: True
+) -> Iterator[tuple[dps.ParameterServer, bool]]:
+    """(parameter server, whether it was started for this fit and ends with it).
+
+    A parameter server whose address `client` is, is detached from in the end, if `detaches()`.
+    """
+    if isinstance(client, dps.ParameterServer):
+        yield client, False
+        return
+    if isinstance(client, Address):
+        ps = dps.ParameterServer.attach(dask_of(client.scheduler), client.name)
+        try:
+            yield ps, False
+        finally:
+            if detaches():
+                ps.detach()
+        return
+    if is_spark(X) and (client is None or is_spark(client)):
+        started = spark.start(session_of(X), servers=servers)
+    elif is_spark(client):
+        raise InputTypeError(f"with a Spark session, X is an RDD or a DataFrame of Spark, not {type(X).__name__}")
+    else:
+        name = f"fit-{uuid.uuid4().hex[:8]}"
+        where = dask_of(client) if client is None or isinstance(client, str) else client
+        started = dps.ParameterServer(where, servers=servers, name=name)
+    with started as ps:
+        yield ps, True

@@ -371,7 +371,7 @@ def test_equal_shares_for_all_trainers(ps):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"solver": "lbfgs"}, "solver is one of sgd, adagrad, adam, ftrl; not 'lbfgs'"),
+        ({"solver": "newton"}, "solver is one of sgd, adagrad, adam, ftrl, lbfgs, owlqn; not 'newton'"),
         ({"solver": "adam", "l1": 0.1}, "'adam' has no l1"),
         ({"l2": -1}, "l2"),
         ({"learning_rate": 0}, "lr"),

@@ -1,0 +1,720 @@
+"""Linear models that L-BFGS or OWL-QN trains: regressions, and a support vector machine."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import dask
+import numpy as np
+from dask.base import is_dask_collection
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import d2_tweedie_score, r2_score
+
+from dps.errors import InputError, InputTypeError
+from dps.models.batch_solvers import elements_of, minimised, problem_of_classes, weights_of
+from dps.models.classes import check_class_weight, nonnegative
+from dps.models.encoding import Layout
+from dps.models.losses import Problem
+from dps.models.partitions import DaskPieces, Piece, named
+from dps.models.spark_pieces import is_spark
+from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
+from dps.models.weights import HomeWeights, lazily, margins_of, take
+from dps.models.where import address_of, aside, serving
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+__all__ = ["ElasticNet", "Lasso", "LinearRegression", "LinearSVC", "PoissonRegressor", "Ridge"]
+
+
+class Targets(NamedTuple):
+    """What the plan of a regression needs to know of a piece."""
+
+    layout: Layout
+    rows: int
+    weight: float  # of all rows
+    least: float  # target of a row with a weight
+
+
+class LinearModel(BaseEstimator):
+    """What the models of this file share: settings, fitting, margins."""
+
+    _loss: str
+    _weights: HomeWeights | None = None
+    client: ClusterLike
+    fit_intercept: bool
+    max_iter: int
+    tol: float
+    warm_start: bool
+    batch_size: int | None
+    hash_bits: int
+    servers: int
+
+    def fit(self, X: Features, y: Labels = None, sample_weight: Labels = None) -> Self:
+        """Train the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As :meth:`dps.models.LogisticRegression.fit` takes them, but for data of Spark.
+
+        Returns
+        -------
+        LinearModel
+            Itself.
+
+        Raises
+        ------
+        InputError, InputTypeError
+            Data or settings from which no model can be trained. No table or server is left behind.
+        """
+        self._check()
+        if is_spark(X):
+            raise InputTypeError(
+                f"{type(self).__name__} takes data of Dask or in memory; hand over Spark's with toPandas()"
+            )
+        before = self._weights if self.warm_start else None
+        with aside(), serving(self.client, X, self.servers) as (ps, _):
+            data = (X, y, sample_weight, None, self.hash_bits, None)
+            with contextlib.closing(DaskPieces(ps.dask_client, *data)) as pieces:
+                problem, layout, weight = self._problem(pieces)
+                l1, l2 = self._penalties(weight)
+                result, losses = minimised(
+                    ps, pieces, problem, None if before is None else elements_of(before, problem), weight=weight,
+                    l1=l1, l2=l2, tol=self.tol, max_iter=self.max_iter, batch_size=self.batch_size,
+                )  # fmt: skip
+        self.n_features_in_ = layout.features
+        self.__dict__.pop("feature_names_in_", None)
+        if layout.columns is not None:
+            self.feature_names_in_ = np.array(layout.columns, object)
+        self.loss_curve_, self.n_iter_ = losses, result.nit
+        self._weights = weights_of(result.x, problem, layout)
+        return self
+
+    def _problem(self, pieces: DaskPieces) -> tuple[Problem, Layout, float]:
+        """(the problem, the layout of X, the sum of the rows' weights)."""
+        targets = pieces.mapped(targets_of)
+        layouts = {each.layout for each in targets}
+        if len(layouts) > 1:
+            raise InputError(f"partitions differ: {' and '.join(map(str, sorted(layouts, key=str)[:2]))}")
+        weight = sum(each.weight for each in targets)
+        if not sum(each.rows for each in targets):
+            raise InputError("X has 0 rows: there is nothing to learn from")
+        if not weight:
+            raise InputError("sample_weight is zero in every row: there is nothing to learn from")
+        self._check_targets(min(each.least for each in targets))
+        (layout,) = layouts
+        return Problem(self._loss, 1, layout.features, self.fit_intercept), layout, weight
+
+    def _check_targets(self, least: float) -> None:
+        """Refuse targets that the loss cannot have, given the least of them."""
+
+    def _penalties(self, weight: float) -> tuple[float, float]:
+        """(l1, l2) beside the mean loss, given the sum of the rows' weights."""
+        return 0.0, 0.0
+
+    def _check(self) -> None:
+        for name in ("max_iter", "hash_bits", "servers", "batch_size"):
+            value = getattr(self, name)
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not (whole and value >= 1) and not (name == "batch_size" and value is None):
+                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+        for name in self.get_params(deep=False).keys() & {"tol", "alpha", "l1_ratio", "C"}:
+            value = getattr(self, name)
+            if not nonnegative(value) or (name == "l1_ratio" and value > 1) or (name == "C" and value == 0):
+                bounds = {"l1_ratio": "from 0 to 1", "C": "above 0"}.get(name, "0 or more")
+                raise InputError(f"{name} is a finite number, {bounds}; not {value!r}")
+
+    def _margins(self, X: Features) -> Predictions:
+        weights = self._fitted()
+        if is_dask_collection(X):
+            return lazily(margins_of, X, weights, len(weights.intercept()), np.float32)
+        return margins_of(X, weights)
+
+    def _fitted(self) -> HomeWeights:
+        if self._weights is None:
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit")
+        return self._weights
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._weights is not None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
+        """Clone with the same client object, because a cluster cannot be copied."""
+        return type(self)(**self.get_params(deep=False))
+
+    def __getstate__(self) -> Settings:
+        """A pickled model needs no cluster, and has the address of the cluster to train in."""
+        return {**super().__getstate__(), "client": address_of(self.client)}
+
+
+class Regression(RegressorMixin, LinearModel):
+    """A linear model of numbers."""
+
+    @property
+    def coef_(self) -> np.ndarray:
+        return self._fitted().coefficients()[0]
+
+    @property
+    def intercept_(self) -> float:
+        return float(self._fitted().intercept()[0])
+
+    def predict(self, X: Features) -> Predictions:
+        """The expected target of each row. A Dask collection gives a lazy Dask array."""
+        return self._margins(X)
+
+    def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
+        """The share of the variance (or deviance) that is explained; arguments as :meth:`fit` takes them."""
+        X, y, sample_weight = named(X, y, sample_weight)
+        predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
+        return float(self._explained(np.asarray(y).reshape(-1), predicted, sample_weight))
+
+    def _explained(self, y: np.ndarray, predicted: np.ndarray, weights: Labels) -> float:
+        return r2_score(y, predicted, sample_weight=weights)
+
+
+def targets_of(piece: Piece) -> Targets:
+    """What the plan needs to know of a piece; in a task."""
+    y = piece.labels
+    if y.dtype.kind not in "biuf":
+        raise InputTypeError(f"y has dtype {y.dtype}, and a regression needs numbers")
+    if not np.isfinite(y).all():
+        raise InputError("Input y contains NaN or infinity")
+    weights = np.ones(len(y)) if piece.weights is None else piece.weights
+    counted = y[weights > 0]
+    least = float(counted.min()) if len(counted) else np.inf
+    return Targets(piece.layout, len(y), float(weights.sum(dtype=np.float64)), least)
+
+
+class LinearRegression(Regression):
+    """Least squares.
+
+    It minimises the mean squared error by L-BFGS. Of several minima, it finds the one with the smallest coefficients.
+
+    Parameters
+    ----------
+    client : distributed.Client, cluster, str or dps.ParameterServer, optional
+        Where to train, as for :class:`dps.models.LogisticRegression`.
+    fit_intercept : bool
+        Whether the model has an intercept, which has no penalty.
+    max_iter : int
+        The largest number of iterations.
+    tol : float
+        End when the norm of the gradient of the mean loss is at most `tol`.
+    warm_start : bool
+        Begin at the weights of the fit before.
+    batch_size : int, optional
+        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
+    hash_bits : int
+        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    servers : int
+        The number of servers that ``fit`` starts.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,)
+    intercept_ : float
+    n_features_in_ : int
+        Columns of ``coef_``; 2**hash_bits for DataFrames.
+    feature_names_in_ : ndarray
+        Columns of a DataFrame, in any order.
+    n_iter_ : int
+        The number of iterations that were made.
+    loss_curve_ : list of float
+        The mean training loss with its penalty after each iteration.
+
+    Examples
+    --------
+    >>> import numpy as np, dps
+    >>> X = np.random.default_rng(0).normal(size=(200, 2)); y = X @ [1.0, -2.0] + 3
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     model = dps.models.LinearRegression(client=cluster).fit(X, y)
+    >>> model.coef_.round(3), round(model.intercept_, 3)
+    (array([ 1., -2.], dtype=float32), 3.0)
+    """
+
+    _loss = "squares"
+
+    def __init__(
+        self,
+        *,
+        client: ClusterLike = None,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float = 1e-6,
+        warm_start: bool = False,
+        batch_size: int | None = None,
+        hash_bits: int = 20,
+        servers: int = 1,
+    ):
+        self.client = client
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.warm_start = warm_start
+        self.batch_size = batch_size
+        self.hash_bits = hash_bits
+        self.servers = servers
+
+
+class Ridge(Regression):
+    """Least squares with an L2 penalty.
+
+    It minimises ``sum(weights * error**2) + alpha * |coef|^2`` by L-BFGS, as scikit-learn's Ridge does.
+
+    Parameters
+    ----------
+    alpha : float
+        The strength of the penalty.
+    client : distributed.Client, cluster, str or dps.ParameterServer, optional
+        Where to train, as for :class:`dps.models.LogisticRegression`.
+    fit_intercept : bool
+        Whether the model has an intercept, which has no penalty.
+    max_iter : int
+        The largest number of iterations.
+    tol : float
+        End when the norm of the gradient of the mean loss is at most `tol`.
+    warm_start : bool
+        Begin at the weights of the fit before.
+    batch_size : int, optional
+        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
+    hash_bits : int
+        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    servers : int
+        The number of servers that ``fit`` starts.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,)
+    intercept_ : float
+    n_features_in_ : int
+        Columns of ``coef_``; 2**hash_bits for DataFrames.
+    feature_names_in_ : ndarray
+        Columns of a DataFrame, in any order.
+    n_iter_ : int
+        The number of iterations that were made.
+    loss_curve_ : list of float
+        The mean training loss with its penalty after each iteration.
+
+    Examples
+    --------
+    >>> import numpy as np, dps
+    >>> X = np.random.default_rng(0).normal(size=(200, 2)); y = X @ [1.0, -2.0] + 3
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     model = dps.models.Ridge(client=cluster, alpha=200.0).fit(X, y)
+    >>> model.coef_.round(1)
+    array([ 0.5, -1. ], dtype=float32)
+    """
+
+    _loss = "squares"
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        client: ClusterLike = None,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float = 1e-6,
+        warm_start: bool = False,
+        batch_size: int | None = None,
+        hash_bits: int = 20,
+        servers: int = 1,
+    ):
+        self.alpha = alpha
+        self.client = client
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.warm_start = warm_start
+        self.batch_size = batch_size
+        self.hash_bits = hash_bits
+        self.servers = servers
+
+    def _penalties(self, weight: float) -> tuple[float, float]:
+        return 0.0, self.alpha / weight
+
+
+class Lasso(Regression):
+    """Least squares with an L1 penalty, which makes exact zeros.
+
+    It minimises half the mean squared error plus ``alpha * |coef|_1`` by OWL-QN.
+
+    Parameters
+    ----------
+    alpha : float
+        The strength of the penalty.
+    client : distributed.Client, cluster, str or dps.ParameterServer, optional
+        Where to train, as for :class:`dps.models.LogisticRegression`.
+    fit_intercept : bool
+        Whether the model has an intercept, which has no penalty.
+    max_iter : int
+        The largest number of iterations.
+    tol : float
+        End when the norm of the gradient of the mean loss is at most `tol`.
+    warm_start : bool
+        Begin at the weights of the fit before.
+    batch_size : int, optional
+        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
+    hash_bits : int
+        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    servers : int
+        The number of servers that ``fit`` starts.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,)
+    intercept_ : float
+    n_features_in_ : int
+        Columns of ``coef_``; 2**hash_bits for DataFrames.
+    feature_names_in_ : ndarray
+        Columns of a DataFrame, in any order.
+    n_iter_ : int
+        The number of iterations that were made.
+    loss_curve_ : list of float
+        The mean training loss with its penalty after each iteration.
+
+    Examples
+    --------
+    >>> import numpy as np, dps
+    >>> X = np.random.default_rng(0).normal(size=(200, 2)); y = X @ [1.0, -2.0] + 3
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     model = dps.models.Lasso(client=cluster, alpha=1.5).fit(X, y)
+    >>> model.coef_.round(1) + 0.0
+    array([ 0. , -0.5], dtype=float32)
+    """
+
+    _loss = "squares"
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        client: ClusterLike = None,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float = 1e-6,
+        warm_start: bool = False,
+        batch_size: int | None = None,
+        hash_bits: int = 20,
+        servers: int = 1,
+    ):
+        self.alpha = alpha
+        self.client = client
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.warm_start = warm_start
+        self.batch_size = batch_size
+        self.hash_bits = hash_bits
+        self.servers = servers
+
+    def _penalties(self, weight: float) -> tuple[float, float]:
+        return self.alpha, 0.0
+
+
+class ElasticNet(Regression):
+    """Least squares with an L1 and an L2 penalty.
+
+    It minimises half the mean squared error plus ``alpha * l1_ratio * |coef|_1 + alpha * (1 - l1_ratio) / 2 *
+    |coef|^2`` by OWL-QN.
+
+    Parameters
+    ----------
+    alpha : float
+        The strength of the penalty.
+    l1_ratio : float
+        Which part of the penalty is L1: 0 to 1.
+    client : distributed.Client, cluster, str or dps.ParameterServer, optional
+        Where to train, as for :class:`dps.models.LogisticRegression`.
+    fit_intercept : bool
+        Whether the model has an intercept, which has no penalty.
+    max_iter : int
+        The largest number of iterations.
+    tol : float
+        End when the norm of the gradient of the mean loss is at most `tol`.
+    warm_start : bool
+        Begin at the weights of the fit before.
+    batch_size : int, optional
+        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
+    hash_bits : int
+        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    servers : int
+        The number of servers that ``fit`` starts.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,)
+    intercept_ : float
+    n_features_in_ : int
+        Columns of ``coef_``; 2**hash_bits for DataFrames.
+    feature_names_in_ : ndarray
+        Columns of a DataFrame, in any order.
+    n_iter_ : int
+        The number of iterations that were made.
+    loss_curve_ : list of float
+        The mean training loss with its penalty after each iteration.
+
+    Examples
+    --------
+    >>> import numpy as np, dps
+    >>> X = np.random.default_rng(0).normal(size=(200, 2)); y = X @ [1.0, -2.0] + 3
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     model = dps.models.ElasticNet(client=cluster, alpha=1.5).fit(X, y)
+    >>> model.coef_.round(1) + 0.0
+    array([ 0.1, -0.7], dtype=float32)
+    """
+
+    _loss = "squares"
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        l1_ratio: float = 0.5,
+        client: ClusterLike = None,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float = 1e-6,
+        warm_start: bool = False,
+        batch_size: int | None = None,
+        hash_bits: int = 20,
+        servers: int = 1,
+    ):
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.client = client
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.warm_start = warm_start
+        self.batch_size = batch_size
+        self.hash_bits = hash_bits
+        self.servers = servers
+
+    def _penalties(self, weight: float) -> tuple[float, float]:
+        return self.alpha * self.l1_ratio, self.alpha * (1.0 - self.l1_ratio)
+
+
+class PoissonRegressor(Regression):
+    """Poisson regression: counts whose logarithm of the mean is linear.
+
+    It minimises half the mean deviance plus ``alpha / 2 * |coef|^2`` by L-BFGS.
+
+    Parameters
+    ----------
+    alpha : float
+        The strength of the penalty.
+    client : distributed.Client, cluster, str or dps.ParameterServer, optional
+        Where to train, as for :class:`dps.models.LogisticRegression`.
+    fit_intercept : bool
+        Whether the model has an intercept, which has no penalty.
+    max_iter : int
+        The largest number of iterations.
+    tol : float
+        End when the norm of the gradient of the mean loss is at most `tol`.
+    warm_start : bool
+        Begin at the weights of the fit before.
+    batch_size : int, optional
+        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
+    hash_bits : int
+        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    servers : int
+        The number of servers that ``fit`` starts.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,)
+    intercept_ : float
+    n_features_in_ : int
+        Columns of ``coef_``; 2**hash_bits for DataFrames.
+    feature_names_in_ : ndarray
+        Columns of a DataFrame, in any order.
+    n_iter_ : int
+        The number of iterations that were made.
+    loss_curve_ : list of float
+        The mean training loss with its penalty after each iteration.
+
+    Examples
+    --------
+    >>> import numpy as np, dps
+    >>> X = np.random.default_rng(0).normal(size=(200, 2)); y = np.exp(X @ [0.5, -1.0])
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     model = dps.models.PoissonRegressor(client=cluster, alpha=0.0).fit(X, y)
+    >>> model.coef_.round(3)
+    array([ 0.5, -1. ], dtype=float32)
+    """
+
+    _loss = "poisson"
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        client: ClusterLike = None,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float = 1e-6,
+        warm_start: bool = False,
+        batch_size: int | None = None,
+        hash_bits: int = 20,
+        servers: int = 1,
+    ):
+        self.alpha = alpha
+        self.client = client
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.warm_start = warm_start
+        self.batch_size = batch_size
+        self.hash_bits = hash_bits
+        self.servers = servers
+
+    def _penalties(self, weight: float) -> tuple[float, float]:
+        return 0.0, self.alpha
+
+    def predict(self, X: Features) -> Predictions:
+        """The expected count of each row. A Dask collection gives a lazy Dask array."""
+        return np.exp(self._margins(X))
+
+    def _check_targets(self, least: float) -> None:
+        if least < 0.0:
+            raise InputError(f"y has {least:g}; counts are 0 or more")
+
+    def _explained(self, y: np.ndarray, predicted: np.ndarray, weights: Labels) -> float:
+        return d2_tweedie_score(y, predicted, sample_weight=weights, power=1)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+
+class LinearSVC(ClassifierMixin, LinearModel):
+    """Linear support vector machine with the squared hinge loss; of several classes, each one against the rest.
+
+    It minimises ``|coef|^2 / 2 + C * sum(weights * max(0, 1 - sign * margin)**2)`` by L-BFGS. Other than
+    liblinear's, the intercept has no penalty, and of several classes, the weight of a row is that of its class in each
+    of the comparisons.
+
+    Parameters
+    ----------
+    C : float
+        How much the losses weigh against the penalty.
+    class_weight : dict or "balanced", optional
+        Weights of classes, by label; "balanced" gives all classes the same sum of weights.
+    client : distributed.Client, cluster, str or dps.ParameterServer, optional
+        Where to train, as for :class:`dps.models.LogisticRegression`.
+    fit_intercept : bool
+        Whether the model has an intercept, which has no penalty.
+    max_iter : int
+        The largest number of iterations.
+    tol : float
+        End when the norm of the gradient of the mean loss is at most `tol`.
+    warm_start : bool
+        Begin at the weights of the fit before.
+    batch_size : int, optional
+        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
+    hash_bits : int
+        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    servers : int
+        The number of servers that ``fit`` starts.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        The labels, sorted.
+    coef_ : ndarray of shape (1 or n_classes, n_features)
+    intercept_ : ndarray of shape (1 or n_classes,)
+    n_features_in_ : int
+        Columns of ``coef_``; 2**hash_bits for DataFrames.
+    feature_names_in_ : ndarray
+        Columns of a DataFrame, in any order.
+    n_iter_ : int
+        The number of iterations that were made.
+    loss_curve_ : list of float
+        The mean training loss with its penalty after each iteration.
+
+    Examples
+    --------
+    >>> import numpy as np, dps
+    >>> X = np.random.default_rng(0).normal(size=(200, 2)); y = X @ [1.0, -2.0] > 0
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     model = dps.models.LinearSVC(client=cluster).fit(X, y)
+    >>> bool(model.score(X, y) > 0.97), model.coef_.shape
+    (True, (1, 2))
+    """
+
+    _loss = "squared_hinge"
+    classes_: np.ndarray
+
+    def __init__(
+        self,
+        *,
+        C: float = 1.0,
+        class_weight: dict | str | None = None,
+        client: ClusterLike = None,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float = 1e-6,
+        warm_start: bool = False,
+        batch_size: int | None = None,
+        hash_bits: int = 20,
+        servers: int = 1,
+    ):
+        self.C = C
+        self.class_weight = class_weight
+        self.client = client
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.warm_start = warm_start
+        self.batch_size = batch_size
+        self.hash_bits = hash_bits
+        self.servers = servers
+
+    def _penalties(self, weight: float) -> tuple[float, float]:
+        return 0.0, 1.0 / (self.C * weight)
+
+    @property
+    def coef_(self) -> np.ndarray:
+        return self._fitted().coefficients()
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        return self._fitted().intercept()
+
+    def decision_function(self, X: Features) -> Predictions:
+        """Margins: [n] for two classes, [n, classes] for more. A Dask collection gives a lazy Dask array."""
+        return self._margins(X)
+
+    def predict(self, X: Features) -> Predictions:
+        """The class of each row. A Dask collection gives a lazy Dask array."""
+        margins = self._margins(X)
+        chosen = (margins > 0).astype(int) if margins.ndim == 1 else margins.argmax(axis=1)
+        if is_dask_collection(chosen):
+            return chosen.map_blocks(take, self.classes_, dtype=self.classes_.dtype)
+        return self.classes_[chosen]
+
+    def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
+        """Accuracy; arguments as :meth:`fit` takes them."""
+        X, y, sample_weight = named(X, y, sample_weight)
+        predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
+        return float(np.average(predicted == np.asarray(y).reshape(-1), weights=sample_weight))
+
+    def _check(self) -> None:
+        super()._check()
+        check_class_weight(self.class_weight)
+
+    def _problem(self, pieces: DaskPieces) -> tuple[Problem, Layout, float]:
+        problem, seen, weight = problem_of_classes(self._loss, pieces, self.fit_intercept, self.class_weight)
+        assert problem.classes is not None
+        self.classes_ = problem.classes
+        return problem, seen.layout, weight

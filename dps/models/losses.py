@@ -1,0 +1,135 @@
+"""Losses of generalised linear models: of a batch, as trainers compute them for `dps.optimize`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import scipy.sparse
+
+import dps
+from dps.models.classes import coded
+from dps.models.partitions import Piece
+from dps.models.types import Block
+
+__all__ = ["LOSSES", "Problem", "batch_loss", "part_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What trainers need to know of a model.
+
+    The elements of x are the coefficients, [outputs, features], and then the intercepts, [outputs].
+    """
+
+    loss: str  # of LOSSES
+    outputs: int
+    features: int
+    with_intercept: bool
+    classes: np.ndarray | None = None  # of a classifier
+    class_weights: np.ndarray | None = None
+
+    @property
+    def size(self) -> int:
+        """Elements of x."""
+        return self.outputs * (self.features + self.with_intercept)
+
+    def free(self) -> np.ndarray:
+        """1 for each element that has a penalty, 0 for intercepts."""
+        penalised = np.ones(self.size)
+        penalised[self.outputs * self.features :] = 0.0
+        return penalised
+
+
+def squares(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Half the squared error, and its slope."""
+    error = z - y
+    return 0.5 * error * error, error
+
+
+def poisson(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Half the deviance of a Poisson distribution with a logarithmic link, but for what depends on y alone."""
+    with np.errstate(over="ignore"):  # the line search makes a step shorter whose loss is infinite
+        mean = np.exp(z)
+    return mean - y * z, mean - y
+
+
+def squared_hinge(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The squared hinge of each class against the rest; `y` holds the numbers of classes."""
+    signs = _signs(z, y)
+    short = np.maximum(0.0, 1.0 - signs * z)
+    return short * short, -2.0 * signs * short
+
+
+def logistic(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log loss of two classes (one column of margins), or of more; `y` holds the numbers of classes."""
+    if z.shape[1] == 1:
+        signs = _signs(z, y)
+        losses = np.logaddexp(0.0, -signs * z)
+        return losses, -signs * -np.expm1(-losses)  # 1 - p of the label's class
+    z = z - z.max(axis=1, keepdims=True)
+    shares = np.exp(z)
+    sums = shares.sum(axis=1, keepdims=True)
+    rows = np.arange(len(y))
+    losses = np.log(sums) - z[rows, y][:, None]
+    shares /= sums
+    shares[rows, y] -= 1.0
+    return losses, shares
+
+
+def _signs(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """1 in the column of a row's class, and -1 in others; one column stands for class 1."""
+    classes = np.arange(z.shape[1]) if z.shape[1] > 1 else np.array([1])
+    return np.where(y[:, None] == classes, 1.0, -1.0)
+
+
+# Given margins [rows, outputs] and targets, the losses [rows, outputs or 1] and their slopes [rows, outputs].
+LOSSES: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]] = {
+    "squares": squares,
+    "poisson": poisson,
+    "squared_hinge": squared_hinge,
+    "logistic": logistic,
+}
+
+
+def part_of(piece: Piece, problem: Problem) -> tuple[Block, np.ndarray, np.ndarray | None]:
+    """(X in float64, targets, weights) of a piece: a gradient in float32 would end the minimisation early."""
+    if problem.classes is None:
+        X, y, weights = piece.block, piece.labels.astype(np.float64)[:, None], piece.weights
+    else:
+        X, y, weights = coded(piece, problem)  # type: ignore[arg-type]  # its classes are there
+    weights = None if weights is None else weights.astype(np.float64)
+    return X.astype(np.float64), y, weights
+
+
+def batch_loss(
+    batch: tuple[Block, np.ndarray, np.ndarray | None], x: np.ndarray, problem: Problem
+) -> tuple[float, np.ndarray | tuple[np.ndarray, np.ndarray]]:
+    """Loss and gradient, summed over the rows by their weights. Of sparse rows, the gradient has their features only.
+
+    Examples
+    --------
+    >>> problem = Problem("squares", 1, 2, True)
+    >>> batch = np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[1.0], [2.0]]), None
+    >>> batch_loss(batch, np.zeros(3), problem)
+    (2.5, array([-3., -2., -3.]))
+    """
+    X, y, weights = batch
+    outputs, features = problem.outputs, problem.features
+    sparse = scipy.sparse.issparse(X)
+    keys, X = dps.localize(X) if sparse else (None, X)
+    coefficients = x[: outputs * features].reshape(outputs, features)
+    z = X @ (coefficients if keys is None else coefficients[:, keys]).T
+    if problem.with_intercept:
+        z = z + x[outputs * features :]
+    losses, slopes = LOSSES[problem.loss](z, y)
+    if weights is not None:
+        losses, slopes = losses * weights[:, None], slopes * weights[:, None]
+    slope = np.asarray(X.T @ slopes).T  # [outputs, features]
+    levels = slopes.sum(axis=0) if problem.with_intercept else np.zeros(0)
+    gradient = np.concatenate([slope.ravel(), levels])
+    if keys is None:
+        return float(losses.sum()), gradient
+    elements = [keys + output * features for output in range(outputs)]
+    return float(losses.sum()), (np.concatenate([*elements, np.arange(outputs * features, problem.size)]), gradient)
