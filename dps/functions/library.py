@@ -80,7 +80,7 @@ def _extreme(parts: list[Any], choose: Any, what: str) -> Any:
     found = [part for part in parts if part is not None]
     if not found:
         raise InputError(f"{what} of no rows: the table, or the keys named, have none")
-    return choose(found)
+    return choose(found).item()
 
 
 # -- aggregates
@@ -92,7 +92,7 @@ def amax(rows: Rows) -> Any:
     return np.abs(rows.values).max() if len(rows) else None
 
 
-amax.merge(lambda parts: _extreme(parts, builtins.max, "amax"))
+amax.merge(lambda parts: _extreme(parts, np.max, "amax"))
 
 
 @function
@@ -101,7 +101,7 @@ def amin(rows: Rows) -> Any:
     return np.abs(rows.values).min() if len(rows) else None
 
 
-amin.merge(lambda parts: _extreme(parts, builtins.min, "amin"))
+amin.merge(lambda parts: _extreme(parts, np.min, "amin"))
 
 
 @function
@@ -110,7 +110,7 @@ def max(rows: Rows) -> Any:  # noqa: A001
     return rows.values.max() if len(rows) else None
 
 
-max.merge(lambda parts: _extreme(parts, builtins.max, "max"))
+max.merge(lambda parts: _extreme(parts, np.max, "max"))
 
 
 @function
@@ -119,7 +119,7 @@ def min(rows: Rows) -> Any:  # noqa: A001
     return rows.values.min() if len(rows) else None
 
 
-min.merge(lambda parts: _extreme(parts, builtins.min, "min"))
+min.merge(lambda parts: _extreme(parts, np.min, "min"))
 
 
 def _exact(parts: list[Any]) -> Any:
@@ -182,7 +182,7 @@ nrm2.merge(lambda parts: math.sqrt(math.fsum(parts)))
 @function
 def dot(rows: Rows, a: int = 0, b: int = 1) -> float:
     """The inner product of two columns, in float64."""
-    return _squares(rows.values[:, a : a + 1], rows.values[:, b : b + 1])
+    return _squares(rows.values[:, a, None], rows.values[:, b, None])
 
 
 dot.merge(math.fsum)
@@ -322,6 +322,13 @@ def _known(functions: dict[str, Any], name: str) -> Any:
     return functions[name]
 
 
+def _columns(parts: list[Any]) -> list[np.ndarray]:
+    """The keys of all parts, and what stands beside them; empty where a call names no rows."""
+    if not parts:
+        return [np.empty(0, np.int64), np.empty(0)]
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
 def _scores(rows: Rows, by: str, query: np.ndarray | None, which: slice = ALL) -> np.ndarray:
     """A number for each of these rows: its value, its norm, or its inner product with the query."""
     values = rows.values[which]
@@ -348,7 +355,7 @@ def _leaders(rows: Rows, k: int, by: str, query: np.ndarray | None) -> tuple[np.
     step = builtins.max(k, BLOCK // 2)
     for first in range(0, len(rows), step):
         found = _scores(rows, by, query, slice(first, first + step))
-        if len(scores) == k and not found.max() > scores[-1]:
+        if len(scores) == k and not np.fmax.reduce(found) > scores[-1]:
             continue
         new = np.flatnonzero(found > scores[-1]) if len(scores) == k else np.flatnonzero(found == found)
         both = np.concatenate([scores.astype(found.dtype), found[new]])
@@ -359,6 +366,8 @@ def _leaders(rows: Rows, k: int, by: str, query: np.ndarray | None) -> tuple[np.
 
 def _largest(scores: np.ndarray, k: int) -> np.ndarray:
     """The places of the k largest numbers, the largest first; of equal ones, the first."""
+    if k <= 0:
+        return np.empty(0, np.int64)
     if k < len(scores):
         least = np.partition(scores, len(scores) - k)[len(scores) - k]
         above = np.flatnonzero(scores > least)
@@ -395,7 +404,7 @@ def top_k(rows: Rows, k: int, by: str = "value", query: np.ndarray | None = None
 
 @top_k.merge
 def _(parts: list[Any], k: int) -> tuple[np.ndarray, ...]:
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    columns = _columns(parts)
     chosen = np.lexsort((columns[0], -columns[1]))[:k]
     return tuple(column[chosen] for column in columns)
 
@@ -410,8 +419,8 @@ def dots(rows: Rows, query: np.ndarray) -> Any:
 
 
 @dots.merge
-def _(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([keys for keys, _ in parts]), np.concatenate([products for _, products in parts])
+def _(parts: list[Any]) -> tuple[np.ndarray, ...]:
+    return tuple(_columns(parts))
 
 
 COMPARISONS = {
@@ -441,8 +450,8 @@ def where(rows: Rows, comparison: str, value: float, column: int | None = None, 
 
 
 @where.merge
-def _(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([keys for keys, _ in parts]), np.concatenate([values for _, values in parts])
+def _(parts: list[Any]) -> tuple[np.ndarray, ...]:
+    return tuple(_columns(parts))
 
 
 @function
@@ -454,7 +463,7 @@ def key_range(rows: Rows, low: int, high: int) -> Any:
 
 @key_range.merge
 def _(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    keys, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    keys, values = _columns(parts)
     order = np.argsort(keys, kind="stable")
     return keys[order], values[order]
 
@@ -464,21 +473,22 @@ def sample(rows: Rows, n: int, by: str | None = None) -> Any:
     """Draw rows without replacement: each with the same chance, or with a chance by its value (``by="value"``).
 
     Returns the keys, in random order; fewer than `n` if there are not so many rows of positive weight. The draw is by
-    exponential keys (Efraimidis and Spirakis, 2006), so that it is the same however the rows lie on the shards.
+    exponential keys (Efraimidis and Spirakis, 2006), so that the chances are the same however the rows lie on the
+    shards.
     """
     weights = np.ones(len(rows)) if by is None else _scores(rows, by, None).astype(np.float64)
     if (weights < 0).any():
         raise InputError("a row has a negative weight; weights are 0 or more")
     with np.errstate(divide="ignore"):
         times = rows.rng.exponential(size=len(rows)) / weights
-    found = _largest(-times, builtins.max(0, n))
+    found = _largest(-times, n)
     found = found[np.isfinite(times[found])]
     return [rows.keys[found], times[found]]
 
 
 @sample.merge
 def _(parts: list[Any], n: int) -> np.ndarray:
-    keys, times = (np.concatenate(column) for column in zip(*parts, strict=True))
+    keys, times = _columns(parts)
     return keys[np.argsort(times, kind="stable")[: builtins.max(0, n)]]
 
 

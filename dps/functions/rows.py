@@ -145,43 +145,47 @@ class Rows:
         InputError
             The values were changed, and not the state from which they follow.
         """
-        self._check_derived()
-        effect = self._made()
-        if effect is not None:
-            self._check_finite(effect)
-        return effect
+        made = self._made()
+        if made is None:
+            return None
+        which, rows = made
+        self._check_finite(rows)
+        if self.spec.optimizer.derived:
+            self._check_derived(self._selection.rows[which], rows)
+        if isinstance(which, slice):
+            keys = self._selection.keys
+            return Effect(None if keys is None else keys[which], self.start + which.start, rows)
+        return Effect(self.keys[which], 0, rows)
 
-    def _check_finite(self, effect: Effect) -> None:
-        values = effect.rows[:, : self.spec.dim]
+    def _check_finite(self, rows: np.ndarray) -> None:
+        values = rows[:, : self.spec.dim]
         if self.spec.finite and values.dtype.kind == "f" and not np.isfinite(values).all():
             raise NotFiniteError(f"table {self.spec.name!r} refuses NaN and infinity, and the function made some")
 
-    def _check_derived(self) -> None:
+    def _check_derived(self, old: np.ndarray, new: np.ndarray) -> None:
         """Refuse new values beside an old state from which the optimizer would derive the old values again."""
-        if not self.spec.optimizer.derived or self._copy is None:
-            return
-        dim, rows, made = self.spec.dim, self._selection.rows, self._written()
-        if np.array_equal(rows[:, dim:], made[:, dim:]) and not np.array_equal(rows, made):
+        dim = self.spec.dim
+        if np.array_equal(old[:, dim:], new[:, dim:]) and not np.array_equal(old, new):
             raise InputError(
                 f"table {self.spec.name!r}: {type(self.spec.optimizer).__name__} derives the values from its state, so "
                 f"the next push would undo the change; change `rows.state`, too"
             )
 
-    def _made(self) -> Effect | None:
-        keys, start = self._selection.keys, self.start
-        replaced = [(first, memory.take_away()) for first, memory in self._replaced]
+    def _made(self) -> tuple[slice | np.ndarray, np.ndarray] | None:
+        """Which of the rows the function has made, and these rows, [m, dim + slots]."""
+        dim, replaced = self.spec.dim, [(first, memory.take_away()) for first, memory in self._replaced]
         if self._copy is not None:
             rows = self._copy.take_away()
             for first, fresh in replaced:
-                rows[first : first + len(fresh)] = fresh
-            return Effect(keys, start, rows)
+                rows[first : first + len(fresh), :dim] = fresh[:, :dim]
+            return slice(0, len(rows)), rows
         if not replaced:
             return None
         if len(replaced) == 1:
             first, fresh = replaced[0]
-            return Effect(None if keys is None else keys[first : first + len(fresh)], start + first, fresh)
+            return slice(first, first + len(fresh)), fresh
         numbers = np.concatenate([np.arange(first, first + len(fresh)) for first, fresh in replaced])
-        return Effect(self.keys[numbers], 0, np.concatenate([fresh for _, fresh in replaced]))
+        return numbers, np.concatenate([fresh for _, fresh in replaced])
 
     def _written(self) -> np.ndarray:
         if self._copy is None:
@@ -190,7 +194,7 @@ class Rows:
         return self._copy.array
 
     def _assign(self, place: np.ndarray, given: np.ndarray, what: str) -> None:
-        if isinstance(given, np.ndarray) and given.shape == place.shape and given.base is place.base is not None:
+        if isinstance(given, np.ndarray) and given.__array_interface__ == place.__array_interface__:
             return  # because `rows.values *= 2` assigns the array to itself
         if not self._changes:
             raise InputError("a reading function changes no rows: declare it with @dps.function(changes=True)")

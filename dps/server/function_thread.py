@@ -64,20 +64,29 @@ class Job:
         self.work, self.seconds, self.done = work, seconds, done
         self.timer: Any = None
         self.over = False  # its outcome was passed on, or is dropped
-        self._ended = False
+        self._interrupted = False
+        self._thread: int | None = None  # in which it runs
         self._lock = threading.Lock()
 
-    def end(self) -> None:
-        """From now on no exception arrives in the thread that calls this."""
+    def begin(self) -> None:
+        """From now on an exception may arrive in the thread that calls this; at once if the time is over already."""
         with self._lock:
-            self._ended = True
+            self._thread = threading.get_ident()
+            if self._interrupted:
+                raise TimeIsOver
+
+    def end(self) -> None:
+        """From now on none arrives."""
+        with self._lock:
+            self._thread = None
             _raise_in(threading.get_ident(), None)
 
-    def interrupt(self, thread: int) -> None:
-        """Raise TimeIsOver in the thread, unless the work has ended."""
+    def interrupt(self) -> None:
+        """Raise TimeIsOver in its thread, once, unless the work has ended."""
         with self._lock:
-            if not self._ended:
-                _raise_in(thread, TimeIsOver)
+            again, self._interrupted = self._interrupted, True
+            if self._thread is not None and not again:
+                _raise_in(self._thread, TimeIsOver)
 
 
 class FunctionThread:
@@ -96,20 +105,13 @@ class FunctionThread:
         self._running: Job | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._abandoned = 0
+        self._abandoned: list[threading.Thread] = []
         self._closed = False
 
     def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
-        if self._abandoned >= MAX_ABANDONED:
-            done(
-                Outcome(
-                    None,
-                    LimitError(
-                        f"{self._abandoned} functions on this server never ended, each of them in a thread of its own; "
-                        f"it takes no more: replace the server with ps.retire, and mend the functions"
-                    ),
-                )
-            )
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        if len(self._abandoned) >= MAX_ABANDONED:
+            done(Outcome(None, too_many(len(self._abandoned))))
             return
         self._waiting.append(Job(work, seconds, done))
         self._next()
@@ -119,10 +121,10 @@ class FunctionThread:
         self._waiting.clear()
         self._jobs.put(None)
         job, self._running = self._running, None
-        if job is not None and self._thread is not None:
+        if job is not None:
             job.over = True
             job.timer.cancel()
-            job.interrupt(self._thread.ident or 0)
+            job.interrupt()
 
     def _next(self) -> None:
         if self._running is not None or not self._waiting or self._closed:
@@ -156,15 +158,15 @@ class FunctionThread:
 
     def _expire(self, job: Job) -> None:
         """The time is over: interrupt the function, and give it a moment to end."""
-        assert self._thread is not None
-        job.interrupt(self._thread.ident or 0)
+        job.interrupt()
         job.timer = self._endpoint.later(GRACE_SECONDS, self._abandon, job)
 
     def _abandon(self, job: Job) -> None:
         if job.over:
             return
+        assert self._thread is not None
         job.over, self._running = True, None
-        self._abandoned += 1
+        self._abandoned.append(self._thread)
         self._jobs.put(None)  # the thread ends with its function, if that ever ends
         self._jobs, self._thread = queue.SimpleQueue(), None
         try:
@@ -181,9 +183,18 @@ def too_slow(seconds: float) -> DPSError:
     )
 
 
+def too_many(count: int) -> DPSError:
+    """The error where so many functions have not ended."""
+    return LimitError(
+        f"{count} functions on this server never ended, each of them in a thread of its own; it takes no more: replace "
+        f"the server with ps.retire, and mend the functions"
+    )
+
+
 def _outcome(job: Job) -> Outcome:
     try:
         try:
+            job.begin()
             outcome = Outcome(job.work(), None)
         finally:
             job.end()

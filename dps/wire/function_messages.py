@@ -33,7 +33,7 @@ class FunctionCall(msgspec.Struct, array_like=True):
         text = bytes(body).rstrip(PADDING)
         try:
             return msgspec.msgpack.decode(text, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise ProtocolError(f"a call of a function that cannot be read: {error}") from None
 
 
@@ -53,4 +53,7 @@ def encode_parts(parts: list[PartAnswer]) -> bytes:
 
 def decode_parts(body: bytes | bytearray) -> list[PartAnswer]:
     """What :func:`encode_parts` encoded."""
-    return msgspec.msgpack.decode(bytes(body).rstrip(PADDING), type=list[PartAnswer])
+    try:
+        return msgspec.msgpack.decode(bytes(body).rstrip(PADDING), type=list[PartAnswer])
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"the answer to a call of a function cannot be read: {error}") from None

@@ -7,6 +7,7 @@ else does, because nothing that arrives in a frame is ever unpickled.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -18,6 +19,9 @@ __all__ = ["decode_values", "encode_values"]
 
 ARRAY = 1  # the code of an array among msgpack's extensions
 KINDS = "biufcSUmM"  # of dtypes that are bytes and nothing else
+DTYPE = re.compile(rf"[<>|][{KINDS}]\d{{1,9}}(\[\w+\])?")  # such dtypes, as numpy writes them
+KEYS = (str, bytes, bool, int, float, type(None))  # of dicts
+PLAIN = (*KEYS, bytearray, memoryview, np.generic, np.ndarray)  # what contains nothing else
 
 
 def encode_values(value: object, what: str) -> bytes:
@@ -36,23 +40,43 @@ def encode_values(value: object, what: str) -> bytes:
     {'factor': 0.5, 'keys': array([0, 1])}
     """
 
-    def encode_array(part: object) -> object:
-        if isinstance(part, np.generic) and part.dtype.kind in "biuf":
-            return part.item()
-        if isinstance(part, np.generic):
-            part = np.asarray(part)
-        if isinstance(part, np.ndarray) and part.dtype.kind in KINDS:
-            head = msgspec.msgpack.encode((part.dtype.str, part.shape))
-            return msgspec.msgpack.Ext(ARRAY, len(head).to_bytes(2, "little") + head + part.tobytes())
-        raise InputTypeError(
-            f"{what}: a {type(part).__module__}.{type(part).__qualname__} does not travel; plain values and numpy "
-            f"arrays do: convert it, with np.asarray for instance"
-        )
-
     try:
-        return msgspec.msgpack.encode(value, enc_hook=encode_array)
+        _check(value, what)
+        return msgspec.msgpack.encode(value, enc_hook=_encode_array)
     except (OverflowError, RecursionError) as error:
         raise InputError(f"{what}: {error}; a whole number has at most 64 bits, and nothing contains itself") from None
+
+
+def _check(value: object, what: str) -> None:
+    """Refuse what msgpack would not encode, or would turn into something else, as it does sets and dates."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if not isinstance(key, KEYS):
+                raise _refusal(key, f"{what}: as a key of a dict")
+            _check(part, what)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _check(part, what)
+    elif not isinstance(value, PLAIN):
+        raise _refusal(value, what)
+    elif isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind not in KINDS:
+        raise InputTypeError(f"{what}: an array of dtype {value.dtype} does not travel; plain numbers and texts do")
+
+
+def _refusal(value: object, what: str) -> InputTypeError:
+    return InputTypeError(
+        f"{what}: a {type(value).__module__}.{type(value).__qualname__} does not travel; plain values and numpy arrays "
+        f"do: convert it, with np.asarray for instance"
+    )
+
+
+def _encode_array(part: Any) -> object:
+    """A number of numpy as one of Python, if there is one; an array as an extension of msgpack."""
+    if isinstance(part, np.generic) and part.dtype.kind in "biufSU" and not isinstance(part, np.longdouble):
+        return part.item()
+    array = np.asarray(part)
+    head = msgspec.msgpack.encode((array.dtype.str, array.shape))
+    return msgspec.msgpack.Ext(ARRAY, len(head).to_bytes(2, "little") + head + array.tobytes())
 
 
 def decode_values(data: bytes | memoryview) -> Any:
@@ -68,7 +92,9 @@ def _decode_array(code: int, data: memoryview) -> np.ndarray:
         raise ProtocolError(f"values with an extension of code {code}; only {ARRAY}, an array, is known")
     end = 2 + int.from_bytes(data[:2], "little")
     name, shape = msgspec.msgpack.decode(data[2:end], type=tuple[str, tuple[int, ...]])
+    if not DTYPE.fullmatch(name):
+        raise ProtocolError(f"an array of dtype {name[:80]!r}")
     dtype, count = np.dtype(name), math.prod(shape)
-    if dtype.hasobject or min(shape, default=0) < 0 or count * dtype.itemsize != len(data) - end:
+    if min(shape, default=0) < 0 or count * dtype.itemsize != len(data) - end:
         raise ProtocolError(f"an array of {name} {shape} in {len(data) - end} bytes")
     return np.frombuffer(data, dtype, count, end).reshape(shape).copy()
