@@ -54,9 +54,7 @@ class PSVector(PSArray):
             if isinstance(value, np.ndarray) and value.ndim:
                 raise InputError("elements at a mask on the servers take one number, or a vector of all elements")
             self.assign(chosen(mask, converted(value, self.dtype), self.node))
-        elif isinstance(value, Node):
-            self.assign(value)
-        else:
+        else:  # a node of its own, because the vector whose node `value` is must not change with this one
             self.assign(Node(self.shape, self.dtype, "cast", [converted(value, self.dtype)]))
 
     def __iter__(self) -> Any:

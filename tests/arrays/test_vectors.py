@@ -130,6 +130,16 @@ def test_an_expression_sees_the_elements_before_a_change_in_place(space):
     assert a.tolist() == [0, 7, 0]
 
 
+def test_a_vector_that_took_an_expression_changes_alone(space):
+    """The expression may be another vector's, which has not been computed yet."""
+    target, other = put(space, np.zeros(4)), put(space, np.ones(4)) + 1
+    target[:] = other
+    target[:] = 7.0
+    target.compute()
+    assert other.tolist() == [2, 2, 2, 2]
+    assert target.tolist() == [7, 7, 7, 7]
+
+
 def test_a_vector_keeps_its_rows_when_it_changes_in_place(space):
     a = put(space, [1.0, 2, 3])
     before, lazy = a.node.block, a * 2
