@@ -31,6 +31,7 @@ from dps.errors import ClosedError, DPSError, InputError, InputTypeError
 from dps.optimize.minimization import counted, nonnegative, positive, start_of
 from dps.optimize.quasi_newton import lbfgs
 from dps.optimize.vectors import Vector, combine, dots, stored
+from dps.training.spark import is_spark
 
 if TYPE_CHECKING:
     import dps
@@ -73,7 +74,7 @@ class Objective:
         ``loss_and_gradient(batch, x, *args)`` returns the loss and the gradient, both summed over the rows of the
         batch. A gradient with few elements may be a tuple (elements, values). It runs on the trainers.
     data : as for :meth:`dps.ParameterServer.run`
-        Dask collections, futures, or data in memory.
+        Dask collections, futures, data in memory, or data of Spark, whose partitions stay with their trainers.
     size : int or PSVector
         Elements of x. With a vector on the servers, all x and gradients are such vectors, and none travels to the
         driver.
@@ -84,7 +85,7 @@ class Objective:
     batch_size : int, optional
         Rows that a trainer works on between two additions. Small batches are shared out more evenly, and need more
         traffic. By default the largest trainer has about 8.
-    trainers, retries
+    trainers, retries, columns
         As for :meth:`dps.ParameterServer.run`.
     args : tuple
         More arguments for `loss_and_gradient`.
@@ -118,6 +119,7 @@ class Objective:
         batch_size: int | None = None,
         trainers: int | None = None,
         retries: int = 0,
+        columns: Any = None,
         args: tuple = (),
     ):
         if not callable(loss_and_gradient):
@@ -135,7 +137,14 @@ class Objective:
         self._plan = EvaluationPlan(places[0], places[1], board, batch_size, loss_and_gradient, args)
         if not self._here and isinstance(self._l2, np.ndarray):
             self._l2 = ps.from_array(self._l2, dtype="float64")  # once, and not in each evaluation
-        self._options: dict[str, Any] = {"trainers": trainers, "retries": retries, "progress": False}
+        self._options: dict[str, Any] = {
+            "trainers": trainers,
+            "retries": retries,
+            "columns": columns,
+            "progress": False,
+        }
+        # Trainers cannot fetch each other's Spark partitions. Their numbers of batches differ, so none waits in a tick.
+        self._options |= {"staleness": math.inf} if is_spark(data) else {"reassign": True}
         self._evaluations, self._over = 0, False
         self._failure: BaseException | None = None
         self._client = ps.client()
@@ -200,7 +209,7 @@ class Objective:
 
     def _train(self) -> None:
         try:
-            self._ps.run(work, self._data, args=(self._plan,), reassign=True, **self._options)
+            self._ps.run(work, self._data, args=(self._plan,), **self._options)
         except BaseException as error:
             self._failure = error
 
@@ -225,6 +234,7 @@ def minimize(
     batch_size: int | None = None,
     trainers: int | None = None,
     retries: int = 0,
+    columns: Any = None,
     args: tuple = (),
     **settings: Any,
 ) -> OptimizeResult:
@@ -235,7 +245,7 @@ def minimize(
 
     Parameters
     ----------
-    ps, loss_and_gradient, data, scale, l2, batch_size, trainers, retries, args
+    ps, loss_and_gradient, data, scale, l2, batch_size, trainers, retries, columns, args
         As for :class:`Objective`.
     x0 : array_like, PSVector or int
         Where to begin. With a vector on the servers, such as ``ps.zeros(n)``, the solver's vectors lie there,
@@ -270,7 +280,7 @@ def minimize(
     start = start_of(x0)
     size = len(start) if isinstance(start, np.ndarray) else start
     options: dict[str, Any] = {"scale": scale, "l2": l2, "batch_size": batch_size, "args": args}
-    options |= {"trainers": trainers, "retries": retries}
+    options |= {"trainers": trainers, "retries": retries, "columns": columns}
     with Objective(ps, loss_and_gradient, data, size, **options) as objective:
         return solver(objective, start, **settings)
 

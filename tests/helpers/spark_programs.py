@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 from distributed import Client
 
 from dps.training import spark_tasks
@@ -218,3 +219,10 @@ def each_with_a_slow_twin(trainer, numbers, table, folder):
             while not (Path(folder) / "went-on").exists():  # the first one pushes on while we are at work
                 time.sleep(0.1)
         yield number
+
+
+def log_loss(batch, w):
+    """Logistic loss and its gradient over records (features, label of -1 or 1), or over arrays of both."""
+    X, y = batch if isinstance(batch, tuple) else (np.array([x for x, _ in batch]), np.array([y for _, y in batch]))
+    z = y * (X @ w)
+    return float(np.logaddexp(0, -z).sum()), -(X.T @ (y / (1 + np.exp(z))))

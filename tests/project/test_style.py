@@ -49,7 +49,7 @@ ROOMS = {
     "training dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
-    "optimize": "",
+    "optimize": "training.spark",
     "models": "dps optimize core.sparse spark",
     "testing": "config core functions.definition state wire checkpoints coordination telemetry client server "
     "controller training",
