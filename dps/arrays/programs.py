@@ -84,7 +84,7 @@ class _Values:
 
     def _of(self, node: Node) -> int:
         rows = 0 if len(node.shape) == 1 else node.shape[0]
-        dtype = node.dtype.name
+        dtype = node.dtype.str  # several times as fast as its name
         if node.block is not None:
             return self._new("input", (node.block.first, rows, dtype), self.inputs)
         operands = tuple(self._operand(each) for each in node.operands)
@@ -94,7 +94,7 @@ class _Values:
     def _operand(self, operand: Operand) -> int:
         if isinstance(operand, Node):
             return self._nodes[id(operand)]
-        value, dtype = operand.value, operand.dtype.name
+        value, dtype = operand.value, operand.dtype.str
         key = (value.tobytes(), value.shape, dtype)  # not the number itself, because 0.0 == -0.0
         return self._new("constant", [value if value.ndim else value.item(), dtype], self.constants, key)
 
@@ -122,7 +122,7 @@ def compiled(outputs: Sequence[tuple[Node, Block]], wishes: Sequence[Wish]) -> P
     return Program(
         values.inputs,
         values.constants,
-        [[block.first, 0 if len(node.shape) == 1 else node.shape[0], node.dtype.name] for node, block in outputs],
+        [[block.first, 0 if len(node.shape) == 1 else node.shape[0], node.dtype.str] for node, block in outputs],
         registers,
         steps,
         [

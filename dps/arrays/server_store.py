@@ -38,6 +38,16 @@ def run_program(rows: Rows, layout: list[int], program: list[Any]) -> list[Any]:
     return evaluated(rows, PoolLayout(*layout), Program(*program))
 
 
+def touched(rows: Rows, layout: list[int], program: list[Any]) -> int:
+    """Bytes that a program reads and writes on one shard, which are a small part of the pool's."""
+    begin, end = PoolLayout(*layout).extent(rows.shard)
+    inputs, outputs = program[0], program[2]
+    return (end - begin) * sum((height or 1) * np.dtype(dtype).itemsize for _, height, dtype in inputs + outputs)
+
+
+read_program.part.touched = run_program.part.touched = touched  # type: ignore[attr-defined]
+
+
 class ServerStore:
     """A parameter server, as arrays see it.
 

@@ -106,23 +106,24 @@ class Space:
         if old.needed:
             kept = pool.allocate(_height(old))
             outputs.append((old, kept))
-        if any(leaf.dtype.itemsize > pool.dtype.itemsize for leaf in leaves([new])):
+        found = list(leaves([new]))
+        if any(leaf.dtype.itemsize > pool.dtype.itemsize for leaf in found):
             if kept is not None:
                 self.write(kept, self.read(old))
             self.put(new, block)
         else:
-            self._run(pool, outputs, [])
+            self._run(pool, outputs, [], found)
         new.put(block)
         old.block = kept
 
     def put(self, node: Node, block: Block) -> None:
         """Compute a node into a block that no other node's elements are in."""
-        wide = any(leaf.dtype.itemsize > block.pool.dtype.itemsize for leaf in leaves([node]))
-        if wide:  # computed where its operands fit
+        found = list(leaves([node]))
+        if any(leaf.dtype.itemsize > block.pool.dtype.itemsize for leaf in found):  # computed where its operands fit
             self.store_nodes([node])
             self.write(block, self.read(node))
         else:
-            self._run(block.pool, [(node, block)], [])
+            self._run(block.pool, [(node, block)], [], found)
 
     def settled(self, node: Node) -> Node:
         """The node, stored if its expression has become deep."""
@@ -132,10 +133,11 @@ class Space:
 
     def _compute(self, nodes: Sequence[Node], wishes: Sequence[Wish]) -> list[Any]:
         roots = [*nodes, *(node for wish in wishes for node in wish.operands)]
-        pool = self._pool_for(roots, nodes)
+        found = list(leaves(roots))
+        pool = self._pool_for(roots, nodes, found)
         outputs = [(node, pool.allocate(_height(node))) for node in nodes]
         outputs += self._kept(pool, roots, nodes)
-        parts = self._run(pool, outputs, wishes)
+        parts = self._run(pool, outputs, wishes, found)
         for node, block in outputs:
             node.put(block)
         for wish in wishes:
@@ -143,9 +145,11 @@ class Space:
                 node.used = True
         return parts
 
-    def _run(self, pool: VectorPool, outputs: Sequence[tuple[Node, Any]], wishes: Sequence[Wish]) -> list[Any]:
-        roots = [*(node for node, _ in outputs), *(node for wish in wishes for node in wish.operands)]
-        elsewhere = [node for node in leaves(roots) if _pool_of(node) is not pool]
+    def _run(
+        self, pool: VectorPool, outputs: Sequence[tuple[Node, Any]], wishes: Sequence[Wish], found: list[Node]
+    ) -> list[Any]:
+        """Run a program whose operands these nodes are."""
+        elsewhere = [node for node in found if _pool_of(node) is not pool]
         places = [node.block for node in elsewhere]
         try:
             for node in elsewhere:
@@ -160,11 +164,11 @@ class Space:
             for place, wish in enumerate(wishes)
         ]
 
-    def _pool_for(self, roots: Sequence[Node], outputs: Sequence[Node]) -> VectorPool:
+    def _pool_for(self, roots: Sequence[Node], outputs: Sequence[Node], found: list[Node]) -> VectorPool:
         """The pool where nodes are computed: as wide as the widest operand and output, with the most operands."""
         size = roots[0].shape[-1]
         there: dict[VectorPool, int] = {}
-        for leaf in leaves(roots):
+        for leaf in found:
             pool = _pool_of(leaf)
             there[pool] = there.get(pool, 0) + _height(leaf)
         widest = max([pool.dtype.itemsize for pool in there] + [node.dtype.itemsize for node in outputs], default=0)

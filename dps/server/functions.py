@@ -427,8 +427,12 @@ class FunctionWork:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows that the function sees."""
-        return sum(rows.before.nbytes for rows in self.views)
+        """Bytes of the rows that the function sees; of a function of dps that says so, those that it uses."""
+        touched = getattr(self._part, "touched", None)
+        if touched is None:
+            return sum(rows.before.nbytes for rows in self.views)
+        arguments = decode_values(self._arguments)
+        return sum(touched(rows, **arguments) for rows in self.views)
 
     def __call__(self) -> list[PartAnswer]:
         answers = []
