@@ -5,18 +5,23 @@ processor's cache, and memory is passed once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 
 from dps.arrays.layout import PoolLayout
-from dps.arrays.operations import OPERATIONS
+from dps.arrays.operations import OPERATIONS, UFUNCS
 from dps.arrays.programs import Program
 from dps.arrays.reductions import REDUCTIONS
+from dps.core.chunks import loop_number, run_steps
 
 __all__ = ["ShardRows", "evaluated"]
 
 CHUNK_BYTES = 1 << 17  # of one register: some of them fit the L2 cache, and numpy's overhead for a call is small
+FUSED_WIDTH = 1 << 10  # elements of a chunk without the interpreter: all that is needed for it fits the first cache
+FAILING = {"power", "float_power", "ldexp", "gcd", "lcm", "left_shift", "right_shift"}  # may raise errors in a loop
+MOST_SLOTS, MOST_STEPS = 64, 128  # that a program may have without the interpreter
 Step = Callable[[list[Any], int], None]
 
 
@@ -51,6 +56,9 @@ def evaluated(rows: ShardRows, layout: PoolLayout, program: Program) -> list[Any
     outputs = [
         layout.fresh(rows.replace, first, height, np.dtype(dtype), length) for first, height, dtype in program.outputs
     ]
+    found = fused(program, inputs, constants, outputs, length)
+    if found is not None:
+        return found
     width = _width(program, length)
     registers = [np.empty((height, width) if height else width, dtype) for height, dtype in program.registers]
     moving, place = len(inputs), len(inputs) + len(constants)
@@ -74,6 +82,42 @@ def evaluated(rows: ShardRows, layout: PoolLayout, program: Program) -> list[Any
             reduction.join(found, parameter)
             for found, (reduction, _, parameter) in zip(partials, reductions, strict=True)
         ]
+
+
+def fused(
+    program: Program, inputs: list[np.ndarray], constants: list[np.ndarray], outputs: list[np.ndarray], length: int
+) -> list[Any] | None:
+    """Evaluate a program of ufuncs on vectors, and sums of floats, without the interpreter; None: it has more."""
+    arrays = [*inputs, *constants, *outputs]
+    kinds = [array.dtype for array in arrays] + [np.dtype(dtype) for _, dtype in program.registers]
+    if not program.steps or any(array.ndim > 1 for array in arrays) or any(rows for rows, _ in program.registers):
+        return None
+    steps: list[tuple[np.ufunc, int, list[int]]] = []
+    sums, scratch = [], len(kinds)
+    for op, result, operands, _ in program.steps:
+        loop = loop_of_ufunc(op, "".join(kinds[each].char for each in [*operands, result]))
+        if loop < 0:
+            return None
+        steps.append((UFUNCS[op], loop, [*operands, result]))
+    for kind, slots, _ in program.reductions:
+        dtype = kinds[slots[0]]
+        if kind not in ("sum", "dot") or dtype.char not in "fd":
+            return None
+        if kind == "dot":
+            steps.append((np.multiply, loop_of_ufunc("multiply", 3 * dtype.char), [*slots, len(kinds)]))
+            kinds.append(dtype)
+        sums.append((len(kinds) - 1 if kind == "dot" else slots[0], dtype.char == "d"))
+    if len(kinds) > MOST_SLOTS or len(steps) + len(sums) > MOST_STEPS:
+        return None
+    registers = [np.empty(FUSED_WIDTH, dtype) for dtype in kinds[scratch - len(program.registers) :]]
+    found: list[Any] = run_steps(arrays, registers, steps, sums, length, FUSED_WIDTH)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def loop_of_ufunc(op: str, types: str) -> int:
+    """The number of the loop of a ufunc for these dtypes, operands and result; -1: it has to be called by numpy."""
+    return loop_number(UFUNCS[op], types.encode()) if op in UFUNCS and op not in FAILING else -1
 
 
 def _width(program: Program, length: int) -> int:

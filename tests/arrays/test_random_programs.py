@@ -202,7 +202,7 @@ def run(shards: int, shape, dtypes, program, seed: int) -> Machine:
     return machine
 
 
-@pytest.mark.parametrize("chunk", [1 << 17, 64], ids=["one chunk", "many chunks"])
+@pytest.mark.parametrize("chunks", ["one", "many", "by numpy"])
 @settings(max_examples=150, phases=[Phase.explicit, Phase.generate])
 @given(
     shards=st.integers(1, 5),
@@ -211,11 +211,14 @@ def run(shards: int, shape, dtypes, program, seed: int) -> Machine:
     program=random_programs,
     seed=st.integers(0, 1000),
 )
-def test_random_programs_do_what_numpy_does(chunk, shards, shape, dtypes, program, seed):
+def test_random_programs_do_what_numpy_does(chunks, shards, shape, dtypes, program, seed):
     width = evaluation._width
     with pytest.MonkeyPatch.context() as patch:
-        if chunk == 64:
+        if chunks != "one":
             patch.setattr(evaluation, "_width", lambda program, length: min(5, width(program, length)))
+            patch.setattr(evaluation, "FUSED_WIDTH", 3)
+        if chunks == "by numpy":
+            patch.setattr(evaluation, "fused", lambda *arguments: None)
         run(shards, shape, dtypes, program, seed)
 
 
@@ -229,6 +232,8 @@ WRONG = [  # (owner, function, old, new): rules whose breach a random program mu
     (programs._Values, "_operand", "value.tobytes()", "value.size"),  # all constants of a dtype are one
     (programs._Values, "_of", "_Step(node.op, dtype,", "_Step(node.op, 'float64',"),
     (reductions, "_sum", "math.fsum(numbers)", "math.fsum(numbers[:1])"),
+    (evaluation, "fused", 'sums.append((len(kinds) - 1 if kind == "dot" else slots[0]', "sums.append((slots[0]"),
+    (evaluation, "fused", "[*operands, result]))", "[*operands, operands[0]]))"),
     (space.Space, "_pool_for", "pool.dtype.itemsize >= widest", "True"),
 ]
 
