@@ -159,8 +159,13 @@ class FunctionCaller:
             alone = len(runs) == 1 and len(running.asked) == len(running.named.shards)
             mode = ALONE if alone and running.route.spec.copies == 1 and not rehearses else PREPARES
         message = in_mode(running.message, mode)
-        sent = [(run, self._send(running, message, run)) for run in runs]
-        errors = []
+        errors: list[DPSError] = []
+        sent = []
+        for run in runs:
+            try:
+                sent.append((run, self._send(running, message, run)))
+            except DPSError as error:
+                errors.append(error)
         for run, request in sent:
             try:
                 parts = decode_parts(request.result(deadline).body)

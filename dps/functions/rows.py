@@ -8,6 +8,7 @@ shard's rows when the function has succeeded on all shards. So whatever a functi
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -31,18 +32,14 @@ class Writable:
 
     def __init__(self, rows: np.ndarray):
         self._rows = rows
-        self._lent = memoryview(rows) if rows.size else None
-        self.array: np.ndarray | None = rows if self._lent is None else np.asarray(self._lent)
+        # Over a memoryview, so that it is the base of all views that are made of it.
+        self.array: np.ndarray | None = np.asarray(memoryview(rows)) if rows.size else rows
 
     def take_away(self) -> np.ndarray:
         """The memory; a copy, if the function has kept a view of it."""
-        self.array = None
-        try:
-            if self._lent is not None:
-                self._lent.release()
-        except BufferError:
-            return self._rows.copy()
-        return self._rows
+        assert self.array is not None
+        array, self.array = weakref.ref(self.array), None
+        return self._rows.copy() if self._rows.size and array() is not None else self._rows
 
 
 class Rows:

@@ -10,9 +10,10 @@ sees rows of one moment.
 (A function of dps itself on few rows runs in the endpoint's thread.)
 
 A function that reads is answered when it ends, and the hold with it. A function that changes rows works on copies. What
-it has made is its *effect*: whole rows, state included. If several servers have shards of the call, each of them answers, and
-keeps its hold and its effects until the client has all answers: then the client sends COMMIT to all, or ABORT. So where
-a part fails, on whichever shard, all rows of all shards are as they were. A call of one server only needs no COMMIT.
+it has made is its *effect*: whole rows, state included. If several servers have shards of the call, each of them
+answers, and keeps its hold and its effects until the client has all answers: then the client sends COMMIT to all, or
+ABORT. So where a part fails, on whichever shard, all rows of all shards are as they were. A call of one server only
+needs no COMMIT.
 
 The effect is applied as an op with the stamp of the call (rule ROWS): it counts once, it travels to the backups as
 these rows, and checkpoints and joiners see nothing but an op. So functions run on primaries only, and copies cannot
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import os
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -90,7 +92,7 @@ class Hold:
         self.effects: list[tuple[Replica, Effect | None]] = []
         self.waiting: list[RoleConnection] = []
         self.running, self.revoked = True, False
-        self._lent: list[tuple[Replica, memoryview]] = []
+        self._lent: list[tuple[Replica, weakref.ref[np.ndarray]]] = []
         for target in targets:
             target.replica.hold = self
 
@@ -100,9 +102,9 @@ class Hold:
         for replica, keys in self.targets:
             selection = replica.shard.select(keys, call.start, call.stop)
             if selection.is_view and len(selection.rows):
-                memory = memoryview(selection.rows).toreadonly()
-                self._lent.append((replica, memory))
-                selection = selection._replace(rows=np.asarray(memory))
+                rows = np.asarray(memoryview(selection.rows).toreadonly())  # the base of all views that are made of it
+                self._lent.append((replica, weakref.ref(rows)))
+                selection = selection._replace(rows=rows)
             selections.append(selection)
         return selections
 
@@ -110,6 +112,12 @@ class Hold:
     def stamp(self) -> tuple[int, ...]:
         """By which a COMMIT finds it."""
         return stamp_of(self.header)
+
+    def belongs_beside(self, header: Header) -> bool:
+        """Whether it is of the same call, for other shards."""
+        mine = self.header
+        apart = mine.shard + mine.shards <= header.shard or header.shard + header.shards <= mine.shard
+        return apart and stamp_of(mine)[:-2] == stamp_of(header)[:-2]
 
     def wait(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         """Have a request wait until the function has ended."""
@@ -121,17 +129,15 @@ class Hold:
         for replica, _ in self.targets:
             if replica.hold is self:
                 replica.hold = None
-        waiting, self.waiting = self.waiting, []
+        waiting, self.waiting, self.effects = self.waiting, [], []
         for connection in waiting:
             connection.resume()
 
     def take_back(self) -> None:
         """Have shards go on with copies of their rows where the function still has views, or has kept some."""
         lent, self._lent = self._lent, []
-        for replica, memory in lent:
-            try:
-                memory.release()
-            except BufferError:
+        for replica, rows in lent:
+            if rows() is not None:
                 replica.shard.detach()
 
 
@@ -272,9 +278,10 @@ class FunctionCalls:
         return {replica.number for replica, _ in targets if changes and _has(replica, header)}
 
     def _end_older(self, header: Header) -> None:
-        """The client calls, so what an earlier attempt of it has prepared will never be committed."""
+        """The client calls: what it has prepared before will never be committed, but for other shards of this call."""
         for hold in [hold for hold in self._prepared.values() if hold.header.trainer == header.trainer]:
-            self._drop(hold)
+            if not hold.belongs_beside(header):
+                self._drop(hold)
 
     def _drop(self, hold: Hold) -> None:
         if self._prepared.get(hold.stamp) is hold:
@@ -293,6 +300,8 @@ class FunctionCalls:
         hold.running = False
         connection, request = hold.connection, Header(frames.CALL, request=hold.header.request)
         try:
+            if mode == PREPARES and connection.transport.is_closing():
+                raise BusyError("the connection over which COMMIT would come has ended")
             if hold.revoked:
                 raise BusyError("the rows were changed by the controller while the function ran; call it again")
             if error is not None:
