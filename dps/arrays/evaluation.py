@@ -53,9 +53,8 @@ def evaluated(rows: ShardRows, layout: PoolLayout, program: Program) -> list[Any
     values = rows.before[:, 0]
     inputs = [layout.view(values, first, height, np.dtype(dtype), length) for first, height, dtype in program.inputs]
     constants = [np.asarray(value, dtype) for value, dtype in program.constants]
-    outputs = [
-        layout.fresh(rows.replace, first, height, np.dtype(dtype), length) for first, height, dtype in program.outputs
-    ]
+    blocks = [(first, height, np.dtype(dtype)) for first, height, dtype in program.outputs]
+    outputs = layout.fresh(rows.replace, blocks, length)
     found = fused(program, inputs, constants, outputs, length)
     if found is not None:
         return found

@@ -8,7 +8,7 @@ is contiguous in each shard, and elements with the same number lie on the same s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -76,10 +76,23 @@ class PoolLayout(NamedTuple):
         return rows.reshape(height, -1)[:, :length] if height else rows[:length]
 
     def fresh(
-        self, replace: Callable[[int, int], np.ndarray], first: int, height: int, dtype: np.dtype, length: int
-    ) -> np.ndarray:
-        """Memory for a vector or matrix in a shard; rows behind the last element get zeros."""
-        memory = replace(first * self.part, (first + (height or 1)) * self.part)[:, 0]
-        if length * dtype.itemsize < self.part * memory.itemsize:
-            memory[:] = 0
-        return self.view(memory, 0, height, dtype, length)
+        self, replace: Callable[[int, int], np.ndarray], blocks: Sequence[tuple[int, int, np.dtype]], length: int
+    ) -> list[np.ndarray]:
+        """Memory for vectors and matrices (first, height, dtype) in a shard; behind the last element it has zeros.
+
+        Blocks that are neighbours are replaced as one, because one range of rows travels and is applied faster.
+        """
+        found: dict[int, np.ndarray] = {}
+        order = sorted(range(len(blocks)), key=lambda place: blocks[place][0])
+        while order:
+            first, end, run = blocks[order[0]][0], blocks[order[0]][0], []
+            while order and blocks[order[0]][0] == end:
+                run.append(order.pop(0))
+                end += blocks[run[-1]][1] or 1
+            memory = replace(first * self.part, end * self.part)[:, 0]
+            for place in run:
+                start, height, dtype = blocks[place]
+                if length * dtype.itemsize < self.part * memory.itemsize:
+                    memory[(start - first) * self.part : (start - first + (height or 1)) * self.part] = 0
+                found[place] = self.view(memory, start - first, height, dtype, length)
+        return [found[place] for place in range(len(blocks))]

@@ -36,6 +36,20 @@ def test_the_layout_is_the_documented_one():
         assert runs == [(keys[element], element) for element in range(3, 9)]
 
 
+def test_neighbouring_results_are_one_range_of_rows():
+    layout, asked = PoolLayout(size=10, shards=3, capacity=9), []
+
+    def replace(start: int, stop: int) -> np.ndarray:
+        asked.append((start, stop))
+        return np.full((stop - start, 1), 7.0)
+
+    single, double = np.dtype("f4"), np.dtype("f8")
+    found = layout.fresh(replace, [(5, 0, double), (1, 2, double), (3, 0, single)], length=2)
+    assert asked == [(4, 16), (20, 24)]
+    assert [each.shape for each in found] == [(2,), (2, 2), (2,)]
+    assert [each.dtype for each in found] == [double, double, single]
+
+
 def test_a_vector_has_fewer_elements_than_there_are_servers():
     space = Space(MemoryStore(4))
     assert (put(space, [1.0, 2.0]) * 2).tolist() == [2, 4]
