@@ -12,6 +12,7 @@ from dps.checkpoints.manifest import Checkpoint
 from dps.checkpoints.shard_file import FileRecord, ShardFile
 from dps.checkpoints.store import Store
 from dps.core.ledger import Ledger
+from dps.state.ops import DELETE, NO_CLOCK, Op
 from dps.state.shard import DenseShard, KeyedShard
 
 __all__ = ["Origins", "SavedShard", "fill", "fill_all", "read_shard"]
@@ -100,14 +101,22 @@ class SavedShard:
         return self.pieces()
 
     def pieces(self, max_bytes: int | None = None) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:
-        """(keys or first row's number, rows): later rows replace earlier ones. A piece is valid until the next one."""
+        """(keys or first row's number, rows): later rows replace earlier ones. A piece is valid until the next one.
+
+        Rows that an increment has removed are among them: :meth:`distinct` leaves them out.
+        """
+        for file in self.opened():
+            yield from file.pieces(max_bytes)
+
+    def opened(self) -> Iterator[ShardFile]:
+        """The files, the full one first, each open until the next one is."""
         for directory, record in self.files:
             with ShardFile(self.store.filesystem, directory, record) as file:
-                yield from file.pieces(max_bytes)
+                yield file
 
     def distinct(self, max_bytes: int | None = None) -> Iterator[tuple[np.ndarray | int, np.ndarray]]:
-        """Every row once, with its latest values. A piece is valid until the next one."""
-        newer = np.empty(0, np.int64)  # keys that later files hold, sorted
+        """Every row that there was at last once, with its latest values. A piece is valid until the next one."""
+        newer = np.empty(0, np.int64)  # keys that later files hold or have removed, sorted
         for i, (directory, record) in enumerate(reversed(self.files), 1):
             with ShardFile(self.store.filesystem, directory, record) as file:
                 for first, rows in file.pieces(max_bytes):
@@ -120,7 +129,7 @@ class SavedShard:
                     if fresh.any():
                         yield keys[fresh], rows[fresh]
                 if i < len(self.files):
-                    newer = np.union1d(newer, file.keys())
+                    newer = np.union1d(newer, np.concatenate([file.keys(), file.removed]))
 
 
 class Origins(NamedTuple):
@@ -176,8 +185,11 @@ def fill(shard: DenseShard | KeyedShard, saved: SavedShard, origins: Origins = U
     """Load a saved shard into a new one: rows, optimizer state, clock, and the last op of each origin."""
     if isinstance(shard, KeyedShard):
         shard.expect(saved.files[0][1].rows)
-    for where, rows in saved:
-        shard.load(where, rows)  # type: ignore[arg-type]
+    for file in saved.opened():
+        if len(file.removed):
+            shard.delete_rows(Op(DELETE, file.removed, 0, np.empty((len(file.removed), 0)), NO_CLOCK, 1))
+        for where, rows in file.pieces():
+            shard.load(where, rows)  # type: ignore[arg-type]
     ledger = origins.take_over(saved.ledger) if "last" in saved.ledger else Ledger()
     shard.restore(clock=int(saved.metadata.get("latest", 0)), version=0, ledger=ledger)
 
@@ -191,31 +203,32 @@ def fill_all(
 ) -> None:
     """Load the shards of one table, by number, from a checkpoint; several at a time.
 
-    Parameters
-    ----------
-    shards : dict of int to shard
-        New ones, without rows.
-    store : Store
-    checkpoint : str
-        The name of a whole checkpoint.
-    table : str
-    origins : Origins
+        Parameters
+        ----------
+        shards : dict of int to shard
+            New ones, without rows.
+        store : Store
+        checkpoint : str
+            The name of a whole checkpoint.
+        table : str
+        origins : Origins
 
-    Examples
-    --------
-    >>> from dps.checkpoints.store import write_shard
-    >>> from dps.state.shard import make_shard
-    >>> spec = dps.TableSpec("w", rows=4, shards=2)
-    >>> store = Store("memory://doc-fill-all")
-    >>> writer = store.begin([spec])
-    >>> rows = np.array([[3], [4]], "f4")
-    >>> records = [
-    ...     write_shard(store.url, writer.name, spec, n, 2, [(2 * n, rows)]) for n in (0, 1)
-    ... ]
-    >>> shards = {n: make_shard(spec, n) for n in (0, 1)}
-    >>> fill_all(shards, store, writer.commit(records).name, "w")
-    >>> [shard.rows.tolist() for shard in shards.values()]
-    [[[3.0], [4.0]], [[3.0], [4.0]]]
+        Examples
+        --------
+        >>> from dps.checkpoints.store import write_shard
+        >>> from dps.state.ops import DELETE, NO_CLOCK, Op
+    from dps.state.shard import make_shard
+        >>> spec = dps.TableSpec("w", rows=4, shards=2)
+        >>> store = Store("memory://doc-fill-all")
+        >>> writer = store.begin([spec])
+        >>> rows = np.array([[3], [4]], "f4")
+        >>> records = [
+        ...     write_shard(store.url, writer.name, spec, n, 2, [(2 * n, rows)]) for n in (0, 1)
+        ... ]
+        >>> shards = {n: make_shard(spec, n) for n in (0, 1)}
+        >>> fill_all(shards, store, writer.commit(records).name, "w")
+        >>> [shard.rows.tolist() for shard in shards.values()]
+        [[[3.0], [4.0]], [[3.0], [4.0]]]
     """
     chain = store.chain(checkpoint)
 

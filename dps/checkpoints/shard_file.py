@@ -6,7 +6,8 @@ The format is that of https://huggingface.co/docs/safetensors: eight bytes with 
 ============= ==================================================================================================
 ``rows``      [n, dim + slots]: values, and the optimizer's state beside them
 ``keys``      int64[n]; not there for the full rows of a dense shard, which begin at ``start`` of the metadata
-``ledger.*``  small arrays beside the rows, under the names that the caller gave them
+``ledger.*``  small arrays beside the rows, under the names that the caller gave them. ``ledger.removed`` are the
+              keys whose rows in earlier files are not valid any more
 ============= ==================================================================================================
 
 The rows come first because they can then be written as they come: of each piece only the keys (8 bytes a row) have to
@@ -324,7 +325,8 @@ def _bytes(data: np.ndarray | bytes) -> memoryview:
 class ShardFile:
     """One shard's file, opened for reading. Close it, or use it in a ``with``.
 
-    The constructor reads and verifies header, ledger and metadata; `pieces` reads and verifies the rest.
+    The constructor reads and verifies header, ledger and metadata; `pieces` reads and verifies the rest. `removed` are
+    the keys that were deleted since the checkpoint's parent.
 
     Parameters
     ----------
@@ -362,6 +364,7 @@ class ShardFile:
             self._read_header()
             names = [name for name in self._tensors if name.startswith(LEDGER)]
             self.ledger = {name.removeprefix(LEDGER): self._read_whole(name) for name in names}
+            self.removed = self.ledger.pop("removed", np.empty(0, np.int64))
         except BaseException:
             self.close()
             raise

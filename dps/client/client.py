@@ -26,7 +26,7 @@ from dps.client.environment import Environment
 from dps.client.functions import FunctionCaller
 from dps.client.origin import Origin
 from dps.client.plain import DECLINED, PlainCalls
-from dps.client.requests import Prepared, outs_of, prepared_pull, prepared_push
+from dps.client.requests import Prepared, outs_of, prepared_deletion, prepared_pull, prepared_push
 from dps.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
 from dps.client.table import (
     Certified,
@@ -47,7 +47,7 @@ from dps.coordination.origins import encode_key
 from dps.daskapi.cordon import Execution, execution
 from dps.errors import DataLostError, InputError, InputTypeError, UnknownTableError
 from dps.functions.definition import Function
-from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
+from dps.state.ops import ADD, ASSIGN, DELETE, NO_CLOCK, PUSH, TableSpec
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
@@ -58,6 +58,7 @@ __all__ = ["Client", "Pending", "Ticket"]
 
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 KEYS_A_SCAN = 1 << 20
+EVERY = object()  # in the place of a deletion's values: all rows go
 
 
 @dataclasses.dataclass
@@ -361,6 +362,70 @@ class Client:
         """As :meth:`assign`, but return once the request is written; ``.result()`` waits."""
         return self._push(table, keys, values, ASSIGN, keep=True)
 
+    def delete(self, table: TableLike | Pulls[T], keys: Keys = None) -> None:
+        """Delete rows: they read as their initial values again, and a push makes them anew, with fresh state.
+
+        A deletion counts once and at its clock, as a push does, and is in all copies of the rows when this returns. Of
+        a keyed table the rows are gone: :meth:`keys`, checkpoints and exports do not have them, and the servers use
+        their memory for other rows. The rows of a dense table stay, with their initial values and state. Keys without a
+        row are passed over.
+
+        In a table with ``aggregate=`` a deletion comes behind the sums of earlier clocks. What trainers push at the
+        clock of the deletion itself is stepped when the clock ends, and makes the rows anew.
+
+        Parameters
+        ----------
+        table : str, Table, or mapping of these to keys
+            A table's name or handle; or several tables in one round trip.
+        keys : array_like of int or slice
+            As in :meth:`pull`; :meth:`clear` deletes all rows.
+
+        Raises
+        ------
+        UnknownTableError, KeyRangeError, InputError, ServerGoneError, RequestTimeoutError
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         w = ps.table("w", init=dps.Constant(0.5))
+        ...         w.add([5, 7], [1.0, 2.0])
+        ...         w.delete([7, 8])
+        ...         w.pull([5, 7]), len(w)
+        (array([1.5, 0.5], dtype=float32), 1)
+        """
+        self.delete_async(table, keys).result()
+
+    def delete_async(self, table: TableLike | Pulls[T], keys: Keys = None) -> Pending[None]:
+        """As :meth:`delete`, but return once the request is written; ``.result()`` waits."""
+        if isinstance(table, Mapping):
+            named: Any = {each: (of_table, None) for each, of_table in table.items()}
+            return self._push(named, None, None, DELETE, keep=True)
+        return self._push(table, keys, None, DELETE, keep=True)
+
+    def clear(self, table: TableLike) -> None:
+        """Delete all rows of a table, as :meth:`delete` does: each shard's at once, and one shard after another.
+
+        Parameters
+        ----------
+        table : str or Table
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         w = ps.table("w")
+        ...         w.push(range(100), 1.0)
+        ...         w.clear()
+        ...         len(w)
+        0
+        """
+        self.clear_async(table).result()
+
+    def clear_async(self, table: TableLike) -> Pending[None]:
+        """As :meth:`clear`, but return once the request is written; ``.result()`` waits."""
+        return self._push(table, None, EVERY, DELETE, keep=True)
+
     @overload
     def push_pull(
         self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...
@@ -452,6 +517,8 @@ class Client:
     def keys(self, table: TableLike, shard: int | None = None) -> Iterator[np.ndarray]:
         """The keys of a keyed table that have rows, some at a time; each once, those born meanwhile perhaps.
 
+        Where rows are deleted meanwhile, others may be left out or come twice.
+
         Parameters
         ----------
         table : str or Table
@@ -461,7 +528,7 @@ class Client:
         Yields
         ------
         ndarray of int64
-            Shard after shard, in the order of their birth.
+            Shard after shard, in the order of their birth as long as no row was deleted.
 
         Raises
         ------
@@ -529,7 +596,9 @@ class Client:
                         self._check_aggregate(route.spec)
                     terms, place = session.terms(route), outs.get(each) if several else out
                     prepared.append(
-                        prepared_push(route, terms, session.acting, named, given, rule, answered, place, rows)
+                        prepared_deletion(route, terms, session.acting, named, given is EVERY)
+                        if rule == DELETE
+                        else prepared_push(route, terms, session.acting, named, given, rule, answered, place, rows)
                     )
                 if self._rehearses:
                     return self._rehearsed(table, keys, out, keep) if answered else Pending((), nothing)

@@ -25,9 +25,10 @@ from dps.state.partition import group, shard_bits
 from dps.wire import frames
 from dps.wire.frames import Header, encode_header
 
-__all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_pull", "prepared_push"]
+__all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_deletion", "prepared_pull", "prepared_push"]
 
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
+NO_KEYS = np.empty(0, np.int64)
 MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 
 
@@ -59,7 +60,7 @@ class TableTerms:
 
     Attributes
     ----------
-    pull, certified : Terms
+    pull, certified, deletion : Terms
     changes : dict
         The terms of the changes that the table takes, by rule and whether new values come back.
     """
@@ -71,6 +72,7 @@ class TableTerms:
         self.clocked = clocked
         self.pull = core.Terms(*common, frames.PULL, 0, False, True, False)
         self.certified = core.Terms(*common, frames.PULL, frames.CERTIFICATE, False, True, False)
+        self.deletion = core.Terms(*common, frames.PUSH, frames.RULE_DELETE, True, False, False)
         self.changes = {
             (rule, answered): core.Terms(
                 *common, frames.PUSH, FLAGS[rule] | (frames.ANSWER if answered else 0), True, answered, merges
@@ -143,6 +145,20 @@ def prepared_push(
     if push is None or pull is None:
         refuse(route, frames.PUSH, origin, target)
     return into(answer, route, push, pull)
+
+
+def prepared_deletion(route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, every: bool) -> Prepared:
+    """The deletion of these rows or, with `every`, of all rows, in the name of that origin."""
+    agreed = terms.deletion
+    if every:  # in all shards, as a push that stands for rows of data
+        call = core.Call.of(agreed, origin, NO_KEYS, None, None, 1)
+        return refuse(route, frames.PUSH, origin, NO_KEYS) if call is None else Prepared(route, (call,), call.finish)
+    if keys is None:
+        raise InputError(f"table {route.spec.name!r}: a deletion names the keys; clear() deletes all rows")
+    sparse = split_sparse(route.spec.name, route.spec, keys)
+    target, _ = named(route, keys if sparse is None else sparse[0])
+    call = core.Call.of(agreed, origin, target, None, None)
+    return refuse(route, frames.PUSH, origin, target) if call is None else Prepared(route, (call,), call.finish)
 
 
 def into(answer: np.ndarray | None, route: TableRoute, *calls: core.Call) -> Prepared:

@@ -70,6 +70,10 @@ class Verbs(Protocol):
     def add_async(self, table: str, keys: Keys, values: Values) -> Pending[None]: ...
     def assign(self, table: str, keys: Keys, values: Values) -> None: ...
     def assign_async(self, table: str, keys: Keys, values: Values) -> Pending[None]: ...
+    def delete(self, table: str, keys: Keys) -> None: ...
+    def delete_async(self, table: str, keys: Keys) -> Pending[None]: ...
+    def clear(self, table: str) -> None: ...
+    def clear_async(self, table: str) -> Pending[None]: ...
     def push_pull(self, table: str, keys: Keys, values: Values, out: np.ndarray | None) -> np.ndarray: ...
     def push_pull_async(
         self, table: str, keys: Keys, values: Values, out: np.ndarray | None
@@ -201,6 +205,22 @@ class Table:
     def assign_async(self, keys: Keys = None, values: Values = None) -> Pending[None]:
         """As :meth:`assign`, but return once it is written."""
         return self._client().assign_async(self.name, keys, values)
+
+    def delete(self, keys: Keys) -> None:
+        """Delete rows, which read as their initial values then; see :meth:`dps.Client.delete`."""
+        self._client().delete(self.name, keys)
+
+    def delete_async(self, keys: Keys) -> Pending[None]:
+        """As :meth:`delete`, but return once it is written."""
+        return self._client().delete_async(self.name, keys)
+
+    def clear(self) -> None:
+        """Delete all rows; see :meth:`dps.Client.clear`."""
+        self._client().clear(self.name)
+
+    def clear_async(self) -> Pending[None]:
+        """As :meth:`clear`, but return once it is written."""
+        return self._client().clear_async(self.name)
 
     def push_pull(self, keys: Keys = None, values: Values = None, out: np.ndarray | None = None) -> np.ndarray:
         """Push, and return the new values of the same rows; see :meth:`dps.Client.push_pull`."""

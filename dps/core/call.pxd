@@ -34,7 +34,7 @@ cdef enum:  # states of a leg
 cdef class Terms:
     cdef readonly Form form
     cdef readonly int kind, flags
-    cdef readonly bint pushes, answered, merges
+    cdef readonly bint pushes, answered, merges, carries
     cdef readonly int64_t epoch, most
 
 

@@ -20,7 +20,7 @@ from libc.string cimport memcpy, memset
 cimport numpy as cnp
 
 from dps.core.form cimport Form, fits, is_finite, new_rows
-from dps.core.frame cimport HEADER, MAGIC, OK, RANGE, dps_header
+from dps.core.frame cimport HEADER, MAGIC, OK, RANGE, RULE_DELETE, dps_header
 from dps.core.grouping cimport add_rows, list_distinct, number_part, scatter_keys, survey_keys
 from dps.core.rows cimport dps_scatter, dps_take
 
@@ -63,7 +63,7 @@ cdef class Terms:
     kind, flags : int
         Of the frames.
     pushes : bool
-        Rows are sent.
+        Rows are changed. Their values are sent, unless they are deleted.
     answered : bool
         Rows come back.
     merges : bool
@@ -83,6 +83,7 @@ cdef class Terms:
     ):
         self.form, self.epoch, self.most, self.kind, self.flags = form, epoch, most, kind, flags
         self.pushes, self.answered, self.merges = pushes, answered, merges
+        self.carries = pushes and flags & RULE_DELETE != RULE_DELETE
 
 
 cdef class Call:
@@ -169,7 +170,7 @@ cdef class Call:
             return False
         if count > LARGEST or not self._sign(terms, origin, weight):
             return False
-        if terms.pushes:
+        if terms.carries:
             if not isinstance(values, cnp.ndarray):
                 return False
             rows = values

@@ -1,7 +1,8 @@
 /* The loops of a cut, which reads a shard as of a clock while ops go on: see dps/state/snapshot.py.
 
    place[r] is 0 while the cut's row r is the shard's own, n > 0 if the row is saved as number n - 1, and -1 if it is
-   absent, because an op outside the cut has created it. Rows are bytes here. An index that is NULL means the rows
+   absent, because an op outside the cut has created it. A row that is the shard's own is absent, too, if it is vacant
+   there. Rows are bytes here. An index that is NULL means the rows
    start, start + 1, ... */
 #ifndef DPS_CUTS_H
 #define DPS_CUTS_H
@@ -37,9 +38,20 @@ DPS_CLONED int dps_flag(
     return !outside;
 }
 
+/* flags[index[i]] = 0; returns how many of them were not. The rows are inside. */
+DPS_CLONED int64_t dps_clear(uint8_t *flags, const int64_t *index, int64_t count) {
+    int64_t cleared = 0;
+    for (int64_t i = 0; i < count; i++) {
+        cleared += flags[index[i]] != 0;
+        flags[index[i]] = 0;
+    }
+    return cleared;
+}
+
 typedef struct {
     const char *rows;             /* of the shard, `bytes` each */
     int64_t first, end, existing; /* the rows that may be saved; rows from `existing` on are new */
+    const uint8_t *vacant;        /* of the shard's rows; NULL: none is */
     int32_t *place;
     char *saved;
     int64_t used; /* rows in `saved` */
@@ -51,7 +63,7 @@ DPS_COPIES int64_t dps_save_of(dps_saving to, const int64_t *index, int64_t star
         if (r < to.first || r >= to.end || to.place[r] != 0) {
             continue;
         }
-        if (r >= to.existing) {
+        if (r >= to.existing || (to.vacant && to.vacant[r])) {
             to.place[r] = -1;
         } else {
             memcpy(to.saved + bytes * to.used, to.rows + bytes * r, bytes);
@@ -106,17 +118,20 @@ DPS_CLONED int dps_follow(dps_following *to, const int64_t *index, int64_t start
     return 1;
 }
 
-/* How many of the rows 0 .. end - 1 are not absent and, unless `flags` is NULL, have one of the bits */
-DPS_CLONED int64_t dps_count_wanted(const int32_t *place, const uint8_t *flags, uint8_t bits, int64_t end) {
+/* How many of the rows 0 .. end - 1 are in the cut and, unless `flags` is NULL, have one of the bits */
+DPS_CLONED int64_t dps_count_wanted(
+    const int32_t *place, const uint8_t *vacant, const uint8_t *flags, uint8_t bits, int64_t end
+) {
     int64_t count = 0;
-    if (!flags) {
+    if (!flags && !vacant) {
         for (int64_t r = 0; r < end; r++) {
             count += place[r] >= 0;
         }
         return count;
     }
     for (int64_t r = 0; r < end; r++) {
-        count += (place[r] >= 0) & ((flags[r] & bits) != 0);
+        const int is_there = place[r] > 0 || (place[r] == 0 && !(vacant && vacant[r]));
+        count += is_there & (!flags || (flags[r] & bits) != 0);
     }
     return count;
 }
@@ -125,6 +140,7 @@ typedef struct {
     const char *rows, *saved;
     int64_t copies; /* rows in `saved` */
     const int32_t *place;
+    const uint8_t *vacant; /* NULL: none of the rows is */
     const uint8_t *flags; /* NULL: the cut gives all rows, */
     uint8_t bits;         /* else those with one of these bits in their flags */
     char *out;
@@ -137,7 +153,7 @@ DPS_COPIES int64_t dps_take_wanted_of(dps_taking *from, int64_t first, int64_t e
     int64_t r, taken = f.taken;
     for (r = first; r < end && taken < f.room; r++) {
         const int64_t place = f.place[r];
-        if (place < 0 || (f.flags && !(f.flags[r] & f.bits))) {
+        if (place < 0 || (place == 0 && f.vacant && f.vacant[r]) || (f.flags && !(f.flags[r] & f.bits))) {
             continue;
         }
         if (place > f.copies) {

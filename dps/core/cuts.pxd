@@ -7,6 +7,7 @@ cdef bint has_room(ShardState shard, int64_t count) noexcept
 cdef bint save_rows(
     ShardState shard, const int64_t *index, int64_t start, int64_t count, int64_t clock, bint is_step
 ) except -1
+cdef int fill_vacancies(ShardState shard, const int64_t *index, int64_t count) except -1
 cdef int note_op(ShardState shard, int64_t clock, int64_t origin, int64_t attempt, int64_t number) except -1
 
 
@@ -16,6 +17,7 @@ cdef extern from "cuts.h" nogil:
         int64_t first
         int64_t end
         int64_t existing
+        const uint8_t *vacant
         int32_t *place
         char *saved
         int64_t used
@@ -33,6 +35,7 @@ cdef extern from "cuts.h" nogil:
         const char *saved
         int64_t copies
         const int32_t *place
+        const uint8_t *vacant
         const uint8_t *flags
         uint8_t bits
         char *out
@@ -45,5 +48,8 @@ cdef extern from "cuts.h" nogil:
     )
     int64_t dps_save(const dps_saving *to, const int64_t *index, int64_t start, int64_t count, int64_t bytes)
     bint dps_follow(dps_following *to, const int64_t *index, int64_t start, int64_t count)
-    int64_t dps_count_wanted(const int32_t *place, const uint8_t *flags, uint8_t bits, int64_t end)
+    int64_t dps_clear(uint8_t *flags, const int64_t *index, int64_t count)
+    int64_t dps_count_wanted(
+        const int32_t *place, const uint8_t *vacant, const uint8_t *flags, uint8_t bits, int64_t end
+    )
     int64_t dps_take_wanted(dps_taking *source, int64_t first, int64_t end, int64_t bytes)

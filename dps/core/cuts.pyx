@@ -11,6 +11,7 @@ cimport numpy as cnp
 from dps.core.arrays cimport int32s, int64s, memory, uint8s, writeable_int32s, writeable_int64s, writeable_uint8s
 from dps.core.bounds cimport range_inside, refuse_rows, rows_listed
 from dps.core.cuts cimport (
+    dps_clear,
     dps_count_wanted,
     dps_flag,
     dps_follow,
@@ -79,7 +80,7 @@ cdef bint may_follow(ShardState shard, int64_t clock, bint is_step) noexcept:
 cdef bint has_room(ShardState shard, int64_t count) noexcept:
     """Whether there is memory for an op on so many rows: for new ones, and for those that a cut needs saved."""
     cdef CutState cut = shard.cut
-    if shard.index is not None and shard.index.count + count > shard.rows.shape[0]:
+    if shard.index is not None and shard.index.end + count > shard.rows.shape[0]:
         return False
     return cut is None or _can_save(shard, count)
 
@@ -106,7 +107,7 @@ cdef bint save_rows(
         if apart and cut.given < cut.stop:
             _copy_rows(shard, index, start, count)
         cut.has_changes |= apart
-        cut.existing = shard.rows.shape[0] if shard.index is None else shard.index.count
+        cut.existing = shard.rows.shape[0] if shard.index is None else shard.index.end
     if shard.changed is not None:
         flags = <uint8_t *> cnp.PyArray_DATA(shard.changed)
         dps_flag(flags, shard.changed.shape[0], index, start, count, CHANGED * inside | LATER * apart)
@@ -124,6 +125,7 @@ cdef int _copy_rows(ShardState shard, const int64_t *index, int64_t start, int64
         )
     to.rows, to.saved = <const char *> cnp.PyArray_DATA(shard.rows), <char *> cnp.PyArray_DATA(cut.saved)
     to.first, to.end, to.existing = cut.given, cut.stop, cut.existing
+    to.vacant = _vacant(shard.vacant, rows) if shard.vacancies else NULL
     to.place, to.used = <int32_t *> cnp.PyArray_DATA(cut.place), cut.copies
     if count * width < LARGE:
         cut.copies = dps_save(&to, index, start, count, width)
@@ -132,6 +134,31 @@ cdef int _copy_rows(ShardState shard, const int64_t *index, int64_t start, int64
             to.used = dps_save(&to, index, start, count, width)
         cut.copies = to.used
     return 0
+
+
+cdef int fill_vacancies(ShardState shard, const int64_t *index, int64_t count) except -1:
+    """Rows of keys that an op has named are not vacant any more. The rows are inside the shard."""
+    if shard.vacancies:
+        _vacant(shard.vacant, shard.rows.shape[0])
+        shard.vacancies -= dps_clear(<uint8_t *> cnp.PyArray_DATA(shard.vacant), index, count)
+    return 0
+
+
+cdef const uint8_t *_vacant(cnp.ndarray vacant, int64_t rows) except? NULL:
+    """The flags that say which of the rows are vacant; NULL for no array, because none is."""
+    if vacant is None:
+        return NULL
+    if cnp.PyArray_SIZE(vacant) < rows:
+        raise ValueError(f"{cnp.PyArray_SIZE(vacant)} flags that say which of {rows} rows are vacant")
+    return uint8s(vacant)
+
+
+def occupy(ShardState shard not None, cnp.ndarray index not None) -> None:
+    """Rows index[i] are not vacant any more, because an op has named their keys."""
+    cdef const int64_t *row
+    if shard.vacancies and cnp.PyArray_SIZE(index):
+        row = rows_listed(index, 0, cnp.PyArray_SIZE(index), shard.rows.shape[0])
+        fill_vacancies(shard, row, cnp.PyArray_SIZE(index))
 
 
 cdef int note_op(ShardState shard, int64_t clock, int64_t origin, int64_t attempt, int64_t number) except -1:
@@ -207,13 +234,16 @@ def follow(
     return to.copies, to.used
 
 
-def count_wanted(cnp.ndarray place not None, cnp.ndarray flags not None, uint8_t bits, int64_t end) -> int:
+def count_wanted(
+    cnp.ndarray place not None, cnp.ndarray flags not None, uint8_t bits, int64_t end, cnp.ndarray vacant=None
+) -> int:
     """How many of the rows 0 .. end - 1 :func:`take_wanted` would copy."""
     cdef const int32_t *place_of = int32s(place)
     cdef const uint8_t *flag_of = _flags(place, flags, end)
+    cdef const uint8_t *vacant_of = _vacant(vacant, end)
     cdef int64_t count
     with nogil:
-        count = dps_count_wanted(place_of, flag_of, bits, end)
+        count = dps_count_wanted(place_of, vacant_of, flag_of, bits, end)
     return count
 
 
@@ -227,10 +257,11 @@ def take_wanted(
     uint8_t bits,
     cnp.ndarray out not None,
     cnp.ndarray which not None,
+    cnp.ndarray vacant=None,
 ) -> tuple:
     """Copy rows first .. end - 1, or their saved copies, to out[0], ..., until `out` is full.
 
-    Left out are rows whose place is -1, and rows without any of the `bits` in their flags. The numbers of the copied
+    Left out are rows whose place is -1, or 0 while they are `vacant`, and rows without any of the `bits` in their flags. The numbers of the copied
     rows go to `which`. Returns how many rows were copied, and the row to go on with.
     """
     cdef dps_taking source
@@ -239,7 +270,7 @@ def take_wanted(
     check_rows(rows, out)
     _width(rows, out)
     source.place = int32s(place)
-    source.flags = _flags(place, flags, end)
+    source.flags, source.vacant = _flags(place, flags, end), _vacant(vacant, end)
     source.bits = bits
     if first < 0 or end > rows.shape[0]:
         raise ValueError(f"rows {first} to {end - 1} of {rows.shape[0]}")

@@ -394,7 +394,7 @@ cdef class Forwards:
         cdef int count = len(fresh), n
         cdef Span *spans
         cdef const char *first = NULL
-        cdef int64_t rows = values.shape[0], row_bytes = cnp.PyArray_STRIDE(values, 0)
+        cdef int64_t rows = values.shape[0], row_bytes = values.shape[1] * cnp.PyArray_ITEMSIZE(values)
         if len(header) != HEADER or not cnp.PyArray_IS_C_CONTIGUOUS(values):
             raise ValueError(f"a header of {len(header)} bytes, or values that are not contiguous")
         if keys is not None and cnp.PyArray_SIZE(keys) != rows:

@@ -27,6 +27,7 @@ cdef enum:  # the beginning of a header, its bytes, kinds of frames and their fl
     RANGE = 1
     RULE_ADD = 2
     RULE_ASSIGN = 4
+    RULE_DELETE = 6
     ANSWER = 8
     CERTIFICATE = 16
     CONTROL = 32

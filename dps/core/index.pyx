@@ -16,6 +16,11 @@ slot of the old table. No probe sequence crosses an empty slot, so a key whose h
 new table, any other key is in the old one, and one comparison tells where to look and where to insert.
 A weakness: the old table keeps its emptied slots until it is dropped whole.
 
+Removing. No mark stays where a key was: the keys behind it that may stand nearer to their homes move up (backward
+shift; Knuth, TAOCP 3, 6.4 R). While the index grows, the old table also has copies of keys that were moved. They are
+removed with their key, because the copying at the end of the circle would bring them back. The row of a removed key is
+free; keys that are new get free rows first, the one that was freed last before the others.
+
 Memory. Each table is a numpy array. An array that another thread has been given stays as long as that thread needs it,
 also after the index has grown out of it, because arrays are counted references.
 
@@ -29,6 +34,7 @@ import numpy as np
 cimport cython
 cimport numpy as cnp
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, realloc
 
 from dps.core.arrays cimport int64s, memory, uint8s, writeable_int64s
 
@@ -85,6 +91,33 @@ cdef inline Slot *_probe(Table table, int64_t key, int64_t home) noexcept nogil:
     return slot
 
 
+cdef int32_t _take_out(Table table, int64_t key, int bits) noexcept nogil:
+    """Remove the key, if the table has it. Returns its row + 1, or 0."""
+    cdef Slot *hole = _probe(table, key, dps_home(key, bits, table.capacity))
+    cdef Slot *slot = hole
+    cdef int32_t row = hole.row
+    cdef int64_t from_home, from_hole
+    if row == 0:
+        return 0
+    while True:
+        slot += 1
+        if slot == table.slots + table.capacity:
+            slot = table.slots
+        if slot.row == 0:
+            break
+        from_home = (slot - table.slots) - dps_home(slot.key, bits, table.capacity)
+        from_hole = slot - hole
+        if from_home < 0:
+            from_home += table.capacity
+        if from_hole < 0:
+            from_hole += table.capacity
+        if from_home >= from_hole:
+            hole[0] = slot[0]
+            hole = slot
+    hole.key, hole.row = 0, 0
+    return row
+
+
 def collect(cnp.ndarray slots not None, cnp.ndarray wanted not None, cnp.ndarray keys not None) -> None:
     """keys[row + 1] = key for each slot of one of these rows, if wanted[row + 1] (of length 0: all rows are).
 
@@ -107,13 +140,13 @@ def collect(cnp.ndarray slots not None, cnp.ndarray wanted not None, cnp.ndarray
 
 
 def keys_of(tuple tables not None, int64_t count, cnp.ndarray wanted not None=_ALL_ROWS):
-    """The keys of rows 0 to count - 1, int64, from the `tables` of an index that holds at least `count` keys.
+    """The keys of rows 0 to count - 1, int64, from the `tables` of an index. The keys of free rows may be anything.
 
     With `wanted`, uint8[1 + count], only the keys of rows with wanted[1 + row] != 0 are right; the others may be
     anything. wanted[0] belongs to no row, and is 0.
 
-    The index may go on changing meanwhile, in another thread. It then writes keys of later rows, which are passed over
-    here, and copies keys from `old` into `slots`. Those may be seen half-written in `slots`; they are right in the end,
+    The index may take new keys meanwhile, in another thread, if it does not reuse rows; it may not remove any. It then
+    writes keys of later rows, which are passed over here, and copies keys from `old` into `slots`. Those may be seen half-written in `slots`; they are right in the end,
     because `old`, where nothing is ever erased, is read after `slots`.
     """
     cdef cnp.npy_intp shape = 1 + count
@@ -126,7 +159,7 @@ def keys_of(tuple tables not None, int64_t count, cnp.ndarray wanted not None=_A
 
 @cython.final
 cdef class KeyIndex:
-    """Maps int64 keys to row numbers 0, 1, 2, ... in the order of their first appearance.
+    """Maps int64 keys to row numbers 0, 1, 2, ... in the order of their first appearance, free ones first.
 
     Parameters
     ----------
@@ -137,6 +170,10 @@ cdef class KeyIndex:
     ----------
     count : int
         How many keys it holds.
+    end : int
+        One past the largest row number that a key has or had; those of them that no key has are free.
+    reuses : bool
+        New keys get free rows. If not, they get the rows from `end` on.
     slots, old : numpy.ndarray
         The table, and while the index grows the smaller one before it (else of length 0).
     start, moved : int
@@ -160,8 +197,12 @@ cdef class KeyIndex:
         self.bits = bits
         self.slots, self.old = _empty(MIN_SLOTS), NO_SLOTS
         self._new, self._old = _table(self.slots), _table(self.old)
+        self.reuses, self._free, self._free_count, self._free_room = True, NULL, 0, 0
         self._rows_in_old = 0  # an upper bound of the keys in `old`
         self._move_per_key, self._move_at_least = MOVE_PER_KEY, MOVE_AT_LEAST
+
+    def __dealloc__(self):
+        free(self._free)
 
     def __len__(self) -> int:
         return self.count
@@ -169,7 +210,7 @@ cdef class KeyIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes."""
-        return cnp.PyArray_NBYTES(self.slots) + cnp.PyArray_NBYTES(self.old)
+        return cnp.PyArray_NBYTES(self.slots) + cnp.PyArray_NBYTES(self.old) + 4 * self._free_room
 
     @property
     def tables(self):
@@ -186,7 +227,7 @@ cdef class KeyIndex:
         return missing
 
     def insert(self, cnp.ndarray keys not None, cnp.ndarray rows not None) -> None:
-        """rows[i] = row of keys[i]; unknown keys get the next row numbers."""
+        """rows[i] = row of keys[i]; unknown keys get free rows, or the next row numbers."""
         cdef const int64_t *key = int64s(keys)
         cdef int64_t *row = writeable_int64s(rows)
         cdef int64_t count = _count(keys, rows)
@@ -197,9 +238,65 @@ cdef class KeyIndex:
         """Make room for `new` more keys at once, so that the index does not grow step by step while they come."""
         self.make_room(new)
 
+    def remove(self, cnp.ndarray keys not None) -> int:
+        """Forget these keys, whose rows become free; how many of them it held."""
+        cdef const int64_t *key = int64s(keys)
+        cdef int64_t i, before = self.count
+        cdef int32_t row, copy
+        self._make_free(cnp.PyArray_SIZE(keys))
+        with nogil:
+            for i in range(cnp.PyArray_SIZE(keys)):
+                row = _take_out(self._new, key[i], self.bits)
+                copy = _take_out(self._old, key[i], self.bits) if self._old.capacity else 0
+                row = row if row else copy
+                if row:
+                    self._free[self._free_count] = row
+                    self._free_count += 1
+                    self.count -= 1
+        return before - self.count
+
+    def renumber(self, cnp.ndarray rows not None) -> None:
+        """Give the key of row r the row rows[r], for each row below `end`; they are numbers from 0 to `count` - 1.
+
+        The table becomes as small as the keys allow. No other thread may be reading it.
+        """
+        cdef const int64_t *row = int64s(rows)
+        cdef int64_t i
+        cdef cnp.ndarray slots
+        cdef Table table
+        cdef const Slot *slot
+        cdef Slot *to
+        if cnp.PyArray_SIZE(rows) != self.end:
+            raise ValueError(f"{cnp.PyArray_SIZE(rows)} new rows for {self.end}")
+        if self._old.capacity:
+            self._advance(self._old.capacity)
+        slots = _empty(max(<int64_t> MIN_SLOTS, <int64_t> (<double> self.count / (grow_at * 0.9)) + 1))
+        table = _table(slots)
+        with nogil:
+            for i in range(self._new.capacity):
+                slot = self._new.slots + i
+                if slot.row != 0:
+                    to = _probe(table, slot.key, dps_home(slot.key, self.bits, table.capacity))
+                    to.key, to.row = slot.key, <int32_t> (row[slot.row - 1] + 1)
+        self.slots, self._new = slots, table
+        self.end, self._free_count, self._free_room = self.count, 0, 0
+        free(self._free)
+        self._free = NULL
+
+    @property
+    def free_rows(self):
+        """The free rows below `end`, int64, in no order."""
+        cdef cnp.npy_intp count = self._free_count
+        cdef cnp.ndarray rows = cnp.PyArray_EMPTY(1, &count, cnp.NPY_INT64, 0)
+        cdef int64_t *row = writeable_int64s(rows)
+        for i in range(count):
+            row[i] = self._free[i] - 1
+        return rows
+
     def keys(self):
         """All keys, int64, in row order."""
-        return keys_of(self.tables, self.count)
+        keys = keys_of(self.tables, self.end)
+        return np.delete(keys, self.free_rows) if self._free_count else keys
 
     # -- for compiled code
 
@@ -221,7 +318,7 @@ cdef class KeyIndex:
         return missing
 
     cdef int insert_rows(self, const int64_t *keys, int64_t count, int64_t *rows) except -1 nogil:
-        """rows[i] = row of keys[i]; unknown keys get the next row numbers. An error comes before any change."""
+        """rows[i] = row of keys[i], which a key gets that has none. An error comes before any change."""
         cdef int64_t homes[BLOCK]
         cdef int64_t first = 0, i, size
         cdef int32_t row
@@ -236,8 +333,7 @@ cdef class KeyIndex:
                     slot = self._slot_of(keys[first + i], homes[i])
                     if slot.row == 0:
                         slot.key = keys[first + i]
-                        self.count += 1
-                        slot.row = <int32_t> self.count
+                        slot.row = self._new_row()
                     row = slot.row
                 rows[first + i] = <int64_t> row - 1
             first += size
@@ -246,9 +342,9 @@ cdef class KeyIndex:
 
     cdef int make_room(self, int64_t new) except -1 nogil:
         """Begin or continue to grow, by a bounded step, so that `new` more keys fit even if all of them are unknown."""
-        if new > max_rows - self.count:
+        if new > max_rows - self.end:
             with gil:
-                raise ValueError(f"{self.count} keys and {new} more, and an index holds {MAX_ROWS} at most")
+                raise ValueError(f"{self.end} keys and {new} more, and an index holds {MAX_ROWS} at most")
         cdef int64_t quota = max(self._move_per_key * new, self._move_at_least)
         if self._old.capacity:
             self._advance(quota)
@@ -258,6 +354,27 @@ cdef class KeyIndex:
             self._advance(quota)
         if self._old.capacity and self._rows_in_old + new > full_at * self._old.capacity:
             self._advance(self._old.capacity)
+        return 0
+
+    cdef int32_t _new_row(self) noexcept nogil:
+        """The row of a key that is new, + 1."""
+        self.count += 1
+        if self._free_count > 0 and self.reuses:
+            self._free_count -= 1
+            return self._free[self._free_count]
+        self.end += 1
+        return <int32_t> self.end
+
+    cdef int _make_free(self, int64_t more) except -1:
+        """Make room for so many more free rows."""
+        cdef int64_t room = min(self._free_count + more, self.end)
+        cdef int32_t *larger
+        if room > self._free_room:
+            room += room // 4
+            larger = <int32_t *> realloc(self._free, room * sizeof(int32_t))
+            if larger == NULL:
+                raise MemoryError
+            self._free, self._free_room = larger, room
         return 0
 
     # -- looking up
@@ -310,7 +427,7 @@ cdef class KeyIndex:
 
         At the end of the circle the copy goes on to the first empty slot once more, because the empty slot where the
         circle began may have been filled since, and keys may have been inserted past it. (Copying a key twice changes
-        nothing.)
+        nothing, and a copy of a removed key is nowhere.)
         """
         cdef int64_t end = min(self.moved + quota, self._old.capacity), home
         cdef const Slot *slot

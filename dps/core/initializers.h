@@ -31,6 +31,7 @@ typedef struct {
     int64_t capacity, width, dim;
     const int64_t *keys, *index; /* `count` of them */
     int64_t count, first;
+    const uint8_t *vacant; /* of the rows before `first`, those that are new although; NULL: none is */
 } dps_filling;
 
 /* The top 53 bits as a number. Processors without AVX-512 convert no integers of 64 bits, so both halves become the low

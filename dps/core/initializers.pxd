@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 cimport numpy as cnp
 
@@ -20,6 +20,7 @@ cdef extern from "initializers.h" nogil:
         const int64_t *index
         int64_t count
         int64_t first
+        const uint8_t *vacant
 
     void dps_fill_missing_float(const dps_initializer *init, const dps_filling *to)
     void dps_fill_missing_double(const dps_initializer *init, const dps_filling *to)

@@ -10,6 +10,7 @@ def fill_new(
     seed: int,
     numbers: np.ndarray,
     slot_start: float,
+    vacant: np.ndarray | None = None,
 ) -> None: ...
 def fill_range(
     rows: np.ndarray, dim: int, start_key: int, seed: int, numbers: np.ndarray, slot_start: float

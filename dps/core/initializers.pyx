@@ -7,7 +7,7 @@ from libc.stdint cimport INT64_MIN, int64_t, uint64_t
 
 cimport numpy as cnp
 
-from dps.core.arrays cimport int64s, memory
+from dps.core.arrays cimport int64s, memory, uint8s
 from dps.core.bounds cimport refuse_rows
 from dps.core.initializers cimport (
     dps_fill_missing_double,
@@ -63,10 +63,12 @@ def fill_new(
     uint64_t seed,
     cnp.ndarray numbers not None,
     double slot_start,
+    cnp.ndarray vacant=None,
 ) -> None:
     """Rows just created: values and optimizer state of rows[index[i]] for every i with index[i] >= first.
 
-    rows : [capacity, dim + slots]; keys, index : int64[m]. A row that is in `index` twice is written twice, with the
+    rows : [capacity, dim + slots]; keys, index : int64[m]; vacant : uint8[first or more], which rows before `first` are
+    new all the same. A row that is in `index` twice is written twice, with the
     same numbers.
     """
     cdef dps_initializer init
@@ -76,6 +78,10 @@ def fill_new(
     _begin(&init, &to, rows, dim, seed, numbers, slot_start)
     _named(&to, keys, index)
     to.first = max(first, 0)
+    if vacant is not None:
+        if cnp.PyArray_SIZE(vacant) < min(to.first, to.capacity):
+            raise ValueError(f"{cnp.PyArray_SIZE(vacant)} flags that say which of {first} rows are vacant")
+        to.vacant = uint8s(vacant)
     with nogil:
         if kind == cnp.NPY_FLOAT32:
             inside = dps_fill_new_float(&init, &to)
@@ -133,7 +139,7 @@ cdef int _begin(
 
 cdef int _named(dps_filling *to, cnp.ndarray keys, cnp.ndarray index) except -1:
     to.keys, to.index = int64s(keys), int64s(index)
-    to.count, to.first = cnp.PyArray_SIZE(keys), 0
+    to.count, to.first, to.vacant = cnp.PyArray_SIZE(keys), 0, NULL
     if cnp.PyArray_SIZE(index) != to.count:
         raise ValueError(f"an index of {cnp.PyArray_SIZE(index)} rows for {to.count} keys")
     return 0

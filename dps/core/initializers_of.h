@@ -39,12 +39,13 @@ static void OF_TYPE(missing)(const dps_initializer *init, const dps_filling *to)
     }
 }
 
-/* The rows just created: row index[i] for every i with index[i] >= first. Returns 0 at a row that does not exist. */
+/* The rows just created: row index[i] for every i with index[i] >= first, or where the row was vacant. Returns 0 at a
+   row that does not exist. */
 DPS_CLONES
 static int OF_TYPE(new)(const dps_initializer *init, const dps_filling *to) {
     for (int64_t i = 0; i < to->count; i++) {
         const int64_t r = to->index[i];
-        if (r < to->first) {
+        if (r < to->first && !(to->vacant && r >= 0 && to->vacant[r])) {
             continue;
         }
         if (r >= to->capacity) {

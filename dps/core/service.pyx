@@ -18,7 +18,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from dps.core.arrays cimport uint8s, writeable_uint8s
 from dps.core.blocks cimport new_array
 from dps.core.counters cimport RequestCounters, ServerCounters
-from dps.core.cuts cimport dps_flag, has_room, may_follow, note_op, save_rows
+from dps.core.cuts cimport dps_flag, fill_vacancies, has_room, may_follow, note_op, save_rows
 from dps.core.forwards cimport Forwards, OwedAnswer, Span
 from dps.core.frame cimport (
     ANSWER,
@@ -30,6 +30,7 @@ from dps.core.frame cimport (
     REPLICATE,
     RULE_ADD,
     RULE_ASSIGN,
+    RULE_DELETE,
     begin_answer,
     dps_header,
 )
@@ -371,6 +372,8 @@ cdef class Service:
         push.rows, push.width = cnp.PyArray_DATA(shard.rows), shard.rows.shape[1]
         push.updates, push.count, push.dim = values, part.b - part.a, table.dim
         save_rows(shard, push.index, push.start, push.count, head.clock, _is_step(head))
+        if shard.vacancies:
+            fill_vacancies(shard, push.index, push.count)
         _run(kernel, &push, table.kind)
         return 0
 
@@ -408,14 +411,15 @@ cdef class Service:
         cdef dps_filling born
         cdef int64_t count = part.b - part.a
         cdef int64_t *index = <int64_t *> self._room(INDEX, count * sizeof(int64_t) + 1)
-        if shard.index.count + count > shard.rows.shape[0]:
+        if shard.index.end + count > shard.rows.shape[0]:
             shard.reserve(count)
-        born.first = shard.index.count
+        born.first = shard.index.end
         shard.index.insert_rows(part.keys, count, index)
-        if fill and shard.index.count > born.first:
+        if fill and (shard.index.end > born.first or shard.vacancies):
             born.rows = cnp.PyArray_DATA(shard.rows)
             born.capacity, born.width = shard.rows.shape[0], shard.rows.shape[1]
             born.keys, born.index, born.count, born.dim = part.keys, index, count, table.dim
+            born.vacant = <const uint8_t *> cnp.PyArray_DATA(shard.vacant) if shard.vacancies else NULL
             fill_new_rows(&table.init, &born, table.kind)
         return 0
 
@@ -450,12 +454,11 @@ cdef class Service:
 
 cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
     """Whether the kind and the flags of a frame are plain for this table."""
-    cdef int rule = head.flags & (RULE_ADD | RULE_ASSIGN)
     if not (table.plain or head.kind == PULL) or (head.flags & RANGE and table.rows == 0) or head.shards > table.shards:
         return False
     if head.kind == PULL:
         return not head.flags & ~RANGE
-    return not head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER) and rule != RULE_ADD | RULE_ASSIGN
+    return not head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER) and head.flags & RULE_DELETE != RULE_DELETE
 
 
 cdef bint _is_summed(TableState table, const dps_header *head) noexcept:

@@ -17,10 +17,10 @@ cdef class CutState:
 
 cdef class ShardState:
     cdef public cnp.ndarray rows  # [capacity, dim + slots]
-    cdef public cnp.ndarray changed
+    cdef public cnp.ndarray changed, vacant
     cdef public KeyIndex index
     cdef public Ledger ledger
-    cdef public int64_t number, low, clock, version
+    cdef public int64_t number, low, clock, version, vacancies
     cdef public object sums
     cdef public CutState cut
     cdef public dict numbers

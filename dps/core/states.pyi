@@ -30,6 +30,8 @@ class ShardState:
     sums: Any
     cut: Any
     changed: np.ndarray | None
+    vacant: np.ndarray | None
+    vacancies: int
     numbers: dict[int, np.ndarray]
 
 class SumsState:

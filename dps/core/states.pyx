@@ -59,6 +59,11 @@ cdef class ShardState:
         The cut that is being read.
     changed : numpy.ndarray or None
         A byte of flags for each row, if changes are tracked.
+    vacant : numpy.ndarray or None
+        A byte for each row, once a row was deleted: 1, no key of the table has it. Either it is free in the index, or
+        the index still has the key of the deleted row, whose columns have their initial values.
+    vacancies : int
+        How many rows are vacant.
     numbers : dict
         From a clock to the optimizer's numbers at that clock, as far as they are known.
     """

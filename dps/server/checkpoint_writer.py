@@ -74,9 +74,10 @@ class CheckpointWriter:
             for table in [self.role.tables[number] for number in tables if number in self.role.tables]:
                 for _, replica in sorted(table.replicas.items()):
                     if replica.primary and not replica.deposed:
+                        known = parent is not None and self._bases.get(replica) == parent
+                        known = known and replica.shard.changed is not None
                         if track:
                             replica.shard.track_changes()
-                        known = parent is not None and self._bases.get(replica) == parent
                         replica.shard.begin_cut(clock, changed_only=known)
                         self._replicas.append(replica)
         except DPSError:
@@ -134,7 +135,7 @@ class CheckpointWriter:
                 cut.rows,
                 writing.pieces(cut),
                 increment=cut.changed_only,
-                ledger=writing.wait(cut.ledger.to_arrays, False),
+                ledger=writing.wait(cut.ledger.to_arrays, False) | {"removed": cut.removed},
                 metadata={"latest": cut.latest, "clock": cut.clock},
                 storage_options=storage_options,
             )

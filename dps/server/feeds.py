@@ -79,8 +79,15 @@ class JoinerFeed:
         """Send the head of the dump. From here on every op of the shard goes to the joiner, too."""
         self.done = False
         self.sent_bytes = self.under_way = 0
+        self.close()
         self._dump = Dump(self.replica.shard)
         self._send(BEGIN, *self._dump.head())
+
+    def close(self) -> None:
+        """Send no more of the dump; the shard may move its rows again."""
+        if self._dump is not None:
+            self._dump.close()
+            self._dump = None
 
     @property
     def has_more(self) -> bool:
@@ -108,7 +115,8 @@ class JoinerFeed:
 
     def refused(self) -> None:
         """The joiner does not take the dump: send no more of it, until the controller has decided."""
-        self._dump, self.under_way = None, 0
+        self.close()
+        self.under_way = 0
 
     def report_caught_up(self) -> None:
         """Tell the controller that the joiner has caught up, so that it may put the joiner into the chain."""

@@ -131,6 +131,8 @@ class Relay:
 
     def _end_feed(self, replica: Replica) -> None:
         feed, replica.feed = replica.feed, None
+        if feed is not None:
+            feed.close()
         if feed is not None and feed.to in self.ops.successors:
             self.ops.successors[feed.to].feeds.remove(feed, self)
 

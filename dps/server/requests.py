@@ -38,14 +38,14 @@ from dps.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from dps.server.replicas import Replica, ReplicaPart
 from dps.server.replication import Relay
 from dps.server.tables import ServerTable, TableRequest, control_header, op_of
-from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, ROWS, Op, TableSpec
+from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
 from dps.state.shard import make_shard
 from dps.state.transfer import Joining
 from dps.telemetry.reports import ServerReport
 from dps.telemetry.server_meter import ServerMeter, TableMeter
 from dps.telemetry.snapshot import ServerAnswer
 from dps.wire import frames
-from dps.wire.frames import Header, encode_header, padded, unpack_arrays
+from dps.wire.frames import Header, encode_header, unpack_arrays
 from dps.wire.handshake import of_servers
 from dps.wire.headers import DumpPiece, Scan
 from dps.wire.membership_messages import Suspect
@@ -350,15 +350,12 @@ class ServerRole:
     def _take_push(
         self, connection: RoleConnection, header: Header, body: memoryview, release: Callable[[], None]
     ) -> Served:
-        table, count = self._table(header), header.count
+        table = self._table(header)
         if not table.waits:  # so no backup refuses the op in time: a primary that was replaced has to do so itself
             self.leased(header)
         spec = table.spec
         request = table.cut(header, body)
-        nbytes = count * table.row_bytes
-        if request.used + padded(nbytes) != len(body):
-            raise ProtocolError(f"a push of {count} rows of table {spec.name!r} has a body of {len(body)} bytes")
-        values = np.frombuffer(body, table.dtype, count * spec.dim, request.used).reshape(count, spec.dim)
+        values = table.values(header, body, request.used)
         if spec.finite and spec.dtype != "int64" and not all_finite(values):
             raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
         op, ops = op_of(header), []
@@ -367,7 +364,7 @@ class ServerRole:
             if op.origin:
                 shard.ledger.check(op.origin, op.attempt)
             shard.check_weight(op)
-            shard.reserve(part.b - part.a)
+            shard.make_room(op, part.b - part.a)
             ops.append(shard.prepared(part.op(op, values)))
         owed = OwedAnswer()
         self._change(header, ops, request, values, owed)
@@ -433,7 +430,6 @@ class ServerRole:
         self, connection: RoleConnection, header: Header, body: memoryview, release: Callable[[], None]
     ) -> None:
         table = self._table(header)
-        spec, count = table.spec, header.count
         versions = np.frombuffer(body, np.int64, header.shards).tolist()
         rest = body[8 * header.shards :]
         op = op_of(header)
@@ -442,8 +438,7 @@ class ServerRole:
             request = TableRequest([ReplicaPart(replica, None, op.start, 0, 0) for replica in replicas], None, 0)
         else:
             request = table.cut(header, rest, primary=False)
-        width = spec.dim + spec.slots if op.rule == ROWS else spec.dim
-        values = np.frombuffer(rest, table.dtype, count * width, request.used).reshape(count, width)
+        values = table.values(header, rest, request.used)
         owed, fresh, ops = OwedAnswer(), [], []
         for part in request.parts:  # all that can fail comes before the first change
             replica, version = part.replica, versions[part.replica.number - header.shard]

@@ -9,7 +9,7 @@ import numpy as np
 from dps.core.states import TableState
 from dps.errors import InputError, LimitError, MovedError, ProtocolError
 from dps.server.replicas import Replica, ReplicaPart
-from dps.state.ops import ADD, ASSIGN, CLOSE, PUSH, RETIRE, ROWS, Op, TableSpec
+from dps.state.ops import ADD, ASSIGN, CLOSE, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
 from dps.state.partition import bound
 from dps.state.shard import DenseShard
 from dps.telemetry.server_meter import TableMeter
@@ -21,7 +21,8 @@ from dps.wire.protocols import RoleConnection
 
 __all__ = ["ServerTable", "TableRequest", "control_header", "op_of"]
 
-RULES = {frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_ROWS: ROWS}  # flag -> rule of the op
+# flags of a frame -> rule of the op
+RULES = {0: PUSH, frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_DELETE: DELETE, frames.RULE_ROWS: ROWS}
 PIECE_BYTES = 1 << 19  # of an answer that are passed on at a time: the peer reads them while more rows are gathered
 
 
@@ -102,13 +103,25 @@ class ServerTable(TableState):
             raise ProtocolError(f"the counts of a request for {header.count} keys add up to {sum(counts)}")
         return TableRequest(parts, keys, used)
 
+    def values(self, header: Header, body: memoryview, used: int) -> np.ndarray:
+        """The values of an op, which begin behind `used` bytes of the body; a deletion has rows without columns."""
+        columns = self.spec.dim + (self.spec.slots if header.flags & frames.RULE_ROWS else 0)
+        if header.flags & frames.RULE_DELETE == frames.RULE_DELETE:
+            columns = 0
+        rest = used + padded(header.count * columns * self.dtype.itemsize)
+        if rest != len(body):
+            raise ProtocolError(
+                f"{header.count} rows pushed to table {self.spec.name!r} in {len(body)} bytes, not {rest}"
+            )
+        return np.frombuffer(body, self.dtype, header.count * columns, used).reshape(header.count, columns)
+
     def scan(self, scan: Scan) -> np.ndarray:
-        """Keys of one shard, in the order in which they were created."""
+        """Keys of one shard, in the order of its rows, which is that of their creation unless rows were deleted."""
         if self.spec.rows is not None:
             raise InputError(f"table {self.spec.name!r} has no keys of its own, but rows 0 to {self.spec.rows - 1}")
         if 8 * scan.limit > self.frame_limit or scan.skip < 0:
             raise LimitError(f"{scan.limit} keys from {scan.skip} on do not fit a frame of dps.limits.frame bytes")
-        keys = self.replica(scan.shard, primary=True).shard.index.keys()
+        keys = self.replica(scan.shard, primary=True).shard.keys()
         return keys[scan.skip : scan.skip + scan.limit]
 
     def answer(
@@ -186,7 +199,7 @@ def op_of(header: Header) -> Op:
     if header.flags & frames.CONTROL:
         return control_op(header)
     answer = bool(header.flags & frames.ANSWER)
-    rule = next((rule for flag, rule in RULES.items() if header.flags & flag), PUSH)
+    rule = RULES[header.flags & (frames.RULE_DELETE | frames.RULE_ROWS)]
     values: Any = None
     stamp = (header.trainer, header.attempt, header.number)
     return Op(rule, None, header.start, values, header.clock, header.parties, *stamp, answer, header.rows)

@@ -9,6 +9,8 @@ ops                TableSpec, the definition of a table; Op, one change to a sha
 partition          keys to shards: hash, ranges, grouping, repeated keys
 names              the one rule for names of tables, servers, runs, checkpoints and metrics
 shard              DenseShard, KeyedShard: rows, ledger, optimizer state; every op is applied here
+deletion           rows of a keyed shard that go, and the memory that they give back
+sums               the sums of an open clock
 optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
 custom             an optimizer of the user, as it travels and steps
 schedules          learning rates that change with the clock

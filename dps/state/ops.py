@@ -16,8 +16,8 @@ from dps.state.names import check_name
 from dps.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
 from dps.state.recipes import Description
 
-__all__ = ["ADD", "ASSIGN", "CLOSE", "DROP", "KEEP", "NO_CLOCK", "OLDER", "PUSH", "RETIRE", "ROWS", "Op", "Selection"]
-__all__ += ["TableSpec", "html_renderers", "wants_finite"]
+__all__ = ["ADD", "ASSIGN", "CLOSE", "DELETE", "DROP", "KEEP", "NO_CLOCK", "OLDER", "PUSH", "RETIRE", "ROWS", "Op"]
+__all__ += ["Selection", "TableSpec", "html_renderers", "wants_finite"]
 
 # Functions that show a TableSpec in a notebook; the last one is used. dps.dashboard.notebook registers one here,
 # because this package is pure: it may import neither the dashboard nor Dask, not even when a method is called.
@@ -25,6 +25,7 @@ html_renderers: list[Callable[[TableSpec], str]] = []
 
 PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op on rows: the table's optimizer, plain addition, or replacement
 ROWS = 3  # the rule of an op that replaces whole rows, state included: the effect of a function on the servers
+DELETE = 4  # the rule of an op by which rows go
 CLOSE, RETIRE = 5, 6  # the rule of an op without rows: close the sums of a clock, or retire origins
 # The `start` of CLOSE: close clocks before the op's clock, or settle: step with the sums (KEEP) or drop them (DROP).
 OLDER, KEEP, DROP = 0, 1, 2
@@ -39,17 +40,19 @@ MAX_COPIES = 8
 class Op(NamedTuple):
     """One change to one shard, as client, primary and backups see it."""
 
-    rule: int  # PUSH, ADD, ASSIGN or ROWS; for CLOSE and RETIRE, keys is None and values is empty
+    rule: int  # PUSH, ADD, ASSIGN, ROWS or DELETE; for CLOSE and RETIRE, keys is None and values is empty
     keys: np.ndarray | None  # int64[m]; None: the rows start .. start + m - 1 of a dense shard
     start: int  # global row number, if keys is None; for CLOSE: OLDER, KEEP or DROP; for RETIRE: the first origin
-    values: np.ndarray  # table dtype [m, dim]; for ROWS [m, dim + slots]
+    values: np.ndarray  # table dtype [m, dim]; for ROWS [m, dim + slots], for DELETE [m, 0]
     clock: int  # of the trainer, or NO_CLOCK
     parties: int  # trainers in the run: aggregate="mean" divides by it; for RETIRE: how many origins
     origin: int = 0  # the maker of the op; 0: no origin, so the op is not checked for repeats
     attempt: int = 0  # which execution of the origin
     number: int = 0  # of the op among those of its clock: (clock, number) is its seq
     answer: bool = False  # keep the new values in the ledger, because the client may ask for them again
-    rows: int = -1  # of data for which a push stands: aggregate="mean" divides by their sum; -1: the push does not say
+    # Of data for which a push stands: aggregate="mean" divides by their sum; -1: the push does not say. DELETE: with 1,
+    # all rows of the shard go, whatever the op names.
+    rows: int = -1
     after: np.ndarray | None = None  # [m, dim + slots], the rows after a step that has been prepared
 
 

@@ -9,6 +9,11 @@ those; such a push goes to every shard, because the divisor must not depend on w
 trainer reaches c + 1 before all pushes of c were acknowledged, so the first request stamped with a later clock may
 close c: one step of the optimizer on the sums. `settle` closes or drops the sums that the last clock of a run left.
 
+Deletion. A deleted row of a dense table gets its initial values and state again; one of a keyed table goes
+(`deletion.py`). A deletion works on the rows at once, as an addition does. What was pushed at its clock to a table that
+aggregates is stepped at the end of the clock; so a row that was pushed to and deleted at one clock is made anew by the
+push, in whatever order the two came.
+
 Replicas. Shards that begin equal and apply the same ops stay equal, bit for bit. So a change of a primary that is not
 an op of a client is an op as well: CLOSE (close the sums of a clock), RETIRE (retire origins). `version` counts the
 changes.
@@ -21,28 +26,27 @@ import abc
 import numpy as np
 
 from dps.core.blocks import empty
-from dps.core.cuts import flag
-from dps.core.index import KeyIndex
+from dps.core.cuts import flag, occupy
+from dps.core.index import KeyIndex, keys_of
 from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.core.ledger import Ledger
 from dps.core.rows import all_finite, gather, gather_range, use_small_pages
-from dps.core.states import SumsState
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
 from dps.state.custom import Custom
-from dps.state.ops import ADD, ASSIGN, CLOSE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, ROWS, Op, Selection, TableSpec
-from dps.state.optimizers import Add, Assign
+from dps.state.deletion import clear, delete, free_vacant
+from dps.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, ROWS, Op, Selection, TableSpec
+from dps.state.optimizers import Assign
 from dps.state.partition import bound, shard_bits
 from dps.state.snapshot import CHANGED, Cut, CutShard
+from dps.state.sums import ADD_KERNEL, NO_INDEX, NO_NUMBERS, DenseSums, KeyedSums, Sums
 
 __all__ = ["DenseShard", "KeyedShard", "Shard", "make_shard"]
 
 # Bytes by which the rows grow at a time: small steps, because a large one would stall requests.
 MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25
-NO_INDEX = np.zeros(0, np.int64)
-NO_NUMBERS = np.zeros(0)
 MAX_CLOCKS = 64  # clocks for which a shard remembers the optimizer's numbers: trainers are seldom further apart
 MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
-ADD_KERNEL, ASSIGN_KERNEL = Add().kernel, Assign().kernel
+ASSIGN_KERNEL = Assign().kernel
 
 
 class Shard(CutShard):
@@ -60,6 +64,8 @@ class Shard(CutShard):
         self.version = 0  # how many changes there have been
         self.ledger = Ledger()
         self.failure = None
+        self.removed, self.removed_later = [], []
+        self.pins = 0  # cuts and dumps that are open, while which no row gets another number
         self.numbers = {}  # clock -> the optimizer's numbers at that clock
         self._init_numbers = spec.init.numbers()
         self._seed = spec.init.seed
@@ -137,6 +143,8 @@ class Shard(CutShard):
             self.clock = op.clock
         if op.rule == PUSH and self.spec.aggregate is not None and op.clock != NO_CLOCK:
             self.open_sums(op.clock).add(op)
+        elif op.rule == DELETE:
+            self.delete_rows(op)
         else:
             self.step_rows(op)
 
@@ -192,6 +200,7 @@ class Shard(CutShard):
         if self.cut is not None:
             raise InputError(f"shard {self.number} of table {self.spec.name!r} is being cut at clock {self.cut.clock}")
         self.cut = Cut(self, clock, changed_only)
+        self.pin()
         return self.cut
 
     def end_cut(self) -> None:
@@ -199,6 +208,15 @@ class Shard(CutShard):
         if self.cut is not None:
             self.cut.end()
             self.cut = None
+            self.unpin()
+
+    def pin(self) -> None:
+        """Let every row keep its number, and every key its row, until :meth:`unpin`."""
+        self.pins += 1
+
+    def unpin(self) -> None:
+        """Take one :meth:`pin` back."""
+        self.pins -= 1
 
     def track_changes(self) -> None:
         """Keep track, from now on, of which rows change. To be called before the first cut begins."""
@@ -211,7 +229,7 @@ class Shard(CutShard):
     def index_tables(self) -> tuple[np.ndarray, ...]:
         return ()
 
-    def _run_on_rows(self, op: Op, index: np.ndarray, start: int) -> None:
+    def run_on_rows(self, op: Op, index: np.ndarray, start: int) -> None:
         """Run the kernel of the op's rule on the shard's rows, after the cut has saved what it needs of them."""
         if self.cut is not None:
             self.cut.step(op, index, start)
@@ -220,7 +238,9 @@ class Shard(CutShard):
         self.run_kernel(self.rows, op, index, start)
 
     def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
-        if op.after is not None:
+        if op.rule == DELETE:
+            self._reset(rows, op, index, start)
+        elif op.after is not None:
             ASSIGN_KERNEL(rows, index, start, op.after, NO_NUMBERS)
         elif op.rule == PUSH:
             numbers = self.numbers_at(self.clock if op.clock == NO_CLOCK else op.clock)
@@ -278,6 +298,30 @@ class Shard(CutShard):
     def step_rows(self, op: Op) -> None:
         """Find the rows of the op, create those that are new, and run the kernel of the op's rule on them."""
 
+    def make_room(self, op: Op, count: int) -> None:
+        """Make room for an op on `count` rows, so that it cannot run out of memory half-way."""
+        if op.rule == DELETE:
+            self.reserve_deletion(None if op.rows > 0 else count)
+        else:
+            self.reserve(count)
+
+    @abc.abstractmethod
+    def reserve_deletion(self, count: int | None) -> None:
+        """Make room for the deletion of so many rows (None: of all)."""
+
+    @abc.abstractmethod
+    def delete_rows(self, op: Op) -> None:
+        """Delete the rows of the op, those that there are."""
+
+    def _reset(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
+        """Give rows[index], or those from `start` on, the initial values and state of the op's keys."""
+        common = self._seed, self._init_numbers, self.spec.optimizer.slot_start
+        if len(index):
+            assert op.keys is not None
+            fill_new(rows, self.spec.dim, op.keys, index, 0, *common)
+        else:
+            fill_range(rows[start : start + len(op.values)], self.spec.dim, op.start, *common)
+
     @abc.abstractmethod
     def new_sums(self, clock: int) -> Sums:
         """An empty side buffer for the pushes of `clock`."""
@@ -297,6 +341,10 @@ class DenseShard(Shard):
 
     def __len__(self) -> int:
         return self.high - self.low
+
+    @property
+    def end(self) -> int:
+        return len(self)
 
     @property
     def nbytes(self) -> int:
@@ -357,10 +405,17 @@ class DenseShard(Shard):
             if self.changed is not None:
                 flag(self.changed, NO_INDEX, 0, len(self.rows), CHANGED)
         elif op.keys is None:
-            start = op.start - self.low if len(op.values) else 0  # where there are no rows, it may be any number
-            self._run_on_rows(op, NO_INDEX, start)
+            self.run_on_rows(op, NO_INDEX, op.start - self.low)
         elif len(op.keys):
-            self._run_on_rows(op, op.keys - self.low, 0)
+            self.run_on_rows(op, op.keys - self.low, 0)
+
+    def reserve_deletion(self, count: int | None) -> None:
+        self.reserve(len(self) if count is None else count)
+
+    def delete_rows(self, op: Op) -> None:
+        if op.rows > 0:
+            op = op._replace(keys=None, start=self.low, values=np.empty((len(self), 0), self.rows.dtype))
+        self.step_rows(op)
 
     def new_sums(self, clock: int) -> Sums:
         return DenseSums(self, clock)
@@ -374,14 +429,30 @@ class KeyedShard(Shard):
     def __init__(self, spec: TableSpec, number: int):
         super().__init__(spec, number)
         self.index = KeyIndex(shard_bits(spec.shards))
+        self.deleted: list[np.ndarray] = []  # keys that the index may forget when nothing pins them
         self._scratch = np.empty(1024, np.int64)
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self.index.end - self.vacancies
+
+    @property
+    def end(self) -> int:
+        return self.index.end
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + self.index.nbytes + self._nbytes_aside
+        vacant = 0 if self.vacant is None else self.vacant.nbytes
+        return self.rows.nbytes + self.index.nbytes + vacant + self._nbytes_aside
+
+    def keys(self) -> np.ndarray:
+        """The keys of all rows, in the order of their row numbers."""
+        keys = keys_of(self.index.tables, self.end)
+        return keys if self.vacant is None else keys[self.vacant[: self.end] == 0]
+
+    def all_rows(self) -> np.ndarray:
+        """All rows, with all columns, in the same order; a view where no row is vacant."""
+        rows = self.rows[: self.end]
+        return rows if self.vacant is None or not self.vacancies else rows[self.vacant[: self.end] == 0]
 
     def check(self, keys: np.ndarray | None, start: int, count: int) -> None:
         """Allow every key: one that belongs to another shard would only waste the memory of its row."""
@@ -395,7 +466,7 @@ class KeyedShard(Shard):
             fill_missing(out, keys, index, self._seed, self._init_numbers)
 
     def reserve(self, new: int) -> None:
-        have, need = len(self.rows), len(self.index) + new
+        have, need = len(self.rows), self.end + new
         if need > MAX_ROWS:
             where = f"shard {self.number} of table {self.spec.name!r}"
             raise LimitError(f"{where} would hold {need} rows, and {MAX_ROWS} at most: make the table with more shards")
@@ -405,8 +476,9 @@ class KeyedShard(Shard):
             # A realloc: the system re-maps large blocks without copying them. refcheck=False is safe, because no view
             # of the rows lives from one request to the next.
             self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
-            if self.changed is not None:
-                self.changed.resize(len(self.rows), refcheck=False)
+            for flags in (self.changed, self.vacant):
+                if flags is not None:
+                    flags.resize(len(self.rows), refcheck=False)
         super().reserve(new)
 
     @property
@@ -415,13 +487,15 @@ class KeyedShard(Shard):
 
     def step_rows(self, op: Op) -> None:
         assert op.keys is not None
-        index, before = self._rows_of(len(op.keys)), len(self.index)
+        index, end = self._rows_of(len(op.keys)), self.end
         self.reserve(len(op.keys))
         self.index.insert(op.keys, index)
         start = self.spec.optimizer.slot_start
-        if len(self.index) > before and not (self.spec.init.is_zero and start == 0):
-            fill_new(self.rows, self.spec.dim, op.keys, index, before, self._seed, self._init_numbers, start)
-        self._run_on_rows(op, index, 0)
+        if (self.end > end or self.vacancies) and not (self.spec.init.is_zero and start == 0):
+            init = self._seed, self._init_numbers, start
+            fill_new(self.rows, self.spec.dim, op.keys, index, end, *init, self.vacant)
+        self.run_on_rows(op, index, 0)
+        occupy(self, index)
 
     def expect(self, rows: int) -> None:
         """Make room for that many rows at once, in a shard that has none, before they are loaded."""
@@ -431,19 +505,45 @@ class KeyedShard(Shard):
 
     def load(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Replace whole rows (all columns), creating those that are new. Not allowed while a cut is open."""
-        index, before = self._rows_of(len(keys)), len(self.index)
+        index, end = self._rows_of(len(keys)), self.end
         self.reserve(len(keys))
         self.index.insert(keys, index)
-        all_new = len(self.index) == before + len(keys)
-        self.rows[slice(before, before + len(keys)) if all_new else index] = rows
+        self.rows[slice(end, self.end) if self.end == end + len(keys) else index] = rows
+        occupy(self, index)
+
+    # -- deletion
+
+    def reserve_deletion(self, count: int | None) -> None:
+        if self.vacant is None:
+            self.vacant = np.zeros(len(self.rows), np.uint8)
+        if self.cut is not None:
+            self.cut.reserve(len(self.index) if count is None else count)
+
+    def delete_rows(self, op: Op) -> None:
+        if op.rows > 0 and not self.pins:
+            clear(self)
+        else:
+            delete(self, op)
+
+    def pin(self) -> None:
+        super().pin()
+        self.index.reuses = False
+
+    def unpin(self) -> None:
+        super().unpin()
+        self.index.reuses = self.pins == 0
+        free_vacant(self)
 
     def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selection:
         if keys is None:
-            return Selection(self.index.keys(), 0, self.rows[: len(self)], True, None)
+            return Selection(self.keys(), 0, self.all_rows(), not self.vacancies, None)
         index = np.empty(len(keys), np.int64)
         present = np.ones(len(keys), np.bool_)
         if self.index.find(keys, index):
             present = index >= 0
+        if self.vacancies:
+            assert self.vacant is not None
+            present &= self.vacant[index] == 0
         rows = np.full((len(keys), self.width), self.spec.optimizer.slot_start, self.spec.dtype)
         rows[present] = self.rows[index[present]]
         if not present.all():
@@ -476,106 +576,9 @@ class KeyedShard(Shard):
         return self._scratch[:count]
 
     def new_sums(self, clock: int) -> Sums:
-        return KeyedSums(self.spec, self.number, clock)
-
-
-class Sums(SumsState, abc.ABC):
-    """The pushes of the open clock, summed row by row."""
-
-    nbytes: int
-
-    def __init__(self, clock: int):
-        self.clock = clock
-        self.parties = 1  # trainers of the run
-        self.rows = -1  # rows of data for which the pushes stand; -1: the pushes do not say
-
-    def add(self, op: Op) -> None:
-        """Sum one more push."""
-        self.parties = max(self.parties, op.parties)
-        if op.rows >= 0:
-            self.rows = max(self.rows, 0) + op.rows
-        if len(op.values):
-            self.add_rows(op)
-
-    @property
-    def divisor(self) -> int:
-        """The number by which a mean divides; 1 if the pushes stand for no rows at all."""
-        return self.parties if self.rows < 0 else max(1, self.rows)
-
-    @abc.abstractmethod
-    def add_rows(self, op: Op) -> None:
-        """Sum the rows of one more push."""
-
-    @abc.abstractmethod
-    def to_arrays(self) -> list[np.ndarray]:
-        """Views of the sums, and of the keys or flags that say to which rows they belong."""
-
-    @abc.abstractmethod
-    def load(self, arrays: list[np.ndarray]) -> None:
-        """Begin with the sums that :meth:`to_arrays` of another replica gave."""
-
-    @abc.abstractmethod
-    def as_op(self, mean: bool) -> Op:
-        """All sums as one push; with `mean`, divided by the number of trainers, or of rows of data."""
-
-
-class DenseSums(Sums):
-    def __init__(self, shard: DenseShard, clock: int):
-        super().__init__(clock)
-        self.low = shard.low
-        self.sums = np.zeros((len(shard), shard.spec.dim), shard.spec.dtype)
-        self.touched = np.zeros(len(shard), np.bool_)
-
-    @property
-    def nbytes(self) -> int:  # type: ignore[override]
-        return self.sums.nbytes + self.touched.nbytes
-
-    def add_rows(self, op: Op) -> None:
-        index, start = (NO_INDEX, op.start - self.low) if op.keys is None else (op.keys - self.low, 0)
-        ADD_KERNEL(self.sums, index, start, op.values, NO_NUMBERS)
-        flag(self.touched.view(np.uint8), index, start, len(op.values), 1)
-
-    def to_arrays(self) -> list[np.ndarray]:
-        return [self.sums, self.touched]
-
-    def load(self, arrays: list[np.ndarray]) -> None:
-        self.sums[:], self.touched[:] = arrays
-
-    def as_op(self, mean: bool) -> Op:
-        if mean:
-            self.sums /= self.divisor
-        if self.touched.all():
-            return Op(PUSH, None, self.low, self.sums, self.clock, self.parties)
-        keys = np.flatnonzero(self.touched)
-        return Op(PUSH, keys + self.low, 0, self.sums[keys], self.clock, self.parties)
-
-
-class KeyedSums(Sums):
-    """Sums in a keyed shard of their own, whose optimizer is addition."""
-
-    def __init__(self, spec: TableSpec, number: int, clock: int):
-        super().__init__(clock)
+        spec = self.spec
         plain = TableSpec(spec.name, dim=spec.dim, dtype=spec.dtype, shards=spec.shards)
-        self.shard = KeyedShard(plain, number)
-
-    @property
-    def nbytes(self) -> int:  # type: ignore[override]
-        return self.shard.nbytes
-
-    def add_rows(self, op: Op) -> None:
-        self.shard.step_rows(op)
-
-    def to_arrays(self) -> list[np.ndarray]:
-        return [self.shard.index.keys(), self.shard.rows[: len(self.shard)]]
-
-    def load(self, arrays: list[np.ndarray]) -> None:
-        self.shard.load(*arrays)
-
-    def as_op(self, mean: bool) -> Op:
-        sums = self.shard.rows[: len(self.shard)]
-        if mean:
-            sums /= self.divisor
-        return Op(PUSH, self.shard.index.keys(), 0, sums, self.clock, self.parties)
+        return KeyedSums(KeyedShard(plain, self.number), clock)
 
 
 def make_shard(spec: TableSpec, number: int) -> DenseShard | KeyedShard:

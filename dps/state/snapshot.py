@@ -7,12 +7,17 @@ is *saved* aside with all its columns; from then on ops in the cut step both the
 created by an op outside the cut is *absent* from the cut until an op in the cut names it: then the saved copy begins
 with the row's initial value, and the op steps that.
 
+An op outside the cut that deletes a row saves it, too. An op in the cut that deletes one makes its saved copy absent.
+While a cut is open, the key of a deleted row stays in the shard's index, and its row is *vacant* (`deletion.py`): it is
+the row of the same key if that comes again, in the shard or in the cut.
+
 So the cost is a test of four bytes for each row that an op touches, and memory for the rows that ops outside touch.
 
 Changed rows. A shard that tracks changes has a byte of flags for each row. CHANGED: the row has changed since the base,
 the last committed cut. LATER: an op outside the open cut has changed the row. When that cut is committed, the rows with
 LATER are those that have CHANGED since the new base; when it is given up, rows with either flag have CHANGED since the
-old base.
+old base. The keys of deleted rows are kept as lists, `removed` and `removed_later`, which take the same ways: those of
+`removed` that are not in the cut have to go from what was stored of the base and after it.
 """
 
 from __future__ import annotations
@@ -30,13 +35,13 @@ from dps.core.initializers import fill_new
 from dps.core.ledger import Ledger
 from dps.core.states import CutState, ShardState
 from dps.errors import FunctionError, InputError
-from dps.state.ops import CLOSE, NO_CLOCK, PUSH, Op, TableSpec
+from dps.state.ops import CLOSE, DELETE, NO_CLOCK, PUSH, Op, TableSpec
 
 __all__ = ["CHANGED", "LATER", "Cut", "CutShard", "Piece"]
 
 CHANGED, LATER = 1, 2
 Piece: TypeAlias = tuple[np.ndarray | tuple[int, int], np.ndarray]  # keys, or a range of row numbers; and rows
-NO_FLAGS = np.zeros(0, np.uint8)
+NO_FLAGS, NO_KEYS = np.zeros(0, np.uint8), np.zeros(0, np.int64)
 SCAN_FACTOR = 16  # of an increment: rows that are scanned for each row for which a piece has room
 
 
@@ -50,11 +55,20 @@ class CutShard(ShardState, abc.ABC):
         Columns of a row: values and optimizer state.
     failure : FunctionError or None
         Why a step with the sums of a clock has failed: then those sums are lost, and the shard takes no pushes.
+    removed, removed_later : list of ndarray
+        Where changes are tracked: keys that were deleted since the base, and by ops outside the open cut.
     """
 
     spec: TableSpec
     width: int
     failure: FunctionError | None
+    removed: list[np.ndarray]
+    removed_later: list[np.ndarray]
+
+    @property
+    @abc.abstractmethod
+    def end(self) -> int:
+        """One past the last row that a key has or had."""
 
     @property
     @abc.abstractmethod
@@ -83,6 +97,9 @@ class Cut(CutState):
         The latest clock of an op in the cut: the `clock` of a shard that is restored from it.
     ledger : Ledger
         The last op in the cut of each origin (without kept answers).
+    removed : ndarray of int64
+        Of a cut of changes that is complete: the keys that were deleted since the base. Those that have come again are
+        among the rows, too.
 
     Examples
     --------
@@ -111,13 +128,13 @@ class Cut(CutState):
             applied = max(applied, shard.sums.clock)
         if clock is not None and applied >= clock:
             raise InputError(f"{self._where} has ops of clock {applied}: cut it at clock {applied + 1} or later")
-        self.rows = 0
+        self.rows, self.removed = 0, NO_KEYS
         self.before = 0 if clock is None else clock
         self.latest = shard.clock
         self.ledger = Ledger.from_arrays(shard.ledger.to_arrays(answers=False))
         self.place = np.zeros(len(shard.rows), np.int32)
         self.saved = np.zeros((0, shard.width), shard.spec.dtype)
-        self.existing, self.stop = len(shard), len(shard.rows)
+        self.existing, self.stop = shard.end, len(shard.rows)
         self._is_committed = False
         self._failure: FunctionError | None = None  # of a step of saved copies
         # The arguments of `keys_of` as of the moment when the cut was complete, until `fetch_keys` has used them.
@@ -140,8 +157,10 @@ class Cut(CutState):
         if error is not None:
             raise FunctionError(f"{self._where} cannot be cut: {error}")
         if not self.is_complete:
-            self.is_complete, self.stop = True, len(self.shard)
-            self.rows = count_wanted(self.place, self._flags, CHANGED, self.stop)
+            self.is_complete, self.stop = True, self.shard.end
+            self.rows = count_wanted(self.place, self._flags, CHANGED, self.stop, self.shard.vacant)
+            if self.changed_only:
+                self.removed = np.unique(np.concatenate([NO_KEYS, *self.shard.removed]))
             if self.shard.spec.keyed:
                 wanted = NO_FLAGS
                 if len(self._flags):  # a copy, because the flags go on changing and may be moved in memory
@@ -155,7 +174,7 @@ class Cut(CutState):
             self._keys, self._tables = keys_of(*self._tables), None
 
     def pieces(self, max_bytes: int) -> Iterator[Piece]:
-        """The rows in the order of their creation, about `max_bytes` bytes at a time.
+        """The rows in the order of their row numbers, about `max_bytes` bytes at a time.
 
         Ops may be applied between two pieces.
 
@@ -180,7 +199,7 @@ class Cut(CutState):
             if a >= self.stop:
                 return
             b, state = min(a + step, self.stop), (self.place, self.saved, self._flags)
-            count, self.given = take_wanted(shard.rows, a, b, *state, CHANGED, rows, which)
+            count, self.given = take_wanted(shard.rows, a, b, *state, CHANGED, rows, which, shard.vacant)
             chosen = which[:count]
             if self._keys is not None:
                 yield self._keys[chosen], rows[:count]
@@ -196,7 +215,12 @@ class Cut(CutState):
             raise InputError(f"the cut of {self._where} at clock {self.clock} cannot be a base: {why}")
         if self.shard.changed is not None and not self._is_committed:
             self.shard.changed >>= 1
+            self.shard.removed, self.shard.removed_later = self.shard.removed_later, []
         self._is_committed = True
+
+    def includes(self, op: Op) -> bool:
+        """Whether the op, arriving now, is in the cut."""
+        return not self.is_complete and op.clock < self.before
 
     # -- calls of the shard
 
@@ -225,10 +249,15 @@ class Cut(CutState):
         if changed is not None:
             changed |= changed >> 1
             changed &= CHANGED
+            self.shard.removed += self.shard.removed_later
+            self.shard.removed_later = []
 
     def _follow(self, op: Op, index: np.ndarray, start: int) -> None:
         """Step the saved copies of the rows of an op in the cut; absent rows get their initial values before."""
         shard, count, first = self.shard, len(op.values), self.copies
+        if op.rule == DELETE and shard.spec.keyed:
+            self.place[index[self.place[index] != 0]] = -1
+            return
         which, where = np.empty((2, count), np.int64)
         saved, self.copies = follow(index, start, count, self.place, first, which, where)
         if not saved:
@@ -240,11 +269,11 @@ class Cut(CutState):
             seed, numbers = spec.init.seed, spec.init.numbers()
             fill_new(self.saved, spec.dim, op.keys[which], where, first, seed, numbers, slot_start)
         clock = self.latest if op.clock == NO_CLOCK else op.clock
+        keys = op.start + which if op.keys is None else op.keys[which]
+        copied = op._replace(keys=keys, values=op.values[which], clock=clock, after=None)
         try:
-            shard.run_kernel(self.saved, op._replace(values=op.values[which], clock=clock, after=None), where, 0)
-        except (
-            FunctionError
-        ) as error:  # the rows themselves have been stepped, so the push counts, and the cut does not
+            shard.run_kernel(self.saved, copied, where, 0)
+        except FunctionError as error:  # the rows have been stepped, so the push counts, and the cut does not
             self._failure = error
 
     @property

@@ -1,9 +1,13 @@
 """A copy of a shard, made piece by piece while the shard goes on changing.
 
-A `Dump` begins with everything but the rows, then gives the rows in the order of their creation, as they are at that
+A `Dump` begins with everything but the rows, then gives the rows in the order of their numbers, as they are at that
 moment. From its beginning on every op of the shard must reach the `Joining` side too, in one order with the pieces.
 That side carries an op out on the rows that it has received; it ignores the other rows of the op, because they will
 come later with that op in them. After the last piece the two sides are equal, and ops are carried out whole.
+
+A dump pins its shard: keys that are new get rows behind all others, and deleted ones stay in the index, with vacant
+rows (`deletion.py`). A piece has those too, because an op may name their keys again: the joining side then knows that
+the row is not one that is still to come.
 
 Two things do not come with the rows. Open sums are complete from the beginning, because an op that is summed touches no
 row. The ledger comes with the last piece: the joining side cannot keep it on the way, because it would compute the
@@ -18,6 +22,7 @@ import numpy as np
 
 from dps.core.ledger import Ledger
 from dps.errors import FunctionError, ProtocolError
+from dps.state.deletion import vacate
 from dps.state.ops import Op, TableSpec
 from dps.state.recipes import Description
 from dps.state.shard import DenseShard, KeyedShard
@@ -58,17 +63,21 @@ class Dump:
 
     def __init__(self, shard: DenseShard | KeyedShard):
         self.shard = shard
+        shard.pin()
         self._version = shard.version
         self._given = 0  # rows that pieces have given
-        self._keys = shard.index.keys() if isinstance(shard, KeyedShard) else None
+        self._keys: np.ndarray | None = None  # of a keyed shard: of all rows but free ones
+        self._numbers: np.ndarray | None = None  # of the rows, where some are free
+        self._list()
         self._key_listings = 0
-        self._done = False
+        self._done = self._closed = False
 
     def head(self) -> Piece:
         """Everything but rows and ledger. To be called before the shard changes again."""
         shard = self.shard
         assert shard.version == self._version, "the shard has changed since the dump was begun"
-        meta: Description = {"clock": shard.clock, "version": shard.version, "rows": len(shard), "sums": None}
+        count = len(shard.index) if isinstance(shard, KeyedShard) else len(shard)
+        meta: Description = {"clock": shard.clock, "version": shard.version, "rows": count, "sums": None}
         meta["failure"] = None if shard.failure is None else str(shard.failure)
         if shard.sums is None:
             return meta, []
@@ -80,29 +89,45 @@ class Dump:
         Rows that are created during the dump come at the end; the last piece may be larger because of them.
         """
         if self._done:
+            self.close()
             return None
-        shard, first, end = self.shard, self._given, len(self.shard)
+        shard, first = self.shard, self._given
         count = max(1, max_bytes // (8 + shard.width * shard.rows.itemsize))
-        arrays = []
-        if self._keys is not None:
-            assert isinstance(shard, KeyedShard)
-            if first == len(self._keys) < end:
-                self._keys = shard.index.keys()
-                self._key_listings += 1
-                count = count if self._key_listings < MAX_KEY_LISTINGS else end
-            end = min(end, first + count)
-            arrays = [self._keys[first:end]]
-            end = first + len(arrays[0])
+        if self._keys is None:
+            end = min(len(shard), first + count)
+            arrays, self._done = [shard.rows[first:end]], end == len(shard)
         else:
-            end = min(end, first + count)
-        arrays.append(shard.rows[first:end])
-        self._given, self._done = end, end == len(shard)
-        meta: Description = {"first": first, "last": self._done}
+            assert isinstance(shard, KeyedShard)
+            if first == len(self._keys) < len(shard.index):
+                self._list()
+                self._key_listings += 1
+                count = count if self._key_listings < MAX_KEY_LISTINGS else len(shard.index)
+            end = min(len(self._keys), first + count)
+            which = slice(first, end) if self._numbers is None else self._numbers[first:end]
+            arrays, self._done = [self._keys[first:end], shard.rows[which]], end == len(shard.index)
+            if shard.vacancies:
+                assert shard.vacant is not None
+                arrays.append(shard.vacant[which])
+        self._given = end
+        meta: Description = {"first": first, "last": self._done, "vacant": shard.vacancies > 0}
         if self._done:
             ledger = shard.ledger.to_arrays()
             meta["ledger"] = list(ledger)
             arrays += ledger.values()
         return meta, arrays
+
+    def close(self) -> None:
+        """The shard may move its rows again, because the dump has ended or is given up."""
+        if not self._closed:
+            self._closed = True
+            self.shard.unpin()
+
+    def _list(self) -> None:
+        """List the keys of a keyed shard, in the order of its rows. Free rows come before all that are new."""
+        if isinstance(self.shard, KeyedShard):
+            index = self.shard.index
+            self._keys, free = index.keys(), index.free_rows
+            self._numbers = np.delete(np.arange(index.end), free) if len(free) else None
 
 
 class _KeyedSoFar(KeyedShard):
@@ -116,7 +141,7 @@ class _KeyedSoFar(KeyedShard):
 
     def _part(self, op: Op) -> Op:
         """The op, restricted to the rows that are here."""
-        assert op.keys is not None
+        assert op.keys is not None  # a deletion is not a step
         index = np.empty(len(op.keys), np.int64)
         if not self.index.find(op.keys, index):
             return op
@@ -140,6 +165,7 @@ class Joining:
         # A dense shard has all its rows from the beginning. Ops may change those that are still to come, because a
         # piece replaces them whole.
         self._shard = _KeyedSoFar(spec, number) if spec.keyed else DenseShard(spec, number)
+        self._shard.pin()
         self._where = f"the dump of shard {number} of table {spec.name!r}"
         self._rows = 0  # rows that have come
         self._complete = False
@@ -179,16 +205,19 @@ class Joining:
             raise ProtocolError(f"{self._where} goes on at row {first}, and {len(self)} rows are here")
         if isinstance(shard, KeyedShard):
             shard.load(arrays[0], rows)
+            if meta["vacant"]:
+                vacate(shard, arrays[0][arrays[2] != 0])
         else:
             shard.load(shard.low + first, rows)
         self._rows += len(rows)
-        if self.spec.keyed and len(shard) != self._rows:
+        if isinstance(shard, KeyedShard) and len(shard.index) != self._rows:
             raise ProtocolError(f"{self._where} holds a key twice")
         if meta["last"]:
             names = meta["ledger"]
             shard.ledger = Ledger.from_arrays(dict(zip(names, arrays[-len(names) :], strict=True)))
             if isinstance(shard, _KeyedSoFar):  # all rows are here, so ops may create rows from now on
                 shard.__class__ = KeyedShard  # type: ignore[assignment]
+            shard.unpin()
             self._complete = True
 
     def prepared(self, op: Op) -> Op:
@@ -217,10 +246,11 @@ def _parts(shard: DenseShard | KeyedShard) -> dict[str, object]:
     }
     parts |= {f"ledger's {name}": array for name, array in shard.ledger.to_arrays().items()}
     parts |= {f"sums {i}": array for i, array in enumerate(sums.to_arrays() if sums else ())}
-    if isinstance(shard, KeyedShard):
-        parts["keys"] = shard.index.keys()
-    parts["rows"] = shard.rows[: len(shard)]
-    return parts
+    if not isinstance(shard, KeyedShard):
+        return parts | {"rows": shard.rows}
+    keys = shard.keys()  # by key, because replicas may free rows at different times, and reuse others then
+    order = np.argsort(keys)
+    return parts | {"keys": keys[order], "rows": shard.all_rows()[order]}
 
 
 def first_difference(a: DenseShard | KeyedShard, b: DenseShard | KeyedShard) -> str | None:

@@ -287,6 +287,22 @@ class Trainer:
         """As :meth:`assign`, but return once it is written."""
         return self._client.assign_async(table, keys, values)
 
+    def delete(self, table: TableLike | Pulls[T], keys: Keys = None) -> None:
+        """Delete rows, at the trainer's clock; see :meth:`dps.Client.delete`."""
+        self._client.delete(table, keys)
+
+    def delete_async(self, table: TableLike | Pulls[T], keys: Keys = None) -> Pending[None]:
+        """As :meth:`delete`, but return once it is written; see :meth:`dps.Client.delete_async`."""
+        return self._client.delete_async(table, keys)
+
+    def clear(self, table: TableLike) -> None:
+        """Delete all rows of a table, at the trainer's clock; see :meth:`dps.Client.clear`."""
+        self._client.clear(table)
+
+    def clear_async(self, table: TableLike) -> Pending[None]:
+        """As :meth:`clear`, but return once it is written."""
+        return self._client.clear_async(table)
+
     @overload
     def push_pull(
         self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...

@@ -10,6 +10,8 @@ kind     header                                       body
 PULL     table, epoch, clock, shard, shards, count    counts int64[shards], keys int64[count]
 PUSH     the same and trainer, attempt, number,       the same, then values [count, dim]
          parties; flags: RULE_ADD or RULE_ASSIGN;
+         RULE_DELETE has no values, and with rows
+         of 1 it is for all rows of all `shards`;
          ANSWER asks for the new values; rows:
          of data (0 or more): a weighted mean's. With
          more than 0 it is for all `shards`, also
@@ -80,6 +82,7 @@ OK, ERROR = 64, 65
 
 # flags
 RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL, RULE_ROWS = 1, 2, 4, 8, 16, 32, 64
+RULE_DELETE = RULE_ADD | RULE_ASSIGN
 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
 HEADER_SIZE = _HEADER.size

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from dps.errors import ProtocolError
 from dps.wire import frames
-from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, RULE_ROWS, Header
+from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, RULE_DELETE, RULE_ROWS, Header
 from dps.wire.protocols import RoleConnection
 
 __all__ = ["CLIENT", "SERVER", "STRANGER", "TO_ANY", "TO_CONTROLLER", "TO_SERVER", "allowed", "guarded", "role_of"]
@@ -31,7 +31,7 @@ def _combinations(*choices: tuple[int, ...]) -> frozenset[int]:
 
 NO_FLAGS = frozenset({0})
 PULLS = _combinations((0, RANGE), (0, CERTIFICATE))
-PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
+PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER)) | {RULE_DELETE, RULE_DELETE | RANGE}
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
 RUNS += (frames.LEASE, frames.ORIGIN)
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})  # close the sums of a clock; retire origins

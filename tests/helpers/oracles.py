@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import dps
 from dps.core.initializers import fill_missing
-from dps.state.ops import ADD, ASSIGN, CLOSE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
+from dps.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.shard import DenseShard, KeyedShard
 
 GOLDEN, M1, M2, ALL = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 2**64 - 1
@@ -66,6 +66,7 @@ class Model:
 
     def __init__(self, spec: TableSpec):
         self.spec, self.rows, self.clock = spec, {}, 0
+        self.deleted = False  # rows, so that they need not be in the order of their creation
         self.sums: dict[int, np.ndarray] | None = None
         self.sums_clock, self.parties, self.rows_of_data = 0, 1, -1
 
@@ -94,6 +95,11 @@ class Model:
         if aside:
             self.parties = max(self.parties, parties)
             self.rows_of_data += 0 if rows < 0 else rows + (self.rows_of_data < 0)
+        if rule == DELETE:
+            self.deleted = True
+            for key in list(self.rows) if rows > 0 else keys:
+                self.rows.pop(key, None)
+            return
         for key, update in zip(keys, values, strict=True):
             if aside:
                 self.sums[key] = self.sums.get(key, np.zeros_like(update)) + update
@@ -175,9 +181,8 @@ class Origins:
             clock, number = clock + 1, 0
         if origin:
             self.seqs[origin] = clock, number + 1
-        return self.change(draw, clock, kind == "range")._replace(
-            origin=origin, number=number, answer=draw(st.booleans())
-        )
+        op = self.change(draw, clock, kind == "range")
+        return op._replace(origin=origin, number=number, answer=op.rule != DELETE and draw(st.booleans()))
 
     def change(self, draw: st.DrawFn, clock: int, ranged: bool = False) -> Op:
         """An op on random rows."""
@@ -191,5 +196,8 @@ class Origins:
         values = np.random.default_rng(draw(st.integers(0, 99))).integers(-16, 16, (count, spec.dim)).astype(spec.dtype)
         if spec.dtype != "int64":
             values /= 8
-        rule, parties = draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN])), draw(st.integers(1, 3))
+        rule, parties = draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN, DELETE])), draw(st.integers(1, 3))
+        if rule == DELETE:
+            every = draw(st.integers(0, 5)) == 0
+            return Op(DELETE, keys, start, np.empty((count, 0)), clock, parties, rows=1 if every else -1)
         return Op(rule, keys, start, values, clock, parties, rows=draw(st.sampled_from([-1, -1, 0, 3])))

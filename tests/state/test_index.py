@@ -39,28 +39,61 @@ def find(index: KeyIndex, keys) -> np.ndarray:
 
 
 class Oracle:
-    """An index and the dict that it must agree with."""
+    """An index, and the dict and the list of free rows that it must agree with."""
 
     def __init__(self, bits: int = 0):
         self.index = module.KeyIndex(bits)
         self.rows: dict[int, int] = {}
+        self.free: list[int] = []
+        self.end = 0
         self.remember()
 
     def remember(self) -> None:
         """What another thread may be given, to put the keys together while the index goes on."""
-        self.tables, self.count = self.index.tables, len(self.rows)
+        self.tables, self.then = self.index.tables, dict(self.rows)
 
     def insert(self, keys) -> None:
-        expected = [self.rows.setdefault(key, len(self.rows)) for key in np.asarray(keys).tolist()]
+        reused = bool(self.free) and self.index.reuses
+        expected = [self.row_of(key) for key in np.asarray(keys).tolist()]
         assert insert(self.index, keys).tolist() == expected
-        assert len(self.index) == len(self.rows)
+        assert (len(self.index), self.index.end) == (len(self.rows), self.end)
+        if reused:
+            self.remember()
+
+    def row_of(self, key: int) -> int:
+        """The row of a key, which is new if need be."""
+        if key not in self.rows:
+            if self.free and self.index.reuses:
+                self.rows[key] = self.free.pop()
+            else:
+                self.rows[key], self.end = self.end, self.end + 1
+        return self.rows[key]
+
+    def remove(self, keys) -> None:
+        known = [key for key in dict.fromkeys(np.asarray(keys).tolist()) if key in self.rows]
+        assert self.index.remove(np.asarray(keys, np.int64)) == len(known)
+        self.free += [self.rows.pop(key) for key in known]
+        self.remember()
+
+    def renumber(self) -> None:
+        """Give every key another row."""
+        numbers = np.full(self.end, -9)
+        for new, row in enumerate(sorted(self.rows.values(), reverse=True)):
+            numbers[row] = new
+        self.index.renumber(numbers)
+        self.rows = {key: int(numbers[row]) for key, row in self.rows.items()}
+        self.free, self.end = [], len(self.rows)
+        self.remember()
 
     def find(self, keys) -> None:
         assert find(self.index, keys).tolist() == [self.rows.get(key, -1) for key in np.asarray(keys).tolist()]
 
     def check(self) -> None:
-        assert self.index.keys().tolist() == list(self.rows)
-        assert keys_of(self.tables, self.count).tolist() == list(self.rows)[: self.count]
+        assert self.index.keys().tolist() == sorted(self.rows, key=self.rows.__getitem__)
+        assert sorted(self.index.free_rows.tolist()) == sorted(self.free)
+        end = 1 + max(self.then.values(), default=-1)
+        found = keys_of(self.tables, end).tolist()
+        assert {key: found[row] for key, row in self.then.items()} == {key: key for key in self.then}
         self.find(list(self.rows))
         for table in (self.index.slots, self.index.old):
             assert len(table) == 0 or (table[:, 2] == 0).any(), "a look-up would never end"
@@ -107,6 +140,25 @@ class Machine(RuleBasedStateMachine):
     @rule(home=homes, first=few, count=few)
     def find_some(self, home: int, first: int, count: int) -> None:
         self.oracle.find(self.crowd(home, first, count))
+
+    @rule(home=homes, first=few, count=few)
+    def remove_a_crowd(self, home: int, first: int, count: int) -> None:
+        self.oracle.remove(self.crowd(home, first, count))
+
+    @rule(data=st.data())
+    def remove_some(self, data) -> None:
+        known = sorted(self.oracle.rows)
+        gone = data.draw(st.lists(st.sampled_from(known), max_size=40)) if known else []
+        self.oracle.remove([*gone, 12345, *gone[:2]])
+        self.oracle.find(gone)
+
+    @rule(reuses=st.booleans())
+    def reuse(self, reuses: bool) -> None:
+        self.oracle.index.reuses = reuses
+
+    @rule()
+    def renumber(self) -> None:
+        self.oracle.renumber()
 
     @rule()
     def remember(self) -> None:
@@ -168,6 +220,20 @@ WRONG = {
         "            slot = table.slots\n",
         "            slot -= 1\n            return slot\n",
     ),
+    "nothing moves up": ("index.pyx", "if from_home >= from_hole:", "if False:"),
+    "all move up": ("index.pyx", "if from_home >= from_hole:", "if True:"),
+    "the first that may not move up ends it": (
+        "index.pyx",
+        "            hole[0] = slot[0]\n            hole = slot\n",
+        "            hole[0] = slot[0]\n            hole = slot\n        else:\n            break\n",
+    ),
+    "moving up does not go round": ("index.pyx", "        if from_home < 0:\n", "        if False:\n"),
+    "copies of removed keys stay": (
+        "index.pyx",
+        "_take_out(self._old, key[i], self.bits) if self._old.capacity else 0",
+        "_take_out(self._old, key[i], self.bits) if row == 0 and self._old.capacity else 0",
+    ),
+    "a free row is given out twice": ("index.pyx", "            self._free_count -= 1\n", ""),
     "homes of one block": ("index.pyx", "keys + first, size, homes", "keys, size, homes"),
     "bits that all keys share": ("slots.h", "dps_mix((uint64_t)key) << bits", "dps_mix((uint64_t)key)"),
     "half of a key is compared": ("slots.h", "home[i].key == key", "(int32_t)home[i].key == (int32_t)key"),

@@ -13,9 +13,10 @@ from oracles import FLOAT_OPTIMIZERS, KEYS, Model, govern, mutant, tables
 import dps
 from dps.errors import KeyRangeError, StoppedError
 from dps.state import shard as module
-from dps.state.ops import ADD, ASSIGN, CLOSE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
+from dps.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.partition import bound, group
-from dps.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, Sums, make_shard
+from dps.state.shard import DenseShard, KeyedShard, Shard, make_shard
+from dps.state.sums import DenseSums, KeyedSums, Sums
 
 
 def check(shard: DenseShard | KeyedShard, model: Model) -> None:
@@ -29,9 +30,10 @@ def check(shard: DenseShard | KeyedShard, model: Model) -> None:
     assert not np.may_share_memory(out, shard.rows)
     if spec.keyed:
         assert len(shard) == len(model.rows)
-        order = shard.index.keys().tolist()
-        assert order == list(model.rows)
-        held = shard.rows[:born]
+        order = shard.keys().tolist()
+        assert sorted(order) == sorted(model.rows)
+        assert model.deleted or order == list(model.rows)
+        held = shard.all_rows()
         expected = [model.rows[key][0] for key in order]
     else:
         middle = np.full((2, spec.dim), 99, spec.dtype)
@@ -61,15 +63,16 @@ def one_action(draw: st.DrawFn, spec: TableSpec, shard: Shard, model: Model) -> 
         else:
             start, pool = 0, KEYS if spec.keyed else range(shard.low, shard.high)
             keys = draw(st.lists(st.sampled_from(pool), max_size=8))
-        rule, parties = draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN])), draw(st.integers(1, 3))
+        rule, parties = draw(st.sampled_from([PUSH, PUSH, ADD, ASSIGN, DELETE])), draw(st.integers(1, 3))
         seed = np.random.default_rng(draw(st.integers(0, 99)))
-        values = seed.integers(-16, 16, (len(keys), spec.dim)).astype(spec.dtype)
+        values = seed.integers(-16, 16, (len(keys), spec.dim * (rule != DELETE))).astype(spec.dtype)
         if spec.dtype != "int64":
             values /= 8
         named = None if ranged else np.array(keys, np.int64)
         shard.check(named, start, len(keys))
         data = draw(st.sampled_from([-1, -1, 0, 1, 5, 1000]))
-        shard.apply(Op(rule, named, start, values, clock, parties, rows=data))
+        shard.make_room(op := Op(rule, named, start, values, clock, parties, rows=data), len(keys))
+        shard.apply(op)
         kept = values.copy()
         values[:] = 77  # the shard keeps nothing of what it was handed
         model.apply(rule, keys, kept, clock, parties, data)
@@ -346,8 +349,8 @@ MUTANTS = [
     (DENSE, DenseShard, "step_rows", "op.start - self.low", "0"),
     (DENSE, DenseShard, "pull_range", "start - self.low", "start - self.low - 1"),
     (BORN, KeyedShard, "pull", "if missing and", "if missing > 99 and"),
-    (BORN, KeyedShard, "step_rows", "> before", "> before + 1"),
-    (BORN, KeyedShard, "step_rows", "op.keys, index, before", "op.keys, index, 0"),
+    (BORN, KeyedShard, "step_rows", "self.end > end", "self.end > end + 1"),
+    (BORN, KeyedShard, "step_rows", "op.keys, index, end", "op.keys, index, 0"),
     (
         dataclasses.replace(BORN, init=dps.Zeros()),
         *(KeyedShard, "step_rows", "self.spec.init.is_zero and start == 0", "self.spec.init.is_zero"),

@@ -100,8 +100,9 @@ def equal(one: Rows, other: Rows) -> None:
 
 
 def in_shard(shard: DenseShard | KeyedShard) -> Rows:
-    keys = shard.index.keys().tolist() if isinstance(shard, KeyedShard) else range(shard.low, shard.high)
-    return dict(zip(keys, shard.rows, strict=False))
+    if isinstance(shard, KeyedShard):
+        return dict(zip(shard.keys().tolist(), shard.all_rows(), strict=True))
+    return dict(zip(range(shard.low, shard.high), shard.rows, strict=True))
 
 
 def read(draw: st.DrawFn, trainers: Trainers, cut: Cut) -> Rows:
@@ -164,7 +165,8 @@ def one_cut(draw: st.DrawFn, trainers: Trainers, base: Rows | None) -> Rows | No
     expected = rows_of(trainers.cut_model, shard)
     trainers.act(draw, 3)
     got = read(draw, trainers, cut)
-    whole = {**base, **got} if changed_only else got
+    gone = set(cut.removed.tolist())
+    whole = {key: row for key, row in base.items() if key not in gone} | got if changed_only else got
     equal(whole, expected)
     restored(trainers, cut, whole)
     if draw(st.integers(0, 3)) == 0:
@@ -391,8 +393,8 @@ RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=
 SUMMED = dataclasses.replace(KEYED, aggregate="sum")
 MUTANTS = [
     (KEYED, Shard, "apply", "self.cut.note(op)", "pass"),
-    (KEYED, Shard, "_run_on_rows", "self.cut.step(op, index, start)", "pass"),
-    (KEYED, Shard, "_run_on_rows", "CHANGED)", "0)"),
+    (KEYED, Shard, "run_on_rows", "self.cut.step(op, index, start)", "pass"),
+    (KEYED, Shard, "run_on_rows", "CHANGED)", "0)"),
     (KEYED, Cut, "__init__", "applied >= clock", "applied > clock"),
     (KEYED, Cut, "__init__", "if clock is None:", "if False:"),
     (RATE, Cut, "note", "op.rule < CLOSE", "True"),
@@ -402,7 +404,13 @@ MUTANTS = [
     (KEYED, Cut, "pieces", "number % 2", "0"),
     (KEYED, Cut, "pieces", "self.place, self.saved,", "self.place, np.roll(self.saved, 1, 0),"),
     (KEYED, Cut, "pieces", "CHANGED, rows", "LATER, rows"),
-    (KEYED, Cut, "complete", "count_wanted(self.place, self._flags, CHANGED, self.stop)", "self.stop"),
+    (
+        KEYED,
+        Cut,
+        "complete",
+        "count_wanted(self.place, self._flags, CHANGED, self.stop, self.shard.vacant)",
+        "self.stop",
+    ),
     (KEYED, Cut, "commit", "changed >>= 1", "changed[:] = 0"),
     (KEYED, Cut, "end", "changed |= changed >> 1", "pass"),
     (BORN, Cut, "_follow", "self.copies > first", "self.copies > first + 1"),
@@ -410,7 +418,7 @@ MUTANTS = [
     (BORN, Cut, "_follow", "op.keys[which]", "op.keys[: len(which)]"),
     (KEYED, Cut, "_follow", "op.values[which]", "op.values[: len(which)]"),
     (RATE, Cut, "_follow", "self.latest if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
-    (SUMMED, Cut, "complete", "self.is_complete, self.stop = True, len(self.shard)", "self.is_complete = True"),
+    (SUMMED, Cut, "complete", "self.is_complete, self.stop = True, self.shard.end", "self.is_complete = True"),
 ]
 
 

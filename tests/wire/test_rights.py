@@ -31,6 +31,7 @@ COMBINATIONS = range(64)  # all combinations of the flags that there are
 PULLS = {F.RANGE * a | F.CERTIFICATE * b for a in (0, 1) for b in (0, 1)}
 RULES = (0, F.RULE_ADD, F.RULE_ASSIGN)
 PUSHES = {F.RANGE * a | rule | F.ANSWER * b for a in (0, 1) for rule in RULES for b in (0, 1)}
+PUSHES |= {F.RULE_DELETE, F.RULE_DELETE | F.RANGE}
 REPLICATES = PUSHES | {F.CONTROL, F.CONTROL | F.RULE_ADD}
 FROM_TRAINERS = (F.ROUTE, F.JOIN, F.TICK, F.COLLECT, F.LEAVE, F.RESERVE, F.PEEK, F.LEASE, F.ORIGIN)
 FROM_SERVERS = (F.SERVE, F.BEAT, F.CAUGHT_UP, F.STEPPED_DOWN, F.SUSPECT)
