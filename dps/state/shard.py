@@ -34,7 +34,21 @@ from dps.core.rows import all_finite, gather, gather_range, use_small_pages
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
 from dps.state.custom import Custom
 from dps.state.deletion import clear, delete, free_vacant
-from dps.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, NO_CLOCK, OLDER, PUSH, RETIRE, ROWS, Op, Selection, TableSpec
+from dps.state.ops import (
+    ADD,
+    ASSIGN,
+    CLOSE,
+    DELETE,
+    DROP,
+    NO_CLOCK,
+    OLDER,
+    PUSH,
+    RETIRE,
+    ROWS,
+    Op,
+    Selection,
+    TableSpec,
+)
 from dps.state.optimizers import Assign
 from dps.state.partition import bound, shard_bits
 from dps.state.snapshot import CHANGED, Cut, CutShard

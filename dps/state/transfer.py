@@ -205,7 +205,7 @@ class Joining:
             raise ProtocolError(f"{self._where} goes on at row {first}, and {len(self)} rows are here")
         if isinstance(shard, KeyedShard):
             shard.load(arrays[0], rows)
-            if meta["vacant"]:
+            if meta.get("vacant"):
                 vacate(shard, arrays[0][arrays[2] != 0])
         else:
             shard.load(shard.low + first, rows)
