@@ -82,7 +82,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     solver : {"adagrad", "sgd", "adam", "ftrl", "lbfgs", "owlqn"}
         The servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
         "lbfgs", and with l1 "owlqn", find the minimum itself: each iteration goes through all the data, the trainers
-        add up the gradient, and the solver (:mod:`dps.optimize`) runs in this process, where the weights come to lie.
+        add up the gradient, and the solver (``dps.optimize``) runs in this process, where the weights come to lie.
         They take data of Dask or in memory, and leave `learning_rate`, `epochs`, `staleness`, `aggregate` and `shuffle`
         alone.
     learning_rate : float or dps schedule, optional

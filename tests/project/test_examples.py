@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import sparks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ["estimator", "shared_table", "train_loop", "update_function"]
+NAMES = ["estimator", "shared_table", "train_loop", "update_function", "lbfgs_on_spark"]
 LINES = 66
 SECONDS = 300  # a limit for what hangs, on a busy machine
 
@@ -83,3 +84,18 @@ def test_update_function_is_not_misled_by_broken_thermometers(run):
     means = numbers(warmest)
     assert len(means) == 5
     assert means == sorted(means, reverse=True)
+
+
+@pytest.mark.spark
+def test_lbfgs_on_spark_finds_the_minimum(run):
+    pytest.importorskip("pyspark")
+    sparks.prepare()
+    *iterations, losses, last = run("lbfgs_on_spark").splitlines()
+    falling = [numbers(line)[0] for line in iterations]
+    assert len(falling) > 3
+    assert falling == sorted(falling, reverse=True)
+    ours, alone = numbers(losses)
+    assert ours == pytest.approx(alone, abs=1e-8)
+    slope, error = numbers(last)
+    assert slope < 1e-4
+    assert error < 0.2
