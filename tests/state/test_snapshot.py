@@ -412,6 +412,8 @@ MUTANTS = [
         "self.stop",
     ),
     (KEYED, Cut, "commit", "changed >>= 1", "changed[:] = 0"),
+    (KEYED, Cut, "complete", "*self.shard.removed", ""),
+    (KEYED, Cut, "_follow", "self.place[index[self.place[index] != 0]] = -1", "pass"),
     (KEYED, Cut, "end", "changed |= changed >> 1", "pass"),
     (BORN, Cut, "_follow", "self.copies > first", "self.copies > first + 1"),
     (BORN, Cut, "_follow", "where, first,", "where, 0,"),

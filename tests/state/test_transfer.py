@@ -231,8 +231,15 @@ RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=
 MUTANTS = [
     (KEYED, _KeyedSoFar, "_part", "index >= 0", "index >= -1"),  # ops give birth to rows that come later
     (KEYED, _KeyedSoFar, "_part", "index >= 0", "index >= 1"),
-    (KEYED, Dump, "piece", "first == len(self._keys) < end", "False"),  # rows born on the way are forgotten
-    (KEYED, Dump, "piece", "end == len(shard)", "end == len(self._keys)"),
+    (
+        KEYED,
+        Dump,
+        "piece",
+        "first == len(self._keys) < len(shard.index)",
+        "False",
+    ),  # rows born on the way are forgotten
+    (KEYED, Dump, "piece", "end == len(shard.index)", "end == len(self._keys)"),
+    (KEYED, Dump, "piece", "arrays.append(shard.vacant[which])", "arrays.append(0 * shard.vacant[which])"),
     (KEYED, Joining, "begin", "Ledger()", "Ledger(), 0"),
     (KEYED, Joining, "begin", 'meta["version"]', "0"),
     (RATE, Joining, "begin", 'meta["clock"]', "0"),
