@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import inspect
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from dps.functions import library
 from dps.functions.definition import Function
 from dps.state.ops import ASSIGN, TableSpec
 
+PAGE = Path(__file__).parents[2] / "docs/functions.md"
 ROWS = 23
 ASKED = [None, slice(3, 19), [0, 22, 7, 8, 7], slice(0, 1)]
 SHARDS = [1, 2, 8]
@@ -361,6 +364,16 @@ def test_the_library_is_what_the_module_says() -> None:
     for name in functions:
         assert f"`{name}`" in library.__doc__
         assert functions[name].__doc__, name
+
+
+def test_the_page_lists_the_library() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    for name, function in library.library().items():
+        arguments = [*inspect.signature(function.part).parameters.values()][1:]
+        shown = ", ".join(str(a).split(":")[0] + ("" if a.default is a.empty else f"={a.default!r}") for a in arguments)
+        first = function.__doc__.strip().splitlines()[0].replace("``", "`")
+        expected = f"| `{name}` | {f'`{shown}`' if shown else ''} | {first} |"
+        assert expected in lines, expected
 
 
 # ---- wrong variants
