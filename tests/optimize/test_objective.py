@@ -262,7 +262,7 @@ def test_an_error_of_the_driver_ends_the_trainers(ps):
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("Objective.__call__", "plan.gradient: (None, np.zeros(self._size)), ", ""),
+        ("Objective.__call__", ", plan.gradient: (None, np.zeros(self._size))", ""),
         ("evaluate", "trainer.add(plan.gradient", "type(trainer.client)(trainer.ticket).add(plan.gradient"),
         ("work", "trainer.iterate(partitions, batch_size=size)", "objective_batches(partitions, size)"),
     ],
