@@ -59,7 +59,7 @@ from dps.state.schedules import Cosine, Exponential, InverseSqrt, InverseTime, S
 from dps.training.open_run import OpenRun
 from dps.training.trainer import Trainer
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"
 
 __all__ = [
     "FTRL",

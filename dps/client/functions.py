@@ -69,7 +69,7 @@ class Running:
     message: FunctionCall
     stamp: Header
     asked: set[int]  # shards whose effect does not count yet, as far as the client knows, and is not prepared
-    prepared: list[RunOfShards] = dataclasses.field(default_factory=list)  # calls whose effects wait for COMMIT
+    prepared: list[RunOfShards] = dataclasses.field(default_factory=list)  # their effects wait for COMMIT, or may
     values: dict[int, Any] = dataclasses.field(default_factory=dict)  # what the parts returned, by shard
 
 
@@ -89,11 +89,13 @@ class FunctionCaller:
     def call(
         self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any], rehearses: bool = False
     ) -> Any:
-        """RunOfShards a function on rows of a table; its merged result. See :meth:`dps.Client.call`.
+        """Run a function on rows of a table; its merged result. See :meth:`dps.Client.call`.
 
         With `rehearses`, what it changes is dropped.
         """
         session = self._session
+        if function.changes:  # because a push that waits for another client's function would keep COMMIT from arriving
+            session.wait()
         encoded = encode_values(dict(arguments), f"the arguments of function {function.name!r}")
         session.steady()
         route = session.route(table)
@@ -166,16 +168,18 @@ class FunctionCaller:
                 sent.append((run, self._send(running, message, run)))
             except DPSError as error:
                 errors.append(error)
+        if mode == PREPARES:
+            running.prepared += [run for run, _ in sent]
         for run, request in sent:
             try:
                 parts = decode_parts(request.result(deadline).body)
             except DPSError as error:
                 errors.append(error)
+                if mode == PREPARES:
+                    running.prepared.remove(run)
                 continue
             running.values.update({part.shard: decode_values(part.value) for part in parts})
             running.asked.difference_update(run.shards)
-            if mode == PREPARES:
-                running.prepared.append(run)
         if errors:
             raise min(errors, key=urgency)
 

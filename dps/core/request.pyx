@@ -116,10 +116,7 @@ cdef class Parts:
         shard = <ShardState> replica.shard
         part.replica, part.shard = <void *> replica, <void *> shard
         part.keys, part.start, part.a, part.b = keys, start, a, b
-        if shard.index is not None:
-            return True
-        if a == b:
-            part.start = shard.low  # because the client may name any row where it names none
+        if shard.index is not None or a == b:
             return True
         capacity = shard.rows.shape[0]
         if keys == NULL:

@@ -125,13 +125,11 @@ class Hold:
         connection.postpone(header, body)
 
     def end(self) -> None:
-        """Let the requests that wait go on."""
+        """Hold the shards no longer."""
         for replica, _ in self.targets:
             if replica.hold is self:
                 replica.hold = None
-        waiting, self.waiting, self.effects = self.waiting, [], []
-        for connection in waiting:
-            connection.resume()
+        self.effects = []
 
     def take_back(self) -> None:
         """Have shards go on with copies of their rows where the function still has views, or has kept some."""
@@ -217,9 +215,12 @@ class FunctionCalls:
 
     def abort(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         """The call has failed on another server, or was given up: drop the effects."""
-        hold = self._prepared.pop(stamp_of(header), None)
+        stamp = stamp_of(header)
+        hold = self._prepared.pop(stamp, None)
         if hold is not None:
             self._end(hold)
+        for running in [each for each in self.holds if each.running and each.stamp == stamp]:
+            running.revoked = True  # its function goes on, and what that makes is dropped
         connection.reply(Header(frames.OK, request=header.request))
 
     # -- what the role tells
@@ -291,6 +292,9 @@ class FunctionCalls:
     def _end(self, hold: Hold) -> None:
         self.holds.discard(hold)
         hold.end()
+        waiting, hold.waiting = hold.waiting, []
+        for connection in waiting:  # not at once, because this may be in the middle of a new placement
+            self._owner.endpoint.later(0, connection.resume)
 
     def _ended(self, hold: Hold, mode: int, work: FunctionWork, outcome: Outcome) -> None:
         """A function has ended, in the endpoint's thread."""
@@ -298,30 +302,36 @@ class FunctionCalls:
         work.views.clear()
         hold.take_back()
         hold.running = False
-        connection, request = hold.connection, Header(frames.CALL, request=hold.header.request)
         try:
-            if mode == PREPARES and connection.transport.is_closing():
-                raise BusyError("the connection over which COMMIT would come has ended")
-            if hold.revoked:
-                raise BusyError("the rows were changed by the controller while the function ran; call it again")
-            if error is not None:
-                raise error
-            answer = encode_parts(outcome.value)
-            if mode == PREPARES:
-                self._prepare(hold, work.effects)
-                connection.reply(Header(frames.OK, request=hold.header.request), answer)
+            if self._conclude(hold, mode, work, outcome, error):
                 return
-            hold.effects = work.effects
-            reply = Header(frames.OK, request=hold.header.request)
-            if mode == ALONE:
-                self._apply(connection, hold.header, hold, reply, answer)
-            else:
-                connection.reply(reply, answer)
-        except DPSError as error:
-            connection.reply_error(request, error)
-        except MemoryError as error:
-            connection.reply_error(request, DPSError(f"out of memory: {error}"))
+        except DPSError as why:
+            hold.connection.reply_error(Header(frames.CALL, request=hold.header.request), why)
+        except Exception as why:
+            text = f"out of memory: {why}" if isinstance(why, MemoryError) else f"{type(why).__name__}: {why}"
+            hold.connection.reply_error(Header(frames.CALL, request=hold.header.request), DPSError(text))
         self._end(hold)
+
+    def _conclude(self, hold: Hold, mode: int, work: FunctionWork, outcome: Outcome, error: DPSError | None) -> bool:
+        """Answer a call whose function has ended; whether its hold goes on until a COMMIT."""
+        connection = hold.connection
+        if mode == PREPARES and connection.transport.is_closing():
+            raise BusyError("the connection over which COMMIT would come has ended")
+        if hold.revoked:
+            raise BusyError("the call was given up, or the controller changed the rows meanwhile; call it again")
+        if error is not None:
+            raise error
+        answer, reply = encode_parts(outcome.value), Header(frames.OK, request=hold.header.request)
+        if mode == PREPARES:
+            self._prepare(hold, work.effects)
+            connection.reply(reply, answer)
+            return True
+        hold.effects = work.effects
+        if mode == ALONE:
+            self._apply(connection, hold.header, hold, reply, answer)
+        else:
+            connection.reply(reply, answer)
+        return False
 
     def _prepare(self, hold: Hold, effects: list[tuple[Replica, Effect | None]]) -> None:
         hold.effects = effects
@@ -456,7 +466,16 @@ class FunctionWork:
 
 
 def failure(error: BaseException, name: str) -> DPSError:
-    """What a client is told of an error in a function."""
+    """What a client is told of an error in a function. The error loses its traceback, whose frames have the rows."""
+    told = _told(error, name)
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return told
+
+
+def _told(error: BaseException, name: str) -> DPSError:
     if isinstance(error, FunctionTimeoutError):
         return FunctionTimeoutError(f"function {name!r}: {error}")
     if isinstance(error, DPSError):
@@ -465,7 +484,6 @@ def failure(error: BaseException, name: str) -> DPSError:
     while inner is not None and os.path.dirname(inner.tb_frame.f_code.co_filename) == here:
         inner = inner.tb_next
     lines = "".join(traceback.format_exception(type(error), error, inner)).rstrip().splitlines()[-TRACEBACK_LINES:]
-    error.__traceback__ = None  # because its frames have the rows
     return FunctionError(
         f"function {name!r} failed on a server, and no row was changed: {type(error).__name__}: {error}\n"
         + "\n".join(lines)

@@ -411,15 +411,14 @@ class DenseShard(Shard):
 
     def step_rows(self, op: Op) -> None:
         self.reserve(len(op.values))
-        if not len(op.values):  # then `start` may be any number
-            return
         whole = op.keys is None and len(op.values) == len(self.rows) > 0
         if op.rule == ROWS and whole and op.values.flags.owndata and self.cut is None:
             self.rows = op.values  # all of them, in memory that is nowhere else: no copy
             if self.changed is not None:
                 flag(self.changed, NO_INDEX, 0, len(self.rows), CHANGED)
         elif op.keys is None:
-            self.run_on_rows(op, NO_INDEX, op.start - self.low)
+            start = op.start - self.low if len(op.values) else 0  # where there are no rows, it may be any number
+            self.run_on_rows(op, NO_INDEX, start)
         elif len(op.keys):
             self.run_on_rows(op, op.keys - self.low, 0)
 
