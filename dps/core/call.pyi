@@ -22,6 +22,7 @@ class Terms:
     pushes: bool
     answered: bool
     merges: bool
+    carries: bool
     def __init__(
         self,
         form: Form,

@@ -261,7 +261,8 @@ def take_wanted(
 ) -> tuple:
     """Copy rows first .. end - 1, or their saved copies, to out[0], ..., until `out` is full.
 
-    Left out are rows whose place is -1, or 0 while they are `vacant`, and rows without any of the `bits` in their flags. The numbers of the copied
+    Left out are rows whose place is -1, or 0 while they are `vacant`, and rows without any of the `bits` in their
+    flags. The numbers of the copied
     rows go to `which`. Returns how many rows were copied, and the row to go on with.
     """
     cdef dps_taking source

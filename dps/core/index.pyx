@@ -146,7 +146,8 @@ def keys_of(tuple tables not None, int64_t count, cnp.ndarray wanted not None=_A
     anything. wanted[0] belongs to no row, and is 0.
 
     The index may take new keys meanwhile, in another thread, if it does not reuse rows; it may not remove any. It then
-    writes keys of later rows, which are passed over here, and copies keys from `old` into `slots`. Those may be seen half-written in `slots`; they are right in the end,
+    writes keys of later rows, which are passed over here, and copies keys from `old` into `slots`. Those may be seen
+    half-written in `slots`; they are right in the end,
     because `old`, where nothing is ever erased, is read after `slots`.
     """
     cdef cnp.npy_intp shape = 1 + count

@@ -551,19 +551,11 @@ class KeyedShard(Shard):
         if keys is None:
             return Selection(self.keys(), 0, self.all_rows(), not self.vacancies, None)
         index = np.empty(len(keys), np.int64)
-        present = np.ones(len(keys), np.bool_)
-        if self.index.find(keys, index):
-            present = index >= 0
-        if self.vacancies:
-            assert self.vacant is not None
+        self.index.find(keys, index)
+        present = index >= 0
+        if self.vacant is not None:
             present &= self.vacant[index] == 0
-        rows = np.full((len(keys), self.width), self.spec.optimizer.slot_start, self.spec.dtype)
-        rows[present] = self.rows[index[present]]
-        if not present.all():
-            values = np.zeros((len(keys), self.spec.dim), self.spec.dtype)
-            self.pull(keys, values)
-            rows[:, : self.spec.dim] = values
-        return Selection(keys, 0, rows, False, present)
+        return Selection(keys, 0, self._whole_rows(keys), False, present)
 
     def _values(self, op: Op) -> np.ndarray:
         assert op.keys is not None
@@ -573,14 +565,17 @@ class KeyedShard(Shard):
 
     def _rows_before(self, op: Op) -> np.ndarray:
         assert op.keys is not None
-        index = self._rows_of(len(op.keys))
-        missing = self.index.find(op.keys, index)
-        rows = np.zeros((len(op.keys), self.width), self.spec.dtype)
+        return self._whole_rows(op.keys)
+
+    def _whole_rows(self, keys: np.ndarray) -> np.ndarray:
+        index = self._rows_of(len(keys))
+        missing = self.index.find(keys, index)
+        rows = np.zeros((len(keys), self.width), self.spec.dtype)
         gather(self.rows, index, rows)
         if missing:
             new = np.flatnonzero(index < 0)
             spec, start = self.spec, self.spec.optimizer.slot_start
-            fill_new(rows, spec.dim, op.keys[new], new, 0, self._seed, self._init_numbers, start)
+            fill_new(rows, spec.dim, keys[new], new, 0, self._seed, self._init_numbers, start)
         return rows
 
     def _rows_of(self, count: int) -> np.ndarray:
