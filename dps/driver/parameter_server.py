@@ -39,6 +39,7 @@ from dps.driver.connection import DaskLike, DeferredConnection, DriverConnection
 from dps.driver.scaling import adapt, check_servers, most_servers
 from dps.errors import ClosedError, DPSError, InputError, NameInUseError, UnknownTableError
 from dps.functions.definition import Function as ServerFunction
+from dps.functions.deletion import deleting
 from dps.state.initializers import Initializer, Zeros
 from dps.state.names import check_name, table_name
 from dps.state.ops import TableSpec, wants_finite
@@ -351,6 +352,38 @@ class ParameterServer:
         See :meth:`dps.Client.call`.
         """
         return self._connection.client().call(self.register(function), table, keys, **arguments)
+
+    def delete_where(
+        self, table: TableLike, predicate: Callable[..., Any], /, keys: Keys = None, **arguments: Any
+    ) -> int:
+        """Delete the rows for which a predicate holds, on the servers that have them; how many.
+
+        Parameters
+        ----------
+        table : str or Table
+        predicate : callable
+            ``predicate(rows, **arguments)``, called on the servers with the :class:`dps.functions.Rows` of each shard;
+            returns bool[m].
+        keys : array_like of int, slice or None
+            Only these rows.
+        **arguments
+            For the predicate.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     counts = ps.table("counts", dtype="int64")
+        ...     counts.push([1, 2, 3], [5, 1, 7])
+        ...     ps.delete_where(counts, lambda rows: rows.values[:, 0] < 3), len(counts)
+        (1, 2)
+        >>> cluster.close()
+        """
+        return self.call(deleting(predicate), table, keys, **arguments)
 
     def tables(self) -> dict[str, Table]:
         """Handles of the tables there are, by name."""

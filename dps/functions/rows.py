@@ -25,6 +25,7 @@ class Effect(NamedTuple):
     keys: np.ndarray | None
     start: int
     rows: np.ndarray  # [m, dim + slots]
+    deleted: np.ndarray | None = None  # keys of rows that go
 
 
 class Writable:
@@ -64,6 +65,7 @@ class Rows:
         self._selection, self._changes, self._seed = selection, changes, seed
         self._copy: Writable | None = None  # [m, dim + slots]
         self._replaced: list[tuple[int, Writable]] = []
+        self._deleted: np.ndarray | None = None  # bool[m]
 
     def __len__(self) -> int:
         return len(self._selection.rows)
@@ -132,6 +134,23 @@ class Rows:
         self._replaced.append((start, Writable(fresh)))
         return self._replaced[-1][1].array[:, :dim]  # type: ignore[index]
 
+    def delete(self, which: np.ndarray) -> int:
+        """Delete rows: those of a mask bool[m]. How many there are.
+
+        They go when the function has succeeded on all shards, whatever else it does to them. Rows of a dense table get
+        their initial values and state.
+        """
+        if not self._changes:
+            raise InputError("a reading function deletes no rows: declare it with @dps.function(changes=True)")
+        mask = np.asarray(which)
+        if mask.dtype != np.bool_ or mask.shape != (len(self),):
+            raise InputError(
+                f"rows are deleted by a mask, bool[{len(self)}]; the function gave {mask.dtype} {mask.shape}"
+            )
+        mask = mask & self.present
+        self._deleted = mask if self._deleted is None else self._deleted | mask
+        return int(np.count_nonzero(mask))
+
     def effect(self) -> Effect | None:
         """What the function has done; None: nothing. To be called once, when it has ended.
 
@@ -143,16 +162,21 @@ class Rows:
             The values were changed, and not the state from which they follow.
         """
         made = self._made()
-        if made is None:
+        if made is None and self._deleted is None:
             return None
-        which, rows = made
+        which, rows = made or (slice(0, 0), self._selection.rows[:0])
+        if self._deleted is not None:  # the rows that stay, by their numbers
+            numbers = np.arange(len(self))[which]
+            stays = ~self._deleted[numbers]
+            which, rows = numbers[stays], rows[stays]
         self._check_finite(rows)
         if self.spec.optimizer.derived:
             self._check_derived(self._selection.rows[which], rows)
         if isinstance(which, slice):
             keys = self._selection.keys
             return Effect(None if keys is None else keys[which], self.start + which.start, rows)
-        return Effect(self.keys[which], 0, rows)
+        gone = None if self._deleted is None or not self._deleted.any() else self.keys[self._deleted]
+        return Effect(self.keys[which], 0, rows, gone)
 
     def _check_finite(self, rows: np.ndarray) -> None:
         values = rows[:, : self.spec.dim]

@@ -76,10 +76,9 @@ class Job:
                 raise TimeIsOver
 
     def end(self) -> None:
-        """From now on none arrives."""
+        """From now on none is raised; one may still be on its way: see :func:`_take_late_exception`."""
         with self._lock:
             self._thread = None
-            _raise_in(threading.get_ident(), None)
 
     def interrupt(self) -> None:
         """Raise TimeIsOver in its thread, once, unless the work has ended."""
@@ -193,17 +192,33 @@ def too_many(count: int) -> DPSError:
 
 def _outcome(job: Job) -> Outcome:
     try:
-        try:
-            job.begin()
-            outcome = Outcome(job.work(), None)
-        finally:
-            job.end()
+        outcome = _carried_out(job)
+        _take_late_exception()
     except TimeIsOver:
         outcome = Outcome(None, too_slow(job.seconds))
-    except BaseException as error:
-        outcome = Outcome(None, error)
-    job.end()  # again, because the exception may have come in the middle of the first time
     return outcome
+
+
+def _carried_out(job: Job) -> Outcome:
+    try:
+        job.begin()
+        return Outcome(job.work(), None)
+    except TimeIsOver:
+        raise
+    except BaseException as error:
+        return Outcome(None, error)
+    finally:
+        job.end()
+
+
+def _take_late_exception() -> None:
+    """Run instructions between which an exception that is on its way arrives.
+
+    It cannot be taken back: Python would go on to look for it, in all threads and for good, and a function that is
+    being traced would never begin (PyThreadState_SetAsyncExc with NULL in Python 3.11 leaves its flag set).
+    """
+    for _ in range(100):
+        pass
 
 
 def keep_memory() -> None:
@@ -220,7 +235,6 @@ def keep_memory() -> None:
     mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception in a thread between two of its instructions; None: take back one that is on its way."""
-    raised = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an exception in a thread, between two of its instructions."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

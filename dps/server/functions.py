@@ -48,7 +48,7 @@ from dps.functions.rows import Effect, Rows
 from dps.server.function_thread import Outcome, Runner
 from dps.server.replicas import Replica, ReplicaPart
 from dps.server.tables import ServerTable
-from dps.state.ops import NO_CLOCK, ROWS, Op, Selection
+from dps.state.ops import DELETE, NO_CLOCK, ROWS, Op, Selection
 from dps.wire import frames
 from dps.wire.frames import Header, encode_header
 from dps.wire.function_messages import ALONE, PREPARES, READS, FunctionCall, PartAnswer, encode_parts
@@ -348,9 +348,13 @@ class FunctionCalls:
                 replica.shard.ledger.check(header.trainer, header.attempt)
             self._check_size(table, made)
             replica.shard.reserve(len(made.rows))
+            if made.deleted is not None:
+                replica.shard.make_room(deletion_of(header, made.deleted, table), len(made.deleted))
         owed, ops = OwedAnswer(), self._owner.ops
         kept = as_rows(answer, table) if 0 < len(answer) <= MAX_KEPT_RESULT_BYTES and not table.replicated else None
         for replica, made in effects:
+            if made.deleted is not None and not _has(replica, header):
+                self._delete(table, header, replica, made.deleted, owed)
             if not replica.shard.apply(op_of(header, made)):
                 ops.follow(replica, owed)
                 continue
@@ -365,6 +369,25 @@ class FunctionCalls:
         before = [target.replica for target in hold.targets if target.replica.number not in changed]
         self._answer_when_confirmed(table, connection, reply, before, answer, owed)
         self._owner.throttle(connection)
+
+    def _delete(self, table: ServerTable, header: Header, replica: Replica, keys: np.ndarray, owed: OwedAnswer) -> None:
+        """Delete rows, as an op of its own before the one that says that the effect counts: it may come twice."""
+        op = deletion_of(header, keys, table)
+        replica.shard.apply(op)
+        if replica.successor is not None:
+            part = ReplicaPart(replica, keys, 0, 0, len(keys))
+            made = Header(
+                frames.REPLICATE,
+                frames.RULE_DELETE,
+                table=header.table,
+                clock=header.clock,
+                parties=header.parties,
+                shard=replica.number,
+                shards=1,
+                count=len(keys),
+            )
+            version = replica.shard.version
+            self._owner.ops.forward(encode_header(made), [(part, version)], keys, op.values, owed)
 
     def _answer_when_confirmed(
         self,
@@ -518,6 +541,11 @@ def op_of(header: Header, made: Effect) -> Op:
     """The op that applies an effect."""
     stamp = header.trainer, header.attempt, header.number
     return Op(ROWS, made.keys, made.start, made.rows, header.clock, header.parties, *stamp)
+
+
+def deletion_of(header: Header, keys: np.ndarray, table: ServerTable) -> Op:
+    """The op that deletes rows in the name of a call. It has no stamp, because the call's own op comes behind it."""
+    return Op(DELETE, keys, 0, np.empty((len(keys), 0), table.dtype), header.clock, header.parties)
 
 
 def forward_header(header: Header, shard: int, made: Effect) -> Header:

@@ -45,8 +45,8 @@ ROOMS = {
     "dashboard": "telemetry state.ops",
     "training": "client functions config core.polling core.tick state wire telemetry daskapi dashboard.notebook",
     "arrays": "config core.chunks functions.definition functions.rows",
-    "driver": "config arrays functions.definition state wire telemetry daskapi checkpoints client server controller "
-    "training dashboard",
+    "driver": "config arrays functions.definition functions.deletion state wire telemetry daskapi checkpoints client "
+    "server controller training dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
     "optimize": "training.spark",

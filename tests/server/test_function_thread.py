@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from typing import Any
@@ -282,3 +283,22 @@ def test_close_does_not_wait_for_what_cannot_be_interrupted(stuck) -> None:
     assert not outcomes
     stuck.lock.release()
     wait_until(lambda: not alive())
+
+
+def test_python_does_not_go_on_to_look_for_exceptions(functions) -> None:
+    """A flag of Python that stays set would slow all threads down, and a traced function would never begin."""
+    for _ in range(3):
+        functions.run(lambda: 1, 5.0)
+    code = compile("def traced():\n    return 1\n", "traced", "exec")
+    names: dict = {}
+    exec(code, names)
+    ended = threading.Event()
+
+    def trace() -> None:
+        sys.setprofile(lambda *_: None)
+        names["traced"]()
+        sys.setprofile(None)
+        ended.set()
+
+    threading.Thread(target=trace, daemon=True).start()
+    assert ended.wait(10)

@@ -385,7 +385,8 @@ def test_runs_under_random_frames() -> None:
         assert max(witness.seconds) < WORST, f"another trainer waited: {witness}"
         assert resident() - had < GROWTH
         assert min(answers[frames.OK], answers[frames.ERROR]) > count // 20
-        assert len(meetings.endpoint.call(lambda: list(meetings.fuzzed.runs))) < 60
+        # A run that its driver never ends stays; the controller has a limit for these.
+        assert len(meetings.endpoint.call(lambda: list(meetings.fuzzed.runs))) < max(60, count // 400)
 
 
 # ---- the client's side ----------------------------------------------------------------------------------------------
