@@ -203,32 +203,31 @@ def fill_all(
 ) -> None:
     """Load the shards of one table, by number, from a checkpoint; several at a time.
 
-        Parameters
-        ----------
-        shards : dict of int to shard
-            New ones, without rows.
-        store : Store
-        checkpoint : str
-            The name of a whole checkpoint.
-        table : str
-        origins : Origins
+    Parameters
+    ----------
+    shards : dict of int to shard
+        New ones, without rows.
+    store : Store
+    checkpoint : str
+        The name of a whole checkpoint.
+    table : str
+    origins : Origins
 
-        Examples
-        --------
-        >>> from dps.checkpoints.store import write_shard
-        >>> from dps.state.ops import DELETE, NO_CLOCK, Op
-    from dps.state.shard import make_shard
-        >>> spec = dps.TableSpec("w", rows=4, shards=2)
-        >>> store = Store("memory://doc-fill-all")
-        >>> writer = store.begin([spec])
-        >>> rows = np.array([[3], [4]], "f4")
-        >>> records = [
-        ...     write_shard(store.url, writer.name, spec, n, 2, [(2 * n, rows)]) for n in (0, 1)
-        ... ]
-        >>> shards = {n: make_shard(spec, n) for n in (0, 1)}
-        >>> fill_all(shards, store, writer.commit(records).name, "w")
-        >>> [shard.rows.tolist() for shard in shards.values()]
-        [[[3.0], [4.0]], [[3.0], [4.0]]]
+    Examples
+    --------
+    >>> from dps.checkpoints.store import write_shard
+    >>> from dps.state.shard import make_shard
+    >>> spec = dps.TableSpec("w", rows=4, shards=2)
+    >>> store = Store("memory://doc-fill-all")
+    >>> writer = store.begin([spec])
+    >>> rows = np.array([[3], [4]], "f4")
+    >>> records = [
+    ...     write_shard(store.url, writer.name, spec, n, 2, [(2 * n, rows)]) for n in (0, 1)
+    ... ]
+    >>> shards = {n: make_shard(spec, n) for n in (0, 1)}
+    >>> fill_all(shards, store, writer.commit(records).name, "w")
+    >>> [shard.rows.tolist() for shard in shards.values()]
+    [[[3.0], [4.0]], [[3.0], [4.0]]]
     """
     chain = store.chain(checkpoint)
 

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -97,7 +98,7 @@ class Function:
     @property
     def _is_own(self) -> bool:
         module = getattr(self.part, "__module__", None) or ""
-        return module.startswith(OWN) and "<" not in self.name
+        return module.startswith(OWN) and getattr(sys.modules.get(module), self.name, None) is self
 
     def merge(self, merge: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate ``merge(parts)``, which makes the result out of what the parts returned.

@@ -178,7 +178,7 @@ class TableSpec:
         return np.dtype(self.dtype).itemsize
 
     def opened(self) -> TableSpec:
-        """The same with an optimizer that can step, also if it is one of the user: see :meth:`Custom.open`."""
+        """The same with an optimizer that can step, also if it is one of the user: see ``Custom.open``."""
         if not isinstance(self.optimizer, Custom):
             return self
         return dataclasses.replace(self, optimizer=self.optimizer.open())

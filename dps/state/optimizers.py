@@ -52,7 +52,7 @@ class Optimizer(Recipe):
     Attributes
     ----------
     kernel : callable
-        ``kernel(rows, index, start, updates, numbers)``, see :mod:`dps.core.optimizers`.
+        ``kernel(rows, index, start, updates, numbers)``, see ``dps/core/optimizers.pyx``.
     states : int
         Columns of state for each column of values.
     repeats : str

@@ -17,6 +17,7 @@ from dps.state.ops import TableSpec
 
 VERBS = ("pull", "pull_certified", "push", "push_pull", "add", "assign")
 READERS = ("pull", "pull_certified")  # take keys; the others keys and values
+ENDINGS = ("delete", "clear")  # of rows
 ROOT = Path(__file__).parents[2]
 
 
@@ -38,21 +39,26 @@ def parameters(function):
     return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*VERBS, *ENDINGS])
 @pytest.mark.parametrize("owner", [dps.Client, dps.Trainer, dps.Table])
 def test_each_verb_has_an_asynchronous_form_with_the_same_parameters(owner, verb):
     now, later = getattr(owner, verb), getattr(owner, f"{verb}_async")
     assert parameters(now) == parameters(later)
     wanted = parameters(getattr(dps.Client, verb))
-    assert parameters(now) == [p for p in wanted if owner is not dps.Table or p[0] != "table"]
+    of_owner = [p for p in wanted if owner is not dps.Table or p[0] != "table"]
+    if verb == "delete" and owner is dps.Table:  # of one table, so the keys are not left out
+        of_owner = [("keys", inspect.Parameter.empty) if p[0] == "keys" else p for p in of_owner]
+    assert parameters(now) == of_owner
 
 
 def test_no_verb_is_missing_here():
     found = {name.removesuffix("_async") for name, _ in inspect.getmembers(dps.Client) if name.endswith("_async")}
-    assert found == set(VERBS)
+    assert found == {*VERBS, *ENDINGS}
     assert {name for name in vars(Verbs) if not name.startswith("_")} == {
         *VERBS,
-        *(f"{v}_async" for v in VERBS),
+        *ENDINGS,
+        *(f"{v}_async" for v in (*VERBS, *ENDINGS)),
+        "call",
         "keys",
     }
 
@@ -60,10 +66,11 @@ def test_no_verb_is_missing_here():
 def test_the_table_in_the_documentation_is_the_matrix():
     page = (ROOT / "docs/concepts.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| ([a-z, ]+) \| `\{table: (.+)\}` \|", page, re.M)
-    assert {verb for verb, *_ in rows} == set(VERBS)
+    assert {verb for verb, *_ in rows} == {*VERBS, "delete"}
     for verb, later, takes, several in rows:
         assert later == f"{verb}_async"
-        assert (takes, several) == (("keys", "keys") if verb in READERS else ("keys, values", "(keys, values)"))
+        keys_only = verb in (*READERS, "delete")
+        assert (takes, several) == (("keys", "keys") if keys_only else ("keys, values", "(keys, values)"))
 
 
 def plain(answer):

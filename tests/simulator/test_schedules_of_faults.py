@@ -26,7 +26,7 @@ from dps.server.feeds import FeedsOfJoiner, JoinerFeed
 from dps.server.replication import Relay
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
-from dps.state.transfer import Joining, _KeyedSoFar
+from dps.state.transfer import Joining
 from dps.testing import Faults, Simulation
 from dps.training.participant import Participant
 from dps.wire import frames
@@ -488,9 +488,6 @@ WRONG = {
     "a dump leaves out the ledger": [
         (Joining, "add", "Ledger.from_arrays(dict(zip(names, arrays[-len(names) :], strict=True)))", "Ledger()")
     ],
-    "ops are applied to rows that are still to come": [
-        (_KeyedSoFar, "_part", "op._replace(keys=op.keys[known], values=op.values[known])", "op")
-    ],
     "pulls need no lease": [(ServerRole, "holds_lease", "self.endpoint.now() <= self.heartbeat.lease_until", "True")],
     "failed requests are sent again in any order": [
         (ClientSession, "_resend", "pending for pending, _ in failed", "pending for pending, _ in reversed(failed)")
@@ -528,7 +525,6 @@ SEEN = {  # where to look first: other schedules show it, too, but not all
     "a backup forgets the origin of ops without a clock": [9, 20, 21],
     "a primary hands over before its backups have the ops acknowledged from memory": [684],
     "a dump leaves out the ledger": [6, 7, 9],
-    "ops are applied to rows that are still to come": [26],
     "pulls need no lease": [3903],
     "failed requests are sent again in any order": [4, 17, 24],
     "ops are not counted anew at each clock": [13, 14, 24],

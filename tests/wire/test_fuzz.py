@@ -225,7 +225,7 @@ SERVE = "if self.session is None"
 MUTANTS = [
     (ServerTable, "cut", "used > len(body)", "used > 1 << 40", "handlers broke"),
     (ServerTable, "cut", "min(counts, default=0) < 0", "False", CHANGED),
-    (ServerRole, "_take_push", "+ padded(nbytes) != len(body)", "+ padded(nbytes) > len(body)", CHANGED),
+    (ServerTable, "values", "rest != len(body)", "rest > len(body)", CHANGED),
     (ListeningHandshake, "receive", "not proves(", "not (lambda *_: True)(", "welcomed with no proof"),
     (FrameReader, "next", "end - start >= HEADER_SIZE", "end - start > 0", "without a fault was refused"),
     (Endpoint, "forget", "self.connections.discard(connection)", "pass", "closed where it should have greeted"),
