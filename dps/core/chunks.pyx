@@ -12,8 +12,14 @@ from numpy cimport npy_intp
 
 import numpy as np
 
-cnp.import_ufunc()
 cnp.import_array()
+
+cdef extern from "ufuncs.h" nogil:
+    int dps_operands(object ufunc)
+    int dps_loops(object ufunc)
+    int dps_type_of(object ufunc, int loop, int operand)
+    void *dps_loop(object ufunc, int loop)
+    void *dps_data_of(object ufunc, int loop)
 
 ctypedef void (*Loop)(char **, npy_intp *, npy_intp *, void *) noexcept nogil
 
@@ -41,13 +47,15 @@ cdef struct ChunkStep:
 
 def loop_number(ufunc, types) -> int:
     """The place of a ufunc's loop for these characters of dtypes, operands and result; -1: it has none."""
-    cdef cnp.ufunc given = ufunc
-    cdef int number, place
+    cdef int number, place, operands
+    if not isinstance(ufunc, np.ufunc):
+        raise TypeError(f"a ufunc, not {ufunc!r}")
+    operands = dps_operands(ufunc)
     wanted = [np.dtype(chr(letter)).num for letter in types]
-    if len(wanted) != given.nargs:
+    if len(wanted) != operands:
         return -1
-    for number in range(given.ntypes):
-        if [given.types[number * given.nargs + place] for place in range(given.nargs)] == wanted:
+    for number in range(dps_loops(ufunc)):
+        if [dps_type_of(ufunc, number, place) for place in range(operands)] == wanted:
             return number
     return -1
 
@@ -77,7 +85,6 @@ def run_steps(arrays, registers, steps, sums, int64_t length, int64_t width) -> 
     cdef ChunkStep made[MOST_STEPS]
     cdef int count = 0, number, place, added = len(sums), known = len(arrays) + len(registers)
     cdef cnp.ndarray array
-    cdef cnp.ufunc ufunc
     if width < 1:
         raise ValueError("a chunk without elements")
     if known > MOST_SLOTS or len(steps) + added > MOST_STEPS:
@@ -90,29 +97,31 @@ def run_steps(arrays, registers, steps, sums, int64_t length, int64_t width) -> 
         if array.ndim and not (array.flags.c_contiguous and len(array) >= (length if slots[place].moves else width)):
             raise ValueError("a vector that is too short, or not contiguous")
     for ufunc, loop, named in steps:
-        if not 0 <= loop < ufunc.ntypes or len(named) != ufunc.nargs or ufunc.nargs > 4:
+        if not isinstance(ufunc, np.ufunc):
+            raise TypeError(f"a ufunc, not {ufunc!r}")
+        if not 0 <= loop < dps_loops(ufunc) or len(named) != dps_operands(ufunc) or dps_operands(ufunc) > 4:
             raise ValueError("a loop that the ufunc has not")
-        made[count].loop = <Loop> <void *> ufunc.functions[<int> loop]
-        made[count].data = ufunc.data[<int> loop] if ufunc.data else NULL
-        made[count].count = ufunc.nargs
+        made[count].loop = <Loop> dps_loop(ufunc, loop)
+        made[count].data = dps_data_of(ufunc, loop)
+        made[count].count = dps_operands(ufunc)
         made[count].kind = 0
         for place, slot in enumerate(named):
             if not 0 <= slot < known:
                 raise ValueError("a slot that there is not")
-            if slots[<int> slot].dtype != ufunc.types[<int> loop * ufunc.nargs + place]:
+            if slots[<int> slot].dtype != dps_type_of(ufunc, loop, place):
                 raise TypeError("a slot of another dtype than the loop's")
             made[count].slots[place] = slot
         if not slots[<int> slot].writeable:
             raise ValueError("a slot that cannot be written")
         count += 1
-    cdef cnp.ufunc add = np.add
+    cdef object add = np.add
     cdef int floats = loop_number(add, b"fff"), doubles = loop_number(add, b"ddd")
     for slot, is_double in sums:
         if not 0 <= slot < known:
             raise ValueError("a slot that there is not")
         if slots[<int> slot].dtype != <int> (cnp.NPY_DOUBLE if is_double else cnp.NPY_FLOAT):
             raise TypeError("a sum of another dtype")
-        made[count].loop = <Loop> <void *> add.functions[doubles if is_double else floats]
+        made[count].loop = <Loop> dps_loop(add, doubles if is_double else floats)
         made[count].data = NULL
         made[count].slots[0] = slot
         made[count].kind = 2 if is_double else 1
