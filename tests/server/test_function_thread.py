@@ -194,17 +194,18 @@ def test_no_exception_arrives_after_the_end(functions) -> None:
     failed = []
     hook, threading.excepthook = threading.excepthook, lambda args: failed.append(args)
     try:
-        late = 0
-        for n in range(100):
-            outcome = functions.run(work_of(0.002 + 0.00001 * (n % 50)), 0.002)
+        late, seconds = 0, 0.002
+        for _ in range(200):
+            outcome = functions.run(work_of(seconds), 0.002)
             assert outcome.error is None or isinstance(outcome.error, FunctionTimeoutError)
             late += outcome.error is not None
+            seconds *= 1.02 if outcome.error is None else 0.98  # because the timer's resolution differs by machine
         assert functions.run(work_of(0.05)).error is None
     finally:
         threading.excepthook = hook
     assert not failed
     assert len(alive()) == 1
-    assert late, "some were interrupted"
+    assert 0 < late < 200, "some were interrupted, and some were not"
 
 
 def job_of(work) -> Job:
