@@ -68,7 +68,13 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         KINDS[cls.dimensions] = cls
 
     def __init__(self, space: Space, node: Node):
-        self.space, self.node = space, node
+        self.space = space
+        self.hold(node)
+
+    def hold(self, node: Node) -> None:
+        """Have the elements of another node."""
+        self.node = node
+        node.add_holder(self)
 
     # -- what it is
 
@@ -272,7 +278,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
             new = Node(self.shape, self.dtype, "cast", [new])
         if self.node.block is not None:
             self.space.replace(self.node, new)
-        self.node = self.space.settled(new)
+        self.hold(self.space.settled(new))
 
     def __pow__(self, other: Any) -> Any:
         # As numpy's arrays do, which take powers of these exponents by faster and more exact ways.

@@ -94,7 +94,9 @@ def fused(
     steps: list[tuple[np.ufunc, int, list[int]]] = []
     sums, scratch = [], len(kinds)
     for op, result, operands, _ in program.steps:
-        loop = loop_of_ufunc(op, "".join(kinds[each].char for each in [*operands, result]))
+        types = "".join(kinds[each].char for each in [*operands, result])
+        op = "positive" if op == "cast" and types[0] == types[1] else op  # which copies
+        loop = loop_of_ufunc(op, types)
         if loop < 0:
             return None
         steps.append((UFUNCS[op], loop, [*operands, result]))

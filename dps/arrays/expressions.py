@@ -57,13 +57,26 @@ class Node:
         The seed of random numbers.
     """
 
-    __slots__ = ("__weakref__", "block", "depth", "dtype", "extra", "op", "operands", "parents", "shape", "used")
+    __slots__ = (
+        "__weakref__",
+        "block",
+        "depth",
+        "dtype",
+        "extra",
+        "holders",
+        "op",
+        "operands",
+        "parents",
+        "shape",
+        "used",
+    )
 
     def __init__(self, shape: Shape, dtype: np.dtype, op: str = "", operands: Sequence[Operand] = (), extra: int = 0):
         self.shape, self.dtype, self.op, self.operands, self.extra = shape, dtype, op, tuple(operands), extra
         self.block: Block | None = None
         self.used = False  # in a program before, as the operand of a reduction
         self.parents: weakref.WeakSet[Node] | None = None  # what is computed from it
+        self.holders: list[weakref.ref[Any]] = []  # arrays whose elements these are
         self.depth = 0
         for each in self.operands:
             if isinstance(each, Node):
@@ -76,10 +89,27 @@ class Node:
             self.parents = weakref.WeakSet()
         self.parents.add(node)
 
-    @property
-    def needed(self) -> bool:
-        """Whether an expression that is not computed yet needs these elements."""
-        return self.parents is not None and any(parent.block is None for parent in self.parents)
+    def add_holder(self, array: Any) -> None:
+        """Let an array be known whose elements these are."""
+        self.holders = [holder for holder in self.holders if holder() is not None] if self.holders else []
+        self.holders.append(weakref.ref(array))
+
+    def needed_beside(self, new: Node | None = None) -> bool:
+        """Whether an array needs these elements when their holder has taken those of `new`.
+
+        It is another holder, or it is not computed yet, and not only on the way to `new`.
+        """
+        if sum(holder() is not None for holder in self.holders) > 1:
+            return True
+        stack, seen = [self], {id(new)}
+        while stack:
+            for parent in stack.pop().parents or ():
+                if parent.block is None and id(parent) not in seen:
+                    if any(holder() is not None for holder in parent.holders):
+                        return True
+                    seen.add(id(parent))
+                    stack.append(parent)
+        return False
 
     def put(self, block: Block) -> None:
         """Its elements lie there from now on."""

@@ -20,6 +20,9 @@ class Indexed(Protocol):
     node: Node
     space: Space
 
+    def hold(self, node: Node) -> None:
+        """Have the elements of another node."""
+
 
 def is_whole(index: Any) -> bool:
     """Whether an index means all elements in their order."""
@@ -67,10 +70,10 @@ def owned(vector: Indexed) -> tuple[VectorPool, int]:
     """The pool of a vector and its number there, ready for elements to be written one by one."""
     stored_at(vector)
     old = vector.node
-    if old.needed:  # an expression is to see the elements of now
+    if old.needed_beside():  # an expression is to see the elements of now
         new = Node(old.shape, old.dtype, "cast", [old])
         vector.space.replace(old, new)
-        vector.node = new
+        vector.hold(new)
     return stored_at(vector)
 
 

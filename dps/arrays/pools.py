@@ -75,8 +75,14 @@ class VectorPool:
             self._take_back()
             return self._vectors.count(USED)
 
-    def allocate(self, count: int = 1) -> PoolBlock:
+    def allocate(self, count: int = 1, beside: int = -1) -> PoolBlock:
         """Consecutive vectors with any elements.
+
+        Parameters
+        ----------
+        count : int
+        beside : int, optional
+            A vector beside which they are to lie, if there is room: what is written at once is then one range of rows.
 
         Raises
         ------
@@ -86,6 +92,9 @@ class VectorPool:
         with self._lock:
             self._take_back()
             first = self._vectors.find(FREE * count)
+            for place in (beside + 1, beside - count):
+                if 0 <= place == self._vectors.find(FREE * count, place, place + count):
+                    first = place
             if first < 0:
                 raise PoolFullError(self._full(count))
             self._vectors[first : first + count] = USED * count

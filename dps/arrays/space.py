@@ -100,11 +100,8 @@ class Space:
         pool = block.pool
         outputs: list[tuple[Node, Any]] = [(new, block)]
         kept: PoolBlock | None = None
-        parents = old.parents
-        if parents is not None:
-            parents.discard(new)
-        if old.needed:
-            kept = pool.allocate(_height(old))
+        if old.needed_beside(new):
+            kept = pool.allocate(_height(old), block.first)
             outputs.append((old, kept))
         found = list(leaves([new]))
         if any(leaf.dtype.itemsize > pool.dtype.itemsize for leaf in found):

@@ -54,8 +54,9 @@ class PSVector(PSArray):
             if isinstance(value, np.ndarray) and value.ndim:
                 raise InputError("elements at a mask on the servers take one number, or a vector of all elements")
             self.assign(chosen(mask, converted(value, self.dtype), self.node))
-        else:  # a node of its own, because the vector whose node `value` is must not change with this one
-            self.assign(Node(self.shape, self.dtype, "cast", [converted(value, self.dtype)]))
+        else:
+            value = converted(value, self.dtype)
+            self.assign(value if isinstance(value, Node) else Node(self.shape, self.dtype, "cast", [value]))
 
     def __iter__(self) -> Any:
         return iter(self.to_numpy())

@@ -224,9 +224,14 @@ def test_random_programs_do_what_numpy_does(chunks, shards, shape, dtypes, progr
 
 WRONG = [  # (owner, function, old, new): rules whose breach a random program must notice
     (layout.PoolLayout, "view", "first * self.part", "first * self.part + (first > 2)"),
-    (space.Space, "replace", "if old.needed:", "if False:"),  # a change in place reaches earlier expressions
+    (
+        space.Space,
+        "replace",
+        "if old.needed_beside(new):",
+        "if False:",
+    ),  # a change in place reaches earlier expressions
     (space.Space, "replace", "old.block = kept", "pass"),
-    (indexing, "owned", "if old.needed:", "if False:"),
+    (indexing, "owned", "if old.needed_beside():", "if False:"),
     (programs, "_placed", "early = step.op in UFUNCS", "early = True"),  # np.where would overwrite its operand
     (programs, "_placed", "and last[each] == place", ""),  # a register is given away before its last use
     (programs._Values, "_operand", "value.tobytes()", "value.size"),  # all constants of a dtype are one

@@ -163,6 +163,41 @@ def test_a_vector_keeps_its_rows_when_it_changes_in_place(space):
     assert lazy.tolist() == [2, 4, 6]
 
 
+def test_elements_are_kept_only_for_those_that_need_them(space):
+    """What is on the way to the new elements is no such need; another array is."""
+    a, g = put(space, [1.0, 2, 3]), put(space, [1.0, 1, 1])
+
+    def outputs() -> int:
+        space.store.programs.clear()
+        a[:] = a + 2 * np.sqrt(a) * g
+        (program,) = space.store.programs
+        return len(program.outputs)
+
+    assert outputs() == 1
+    needing = np.square(a)  # not computed yet
+    elements = a.to_numpy()
+    assert outputs() == 2
+    assert needing.tolist() == np.square(elements).tolist()
+    assert outputs() == 1
+    same = a + 0
+    a[:] = same  # both have the same elements now
+    elements = a.to_numpy()
+    assert outputs() == 2
+    assert same.tolist() == elements.tolist()
+    del same
+    assert outputs() == 1
+
+
+@pytest.mark.parametrize(("freed", "changed", "kept"), [(3, 2, 3), (1, 2, 1), (3, 0, 3), (4, 0, 4)])
+def test_elements_are_kept_beside_the_new_ones(space, freed, changed, kept):
+    """So that one range of rows is written, if there is room."""
+    vectors = [put(space, [1.0, 2, 3]) for _ in range(5)]
+    its, vectors[freed] = vectors[changed] * 2, None
+    vectors[changed] += its
+    assert [first for first, *_ in space.store.programs[-1].outputs] == [changed, kept]
+    assert its.tolist() == [2, 4, 6]
+
+
 def test_dtypes_follow_numpy(space):
     a, b, c = put(space, np.ones(4, "f4")), put(space, np.ones(4, "i8")), put(space, np.ones(4, "?"))
     assert (a * 2.5).dtype == (a * np.float32(2)).dtype == np.float32
