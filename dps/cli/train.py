@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 KINDS = ["libsvm", "parquet", "csv"]
-SOLVERS = ["adagrad", "sgd", "adam", "ftrl"]
+STOCHASTIC, BATCH = ["adagrad", "sgd", "adam", "ftrl"], ["lbfgs", "owlqn"]  # solvers
 Paths: TypeAlias = tuple[str, ...]
 
 
@@ -45,8 +45,10 @@ def column_names(text: str | None) -> list[str]:
 @click.option("--features", type=click.IntRange(1), help="libsvm: how many there are in all files")
 @click.option("--zero-based", is_flag=True, help="libsvm: features are numbered from 0")
 @click.option("--hash-bits", type=click.IntRange(1, 31), default=20, show_default=True, help="2**N hashed features")
-@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--solver", type=click.Choice(SOLVERS), default="adagrad", show_default=True)
+@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Passes over the data")
+@click.option("--solver", type=click.Choice([*STOCHASTIC, *BATCH]), default="adagrad", show_default=True)
+@click.option("--max-iter", type=click.IntRange(1), default=1000, show_default=True, help="Of lbfgs, owlqn")
+@click.option("--tol", type=click.FloatRange(0), help="Loss, or gradient, that ends it  [default: the solver's own]")
 @click.option("--learning-rate", type=float, help="[default: the solver's own]")
 @click.option("--l1", type=float, default=0.0, show_default=True)
 @click.option("--l2", type=float, default=0.0, show_default=True)
@@ -97,7 +99,10 @@ def train(
         "seconds": seconds,
         "test": score,
     }
-    lines = [f"epoch {n}: training loss {loss:.4f}" for n, loss in enumerate(model.loss_curve_, 1)]
+    step = "iteration" if options["solver"] in BATCH else "epoch"
+    lines = [f"{step} {n}: training loss {loss:.4f}" for n, loss in enumerate(model.loss_curve_, 1)]
+    if step == "iteration":
+        lines = lines[-1:]  # because there may be hundreds
     lines.append(f"{len(parts)} partitions, {seconds:.1f} s; the model is in {output}")
     if score is not None:
         lines.append(", ".join(f"{name} {value:.4f}" for name, value in score.items() if name != "rows"))

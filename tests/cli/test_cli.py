@@ -292,6 +292,24 @@ def test_train(run, kind, tmp_path):
             loaded.predict(X.rename(columns={"age": "years"}))
 
 
+@pytest.mark.parametrize(("solver", "penalty"), [("lbfgs", "--l2"), ("owlqn", "--l1")])
+def test_train_by_a_batch_solver(run, client, solver, penalty, tmp_path):
+    """The model is that of the estimator with the same settings."""
+    data, model = tmp_path / "a.csv", tmp_path / "m.safetensors"
+    write("csv", data, rows(400, 0))
+    how = ("--solver", solver, penalty, 0.01, "--tol", 1e-5, "--hash-bits", 8)
+    answer = run("train", data, "--label", "bought", *how, "--output", model)
+    settings = {"solver": solver, penalty.strip("-"): 0.01, "tol": 1e-5, "hash_bits": 8}
+    expected = LogisticRegression(client=client, **settings).fit(read_files(str(data), label="bought"))
+    loaded = LogisticRegression.load(str(model))
+    np.testing.assert_allclose(loaded.coef_, expected.coef_, atol=1e-5)
+    assert loaded.coef_.any()
+    line = f"iteration {expected.n_iter_}: training loss {expected.loss_curve_[-1]:.4f}"
+    assert answer.stdout.splitlines()[0] == line
+    run("train", data, "--label", "bought", *how, "--max-iter", 2, "--output", model)
+    assert LogisticRegression.load(str(model)).n_iter_ == 2
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
