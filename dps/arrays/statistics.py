@@ -150,6 +150,8 @@ def typed(partial: Any, dtype: np.dtype) -> Any:
     """A partial result as numpy returns it: in its dtype; whole numbers wrapped."""
     if isinstance(partial, int) and not isinstance(partial, bool) and dtype.kind in "iu":
         return wrapped(partial, dtype)
+    if type(partial) is float and (dtype == np.float64 or (dtype == np.float32 and abs(partial) < 1e38)):  # no overflow
+        return dtype.type(partial)
     with np.errstate(all="ignore"):
         return np.asarray(partial).astype(dtype)[()]
 

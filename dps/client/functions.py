@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import hashlib
 import random
+import struct
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ from dps.wire.values import decode_values, encode_values
 
 __all__ = ["FunctionCaller"]
 
+SEEDED = struct.Struct("<4q")  # of what seeds are made
 GRACE_SECONDS = 10.0  # for the answers, beside the time that the function may take
 
 
@@ -126,13 +128,14 @@ class FunctionCaller:
     def _seed(self, origin: Origin, number: int) -> int:
         """The seed of a call; of one that changes rows the same if its task is run again."""
         self._reads += number < 0
-        place = (self._session.ticket.secret, origin.id, origin.clock, number, self._reads if number < 0 else 0)
-        return int.from_bytes(hashlib.blake2b(repr(place).encode(), digest_size=8).digest(), "little") >> 2
+        place = SEEDED.pack(origin.id, origin.clock, number, self._reads if number < 0 else 0)
+        secret = self._session.ticket.secret.encode()
+        return int.from_bytes(hashlib.blake2b(place, key=secret[:64], digest_size=8).digest(), "little") >> 2
 
     def _carry_out(self, running: Running, rehearses: bool) -> None:
         session = self._session
         deadline = session.now() + session.patience + GRACE_SECONDS
-        pause, jitter = BACK_OFF_SECONDS[0], random.Random(running.message.seed)  # so that two clients do not keep step
+        pause = BACK_OFF_SECONDS[0]
         while running.asked or running.prepared:
             try:
                 self._ask(running, deadline, rehearses)
@@ -144,7 +147,9 @@ class FunctionCaller:
                 self._abort(running)
                 if isinstance(error, DataLostError) or session.now() > deadline:
                     raise
-                session.sleep(pause * jitter.uniform(0.5, 1.5))
+                session.sleep(
+                    pause * random.Random(running.message.seed).uniform(0.5, 1.5)
+                )  # so that two are not in step
                 pause = min(2 * pause, BACK_OFF_SECONDS[1])
                 session.recover(deadline)
                 self._reroute(running)

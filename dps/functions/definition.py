@@ -118,16 +118,18 @@ class Function:
 
     def check(self, spec: TableSpec) -> None:
         """Raise InputError if the function does not take this table."""
-        where = f"function {self.name!r} on table {spec.name!r}"
         if self.dtypes is not None and spec.dtype not in self.dtypes:
-            raise InputError(f"{where}: it takes {', '.join(self.dtypes)}, and the table is {spec.dtype}")
+            raise self._refusal(spec, f"it takes {', '.join(self.dtypes)}, and the table is {spec.dtype}")
         if self.dim is not None and spec.dim != self.dim:
-            raise InputError(f"{where}: it takes rows of dim {self.dim}, and the table's have {spec.dim}")
+            raise self._refusal(spec, f"it takes rows of dim {self.dim}, and the table's have {spec.dim}")
         if self.slots is not None and spec.slots != self.slots:
-            raise InputError(
-                f"{where}: it takes rows with {self.slots} columns of state, and those of "
-                f"{type(spec.optimizer).__name__} have {spec.slots}"
+            optimizer = type(spec.optimizer).__name__
+            raise self._refusal(
+                spec, f"it takes rows with {self.slots} columns of state, and those of {optimizer} have {spec.slots}"
             )
+
+    def _refusal(self, spec: TableSpec, why: str) -> InputError:
+        return InputError(f"function {self.name!r} on table {spec.name!r}: {why}")
 
     def __getstate__(self) -> dict[str, Any]:
         # With its number: the same function, pickled in another process, may have other bytes.

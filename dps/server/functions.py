@@ -464,7 +464,8 @@ class FunctionWork:
             Rows(replica.spec, replica.number, selection, changes, call.seed, call.time)
             for replica, selection in zip(replicas, selections, strict=True)
         ]
-        self._part, self._arguments, self._replicas = part, call.arguments, replicas
+        self._part, self._encoded, self._replicas = part, call.arguments, replicas
+        self._decoded: dict[str, Any] | None = None  # for the first part; each has arguments of its own
         self._changes, self._repeated = changes, repeated
 
     @property
@@ -473,14 +474,15 @@ class FunctionWork:
         touched = getattr(self._part, "touched", None)
         if touched is None:
             return sum(rows.before.nbytes for rows in self.views)
-        arguments = decode_values(self._arguments)
-        return sum(touched(rows, **arguments) for rows in self.views)
+        self._decoded = decode_values(self._encoded)
+        return sum(touched(rows, **self._decoded) for rows in self.views)
 
     def __call__(self) -> list[PartAnswer]:
         answers = []
         for replica, rows in zip(self._replicas, self.views, strict=True):
             where = f"the result of function {self.name!r}"
-            value = encode_values(self._part(rows, **decode_values(self._arguments)), where)
+            arguments, self._decoded = self._decoded or decode_values(self._encoded), None
+            value = encode_values(self._part(rows, **arguments), where)
             repeated = rows.shard in self._repeated
             if self._changes and not repeated:
                 self.effects.append((replica, rows.effect()))

@@ -22,6 +22,7 @@ KINDS = "biufcSUmM"  # of dtypes that are bytes and nothing else
 DTYPE = re.compile(rf"[<>|][{KINDS}]\d{{1,9}}(\[\w+\])?")  # such dtypes, as numpy writes them
 KEYS = (str, bytes, bool, int, float, type(None))  # of dicts
 PLAIN = (*KEYS, bytearray, memoryview, np.generic, np.ndarray)  # what contains nothing else
+COMMON = frozenset(KEYS)  # types that need no further look
 
 
 def encode_values(value: object, what: str) -> bytes:
@@ -51,12 +52,14 @@ def _check(value: object, what: str) -> None:
     """Refuse what msgpack would not encode, or would turn into something else, as it does sets and dates."""
     if isinstance(value, dict):
         for key, part in value.items():
-            if not isinstance(key, KEYS):
+            if type(key) not in COMMON and not isinstance(key, KEYS):
                 raise _refusal(key, f"{what}: as a key of a dict")
-            _check(part, what)
+            if type(part) not in COMMON:
+                _check(part, what)
     elif isinstance(value, (list, tuple)):
         for part in value:
-            _check(part, what)
+            if type(part) not in COMMON:
+                _check(part, what)
     elif not isinstance(value, PLAIN):
         raise _refusal(value, what)
     elif isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind not in KINDS:
