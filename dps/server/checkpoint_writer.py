@@ -74,8 +74,9 @@ class CheckpointWriter:
             for table in [self.role.tables[number] for number in tables if number in self.role.tables]:
                 for _, replica in sorted(table.replicas.items()):
                     if replica.primary and not replica.deposed:
+                        if replica.shard.changed is None:  # so many rows were deleted that tracking has ended
+                            self._bases.pop(replica, None)
                         known = parent is not None and self._bases.get(replica) == parent
-                        known = known and replica.shard.changed is not None
                         if track:
                             replica.shard.track_changes()
                         replica.shard.begin_cut(clock, changed_only=known)

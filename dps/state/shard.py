@@ -554,7 +554,7 @@ class KeyedShard(Shard):
         self.index.find(keys, index)
         present = index >= 0
         if self.vacant is not None:
-            present &= self.vacant[index] == 0
+            present[present] = self.vacant[index[present]] == 0
         return Selection(keys, 0, self._whole_rows(keys), False, present)
 
     def _values(self, op: Op) -> np.ndarray:

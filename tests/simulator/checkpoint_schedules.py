@@ -19,7 +19,8 @@ import random
 from typing import Any
 
 import numpy as np
-from expected_contents import ExpectedContents, ExpectedTable
+from expected_contents import ExpectedContents, ExpectedTable, delete_listed
+from expected_deletions import DeletingTable
 from fault_schedules import FaultSchedule, check_schedule
 from losses import Losses
 
@@ -61,6 +62,7 @@ def read_tables(store: Store, name: str, tables: list[ExpectedTable]) -> Rows:
                 else:
                     start = first[0] if isinstance(first, tuple) else first
                     keys = np.arange(start, start + len(piece))
+                assert not table.spec.keyed or piece.any(axis=1).all(), f"{name} has rows that {table.name!r} has not"
                 for key, row in zip(keys.tolist(), piece, strict=True):
                     rows[place[key]] = row[:width]
         contents[table.name] = rows
@@ -147,6 +149,7 @@ def restored(sim: Simulation, expected: ExpectedContents, name: str, contents: R
         there = pull(client, table)
         wrong = table.keys[(there != wanted[table.name]).any(axis=1)].tolist()
         assert not wrong, f"keys {wrong} of {table.name!r} after a restore that was {'done' if done else 'given up'}"
+        table.close(client, there)
     return done
 
 
@@ -161,10 +164,10 @@ def rewind(expected: ExpectedContents, clock: int) -> None:
     expected.answers.clear()
     for table in expected.tables:
         for author in expected.authors:
-            table.acknowledged[author] = table.issued[author] = table.before(author, clock)
+            table.rewind(author, clock)
 
 
-def count_checkpoints(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
+def count_checkpoints(sim: Simulation, schedule: FaultSchedule, losses: Losses, deletions: float = 0.0) -> None:
     """Trainers and clients push and pull, checkpoints are taken meanwhile; each of them is read, one is restored."""
     draw = random.Random(f"checkpoints {schedule.seed}")
     clients = draw.choice((0, 0, 1))
@@ -174,7 +177,11 @@ def count_checkpoints(sim: Simulation, schedule: FaultSchedule, losses: Losses) 
         aggregate = "sum" if schedule.staleness == 0 and draw.random() < 0.4 else None
         made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards}
         specs.append(sim.table(name, schedule.trainers + clients, **made))
-    expected = ExpectedContents(draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses)
+    common = draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses
+    deleting = 0.0, deletions, DeletingTable, True
+    expected = ExpectedContents(*common, *deleting) if deletions else ExpectedContents(*common)
+    if deletions:
+        sim.register(delete_listed)
     pauses = random.Random(f"pauses {schedule.seed}")
     calls = [
         sim.submit(expected.call, author, lambda: pauses.choice((0.0, schedule.compute)) * pauses.expovariate(1.0))

@@ -7,6 +7,8 @@ and the end of a schedule show a lost op, a repeated op, and two errors that wou
 Authors are the trainers, by number, and after them clients without a clock. A trainer that is lost is run again until
 it is done, so in the end all its ops are in the tables. A client that dies is not run again: in the end the tables hold
 its acknowledged ops, perhaps also its last ones, and in each shard no op without the earlier ones of this client.
+
+Where programs delete rows, too, a row need not have all ops: `expected_deletions.py` says which it may have.
 """
 
 from __future__ import annotations
@@ -25,17 +27,19 @@ from losses import Losses
 import dps
 from dps.client.ticket import Certificate
 from dps.errors import ControllerGoneError
+from dps.functions import deleting
 from dps.functions.rows import Rows
 from dps.state.ops import NO_CLOCK, TableSpec
 from dps.state.partition import group
 
-__all__ = ["FUNCTIONS", "ExpectedContents", "ExpectedTable"]
+__all__ = ["FUNCTIONS", "ExpectedContents", "ExpectedTable", "delete_listed"]
 
 MAX_OPS = 30  # of one author on one table, because an int64 has room for 31 digits of two bits
 KEYED = np.array([-(2**63), -5, 0, 1, 2, 3, 10**6, 10**6 + 1, 2**40, 2**40 + 7, 2**62, 2**63 - 1])
 CONTROLLER_RETRY_SECONDS = 0.01
 CHANGE_VERBS = ("push", "push", "push_async", "push_async", "push_pull", "push_both")
 READ_VERBS = ("pull", "pull_async", "pull_certified", "meet")
+DELETE_VERBS = ("delete", "delete", "delete", "delete_async", "delete_where", "clear")
 
 
 @dps.function
@@ -63,6 +67,7 @@ def _(parts: list[Any]) -> tuple[np.ndarray, ...]:
 
 
 mark_rows.merge(lambda parts: tuple(np.concatenate(column) for column in zip(*parts, strict=True)))
+delete_listed = deleting(lambda rows, listed: np.isin(rows.keys, listed))
 FUNCTIONS = (read_rows, mark_rows, mark_all)
 
 
@@ -89,6 +94,31 @@ class ExpectedTable:
         self.seqs: list[list[tuple[int, int]]] = [[] for _ in range(authors)]  # (clock, number) by digit
         self.excused: Callable[[int, int], int] = lambda shard, author: 0  # marks of the ops that may be lost
         self.issued, self.acknowledged = [0] * authors, [0] * authors  # marks, by author
+
+    def draw(self, author: int, seq: tuple[int, int], keys: np.ndarray, deletes: bool = False) -> int:
+        """Put one more op on these rows into an author's program; its digit."""
+        assert not deletes, "only a table of `expected_deletions.py` knows what deletions leave"
+        digit = len(self.seqs[author])
+        assert digit < MAX_OPS
+        self.seqs[author].append(seq)
+        for key in keys.tolist():
+            self.touched[key][author] |= 1 << 2 * digit
+        return digit
+
+    def issue(self, author: int, marks: int) -> None:
+        """The author is about to send the ops that leave these marks."""
+        self.issued[author] |= marks
+
+    def acknowledge(self, author: int, marks: int) -> None:
+        """The author knows that these ops count."""
+        self.acknowledged[author] |= marks
+
+    def rewind(self, author: int, clock: int) -> None:
+        """The table is as of a clock again."""
+        self.acknowledged[author] = self.issued[author] = self.before(author, clock)
+
+    def close(self, client: Any, rows: np.ndarray) -> None:
+        """Assert what else must hold at rest, when the table has these rows."""
 
     def before(self, author: int, clock: float) -> int:
         """The marks of an author's ops of clocks before `clock`."""
@@ -179,6 +209,13 @@ class ExpectedContents:
         Says which ops tables with ``ack="memory"`` may lose.
     functions : float
         The share of changes that are calls of a function: `mark_rows` or, where they name all rows, `mark_all`.
+    deletions : float
+        The share of ops by which rows go.
+    table : callable
+        Makes what is expected of one table, given its definition and the number of authors.
+    cut : bool
+        Checkpoints are taken. Then functions delete rows only where the rows that they see are those of one clock,
+        because a function does not choose a row that an op of a later clock has deleted.
     """
 
     def __init__(
@@ -191,14 +228,17 @@ class ExpectedContents:
         clients: int = 0,
         losses: Losses | None = None,
         functions: float = 0.0,
+        deletions: float = 0.0,
+        table: Callable[[TableSpec, int], ExpectedTable] = ExpectedTable,
+        cut: bool = False,
     ):
-        self._functions = functions
+        self._functions, self._deletions, self._cut = functions, deletions, cut
         self.staleness, self.trainers, self.clocks = staleness, trainers, clocks
         self.authors = range(trainers + clients)
-        self.tables = [ExpectedTable(spec, len(self.authors)) for spec in specs]
+        self.tables = [table(spec, len(self.authors)) for spec in specs]
         self.losses = losses or Losses()
-        for table in self.tables:
-            table.excused = functools.partial(self._excused, table)
+        for each in self.tables:
+            each.excused = functools.partial(self._excused, each)
         self.answers: dict[tuple[int, int, int], bytes] = {}  # of push_pull, by author, clock, number
         self.callers: dict[int, Any] = {}  # author -> the client or trainer of its last attempt
         self.done: set[int] = set()  # authors whose programs have ended
@@ -212,7 +252,7 @@ class ExpectedContents:
             number = 0
             for _ in range(draw.randint(2, 6)):
                 self.programs[n].append(self._draw(draw, n, NO_CLOCK, number, draw.choice((0, 1, 2))))
-                number = max(1 + seq[1] for table in self.tables for seq in [(0, -1), *table.seqs[n]])
+                number = max(1 + seq[1] for each in self.tables for seq in [(0, -1), *each.seqs[n]])
 
     def _draw(
         self, draw: random.Random, author: int, clock: int, number: int, calls: int, meet: bool = False
@@ -226,21 +266,21 @@ class ExpectedContents:
                 verb = "push"
             if self._functions and not table.collects and draw.random() < self._functions:
                 verb = draw.choice(("call", "call", "call_all", "call_reading"))
+            if self._deletions and draw.random() < self._deletions:
+                verb = draw.choice(DELETE_VERBS)
+                if self._cut and verb == "delete_where" and (self.staleness > 0 or clock == NO_CLOCK):
+                    verb = "delete"
             tables = self.tables if verb == "push_both" else [table]
             for changed in tables:
                 keys = np.array(draw.sample(changed.keys.tolist(), draw.randint(1, 5)))
-                if verb == "call_all" and not changed.spec.keyed:
+                if verb == "clear" or (verb == "call_all" and not changed.spec.keyed):
                     keys = changed.keys
                 if not changed.spec.keyed and draw.random() < 0.3:
                     keys = np.arange(keys.min(), keys.max() + 1)
                 digit = -1
-                if verb in (*CHANGE_VERBS, "call", "call_all"):
-                    digit = len(changed.seqs[author])
-                    changed.seqs[author].append((clock, number))
+                if verb in (*CHANGE_VERBS, *DELETE_VERBS, "call", "call_all"):
+                    digit = changed.draw(author, (clock, number), keys, verb in DELETE_VERBS)
                     number += 1
-                    for key in keys.tolist():
-                        changed.touched[key][author] |= 1 << 2 * digit
-                    assert digit < MAX_OPS
                 acts.append(Act(verb, changed, keys, digit))
         return [*acts, Act("meet", self.tables[0], np.zeros(0))] if meet else acts
 
@@ -272,7 +312,7 @@ class ExpectedContents:
 
     def _finished(self, author: int) -> None:
         for table in self.tables:
-            table.acknowledged[author] = table.before(author, math.inf)
+            table.acknowledge(author, table.before(author, math.inf))
         self.done.add(author)
 
     def origin(self, author: int) -> int:
@@ -299,6 +339,7 @@ class ExpectedContents:
                 touched = [of[author] for key, of in table.touched.items() if table.shard[key] == shard]
                 both = [table.ops(author, some) for some in (marks, functools.reduce(operator.or_, touched) & ~marks)]
                 self.losses.check(table.spec.id, shard, self.origin(author), *both)
+            table.close(client, rows)
 
 
 class Attempt:
@@ -315,7 +356,7 @@ class Attempt:
         """Carry out one part of the program. A trainer has one part for each clock."""
         if self.timed:
             for table in self.expected.tables:
-                table.acknowledged[self.author] |= table.before(self.author, part)
+                table.acknowledge(self.author, table.before(self.author, part))
         acts = iter(self.expected.programs[self.author][part])
         for act in acts:
             batch = [act, *(next(acts) for _ in self.expected.tables[1:])] if act.verb == "push_both" else [act]
@@ -332,7 +373,7 @@ class Attempt:
 
     def _issue(self, act: Act) -> None:
         if act.digit >= 0:
-            act.table.issued[self.author] |= 1 << 2 * act.digit
+            act.table.issue(self.author, 1 << 2 * act.digit)
 
     def _least(self, table: ExpectedTable, acknowledged: bool = True) -> list[int]:
         """The marks that an answer to a request made now must contain."""
@@ -362,7 +403,26 @@ class Attempt:
         return slice(int(act.keys[0]), int(act.keys[-1]) + 1) if dense else act.keys
 
     def _acknowledged(self, act: Act) -> None:
-        act.table.acknowledged[self.author] |= 1 << 2 * act.digit
+        act.table.acknowledge(self.author, 1 << 2 * act.digit)
+
+    def _delete(self, act: Act) -> None:
+        self.own[act.table.name] |= 1 << 2 * act.digit
+        self.caller.delete(act.table.name, self._where(act))
+        self._acknowledged(act)
+
+    def _delete_async(self, act: Act) -> None:
+        self.own[act.table.name] |= 1 << 2 * act.digit
+        self.caller.delete_async(act.table.name, self._where(act))
+
+    def _clear(self, act: Act) -> None:
+        self.own[act.table.name] |= 1 << 2 * act.digit
+        self.caller.clear(act.table.name)
+        self._acknowledged(act)
+
+    def _delete_where(self, act: Act) -> None:
+        self.own[act.table.name] |= 1 << 2 * act.digit
+        self.caller.call(delete_listed, act.table.name, listed=act.keys)
+        self._acknowledged(act)
 
     def _push(self, act: Act) -> None:
         self.caller.push(act.table.name, self._where(act), self._values(act))

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import dask
-from expected_contents import FUNCTIONS, ExpectedContents
+from expected_contents import FUNCTIONS, ExpectedContents, delete_listed
+from expected_deletions import DeletingTable
 from losses import Losses
 
 from dps.testing import Faults, Simulation
@@ -94,7 +95,9 @@ def _plan(
     return tuple(plan)
 
 
-def count_ops(sim: Simulation, schedule: FaultSchedule, losses: Losses, functions: float = 0.0) -> None:
+def count_ops(
+    sim: Simulation, schedule: FaultSchedule, losses: Losses, functions: float = 0.0, deletions: float = 0.0
+) -> None:
     """The default scenario: trainers and clients push and pull, and every op is accounted for."""
     draw = random.Random(f"work {schedule.seed}")
     clients = draw.choice((0, 0, 0, 1, 2))
@@ -103,14 +106,13 @@ def count_ops(sim: Simulation, schedule: FaultSchedule, losses: Losses, function
         rows, shards = draw.choice(((None, 1), (None, 2), (None, 4), (9, 1), (9, 3)))
         aggregate = "sum" if schedule.staleness == 0 and draw.random() < 0.4 else None
         ack = draw.choice(("copies", "copies", "copies", "memory"))
-        ack = "copies" if functions else ack  # because `Losses` knows of pushes only
+        ack = "copies" if functions or deletions else ack  # because `Losses` knows of pushes only
         made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards, "ack": ack}
         spec = sim.table(name, schedule.trainers + clients, **made)
         specs.append(spec)
-    expected = ExpectedContents(
-        draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses, functions
-    )
-    for function in FUNCTIONS if functions else ():
+    common = draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses, functions
+    expected = ExpectedContents(*common, deletions, DeletingTable) if deletions else ExpectedContents(*common)
+    for function in (*(FUNCTIONS if functions else ()), *([delete_listed] if deletions else ())):
         sim.register(function)
     skipping = draw.random() < 0.5
     pauses = random.Random(f"pauses {schedule.seed}")

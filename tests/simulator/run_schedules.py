@@ -1,7 +1,8 @@
 """Check many random schedules of faults, on all cores: ``python tests/simulator/run_schedules.py --help``.
 
 Kinds of schedules: *faults* accounts for every op; *checkpoints* also takes and restores checkpoints; in *scaling*
-servers come and go, and tables are made; *functions* is as *faults*, and half of the changes are calls of functions.
+servers come and go, and tables are made; *functions* is as *faults*, and half of the changes are calls of functions;
+in *deletions* rows go, too, with and without checkpoints.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 import traceback
 
 from checkpoint_schedules import check_checkpoints
+from deletion_schedules import check_deletions
 from fault_schedules import check_functions, check_schedule, problem_of
 from scaling_schedules import check_scaling
 
@@ -23,8 +25,9 @@ KINDS = {
     "checkpoints": check_checkpoints,
     "scaling": check_scaling,
     "functions": check_functions,
+    "deletions": check_deletions,
 }
-EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4, "functions": 2}  # one seed in so many
+EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4, "functions": 2, "deletions": 3}  # one seed in so many
 CHUNK_SCHEDULES = 20  # that a process is given at a time
 
 

@@ -275,6 +275,20 @@ def test_closing_is_a_change_also_when_there_is_nothing_to_close() -> None:
     assert (len(shard), shard.would_close(9), shard.clock, shard.version) == (0, False, 2, 6)
 
 
+@pytest.mark.parametrize("born", [0, 1])
+def test_a_function_sees_which_of_its_keys_have_rows_after_deletions(born: int) -> None:
+    shard = KeyedShard(TableSpec("w", shards=1), 0)
+    deletion = Op(DELETE, np.array([5]), 0, np.empty((1, 0)), NO_CLOCK, 1)
+    shard.apply(deletion)
+    if born:
+        shard.apply(Op(ADD, np.array([5, 6]), 0, np.ones((2, 1), np.float32), NO_CLOCK, 1))
+        shard.pin()
+        shard.apply(deletion)
+    selection = shard.select(np.array([4, 5, 6]), 0, 0)
+    assert selection.present.tolist() == [False, False, bool(born)]
+    assert selection.rows.tolist() == [[0.0], [0.0], [float(born)]]
+
+
 # ---- growth, limits, errors -----------------------------------------------------------------------------------------
 
 
