@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.common import ROOT, Report, installed
 
-__all__ = ["compare", "mllib", "spark_frame", "spark_session"]
+__all__ = ["compare", "minimized_by_dask_glm", "minimized_by_mllib", "mllib", "spark_frame", "spark_session"]
 
 SPARK = {"regParam": 1e-4, "standardization": False}  # the best of a few: standardized, its loss only rises
 ROUNDS = 5
@@ -107,23 +107,66 @@ def spark_in_process(data: Any, iterations: tuple[int, ...]) -> list[tuple[int, 
     return [tuple(row) for row in json.loads(done.stdout.splitlines()[-1])]
 
 
+def halves(X: Any, y: np.ndarray, client: Any) -> tuple[Any, Any]:
+    """A sparse matrix and labels as two blocks on the workers; a last odd row is left out."""
+    import dask.array as da
+    import sparse
+
+    half = len(y) // 2
+    parts = [sparse.COO.from_scipy_sparse(X[a : a + half]) for a in (0, half)]
+    blocks = [da.from_array(block, chunks=block.shape, asarray=False) for block in parts]
+    rows, labels = client.persist([da.concatenate(blocks), da.from_array(y[: 2 * half].astype(float), chunks=half)])
+    return rows, labels
+
+
+def minimized_by_dask_glm(X: Any, y: np.ndarray, l2: float, client: Any) -> tuple[float, np.ndarray, float]:
+    """(seconds, coefficients, intercept) of dask-glm's L-BFGS, run to its end."""
+    import scipy.sparse
+    from dask_glm.algorithms import lbfgs
+    from dask_glm.families import Logistic
+
+    X = scipy.sparse.hstack([X, np.ones((X.shape[0], 1))], format="csr", dtype=np.float64)
+    logging.getLogger("distributed.worker").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), client.as_current():
+        warnings.simplefilter("ignore")
+        rows, labels = halves(X, y, client)
+        began = time.perf_counter()
+        coef = lbfgs(rows, labels, regularizer="l2", lamduh=l2 * len(y), max_iter=300, tol=1e-4, family=Logistic)
+        return time.perf_counter() - began, np.asarray(coef)[:-1], float(coef[-1])
+
+
+class Rows(NamedTuple):
+    """What :func:`spark_frame` takes."""
+
+    X: Any
+    y: np.ndarray
+    features: int
+
+
+def minimized_by_mllib(X: Any, y: np.ndarray, l2: float) -> tuple[float, np.ndarray, float]:
+    """(seconds, coefficients, intercept) of MLlib's L-BFGS, run to its end."""
+    from pyspark.ml.classification import LogisticRegression
+
+    settings = {"regParam": l2, "standardization": False, "tol": 1e-6}
+    with spark_session() as session:
+        frame = spark_frame(session, Rows(X, y, X.shape[1]))
+        LogisticRegression(maxIter=1, **settings).fit(frame)  # the JVM's compiler warms up
+        began = time.perf_counter()
+        model = LogisticRegression(maxIter=300, **settings).fit(frame)
+        seconds = time.perf_counter() - began
+        return seconds, model.coefficients.toArray(), float(model.intercept)
+
+
 def dask_glm(data: Any, iterations: tuple[int, ...], client: Any) -> list[tuple[int, float, float]]:
     """dask-glm's L-BFGS on the same workers as dps, on blocks of `sparse`; a last column of ones is the intercept."""
-    import dask.array as da
     import scipy.sparse
-    import sparse
     from dask_glm.estimators import LogisticRegression
 
     X = scipy.sparse.hstack([data.X, np.ones((data.rows, 1))], format="csr", dtype=np.float64)
-    half = data.rows // 2
     logging.getLogger("distributed.worker").setLevel(logging.ERROR)
     with warnings.catch_warnings(), client.as_current():
         warnings.simplefilter("ignore")  # about data in a graph
-        columns = [sparse.COO.from_scipy_sparse(X[a : a + half]) for a in (0, half)]
-        blocks = [da.from_array(block, chunks=block.shape, asarray=False) for block in columns]
-        rows, labels = client.persist(
-            [da.concatenate(blocks), da.from_array(data.y[: 2 * half].astype(float), chunks=half)]
-        )
+        rows, labels = halves(X, data.y, client)
         done = []
         for most in (1, *iterations):  # the first one warms up
             model = LogisticRegression(

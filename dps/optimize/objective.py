@@ -20,7 +20,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 __all__ = ["Objective", "minimize"]
 
 BATCHES_OF_TRAINER = 8  # about, of the largest trainer, if no batch size is given
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.0002, 0.02  # between two looks at the board
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.0002, 0.2  # between two looks at the board
 SHARE = 0.05  # of the time waited so far, after which to look again
+EARLY = 0.95  # of the time that an evaluation is expected to take: then the driver looks for the first time
+SOONER = 0.75  # of the expected time, the next time, because an evaluation had ended at the first look
 
 BESIDE_PAIRS = 20  # vectors that a solver may need at a time beside the pairs of L-BFGS
 NEWS, SUMS, TOTAL = 0, 1, 2  # rows of the board: what the driver says, what trainers add up, how many batches there are
@@ -146,7 +148,9 @@ class Objective:
         # Trainers cannot fetch each other's Spark partitions. Their numbers of batches differ, so none waits in a tick.
         self._options |= {"staleness": math.inf} if is_spark(data) else {"reassign": True}
         self._evaluations, self._over = 0, False
+        self._expected = 0.0  # seconds of the next evaluation
         self._failure: BaseException | None = None
+        self._ended = threading.Event()  # the run of the trainers
         self._client = ps.client()
         self._run = threading.Thread(target=self._train, name="dps-optimize-run", daemon=True)
 
@@ -199,11 +203,14 @@ class Objective:
 
     def _when_counted(self) -> float:
         """Wait until each batch is counted; the sum of the losses."""
-        for _ in _looks():
+        began = time.monotonic()
+        self._ended.wait(EARLY * self._expected)  # because each look is a request
+        for look in _looks(began):
             sums, total = self._client.pull(self._plan.board, [SUMS, TOTAL])
             if total[1] and sums[1] == total[1]:
+                self._expected = time.monotonic() - began if look else SOONER * self._expected
                 return float(sums[0])
-            if not self._run.is_alive():
+            if self._ended.is_set():
                 raise self._failure or DPSError("the trainers have ended before the minimisation")
         raise AssertionError("looks do not end")
 
@@ -212,6 +219,8 @@ class Objective:
             self._ps.run(work, self._data, args=(self._plan,), **self._options)
         except BaseException as error:
             self._failure = error
+        finally:
+            self._ended.set()
 
     def _drop_tables(self) -> None:
         if self._ps.closed:
@@ -344,9 +353,9 @@ def rows_of(partition: Any) -> int:
     return int(shape[0]) if shape else len(partition)
 
 
-def _looks() -> Any:
-    """Sleep longer and longer between two looks."""
-    began = time.monotonic()
-    while True:
-        yield
+def _looks(began: float | None = None) -> Iterator[int]:
+    """0, 1, ... and longer and longer pauses in between; the longer, the longer ago it is that the waiting began."""
+    began = time.monotonic() if began is None else began
+    for look in itertools.count():
+        yield look
         time.sleep(min(max(SHORTEST_SECONDS, (time.monotonic() - began) * SHARE), LONGEST_SECONDS))
