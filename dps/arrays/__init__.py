@@ -4,6 +4,7 @@
 array.py          ``PSArray``: operators, numpy's protocols, conversion
 vector.py         ``PSVector``
 matrix.py         ``PSMatrix``
+sparse_vector.py  ``PSSparseVector``
 namespace.py      the array API standard; arrays of zeros, random numbers, ...
 functions.py      numpy's functions beyond ufuncs
 indexing.py       elements by index
@@ -11,6 +12,7 @@ statistics.py     reductions as numpy defines their results
 text.py           how arrays show themselves
 ----------------- ------------------------------------------------------------------------------
 space.py          the arrays of one parameter server, and what computes them
+sparse_space.py   ... and its sparse vectors
 pools.py          rows of a table for many vectors of one length, given out and taken back
 store.py          what arrays need of a parameter server
 server_store.py   ... and how its client gives it
@@ -20,6 +22,7 @@ operations.py     what can be computed element by element. Pure
 programs.py       expressions compiled to a program that travels. Pure
 evaluation.py     a program on one shard, chunk by chunk. Pure
 reductions.py     partial results and how they are joined. Pure
+implicit.py       expressions at the keys that a sparse vector does not have. Pure
 layout.py         where the elements of a vector lie. Pure
 ================= ==============================================================================
 """
@@ -29,6 +32,7 @@ from dps.arrays.matrix import PSMatrix
 from dps.arrays.namespace import ArrayNamespace
 from dps.arrays.server_store import ServerStore
 from dps.arrays.space import Space
+from dps.arrays.sparse_vector import PSSparseVector
 from dps.arrays.vector import PSVector
 
-__all__ = ["ArrayNamespace", "PSArray", "PSMatrix", "PSVector", "ServerStore", "Space"]
+__all__ = ["ArrayNamespace", "PSArray", "PSMatrix", "PSSparseVector", "PSVector", "ServerStore", "Space"]

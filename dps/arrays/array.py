@@ -7,6 +7,7 @@ its earlier elements elsewhere for expressions that need them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,6 @@ from dps import config
 from dps.arrays import statistics
 from dps.arrays.expressions import Node, applied, converted, shape_of
 from dps.arrays.indexing import owned, positions, stored_at
-from dps.arrays.layout import PoolLayout
 from dps.arrays.operations import name_of_ufunc
 from dps.arrays.pools import BorrowedBlock
 from dps.arrays.space import Space
@@ -27,7 +27,7 @@ from dps.errors import InputError, InputTypeError, LimitError
 __all__ = ["FUNCTIONS", "PSArray", "implements", "made"]
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # numpy's function -> what it does for arrays on the servers
-KINDS: dict[int, type[PSArray]] = {}  # number of axes -> class
+KINDS: dict[tuple[str, int], type[PSArray]] = {}  # kind of the space, number of axes -> class
 REDUCED = {
     "add": "sum",
     "multiply": "prod",
@@ -64,8 +64,8 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
     __hash__ = None  # type: ignore[assignment]
     dimensions = 0
 
-    def __init_subclass__(cls) -> None:
-        KINDS[cls.dimensions] = cls
+    def __init_subclass__(cls, kind: str = "dense") -> None:
+        KINDS[kind, cls.dimensions] = cls
 
     def __init__(self, space: Space, node: Node):
         self.space = space
@@ -96,7 +96,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.node.shape))
+        return math.prod(self.node.shape)
 
     @property
     def itemsize(self) -> int:
@@ -147,10 +147,10 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __reduce__(self) -> tuple[Callable[..., PSArray], tuple[Any, ...]]:
         """In another process the same elements, which they own there no more than a table's handle owns rows."""
         pool, first = stored_at(self)
-        place = (pool.store, pool.table, tuple(pool.layout), pool.dtype.name, first)
-        return borrowed, (*place, self.shape, self.dtype.name)
+        place = (pool.store, pool.table, pool.layout, pool.dtype.name, first)
+        return borrowed, (type(self.space), *place, self.shape, self.dtype.name)
 
-    def __dps_rows__(self, keys: Any) -> tuple[str, Any]:
+    def __dps_rows__(self, keys: Any) -> tuple[Any, ...]:
         """The table and the rows of elements, for pulls and pushes of clients and trainers."""
         pool, first = owned(self)
         if pool.dtype != self.dtype or self.ndim != 1:
@@ -381,16 +381,19 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
 
 def made(space: Space, node: Any) -> PSArray:
     """An array for a node."""
-    return KINDS[len(node.shape)](space, node)
+    kind = KINDS.get((space.kind, len(node.shape)))
+    if kind is None:
+        raise InputError(f"a {space.kind} array on the servers has no {len(node.shape)} axes")
+    return kind(space, node)
 
 
 def borrowed(
-    store: Any, table: str, layout: tuple[int, int, int], dtype: str, first: int, shape: tuple[int, ...], kind: str
+    kind: type[Space], store: Any, table: str, layout: Any, held: str, first: int, shape: tuple[int, ...], dtype: str
 ) -> PSArray:
     """An array whose rows another process owns."""
-    node = Node(shape, np.dtype(kind))
-    space = Space.abroad(store)
-    node.put(BorrowedBlock(space.borrowed(table, PoolLayout(*layout), np.dtype(dtype)), first))
+    node = Node(shape, np.dtype(dtype))
+    space = kind.abroad(store)
+    node.put(BorrowedBlock(space.borrowed(table, layout, np.dtype(held)), first))
     return made(space, node)
 
 
@@ -402,6 +405,11 @@ def operands_of(space: Space, inputs: Any) -> Any:
     found: list[Any] = []
     for each in inputs:
         if isinstance(each, PSArray):
+            if each.space.kind != space.kind:
+                raise InputError(
+                    "a sparse vector and a dense one lie in different tables: bring one to the other with "
+                    "ps.from_array(v.to_numpy()), or ps.zeros(n, sparse=True) and w[:] = v.to_numpy()"
+                )
             if each.space is not space:
                 raise InputError(
                     "arrays of different parameter servers do not go together: convert with to_numpy() first"
@@ -427,8 +435,8 @@ def _brought(space: Space, array: np.ndarray, inputs: Any) -> Any:
 
 def uploaded(space: Space, array: np.ndarray, capacity: int | None = None) -> Node:
     """A node whose elements are those of an array of numpy, which are sent to the servers."""
-    if array.ndim not in KINDS:
-        raise InputError(f"arrays on the servers have one axis or two, not {array.ndim}")
+    if (space.kind, array.ndim) not in KINDS:
+        raise InputError(f"{space.kind} arrays on the servers have one axis or two, not {array.ndim}")
     node = Node(array.shape, statistics.checked(array.dtype, "the array"), "cast", [])
     height = 1 if array.ndim == 1 else len(array)
     block = space.pool(array.shape[-1], array.dtype, capacity, height).allocate(height)

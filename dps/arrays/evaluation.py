@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from dps.arrays.programs import Program
 from dps.arrays.reductions import REDUCTIONS
 from dps.core.chunks import loop_number, run_steps
 
-__all__ = ["ShardRows", "evaluated"]
+__all__ = ["KeyedRows", "ShardRows", "evaluated", "evaluated_keyed"]
 
 CHUNK_BYTES = 1 << 17  # of one register: some of them fit the L2 cache, and numpy's overhead for a call is small
 FUSED_WIDTH = 1 << 10  # elements of a chunk without the interpreter: all that is needed for it fits the first cache
@@ -38,6 +38,47 @@ class ShardRows(Protocol):
         """Memory for rows, to be filled."""
 
 
+class KeyedRows(Protocol):
+    """What is used of the rows of a keyed table."""
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The keys of the rows."""
+
+    @property
+    def before(self) -> np.ndarray:
+        """The values before the call, [rows, columns], read-only."""
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values, to be changed."""
+
+
+class Elements(NamedTuple):
+    """Which elements a shard has.
+
+    Attributes
+    ----------
+    length : int
+        How many.
+    begin : int
+        The number of the first one.
+    size : int
+        Elements of the whole vector.
+    keys : ndarray, optional
+        Their keys; without these, they are numbered one after the other.
+    """
+
+    length: int
+    begin: int
+    size: int
+    keys: np.ndarray | None = None
+
+    def numbers(self, start: int, count: int) -> np.ndarray:
+        """The numbers, or keys, of so many elements."""
+        return np.arange(start, start + count) if self.keys is None else self.keys[start : start + count]
+
+
 def evaluated(rows: ShardRows, layout: PoolLayout, program: Program) -> list[Any]:
     """Write the program's outputs on a shard, and return its reductions' partial results.
 
@@ -52,16 +93,46 @@ def evaluated(rows: ShardRows, layout: PoolLayout, program: Program) -> list[Any
         return []
     values = rows.before[:, 0]
     inputs = [layout.view(values, first, height, np.dtype(dtype), length) for first, height, dtype in program.inputs]
-    constants = [np.asarray(value, dtype) for value, dtype in program.constants]
     blocks = [(first, height, np.dtype(dtype)) for first, height, dtype in program.outputs]
     outputs = layout.fresh(rows.replace, blocks, length)
+    return _carried_out(program, inputs, outputs, Elements(length, begin, layout.size))
+
+
+def evaluated_keyed(rows: KeyedRows, program: Program) -> list[Any]:
+    """Write the program's outputs into columns of a keyed table's shard.
+
+    Returns
+    -------
+    list
+        How many rows the shard has, and the reductions' partial results; empty for a shard without rows.
+    """
+    before = rows.before
+    length = len(before)
+    if not length:
+        return []
+    inputs = [np.ascontiguousarray(before[:, column], dtype) for column, _, dtype in program.inputs]
+    outputs = [np.empty(length, dtype) for _, _, dtype in program.outputs]
+    partials = _carried_out(program, inputs, outputs, Elements(length, 0, length, rows.keys))
+    if outputs:
+        values = rows.values
+        for (column, _, _), output in zip(program.outputs, outputs, strict=True):
+            values[:, column] = output
+    return [length, *partials]
+
+
+def _carried_out(
+    program: Program, inputs: list[np.ndarray], outputs: list[np.ndarray], elements: Elements
+) -> list[Any]:
+    """Fill the outputs, and return the partial results."""
+    length, begin = elements.length, elements.begin
+    constants = [np.asarray(value, dtype) for value, dtype in program.constants]
     found = fused(program, inputs, constants, outputs, length)
     if found is not None:
         return found
     width = _width(program, length)
     registers = [np.empty((height, width) if height else width, dtype) for height, dtype in program.registers]
     moving, place = len(inputs), len(inputs) + len(constants)
-    steps = [_step(layout.size, *step) for step in program.steps]
+    steps = [_step(elements, *step) for step in program.steps]
     reductions = [(REDUCTIONS[kind], slots, parameter) for kind, slots, parameter in program.reductions]
     partials: list[list[Any]] = [[] for _ in reductions]
     slots: list[Any] = [*inputs, *constants, *outputs, *registers]
@@ -132,12 +203,12 @@ def _width(program: Program, length: int) -> int:
     return min(max(CHUNK_BYTES // (widest * highest), 1 << 10), length)
 
 
-def _step(size: int, op: str, result: int, operands: list[int], extra: int) -> Step:
+def _step(elements: Elements, op: str, result: int, operands: list[int], extra: int) -> Step:
     """A step as a function of the slots and the number of the chunk's first element."""
     if op == "index":
-        return lambda slots, start: np.copyto(slots[result], np.arange(start, start + slots[result].shape[-1]))
+        return lambda slots, start: np.copyto(slots[result], elements.numbers(start, slots[result].shape[-1]))
     if op == "uniform":
-        return lambda slots, start: _uniform(slots[result], start, size, extra)
+        return lambda slots, start: _uniform(slots[result], start, elements.size, extra)
     compute = OPERATIONS[op]
     if len(operands) == 1:
         (only,) = operands

@@ -18,7 +18,10 @@ class Indexed(Protocol):
     """A vector on the servers."""
 
     node: Node
-    space: Space
+
+    @property
+    def space(self) -> Space:
+        """The arrays of its parameter server."""
 
     def hold(self, node: Node) -> None:
         """Have the elements of another node."""

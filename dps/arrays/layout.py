@@ -1,9 +1,14 @@
 """Where the elements of a vector lie: the arithmetic of a pool's table. Pure.
 
+Dense and sparse vectors lie in tables of two kinds.
+
 A pool of vectors of n elements is one dense table of dim 1, with a shard for each part: m = ceil(n / shards) rows for
 each of `capacity` vectors. Shard s holds rows s * capacity * m to (s + 1) * capacity * m - 1; in it, vector j has the
 local rows j * m to (j + 1) * m - 1. So element i of vector j is row (i // m) * capacity * m + j * m + i % m: a vector
 is contiguous in each shard, and elements with the same number lie on the same server.
+
+A pool of sparse vectors is one keyed table with a column for each vector: a row has the elements of all vectors at its
+key. At a key without a row, all of them have zero.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import numpy as np
 
 from dps.errors import KeyRangeError
 
-__all__ = ["PoolLayout"]
+__all__ = ["EVERY_KEY", "KeyedLayout", "PoolLayout"]
+
+EVERY_KEY = 2**64  # the size of a vector that has an element for each int64
 
 
 class PoolLayout(NamedTuple):
@@ -33,6 +40,16 @@ class PoolLayout(NamedTuple):
     size: int
     shards: int
     capacity: int
+
+    @property
+    def title(self) -> str:
+        """What lies in the pool."""
+        return f"vectors of {self.size}"
+
+    @property
+    def table(self) -> dict[str, int]:
+        """What its table is made with."""
+        return {"rows": self.rows, "shards": self.shards}
 
     @property
     def part(self) -> int:
@@ -96,3 +113,28 @@ class PoolLayout(NamedTuple):
                     memory[(start - first) * self.part : (start - first + (height or 1)) * self.part] = 0
                 found[place] = self.view(memory, start - first, height, dtype, length)
         return [found[place] for place in range(len(blocks))]
+
+
+class KeyedLayout(NamedTuple):
+    """The layout of a pool of sparse vectors.
+
+    Attributes
+    ----------
+    size : int
+        Elements of a vector, those that are zero included; ``EVERY_KEY`` for one with an element for each int64.
+    capacity : int
+        Vectors, each in its column.
+    """
+
+    size: int
+    capacity: int
+
+    @property
+    def title(self) -> str:
+        """What lies in the pool."""
+        return f"sparse vectors of {'any size' if self.size == EVERY_KEY else self.size}"
+
+    @property
+    def table(self) -> dict[str, int]:
+        """What its table is made with."""
+        return {"dim": self.capacity}

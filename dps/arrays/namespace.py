@@ -17,6 +17,8 @@ from dps.arrays.functions import filled
 from dps.arrays.matrix import eye
 from dps.arrays.operations import checked
 from dps.arrays.space import Space
+from dps.arrays.sparse_space import SparseSpace
+from dps.arrays.sparse_vector import from_items
 from dps.errors import InputError
 
 __all__ = ["ArrayNamespace"]
@@ -69,10 +71,21 @@ class ArrayNamespace:
     # -- arrays of one number, of numbers in order, of random numbers
 
     def zeros(
-        self, shape: Shape, *, dtype: npt.DTypeLike | None = None, capacity: int | None = None, device: Any = None
+        self,
+        shape: Shape | None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        capacity: int | None = None,
+        sparse: bool = False,
+        device: Any = None,
     ) -> Any:
         """Zeros; see :meth:`dps.ParameterServer.zeros`."""
-        return self.full(shape, 0, dtype=dtype or np.float64, capacity=capacity)
+        dtype = dtype or np.float64
+        if sparse:
+            return self.from_items([], np.zeros(0, dtype), size=_length(shape), capacity=capacity)
+        if shape is None:
+            raise InputError("a dense array has a shape: only sparse vectors do without")
+        return self.full(shape, 0, dtype=dtype, capacity=capacity)
 
     def ones(
         self, shape: Shape, *, dtype: npt.DTypeLike | None = None, capacity: int | None = None, device: Any = None
@@ -80,7 +93,9 @@ class ArrayNamespace:
         """Every element is 1; see :meth:`dps.ParameterServer.ones`."""
         return self.full(shape, 1, dtype=dtype or np.float64, capacity=capacity)
 
-    empty = zeros
+    def empty(self, shape: Shape, *, dtype: npt.DTypeLike | None = None, device: Any = None) -> Any:
+        """Zeros."""
+        return self.zeros(shape, dtype=dtype)
 
     def full(
         self,
@@ -161,6 +176,9 @@ class ArrayNamespace:
             if dtype is None or np.dtype(dtype) == obj.dtype:
                 return obj.copy() if copy else obj
             return obj.astype(dtype)
+        if hasattr(obj, "tocoo"):
+            keys, values, size = _of_scipy(obj)
+            return self.from_items(keys, values, size=size, dtype=dtype, capacity=capacity)
         if copy is False:
             raise InputError("elements cannot get to the servers without a copy")
         array = np.asarray(obj, dtype)
@@ -169,6 +187,18 @@ class ArrayNamespace:
         return made(self.space, uploaded(self.space, array, capacity))
 
     from_array = asarray
+
+    def from_items(
+        self,
+        keys: npt.ArrayLike,
+        values: npt.ArrayLike,
+        *,
+        size: int | None = None,
+        dtype: Any = None,
+        capacity: int | None = None,
+    ) -> Any:
+        """A sparse vector; see :meth:`dps.ParameterServer.from_items`."""
+        return from_items(self.space.of_kind(SparseSpace), keys, values, size, dtype, capacity)
 
     def astype(self, x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
         """The elements in another dtype."""
@@ -211,3 +241,22 @@ def _shape(shape: Shape) -> tuple[int, ...]:
             f"an array on the servers has one axis or two, each with an element at least, not shape {shape}"
         )
     return shape
+
+
+def _length(shape: Shape | None) -> int | None:
+    """The size of a sparse vector of a shape."""
+    if isinstance(shape, tuple):
+        if len(shape) != 1:
+            raise InputError(f"a sparse array on the servers has one axis, not shape {shape}")
+        return shape[0]
+    return shape
+
+
+def _of_scipy(matrix: Any) -> tuple[np.ndarray, np.ndarray, int]:
+    """Keys, values and size of a sparse vector of scipy, or of a matrix with one row or one column."""
+    shape, made = matrix.shape, matrix.tocoo()
+    long = [axis for axis, length in enumerate(shape) if length != 1] or [len(shape) - 1]
+    if len(long) > 1:
+        raise InputError(f"a sparse array on the servers has one axis, not shape {shape}")
+    coords = made.coords if hasattr(made, "coords") else (made.row, made.col)
+    return np.asarray(coords[long[0]], np.int64), made.data, int(shape[long[0]])

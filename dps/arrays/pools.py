@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dps.arrays.layout import PoolLayout
 from dps.arrays.store import ArrayStore
 from dps.errors import PoolFullError
 
@@ -51,14 +50,14 @@ class VectorPool:
     Parameters
     ----------
     store : ArrayStore
-    layout : PoolLayout
+    layout : PoolLayout or KeyedLayout
     dtype : dtype
         Of the table.
     table : str, optional
         The table of a pool that another process has made: all vectors count as used here. By default a new one.
     """
 
-    def __init__(self, store: ArrayStore, layout: PoolLayout, dtype: np.dtype, table: str | None = None):
+    def __init__(self, store: ArrayStore, layout: Any, dtype: np.dtype, table: str | None = None):
         self.store, self.dtype, self.layout = store, dtype, layout
         self._borrowed = table is not None
         self.table = store.make(layout, dtype) if table is None else table
@@ -100,6 +99,12 @@ class VectorPool:
             self._vectors[first : first + count] = USED * count
         return PoolBlock(self, first, count)
 
+    def taken(self) -> list[int]:
+        """The numbers of the vectors that are in use."""
+        with self._lock:
+            self._take_back()
+            return [number for number, state in enumerate(self._vectors) if state == USED[0]]
+
     def holds(self, dtype: np.dtype) -> bool:
         """Whether its rows can hold elements of a dtype."""
         return dtype.itemsize <= self.dtype.itemsize
@@ -118,7 +123,7 @@ class VectorPool:
         capacity, used = self.layout.capacity, self._vectors.count(USED)
         needed = "no vector" if count == 1 else f"no {count} consecutive vectors"
         return (
-            f"the pool of vectors of {self.layout.size} {self.dtype} has {needed} left: {used} of {capacity} are in "
+            f"the pool of {self.layout.title} {self.dtype} has {needed} left: {used} of {capacity} are in "
             f"use; delete vectors that are no longer needed, or make the first vector of this length with "
             f"capacity={max(2 * capacity, capacity + count)}"
         )

@@ -158,6 +158,10 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 def _top(arrays: Sequence[np.ndarray], start: int, count: int) -> Partial:
     values = arrays[0]
+    return _largest(np.arange(start, start + len(values)), values, count)
+
+
+def _largest(numbers: np.ndarray, values: np.ndarray, count: int) -> Partial:
     if count < len(values):
         # Without elements that are surely too small; equal ones at the border stay, because the first of them count.
         ranks = _ranks(values)
@@ -165,7 +169,7 @@ def _top(arrays: Sequence[np.ndarray], start: int, count: int) -> Partial:
         kept = np.flatnonzero(~(ranks > bound)) if bound == bound else np.arange(len(values))
     else:
         kept = np.arange(len(values))
-    return _most(count, kept + start, values[kept])
+    return _most(count, numbers[kept], values[kept])
 
 
 def _join_top(partials: list[Partial], count: int) -> Partial:
@@ -189,6 +193,22 @@ def _positions(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Part
     return np.flatnonzero(arrays[0]) + start
 
 
+def _items(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
+    """The keys and values of elements that are not zero; with a third array, of those that this mask has."""
+    keys, values = arrays[:2]
+    which = np.flatnonzero(arrays[-1])
+    return [keys[which], values[which]]
+
+
+def _join_items(partials: list[Partial], parameter: Any) -> Partial:
+    return [np.concatenate([each[part] for each in partials]) for part in (0, 1)]
+
+
+def _top_items(arrays: Sequence[np.ndarray], start: int, count: int) -> Partial:
+    keys, values = _items(arrays, start, None)
+    return _largest(keys, values, count)
+
+
 REDUCTIONS: dict[str, Reduction] = {
     "sum": Reduction(folded(np.add).of, _add),
     "prod": Reduction(folded(np.multiply).of, _multiply),
@@ -206,4 +226,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "values": Reduction(_values, _concatenate),
     "selected": Reduction(lambda arrays, start, parameter: arrays[0][arrays[1]], _concatenate),
     "positions": Reduction(_positions, _concatenate),
+    "items": Reduction(_items, _join_items),
+    "rows": Reduction(lambda arrays, start, parameter: [each.copy() for each in arrays], _join_items),
+    "top items": Reduction(_top_items, _join_top),
 }

@@ -8,14 +8,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dps.arrays.evaluation import evaluated
-from dps.arrays.layout import PoolLayout
+from dps.arrays.evaluation import evaluated, evaluated_keyed
+from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.programs import Program
 from dps.errors import InputError
 from dps.functions.definition import Function, function
+from dps.functions.library import combine
 from dps.functions.rows import Rows
 
-__all__ = ["ArrayClient", "ServerStore", "read_program", "run_program"]
+__all__ = ["ArrayClient", "ServerStore", "delete_zeros", "read_keyed", "read_program", "run_keyed", "run_program"]
+
+
+KEYS_A_CALL = 1 << 18  # whose elements are replaced at once
 
 
 class ArrayClient(Protocol):
@@ -36,6 +40,27 @@ def read_program(rows: Rows, layout: list[int], program: list[Any]) -> list[Any]
 def run_program(rows: Rows, layout: list[int], program: list[Any]) -> list[Any]:
     """A program with outputs."""
     return evaluated(rows, PoolLayout(*layout), Program(*program))
+
+
+@function
+def read_keyed(rows: Rows, program: list[Any]) -> list[Any]:
+    """Reductions of a program on sparse vectors."""
+    return evaluated_keyed(rows, Program(*program))
+
+
+@function(changes=True)
+def run_keyed(rows: Rows, program: list[Any]) -> list[Any]:
+    """A program on sparse vectors with outputs."""
+    return evaluated_keyed(rows, Program(*program))
+
+
+@function(changes=True)
+def delete_zeros(rows: Rows, columns: list[int]) -> int:
+    """Delete the rows with zeros in all these columns."""
+    return rows.delete(~(rows.before[:, columns] != 0).any(axis=1))
+
+
+delete_zeros.merge(sum)
 
 
 def touched(rows: Rows, layout: list[int], program: list[Any]) -> int:
@@ -72,18 +97,23 @@ class ServerStore:
     def __reduce__(self) -> tuple[Callable[..., ServerStore], tuple[Any, int, str]]:
         return store_over, (self.client(), self.shards, self.origin)
 
-    def make(self, layout: PoolLayout, dtype: np.dtype) -> str:
+    def make(self, layout: PoolLayout | KeyedLayout, dtype: np.dtype) -> str:
         """Make the table of a pool; its name is its own, because other programs may use the same parameter server."""
         if self._table is None:
             raise InputError("a trainer makes no vectors of its own: make them where the parameter server was started")
-        name = f"vectors of {layout.size} {dtype} ({secrets.token_hex(4)})"
-        self._table(name, rows=layout.rows, dtype=dtype.name, shards=layout.shards)
+        name = f"{layout.title} {dtype} ({secrets.token_hex(4)})"
+        self._table(name, dtype=dtype.name, **layout.table)
         return name
 
-    def run(self, table: str, layout: PoolLayout, program: Program) -> list[list[Any]]:
+    def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Any]]:
         """Run a program on all servers that have a part of the pool."""
-        chosen = run_program if program.outputs else read_program
-        found: list[list[Any]] = self.client().call(chosen, table, layout=list(layout), program=list(program))
+        arguments: dict[str, Any] = {"program": list(program)}
+        if isinstance(layout, KeyedLayout):
+            chosen = run_keyed if program.outputs else read_keyed
+        else:
+            chosen = run_program if program.outputs else read_program
+            arguments["layout"] = list(layout)
+        found: list[list[Any]] = self.client().call(chosen, table, **arguments)
         return found
 
     def pull(self, table: str, keys: np.ndarray | slice) -> np.ndarray:
@@ -94,6 +124,24 @@ class ServerStore:
     def assign(self, table: str, keys: np.ndarray | slice, values: np.ndarray) -> None:
         """Replace the values of rows."""
         self.client().assign(table, keys, values)
+
+    def pull_column(self, table: str, column: int, keys: np.ndarray) -> np.ndarray:
+        """The elements of a sparse vector at these keys."""
+        values: np.ndarray = self.client().pull(table, keys)
+        return np.ascontiguousarray(values.reshape(len(keys), -1)[:, column])
+
+    def assign_column(self, table: str, column: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Replace the elements of a sparse vector at these keys, which are sorted and distinct."""
+        for start in range(0, len(keys), KEYS_A_CALL):
+            some = slice(start, start + KEYS_A_CALL)
+            self.client().call(
+                combine, table, keys=keys[some], name="assign", at=keys[some], values=values[some], column=column
+            )
+
+    def delete_zeros(self, table: str, columns: list[int]) -> int:
+        """Delete the rows with zeros in all these columns; how many."""
+        deleted: int = self.client().call(delete_zeros, table, columns=columns)
+        return deleted
 
 
 def store_over(client: Any, shards: int, origin: str) -> ServerStore:

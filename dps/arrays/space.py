@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
@@ -25,8 +25,9 @@ __all__ = ["CAPACITY", "Space"]
 
 CAPACITY = 32  # vectors of a pool, unless the caller says otherwise
 
-SPACES: weakref.WeakValueDictionary[str, Space] = weakref.WeakValueDictionary()
+SPACES: weakref.WeakValueDictionary[tuple[str, str], Space] = weakref.WeakValueDictionary()
 ABROAD = threading.Lock()
+SpaceKind = TypeVar("SpaceKind", bound="Space")
 
 
 class Space:
@@ -35,12 +36,18 @@ class Space:
     Parameters
     ----------
     store : ArrayStore
+    relatives : dict, optional
+        The spaces of other kinds of arrays of the same parameter server, by their class.
     """
 
-    def __init__(self, store: ArrayStore):
+    kind = "dense"  # of its arrays
+    capacity = CAPACITY
+
+    def __init__(self, store: ArrayStore, relatives: dict[type[Space], Space] | None = None):
         self.store = store
         self._pools: dict[tuple[int, np.dtype], VectorPool] = {}
         self._borrowed: dict[str, VectorPool] = {}
+        self._relatives = {type(self): self} if relatives is None else relatives
         self._lock = threading.Lock()
 
     def pool(self, size: int, dtype: np.dtype, capacity: int | None = None, height: int = 1) -> VectorPool:
@@ -51,26 +58,37 @@ class Space:
         with self._lock:
             pool = self._pools.get(key)
             if pool is None:
-                room = max(CAPACITY, 4 * height) if capacity is None else capacity
-                layout = PoolLayout(size, min(self.store.shards, size), room)
-                pool = self._pools[key] = VectorPool(self.store, layout, key[1])
+                room = max(self.capacity, 4 * height) if capacity is None else capacity
+                pool = self._pools[key] = VectorPool(self.store, self.layout(size, room), key[1])
         if capacity is not None and capacity > pool.layout.capacity:
             raise InputError(
-                f"the pool of vectors of {size} {pool.dtype} has a capacity of {pool.layout.capacity} already: give "
+                f"the pool of {pool.layout.title} {pool.dtype} has a capacity of {pool.layout.capacity} already: give "
                 f"capacity={capacity} to the first vector of this length"
             )
         return pool
 
+    def of_kind(self, kind: type[SpaceKind]) -> SpaceKind:
+        """The space of other arrays of the same parameter server."""
+        with self._lock:
+            space = self._relatives.get(kind)
+            if space is None:
+                space = self._relatives[kind] = kind(self.store, self._relatives)
+            return cast(SpaceKind, space)
+
+    def layout(self, size: int, capacity: int) -> Any:
+        """Where the vectors of a pool lie."""
+        return PoolLayout(size, min(self.store.shards, size), capacity)
+
     @classmethod
-    def abroad(cls, store: ArrayStore) -> Space:
+    def abroad(cls, store: ArrayStore) -> Self:
         """The space of vectors that were pickled elsewhere: one for all that belong together."""
         with ABROAD:
-            space = SPACES.get(store.origin)
+            space = SPACES.get((cls.kind, store.origin))
             if space is None:
-                space = SPACES[store.origin] = cls(store)
-            return space
+                space = SPACES[cls.kind, store.origin] = cls(store)
+            return cast(Self, space)
 
-    def borrowed(self, table: str, layout: PoolLayout, dtype: np.dtype) -> VectorPool:
+    def borrowed(self, table: str, layout: Any, dtype: np.dtype) -> VectorPool:
         """A pool that another process has made."""
         with self._lock:
             if table not in self._borrowed:
@@ -104,7 +122,7 @@ class Space:
             kept = pool.allocate(_height(old), block.first)
             outputs.append((old, kept))
         found = list(leaves([new]))
-        if any(leaf.dtype.itemsize > pool.dtype.itemsize for leaf in found):
+        if not self._fits(found, pool):
             if kept is not None:
                 self.write(kept, self.read(old))
             self.put(new, block)
@@ -116,7 +134,7 @@ class Space:
     def put(self, node: Node, block: Block) -> None:
         """Compute a node into a block that no other node's elements are in."""
         found = list(leaves([node]))
-        if any(leaf.dtype.itemsize > block.pool.dtype.itemsize for leaf in found):  # computed where its operands fit
+        if not self._fits(found, block.pool):  # computed where its operands fit
             self.store_nodes([node])
             self.write(block, self.read(node))
         else:
@@ -156,10 +174,18 @@ class Space:
         finally:
             for node, block in zip(elsewhere, places, strict=True):
                 node.block = block
+        return self._joined(parts, wishes)
+
+    def _joined(self, parts: list[list[Any]], wishes: Sequence[Wish]) -> list[Any]:
+        """The results of reductions, of the partial results of shards that have elements."""
         return [
             REDUCTIONS[wish.kind].join([part[place] for part in parts], wish.parameter)
             for place, wish in enumerate(wishes)
         ]
+
+    def _fits(self, found: Sequence[Node], pool: VectorPool) -> bool:
+        """Whether nodes can be computed with in a pool."""
+        return all(leaf.dtype.itemsize <= pool.dtype.itemsize for leaf in found)
 
     def _pool_for(self, roots: Sequence[Node], outputs: Sequence[Node], found: list[Node]) -> VectorPool:
         """The pool where nodes are computed: as wide as the widest operand and output, with the most operands."""
@@ -187,7 +213,7 @@ class Space:
             if node.block is not None or (id(node) in seen and node not in nodes):
                 continue
             seen.add(id(node))
-            if node.used and node not in nodes and pool.holds(node.dtype):
+            if node.used and node not in nodes and self._keeps(node, pool):
                 try:
                     kept.append((node, pool.allocate(_height(node))))
                 except PoolFullError:
@@ -195,6 +221,10 @@ class Space:
                 continue
             stack.extend(each for each in node.operands if isinstance(each, Node))
         return kept
+
+    def _keeps(self, node: Node, pool: VectorPool) -> bool:
+        """Whether a node can be stored in a pool."""
+        return pool.holds(node.dtype)
 
     # -- data
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dps.arrays.layout import PoolLayout
+from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.programs import Program
 
 __all__ = ["ArrayStore"]
@@ -23,10 +23,10 @@ class ArrayStore(Protocol):
     def origin(self) -> str:
         """The same for all references to it, in all processes."""
 
-    def make(self, layout: PoolLayout, dtype: np.dtype) -> str:
-        """Make a dense table of dim 1 for a pool, and return its name."""
+    def make(self, layout: PoolLayout | KeyedLayout, dtype: np.dtype) -> str:
+        """Make the table of a pool, and return its name."""
 
-    def run(self, table: str, layout: PoolLayout, program: Program) -> list[list[Any]]:
+    def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Any]]:
         """Run a program on all shards: the partial results of its reductions, shard by shard."""
 
     def pull(self, table: str, keys: np.ndarray | slice) -> np.ndarray:
@@ -34,3 +34,12 @@ class ArrayStore(Protocol):
 
     def assign(self, table: str, keys: np.ndarray | slice, values: np.ndarray) -> None:
         """Replace the values of rows; of a repeated row the last one counts."""
+
+    def pull_column(self, table: str, column: int, keys: np.ndarray) -> np.ndarray:
+        """The elements of a sparse vector at these keys."""
+
+    def assign_column(self, table: str, column: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Replace the elements of a sparse vector at these keys, which are sorted and distinct."""
+
+    def delete_zeros(self, table: str, columns: list[int]) -> int:
+        """Delete the rows with zeros in all these columns; how many."""

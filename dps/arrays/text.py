@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from dask.utils import format_bytes
 
+from dps.arrays.layout import EVERY_KEY
 from dps.arrays.space import Space
 
 __all__ = ["described", "described_html"]
@@ -39,13 +40,16 @@ class Shown(Protocol):
 
 def _facts(array: Shown) -> dict[str, str]:
     shards = min(array.space.store.shards, array.shape[-1])
-    return {
-        "shape": str(array.shape),
+    facts = {
+        "shape": "(any int64,)" if array.shape == (EVERY_KEY,) else str(array.shape),
         "dtype": array.dtype.name,
         "shards": str(shards),
         "bytes": format_bytes(array.nbytes),
         "state": "stored" if array.is_stored else "expression",
     }
+    if array.space.kind == "sparse":  # how many bytes is not known here
+        del facts["bytes"]
+    return facts
 
 
 def described(array: Shown) -> str:

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from dps.client.columns import check_no_out, in_column, of_column
 from dps.client.environment import Environment
 from dps.client.functions import FunctionCaller
 from dps.client.origin import Origin
@@ -561,10 +562,12 @@ class Client:
         with session.lock:
             session.meter.begin(session.now())
             for each, named in table.items() if several else ((table, keys),):
-                name, named = place_of(each, named)
+                name, named, column = place_of(each, named)
                 route = session.ready(name)
                 terms, place = session.terms(route), outs.get(each) if several else out
-                prepared.append(prepared_pull(route, terms, session.acting, named, place, certified))
+                check_no_out(column, place)
+                pull = prepared_pull(route, terms, session.acting, named, place, certified)
+                prepared.append(of_column(pull, column))
             sent = session.send(prepared, keep)
         pending = on_their_way(sent, prepared, certified)
         return Pending.of_tables(dict(zip(table, pending, strict=True))) if several else pending[0]
@@ -587,19 +590,24 @@ class Client:
             session.meter.begin(session.now())
             changes = []
             for each, (named, given) in table.items() if several else ((table, (keys, values)),):
-                name, named = place_of(each, named)
-                changes.append((session.ready(name), each, named, given))
+                name, named, column = place_of(each, named)
+                route = session.ready(name)
+                if column is not None:
+                    named, given = in_column(route, named, given, column, rule)
+                changes.append((route, each, named, given, column))
             with self._as_task():
                 prepared = []
-                for route, each, named, given in changes:
+                for route, each, named, given, column in changes:
                     if route.spec.aggregate is not None and self._check_aggregate is not None:
                         self._check_aggregate(route.spec)
                     terms, place = session.terms(route), outs.get(each) if several else out
-                    prepared.append(
+                    check_no_out(column, place)
+                    made = (
                         prepared_deletion(route, terms, session.acting, named, given is EVERY)
                         if rule == DELETE
                         else prepared_push(route, terms, session.acting, named, given, rule, answered, place, rows)
                     )
+                    prepared.append(of_column(made, column) if answered else made)
                 if self._rehearses:
                     return self._rehearsed(table, keys, out, keep) if answered else Pending((), nothing)
                 sent = session.send(prepared, keep)

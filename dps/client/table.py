@@ -7,7 +7,7 @@ a table's name is accepted, in another process too, the handle stands for the na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -246,12 +246,19 @@ def name_of(table: TableLike) -> str:
     return table.name if isinstance(table, Table) else table_name(table)
 
 
-def place_of(table: Any, keys: Keys) -> tuple[str, Keys]:
-    """The name of a table and keys of it; of a vector on the servers, which is a part of a table, too."""
+class TableKeys(NamedTuple):
+    """What a call means: a table, keys of it and, of a sparse vector, which has one in its table, the column."""
+
+    table: str
+    keys: Keys
+    column: int | None = None
+
+
+def place_of(table: Any, keys: Keys) -> TableKeys:
+    """Where the rows are; also those of a vector on the servers, which is a part of a table."""
     if hasattr(table, "__dps_rows__"):
-        name, keys = table.__dps_rows__(keys)
-        return name, keys
-    return name_of(table), keys
+        return TableKeys(*table.__dps_rows__(keys))
+    return TableKeys(name_of(table), keys)
 
 
 def through(client: Verbs, spec: TableSpec) -> Table:

@@ -400,22 +400,30 @@ class ParameterServer:
         shards = most_servers(self._connection.describe())
         return ArrayNamespace(Space(ServerStore(self._connection.client, shards, self.table)))
 
-    def zeros(self, shape: int | tuple[int, int], dtype: npt.DTypeLike = "float64", capacity: int | None = None) -> Any:
+    def zeros(
+        self,
+        shape: int | tuple[int, ...] | None,
+        dtype: npt.DTypeLike = "float64",
+        capacity: int | None = None,
+        sparse: bool = False,
+    ) -> Any:
         """A vector or matrix of zeros on the servers, which computes there.
 
         Parameters
         ----------
-        shape : int or tuple of int
-            Number of elements; or rows and columns.
+        shape : int, tuple of int or None
+            Number of elements; or rows and columns. None: a sparse vector with an element for each int64.
         dtype : dtype
             float32, float64 or int64; others up to 64 bits may be computed with, and not pushed to by trainers.
         capacity : int, optional
             How many vectors of this length and dtype there may be at a time, those in between included. It counts for
-            the first one. By default 32, or four times the rows of a matrix.
+            the first one. By default 32, or four times the rows of a matrix; 8 sparse vectors.
+        sparse : bool
+            A vector of which only the elements take room that are not zero, or were not once.
 
         Returns
         -------
-        PSVector or PSMatrix
+        PSVector, PSMatrix or PSSparseVector
 
         Examples
         --------
@@ -428,7 +436,7 @@ class ParameterServer:
         ...         w.to_numpy(), w @ g
         (array([ 0.       , -0.25     , -0.41421354, -0.5490381 ], dtype=float32), np.float32(-2.7255414))
         """
-        return self.arrays.zeros(shape, dtype=dtype, capacity=capacity)
+        return self.arrays.zeros(shape, dtype=dtype, capacity=capacity, sparse=sparse)
 
     def ones(self, shape: int | tuple[int, int], dtype: npt.DTypeLike = "float64", capacity: int | None = None) -> Any:
         """Ones; parameters as in :meth:`zeros`."""
@@ -451,8 +459,50 @@ class ParameterServer:
         return self.arrays.random(shape, seed=seed, dtype=dtype, capacity=capacity)
 
     def from_array(self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None, capacity: int | None = None) -> Any:
-        """A vector or matrix with the elements of an array of numpy; `capacity` as in :meth:`zeros`."""
+        """A vector or matrix with the elements of an array of numpy; `capacity` as in :meth:`zeros`.
+
+        A sparse vector of scipy becomes a sparse one.
+        """
         return self.arrays.asarray(array, dtype=dtype, copy=True, capacity=capacity)
+
+    def from_items(
+        self,
+        keys: npt.ArrayLike,
+        values: npt.ArrayLike,
+        size: int | None = None,
+        dtype: npt.DTypeLike | None = None,
+        capacity: int | None = None,
+    ) -> Any:
+        """A sparse vector on the servers with these elements, and zero at all other keys.
+
+        Parameters
+        ----------
+        keys : array_like of int
+            The numbers of the elements; those of a key that occurs twice are added up.
+        values : array_like
+            As many, or one number for all.
+        size : int, optional
+            The keys are 0 to size - 1. Without it, any int64 is a key.
+        dtype : dtype, optional
+            float32, float64 or int64; by default that of the values.
+        capacity : int, optional
+            As in :meth:`zeros`.
+
+        Returns
+        -------
+        PSSparseVector
+
+        Examples
+        --------
+        >>> import dps
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         v = ps.from_items([7, 2**40], [1.0, -3.0])
+        ...         v *= 2
+        ...         v.nnz, v.sum(), v.items()
+        (2, np.float64(-4.0), (array([            7, 1099511627776]), array([ 2., -6.])))
+        """
+        return self.arrays.from_items(keys, values, size=size, dtype=dtype, capacity=capacity)
 
     # -- work
 

@@ -6,7 +6,7 @@ names with ``keys=``, or all rows of the table.
 ================== ====================================================================================================
 aggregates         `amax`, `amin`, `asum`, `max`, `min`, `sum`, `mean`, `dot`, `nnz`, `nrm2`, `equal`, `size`
 element by element `map_values` with `abs`, `sqrt`, ...; `add_scalar`, `scale`, `divide`, `power`, `clip`,
-                   `soft_threshold`
+                   `soft_threshold`; `combine` with values by key
 column by column   `combine_columns` with `add`, `subtract`, ...; `axpy`, `copy`
 initial values     `fill`, `zeros`, `uniform`, `normal`
 queries            `where`, `top_k`, `sample`, `dots`, `key_range`
@@ -34,6 +34,7 @@ __all__ = [
     "asum",
     "axpy",
     "clip",
+    "combine",
     "combine_columns",
     "copy",
     "divide",
@@ -261,6 +262,23 @@ def soft_threshold(rows: Rows, value: float) -> None:
     """Move each value towards zero by `value`, at most to zero."""
     for block in _blocks(rows.values):
         block[...] = np.sign(block) * np.maximum(np.abs(block) - value, 0)
+
+
+@function(changes=True)
+def combine(rows: Rows, name: str, at: np.ndarray, values: np.ndarray, column: int | None = None) -> None:
+    """Combine each row with its value by one of `BINARY`, or `"assign"` the value.
+
+    `at` are the keys of the values, sorted; with `column`, rows change in this column only.
+    """
+    which = np.searchsorted(at, rows.keys)
+    if len(at) != len(values) or not np.array_equal(at[np.minimum(which, len(at) - 1)], rows.keys):
+        raise InputError("combine takes a value for each of its keys, and the keys sorted")
+    there = rows.values[:, ALL if column is None else slice(column, column + 1)]
+    given = values[which].reshape(there.shape).astype(there.dtype, copy=False)
+    if name == "assign":
+        there[...] = given
+    else:
+        _known(BINARY, name)(there, given, out=there, casting="same_kind")
 
 
 # -- column by column

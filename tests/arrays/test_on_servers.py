@@ -10,7 +10,8 @@ from test_random_programs import DTYPES, Machine, random_programs
 
 import dps
 from dps.arrays import Space
-from dps.errors import InputError, InputTypeError, PoolFullError
+from dps.arrays.sparse_space import SparseSpace
+from dps.errors import InputError, InputTypeError, KeyRangeError, PoolFullError
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1 server", "2 servers"])
@@ -99,6 +100,63 @@ def test_trainers_add_to_a_vector(ps):
     results = ps.run(train, np.array([0, 1, 2, 2, 7]), trainers=1)
     assert results[0] == (pytest.approx(0 + 1 + 2 * 2 + 7), 7)
     assert w.tolist() == [1, 1, 2, 0, 0, 0, 0, 1]
+
+
+def test_a_sparse_vector(ps):
+    """Trainers push to it by key, beside others in its table."""
+    w, g = ps.zeros(None, dtype="float32", sparse=True), ps.from_items([1, 7, -5], [1.0, 2.0, 3.0], dtype="float32")
+    client = ps.client()
+
+    def train(trainer, partitions):
+        for part in partitions:
+            trainer.add(w, part, np.ones(len(part), "f4"))
+            trainer.push(w, part, 1.0)
+        trainer.push_async(w, [2**62], 5).result()
+        w[[70, 71]] = 2
+        return trainer.pull(w, [[1, 2], [7, 8]]).tolist(), float(w @ g), trainer.push_pull(w, [-5], [1.0]).tolist()
+
+    results = ps.run(train, np.array([1, 7, 7]), trainers=1)
+    assert results == [([[2, 0], [4, 0]], 10, [1])]
+    assert w.items()[0].tolist() == [-5, 1, 7, 70, 71, 2**62]
+    assert w.items()[1].tolist() == [1, 2, 4, 2, 2, 5]
+    assert g.items()[1].tolist() == [3, 1, 2]
+    lazy = w * 2
+    client.add(w, [1], 1)
+    assert (lazy[1], w[1]) == (4, 3)
+    client.add(w, [1], -1)
+    w -= 0.5 * g / (np.abs(w) + 1)
+    assert client.pull(w, [1, 70]).tolist() == w[[1, 70]].tolist() == [pytest.approx(2 - 0.5 / 3), 2]
+    with pytest.raises(InputError, match=r"v\[keys\] = values"):
+        client.assign(w, [1], 2.0)
+    with pytest.raises(InputError, match="leave out"):
+        client.pull(w, [1], out=np.zeros(1, "f4"))
+    w[:] = w.soft_threshold(1.9)
+    assert w.items()[0].tolist() == [7, 70, 71, 2**62]
+    del lazy
+    assert w.eliminate_zeros() == 0  # because `g` is not zero at the other keys
+
+
+def test_sparse_vectors_of_scipy(ps):
+    from scipy.sparse import coo_array, csr_matrix
+
+    for matrix in (coo_array(([1.0, 2.0], ([3, 5],)), shape=(9,)), csr_matrix(([1.0, 2.0], ([0, 0], [3, 5])), (1, 9))):
+        v = ps.from_array(matrix)
+        assert (v.size, v.to_scipy().toarray().tolist()) == (9, [0, 0, 0, 1, 0, 2, 0, 0, 0])
+    with pytest.raises(InputError, match="one axis"):
+        ps.from_array(csr_matrix(np.eye(3)))
+    with pytest.raises(InputError, match="lie in different tables"):
+        v + ps.zeros(9)
+
+
+@pytest.mark.parametrize("capacity", [1, 8])
+def test_a_sparse_vector_with_a_size_takes_no_other_keys(ps, capacity):
+    v = ps.zeros(5, dtype="int64", sparse=True, capacity=capacity)
+    with pytest.raises(KeyRangeError):
+        ps.client().add(v, [5], 1)
+    ps.client().add(v, [4, 4, 0], [1, 2, 3])
+    assert v.tolist() == [3, 0, 0, 0, 3]
+    ps.drop_table(v.node.block.pool.table)
+    ps.arrays.space.of_kind(SparseSpace)._pools.clear()
 
 
 def test_a_trainer_makes_no_vectors(ps):

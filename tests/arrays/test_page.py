@@ -10,6 +10,7 @@ from dps.arrays import namespace
 from dps.arrays.array import FUNCTIONS, REDUCED
 from dps.arrays.matrix import PSMatrix
 from dps.arrays.operations import UFUNCS
+from dps.arrays.sparse_vector import PSSparseVector
 from dps.arrays.vector import PSVector
 
 PAGE = Path(__file__).parents[2] / "docs" / "arrays.md"
@@ -33,6 +34,7 @@ def table() -> str:
         "functions of numpy": functions,
         "of `PSVector`": public(PSVector),
         "further of `PSMatrix`": sorted({*public(PSMatrix)} - {*public(PSVector)}),
+        "further of `PSSparseVector`": sorted({*public(PSSparseVector)} - {*public(PSVector)}),
         "of `ps.arrays`": sorted(set(dir(namespace.ArrayNamespace)) - set(dir(object)) | set(namespace.SHARED)),
     }
     lines = ["| what | names |", "| --- | --- |"]

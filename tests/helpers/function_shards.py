@@ -8,7 +8,7 @@ import numpy as np
 
 from dps.functions.definition import Function
 from dps.functions.rows import Effect, Rows
-from dps.state.ops import NO_CLOCK, ROWS, Op, TableSpec
+from dps.state.ops import DELETE, NO_CLOCK, ROWS, Op, TableSpec
 from dps.state.partition import group
 from dps.state.shard import DenseShard, KeyedShard, make_shard
 from dps.wire.values import decode_values, encode_values
@@ -60,8 +60,15 @@ class Shards:
 
     def apply(self, number: int, effect: Effect | None) -> None:
         """Have an effect count."""
-        if effect is not None:
-            self.shards[number].apply(Op(ROWS, effect.keys, effect.start, effect.rows, NO_CLOCK, 1))
+        if effect is None:
+            return
+        shard = self.shards[number]
+        if effect.deleted is not None:
+            nothing = np.empty((len(effect.deleted), 0), self.spec.dtype)
+            op = Op(DELETE, effect.deleted, 0, nothing, NO_CLOCK, 1)
+            shard.make_room(op, len(effect.deleted))
+            shard.apply(op)
+        shard.apply(Op(ROWS, effect.keys, effect.start, effect.rows, NO_CLOCK, 1))
 
     def whole(self, keys: Any = None) -> np.ndarray:
         """The rows, values and state: of a dense table all, of a keyed one those of the keys, which it must have."""
