@@ -504,6 +504,39 @@ def test_a_function_that_raises_is_run_again_from_its_clock(client, ps, stalenes
     assert ps.client().pull("n", [0, 1, 2, 100, 101, 102]).tolist() == [9, 9, 9, 1, 1, 1]
 
 
+@dps.function(changes=True)
+def one_more(rows):
+    rows.values += 1
+
+
+def changing(trainer, parts, v):
+    """Trainer 1 raises in the middle of clocks 2 and 4. All call functions, delete, and change a vector in place."""
+    own = [trainer.number, 10 + trainer.number]
+    while trainer.clock < 6:
+        trainer.push("n", own, 10)
+        trainer.call(one_more, "n", own)
+        if trainer.clock == 3:
+            trainer.delete("n", own[:1])
+        trainer.add(v, own[:1], 1.0)
+        if trainer.number == 1:
+            v[5:] *= 2.0
+        if (trainer.number, trainer.attempt, trainer.clock) in ((1, 0, 2), (1, 1, 4)):
+            raise OwnError(trainer.attempt)
+        trainer.call(one_more, "n", own)
+        trainer.tick()
+
+
+@pytest.mark.leaks_ok("the clients of tasks end with the tasks' records at Dask")
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_calls_deletions_and_vectors_of_a_trainer_that_is_run_again_count_once(client, ps, staleness):
+    ps.register(one_more)
+    v = ps.ones(8)
+    data = client.scatter([0, 1, 2], broadcast=True)
+    ps.run(changing, data, staleness=staleness, retries=2, args=(v,))
+    assert ps.client().pull("n", [0, 1, 2, 10, 11, 12]).tolist() == [25] * 3 + [72] * 3
+    assert v.tolist() == [7.0] * 3 + [1.0] * 2 + [64.0] * 3
+
+
 def test_a_function_that_raises_too_often(client, ps):
     data = client.scatter([0, 1, 2], broadcast=True)
     with pytest.raises(OwnError, match="1"):

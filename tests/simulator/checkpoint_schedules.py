@@ -113,7 +113,7 @@ def check_servers(sim: Simulation) -> None:
     controller = sim._controller
     published = {spec["id"] for spec in controller.membership.specs.values()}
     for number, record in controller.membership.servers.items():
-        if record.up and record.ready:
+        if record.up and record.ready and not controller.servers[number].party.dead:  # or news of its end is on its way
             kept = set(controller.servers[number].role.tables)
             assert kept == published, (
                 f"server {number} has tables {sorted(kept)}, and {sorted(published)} are published"
@@ -132,7 +132,10 @@ def restored(sim: Simulation, expected: ExpectedContents, name: str, contents: R
     client = sim.client()
     before = {table.name: pull(client, table) for table in expected.tables}
     fault = draw.choice(("none", "none", "crash", "answers"))
-    if fault == "crash" and (party := next(iter(sim._controller.expendable()), None)) is not None:
+    party = next(iter(sim._controller.expendable()), None)
+    if (
+        fault == "crash" and party is not None and expected.tables[0].spec.copies > 1
+    ):  # else it may take what is restored
         sim.crash(party.name, at=draw.expovariate(20.0))
     elif fault == "answers":
         sim._controller.lost_answers = draw.choice((0.1, 0.5))

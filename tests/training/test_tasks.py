@@ -480,3 +480,32 @@ def test_a_worker_that_is_killed_in_a_lazy_stage(apart, tmp_path):
     assert client.compute(stage.sum()).result() == 28
     assert (tmp_path / "died").exists()
     assert ps.client().pull("lazy").tolist() == [11] * 8
+
+
+@dps.function(changes=True)
+def one_more(rows):
+    rows.values += 1
+
+
+def changing(dps_client, table, v, fail_at):
+    """Pushes, calls, deletes, and changes a vector in place; fails once at each of these steps."""
+    for step in range(6):
+        dps_client.push(table, [1, 2], 10)
+        dps_client.call(one_more, table, [2, 3])
+        v[step % 5 : step % 5 + 1] += 1.0
+        if step == 3:
+            dps_client.delete(table, [1])
+            dps_client.delete_async(table, [3])
+        if step in fail_at and step not in FAILURES:
+            FAILURES.append(step)
+            raise RuntimeError("not yet")
+
+
+def test_calls_deletions_and_vectors_of_a_task_that_is_retried_count_once(client, ps, table):
+    ps.register(one_more)
+    FAILURES.clear()
+    v = ps.zeros(5)
+    client.submit(changing, ps.client(), table, v, [1, 4, 5], retries=3).result()
+    assert FAILURES == [1, 4, 5]
+    assert counts(ps, table, [1, 2, 3]) == [20, 66, 2]
+    assert v.tolist() == [2.0, 1.0, 1.0, 1.0, 1.0]

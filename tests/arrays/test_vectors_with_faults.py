@@ -1,0 +1,89 @@
+"""Vectors on servers that are lost meanwhile: each operation counts once, and all that was computed is there."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from oracles import mutant
+
+from dps.arrays import ArrayNamespace, ServerStore, Space
+from dps.client.functions import FunctionCaller
+from dps.server import functions
+from dps.server.functions import FunctionCalls
+from dps.testing import Faults, Simulation
+
+SIZE, STEPS = 40, 60
+FAULTS = Faults(latency=(1e-3, 1e-3), restart=0.3, outage=0.3, keep_alive=1.0)
+
+
+def hit(sim: Simulation, draw: random.Random, seconds: float) -> None:
+    """Plan what happens to servers within so many seconds: one is lost, one stops, two cannot reach each other."""
+    first, second, third = draw.sample(["server-0", "server-1", "server-2"], 3)
+    when = draw.uniform(0.0, seconds)
+    sim.crash(first, at=when)
+    if draw.random() < 0.5:
+        sim.stop(second, 0.3, at=draw.uniform(0.0, seconds))
+    if draw.random() < 0.5:
+        sim.part([second], [third], 0.3, at=max(0.0, when - draw.uniform(0.0, 0.3)))
+
+
+def vectors(sim: Simulation) -> ArrayNamespace:
+    client = sim.client()
+    return ArrayNamespace(Space(ServerStore(lambda: client, 3, sim.table)))
+
+
+def count_in_place(seed: int) -> None:
+    """Changes of a vector in place, beside the same in numpy."""
+    with Simulation(seed, servers=3, trainers=1, copies=2, faults=FAULTS) as sim:
+        xp, mine = vectors(sim), np.arange(float(SIZE))
+        hit(sim, random.Random(f"vectors {seed}"), 1.0)
+        v, w = xp.asarray(mine), xp.ones(SIZE)
+        for step in range(STEPS):
+            v += w
+            v *= 1.0 + 2.0**-10 * (step % 3)
+            w += step
+            mine = (mine + (1 + sum(range(step)))) * (1.0 + 2.0**-10 * (step % 3))
+            if step % 10 == 0:
+                np.testing.assert_array_equal(v.to_numpy(), mine, f"step {step}")
+        np.testing.assert_array_equal(v.to_numpy(), mine)
+        np.testing.assert_array_equal(w.to_numpy(), np.full(SIZE, 1.0 + sum(range(STEPS))))
+        sim.rest()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_operations_in_place_count_once(seed) -> None:
+    count_in_place(seed)
+
+
+WRONG = {
+    "a repeat counts again": [
+        (functions, "op_of", "*stamp)", "*(0, 0, 0))"),
+        (functions, "_has", "bool(header.trainer) and", "False and"),
+    ],
+    "a call gets another stamp when it is sent again": [
+        (
+            FunctionCaller,
+            "_header",
+            "running.stamp._replace(",
+            "running.stamp._replace(number=running.stamp.number + 1000 * self._session.epoch, ",
+        )
+    ],
+    "effects are not passed on": [(FunctionCalls, "_apply", "if replica.successor is not None:", "if False:")],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_noticed(monkeypatch, name) -> None:
+    for owner, method, old, new in WRONG[name]:
+        monkeypatch.setattr(owner, method, mutant(getattr(owner, method), old, new))
+
+    def is_noticed(seed: int) -> bool:
+        try:
+            count_in_place(seed)
+        except Exception:
+            return True
+        return False
+
+    assert any(is_noticed(seed) for seed in range(60))
