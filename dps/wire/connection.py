@@ -242,6 +242,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._turn is not None:
             self._turn.forget(self)
         self._incoming = self._outgoing = Buffer(0)
+        # No frame is handled any more, so their memory goes now, and not when Python next looks for cycles.
+        self._reader, self._plain, self._body = FrameReader(0, inbox_bytes=0), None, None
 
     def _proof_is_late(self) -> None:
         if self.session is None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 from distributed.security import Security
+from oracles import mutant
 from peers import (
     CRASH,
     EAT,
@@ -33,6 +36,7 @@ from dps.errors import InputError, ServerGoneError
 from dps.wire import endpoint as endpoint_module
 from dps.wire import frames
 from dps.wire.connection import PEER_INBOX_BYTES as INBOX_BYTES
+from dps.wire.connection import Connection
 from dps.wire.frames import Header
 from dps.wire.memory import Buffer
 
@@ -301,6 +305,40 @@ def test_connections_that_end_are_told_once(kit) -> None:
         time.sleep(0.005)
     assert len(kit.ended) == len(set(map(id, kit.ended))) == 3
     assert {c.session for c in kit.ended} == {"s"}
+
+
+def memory_of_ended_connections(kit: Kit) -> list[object]:
+    """What is left of the memory of connections that have ended, while Python looks for no cycles."""
+    gc.disable()
+    try:
+        with kit.channels(2) as (channel, other), Raw(kit.address) as stranger:
+            stranger.frame()
+            fulfilled([(n, ask_echo(each, 10, n)) for n, each in enumerate((channel, other))])
+            feed(other, np.zeros(4 * MB, np.int64))
+            there = list(kit.endpoint.call(lambda: [*kit.endpoint.connections]))
+            memory = [weakref.ref(c._reader.inbox) for c in there]
+            memory += [weakref.ref(c._plain._answers) for c in there if c._plain is not None]
+            connections = [weakref.ref(c) for c in there]
+            del there
+        kit.ended.clear()
+        deadline = soon(5)
+        while kit.endpoint.connections and time.monotonic() < deadline:
+            time.sleep(0.005)
+        kit.endpoint.call(kit.ended.clear)
+        return [each() for each in memory + connections if each() is not None]
+    finally:
+        gc.enable()
+
+
+def test_the_memory_of_an_ended_connection_is_free_at_once(kit) -> None:
+    """A peer that comes and goes again and again must not fill a server's memory between two collections."""
+    assert memory_of_ended_connections(kit) == []
+
+
+def test_memory_that_waits_for_a_collection_is_noticed(kit, monkeypatch) -> None:
+    lost = mutant(Connection.connection_lost, "self._reader, self._plain, self._body =", "_ =")
+    monkeypatch.setattr(Connection, "connection_lost", lost)
+    assert len(memory_of_ended_connections(kit)) >= 2
 
 
 def test_buffers_shrink_after_a_giant_message(kit) -> None:
