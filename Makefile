@@ -218,7 +218,7 @@ fuzz: $(READY)  ## random and mutated frames at a live server, the controller an
 SANITIZED := build/sanitized
 UNDER_SANITIZERS = cd $(SANITIZED) && \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
+	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
 	PYTHONPATH=$(CURDIR)/$(SANITIZED) DPS_BUILD=sanitized FUZZ_FRAMES=$(FRAMES) FUZZ_SEED=$(SEED) \
 	$(abspath $(PY)) -m pytest -p no:cacheprovider
 # All files with wrong variants of a compiled module, which each module has, and the rooms that are made of the core. The
