@@ -15,7 +15,7 @@ from dps.errors import InputError
 from dps.models.classes import class_weights
 from dps.models.encoding import Layout
 from dps.models.losses import Problem, batch_loss, part_of
-from dps.models.partitions import DaskPieces, Survey, summary
+from dps.models.partitions import Pieces, Survey, summary
 from dps.models.weights import HomeWeights
 
 __all__ = ["elements_of", "minimised", "problem_of_classes", "weights_of"]
@@ -25,7 +25,7 @@ ROUNDING = 64 * np.finfo(float).eps  # fall of the loss, as a fraction, that end
 
 def minimised(
     ps: dps.ParameterServer,
-    pieces: DaskPieces,
+    pieces: Pieces,
     problem: Problem,
     start: np.ndarray | None,
     *,
@@ -82,7 +82,7 @@ def elements_of(weights: HomeWeights, problem: Problem) -> np.ndarray | None:
 
 
 def problem_of_classes(
-    loss: str, pieces: DaskPieces, with_intercept: bool, class_weight: dict | str | None
+    loss: str, pieces: Pieces, with_intercept: bool, class_weight: dict | str | None
 ) -> tuple[Problem, Survey, float]:
     """(the problem of a classifier, the survey of its data, the sum of the rows' weights)."""
     seen = summary(pieces.surveys())

@@ -17,8 +17,8 @@ from dps.models.batch_solvers import elements_of, minimised, problem_of_classes,
 from dps.models.classes import check_class_weight, nonnegative
 from dps.models.encoding import Layout
 from dps.models.losses import Problem
-from dps.models.partitions import DaskPieces, Piece, named
-from dps.models.spark_pieces import is_spark
+from dps.models.partitions import Piece, Pieces, named
+from dps.models.spark_pieces import pieces_of
 from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
 from dps.models.weights import HomeWeights, lazily, margins_of, take
 from dps.models.where import address_of, aside, serving
@@ -58,7 +58,7 @@ class LinearModel(BaseEstimator):
         Parameters
         ----------
         X, y, sample_weight
-            As :meth:`dps.models.LogisticRegression.fit` takes them, but for data of Spark.
+            As :meth:`dps.models.LogisticRegression.fit` takes them.
 
         Returns
         -------
@@ -71,20 +71,18 @@ class LinearModel(BaseEstimator):
             Data or settings from which no model can be trained. No table or server is left behind.
         """
         self._check()
-        if is_spark(X):
-            raise InputTypeError(
-                f"{type(self).__name__} takes data of Dask or in memory; hand over Spark's with toPandas()"
-            )
         before = self._weights if self.warm_start else None
-        with aside(), serving(self.client, X, self.servers) as (ps, _):
-            data = (X, y, sample_weight, None, self.hash_bits, None)
-            with contextlib.closing(DaskPieces(ps.dask_client, *data)) as pieces:
-                problem, layout, weight = self._problem(pieces)
-                l1, l2 = self._penalties(weight)
-                result, losses = minimised(
-                    ps, pieces, problem, None if before is None else elements_of(before, problem), weight=weight,
-                    l1=l1, l2=l2, tol=self.tol, max_iter=self.max_iter, batch_size=self.batch_size,
-                )  # fmt: skip
+        with (
+            aside(),
+            serving(self.client, X, self.servers) as (ps, _),
+            contextlib.closing(pieces_of(ps, (X, y, sample_weight), None, self.hash_bits, None)) as pieces,
+        ):
+            problem, layout, weight = self._problem(pieces)
+            l1, l2 = self._penalties(weight)
+            result, losses = minimised(
+                ps, pieces, problem, None if before is None else elements_of(before, problem), weight=weight,
+                l1=l1, l2=l2, tol=self.tol, max_iter=self.max_iter, batch_size=self.batch_size,
+            )  # fmt: skip
         self.n_features_in_ = layout.features
         self.__dict__.pop("feature_names_in_", None)
         if layout.columns is not None:
@@ -93,7 +91,7 @@ class LinearModel(BaseEstimator):
         self._weights = weights_of(result.x, problem, layout)
         return self
 
-    def _problem(self, pieces: DaskPieces) -> tuple[Problem, Layout, float]:
+    def _problem(self, pieces: Pieces) -> tuple[Problem, Layout, float]:
         """(the problem, the layout of X, the sum of the rows' weights)."""
         targets = pieces.mapped(targets_of)
         layouts = {each.layout for each in targets}
@@ -126,6 +124,10 @@ class LinearModel(BaseEstimator):
             if not nonnegative(value) or (name == "l1_ratio" and value > 1) or (name == "C" and value == 0):
                 bounds = {"l1_ratio": "from 0 to 1", "C": "above 0"}.get(name, "0 or more")
                 raise InputError(f"{name} is a finite number, {bounds}; not {value!r}")
+
+    def home_weights(self) -> HomeWeights:
+        """The fitted weights."""
+        return self._fitted()
 
     def _margins(self, X: Features) -> Predictions:
         weights = self._fitted()
@@ -713,7 +715,7 @@ class LinearSVC(ClassifierMixin, LinearModel):
         super()._check()
         check_class_weight(self.class_weight)
 
-    def _problem(self, pieces: DaskPieces) -> tuple[Problem, Layout, float]:
+    def _problem(self, pieces: Pieces) -> tuple[Problem, Layout, float]:
         problem, seen, weight = problem_of_classes(self._loss, pieces, self.fit_intercept, self.class_weight)
         assert problem.classes is not None
         self.classes_ = problem.classes

@@ -24,9 +24,9 @@ import dps
 from dps.errors import InputError
 from dps.models.batch_solvers import elements_of, minimised, problem_of_classes, weights_of
 from dps.models.classes import check_class_weight, class_weights, coded, nonnegative
-from dps.models.partitions import DaskPieces, Piece, Survey, Surveys, named, summary
+from dps.models.partitions import Piece, Survey, Surveys, named, summary
 from dps.models.saved import Saved
-from dps.models.spark_pieces import SparkPieces, is_spark
+from dps.models.spark_pieces import pieces_of
 from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
 from dps.models.types import Block, ClusterLike, Features, Labels, Predictions, Schedule, Settings
 from dps.models.weights import (
@@ -45,7 +45,7 @@ from dps.models.where import Address, address_of, aside, serving
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
-__all__ = ["LogisticRegression"]
+__all__ = ["BATCH_SOLVERS", "LogisticRegression"]
 
 # The default learning rates. Test log-loss of two trainers after 5 epochs on Census-Income, flights (numbers in
 # buckets), zipf_clicks, Gaussians: adagrad .118 .525 .315 .431, adam .118 .528 .316 .431, ftrl .118 .525 .313 .431,
@@ -83,8 +83,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         The servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
         "lbfgs", and with l1 "owlqn", find the minimum itself: each iteration goes through all the data, the trainers
         add up the gradient, and the solver (``dps.optimize``) runs in this process, where the weights come to lie.
-        They take data of Dask or in memory, and leave `learning_rate`, `epochs`, `staleness`, `aggregate` and `shuffle`
-        alone.
+        They leave `learning_rate`, `epochs`, `staleness`, `aggregate` and `shuffle` alone. Spark reads its data twice
+        for them: cache what is expensive to make.
     learning_rate : float or dps schedule, optional
         Defaults: adagrad 0.1, sgd 0.2, adam 0.01; FTRL's alpha 0.1. "sgd" wants columns of about one scale.
     l1, l2 : float
@@ -318,14 +318,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     def _minimise(self, data: tuple, before: HomeWeights | None) -> LogisticRegression:
         """Train by a solver that goes through all the data in each step."""
-        X = data[0]
-        if is_spark(X):
-            raise InputError(f"solver {self.solver!r} takes data of Dask or in memory; for Spark's, {', '.join(RATES)}")
-        how = (*data, None, self.hash_bits, None)
         with contextlib.ExitStack() as stack:
             stack.enter_context(aside())
-            ps, _ = stack.enter_context(self._server(X))
-            pieces = stack.enter_context(contextlib.closing(DaskPieces(ps.dask_client, *how)))
+            ps, _ = stack.enter_context(self._server(data[0]))
+            pieces = stack.enter_context(contextlib.closing(pieces_of(ps, data, None, self.hash_bits, None)))
             problem, seen, weight = problem_of_classes("logistic", pieces, self.fit_intercept, self.class_weight)
             result, self.loss_curve_ = minimised(
                 ps, pieces, problem, None if before is None else elements_of(before, problem), weight=weight,
@@ -365,7 +361,6 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         self, ps: dps.ParameterServer, data: tuple, classes: npt.ArrayLike | None, epochs: int, ours: bool
     ) -> None:
         layout = None if self._weights is None else self._weights.layout
-        how = (*data, layout, self.hash_bits, self.shuffle)
 
         def plan(surveys: Surveys) -> Plan:
             counts = None
@@ -379,8 +374,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
                 self.fit_intercept, self.solver == "ftrl",
             )  # fmt: skip
 
-        with contextlib.closing(SparkPieces(*how) if is_spark(data[0]) else DaskPieces(ps.dask_client, *how)) as pieces:
-            reports = pieces.train(ps, plan, train, staleness=self.staleness, progress=self.progress)
+        with contextlib.closing(pieces_of(ps, data, layout, self.hash_bits, self.shuffle)) as pieces:
+            reports = pieces.train(plan, train, staleness=self.staleness, progress=self.progress)
         self._note(reports)
 
     def _note(self, reports: list[tuple]) -> None:

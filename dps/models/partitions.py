@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import dask
 import numpy as np
@@ -22,7 +23,8 @@ from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
 from dps.models.types import Block, Features, Labels
 
-__all__ = ["DaskPieces", "Piece", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of", "trainers_threads"]
+__all__ = ["DaskPieces", "Piece", "Pieces", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of"]
+__all__ += ["trainers_threads"]
 
 
 T = TypeVar("T")
@@ -53,6 +55,27 @@ class Survey(NamedTuple):
 Surveys = Callable[[], list[Survey]]  # the surveys of all pieces
 
 
+class Pieces(Protocol):
+    """The data of `fit`, of Dask or of Spark, as pieces where they lie."""
+
+    def surveys(self) -> list[Survey]:
+        """The survey of each piece."""
+
+    def mapped(self, function: Callable[[Piece], T]) -> list[T]:
+        """What `function` makes of each piece; it runs where the pieces are."""
+
+    def converted(self, function: Callable, *arguments: object) -> AbstractContextManager[Any]:
+        """Data for `ps.run`, whose partitions are ``function(piece, *arguments)``."""
+
+    def train(
+        self, plan: Callable[[Surveys], object], function: Callable, *, staleness: float, progress: bool | None
+    ) -> list[tuple]:
+        """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
+
+    def close(self) -> None:
+        """Release what is held for the pieces."""
+
+
 class DaskPieces:
     """The data of `fit` from Dask or from memory: futures of `Piece`, made on the workers that hold the data.
 
@@ -61,7 +84,7 @@ class DaskPieces:
 
     def __init__(
         self,
-        client: DaskClient,
+        ps: dps.ParameterServer,
         X: Features,
         y: Labels,
         weights: Labels,
@@ -69,9 +92,10 @@ class DaskPieces:
         bits: int,
         seed: int | None,
     ):
+        client = ps.dask_client
         pairs = _pairs(client, X, y, weights)
         pieces = [dask.delayed(piece_of, pure=False)(n, pair, layout, bits, seed) for n, pair in enumerate(pairs)]
-        self._client, self._pieces = client, client.compute(pieces)
+        self._ps, self._client, self._pieces = ps, client, client.compute(pieces)
 
     def surveys(self) -> list[Survey]:
         """The survey of each piece."""
@@ -87,7 +111,6 @@ class DaskPieces:
 
     def train(
         self,
-        ps: dps.ParameterServer,
         plan: Callable[[Surveys], object],
         function: Callable,
         *,
@@ -96,7 +119,8 @@ class DaskPieces:
     ) -> list[tuple]:
         """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
         with taking_turns(self._client):
-            return ps.run(function, self._pieces, args=(plan(self.surveys),), staleness=staleness, progress=progress)
+            args = (plan(self.surveys),)
+            return self._ps.run(function, self._pieces, args=args, staleness=staleness, progress=progress)
 
     @contextlib.contextmanager
     def converted(self, function: Callable, *arguments: object) -> Iterator[list[Future]]:

@@ -1,78 +1,56 @@
-"""Logistic regression for Spark's pipelines: a `pyspark.ml` Estimator and its Model, trained on a parameter server."""
+"""Stages for Spark's pipelines, trained on a parameter server: logistic regression, and those of `spark_linear`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import functools
 
 import numpy as np
 
-from dps.errors import InputError, needing
+from dps.errors import needing
 
 with needing("spark"):
-    import pandas as pd
-    import pyarrow as pa
     from pyspark import keyword_only
-    from pyspark.ml import Estimator, Model
     from pyspark.ml.functions import array_to_vector
-    from pyspark.ml.linalg import DenseMatrix, DenseVector, Matrix, SparseVector, Vector
     from pyspark.ml.param import Param, Params, TypeConverters
     from pyspark.ml.param.shared import (
         HasElasticNetParam,
-        HasFeaturesCol,
-        HasFitIntercept,
-        HasLabelCol,
-        HasMaxIter,
-        HasPredictionCol,
         HasProbabilityCol,
         HasRawPredictionCol,
-        HasRegParam,
         HasSeed,
         HasSolver,
         HasStepSize,
-        HasTol,
-        HasWeightCol,
     )
-    from pyspark.ml.util import (
-        DefaultParamsReadable,
-        DefaultParamsReader,
-        DefaultParamsWritable,
-        DefaultParamsWriter,
-        MLReadable,
-        MLReader,
-        MLWritable,
-        MLWriter,
-    )
-    from pyspark.sql import DataFrame, functions
-    from pyspark.sql.pandas.functions import pandas_udf
+    from pyspark.sql import Column, DataFrame
 
-from dps.models.encoding import Layout
-from dps.models.logistic import LogisticRegression
-from dps.models.spark_pieces import block_of, unwrapped
+from dps.models.logistic import BATCH_SOLVERS, LogisticRegression
+from dps.models.spark_linear import (
+    SparkLinearRegression,
+    SparkLinearRegressionModel,
+    SparkLinearSVC,
+    SparkLinearSVCModel,
+    SparkPoissonRegressor,
+    SparkPoissonRegressorModel,
+)
+from dps.models.spark_stages import Finish, FittedClassifier, PipelineStage, by_class
 from dps.models.types import ClusterLike, Settings
-from dps.models.weights import HomeWeights, margins_of, softmax
+from dps.models.weights import softmax
 
-__all__ = ["SparkLogisticRegression", "SparkLogisticRegressionModel"]
+__all__ = [
+    "SparkLinearRegression",
+    "SparkLinearRegressionModel",
+    "SparkLinearSVC",
+    "SparkLinearSVCModel",
+    "SparkLogisticRegression",
+    "SparkLogisticRegressionModel",
+    "SparkPoissonRegressor",
+    "SparkPoissonRegressorModel",
+]
 
-
-class _Columns(HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
-    """Names of the columns, as MLlib's classifiers have them."""
+ITERATIONS = 100  # of "lbfgs" and "owlqn", unless maxIter is given
 
 
 class SparkLogisticRegression(
-    Estimator,
-    _Columns,
-    HasMaxIter,
-    HasRegParam,
-    HasElasticNetParam,
-    HasFitIntercept,
-    HasSolver,
-    HasStepSize,
-    HasTol,
-    HasWeightCol,
-    HasSeed,
-    DefaultParamsReadable,
-    DefaultParamsWritable,
+    PipelineStage, HasProbabilityCol, HasRawPredictionCol, HasElasticNetParam, HasSolver, HasStepSize, HasSeed
 ):
     """:class:`dps.models.LogisticRegression` as a stage of Spark's pipelines.
 
@@ -89,16 +67,17 @@ class SparkLogisticRegression(
     weightCol : str, optional
         Column of the rows' weights, 0 or more; by default all are 1.
     maxIter : int
-        Passes over the data, at most (5).
+        Passes over the data, at most (5); of "lbfgs" and "owlqn", iterations (100).
     tol : float, optional
         Stop after a pass whose mean training loss is not smaller by more than this than the least before; by default
-        all passes are made.
+        all passes are made. "lbfgs" and "owlqn" end when the norm of the gradient is at most `tol`, by default 1e-6.
     regParam, elasticNetParam : float
         Strength of the penalty (0), and which part of it is l1 (0).
     fitIntercept : bool
         Have an intercept (True).
     solver : str
-        "adagrad", "sgd", "adam" or "ftrl"; see :class:`dps.models.LogisticRegression`.
+        "adagrad", "sgd", "adam" or "ftrl", by stochastic gradients; "lbfgs", or with l1 "owlqn", for the minimum
+        itself: see :class:`dps.models.LogisticRegression`.
     stepSize : float
         The learning rate; by default what the solver calls for.
     batchSize : int
@@ -119,14 +98,12 @@ class SparkLogisticRegression(
     0.01
     """
 
-    batchSize: Param = Param(Params._dummy(), "batchSize", "rows in a step of a trainer", TypeConverters.toInt)
     staleness: Param = Param(
         Params._dummy(), "staleness", "steps that the fastest trainer may lead the slowest", TypeConverters.toFloat
     )
     aggregate: Param = Param(
         Params._dummy(), "aggregate", "one step of the optimizer for each step of all", TypeConverters.toBoolean
     )
-    numServers: Param = Param(Params._dummy(), "numServers", "servers to start", TypeConverters.toInt)
 
     _input_kwargs: Settings
 
@@ -162,46 +139,34 @@ class SparkLogisticRegression(
         self.ps = self._input_kwargs.pop("ps", None)
         self.setParams(**self._input_kwargs)
 
-    def setParams(self, **params: object) -> SparkLogisticRegression:
-        """Set parameters by their names, as the constructor does."""
-        return self._set(**{name: value for name, value in params.items() if value is not None})
-
-    def _fit(self, dataset: DataFrame) -> SparkLogisticRegressionModel:
-        features, kind = self.getFeaturesCol(), type(dataset.schema[self.getFeaturesCol()].dataType).__name__
-        if kind != "VectorUDT":
-            raise InputError(f"column {features!r} is of {kind}, not of vectors: VectorAssembler makes them of columns")
-        wanted = {name: self.getOrDefault(name) for name in ("staleness", "aggregate", "solver")}
+    def trained(self, frame: DataFrame, weight: str | None) -> SparkLogisticRegressionModel:
+        """The model of features, label and weight."""
         penalty, part = self.getRegParam(), self.getElasticNetParam()
+        stochastic = self.getSolver() not in BATCH_SOLVERS
+        most = self.getMaxIter() if stochastic or self.isSet(self.maxIter) else ITERATIONS
         estimator = LogisticRegression(
             client=self.ps,
-            **wanted,
-            learning_rate=self.getStepSize() if self.isDefined(self.stepSize) else None,
-            batch_size=self.getOrDefault("batchSize") if self.isDefined(self.batchSize) else None,
+            **{name: self.getOrDefault(name) for name in ("staleness", "aggregate", "solver")},
+            learning_rate=self.given("stepSize"),
+            batch_size=self.given("batchSize"),
             l1=penalty * part,
             l2=penalty * (1 - part),
-            epochs=self.getMaxIter(),
-            tol=self.getTol() if self.isDefined(self.tol) else None,
+            epochs=most,  # of stochastic solvers
+            max_iter=most,  # of the others
+            tol=self.given("tol"),
             fit_intercept=self.getFitIntercept(),
             servers=self.getOrDefault("numServers"),
             shuffle=self.getSeed(),
             progress=False,
         )
-        columns = [functions.col(features).alias("features")]
-        columns.append(functions.col(self.getLabelCol()).cast("double").alias("label"))
-        weight = self.getWeightCol() if self.isDefined(self.weightCol) else ""
-        if weight:
-            columns.append(functions.col(weight).cast("double").alias("weight"))
         try:
-            estimator.fit(dataset.select(*columns), sample_weight="weight" if weight else None)
-            if estimator.classes_[0] < 0:
-                raise InputError(f"labels are 0, 1, ..., as StringIndexer makes them; not {estimator.classes_[0]:g}")
-            model = SparkLogisticRegressionModel(estimator.home_weights(), estimator.classes_)
+            estimator.fit(frame, sample_weight=weight)
+            return SparkLogisticRegressionModel(estimator.home_weights(), estimator.classes_)
         finally:
             estimator.forget()
-        return self._copyValues(model._resetUid(self.uid))
 
 
-class SparkLogisticRegressionModel(Model, _Columns, MLReadable, MLWritable):
+class SparkLogisticRegressionModel(FittedClassifier, HasProbabilityCol):
     """A fitted :class:`SparkLogisticRegression`.
 
     Parameters
@@ -213,135 +178,29 @@ class SparkLogisticRegressionModel(Model, _Columns, MLReadable, MLWritable):
 
     Examples
     --------
+    >>> from dps.models.encoding import Layout
     >>> from dps.models.spark import SparkLogisticRegressionModel
+    >>> from dps.models.weights import HomeWeights
     >>> weights = HomeWeights(np.array([0, 2]), np.array([[1.0], [-2.0]]), np.array([0.5]), Layout(3, 1))
     >>> model = SparkLogisticRegressionModel(weights, np.array([0.0, 1.0]))
     >>> model.coefficients, model.intercept, model.numFeatures
     (DenseVector([1.0, 0.0, -2.0]), 0.5, 3)
     """
 
-    def __init__(self, weights: HomeWeights, classes: np.ndarray):
-        super().__init__()
-        self.weights, self.classes = weights, classes
+    def finish(self) -> tuple[str, Finish]:
+        """Margins and probabilities by class, and the likeliest class."""
+        schema, _ = super().finish()
+        return f"{schema}, probability array<double>", functools.partial(likeliest, classes=self.classes.astype(int))
 
-    @property
-    def numClasses(self) -> int:
-        """The number of labels from 0 to the greatest label that was seen."""
-        return int(self.classes[-1]) + 1
-
-    @property
-    def numFeatures(self) -> int:
-        """Length of a vector of features."""
-        return self.weights.layout.features
-
-    @property
-    def coefficients(self) -> Vector:
-        """The weights of the features, for a model of two classes."""
-        keys, values = self.weights.keys, self._binary(self.weights.values)[:, 0]
-        if 2 * len(keys) < self.numFeatures:
-            return SparseVector(self.numFeatures, keys, values)
-        return DenseVector(self.weights.coefficients()[0])
-
-    @property
-    def intercept(self) -> float:
-        """The constant term, for a model of two classes."""
-        return float(self._binary(self.weights.intercept()[None])[0, 0])
-
-    @property
-    def coefficientMatrix(self) -> Matrix:
-        """The weights of the features, with a row for each class that was seen; one row for two classes."""
-        dense = self.weights.coefficients()
-        return DenseMatrix(dense.shape[0], dense.shape[1], dense.ravel().tolist(), isTransposed=True)
-
-    @property
-    def interceptVector(self) -> Vector:
-        """The constant terms, one for each row of `coefficientMatrix`."""
-        return DenseVector(self.weights.intercept())
-
-    def _binary(self, values: np.ndarray) -> np.ndarray:
-        if values.shape[1] > 1:
-            raise InputError(f"{values.shape[1]} classes: coefficientMatrix and interceptVector have them all")
-        return values
-
-    def _transform(self, dataset: DataFrame) -> DataFrame:
-        output = f"{self.uid}_output"
-        frame = dataset.withColumn(output, _predictor(self.weights, self.classes)(*unwrapped(self.getFeaturesCol())))
-        parts = functions.col(output)
-        columns = {
-            self.getRawPredictionCol(): array_to_vector(parts["raw"]),
-            self.getProbabilityCol(): array_to_vector(parts["probability"]),
-            self.getPredictionCol(): parts["prediction"],
-        }
-        return frame.withColumns({name: part for name, part in columns.items() if name}).drop(output)
-
-    def write(self) -> MLWriter:
-        """A writer: ``model.write().overwrite().save(path)``."""
-        return _Writer(self)
-
-    @classmethod
-    def read(cls) -> MLReader:
-        """A reader: ``.read().load(path)``, or ``.load(path)`` at once."""
-        return _Reader()
+    def outputs(self, made: Column) -> dict[str, Column]:
+        """The columns to add to a DataFrame."""
+        raw, prediction = super().outputs(made).items()
+        return dict([raw, (self.getProbabilityCol(), array_to_vector(made["probability"])), prediction])
 
 
-OUTPUT = "raw array<double>, probability array<double>, prediction double"
-
-
-def _predictor(weights: HomeWeights, classes: np.ndarray) -> Callable:
-    """A function of the columns of a vector: margins, probabilities and prediction."""
-    places = classes.astype(int)
-    shape = places[-1] + 1
-
-    @pandas_udf(OUTPUT)  # type: ignore[call-overload]
-    def predict(kind: pd.Series, size: pd.Series, indices: pd.Series, values: pd.Series) -> pd.DataFrame:
-        block = block_of(
-            pa.array(kind, from_pandas=True),
-            pa.array(np.nan_to_num(size.to_numpy(float)).astype(int)),
-            pa.array(indices, pa.list_(pa.int32()), from_pandas=True),
-            pa.array(values, pa.list_(pa.float64()), from_pandas=True),
-        )
-        z = margins_of(block, weights)
-        raw, probability = np.full((len(kind), shape), -np.inf), np.zeros((len(kind), shape))
-        raw[:, places] = z if z.ndim == 2 else np.stack([-z, z], axis=1)
-        probability[:, places] = softmax(z)
-        chosen = probability.argmax(axis=1).astype(float)
-        return pd.DataFrame({"raw": list(raw), "probability": list(probability), "prediction": chosen})
-
-    return predict
-
-
-# -- files: Spark's metadata holds the small parts, Parquet the weights, as bytes of int64 features and float32 weights
-
-BLOCK_FEATURES = 1 << 20  # features in a row of the Parquet file
-
-
-class _Writer(MLWriter):
-    def __init__(self, model: SparkLogisticRegressionModel):
-        super().__init__()
-        self.model = model
-
-    def saveImpl(self, path: str) -> None:
-        weights, layout = self.model.weights, self.model.weights.layout
-        metadata = {"features": layout.features, "bits": layout.bits, "classes": self.model.classes.tolist()}
-        metadata["intercept"] = weights.intercept().tolist()
-        DefaultParamsWriter.saveMetadata(self.model, path, self.sparkSession.sparkContext, extraMetadata=metadata)
-        starts = range(0, max(1, len(weights.keys)), BLOCK_FEATURES)
-        blocks = [slice(start, start + BLOCK_FEATURES) for start in starts]
-        rows = [(weights.keys[b].astype("<i8").tobytes(), weights.values[b].astype("<f4").tobytes()) for b in blocks]
-        frame = self.sparkSession.createDataFrame(rows, "features binary, weights binary")
-        frame.write.parquet(os.path.join(path, "data"))
-
-
-class _Reader(MLReader):
-    def load(self, path: str) -> SparkLogisticRegressionModel:
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession.sparkContext)
-        rows = self.sparkSession.read.parquet(os.path.join(path, "data")).collect()
-        keys = np.concatenate([np.frombuffer(row["features"], "<i8") for row in rows])
-        intercept = np.array(metadata["intercept"], np.float32)
-        values = np.concatenate([np.frombuffer(row["weights"], "<f4") for row in rows]).reshape(-1, len(intercept))
-        order = np.argsort(keys)
-        weights = HomeWeights(keys[order], values[order], intercept, Layout(metadata["features"], metadata["bits"]))
-        model = SparkLogisticRegressionModel(weights, np.array(metadata["classes"]))
-        model._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(model, metadata)
-        return model
+def likeliest(z: np.ndarray, classes: np.ndarray) -> dict[str, np.ndarray]:
+    """What `by_class` makes of margins, and the probabilities."""
+    made = by_class(z, classes)
+    probability = np.zeros_like(made["raw"])
+    probability[:, classes] = softmax(z)
+    return {**made, "probability": probability}

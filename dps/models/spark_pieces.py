@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,7 +23,7 @@ import scipy.sparse
 import dps
 from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError, TrainerLostError
 from dps.models.encoding import Layout
-from dps.models.partitions import Piece, Survey, Surveys, piece_of, summary, survey_of
+from dps.models.partitions import DaskPieces, Piece, Pieces, Survey, Surveys, piece_of, summary, survey_of
 from dps.models.types import Block, Features, Labels
 
 if TYPE_CHECKING:
@@ -31,12 +32,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import TypeIs
 
-__all__ = ["SparkPieces", "block_of", "is_spark", "session_of", "unwrapped"]
+__all__ = ["SparkPieces", "block_of", "is_spark", "pieces_of", "session_of", "unwrapped"]
 
 T = TypeVar("T")
 
 POLL_SECONDS = 0.05  # between two checks whether the first trainer has joined its run
 PARTS = ("type", "size", "indices", "values")  # of Spark's vectors, as it stores them
+
+
+def pieces_of(
+    ps: dps.ParameterServer, data: tuple[Features, Labels, Labels], layout: Layout | None, bits: int, seed: int | None
+) -> Pieces:
+    """The data of `fit`, (X, y, sample_weight), from Dask, from memory or from Spark."""
+    kind = SparkPieces if is_spark(data[0]) else DaskPieces
+    return kind(ps, *data, layout, bits, seed)
 
 
 def is_spark(thing: object) -> TypeIs[RDD | DataFrame | SparkSession]:
@@ -65,24 +74,54 @@ class SparkPieces:
     labels and weights.
     """
 
-    def __init__(self, X: Features, y: Labels, weights: Labels, layout: Layout | None, bits: int, seed: int | None):
+    def __init__(
+        self,
+        ps: dps.ParameterServer,
+        X: Features,
+        y: Labels,
+        weights: Labels,
+        layout: Layout | None,
+        bits: int,
+        seed: int | None,
+    ):
         if ".connect." in type(X).__module__:
             raise InputTypeError("Spark Connect does not tell of partitions: estimators take data of a classic session")
         how = (layout, bits, seed)
+        self._ps = ps
+        self._source: Features = X
         if hasattr(X, "mapInArrow"):
-            chosen, pair = _chosen(X, "label" if y is None else y, weights)
-            self._data = dps.spark.read_with(chosen, functools.partial(_read, pair=pair, how=how))
+            self._source, pair = _chosen(X, "label" if y is None else y, weights)
+            self._read: Callable = functools.partial(_read, pair=pair, how=how)
         elif y is not None or weights is not None:
             raise InputTypeError(
                 "with an RDD, y and sample_weight are None: its items are pairs (X, y), each a block of rows and its "
                 "labels, or (X, y, sample_weight)"
             )
         else:
-            self._data = dps.spark.read_with(X, functools.partial(_piece, how=how))
+            self._read = functools.partial(_piece, how=how)
+        self._data = dps.spark.read_with(self._source, self._read)
+
+    def surveys(self) -> list[Survey]:
+        """The survey of each piece, for which Spark reads the data."""
+        return self.mapped(survey_of)
+
+    def mapped(self, function: Callable[[Piece], T]) -> list[T]:
+        """What `function` makes of each piece; it runs on the executors."""
+        made = self._ps.run(_mapped, self._data, args=(function,), staleness=math.inf, progress=False)
+        notes = [note for each in made for note in each]
+        if not notes:
+            raise InputError("X has 0 rows: there is nothing to learn from")
+        return notes
+
+    @contextlib.contextmanager
+    def converted(self, function: Callable, *arguments: object) -> Iterator[Features]:
+        """Spark's data whose partitions a trainer reads as ``function(piece, *arguments)``."""
+        yield dps.spark.read_with(
+            self._source, functools.partial(_converted, read=self._read, function=function, arguments=arguments)
+        )
 
     def train(
         self,
-        ps: dps.ParameterServer,
         plan: Callable[[Surveys], object],
         function: Callable,
         *,
@@ -93,9 +132,9 @@ class SparkPieces:
         planned: Future | None = None
         with ThreadPoolExecutor(1, "dps-plan") as threads:
             try:
-                with ps.open_run(trainers=2) as meeting:  # of the driver and the first trainer
-                    planned = threads.submit(_planned, ps, meeting, plan)
-                    return ps.run(
+                with self._ps.open_run(trainers=2) as meeting:  # of the driver and the first trainer
+                    planned = threads.submit(_planned, self._ps, meeting, plan)
+                    return self._ps.run(
                         _surveyed, self._data, args=(meeting, function), staleness=staleness, progress=progress
                     )
             except DPSError:
@@ -145,6 +184,18 @@ def _chosen(frame: Features, label: Labels, weights: Labels) -> tuple[Features, 
 def _read(number: int, batches: Iterable[pa.RecordBatch], pair: Callable, how: tuple) -> Piece | DPSError | None:
     """The piece of one partition of a DataFrame."""
     return _piece(number, map(pair, batches), how)
+
+
+def _converted(
+    number: int, blocks: Iterable, read: Callable, function: Callable, arguments: tuple
+) -> tuple[Block | None, ...]:
+    """What a function makes of the piece of a partition; of an empty one, a part without rows."""
+    piece = read(number, blocks)
+    if isinstance(piece, DPSError):
+        raise piece
+    if piece is None:
+        return np.zeros((0, 1)), np.zeros(0), None
+    return function(piece, *arguments)
 
 
 def _tuple(companions: int, block: Callable, batch: pa.RecordBatch) -> tuple[Block, ...]:
@@ -238,14 +289,24 @@ def block_of(kind: pa.Array, size: pa.Array, indices: pa.Array, values: pa.Array
 # -- the trainers' side, and the driver's part of it
 
 
+def _mapped(trainer: dps.Trainer, partitions: list[Piece | DPSError | None], function: Callable) -> list:
+    """What a function makes of each piece of a trainer."""
+    return [function(piece) for piece in _there(partitions)]
+
+
+def _there(partitions: list[Piece | DPSError | None]) -> list[Piece]:
+    """The pieces of the partitions that have rows. An error in the data of another one is raised."""
+    for piece in partitions:
+        if isinstance(piece, DPSError):
+            raise piece
+    return [piece for piece in partitions if isinstance(piece, Piece)]
+
+
 def _surveyed(
     trainer: dps.Trainer, partitions: list[Piece | DPSError | None], meeting: dps.OpenRun, function: Callable
 ) -> tuple:
     """Survey the pieces with the other trainers, get the driver's plan, and train."""
-    for piece in partitions:
-        if isinstance(piece, DPSError):
-            raise piece
-    pieces = [piece for piece in partitions if isinstance(piece, Piece)]
+    pieces = _there(partitions)
     surveys = _gathered(trainer, [summary([survey_of(piece) for piece in pieces])] if pieces else [])
     plans: list[object] = []
     if trainer.number == 0:

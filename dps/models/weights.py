@@ -112,7 +112,7 @@ def margins_of(X: Features, weights: LiveWeights | HomeWeights) -> np.ndarray:
     if is_spark(X):
         raise InputTypeError(
             "predict takes what is in memory or in Dask: in Spark, X.mapInPandas with a function that calls it, or "
-            "train a dps.models.spark.SparkLogisticRegression, whose model transforms data frames"
+            "train a stage of dps.models.spark, whose model transforms data frames"
         )
     X = weights.layout.block(X)
     b = weights.intercept()

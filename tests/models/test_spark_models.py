@@ -240,9 +240,9 @@ def test_what_ends_the_meeting_too_is_told_by_the_run(monkeypatch, kind):
 
     monkeypatch.setattr(spark_pieces, "_planned", planned)
     pieces = object.__new__(spark_pieces.SparkPieces)
-    pieces._data = None
+    pieces._ps, pieces._data = Server(), None
     with pytest.raises(TrainerLostError, match="by the run"):
-        pieces.train(Server(), None, None, staleness=0, progress=None)
+        pieces.train(None, None, staleness=0, progress=None)
 
 
 def test_a_driver_whose_run_never_begins_plans_nothing(little):

@@ -221,7 +221,8 @@ FOREIGN = {
     "dps.dashboard.terminal": {"NotebookStatus._repr_pretty_"},  # IPython's
     "dps.daskapi.cordon": {"collection._meta"},  # Dask's, of every collection
     "dps.dashboard.pages.routes": {"core.PrometheusHandler._collectors"},
-    "dps.models.spark": {"Params._dummy", "model._resetUid"},  # of pyspark.ml
+    "dps.models.spark": {"Params._dummy"},  # of pyspark.ml
+    "dps.models.spark_stages": {"Params._dummy", "model._resetUid"},
     "dps.models.where": {"client._start_arg"},  # of a Dask client
     "dps.spark": {"session.sparkContext._jsc"},
     "dps.training.spark": {"frame.sparkSession._jsparkSession", "frame._jdf", "self.context._jsc"},
