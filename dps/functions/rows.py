@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dps.core.blocks import empty
 from dps.errors import InputError, NotFiniteError
 from dps.state.ops import Selection, TableSpec
 
@@ -128,7 +129,7 @@ class Rows:
         if not 0 <= start <= stop <= len(self):
             raise InputError(f"rows {start} to {stop - 1} of {len(self)}")
         dim, slots = self.spec.dim, self.spec.slots
-        fresh = np.empty((stop - start, dim + slots), self._selection.rows.dtype)
+        fresh = empty((stop - start, dim + slots), self._selection.rows.dtype)
         if slots:
             fresh[:, dim:] = self._selection.rows[start:stop, dim:]
         self._replaced.append((start, Writable(fresh)))
@@ -210,7 +211,9 @@ class Rows:
 
     def _written(self) -> np.ndarray:
         if self._copy is None:
-            self._copy = Writable(self._selection.rows.copy())
+            rows = empty(self._selection.rows.shape, self._selection.rows.dtype)
+            rows[...] = self._selection.rows
+            self._copy = Writable(rows)
         assert self._copy.array is not None
         return self._copy.array
 

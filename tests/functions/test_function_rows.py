@@ -364,7 +364,7 @@ def test_rows_are_as_they_were_for_a_checkpoint_that_is_being_read() -> None:
 # ---- wrong variants
 
 WRONG = {
-    "writes at once": ("_written", "self._selection.rows.copy()", "self._selection.rows",
+    "writes at once": ("_written", "rows = empty(", "rows = self._selection.rows if True else empty(",
                        lambda: test_no_effect_before_it_is_applied(None)),
     "finite not checked": ("effect", "self._check_finite(rows)", "pass",
                            lambda: test_a_table_that_refuses_nan_and_infinity_refuses_them_of_functions(np.nan, True)),

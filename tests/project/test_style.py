@@ -34,7 +34,7 @@ ROOMS = {
     # subjects
     "daskapi": "config",
     "features": "core",
-    "functions": "state",
+    "functions": "core.blocks state",
     "checkpoints": "core state",
     "telemetry": "core wire state.names state.ops",
     # the parties: these do not know each other
