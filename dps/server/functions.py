@@ -355,6 +355,10 @@ class FunctionCalls:
         for replica, made in effects:
             if made.deleted is not None and not _has(replica, header):
                 self._delete(table, header, replica, made.deleted, owed)
+            if (
+                replica.successor is not None
+            ):  # else the shard might take the memory over, which its forward goes on to read
+                made = made._replace(rows=made.rows.view())
             if not replica.shard.apply(op_of(header, made)):
                 ops.follow(replica, owed)
                 continue

@@ -8,7 +8,7 @@ import function_gates
 import numpy as np
 import pytest
 from oracles import mutant
-from servers import Servers, wait_until
+from servers import Servers, held, wait_until
 
 import dps
 from dps.client.functions import FunctionCaller
@@ -332,6 +332,25 @@ def test_copies_have_the_same_bits(keyed) -> None:
             assert not servers.differences()
 
 
+def test_what_is_on_its_way_to_a_copy_does_not_change_with_the_rows(servers) -> None:
+    """The function replaces all rows of a shard, and a push changes them while the backup reads nothing."""
+    count = 2_000_000
+    dense(servers, rows=count, shards=1, copies=2)
+
+    def on_their_way() -> int:
+        return servers.endpoints[0].call(servers.servers[0].relay.unconfirmed)[0]
+
+    with servers.client() as first, servers.client() as second, ThreadPoolExecutor(1) as pool:
+        with held(servers, 1):
+            call = pool.submit(first.call, library.add_scalar, "w", value=1.0)
+            wait_until(lambda: on_their_way() == 1)
+            push = second.push_async("w", [0, count - 1], 100.0)
+            wait_until(lambda: on_their_way() == 2)
+        call.result(60)
+        push.result()
+    assert not servers.differences()
+
+
 def test_sums_of_earlier_clocks_are_closed_first_and_a_close_revokes(servers) -> None:
     """The end of a run closes the sums of rows that a function holds: the function runs again, on the new rows."""
     dense(servers, shards=1, optimizer=dps.SGD(1.0), aggregate="sum")
@@ -372,6 +391,8 @@ WRONG = {
                                lambda: scene(test_a_rehearsal_changes_nothing)),
     "other rows forwarded": (FunctionCalls, "_apply", "made.keys, made.rows, owed)", "made.keys, made.rows + 1, owed)",
                              lambda: test_copies_have_the_same_bits(False)),
+    "rows on their way change": (FunctionCalls, "_apply", "made._replace(rows=made.rows.view())", "made",
+                                 lambda: scene(test_what_is_on_its_way_to_a_copy_does_not_change_with_the_rows)),
     "view not detached": (Hold, "take_back", "replica.shard.detach()", "pass",
                           lambda: scene(test_views_that_a_function_keeps_stay_as_they_were)),
     "lost connections hold": (FunctionCalls, "drop_lost", "self._drop(hold)", "pass",
