@@ -4,6 +4,7 @@
 trainer         Trainer: a client with a clock
 participant     what a trainer tells and asks the controller
 batches         partitions cut into batches
+merging         values merged by key before they are sent
 model_copy      rows kept and gradients gathered between two exchanges
 leased_batches  batches leased in portions, this trainer's or another's
 types           names for what passes through: data, partitions, JSON

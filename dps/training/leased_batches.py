@@ -119,13 +119,18 @@ class LeasedBatches:
     def iterate(
         self,
         tick: Callable[[], int],
+        end_portion: Callable[[bool], None],
         partitions: Sequence[Partition],
         epochs: int,
         batch_size: int | None,
         shuffle: int | None,
         prepare: Callable[[Partition], Partition] | None,
     ) -> Iterator[Batch]:
-        """As :meth:`dps.Trainer.iterate`; `tick` is called after each epoch."""
+        """As :meth:`dps.Trainer.iterate`; `tick` is called after each epoch.
+
+        `end_portion` is called at the end of each portion, whose ops are still in its name, and told whether the
+        trainer has done all of it.
+        """
         participant, plan = self.participant, Batches((), epochs, batch_size, shuffle)
         self.check_outside("iterate")
         own = list(self.own.values())
@@ -148,7 +153,7 @@ class LeasedBatches:
         how = {"epochs": plan.epochs, "batch_size": plan.batch_size, "shuffle": plan.seed}
         declared = [(number, len(batches)) for number, batches in self._batches.items()]
         for _ in range(plan.epochs - skipped):
-            yield from self._epoch(LeaseRequest(participant.clock, declared, how))
+            yield from self._epoch(LeaseRequest(participant.clock, declared, how), end_portion)
             tick()
 
     def check_outside(self, what: str) -> None:
@@ -161,7 +166,7 @@ class LeasedBatches:
 
     # -- inside
 
-    def _epoch(self, request: LeaseRequest) -> Iterator[Batch]:
+    def _epoch(self, request: LeaseRequest, end_portion: Callable[[bool], None]) -> Iterator[Batch]:
         """The batches of one epoch; `request` has the news that go to the controller with the first question."""
         participant, session = self.participant, self._session
         epoch = participant.clock
@@ -193,13 +198,16 @@ class LeasedBatches:
             began = session.now()
             done = False
             with self._acting_for(number):
-                for at, index in enumerate(chosen):
-                    if not self._wanted(epoch, number, at):
-                        break  # another has done it
-                    yield batches[index]
-                    session.meter.rows += rows(batches[index])
-                else:
-                    done = True
+                try:
+                    for at, index in enumerate(chosen):
+                        if not self._wanted(epoch, number, at):
+                            break  # another has done it
+                        yield batches[index]
+                        session.meter.rows += rows(batches[index])
+                    else:
+                        done = True
+                finally:
+                    end_portion(done)
                 session.wait()
             if done:
                 request.done = number, (session.now() - began) / len(chosen)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from dps.client.client import Client
-from dps.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
+from dps.client.inputs import check_out, row_shape
 from dps.client.table import Keys, TableLike, Values, name_of
-from dps.errors import InputError, KeyRangeError
+from dps.errors import InputError
 from dps.state.ops import TableSpec
+from dps.training.merging import MergedRows, flat_keys, flat_rows
 
 __all__ = ["ModelCopy", "checked_period"]
 
@@ -69,13 +70,13 @@ class ModelCopy:
         """Push what has been gathered, one push for each table. The next tick waits until the servers have it."""
         gathered, self._gathered = self._gathered, {}
         for name, rows in gathered.items():
-            keys, values = rows.merged()
+            keys, values = rows.rows.merged()
             self._client.push_async(name, keys, values, rows.weight)
 
     def pull(self, table: Any, keys: Keys = None, out: Any = None) -> Any:
         """As :meth:`dps.Client.pull`, from the copy as far as it has the rows."""
         asked = dict(table) if isinstance(table, Mapping) else {table: keys}
-        named = {each: self._keys(name_of(each), some) for each, some in asked.items()}
+        named = {each: flat_keys(self._spec(name_of(each)), some) for each, some in asked.items()}
         missing = {}
         for each, (flat, _) in named.items():
             lacking = self._rows(name_of(each)).missing(flat)
@@ -94,15 +95,7 @@ class ModelCopy:
         prepared = []
         for each, (some, change) in changes.items():
             name = name_of(each)
-            spec = self._spec(name)
-            sparse = split_sparse(name, spec, some)
-            if sparse is not None:
-                some, change = sparse[0], sparse[1] if change is None else change
-            if change is None:
-                raise InputError(f"table {name!r}: a push takes keys and values; values are missing")
-            flat, shape = self._keys(name, some)
-            self._rows(name).check(flat)
-            prepared.append((name, flat, as_rows(change, shape, len(flat), spec)))
+            prepared.append((name, *flat_rows(self._spec(name), some, change)))
         for name, flat, change in prepared:  # all of them, now that none is refused
             if name not in self._gathered:
                 self._gathered[name] = GatheredRows(self._spec(name))
@@ -127,16 +120,6 @@ class ModelCopy:
             self._pulled[name] = PulledRows(self._spec(name))
         return self._pulled[name]
 
-    def _keys(self, name: str, keys: Any) -> tuple[np.ndarray, tuple[int, ...]]:
-        """Keys, flat, and the shape in which they came."""
-        spec = self._spec(name)
-        if keys is None or isinstance(keys, slice):
-            if spec.rows is None:
-                raise InputError(f"table {name!r} is keyed: name the keys")
-            keys = np.arange(spec.rows)[slice(None) if keys is None else keys]
-        sparse = split_sparse(name, spec, keys)
-        return as_keys(keys if sparse is None else sparse[0], name)
-
 
 class PulledRows:
     """Rows of one table as they were pulled, sorted by key."""
@@ -144,12 +127,6 @@ class PulledRows:
     def __init__(self, spec: TableSpec):
         self.spec = spec
         self._keys, self._values = np.empty(0, np.int64), np.empty((0, spec.dim), spec.dtype)
-
-    def check(self, keys: np.ndarray) -> None:
-        """Raise KeyRangeError for a row that a dense table does not have."""
-        rows = self.spec.rows
-        if rows is not None and len(keys) and not 0 <= keys.min() <= keys.max() < rows:
-            raise KeyRangeError(f"table {self.spec.name!r} has rows 0 to {rows - 1}, not {keys.min()} to {keys.max()}")
 
     def missing(self, keys: np.ndarray) -> np.ndarray:
         """Those of the keys that have not been pulled, each once, sorted."""
@@ -177,6 +154,7 @@ class GatheredRows:
 
     Attributes
     ----------
+    rows : MergedRows
     weight : int or None
         Rows of data for which they stand, if the pushes say so.
     """
@@ -184,24 +162,12 @@ class GatheredRows:
     def __init__(self, spec: TableSpec):
         self.spec = spec
         self.weight: int | None = None
-        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+        self.rows = MergedRows(spec.dim, spec.dtype, "last" if spec.optimizer.repeats == "last" else "add")
 
     def add(self, keys: np.ndarray, values: np.ndarray, rows: int | None) -> None:
         """One more push."""
-        if self._parts and (rows is None) != (self.weight is None):
+        if len(self.rows) and (rows is None) != (self.weight is None):
             raise InputError(f"table {self.spec.name!r}: some pushes say rows=, and some do not")
         if rows is not None:
             self.weight = (self.weight or 0) + rows
-        self._parts.append((keys.copy(), values.copy()))
-
-    def merged(self) -> tuple[np.ndarray, np.ndarray]:
-        """Each key once, and what it is to be pushed with."""
-        keys = np.concatenate([each for each, _ in self._parts])
-        values = np.concatenate([each for _, each in self._parts])
-        distinct, inverse = np.unique(keys, return_inverse=True)
-        merged = np.zeros((len(distinct), self.spec.dim), self.spec.dtype)
-        if self.spec.optimizer.repeats == "last":
-            merged[inverse] = values
-        else:
-            np.add.at(merged, inverse, values)
-        return distinct, merged
+        self.rows.add(keys, values)

@@ -31,6 +31,7 @@ from dps.errors import InputError
 from dps.functions.definition import Function
 from dps.training.batches import Batches
 from dps.training.leased_batches import LeasedBatches
+from dps.training.merging import Merging
 from dps.training.model_copy import ModelCopy, checked_period
 from dps.training.participant import Participant
 from dps.training.types import Batch, Json, Partition
@@ -130,6 +131,7 @@ class Trainer:
         self._participant, self._client, self._leased = participant, participant.client, leased
         # What pulls and pushes go through: the client, or within a loop with n_fetch or n_push a ModelCopy.
         self._calls: Any = participant.client
+        self._merging: Merging | None = None  # what was merged and not sent, once there is any
         self.partition_numbers = list(partition_numbers)
 
     @classmethod
@@ -287,6 +289,54 @@ class Trainer:
         """As :meth:`assign`, but return once it is written."""
         return self._client.assign_async(table, keys, values)
 
+    def increment(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
+        """Add values to rows, as :meth:`add` does, but merge them by key here, and send them at the next tick.
+
+        Many small additions to few keys, such as counts, become one for each key and clock. The servers have them
+        before the clock advances, so other trainers see them as they see pushes of this clock. Each counts once, also
+        where the trainer's task is run again. :meth:`pull` does not see them before. If more keys are kept than
+        ``dps.limits.merged-keys``, they are sent before the tick.
+
+        Parameters
+        ----------
+        table : str, Table, PSVector, or mapping of these to (keys, values)
+        keys : array_like of int, slice or None
+            As in :meth:`push`.
+        values : array_like
+            As in :meth:`push`.
+
+        Examples
+        --------
+        >>> def train(trainer, partitions):
+        ...     for words in trainer.iterate(partitions, batch_size=3):
+        ...         trainer.increment("counts", words, 1)
+        ...         trainer.merge_max("longest", [0], trainer.clock)
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     _ = ps.table("counts", dtype="int64"), ps.table("longest", rows=1, dtype="int64")
+        ...     _ = ps.run(train, np.array([7, 8, 7, 7, 9, 7]))
+        ...     ps.client().pull("counts", [7, 8, 9]), ps.client().pull("longest")
+        (array([4, 1, 1]), array([1]))
+        >>> cluster.close()
+        """
+        self._merge("add", table, keys, values)
+
+    def merge_max(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
+        """Let rows become the maximum of what they are and of values; merged and sent as in :meth:`increment`.
+
+        A row of a keyed table that there is not yet counts with its initial value. NaN is larger than all numbers.
+        """
+        self._merge("maximum", table, keys, values)
+
+    def merge_min(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
+        """Let rows become the minimum of what they are and of values; merged and sent as in :meth:`increment`."""
+        self._merge("minimum", table, keys, values)
+
+    def flush(self) -> None:
+        """Send now what :meth:`increment`, :meth:`merge_max` and :meth:`merge_min` have kept, and wait for it."""
+        self._send_merged()
+        self._client.wait()
+
     def delete(self, table: TableLike | Pulls[T], keys: Keys = None) -> None:
         """Delete rows, at the trainer's clock; see :meth:`dps.Client.delete`."""
         self._client.delete(table, keys)
@@ -358,6 +408,8 @@ class Trainer:
         failed : str, optional
             Why this trainer cannot go on, for the error that ends the run.
         """
+        if failed is None:
+            self._send_merged()
         self._participant.leave(failed)
 
     # -- the clock
@@ -380,12 +432,27 @@ class Trainer:
         self._outside_portion("tick")
         participant = self._participant
         participant.check()
+        self._send_merged()
         self._client.session.wait()  # because a tick says that all pushes of the iteration are on the servers
         clock = self.clock + 1
         if clock > participant.reached:
             participant.pass_clock(clock)
         participant.move(clock)
         return clock
+
+    def _merge(self, how: str, table: Any, keys: Keys, values: Values) -> None:
+        if self._merging is None:
+            self._merging = Merging(self._client)
+        self._merging.add(how, table, keys, values)
+
+    def _send_merged(self, done: bool = True) -> None:
+        """Send what has been merged; or drop it, because it belongs to a portion of which something is left."""
+        if self._merging is None:
+            return
+        if done:
+            self._merging.send()
+        else:
+            self._merging.drop()
 
     def _outside_portion(self, what: str) -> None:
         if self._leased is not None:
@@ -443,7 +510,10 @@ class Trainer:
         if self._leased is not None:
             if n_fetch * n_push > 1:
                 raise InputError("with reassign=True each portion is pushed by itself: leave out n_fetch and n_push")
-            yield from self._leased.iterate(self.tick, partitions, epochs, batch_size, shuffle, prepare)
+            self.flush()  # because within a portion everything is sent in its name
+            yield from self._leased.iterate(
+                self.tick, self._send_merged, partitions, epochs, batch_size, shuffle, prepare
+            )
             return
         participant = self._participant
         partitions = partitions if prepare is None else [prepare(partition) for partition in partitions]
@@ -535,10 +605,12 @@ class Trainer:
     def allgather(self, content: bytes) -> list[bytes]:
         """The bytes that each trainer brings, on all of them, by trainer; at most 16 MiB of all together."""
         self._outside_portion("allgather")
+        self._send_merged()
         return frames.unpack_items(self._participant.meet({"op": "allgather"}, frames.pack_item(content)))
 
     def _meet(self, op: str, array: np.ndarray, **more: object) -> np.ndarray:
         self._outside_portion(op)
+        self._send_merged()
         if array.dtype.kind not in "biufc":
             raise InputError(f"{op} takes arrays of numbers, not {array.dtype}")
         raw = np.ascontiguousarray(array).tobytes()

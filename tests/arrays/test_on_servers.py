@@ -136,6 +136,26 @@ def test_a_sparse_vector(ps):
     assert w.eliminate_zeros() == 0  # because `g` is not zero at the other keys
 
 
+def test_trainers_merge_into_vectors(ps):
+    dense, sparse = ps.zeros(7), ps.from_items([2, 5], [9.0, -1.0])
+
+    def train(trainer, partitions):
+        for part in trainer.iterate(partitions, batch_size=1):
+            part = float(part[0])
+            for vector in (dense, sparse):
+                trainer.increment(vector, [1, 1, 5], [1.0, 2.0, part])
+                trainer.merge_max(vector, [2, 6], [part, -part])
+                trainer.merge_min(vector, [3, 4], [-part, part])
+            before = trainer.pull(sparse, [1]).tolist()
+        trainer.increment(dense, None, 1.0)
+        return before
+
+    assert ps.run(train, np.array([1.0, 4.0]), trainers=1) == [[3]]
+    assert dense.tolist() == [1, 7, 5, -3, 1, 6, 1]
+    assert sparse.items()[0].tolist() == [1, 2, 3, 5]
+    assert sparse.items()[1].tolist() == [6, 9, -4, 4]
+
+
 def test_sparse_vectors_of_scipy(ps):
     from scipy.sparse import coo_array, csr_matrix
 

@@ -82,6 +82,25 @@ CHANGES |= {
 }
 
 
+@pytest.mark.parametrize("name", ["assign", *library.BINARY])
+@pytest.mark.parametrize("column", [None, 1])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_values_are_combined_by_key(name, column, keyed) -> None:
+    values, at = numbers(np.random.default_rng(1)), np.array([0, 3, 4, 17, 22])
+    given = numbers(np.random.default_rng(2), len(at))[:, : 3 if column is None else 1] + 0.5
+    made, which = table(values, 4, keyed), slice(None) if column is None else slice(column, column + 1)
+    made.call(library.combine, at, name=name, at=at, values=given, column=column)
+    expected = values.copy()
+    expected[at, which] = given if name == "assign" else library.BINARY[name](values[at, which], given)
+    np.testing.assert_array_equal(made.values(np.arange(ROWS)), expected)
+
+
+def test_combine_takes_a_value_for_each_key() -> None:
+    for at in ([1, 2], [5, 1, 2], [1, 5]):
+        with pytest.raises(InputError, match="a value for each of its keys"):
+            table(np.zeros((9, 1)), 2).call(library.combine, [1, 2, 5], name="add", at=np.array(at), values=np.ones(3))
+
+
 def check_aggregate(name: str, dtype: str, shards: int, asked, seed: int = 1, keyed: bool = False) -> None:
     values = numbers(np.random.default_rng(seed), dtype=dtype)
     result = table(values, shards, keyed).call(getattr(library, name), asked)

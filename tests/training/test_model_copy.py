@@ -13,7 +13,8 @@ from oracles import mutant
 import dps
 from dps.errors import InputError, KeyRangeError
 from dps.testing import Faults, Simulation
-from dps.training.model_copy import GatheredRows, ModelCopy, PulledRows
+from dps.training.merging import MergedRows
+from dps.training.model_copy import ModelCopy, PulledRows
 from dps.training.trainer import Trainer
 
 ROWS = 12
@@ -180,8 +181,8 @@ VARIANTS = [
     (Trainer, "iterate", "(done - 1) % n_fetch == 0", "done == 1"),
     (ModelCopy, "send", "gathered, self._gathered = self._gathered, {}", "gathered = self._gathered"),
     (PulledRows, "missing", "!= keys", "== keys"),
-    (GatheredRows, "merged", "np.add.at(merged, inverse, values)", "merged[inverse] += values"),
-    (GatheredRows, "add", "values.copy()", "values"),
+    (MergedRows, "merged", "np.add.at(merged, inverse, values)", "merged[inverse] += values"),
+    (MergedRows, "add", "values.copy()", "values"),
 ]
 
 

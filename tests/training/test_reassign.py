@@ -316,7 +316,7 @@ class Lone:
     def iterate(self, fetch):
         own = [np.arange(1)]
         portions = LeasedBatches(self, [[0], [1]], own, fetch)
-        return [batch.tolist() for batch in portions.iterate(self.tick, own, 1, 1, None, None)]
+        return [batch.tolist() for batch in portions.iterate(self.tick, lambda done: None, own, 1, 1, None, None)]
 
 
 OFFER = PartitionsAtHand([], [])
