@@ -355,9 +355,7 @@ class FunctionCalls:
         for replica, made in effects:
             if made.deleted is not None and not _has(replica, header):
                 self._delete(table, header, replica, made.deleted, owed)
-            if (
-                replica.successor is not None
-            ):  # else the shard might take the memory over, which its forward goes on to read
+            if replica.successor is not None:  # a view, because the shard would take over memory that a forward reads
                 made = made._replace(rows=made.rows.view())
             if not replica.shard.apply(op_of(header, made)):
                 ops.follow(replica, owed)
