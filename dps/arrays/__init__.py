@@ -7,6 +7,7 @@ matrix.py         ``PSMatrix``
 sparse_vector.py  ``PSSparseVector``
 namespace.py      the array API standard; arrays of zeros, random numbers, ...
 functions.py      numpy's functions beyond ufuncs
+shapes.py         ... and those that change shapes
 indexing.py       elements by index
 statistics.py     reductions as numpy defines their results
 text.py           how arrays show themselves

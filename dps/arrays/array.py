@@ -238,9 +238,8 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
             raise InputTypeError(
                 f"np.{name} on the servers takes no {', '.join(options)}: convert with to_numpy() first"
             )
-        if out is not None and not isinstance(out[0], PSArray):
-            raise InputTypeError(f"np.{name}: out is an array on the servers, or none; not {type(out[0]).__name__}")
-        space = self.space if out is None else out[0].space
+        here = out is not None and not isinstance(out[0], PSArray)  # an array of numpy takes the elements
+        space = self.space if out is None or here else out[0].space
         operands = operands_of(space, inputs)
         if operands is NotImplemented:
             return NotImplemented
@@ -249,6 +248,9 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         result = applied(name, operands)
         if out is None:
             return made(space, space.settled(result))
+        if here:
+            np.copyto(out[0], np.asarray(made(space, result)), casting="same_kind")
+            return out[0]
         out[0].assign(result, name)
         return out[0]
 
@@ -353,6 +355,30 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         """The elements, none below `min` and none above `max`."""
         return np.clip(self, min, max)
 
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
+        """The elements in another shape, if they lie as before in it: a vector, or a matrix of one row."""
+        return np.reshape(self, shape[0] if len(shape) == 1 else shape, order=order)  # type: ignore[call-overload]
+
+    def squeeze(self, axis: Any = None) -> Any:
+        """A matrix of one row as a vector."""
+        return np.squeeze(self, axis)
+
+    def round(self, decimals: int = 0, out: None = None) -> Any:
+        """The elements, rounded to so many decimals; halves to the even neighbour."""
+        return np.round(self, decimals)
+
+    def fill(self, value: Any) -> None:
+        """One number everywhere, in place."""
+        self[...] = value  # type: ignore[index]
+
+    def item(self, *index: Any) -> Any:
+        """An element as a number of Python; the only one if there is no index."""
+        return (self[index] if index else self._only("item")).item()  # type: ignore[index]
+
+    def nonzero(self) -> Any:
+        """The numbers of the elements that are not zero."""
+        return np.nonzero(self)
+
     def to_device(self, device: Any, /, *, stream: Any = None) -> PSArray:
         """The array itself, because there is one device."""
         if device != self.device:
@@ -362,6 +388,13 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
     def conj(self) -> PSArray:
         """The elements themselves, because they are real."""
         return self
+
+    conjugate = conj
+
+    @property
+    def imag(self) -> PSArray:
+        """Zeros, because the elements are real."""
+        return np.zeros_like(self)  # type: ignore[return-value]
 
     @property
     def real(self) -> PSArray:
@@ -403,6 +436,7 @@ def operands_of(space: Space, inputs: Any) -> Any:
     Arrays of numpy that are as long as vectors are brought to the servers.
     """
     found: list[Any] = []
+    width = max((each.shape[-1] for each in inputs if isinstance(each, PSArray)), default=1)
     for each in inputs:
         if isinstance(each, PSArray):
             if each.space.kind != space.kind:
@@ -414,7 +448,8 @@ def operands_of(space: Space, inputs: Any) -> Any:
                 raise InputError(
                     "arrays of different parameter servers do not go together: convert with to_numpy() first"
                 )
-            found.append(each.node)
+            alone = each.shape[-1] == 1 < width  # the server that has it may be another one
+            found.append(_brought(space, each.to_numpy(), inputs) if alone else each.node)
         elif isinstance(each, (bool, int, float)) and not isinstance(each, np.generic):
             found.append(each)
         elif isinstance(each, (np.generic, np.ndarray, list, tuple)):

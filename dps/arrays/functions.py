@@ -40,6 +40,8 @@ for function, name in {
     np.prod: "prod",
     np.min: "min",
     np.max: "max",
+    np.amin: "min",
+    np.amax: "max",
     np.any: "any",
     np.all: "all",
     np.mean: "mean",
@@ -71,6 +73,13 @@ def _vdot(a: Any, b: Any) -> Any:
 @implements(np.linalg.norm)
 def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002 (numpy's name)
     return statistics.normed(x, ord, axis, keepdims)
+
+
+@implements(np.linalg.matrix_norm)
+def _matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:  # noqa: A002
+    if x.ndim != 2 or ord != "fro":
+        raise InputTypeError("np.linalg.matrix_norm on the servers is that of a matrix, of order 'fro'")
+    return statistics.normed(x, None, None, keepdims)
 
 
 @implements(np.linalg.vector_norm)
@@ -156,6 +165,39 @@ def _nan_to_num(x: Any, copy: bool = True, nan: float = 0.0, posinf: Any = None,
     return np.where(found == np.inf, high, np.where(found == -np.inf, low, found))
 
 
+@implements(np.round, np.around)
+def _round(a: Any, decimals: int = 0, out: None = None) -> Any:
+    if a.dtype.kind != "f" or not decimals:
+        return a.copy() if a.dtype.kind != "f" and decimals >= 0 else np.rint(a).astype(a.dtype)
+    if decimals < 0:
+        return np.rint(a / 10.0**-decimals) * 10.0**-decimals
+    return np.rint(a * 10.0**decimals) / 10.0**decimals
+
+
+@implements(np.fix)
+def _fix(x: Any, out: Any = None) -> Any:
+    return np.trunc(x, out=out)
+
+
+@implements(np.average)
+def _average(a: Any, axis: Any = None, weights: Any = None, **options: Any) -> Any:
+    if weights is None:
+        return np.mean(a, axis=axis)
+    if options or np.shape(a) != np.shape(weights):
+        raise InputTypeError("np.average on the servers takes weights of the array's shape, and axis")
+    return np.sum(a * weights, axis=axis) / np.sum(weights, axis=axis)
+
+
+@implements(np.polyval)
+def _polyval(p: Any, x: Any) -> Any:
+    if isinstance(p, PSArray):
+        raise InputTypeError("np.polyval: coefficients are numbers here: convert them with to_numpy()")
+    found = np.zeros_like(x)
+    for coefficient in np.asarray(p):
+        found = found * x + coefficient
+    return found
+
+
 @implements(np.shape)
 def _shape(a: Any) -> tuple[int, ...]:
     return a.shape
@@ -174,6 +216,21 @@ def _size(a: Any, axis: Any = None) -> int:
 @implements(np.real)
 def _real(val: Any) -> Any:
     return val
+
+
+@implements(np.imag)
+def _imag(val: Any) -> Any:
+    return val.imag
+
+
+@implements(np.isreal)
+def _isreal(x: Any) -> Any:
+    return np.full_like(x, True, dtype=np.bool_)
+
+
+@implements(np.iscomplex)
+def _iscomplex(x: Any) -> Any:
+    return np.full_like(x, False, dtype=np.bool_)
 
 
 @implements(np.iscomplexobj)

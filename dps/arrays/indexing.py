@@ -43,6 +43,7 @@ def positions(size: int, index: Any) -> np.ndarray | slice | int:
         An element that the vector has not.
     """
     if isinstance(index, tuple):
+        index = tuple(each for each in index if each is not Ellipsis)
         if len(index) != 1:
             raise KeyRangeError(f"too many indices: a vector has 1 axis, and {len(index)} were indexed")
         index = index[0]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.arrays import indexing, statistics
-from dps.arrays.array import PSArray, implements, made, operands_of
+from dps.arrays.array import PSArray, implements, made, operands_of, uploaded
 from dps.arrays.expressions import Literal, Node, applied, converted
 from dps.arrays.pools import BorrowedBlock
 from dps.arrays.programs import Wish
@@ -54,6 +55,10 @@ class PSMatrix(PSArray):
         return self.copy()
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(index, PSMatrix):
+            chosen: Any = np.where(index, value, self)
+            self.assign(chosen.astype(self.dtype).node)
+            return
         row, column = self._places(index)
         if not isinstance(row, int) or not indexing.is_whole(column):
             if isinstance(row, int) or isinstance(column, int):
@@ -108,8 +113,8 @@ class Transposed:
         The matrix itself.
     """
 
-    def __init__(self, matrix: PSMatrix):
-        self.T = matrix
+    def __init__(self, matrix: Any):
+        self.T: PSMatrix = matrix
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,9 +134,16 @@ class Transposed:
     def __repr__(self) -> str:
         return f"{self.T!r}.T"
 
+    def __getitem__(self, index: Any) -> Any:
+        row, column = index if isinstance(index, tuple) else (index, slice(None))
+        return self.T[column, row]
+
     def to_numpy(self) -> np.ndarray:
         """All elements, as a new array of numpy."""
         return self.T.to_numpy().T
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.T, dtype).T
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is not np.matmul or method != "__call__" or options:
@@ -156,17 +168,17 @@ def _matmul(first: Any, second: Any) -> Any:
         )
     if isinstance(first, Transposed):
         if isinstance(second, Transposed):
-            raise InputTypeError("matmul: only one operand is transposed, because rows lie on the servers whole")
-        return _combined(second.T if second.ndim == 2 else second, first.T)  # (M' y)' = y' M
+            return _matmul(second.T, first.T).T
+        if np.ndim(second) == 2:
+            return Transposed(_combined(second.T, first.T))  # M' Y = (Y' M)'
+        return _combined(second, first.T)
     if isinstance(second, Transposed):
         second = second.T  # the sums of products run along both rows
     elif np.ndim(second) == 2:
-        if isinstance(first, PSArray):
-            raise InputTypeError(
-                "matmul: the rows of the second matrix would be combined by elements that lie on other servers: "
-                "convert the first operand with to_numpy()"
-            )
-        return _combined(first, second)
+        if isinstance(second, PSMatrix):
+            return _combined(first, second)
+        # The columns go to the servers, because sums of products run along rows there.
+        second = made(first.space, uploaded(first.space, np.asarray(second).T))
     if np.ndim(first) == 1 and np.ndim(second) == 1:
         return np.dot(first, second)
     space = first.space if isinstance(first, PSArray) else second.space
@@ -178,11 +190,10 @@ def _matmul(first: Any, second: Any) -> Any:
 
 
 def _combined(weights: Any, matrix: PSMatrix) -> PSArray:
-    """Sums of the rows of a matrix: a vector, or a matrix with a row for each row of the weights."""
-    if isinstance(weights, (PSArray, Transposed)):
-        raise InputTypeError(
-            "matmul: rows are combined by an array of numpy with an element for each row: convert it with to_numpy()"
-        )
+    """Sums of the rows of a matrix: a vector, or a matrix with a row for each row of the weights.
+
+    Every server needs all weights, so those that lie on the servers are brought here, if they are small.
+    """
     weights = np.asarray(weights)
     dtype = np.result_type(weights.dtype, matrix.dtype)
     shape = (*weights.shape[:-1], matrix.shape[1])

@@ -16,6 +16,7 @@ from dps.arrays.expressions import Node, applied, converted
 from dps.arrays.functions import filled
 from dps.arrays.matrix import eye
 from dps.arrays.operations import checked
+from dps.arrays.shapes import spread
 from dps.arrays.space import Space
 from dps.arrays.sparse_space import SparseSpace
 from dps.arrays.sparse_vector import from_items
@@ -30,17 +31,45 @@ DTYPES = (
 ELEMENTWISE = """
 abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_invert bitwise_left_shift bitwise_or
 bitwise_right_shift bitwise_xor ceil clip conj copysign cos cosh divide equal exp expm1 floor floor_divide greater
-greater_equal hypot isfinite isinf isnan less less_equal log log10 log1p log2 logaddexp logical_and logical_not
+greater_equal hypot imag isfinite isinf isnan less less_equal log log10 log1p log2 logaddexp logical_and logical_not
 logical_or logical_xor maximum minimum multiply negative nextafter not_equal positive pow real reciprocal remainder
 round sign signbit sin sinh sqrt square subtract tan tanh trunc
 """
 STATISTICS = "all any argmax argmin count_nonzero max mean min nonzero prod std sum var where"
-PRODUCTS = "matmul vecdot linalg"
+PRODUCTS = "matmul tensordot vecdot linalg"
+SHAPES = "broadcast_arrays expand_dims matrix_transpose moveaxis permute_dims reshape squeeze stack unstack"
 LIKE = "empty_like full_like ones_like zeros_like"
-SHARED = " ".join([CONSTANTS, DTYPES, ELEMENTWISE, STATISTICS, PRODUCTS, LIKE]).split()
+SHARED = " ".join([CONSTANTS, DTYPES, ELEMENTWISE, STATISTICS, PRODUCTS, SHAPES, LIKE]).split()
 CORRECTED = {"std", "var"}  # the standard says `correction` where numpy says `ddof`
 
+DEFAULT_DTYPES = {"real floating": "float64", "integral": "int64", "indexing": "int64"}
+CAPABILITIES = {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 2}
 Shape = int | tuple[int, ...]
+
+
+class NamespaceInfo:
+    """What the standard's inspection functions tell: dtypes as numpy's without complex ones, and one device."""
+
+    def capabilities(self) -> dict[str, Any]:
+        """What the standard leaves open."""
+        return dict(CAPABILITIES)
+
+    def default_device(self) -> str:
+        """The servers."""
+        return "servers"
+
+    def devices(self) -> list[str]:
+        """The servers."""
+        return ["servers"]
+
+    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
+        """The dtypes of arrays for which none is given."""
+        return {name: np.dtype(kind) for name, kind in DEFAULT_DTYPES.items()}
+
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype]:
+        """The dtypes that arrays can have, by name; those of a kind of the standard's."""
+        known = np.__array_namespace_info__().dtypes(kind=kind)
+        return {name: dtype for name, dtype in known.items() if dtype.kind != "c"}
 
 
 class ArrayNamespace:
@@ -52,6 +81,7 @@ class ArrayNamespace:
     """
 
     __array_api_version__ = "2024.12"
+    __name__ = "dps.arrays"  # libraries tell namespaces apart by their names
 
     def __init__(self, space: Space):
         self.space = space
@@ -60,6 +90,15 @@ class ArrayNamespace:
         if name not in SHARED:
             raise AttributeError(f"arrays on the servers have no {name!r}: convert with to_numpy() first")
         return getattr(np, name)
+
+    def __array_namespace_info__(self) -> NamespaceInfo:
+        return NamespaceInfo()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ArrayNamespace) and other.space is self.space
+
+    def __hash__(self) -> int:
+        return id(self.space)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *SHARED})
@@ -106,7 +145,9 @@ class ArrayNamespace:
         capacity: int | None = None,
         device: Any = None,
     ) -> Any:
-        """One number everywhere."""
+        """One number everywhere; in shape () that number."""
+        if shape == ():
+            return np.asarray(fill_value, dtype)[()]
         shape = _shape(shape)
         array = filled(self.space, shape, fill_value, dtype)
         self._pool(shape, array.dtype, capacity)
@@ -203,6 +244,10 @@ class ArrayNamespace:
     def astype(self, x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
         """The elements in another dtype."""
         return x.astype(dtype)
+
+    def broadcast_to(self, x: Any, /, shape: Shape) -> Any:
+        """An array repeated along the axes that it has not."""
+        return spread(x, _shape(shape))
 
     def std(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
         """The standard deviation."""

@@ -63,6 +63,15 @@ def over_rows(name: str) -> Computed:
     return reduce
 
 
+def stacked(*parts: np.ndarray, out: np.ndarray) -> None:
+    """A matrix of rows, each a vector or those of another matrix."""
+    first = 0
+    for each in parts:
+        count = len(each) if each.ndim == 2 else 1
+        out[first : first + count] = each
+        first += count
+
+
 def row(operand: np.ndarray, number: np.ndarray, out: np.ndarray) -> None:
     """A row of a matrix."""
     np.copyto(out, operand[int(number)])
@@ -70,6 +79,7 @@ def row(operand: np.ndarray, number: np.ndarray, out: np.ndarray) -> None:
 
 FOLDED = ("add", "multiply", "maximum", "minimum", "logical_and", "logical_or")
 OPERATIONS: dict[str, Computed] = {**UFUNCS, "where": where, "cast": cast, "weighted": weighted, "row": row}
+OPERATIONS["stacked"] = stacked
 OPERATIONS["negative"] = negated
 OPERATIONS |= {f"{name}_rows": over_rows(name) for name in FOLDED}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import deque
 from typing import Any, NamedTuple
@@ -88,6 +89,16 @@ class VectorPool:
         PoolFullError
             There are not so many free ones in a row.
         """
+        block = self.spare(count, beside)
+        if block is None:
+            gc.collect()  # because vectors that only a cycle of references keeps return no earlier
+            block = self.spare(count, beside)
+        if block is None:
+            raise PoolFullError(self._full(count))
+        return block
+
+    def spare(self, count: int, beside: int = -1) -> PoolBlock | None:
+        """Consecutive vectors with any elements, if there are free ones."""
         with self._lock:
             self._take_back()
             first = self._vectors.find(FREE * count)
@@ -95,7 +106,7 @@ class VectorPool:
                 if 0 <= place == self._vectors.find(FREE * count, place, place + count):
                     first = place
             if first < 0:
-                raise PoolFullError(self._full(count))
+                return None
             self._vectors[first : first + count] = USED * count
         return PoolBlock(self, first, count)
 

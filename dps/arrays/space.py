@@ -19,7 +19,7 @@ from dps.arrays.pools import PoolBlock, VectorPool, table_dtype
 from dps.arrays.programs import Wish, compiled
 from dps.arrays.reductions import REDUCTIONS
 from dps.arrays.store import ArrayStore
-from dps.errors import InputError, PoolFullError
+from dps.errors import InputError
 
 __all__ = ["CAPACITY", "Space"]
 
@@ -214,10 +214,9 @@ class Space:
                 continue
             seen.add(id(node))
             if node.used and node not in nodes and self._keeps(node, pool):
-                try:
-                    kept.append((node, pool.allocate(_height(node))))
-                except PoolFullError:
-                    pass
+                block = pool.spare(_height(node))
+                if block is not None:
+                    kept.append((node, block))
                 continue
             stack.extend(each for each in node.operands if isinstance(each, Node))
         return kept

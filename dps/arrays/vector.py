@@ -11,7 +11,7 @@ from dps.arrays import indexing, statistics
 from dps.arrays.array import PSArray, implements, operands_of
 from dps.arrays.expressions import Node, applied, check_widths, converted, shape_of
 from dps.arrays.programs import Wish
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputTypeError
 
 __all__ = ["PSVector", "chosen"]
 
@@ -33,6 +33,8 @@ class PSVector(PSArray):
     def __getitem__(self, index: Any) -> Any:
         if indexing.is_whole(index):
             return self.copy()
+        if isinstance(index, tuple) and index[:1] == (None,):  # an axis before that of the elements
+            return np.expand_dims(self[index[1:] or ...], 0)
         if isinstance(index, PSVector):
             if index.dtype != np.bool_:
                 raise InputTypeError("a vector on the servers is an index if its elements are bool; use to_numpy()")
@@ -49,10 +51,11 @@ class PSVector(PSArray):
             return
         elif index.dtype != np.bool_:
             raise InputTypeError("a vector on the servers is an index if its elements are bool; use to_numpy()")
+        elif np.ndim(value) == 1 and not isinstance(value, PSArray) and np.shape(value) != self.shape:
+            self[np.flatnonzero(index)] = value  # an element for each place where the mask is true
+            return
         value, mask = operands_of(self.space, [value, index])
         if isinstance(index, PSVector):
-            if isinstance(value, np.ndarray) and value.ndim:
-                raise InputError("elements at a mask on the servers take one number, or a vector of all elements")
             self.assign(chosen(mask, converted(value, self.dtype), self.node))
         else:
             value = converted(value, self.dtype)

@@ -1,0 +1,155 @@
+"""numpy's functions that change shapes, where elements stay as they lie: vectors, matrices of one row or of vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dps.arrays.array import PSArray, implements, made, operands_of
+from dps.arrays.expressions import Literal, Node, converted, shape_of
+from dps.errors import InputError, InputTypeError
+
+__all__ = ["reshaped", "spread"]
+
+
+def reshaped(array: PSArray, shape: tuple[int, ...]) -> Any:
+    """An array's elements in another shape; in shape () the only one, as a number.
+
+    Raises
+    ------
+    InputTypeError
+        Elements would have to go to other servers.
+    """
+    known = math.prod(each for each in shape if each >= 0)
+    if shape.count(-1) == 1 and known and array.size % known == 0:
+        shape = tuple(array.size // known if each == -1 else each for each in shape)
+    if min(shape, default=0) < 0 or math.prod(shape) != array.size:
+        raise InputError(f"cannot reshape array of size {array.size} into shape {shape}")
+    if shape == ():
+        return array.to_numpy().reshape(())[()]
+    if shape == array.shape:
+        return array.copy()
+    if shape == (1, array.size):
+        return array.like(Node(shape, array.dtype, "cast", [array.node]))
+    if shape == (array.size,) == array.shape[1:]:
+        first = Literal(np.asarray(0), np.dtype(np.int64))
+        return array.like(Node(shape, array.dtype, "row", [array.node, first]))
+    raise InputTypeError(
+        f"elements of shape {array.shape} would go to other servers in shape {shape}: convert with to_numpy() first"
+    )
+
+
+def spread(array: Any, shape: tuple[int, ...]) -> Any:
+    """An array as a larger one, in which it is repeated along the axes that it has not, or along which it has one."""
+    if not isinstance(array, PSArray) or shape == array.shape:
+        return array if isinstance(array, PSArray) else np.broadcast_to(array, shape)
+    if shape_of([array.shape, shape]) != shape or array.shape[-1] != shape[-1]:
+        raise InputError(f"an array of shape {array.shape} on the servers cannot be broadcast to shape {shape}")
+    return array.like(Node(shape, array.dtype, "cast", [array.node]))
+
+
+@implements(np.reshape)
+def _reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None) -> Any:
+    shape = newshape if shape is None else shape
+    return reshaped(a, (int(shape),) if np.ndim(shape) == 0 else tuple(int(each) for each in shape))
+
+
+@implements(np.squeeze)
+def _squeeze(a: Any, axis: Any = None) -> Any:
+    axes = range(a.ndim) if axis is None else [each % a.ndim for each in ([axis] if np.ndim(axis) == 0 else axis)]
+    if axis is not None and any(a.shape[each] != 1 for each in axes):
+        raise InputError("cannot select an axis to squeeze out which has size not equal to one")
+    return reshaped(a, tuple(size for each, size in enumerate(a.shape) if each not in axes or size != 1))
+
+
+@implements(np.expand_dims)
+def _expand_dims(a: Any, axis: Any) -> Any:
+    places = [axis] if np.ndim(axis) == 0 else list(axis)
+    axes = {each % (a.ndim + len(places)) for each in places}
+    sizes = iter(a.shape)
+    return reshaped(a, tuple(1 if each in axes else next(sizes) for each in range(a.ndim + len(places))))
+
+
+@implements(np.transpose, np.permute_dims, np.matrix_transpose, np.linalg.matrix_transpose)
+def _transpose(a: Any, axes: Any = None) -> Any:
+    if axes is None or [each % a.ndim for each in axes] == list(range(a.ndim))[::-1]:
+        return a.T
+    return a.copy()
+
+
+@implements(np.swapaxes, np.moveaxis)
+def _swapaxes(a: Any, first: Any, second: Any) -> Any:
+    places = [int(np.asarray(each).reshape(())) % a.ndim for each in (first, second)]
+    return a.copy() if places[0] == places[1] else a.T
+
+
+@implements(np.atleast_1d)
+def _atleast_1d(*arrays: Any) -> Any:
+    found = tuple(each if isinstance(each, PSArray) else np.atleast_1d(each) for each in arrays)
+    return found[0] if len(found) == 1 else found
+
+
+@implements(np.atleast_2d)
+def _atleast_2d(*arrays: Any) -> Any:
+    found = tuple(
+        reshaped(each, (1, -1)) if np.ndim(each) == 1 and isinstance(each, PSArray) else each for each in arrays
+    )
+    return found[0] if len(found) == 1 else found
+
+
+@implements(np.broadcast_to)
+def _broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
+    return spread(array, (shape,) if isinstance(shape, int) else tuple(shape))
+
+
+@implements(np.broadcast_arrays)
+def _broadcast_arrays(*arrays: Any, subok: bool = False) -> Any:
+    shape = shape_of([np.shape(each) for each in arrays])
+    return tuple(spread(each, shape) for each in arrays)
+
+
+@implements(np.stack)
+def _stack(arrays: Sequence[Any], axis: int = 0, out: None = None, **options: Any) -> Any:
+    if axis not in (0, -2) or any(np.ndim(each) != 1 for each in arrays):
+        raise InputTypeError("np.stack on the servers makes rows of vectors (axis=0): convert with to_numpy() first")
+    return _vstack(arrays, **options)
+
+
+@implements(np.vstack)
+def _vstack(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    space = next(each.space for each in tup if isinstance(each, PSArray))
+    nodes = operands_of(space, tup)
+    if len({node.shape[-1] for node in nodes if isinstance(node, Node)}) > 1 or not all(
+        isinstance(node, Node) for node in nodes
+    ):
+        raise InputError("the rows of a matrix have the same number of elements, and more than one")
+    common = np.result_type(*[node.dtype for node in nodes]) if dtype is None else np.dtype(dtype)
+    height = sum(len(node.shape) == 1 or node.shape[0] for node in nodes)
+    rows = [converted(node, common) for node in nodes]
+    return made(space, Node((int(height), nodes[0].shape[-1]), common, "stacked", rows))
+
+
+@implements(np.unstack)
+def _unstack(x: Any, /, *, axis: int = 0) -> Any:
+    if x.ndim != 2 or axis not in (0, -2):
+        raise InputTypeError("np.unstack on the servers gives the rows of a matrix: convert with to_numpy() first")
+    return tuple(x)
+
+
+@implements(np.outer)
+def _outer(a: Any, b: Any, out: None = None) -> Any:
+    space = a.space if isinstance(a, PSArray) else b.space
+    (row,) = operands_of(space, [b])
+    return np.asarray(a).reshape(-1, 1) * made(space, row)
+
+
+@implements(np.tensordot)
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    if axes == 1:
+        return np.dot(a, b)
+    if isinstance(axes, int) and axes == np.ndim(a) == np.ndim(b) == 2:
+        return np.sum(a * b)
+    raise InputTypeError("np.tensordot on the servers sums over one axis, or over both of two matrices")
