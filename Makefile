@@ -139,6 +139,19 @@ $(DEMO): $(REQUIREMENTS) $(CORE) | compiler
 test: $(READY)  ## the tests, without the slow ones
 	$(PYTEST) $(PARALLEL) $(ARGS)
 
+# The suite of the standard's own project is not on PyPI: it needs a clone with its submodule.
+.PHONY: array-api
+array-api: $(READY)  ## ps.arrays against the array API standard; ARRAY_API_TESTS=folder runs the standard's suite, too
+	@PYTHONPATH=tests/helpers $(PY) tests/helpers/array_api.py
+	@if [[ -n "$(ARRAY_API_TESTS)" ]]; then \
+		$(PIP) install --requirement "$(ARRAY_API_TESTS)/requirements.txt"; \
+		cd "$(ARRAY_API_TESTS)"; \
+		PYTHONPATH="$(CURDIR):$(CURDIR)/tests/helpers" ARRAY_API_TESTS_MODULE=array_api_module ARRAY_API_TESTS_VERSION=2024.12 \
+			"$(abspath $(VENV))/bin/python" -m pytest array_api_tests --max-examples 20 -q -ra || true; \
+	else \
+		echo "not run: array-api-tests, because ARRAY_API_TESTS names no clone of it"; \
+	fi
+
 # What runs on each Python: the wire, the state and its golden hashes, the page (in a browser), the demo, the blocks of
 # the documentation and of the docstrings, for which every module is imported.
 PORTABLE := frames channel endpoint shard index optimizers golden pages browser demo docs

@@ -322,7 +322,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         if dtype is None and self.dtype.kind != "f":
             dtype = np.float64
         total = self._over("add", "sum", axis, keepdims, dtype)
-        count = self.size if axis is None or self.ndim == 1 else self.shape[axis]
+        count = self.size // int(np.size(total))
         if isinstance(total, PSArray):
             return total / total.dtype.type(count)
         return np.divide(total, count, dtype=total.dtype)[()]
@@ -332,9 +332,9 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> Any:
         """The variance."""
         array = self if dtype is None else self.astype(dtype)
-        if self._by_column(axis):
+        if self.by_column(axis):
             mean = array.mean(axis=0)
-            return ((array - mean) ** 2).sum(axis=0) / mean.dtype.type(self.shape[0] - ddof)
+            return ((array - mean) ** 2).sum(axis=0, keepdims=keepdims) / mean.dtype.type(self.shape[0] - ddof)
         return statistics.moments(array, axis, keepdims, ddof)[1]
 
     def std(
@@ -345,11 +345,11 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def argmin(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
         """The number of the smallest element, of equal ones the first."""
-        return statistics.placed(self, "argmin", axis, keepdims)
+        return self._placed("argmin", axis, keepdims)
 
     def argmax(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
         """The number of the largest element, of equal ones the first."""
-        return statistics.placed(self, "argmax", axis, keepdims)
+        return self._placed("argmax", axis, keepdims)
 
     def clip(self, min: Any = None, max: Any = None) -> Any:  # noqa: A002 (numpy's names)
         """The elements, none below `min` and none above `max`."""
@@ -401,15 +401,21 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         """The elements themselves."""
         return self
 
-    def _by_column(self, axis: Any) -> bool:
+    def by_column(self, axis: Any) -> bool:
+        """Whether a reduction along an axis leaves an element for each column of a matrix."""
         return self.ndim == 2 and axis in (0, -2, (0,), (-2,))
 
+    def _placed(self, kind: str, axis: Any, keepdims: bool) -> Any:
+        if not self.by_column(axis):
+            return statistics.placed(self, kind, axis, keepdims)
+        found = self.like(Node(self.shape[1:], np.dtype(np.intp), f"{kind}_rows", [self.node]))
+        return np.expand_dims(found, 0) if keepdims else found
+
     def _over(self, ufunc: str, kind: str, axis: Any, keepdims: bool, dtype: Any = None) -> Any:
-        if not self._by_column(axis):
+        if not self.by_column(axis):
             return statistics.reduced(self, kind, axis, keepdims, dtype)
-        if keepdims:
-            raise InputError("a reduction over the rows of a matrix gives a vector: leave keepdims out")
-        return self.like(statistics.over_rows(self, ufunc, dtype))
+        found = self.like(statistics.over_rows(self, ufunc, dtype))
+        return np.expand_dims(found, 0) if keepdims else found
 
 
 def made(space: Space, node: Any) -> PSArray:

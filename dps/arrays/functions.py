@@ -57,12 +57,14 @@ for function, name in {
 
 @implements(np.count_nonzero)
 def _count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    if a.by_column(axis):
+        return (a != 0).sum(axis=axis, keepdims=keepdims)
     return statistics.reduced(a, "count", axis, keepdims)
 
 
 @implements(np.ptp)
 def _ptp(a: Any, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
-    return a.max(axis=axis) - a.min(axis=axis)
+    return a.max(axis=axis, keepdims=keepdims) - a.min(axis=axis, keepdims=keepdims)
 
 
 @implements(np.vdot, np.inner)
@@ -72,7 +74,11 @@ def _vdot(a: Any, b: Any) -> Any:
 
 @implements(np.linalg.norm)
 def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002 (numpy's name)
-    return statistics.normed(x, ord, axis, keepdims)
+    return (
+        _vector_norm(x, axis=axis, ord=ord, keepdims=keepdims)
+        if x.by_column(axis)
+        else statistics.normed(x, ord, axis, keepdims)
+    )
 
 
 @implements(np.linalg.matrix_norm)
@@ -84,7 +90,16 @@ def _matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 
 @implements(np.linalg.vector_norm)
 def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:  # noqa: A002
-    return statistics.normed(x, ord, axis, keepdims)
+    if not x.by_column(axis):
+        return statistics.normed(x, ord, axis, keepdims, flat=axis is None)
+    if ord in (None, 2):
+        return np.sqrt((x * x).sum(axis=axis, keepdims=keepdims))
+    size = np.abs(x if x.dtype.kind == "f" else x.astype(np.float64))
+    if ord in (np.inf, -np.inf):
+        return (size.max if ord > 0 else size.min)(axis=axis, keepdims=keepdims)
+    if ord == 0:
+        return np.count_nonzero(x, axis=axis, keepdims=keepdims).astype(size.dtype)
+    return (size**ord).sum(axis=axis, keepdims=keepdims) ** (1 / ord)
 
 
 @implements(np.zeros_like, np.empty_like)
@@ -146,13 +161,16 @@ def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
 
 @implements(np.flatnonzero)
 def _flatnonzero(a: Any) -> Any:
-    (numbers,) = a.space.reduce([Wish("positions", (a.node,))])
-    return numbers
+    return np.ravel_multi_index(_nonzero(a), a.shape)
 
 
 @implements(np.nonzero)
 def _nonzero(a: Any) -> Any:
-    return (_flatnonzero(a),)
+    (found,) = a.space.reduce([Wish("positions", (a.node,))])
+    if a.ndim == 1:
+        return (found,)
+    order = np.lexsort(found[::-1])  # row after row
+    return tuple(each[order] for each in found)
 
 
 @implements(np.nan_to_num)

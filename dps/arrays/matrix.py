@@ -77,13 +77,13 @@ class PSMatrix(PSArray):
         """The product with a vector, a matrix, or a number."""
         return np.dot(self, other)
 
-    def diagonal(self) -> np.ndarray:
-        """The elements whose row is their column."""
+    def diagonal(self, offset: int = 0) -> np.ndarray:
+        """The elements whose column is their row and `offset`."""
         pool, first = indexing.stored_at(self)
-        numbers = np.arange(min(self.shape))
+        rows = np.arange(max(-offset, 0), max(min(self.shape[0], self.shape[1] - offset), max(-offset, 0)))
         if pool.dtype.itemsize != self.itemsize:
-            return np.diagonal(self.to_numpy())
-        keys = pool.layout.keys(first, numbers) + numbers * pool.layout.part
+            return np.diagonal(self.to_numpy(), offset)
+        keys = pool.layout.keys(first, rows + offset) + rows * pool.layout.part
         return pool.store.pull(pool.table, keys).view(self.dtype)
 
     def _places(self, index: Any) -> tuple[Any, Any]:
@@ -157,7 +157,7 @@ class Transposed:
         return _matmul(other, self)
 
 
-@implements(np.matmul)
+@implements(np.matmul, np.linalg.matmul)
 def _matmul(first: Any, second: Any) -> Any:
     """Products of which the servers hold one operand by columns, or both."""
     if np.ndim(first) == 0 or np.ndim(second) == 0:
@@ -208,16 +208,31 @@ def eye(space: Any, rows: int, columns: int | None = None, k: int = 0, dtype: An
     return made(space, converted(node, np.dtype(dtype)))
 
 
-@implements(np.diag, np.diagonal)
-def _diagonal(a: Any, k: int = 0, *axes: Any) -> Any:
-    if not isinstance(a, PSMatrix) or k or axes not in ((), (0, 1)):
-        raise InputTypeError("np.diag on the servers takes a matrix, and its main diagonal")
-    return a.diagonal()
+@implements(np.diag, np.diagonal, np.linalg.diagonal)
+def _diagonal(a: Any, k: int = 0, *axes: Any, offset: int = 0) -> Any:
+    if not isinstance(a, PSMatrix) or axes not in ((), (0, 1)):
+        raise InputTypeError("np.diag on the servers takes a matrix, and gives one of its diagonals")
+    return a.diagonal(k or offset)
 
 
-@implements(np.trace)
-def _trace(a: Any, offset: int = 0, *axes: Any) -> Any:
-    return _diagonal(a, offset, *axes).sum()
+@implements(np.trace, np.linalg.trace)
+def _trace(a: Any, offset: int = 0, *axes: Any, dtype: Any = None) -> Any:
+    return _diagonal(a, offset, *axes).sum(dtype=dtype)
+
+
+@implements(np.tril)
+def _tril(m: Any, k: int = 0) -> Any:
+    return np.where(_columns(m) <= np.arange(m.shape[0])[:, None] + k, m, m.dtype.type(0))
+
+
+@implements(np.triu)
+def _triu(m: Any, k: int = 0) -> Any:
+    return np.where(_columns(m) >= np.arange(m.shape[0])[:, None] + k, m, m.dtype.type(0))
+
+
+def _columns(matrix: PSMatrix) -> PSArray:
+    """The numbers of a matrix's columns."""
+    return made(matrix.space, Node(matrix.shape[1:], np.dtype(np.int64), "index"))
 
 
 def _spread(value: Any, shape: tuple[int, ...], dtype: np.dtype) -> Node:

@@ -30,14 +30,17 @@ DTYPES = (
 )
 ELEMENTWISE = """
 abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_invert bitwise_left_shift bitwise_or
-bitwise_right_shift bitwise_xor ceil clip conj copysign cos cosh divide equal exp expm1 floor floor_divide greater
+bitwise_right_shift bitwise_xor ceil conj copysign cos cosh divide equal exp expm1 floor floor_divide greater
 greater_equal hypot imag isfinite isinf isnan less less_equal log log10 log1p log2 logaddexp logical_and logical_not
 logical_or logical_xor maximum minimum multiply negative nextafter not_equal positive pow real reciprocal remainder
 round sign signbit sin sinh sqrt square subtract tan tanh trunc
 """
 STATISTICS = "all any argmax argmin count_nonzero max mean min nonzero prod std sum var where"
 PRODUCTS = "matmul tensordot vecdot linalg"
-SHAPES = "broadcast_arrays expand_dims matrix_transpose moveaxis permute_dims reshape squeeze stack unstack"
+SHAPES = """
+broadcast_arrays broadcast_shapes concat expand_dims matrix_transpose moveaxis permute_dims reshape squeeze stack take
+tril triu unstack
+"""
 LIKE = "empty_like full_like ones_like zeros_like"
 SHARED = " ".join([CONSTANTS, DTYPES, ELEMENTWISE, STATISTICS, PRODUCTS, SHAPES, LIKE]).split()
 CORRECTED = {"std", "var"}  # the standard says `correction` where numpy says `ddof`
@@ -248,6 +251,10 @@ class ArrayNamespace:
     def broadcast_to(self, x: Any, /, shape: Shape) -> Any:
         """An array repeated along the axes that it has not."""
         return spread(x, _shape(shape))
+
+    def clip(self, x: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002 (the standard's names)
+        """The elements, none below `min` and none above `max`."""
+        return np.clip(x, min, max)
 
     def std(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
         """The standard deviation."""

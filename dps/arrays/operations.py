@@ -72,6 +72,15 @@ def stacked(*parts: np.ndarray, out: np.ndarray) -> None:
         first += count
 
 
+def place_over_rows(name: str) -> Computed:
+    """For each column of a matrix the number of the row with the smallest or largest element."""
+
+    def place(operand: np.ndarray, out: np.ndarray) -> None:
+        np.copyto(out, getattr(np, name)(operand, axis=0))
+
+    return place
+
+
 def row(operand: np.ndarray, number: np.ndarray, out: np.ndarray) -> None:
     """A row of a matrix."""
     np.copyto(out, operand[int(number)])
@@ -82,6 +91,7 @@ OPERATIONS: dict[str, Computed] = {**UFUNCS, "where": where, "cast": cast, "weig
 OPERATIONS["stacked"] = stacked
 OPERATIONS["negative"] = negated
 OPERATIONS |= {f"{name}_rows": over_rows(name) for name in FOLDED}
+OPERATIONS |= {f"{name}_rows": place_over_rows(name) for name in ("argmin", "argmax")}
 
 NAME_OF = {ufunc: name for name, ufunc in UFUNCS.items()}  # np.abs is np.absolute, for instance
 

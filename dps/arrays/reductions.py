@@ -190,7 +190,15 @@ def _count(arrays: Sequence[np.ndarray], start: int, by_row: Any) -> Partial:
 
 
 def _positions(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
-    return np.flatnonzero(arrays[0]) + start
+    """Where elements are not zero: their numbers, or for a matrix [rows, columns]."""
+    *rows, columns = np.nonzero(arrays[0])
+    return [*rows, columns + start] if rows else columns + start
+
+
+def _join_positions(partials: list[Partial], parameter: Any) -> Partial:
+    if not isinstance(partials[0], list):
+        return _concatenate(partials, parameter)
+    return [np.concatenate(each) for each in zip(*partials, strict=True)]
 
 
 def _items(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
@@ -225,7 +233,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "top": Reduction(_top, _join_top),
     "values": Reduction(_values, _concatenate),
     "selected": Reduction(lambda arrays, start, parameter: arrays[0][arrays[1]], _concatenate),
-    "positions": Reduction(_positions, _concatenate),
+    "positions": Reduction(_positions, _join_positions),
     "items": Reduction(_items, _join_items),
     "rows": Reduction(lambda arrays, start, parameter: [each.copy() for each in arrays], _join_items),
     "top items": Reduction(_top_items, _join_top),

@@ -1,4 +1,4 @@
-"""numpy's functions that change shapes, where elements stay as they lie: vectors, matrices of one row or of vectors."""
+"""numpy's functions that change shapes: vectors and matrices of one row or of vectors; others by way of the driver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dps.arrays.array import PSArray, implements, made, operands_of
+from dps.arrays.array import PSArray, implements, made, operands_of, uploaded
 from dps.arrays.expressions import Literal, Node, converted, shape_of
 from dps.errors import InputError, InputTypeError
 
@@ -18,10 +18,7 @@ __all__ = ["reshaped", "spread"]
 def reshaped(array: PSArray, shape: tuple[int, ...]) -> Any:
     """An array's elements in another shape; in shape () the only one, as a number.
 
-    Raises
-    ------
-    InputTypeError
-        Elements would have to go to other servers.
+    Elements that go to other servers for that are brought here first, if they are not too many.
     """
     known = math.prod(each for each in shape if each >= 0)
     if shape.count(-1) == 1 and known and array.size % known == 0:
@@ -37,9 +34,8 @@ def reshaped(array: PSArray, shape: tuple[int, ...]) -> Any:
     if shape == (array.size,) == array.shape[1:]:
         first = Literal(np.asarray(0), np.dtype(np.int64))
         return array.like(Node(shape, array.dtype, "row", [array.node, first]))
-    raise InputTypeError(
-        f"elements of shape {array.shape} would go to other servers in shape {shape}: convert with to_numpy() first"
-    )
+    # Elements go to other servers, by way of this process.
+    return made(array.space, uploaded(array.space, np.asarray(array).reshape(shape)))
 
 
 def spread(array: Any, shape: tuple[int, ...]) -> Any:
@@ -139,17 +135,40 @@ def _unstack(x: Any, /, *, axis: int = 0) -> Any:
     return tuple(x)
 
 
-@implements(np.outer)
+@implements(np.concatenate)
+def _concatenate(arrays: Sequence[Any], axis: Any = 0, out: None = None, **options: Any) -> Any:
+    if axis in (0, -2) and all(np.ndim(each) == 2 for each in arrays):
+        return _vstack(arrays, **options)
+    space = next(each.space for each in arrays if isinstance(each, PSArray))
+    return made(space, uploaded(space, np.concatenate([np.asarray(each) for each in arrays], axis, **options)))
+
+
+@implements(np.take)
+def _take(a: Any, indices: Any, axis: Any = None, out: None = None, mode: str = "raise") -> Any:
+    if a.ndim == 1 and axis in (None, 0, -1):
+        return a[np.asarray(indices)]
+    if axis not in (0, -2) or np.ndim(indices) != 1:
+        raise InputTypeError("np.take on the servers takes elements of vectors, or rows (axis=0) of matrices")
+    return np.stack([a[int(each)] for each in indices])
+
+
+@implements(np.outer, np.linalg.outer)
 def _outer(a: Any, b: Any, out: None = None) -> Any:
     space = a.space if isinstance(a, PSArray) else b.space
     (row,) = operands_of(space, [b])
     return np.asarray(a).reshape(-1, 1) * made(space, row)
 
 
-@implements(np.tensordot)
+@implements(np.tensordot, np.linalg.tensordot)
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    if axes == 1:
-        return np.dot(a, b)
-    if isinstance(axes, int) and axes == np.ndim(a) == np.ndim(b) == 2:
+    if isinstance(axes, int):
+        axes = (range(np.ndim(a) - axes, np.ndim(a)), range(axes))
+    first, second = (
+        [each % np.ndim(array) for each in ([summed] if np.ndim(summed) == 0 else summed)]
+        for array, summed in zip((a, b), axes, strict=True)
+    )
+    if len(first) == len(second) == 1:
+        return (a if first[0] == np.ndim(a) - 1 else a.T) @ (b if second[0] == 0 else b.T)
+    if np.ndim(a) == np.ndim(b) == 2 and first == second and len(first) == 2:
         return np.sum(a * b)
     raise InputTypeError("np.tensordot on the servers sums over one axis, or over both of two matrices")

@@ -69,10 +69,12 @@ def moments(array: Computable, axis: Axis = None, keepdims: bool = False, ddof: 
 def placed(array: Computable, kind: str, axis: Axis = None, keepdims: bool = False) -> Any:
     """argmin or argmax."""
     node = array.node
-    if len(node.shape) == 2 and axis is None:
-        raise InputError(f"{kind} of a matrix needs axis=1: the place in each row")
-    by_row = across(node, axis)
-    ((_, places),) = array.space.reduce([Wish(kind, (node,), by_row)])
+    every = len(node.shape) == 2 and axis is None
+    by_row = 1 if every else across(node, axis)
+    ((found, places),) = array.space.reduce([Wish(kind, (node,), by_row)])
+    if every:
+        first = getattr(np, kind)(found)
+        by_row, places = 0, first * node.shape[1] + places[first]
     return _shaped(typed(places, np.dtype(np.intp)), node, by_row, keepdims)
 
 
@@ -100,13 +102,13 @@ def dots(pairs: Sequence[tuple[Computable, Computable]]) -> list[float]:
     return [float(each) for each in pairs[0][0].space.reduce([Wish("dot", pair, 0) for pair in operands])]
 
 
-def normed(array: Computable, order: Any = None, axis: Axis = None, keepdims: bool = False) -> Any:
-    """np.linalg.norm, of orders 1, 2 and infinity, and any other number for vectors."""
+def normed(array: Computable, order: Any = None, axis: Axis = None, keepdims: bool = False, flat: bool = False) -> Any:
+    """np.linalg.norm, of orders 1, 2 and infinity, and any other number for vectors; `flat`: of all elements as one."""
     node = array.node
     if node.dtype.kind != "f":
         node = _cast(node, np.float64)
     by_row = across(node, axis)
-    if len(node.shape) == 2 and not by_row and order not in (None, "fro"):
+    if len(node.shape) == 2 and not (by_row or flat) and order not in (None, "fro"):
         raise InputError(f"the norm of order {order!r} of a matrix needs its singular values: to_numpy() first")
     if order in (None, 2, "fro"):
         wish = Wish("dot", (node, node), by_row)

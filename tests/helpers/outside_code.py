@@ -106,7 +106,7 @@ def get(module: str, name: str) -> Any:
 
 BUFFER = "compiled code takes the buffer of an array"
 SCALARS = "numbers are numpy's here, and the standard's code refuses arrays of two libraries"
-COLUMN = "makes a column of a vector, whose elements would lie on one server"
+COLUMN = "makes a column of a vector, whose elements lie on one server"
 ORDERED = "needs the elements in order"
 
 
@@ -215,7 +215,10 @@ def _(p, name):
         return get("sklearn.preprocessing", name)().fit_transform(p.matrix)
 
 
-@trials("sklearn", "mean_squared_error mean_absolute_error r2_score", "InputTypeError", COLUMN)
+METRICS = "mean_squared_error mean_absolute_error r2_score max_error explained_variance_score mean_pinball_loss"
+
+
+@trials("sklearn", METRICS, "copies", COLUMN)
 def _(p, name):
     with get("sklearn", "config_context")(array_api_dispatch=True):
         return get("sklearn.metrics", name)(p.right, p.start)
@@ -509,6 +512,7 @@ def main() -> None:
         dps.ParameterServer(cluster, servers=2) as ps,
     ):
         ps.zeros(SIZE, capacity=200)
+        ps.zeros(1, capacity=400)  # for columns
         for trial in TRIALS:
             if installed(trial.package):
                 found[f"{trial.package}.{trial.name}"] = outcome(trial, lambda a: ps.from_array(np.asarray(a)), copies)
