@@ -669,7 +669,7 @@ WRONG_VALUES = [
 WRONG_CUTS = [  # text of dps/core/cuts.pyx, the wrong text
     ("if apart and cut.given < cut.stop:", "if False:"),
     ("cut.copies = dps_save(", "to.used = dps_save("),
-    ("cut.existing = shard.rows.shape[0] if shard.index is None else shard.index.count", "pass"),
+    ("cut.existing = shard.rows.shape[0] if shard.index is None else shard.index.end", "pass"),
     ("CHANGED * inside | LATER * apart", "CHANGED"),
     ("if shard.changed is not None:", "if False:"),
     ("if origin:", "if False:"),

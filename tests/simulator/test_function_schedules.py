@@ -8,7 +8,7 @@ from verdicts import assert_caught, problems
 
 from dps.client.functions import FunctionCaller
 from dps.server import functions as module
-from dps.server.functions import FunctionCalls, FunctionWork, Hold
+from dps.server.functions import FunctionCalls, FunctionWork
 
 SCHEDULES = 200
 
@@ -25,7 +25,10 @@ WRONG = {  # and where to look first
     ),
     "effects are not passed on": ([(FunctionCalls, "_apply", "if replica.successor is not None:", "if False:")], [12]),
     "pushes do not wait": ([(FunctionCalls, "postpone", "if hold is not None and", "if False and")], []),
-    "requests wait for a function that has ended": ([(Hold, "end", "connection.resume()", "pass")], []),
+    "requests wait for a function that has ended": (
+        [(FunctionCalls, "_end", "self._owner.endpoint.later(0, connection.resume)", "pass")],
+        [],
+    ),
     "a repeat counts again": (
         [
             (module, "op_of", "*stamp)", "*(0, 0, 0))"),
