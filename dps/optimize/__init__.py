@@ -13,6 +13,7 @@ conjugate_gradients nonlinear conjugate gradients, and linear ones for symmetric
 descent             gradient descent
 proximal_gradients  FISTA: accelerated proximal gradients
 consensus           consensus ADMM
+parts               its parts, in this process or in Dask tasks
 mini_batches        gradient descent on mini-batches, as Spark's MLlib does it
 objective           a loss over data on trainers, and `minimize`
 =================== ==================================================================================
