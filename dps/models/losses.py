@@ -13,7 +13,7 @@ from dps.models.classes import coded
 from dps.models.partitions import Piece
 from dps.models.types import Block
 
-__all__ = ["LOSSES", "Problem", "batch_loss", "part_of"]
+__all__ = ["LOSSES", "Problem", "batch_loss", "elements_of_batch", "part_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +103,27 @@ def part_of(piece: Piece, problem: Problem) -> tuple[Block, np.ndarray, np.ndarr
     return X.astype(np.float64), y, weights
 
 
+def elements_of_batch(batch: tuple[Block, np.ndarray, np.ndarray | None], problem: Problem) -> np.ndarray | None:
+    """The elements of x that a batch needs: of sparse rows, the coefficients of their features, and the intercepts.
+
+    Examples
+    --------
+    >>> batch = scipy.sparse.csr_matrix([[0.0, 5.0, 0.0]]), np.array([[1.0]]), None
+    >>> elements_of_batch(batch, Problem("squares", 2, 3, True))
+    array([1, 4, 6, 7])
+    """
+    X = batch[0]
+    if not scipy.sparse.issparse(X):
+        return None
+    keys, _ = dps.localize(X)
+    coefficients = [keys + output * problem.features for output in range(problem.outputs)]
+    return np.concatenate([*coefficients, np.arange(problem.outputs * problem.features, problem.size)])
+
+
 def batch_loss(
     batch: tuple[Block, np.ndarray, np.ndarray | None], x: np.ndarray, problem: Problem
-) -> tuple[float, np.ndarray | tuple[np.ndarray, np.ndarray]]:
-    """Loss and gradient, summed over the rows by their weights. Of sparse rows, the gradient has their features only.
+) -> tuple[float, np.ndarray]:
+    """Loss and gradient, summed over the rows by their weights, where x has the elements that the batch needs.
 
     Examples
     --------
@@ -116,20 +133,15 @@ def batch_loss(
     (2.5, array([-3., -2., -3.]))
     """
     X, y, weights = batch
-    outputs, features = problem.outputs, problem.features
-    sparse = scipy.sparse.issparse(X)
-    keys, X = dps.localize(X) if sparse else (None, X)
-    coefficients = x[: outputs * features].reshape(outputs, features)
-    z = X @ (coefficients if keys is None else coefficients[:, keys]).T
+    if scipy.sparse.issparse(X):
+        _, X = dps.localize(X)
+    outputs, columns = problem.outputs, X.shape[1]
+    z = X @ x[: outputs * columns].reshape(outputs, columns).T
     if problem.with_intercept:
-        z = z + x[outputs * features :]
+        z = z + x[outputs * columns :]
     losses, slopes = LOSSES[problem.loss](z, y)
     if weights is not None:
         losses, slopes = losses * weights[:, None], slopes * weights[:, None]
-    slope = np.asarray(X.T @ slopes).T  # [outputs, features]
+    slope = np.asarray(X.T @ slopes).T  # [outputs, columns]
     levels = slopes.sum(axis=0) if problem.with_intercept else np.zeros(0)
-    gradient = np.concatenate([slope.ravel(), levels])
-    if keys is None:
-        return float(losses.sum()), gradient
-    elements = [keys + output * features for output in range(outputs)]
-    return float(losses.sum()), (np.concatenate([*elements, np.arange(outputs * features, problem.size)]), gradient)
+    return float(losses.sum()), np.concatenate([slope.ravel(), levels])

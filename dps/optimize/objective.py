@@ -44,6 +44,9 @@ SHARE = 0.05  # of the time waited so far, after which to look again
 EARLY = 0.95  # of the time that an evaluation is expected to take: then the driver looks for the first time
 SOONER = 0.75  # of the expected time, the next time, because an evaluation had ended at the first look
 
+# Of all elements of x: a batch that needs fewer pulls these alone. A trainer has about 8 batches, and a key travels
+# with each element.
+FEW = 1 / 16
 BESIDE_PAIRS = 20  # vectors that a solver may need at a time beside the pairs of L-BFGS
 NEWS, SUMS, TOTAL = 0, 1, 2  # rows of the board: what the driver says, what trainers add up, how many batches there are
 END = -1.0  # the driver says this when the minimisation is over
@@ -51,6 +54,7 @@ END = -1.0  # the driver says this when the minimisation is over
 # The gradient of a batch: all its elements, or (elements, values) of those that are not 0.
 BatchGradient: TypeAlias = np.ndarray | tuple[np.ndarray, np.ndarray]
 BatchLoss: TypeAlias = Callable[..., tuple[float, BatchGradient]]
+Elements: TypeAlias = Callable[..., np.ndarray | None]  # those of x that a batch needs; None: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +64,10 @@ class EvaluationPlan:
     x: Any  # tables, or vectors on the servers
     gradient: Any
     board: str
+    size: int  # elements of x
     batch_size: int | None
     function: BatchLoss
+    elements: Elements | None
     args: tuple
 
 
@@ -75,6 +81,10 @@ class Objective:
     loss_and_gradient : callable
         ``loss_and_gradient(batch, x, *args)`` returns the loss and the gradient, both summed over the rows of the
         batch. A gradient with few elements may be a tuple (elements, values). It runs on the trainers.
+    elements : callable, optional
+        ``elements(batch, *args)`` returns the places in x of the elements that a batch needs, each once, or None for
+        all of them. Then `loss_and_gradient` gets x at these places only, and returns the gradient there. So a trainer
+        pulls what its sparse rows have, and not all of a long x.
     data : as for :meth:`dps.ParameterServer.run`
         Dask collections, futures, data in memory, or data of Spark, whose partitions stay with their trainers.
     size : int or PSVector
@@ -116,6 +126,7 @@ class Objective:
         data: Any,
         size: int | Vector,
         *,
+        elements: Elements | None = None,
         scale: float = 1.0,
         l2: float | Vector = 0.0,
         batch_size: int | None = None,
@@ -136,7 +147,9 @@ class Objective:
         x, gradient, board = (f"optimize-{tag}-{what}" for what in ("x", "gradient", "board"))
         self._tables = [x, gradient, board] if self._here else [board]
         places: list = [x, gradient] if self._here else [stored(np.zeros_like(size)) for _ in range(2)]
-        self._plan = EvaluationPlan(places[0], places[1], board, batch_size, loss_and_gradient, args)
+        self._plan = EvaluationPlan(
+            places[0], places[1], board, self._size, batch_size, loss_and_gradient, elements, args
+        )
         if not self._here and isinstance(self._l2, np.ndarray):
             self._l2 = ps.from_array(self._l2, dtype="float64")  # once, and not in each evaluation
         self._options: dict[str, Any] = {
@@ -238,6 +251,7 @@ def minimize(
     x0: npt.ArrayLike | Vector,
     *,
     solver: Callable[..., OptimizeResult] = lbfgs,
+    elements: Elements | None = None,
     scale: float = 1.0,
     l2: float | Vector = 0.0,
     batch_size: int | None = None,
@@ -254,7 +268,7 @@ def minimize(
 
     Parameters
     ----------
-    ps, loss_and_gradient, data, scale, l2, batch_size, trainers, retries, columns, args
+    ps, loss_and_gradient, data, elements, scale, l2, batch_size, trainers, retries, columns, args
         As for :class:`Objective`.
     x0 : array_like, PSVector or int
         Where to begin. With a vector on the servers, such as ``ps.zeros(n)``, the solver's vectors lie there,
@@ -288,7 +302,7 @@ def minimize(
         x0 = ps.zeros(x0, capacity=2 * settings.get("m", 10) + BESIDE_PAIRS)
     start = start_of(x0)
     size = len(start) if isinstance(start, np.ndarray) else start
-    options: dict[str, Any] = {"scale": scale, "l2": l2, "batch_size": batch_size, "args": args}
+    options: dict[str, Any] = {"elements": elements, "scale": scale, "l2": l2, "batch_size": batch_size, "args": args}
     options |= {"trainers": trainers, "retries": retries, "columns": columns}
     with Objective(ps, loss_and_gradient, data, size, **options) as objective:
         return solver(objective, start, **settings)
@@ -312,11 +326,9 @@ def work(trainer: dps.Trainer, partitions: Sequence, plan: EvaluationPlan) -> No
     for evaluation in itertools.count(1):
         if not is_wanted(trainer, plan, evaluation):
             return
-        x = None
+        point = PulledPoint(trainer, plan)
         for batch in trainer.iterate(partitions, batch_size=size):
-            if x is None:
-                x = trainer.pull(plan.x)
-            evaluate(trainer, batch, x, plan)
+            evaluate(trainer, batch, point, plan)
 
 
 def is_wanted(trainer: dps.Trainer, plan: EvaluationPlan, evaluation: int) -> bool:
@@ -330,16 +342,32 @@ def is_wanted(trainer: dps.Trainer, plan: EvaluationPlan, evaluation: int) -> bo
     raise AssertionError("looks do not end")
 
 
-def evaluate(trainer: dps.Trainer, batch: Any, x: np.ndarray, plan: EvaluationPlan) -> None:
+class PulledPoint:
+    """x of one evaluation, as a trainer pulls it: the elements that a batch needs, or all of them once."""
+
+    def __init__(self, trainer: dps.Trainer, plan: EvaluationPlan):
+        self._trainer, self._plan = trainer, plan
+        self._whole: np.ndarray | None = None
+
+    def at(self, places: np.ndarray | None) -> np.ndarray:
+        """The elements at some places; None: all."""
+        if self._whole is None:
+            if places is not None and len(places) <= FEW * self._plan.size:
+                return self._trainer.pull(self._plan.x, places)
+            self._whole = self._trainer.pull(self._plan.x)
+        return self._whole if places is None else self._whole[places]
+
+
+def evaluate(trainer: dps.Trainer, batch: Any, point: PulledPoint, plan: EvaluationPlan) -> None:
     """Add the gradient of a batch, and then its loss: so the gradients of all counted batches are there."""
+    places = None if plan.elements is None else plan.elements(batch, *plan.args)
+    x = point.at(places)
     loss, gradient = plan.function(batch, x, *plan.args)
-    if isinstance(gradient, tuple):
-        keys, values = gradient
-    else:
-        keys, values = None, gradient
-        if np.shape(values) != x.shape:
-            raise InputError(f"loss_and_gradient returns a gradient of shape {np.shape(values)}, and x has {x.shape}")
-    trainer.add(plan.gradient, keys, values)
+    if places is None and isinstance(gradient, tuple):
+        places, gradient = gradient
+    elif np.shape(gradient) != x.shape:
+        raise InputError(f"loss_and_gradient returns a gradient of shape {np.shape(gradient)}, and x has {x.shape}")
+    trainer.add(plan.gradient, places, gradient)
     trainer.add(plan.board, [SUMS], [[float(loss), 1.0]])
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 from dask.distributed import Client
 from oracles import mutant
+from scipy.optimize import minimize
 from servers import wait_until
 
 import dps
@@ -50,6 +51,17 @@ def sparse_loss(batch, w):
     loss, gradient = log_loss(batch, w)
     (columns,) = np.nonzero(gradient)
     return loss, (columns, gradient[columns])
+
+
+def columns_of(batch):
+    """The columns in which the batch has numbers."""
+    return np.unique(batch[0].indices)
+
+
+def loss_of_few(batch, w):
+    """The loss of a sparse batch, given the weights of the columns that it has."""
+    X, y = batch
+    return log_loss((X[:, columns_of(batch)], y), w)
 
 
 def raising(batch, w):
@@ -148,6 +160,43 @@ def test_a_vector_of_penalties(ps):
     np.testing.assert_allclose(gradient, log_loss(numbers(), x)[1] + strengths * x)
 
 
+WIDE = 20_000
+
+
+@pytest.mark.parametrize("few", [0.0, 1.0], ids=["all of x once", "a batch's elements"])
+@pytest.mark.parametrize("where", ["here", "on the servers"])
+def test_trainers_pull_what_their_sparse_rows_have(ps, monkeypatch, where, few):
+    """The iterates are those of one process, and no trainer has seen the whole of x."""
+    generator = np.random.default_rng(0)
+    X = sp.random_array((200, WIDE), density=3 / WIDE, format="csr", rng=generator)
+    y = np.where(X.sum(axis=1) > 0.9, 1.0, -1.0)
+    monkeypatch.setattr(objective, "FEW", few)
+    pulled, pull = [], dps.Trainer.pull
+
+    def noted(trainer, *arguments):
+        values = pull(trainer, *arguments)
+        pulled.append(np.size(values))
+        return values
+
+    monkeypatch.setattr(dps.Trainer, "pull", noted)
+    x0 = np.zeros(WIDE) if where == "here" else ps.zeros(WIDE, capacity=40)
+    settings = {"scale": 1 / 200, "l2": L2, "max_iter": 4, "tol": 0, "f_tol": 0}
+    result = optimize.minimize(ps, loss_of_few, (X, y), x0, elements=columns_of, **settings)
+    x = result.x if where == "here" else result.x.to_numpy()
+
+    def alone(w):
+        loss, gradient = log_loss((X, y), w)
+        return loss / 200 + L2 / 2 * float(w @ w), gradient / 200 + L2 * w
+
+    expected = optimize.lbfgs(alone, np.zeros(WIDE), max_iter=4, tol=0, f_tol=0)
+    np.testing.assert_allclose(x, expected.x, rtol=1e-9, atol=1e-12)
+    assert x.any()
+    assert (max(pulled) == WIDE) if few == 0.0 else (max(pulled) <= X.nnz)
+    del x0, result
+    for table in ps.tables():
+        ps.drop_table(table)
+
+
 def test_trainers_that_are_run_again_count_each_batch_once(ps):
     points = over_trainers(ps, raising, as_dask(), **OFTEN)
     assert len(RAISED) > 3 * 97, "it has raised several times"
@@ -209,6 +258,20 @@ def test_vectors_on_the_servers(ps):
     del x0, more, result, sparse
     gc.collect()
     assert [count for count, _ in ps.arrays.space.used().values()] == [0]
+    for table in ps.tables():
+        ps.drop_table(table)
+
+
+def test_vectors_on_the_servers_take_scipys_steps(ps):
+    """The accepted points of L-BFGS-B, with the same history: trainers compute, and all vectors lie on the servers."""
+    theirs, ours = [], []
+    options = {"maxcor": 4, "maxiter": 7, "gtol": 0, "ftol": 0}
+    minimize(at_home, np.zeros(COLUMNS), jac=True, method="L-BFGS-B", callback=theirs.append, options=options)
+    x0 = ps.zeros(COLUMNS, capacity=40)
+    settings = SETTINGS | {"m": 4, "max_iter": 7, "callback": lambda result: ours.append(result.x.to_numpy())}
+    optimize.minimize(ps, log_loss, as_dask(), x0, **settings)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
+    del x0
     for table in ps.tables():
         ps.drop_table(table)
 
@@ -277,6 +340,6 @@ def test_wrong_variants_are_noticed(monkeypatch, ps, name, old, new):
     )
     monkeypatch.setattr(place, method, mutant(getattr(place, method), old, new))
     with contextlib.suppress(DPSError, OSError):
-        points = over_trainers(ps, raising, as_dask(), **OFTEN)
-        right = expected()[: OFTEN["max_iter"]]
+        points = over_trainers(ps, raising, as_dask(), **OFTEN | {"max_iter": 2})
+        right = expected()[:2]
         assert len(points) != len(right) or not np.allclose(points, right, rtol=1e-9)
