@@ -14,8 +14,9 @@ from dps import optimize
 from dps.errors import InputError
 from dps.models.classes import class_weights
 from dps.models.encoding import Layout
-from dps.models.losses import Problem, batch_loss, part_of
+from dps.models.losses import Problem, batch_loss, elements_of_batch, part_of
 from dps.models.partitions import Pieces, Survey, summary
+from dps.models.types import Callback
 from dps.models.weights import HomeWeights
 
 __all__ = ["elements_of", "minimised", "problem_of_classes", "weights_of"]
@@ -35,6 +36,7 @@ def minimised(
     tol: float,
     max_iter: int,
     batch_size: int | None = None,
+    callback: Callback | None = None,
 ) -> tuple[OptimizeResult, list[float]]:
     """(the result of L-BFGS, or of OWL-QN with an l1 penalty; the loss after each iteration).
 
@@ -44,6 +46,8 @@ def minimised(
 
     def note(result: OptimizeResult) -> None:
         losses.append(result.fun)
+        if callback is not None:
+            callback(result)
 
     penalised = problem.free()
     settings: dict = {"tol": tol, "f_tol": ROUNDING, "max_iter": max_iter, "callback": note}
@@ -53,7 +57,8 @@ def minimised(
     with pieces.converted(part_of, problem) as parts:
         result = optimize.minimize(
             ps, batch_loss, parts, np.zeros(problem.size) if start is None else start, solver=solver,
-            scale=1.0 / weight, l2=l2 * penalised, batch_size=batch_size, args=(problem,), **settings,
+            elements=elements_of_batch, scale=1.0 / weight, l2=l2 * penalised, batch_size=batch_size, args=(problem,),
+            **settings,
         )  # fmt: skip
     if result.status == 1:
         warnings.warn(

@@ -19,7 +19,7 @@ from dps.models.encoding import Layout
 from dps.models.losses import Problem
 from dps.models.partitions import Piece, Pieces, named
 from dps.models.spark_pieces import pieces_of
-from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
+from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions, Settings
 from dps.models.weights import HomeWeights, lazily, margins_of, take
 from dps.models.where import address_of, aside, serving
 
@@ -48,6 +48,7 @@ class LinearModel(BaseEstimator):
     max_iter: int
     tol: float
     warm_start: bool
+    callback: Callback | None
     batch_size: int | None
     hash_bits: int
     servers: int
@@ -82,6 +83,7 @@ class LinearModel(BaseEstimator):
             result, losses = minimised(
                 ps, pieces, problem, None if before is None else elements_of(before, problem), weight=weight,
                 l1=l1, l2=l2, tol=self.tol, max_iter=self.max_iter, batch_size=self.batch_size,
+                callback=self.callback,
             )  # fmt: skip
         self.n_features_in_ = layout.features
         self.__dict__.pop("feature_names_in_", None)
@@ -212,6 +214,9 @@ class LinearRegression(Regression):
         End when the norm of the gradient of the mean loss is at most `tol`.
     warm_start : bool
         Begin at the weights of the fit before.
+    callback : callable, optional
+        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
+        raises StopIteration, training ends there.
     batch_size : int, optional
         Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
     hash_bits : int
@@ -252,6 +257,7 @@ class LinearRegression(Regression):
         max_iter: int = 1000,
         tol: float = 1e-6,
         warm_start: bool = False,
+        callback: Callback | None = None,
         batch_size: int | None = None,
         hash_bits: int = 20,
         servers: int = 1,
@@ -261,6 +267,7 @@ class LinearRegression(Regression):
         self.max_iter = max_iter
         self.tol = tol
         self.warm_start = warm_start
+        self.callback = callback
         self.batch_size = batch_size
         self.hash_bits = hash_bits
         self.servers = servers
@@ -285,6 +292,9 @@ class Ridge(Regression):
         End when the norm of the gradient of the mean loss is at most `tol`.
     warm_start : bool
         Begin at the weights of the fit before.
+    callback : callable, optional
+        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
+        raises StopIteration, training ends there.
     batch_size : int, optional
         Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
     hash_bits : int
@@ -326,6 +336,7 @@ class Ridge(Regression):
         max_iter: int = 1000,
         tol: float = 1e-6,
         warm_start: bool = False,
+        callback: Callback | None = None,
         batch_size: int | None = None,
         hash_bits: int = 20,
         servers: int = 1,
@@ -336,6 +347,7 @@ class Ridge(Regression):
         self.max_iter = max_iter
         self.tol = tol
         self.warm_start = warm_start
+        self.callback = callback
         self.batch_size = batch_size
         self.hash_bits = hash_bits
         self.servers = servers
@@ -363,6 +375,9 @@ class Lasso(Regression):
         End when the norm of the gradient of the mean loss is at most `tol`.
     warm_start : bool
         Begin at the weights of the fit before.
+    callback : callable, optional
+        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
+        raises StopIteration, training ends there.
     batch_size : int, optional
         Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
     hash_bits : int
@@ -404,6 +419,7 @@ class Lasso(Regression):
         max_iter: int = 1000,
         tol: float = 1e-6,
         warm_start: bool = False,
+        callback: Callback | None = None,
         batch_size: int | None = None,
         hash_bits: int = 20,
         servers: int = 1,
@@ -414,6 +430,7 @@ class Lasso(Regression):
         self.max_iter = max_iter
         self.tol = tol
         self.warm_start = warm_start
+        self.callback = callback
         self.batch_size = batch_size
         self.hash_bits = hash_bits
         self.servers = servers
@@ -444,6 +461,9 @@ class ElasticNet(Regression):
         End when the norm of the gradient of the mean loss is at most `tol`.
     warm_start : bool
         Begin at the weights of the fit before.
+    callback : callable, optional
+        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
+        raises StopIteration, training ends there.
     batch_size : int, optional
         Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
     hash_bits : int
@@ -486,6 +506,7 @@ class ElasticNet(Regression):
         max_iter: int = 1000,
         tol: float = 1e-6,
         warm_start: bool = False,
+        callback: Callback | None = None,
         batch_size: int | None = None,
         hash_bits: int = 20,
         servers: int = 1,
@@ -497,6 +518,7 @@ class ElasticNet(Regression):
         self.max_iter = max_iter
         self.tol = tol
         self.warm_start = warm_start
+        self.callback = callback
         self.batch_size = batch_size
         self.hash_bits = hash_bits
         self.servers = servers
@@ -524,6 +546,9 @@ class PoissonRegressor(Regression):
         End when the norm of the gradient of the mean loss is at most `tol`.
     warm_start : bool
         Begin at the weights of the fit before.
+    callback : callable, optional
+        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
+        raises StopIteration, training ends there.
     batch_size : int, optional
         Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
     hash_bits : int
@@ -565,6 +590,7 @@ class PoissonRegressor(Regression):
         max_iter: int = 1000,
         tol: float = 1e-6,
         warm_start: bool = False,
+        callback: Callback | None = None,
         batch_size: int | None = None,
         hash_bits: int = 20,
         servers: int = 1,
@@ -575,6 +601,7 @@ class PoissonRegressor(Regression):
         self.max_iter = max_iter
         self.tol = tol
         self.warm_start = warm_start
+        self.callback = callback
         self.batch_size = batch_size
         self.hash_bits = hash_bits
         self.servers = servers
@@ -622,6 +649,9 @@ class LinearSVC(ClassifierMixin, LinearModel):
         End when the norm of the gradient of the mean loss is at most `tol`.
     warm_start : bool
         Begin at the weights of the fit before.
+    callback : callable, optional
+        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
+        raises StopIteration, training ends there.
     batch_size : int, optional
         Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
     hash_bits : int
@@ -667,6 +697,7 @@ class LinearSVC(ClassifierMixin, LinearModel):
         max_iter: int = 1000,
         tol: float = 1e-6,
         warm_start: bool = False,
+        callback: Callback | None = None,
         batch_size: int | None = None,
         hash_bits: int = 20,
         servers: int = 1,
@@ -678,6 +709,7 @@ class LinearSVC(ClassifierMixin, LinearModel):
         self.max_iter = max_iter
         self.tol = tol
         self.warm_start = warm_start
+        self.callback = callback
         self.batch_size = batch_size
         self.hash_bits = hash_bits
         self.servers = servers

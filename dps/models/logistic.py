@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import uuid
 import warnings
 import weakref
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dask
 import numpy as np
@@ -28,7 +28,8 @@ from dps.models.partitions import Piece, Survey, Surveys, named, summary
 from dps.models.saved import Saved
 from dps.models.spark_pieces import pieces_of
 from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
-from dps.models.types import Block, ClusterLike, Features, Labels, Predictions, Schedule, Settings
+from dps.models.stopping import Ending, EpochMeeting, Part, stalled, without_held_out
+from dps.models.types import Block, Callback, ClusterLike, Features, Labels, Predictions, Schedule, Settings
 from dps.models.weights import (
     LARGEST,
     HomeWeights,
@@ -57,6 +58,7 @@ MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller f
 
 
 BATCH_SOLVERS = ("lbfgs", "owlqn")  # all rows in each step
+VALIDATION_TOL = 1e-3  # default of `tol` with early stopping, as of scikit-learn's SGDClassifier
 BATCH_TOL = 1e-6  # default of `tol` for these: the norm of the gradient
 
 
@@ -98,6 +100,17 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         Stop after an epoch whose mean training loss is not smaller by more than `tol` than the least loss before. For
         this the trainers wait for each other once an epoch. By default training makes all `epochs`. "lbfgs" and "owlqn"
         end when the norm of the gradient is at most `tol`, by default 1e-6.
+    early_stopping : bool
+        Hold out some rows, which nothing is learnt from, and let their mean loss decide when training ends: `tol`, by
+        default 1e-3, is then about that. Of the stochastic solvers.
+    validation_fraction : float
+        The part of each partition's rows that is held out.
+    n_iter_no_change : int
+        With early stopping: end after so many epochs in a row in which the loss is not smaller by more than `tol` than
+        the least before.
+    callback : callable, optional
+        "lbfgs" and "owlqn": called with scipy's OptimizeResult after each iteration. Its `x` has the coefficients,
+        class by class, and then the intercepts. If it raises StopIteration, training ends there.
     class_weight : dict or "balanced", optional
         Weights of classes, by label; 1 where it has none. "balanced" gives all classes the same sum of weights. They
         multiply `sample_weight`.
@@ -136,6 +149,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     loss_curve_ : list of float
         Mean training loss of each epoch (weighted), measured during training; nan for an epoch after which all trainers
         were started again. Of "lbfgs" and "owlqn", the loss with its penalties after each iteration.
+    validation_loss_curve_ : list of float
+        With early stopping, the mean loss of the held-out rows after each epoch, but for the last one of all `epochs`.
     n_iter_ : int
         The number of epochs, or iterations, that were made.
     seconds_ : dict
@@ -154,6 +169,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     _weights: LiveWeights | HomeWeights | None = None
     loss_curve_: list[float]
+    validation_loss_curve_: list[float]
     seconds_: dict[str, float]
     _ps: dps.ParameterServer | None = None  # that has the tables
     _kept: contextlib.ExitStack | None = None  # closes the servers that `partial_fit` has started
@@ -170,6 +186,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         epochs: int = 5,
         max_iter: int = 1000,
         tol: float | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        callback: Callback | None = None,
         class_weight: dict | str | None = None,
         batch_size: int | None = None,
         warm_start: bool = False,
@@ -189,6 +209,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         self.epochs = epochs
         self.max_iter = max_iter
         self.tol = tol
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.callback = callback
         self.class_weight = class_weight
         self.batch_size = batch_size
         self.warm_start = warm_start
@@ -243,10 +267,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         except BaseException:
             self.forget()
             raise
-        if self.tol is not None and self.n_iter_ == self.epochs and not stalled(self.loss_curve_, self.tol):
+        ending, curve = self._ending(), self.validation_loss_curve_ or self.loss_curve_
+        if ending is not None and self.n_iter_ == self.epochs and not stalled(curve, ending):
             warnings.warn(
-                f"after {self.epochs} epochs the loss was still falling by more than tol={self.tol:g}: it was "
-                f"{self.loss_curve_[-1]:.4g}; more epochs, or a higher learning rate, make it smaller",
+                f"after {self.epochs} epochs the loss was still falling by more than tol={ending.tol:g}: it was "
+                f"{curve[-1]:.4g}; more epochs, or a higher learning rate, make it smaller",
                 ConvergenceWarning,
                 stacklevel=2,
             )
@@ -271,6 +296,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             Itself.
         """
         self._check()
+        if self.early_stopping:
+            raise InputError(
+                "early_stopping is for fit: of partial_fit, each call is one epoch, and the caller decides"
+            )
         if self.class_weight == "balanced":
             raise InputError("class_weight='balanced' needs all the data at once: give partial_fit the weights, a dict")
         if isinstance(self._weights, HomeWeights):
@@ -308,8 +337,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
                 drop(*arguments)
         for name in ("_weights", "_tables", "_ps", "_kept", "_ours", "_batch", "_dropping"):
             self.__dict__.pop(name, None)
-        for name in ("classes_", "n_features_in_", "feature_names_in_", "loss_curve_", "n_iter_", "seconds_"):
-            self.__dict__.pop(name, None)
+        for name in [name for name in self.__dict__ if name.endswith("_")]:
+            del self.__dict__[name]
 
     def _server(self, X: Features) -> AbstractContextManager[tuple[dps.ParameterServer, bool]]:
         """(parameter server, whether this model has started it and closes it)."""
@@ -326,7 +355,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             result, self.loss_curve_ = minimised(
                 ps, pieces, problem, None if before is None else elements_of(before, problem), weight=weight,
                 l1=self.l1, l2=self.l2, tol=BATCH_TOL if self.tol is None else self.tol, max_iter=self.max_iter,
-                batch_size=self.batch_size,
+                batch_size=self.batch_size, callback=self.callback,
             )  # fmt: skip
         assert problem.classes is not None
         self.classes_, self.n_iter_, self.seconds_ = problem.classes, result.nit, {}
@@ -346,16 +375,33 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             for name in ("l1", "l2"):
                 if not nonnegative(getattr(self, name)):
                     raise InputError(f"{name} is a finite number, 0 or more; not {getattr(self, name)!r}")
-        for name, least in (("max_iter", 1), ("epochs", 1), ("hash_bits", 1), ("batch_size", 1)):
+        for name in ("max_iter", "epochs", "hash_bits", "batch_size", "n_iter_no_change"):
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not (whole and value >= least) and not (name == "batch_size" and value is None):
-                raise InputError(f"{name} is a whole number, {least} or more; not {value!r}")
+            if not (whole and value >= 1) and not (name == "batch_size" and value is None):
+                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
         if self.aggregate and self.staleness != 0:
             raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
         if self.tol is not None and not nonnegative(self.tol):
             raise InputError(f"tol is a number, 0 or more, or None for all epochs; not {self.tol!r}")
         check_class_weight(self.class_weight)
+        self._check_stopping()
+
+    def _check_stopping(self) -> None:
+        batch = self.solver in BATCH_SOLVERS
+        if self.early_stopping and batch:
+            raise InputError(f"solver {self.solver!r} holds no rows out: give a callback that raises StopIteration")
+        if self.callback is not None and not batch:
+            raise InputError(f"callback is for {' and '.join(BATCH_SOLVERS)}; of {self.solver!r}, early_stopping ends")
+        if not (nonnegative(self.validation_fraction) and 0 < self.validation_fraction < 1):
+            raise InputError(f"validation_fraction is a number between 0 and 1; not {self.validation_fraction!r}")
+
+    def _ending(self) -> Ending | None:
+        """The rule by which training ends before its last epoch."""
+        if self.early_stopping:
+            tol = VALIDATION_TOL if self.tol is None else self.tol
+            return Ending(tol, self.n_iter_no_change, self.validation_fraction)
+        return None if self.tol is None else Ending(self.tol)
 
     def _train(
         self, ps: dps.ParameterServer, data: tuple, classes: npt.ArrayLike | None, epochs: int, ours: bool
@@ -370,7 +416,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
                 counts = seen.counts
             return Plan(
                 *self._tables, self.classes_, class_weights(self.class_weight, self.classes_, counts),
-                self.n_features_in_, epochs, self.tol if epochs > 1 else None, self._batch, self.shuffle,
+                self.n_features_in_, epochs, self._ending() if epochs > 1 else None, self._batch, self.shuffle,
                 self.fit_intercept, self.solver == "ftrl",
             )  # fmt: skip
 
@@ -384,7 +430,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         made = 1 + int(np.flatnonzero(losses[:, 1])[-1]) if losses[:, 1].any() else 0
         self.loss_curve_ += [loss / weight if weight else math.nan for loss, weight in losses[: made or None].tolist()]
         self.n_iter_ = len(self.loss_curve_)
-        for _, seconds in reports:
+        self.validation_loss_curve_ = max((curve for *_, curve in reports), key=len)
+        for _, seconds, _ in reports:
             for kind, spent in seconds.items():
                 self.seconds_[kind] += spent
 
@@ -401,7 +448,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         self.classes_, self.n_features_in_ = labels, layout.features
         if layout.columns is not None:
             self.feature_names_in_ = np.array(layout.columns, object)
-        self.loss_curve_, self.seconds_ = [], dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 0.0)
+        self.loss_curve_, self.validation_loss_curve_ = [], []
+        self.seconds_ = dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 0.0)
         self._batch = self.batch_size or min(BATCH_ROWS, max(1, seen.rows // MIN_STEPS))
         outputs, tag = 1 if len(labels) == 2 else len(labels), uuid.uuid4().hex[:8]
         together = ("sum" if self.solver == "ftrl" else "mean") if self.aggregate else None
@@ -529,30 +577,26 @@ class Plan:
     class_weights: np.ndarray | None
     features: int
     epochs: int
-    tol: float | None
+    ending: Ending | None  # None: after the last epoch
     batch_size: int
     shuffle: int | None
     with_intercept: bool
     summed: bool  # hand over the sum of a batch's gradients, not their mean
 
 
-def stalled(losses: Sequence[float], tol: float) -> bool:
-    """Whether the last loss is not smaller by more than `tol` than the least before.
+def train(trainer: dps.Trainer, pieces: list[Piece], plan: Plan) -> tuple[np.ndarray, dict[str, float], list[float]]:
+    """The training function.
 
-    Examples
-    --------
-    >>> stalled([0.7, 0.5, 0.45], tol=0.01), stalled([0.7, 0.5, 0.495], tol=0.01), stalled([0.7], tol=0.01)
-    (False, True, False)
+    Returns (sum of losses and of rows' weights in each epoch, seconds by activity, mean loss of held-out rows).
     """
-    return len(losses) > 1 and losses[-1] > min(losses[:-1]) - tol
-
-
-def train(trainer: dps.Trainer, pieces: list[Piece], plan: Plan) -> tuple[np.ndarray, dict[str, float]]:
-    """The training function. Returns (sum of losses and of rows' weights in each epoch, seconds by activity)."""
-    parts = [coded(piece, plan) for piece in pieces]
+    parts, held = [coded(piece, plan) for piece in pieces], list[Part]()
+    if plan.ending is not None and plan.ending.held_out:
+        parts, held = without_held_out(parts, plan.ending.held_out)
     steps = sum(math.ceil(len(y) / plan.batch_size) for _, y, _ in parts)
     losses = np.zeros((plan.epochs, 2))
-    meeting = None if plan.tol is None else LossMeeting(trainer, steps, plan)
+    meeting = None
+    if plan.ending is not None:
+        meeting = EpochMeeting(trainer, steps, plan.epochs, plan.ending, functools.partial(judged, trainer, held, plan))
     for X, y, weights in trainer.iterate(parts, plan.epochs, plan.batch_size, plan.shuffle):
         if meeting is not None and meeting.ends():
             break
@@ -562,33 +606,36 @@ def train(trainer: dps.Trainer, pieces: list[Piece], plan: Plan) -> tuple[np.nda
         losses[trainer.clock // steps] += loss * weight, weight
         if meeting is not None:
             meeting.add(loss * weight, weight)
-    return losses, trainer.time_spent()
+    return losses, trainer.time_spent(), [] if meeting is None else meeting.curve
 
 
-class LossMeeting:
-    """Once an epoch the trainers add up their losses, and all of them end when the sum no longer falls.
+def judged(trainer: dps.Trainer, parts: list[Part], plan: Plan) -> tuple[float, float]:
+    """(loss of rows that nothing is learnt from, summed by their weights; the sum of these)."""
+    total, weight = 0.0, 0.0
+    for X, y, rows in parts:
+        if not len(y):
+            continue
+        _, local, w, b = pulled(trainer, X, plan)
+        residuals = binary_residuals if w.ndim == 1 else multinomial_residuals
+        here = len(y) if rows is None else float(rows.sum())
+        if here:
+            total += residuals(margins_with(local, w, b), y, rows)[1] * here
+            weight += here
+    return total, weight
 
-    All trainers meet at the same clocks: after as many steps as the longest epoch of any trainer has. A trainer that
-    waited here at a lower clock than another would hold up that trainer in its tick, and both would wait for ever.
-    """
 
-    def __init__(self, trainer: dps.Trainer, steps: int, plan: Plan):
-        assert plan.tol is not None
-        self._trainer, self._tol = trainer, plan.tol
-        self._steps = max(1, int(trainer.allreduce(steps, "max")))
-        self._losses = np.zeros((plan.epochs, 2))
+def pulled(trainer: dps.Trainer, X: Block, plan: Plan) -> tuple[np.ndarray, Block, np.ndarray, Any]:
+    """(the features of a block, the block with these as columns, their weights, the intercept)."""
+    keys, local = (np.arange(plan.features), X) if isinstance(X, np.ndarray) else dps.localize(X)
+    weights = trainer.pull({plan.coef: keys, plan.intercept: slice(0, 1)})
+    return keys, local, weights[plan.coef], weights[plan.intercept][0]
 
-    def add(self, loss: float, weight: float) -> None:
-        """Add the loss of the batch at this clock."""
-        self._losses[self._trainer.clock // self._steps] += loss, weight
 
-    def ends(self) -> bool:
-        """Whether to end before the batch of this clock. A trainer that is run again gets the same sum."""
-        epoch, step = divmod(self._trainer.clock, self._steps)
-        if step or not epoch:
-            return False
-        seen = self._trainer.allreduce(self._losses)[:epoch]
-        return stalled([loss / weight if weight else math.inf for loss, weight in seen], self._tol)
+def margins_with(local: Block, w: np.ndarray, b: Any) -> np.ndarray:
+    """The margins of a block, given the weights of its columns."""
+    if isinstance(local, np.ndarray):
+        return local @ w + b
+    return margins(local.indptr, local.indices, local.data, w, b)
 
 
 def learn(trainer: dps.Trainer, X: Block, y: np.ndarray, rows: np.ndarray | None, plan: Plan) -> float:
@@ -597,14 +644,12 @@ def learn(trainer: dps.Trainer, X: Block, y: np.ndarray, rows: np.ndarray | None
     The gradient is the sum of the rows' gradients times their weights, divided by the number of rows.
     """
     dense = isinstance(X, np.ndarray)
-    keys, local = (np.arange(plan.features), X) if dense else dps.localize(X)
-    weights = trainer.pull({plan.coef: keys, plan.intercept: slice(0, 1)})
-    w, b = weights[plan.coef], weights[plan.intercept][0]
+    keys, local, w, b = pulled(trainer, X, plan)
     scale = 1.0 if plan.summed else 1.0 / len(y)
     if w.ndim == 1 and not dense:
         loss, slope, level = logistic(local.indptr, local.indices, local.data, w, b, y, rows, scale)
     else:
-        z = X @ w + b if dense else margins(local.indptr, local.indices, local.data, w, b)
+        z = margins_with(local, w, b)
         residuals = binary_residuals if w.ndim == 1 else multinomial_residuals
         residual, loss = residuals(z, y, rows)
         residual *= np.float32(scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     import dps
     from dps.models.where import Address
 
-__all__ = ["Block", "ClusterLike", "Features", "Json", "Labels", "Model", "Predictions", "Schedule", "Settings"]
+__all__ = ["Block", "Callback", "ClusterLike", "Features", "Json", "Labels", "Model", "Predictions", "Schedule"]
+__all__ += ["Settings"]
 
 # What `fit` and `predict` take is of many types: `partitions.py`, `encoding.py` and `spark_pieces.py` say which.
 Features: TypeAlias = Any  # rows of features: arrays, sparse matrices, frames, collections of Dask's or Spark's
@@ -22,6 +24,7 @@ Predictions: TypeAlias = Any  # of each row: an array, or a lazy one for lazy fe
 # A Dask client or cluster, the address of one, a parameter server, or a session of Spark's.
 ClusterLike: TypeAlias = "Client | Cluster | Address | dps.ParameterServer | SparkSession | str | None"
 Block: TypeAlias = Any  # rows of one partition, float32: a CSR matrix or an array
+Callback: TypeAlias = Callable[[Any], object]  # gets scipy's OptimizeResult; may raise StopIteration
 Model: TypeAlias = "BaseEstimator"  # an estimator of scikit-learn
 Settings: TypeAlias = dict[str, Any]  # keyword arguments
 # A learning rate that depends on the clock.

@@ -23,7 +23,7 @@ import dps
 from dps import models
 from dps.errors import InputError, InputTypeError
 from dps.models import losses
-from dps.models.losses import LOSSES, Problem, batch_loss
+from dps.models.losses import LOSSES, Problem, batch_loss, elements_of_batch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -244,11 +244,10 @@ def slopes_are_right(name) -> bool:
         )
         for weights in (None, generator.uniform(size=20)):
             for form in FORMS.values():
-                loss, gradient = batch_loss((form(rows), y, weights), x, problem)
-                if isinstance(gradient, tuple):
-                    elements, values = gradient
-                    gradient = np.zeros(problem.size)
-                    gradient[elements] = values
+                batch, gradient = (form(rows), y, weights), np.zeros(problem.size)
+                places = elements_of_batch(batch, problem)
+                places = np.arange(problem.size) if places is None else places
+                loss, gradient[places] = batch_loss(batch, x[places], problem)
                 near = [batch_loss((rows, y, weights), x + 1e-6 * e, problem)[0] for e in np.eye(problem.size)]
                 if not np.allclose((np.array(near) - loss) / 1e-6, gradient, atol=1e-3):
                     return False
@@ -289,6 +288,7 @@ QUICK = {"max_iter": 25, "tol": 1e-4, "batch_size": 10_000}  # one batch of each
         models.PoissonRegressor(**QUICK),
         models.LinearSVC(**QUICK),
         models.LogisticRegression(solver="lbfgs", l2=0.01, **QUICK),
+        models.LogisticRegression(solver="owlqn", l1=0.001, **QUICK),
     ],
 )
 def test_checks_of_scikit_learn_for_linear_models(ps, estimator, check):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from functools import partial
 
 import dask
 import dask.array as da
@@ -20,8 +21,10 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dps
+from dps import models
 from dps.errors import InputError
 from dps.models import LogisticRegression
+from dps.models.stopping import without_held_out
 from dps.models.where import Address
 
 
@@ -135,6 +138,82 @@ def test_it_stops_when_the_loss_falls_no_more():
     assert LogisticRegression(epochs=7).fit(X, Y).n_iter_ == 7
     with pytest.warns(ConvergenceWarning, match="after 2 epochs"):
         LogisticRegression(tol=0, epochs=2).fit(X, Y)
+
+
+def overfitting():
+    """Few rows with many features, most of them noise: the training loss falls for ever, but not that of other rows."""
+    generator = np.random.default_rng(0)
+    wide = generator.normal(size=(200, 100))
+    return wide, (wide[:, 0] + generator.logistic(size=200) > 0).astype(int)
+
+
+@pytest.mark.parametrize("make", [np.asarray, scipy.sparse.csr_matrix], ids=["dense", "sparse"])
+def test_it_stops_when_rows_that_are_held_out_are_told_no_better(make):
+    wide, y = overfitting()
+    settings = {"learning_rate": 0.3, "epochs": 200, "batch_size": 20, "aggregate": True}
+    early = LogisticRegression(early_stopping=True, validation_fraction=0.25, n_iter_no_change=3, tol=0.0, **settings)
+    early.fit(make(wide), y, np.ones(200))
+    curve = early.validation_loss_curve_
+    assert early.n_iter_ == len(curve) < 100
+    assert all(each > min(curve[:-3]) for each in curve[-3:]), "three epochs were no better than the best before"
+    assert early.loss_curve_[-1] < early.loss_curve_[0], "the loss of the other rows still falls"
+    held = np.concatenate([rows_held_out(wide[n::2], y[n::2]) for n in range(2)])  # the trainers' parts
+    assert len(held) == 50
+    patient = LogisticRegression(early_stopping=True, n_iter_no_change=10, **settings).fit(make(wide), y)
+    assert patient.n_iter_ > early.n_iter_
+    assert not LogisticRegression(epochs=3).fit(wide, y).validation_loss_curve_
+    with pytest.warns(ConvergenceWarning, match="after 2 epochs"):
+        LogisticRegression(early_stopping=True, epochs=2).fit(wide, y)
+
+
+def rows_held_out(rows, labels):
+    """The numbers of the rows that a part holds out."""
+    (kept, *_), (held, *_) = (side[0] for side in without_held_out([(rows, labels, None)], 0.25))
+    both = np.concatenate([kept, held])
+    assert sorted(map(tuple, both)) == sorted(map(tuple, rows)), "each row is on one side"
+    return held
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_loss_of_held_out_rows_of_a_model_that_rests(ps, classes):
+    """Its loss is log(classes), whatever the weights of the rows."""
+    y = Y + (X[:, 0] > 1) if classes == 3 else Y
+    settings = {"early_stopping": True, "n_iter_no_change": 2, "epochs": 9, "learning_rate": 1e-12, "shuffle": None}
+    model = LogisticRegression(client=ps, solver="sgd", **settings).fit(X, y, WEIGHTS)
+    np.testing.assert_allclose(model.validation_loss_curve_, [np.log(classes)] * 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"early_stopping": True, "validation_fraction": 0.0}, "validation_fraction is a number between 0 and 1"),
+        ({"early_stopping": True, "validation_fraction": 1.0}, "validation_fraction is a number between 0 and 1"),
+        ({"n_iter_no_change": 0}, "n_iter_no_change is a whole number, 1 or more"),
+        ({"early_stopping": True, "solver": "lbfgs"}, "give a callback"),
+        ({"callback": print}, "callback is for lbfgs and owlqn"),
+    ],
+)
+def test_settings_of_stopping_that_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        LogisticRegression(**settings).fit(X, Y)
+    with pytest.raises(InputError, match="early_stopping is for fit"):
+        LogisticRegression(early_stopping=True).partial_fit(X, Y)
+
+
+@pytest.mark.parametrize("make", [models.Ridge, partial(LogisticRegression, solver="lbfgs", l2=0.01)])
+def test_a_callback_ends_batch_solvers(make):
+    losses, coefficients = [], []
+
+    def stop(result):
+        losses.append(result.fun)
+        coefficients.append(result.x)
+        if len(losses) == 3:
+            raise StopIteration
+
+    model = make(callback=stop).fit(X, Y)
+    assert model.n_iter_ == 3
+    assert model.loss_curve_ == losses
+    np.testing.assert_allclose(np.append(model.coef_, model.intercept_), coefficients[-1], rtol=1e-5)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, np.inf])
