@@ -22,6 +22,7 @@ expressions.py    nodes: what a vector is computed from. Pure
 operations.py     what can be computed element by element. Pure
 programs.py       expressions compiled to a program that travels. Pure
 evaluation.py     a program on one shard, chunk by chunk. Pure
+mapping.py        a user's function of elements, carried out on the servers
 reductions.py     partial results and how they are joined. Pure
 implicit.py       expressions at the keys that a sparse vector does not have. Pure
 layout.py         where the elements of a vector lie. Pure

@@ -422,8 +422,13 @@ def made(space: Space, node: Any) -> PSArray:
     """An array for a node."""
     kind = KINDS.get((space.kind, len(node.shape)))
     if kind is None:
-        raise InputError(f"a {space.kind} array on the servers has no {len(node.shape)} axes")
+        raise InputError(_axes(space, len(node.shape)))
     return kind(space, node)
+
+
+def _axes(space: Space, count: int) -> str:
+    most = "one axis" if space.kind == "sparse" else "one axis or two"
+    return f"{space.kind} arrays on the servers have {most}, not {count}: convert with to_numpy() first"
 
 
 def borrowed(
@@ -477,7 +482,7 @@ def _brought(space: Space, array: np.ndarray, inputs: Any) -> Any:
 def uploaded(space: Space, array: np.ndarray, capacity: int | None = None) -> Node:
     """A node whose elements are those of an array of numpy, which are sent to the servers."""
     if (space.kind, array.ndim) not in KINDS:
-        raise InputError(f"{space.kind} arrays on the servers have one axis or two, not {array.ndim}")
+        raise InputError(_axes(space, array.ndim))
     node = Node(array.shape, statistics.checked(array.dtype, "the array"), "cast", [])
     height = 1 if array.ndim == 1 else len(array)
     block = space.pool(array.shape[-1], array.dtype, capacity, height).allocate(height)

@@ -84,14 +84,21 @@ class ServerStore:
         Parts into which a vector is cut.
     table : callable, optional
         Makes tables, as :meth:`dps.ParameterServer.table`; a trainer makes none.
+    register : callable, optional
+        Brings functions to the servers, as :meth:`dps.ParameterServer.register`.
     origin : str, optional
         By which vectors that arrive in a process one by one are known to go together.
     """
 
     def __init__(
-        self, client: Callable[[], Any], shards: int, table: Callable[..., Any] | None = None, origin: str | None = None
+        self,
+        client: Callable[[], Any],
+        shards: int,
+        table: Callable[..., Any] | None = None,
+        register: Callable[[Function], Any] | None = None,
+        origin: str | None = None,
     ):
-        self.client, self.shards, self._table = client, shards, table
+        self.client, self.shards, self._table, self._register = client, shards, table, register
         self.origin = secrets.token_hex(8) if origin is None else origin
 
     def __reduce__(self) -> tuple[Callable[..., ServerStore], tuple[Any, int, str]]:
@@ -115,6 +122,12 @@ class ServerStore:
             arguments["layout"] = list(layout)
         found: list[list[Any]] = self.client().call(chosen, table, **arguments)
         return found
+
+    def map(self, table: str, function: Function, **arguments: Any) -> None:
+        """Run a function on all servers that have a part of the pool; they get it before, if they do not have it."""
+        if self._register is not None:
+            self._register(function)
+        self.client().call(function, table, **arguments)
 
     def pull(self, table: str, keys: np.ndarray | slice) -> np.ndarray:
         """The values of rows."""

@@ -20,6 +20,7 @@ from dps.arrays.programs import Wish, compiled
 from dps.arrays.reductions import REDUCTIONS
 from dps.arrays.store import ArrayStore
 from dps.errors import InputError
+from dps.functions.definition import Function
 
 __all__ = ["CAPACITY", "Space"]
 
@@ -139,6 +140,25 @@ class Space:
             self.write(block, self.read(node))
         else:
             self._run(block.pool, [(node, block)], [], found)
+
+    def map(
+        self, function: Function, nodes: Sequence[Node], result: Node, index: bool, arguments: dict[str, Any]
+    ) -> None:
+        """Let a node have the elements that a function of `mapping` makes of others."""
+        self.store_nodes(nodes)
+        pool = self._pool_for([result], [result], list(nodes))
+        block = pool.allocate()
+        brought = [node.block if _pool_of(node) is pool else self._brought(node, pool) for node in nodes]
+        self.store.map(
+            pool.table,
+            function,
+            layout=list(pool.layout) if isinstance(pool.layout, PoolLayout) else None,
+            inputs=[[each.first, node.dtype.str] for each, node in zip(brought, nodes, strict=True)],  # type: ignore[union-attr]
+            output=[block.first, result.dtype.str],
+            index=index,
+            arguments=arguments,
+        )
+        result.put(block)
 
     def settled(self, node: Node) -> Node:
         """The node, stored if its expression has become deep."""

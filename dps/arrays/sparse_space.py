@@ -15,11 +15,13 @@ import numpy as np
 from dps.arrays.expressions import MAX_DEPTH, Block, Node, converted, leaves
 from dps.arrays.implicit import ITEMS, check_background, check_reduction, implicit_partial
 from dps.arrays.layout import EVERY_KEY, KeyedLayout
+from dps.arrays.mapping import check_zeros
 from dps.arrays.pools import VectorPool, table_dtype
 from dps.arrays.programs import Wish
 from dps.arrays.reductions import REDUCTIONS
 from dps.arrays.space import Space
 from dps.errors import InputError, InputTypeError
+from dps.functions.definition import Function
 
 __all__ = ["SparseSpace", "check_dtype"]
 
@@ -76,6 +78,21 @@ class SparseSpace(Space):
             self._run(block.pool, [(node, block)], [], found)
         else:
             self.write(block, self.read(node))
+
+    def map(
+        self, function: Function, nodes: Sequence[Node], result: Node, index: bool, arguments: dict[str, Any]
+    ) -> None:
+        """Let a node have the elements that a function of `mapping` makes of others, at the keys that there are."""
+        self.store_nodes(nodes)
+        common = _common([_pool_of(node) for node in nodes])
+        if result.dtype != common:
+            raise InputTypeError(
+                f"the function makes {result.dtype} of sparse vectors that lie with {common}: use dtype= for a result "
+                f"of {common}, and astype for another one"
+            )
+        if not index:  # else what becomes of a zero may depend on its key
+            check_zeros(function.part, [node.dtype for node in nodes], arguments)
+        super().map(function, nodes, result, index, arguments)
 
     def settled(self, node: Node) -> Node:
         """The node, stored if its expression has become deep; one that cannot be stored goes on to grow."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.programs import Program
+from dps.functions.definition import Function
 
 __all__ = ["ArrayStore"]
 
@@ -28,6 +29,9 @@ class ArrayStore(Protocol):
 
     def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Any]]:
         """Run a program on all shards: the partial results of its reductions, shard by shard."""
+
+    def map(self, table: str, function: Function, **arguments: Any) -> None:
+        """Run a function of `mapping` on all shards."""
 
     def pull(self, table: str, keys: np.ndarray | slice) -> np.ndarray:
         """The values of rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from dask import delayed
 from dps.arrays import indexing, statistics
 from dps.arrays.array import PSArray, implements, operands_of
 from dps.arrays.expressions import Node, applied, check_widths, converted, shape_of
+from dps.arrays.mapping import mapping, result_dtype
 from dps.arrays.programs import Wish
 from dps.errors import InputTypeError
 
@@ -99,6 +101,61 @@ class PSVector(PSArray):
             if stop > start
         ]
         return dask.array.concatenate(chunks)
+
+    def map(
+        self, function: Callable[..., Any], /, *others: Any, index: bool = False, dtype: Any = None, **arguments: Any
+    ) -> PSArray:
+        """A vector of what a function of numpy makes of each element, computed where the elements are.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(values, *others, **arguments)``: it is given some elements at a time, as read-only arrays of
+            numpy, and returns an array with a value for each. It travels as :func:`dps.function` does: once, by the
+            hash of its code, and under the same time limit; if it fails, nothing has changed.
+        *others : PSVector or ndarray
+            Vectors of the same length, whose elements with the same numbers it is given, too.
+        index : bool
+            It is given ``index=``, the numbers of the elements (of a sparse vector the keys), int64.
+        dtype : dtype, optional
+            Of the result; by default that of the function's own, which is found by calling it here with one element.
+        **arguments
+            For the function: plain values and arrays of numpy. They travel with each call, so that a function whose
+            numbers change is sent once.
+
+        Returns
+        -------
+        PSVector
+            Of a sparse vector, a sparse one: the function makes 0 of zeros, and is not asked for keys without a row.
+
+        Raises
+        ------
+        FunctionError, FunctionTimeoutError
+            The function has failed on a server, or was too slow.
+        InputError
+            It does not return a value for each element.
+
+        Examples
+        --------
+        >>> import dps
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         v, w = ps.from_array([3.0, 1.0, 2.0]), ps.from_array([1.0, 5.0, 2.0])
+        ...         v.map(np.hypot, w).tolist()
+        ...         v.map(lambda x, index, step: x + step * (index % 2), index=True, step=10).tolist()
+        [3.1622776601683795, 5.0990195135927845, 2.8284271247461903]
+        [3.0, 11.0, 2.0]
+        """
+        nodes = operands_of(self.space, [self, *others])
+        if nodes is NotImplemented or not all(isinstance(each, Node) and len(each.shape) == 1 for each in nodes):
+            raise InputTypeError("map takes vectors; numbers and small arrays are arguments: v.map(function, a=0.5)")
+        shape_of([each.shape for each in nodes])
+        check_widths(nodes)
+        if dtype is None:
+            dtype = result_dtype(function, [each.dtype for each in nodes], index, arguments)
+        result = Node(self.shape, statistics.checked(np.dtype(dtype), "map"), "cast", [])
+        self.space.map(mapping(function), nodes, result, index, arguments)
+        return self.like(result)
 
     def top_k(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of the largest elements, and these; the largest first, NaN last.

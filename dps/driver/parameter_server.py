@@ -398,7 +398,7 @@ class ParameterServer:
         from dps.arrays import ArrayNamespace, ServerStore, Space
 
         shards = most_servers(self._connection.describe())
-        return ArrayNamespace(Space(ServerStore(self._connection.client, shards, self.table)))
+        return ArrayNamespace(Space(ServerStore(self._connection.client, shards, self.table, self.register)))
 
     def zeros(
         self,

@@ -11,7 +11,7 @@ from test_random_programs import DTYPES, Machine, random_programs
 import dps
 from dps.arrays import Space
 from dps.arrays.sparse_space import SparseSpace
-from dps.errors import InputError, InputTypeError, KeyRangeError, PoolFullError
+from dps.errors import FunctionError, InputError, InputTypeError, KeyRangeError, PoolFullError
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["1 server", "2 servers"])
@@ -134,6 +134,27 @@ def test_a_sparse_vector(ps):
     assert w.items()[0].tolist() == [7, 70, 71, 2**62]
     del lazy
     assert w.eliminate_zeros() == 0  # because `g` is not zero at the other keys
+
+
+def test_a_function_of_the_user_is_mapped(ps):
+    numbers = np.arange(300_000.0)
+    v, base = ps.from_array(numbers), 3
+
+    def shifted(values, others, index, by):
+        return np.where(index % base == 0, values + by, -others)
+
+    found = (v * 2).map(shifted, v, index=True, by=10)
+    np.testing.assert_array_equal(found.to_numpy(), np.where(np.arange(300_000) % 3 == 0, 2 * numbers + 10, -numbers))
+    for wrong, message in (
+        (lambda values: values[:-1] if len(values) > 1 else values, "value for each of"),
+        (lambda values: 1 / 0 if len(values) > 1 else values, "ZeroDivisionError"),
+        (lambda values: np.add(values, 1, out=values) if len(values) > 1 else values, "read-only"),
+    ):
+        with pytest.raises((FunctionError, InputError), match=message):
+            v.map(wrong)
+    np.testing.assert_array_equal(v.to_numpy(), numbers)
+    sparse = ps.from_items([5, 2**50], [2.0, -3.0])
+    assert sparse.map(lambda x, index: x * (index > 5), index=True).items()[1].tolist() == [-3]
 
 
 def test_trainers_merge_into_vectors(ps):

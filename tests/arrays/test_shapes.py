@@ -225,7 +225,7 @@ def test_sparse_vectors_make_no_matrices():
         lambda: np.broadcast_to(v, (2, 10)),
         lambda: np.outer([1, 2], v),
     ):
-        with pytest.raises(InputError, match="a sparse array on the servers has no 2 axes"):
+        with pytest.raises(InputError, match="sparse arrays on the servers have one axis, not 2"):
             call()
     assert np.round(v * 1.26, 1).tolist() == [0, 1.3, 0, 2.5, 0, 0, 0, 0, 0, 0]
     assert v.reshape(-1).tolist() == v.tolist()

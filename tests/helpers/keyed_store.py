@@ -46,7 +46,7 @@ class KeyedStore(ServerStore):
 
     def __init__(self, shards: int = 2):
         self.keyed_client, self.programs, self.layouts = KeyedClient(), [], []
-        super().__init__(lambda: self.keyed_client, shards, self.make_table, "keyed")
+        super().__init__(lambda: self.keyed_client, shards, self.make_table, origin="keyed")
 
     def make_table(self, name: str, dim: int, dtype: str) -> None:
         self.keyed_client.tables[name] = Shards(TableSpec(name, dim=dim, dtype=dtype, shards=self.shards))

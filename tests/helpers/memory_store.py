@@ -8,6 +8,8 @@ import numpy as np
 from dps.arrays.evaluation import evaluated
 from dps.arrays.layout import PoolLayout
 from dps.arrays.programs import Program
+from dps.functions.definition import Function
+from dps.wire.values import decode_values, encode_values
 
 
 class MemoryRows:
@@ -56,6 +58,16 @@ class MemoryStore:
         for each in rows:
             each.finish()
         return parts
+
+    def map(self, table: str, function: Function, **arguments: object) -> None:
+        self.trips += 1
+        travelled = decode_values(encode_values(arguments, "the arguments"))
+        shards = np.split(self.tables[table], travelled["layout"][1])
+        rows = [MemoryRows(shard, number) for number, shard in enumerate(shards)]
+        for each in rows:
+            function(each, **travelled)
+        for each in rows:
+            each.finish()
 
     def pull(self, table: str, keys) -> np.ndarray:
         self.trips += 1
