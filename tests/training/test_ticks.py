@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 import random
+import signal
 import socket
 import threading
 import time
@@ -324,7 +325,15 @@ def test_a_connection_that_breaks_is_made_anew_and_the_tick_counts_once(
     assert trainer._participant._join_request.joins == 2
 
 
-def test_ctrl_c_ends_the_connection(controller, trainer, watched) -> None:
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also where a shell has started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_the_connection(controller, trainer, watched, interruptible) -> None:
     held = []
     controller.instead = lambda connection, header: held.append((connection, header))
     threading.Timer(0.3, _thread.interrupt_main).start()
