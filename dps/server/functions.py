@@ -47,7 +47,7 @@ from dps.functions.definition import opened
 from dps.functions.rows import Effect, Rows
 from dps.server.function_thread import Outcome, Runner
 from dps.server.replicas import Replica, ReplicaPart
-from dps.server.tables import ServerTable
+from dps.server.tables import ServerTable, rows_header
 from dps.state.ops import DELETE, NO_CLOCK, ROWS, Op, Selection
 from dps.wire import frames
 from dps.wire.frames import Header, encode_header
@@ -322,6 +322,12 @@ class FunctionCalls:
         if error is not None:
             raise error
         answer, reply = encode_parts(outcome.value), Header(frames.OK, request=hold.header.request)
+        if len(answer) > self._owner.endpoint.frame_limit:
+            raise LimitError(
+                f"function {work.name!r}: what it returned for {len(hold.targets)} shards of one server has "
+                f"{len(answer)} bytes, and {self._owner.endpoint.frame_limit} at most are taken (dps.limits.frame): "
+                "let it return less"
+            )
         if mode == PREPARES:
             self._prepare(hold, work.effects)
             connection.reply(reply, answer)
@@ -346,7 +352,7 @@ class FunctionCalls:
         for replica, made in effects:  # all that can fail comes before the first change
             if header.trainer:
                 replica.shard.ledger.check(header.trainer, header.attempt)
-            self._check_size(table, made)
+            table.check_copied(len(made.rows), "a function changed")
             replica.shard.reserve(len(made.rows))
             if made.deleted is not None:
                 replica.shard.make_room(deletion_of(header, made.deleted, table), len(made.deleted))
@@ -364,7 +370,7 @@ class FunctionCalls:
                 replica.shard.ledger.keep(header.trainer, header.clock, header.number, kept)
             if replica.successor is not None:
                 part = ReplicaPart(replica, made.keys, made.start, 0, len(made.rows))
-                forwarded = forward_header(header, replica.number, made)
+                forwarded = rows_header(table.spec.id, replica.number, op_of(header, made))
                 ops.forward(encode_header(forwarded), [(part, replica.shard.version)], made.keys, made.rows, owed)
 
         changed = {replica.number for replica, _ in effects}
@@ -415,15 +421,6 @@ class FunctionCalls:
             owed.then(respond)
         else:
             OwedAnswer().then(respond)
-
-    def _check_size(self, table: ServerTable, made: Effect) -> None:
-        nbytes, most = made.rows.nbytes + 16 * len(made.rows) + 4096, self._owner.endpoint.frame_limit
-        if table.replicated and nbytes > most:
-            raise LimitError(
-                f"table {table.spec.name!r}: a function changed {len(made.rows)} rows of one shard, {nbytes} bytes, "
-                f"and its copies take {most} at once (dps.limits.frame): make the table with more shards, or name "
-                f"fewer keys"
-            )
 
     def _answer_again(self, connection: RoleConnection, header: Header, targets: list[Target]) -> bool:
         """Give a repeated call the answer that it was given first; False if the ledger has it no more."""
@@ -550,22 +547,3 @@ def op_of(header: Header, made: Effect) -> Op:
 def deletion_of(header: Header, keys: np.ndarray, table: ServerTable) -> Op:
     """The op that deletes rows in the name of a call. It has no stamp, because the call's own op comes behind it."""
     return Op(DELETE, keys, 0, np.empty((len(keys), 0), table.dtype), header.clock, header.parties)
-
-
-def forward_header(header: Header, shard: int, made: Effect) -> Header:
-    """The header of this op for the backups. Its `rows` say that the shard is meant also where there are no rows."""
-    return Header(
-        frames.REPLICATE,
-        frames.RULE_ROWS | (frames.RANGE if made.keys is None else 0),
-        table=header.table,
-        trainer=header.trainer,
-        attempt=header.attempt,
-        number=header.number,
-        clock=header.clock,
-        parties=header.parties,
-        shard=shard,
-        shards=1,
-        start=made.start,
-        count=len(made.rows),
-        rows=1,
-    )

@@ -37,8 +37,9 @@ from dps.server.functions import FunctionCalls
 from dps.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from dps.server.replicas import Replica, ReplicaPart
 from dps.server.replication import Relay
-from dps.server.tables import ServerTable, TableRequest, control_header, op_of
-from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
+from dps.server.tables import ServerTable, TableRequest, control_header, op_of, rows_after, rows_header
+from dps.state.custom import Custom
+from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, ROWS, Op, TableSpec
 from dps.state.shard import make_shard
 from dps.state.transfer import Joining
 from dps.telemetry.reports import ServerReport
@@ -359,6 +360,9 @@ class ServerRole:
         if spec.finite and spec.dtype != "int64" and not all_finite(values):
             raise NotFiniteError(f"a push to table {spec.name!r} holds NaN or infinity, which the table refuses")
         op, ops = op_of(header), []
+        if isinstance(spec.optimizer, Custom):  # else the shards themselves close their sums, on all copies
+            for part in request.parts:
+                self.close_before(part.replica, header.clock)
         for part in request.parts:  # all that can fail comes before the first change
             shard = part.replica.shard
             if op.origin:
@@ -366,6 +370,8 @@ class ServerRole:
             shard.check_weight(op)
             shard.make_room(op, part.b - part.a)
             ops.append(shard.prepared(part.op(op, values)))
+        if isinstance(spec.optimizer, Custom):
+            self._check_copied(table, ops, request)
         owed = OwedAnswer()
         self._change(header, ops, request, values, owed)
 
@@ -392,6 +398,18 @@ class ServerRole:
             connection.reply_error(Header(frames.PUSH, request=request), error)
             connection.transport.close()
 
+    @staticmethod
+    def _check_copied(table: ServerTable, ops: list[Op], request: TableRequest) -> None:
+        """Raise LimitError if the rows that the user's optimizer makes of a push do not fit a frame to the copies."""
+        if any(op.after is not None for op in ops):
+            table.check_copied(sum(len(op.values) for op in ops), "a push changes")
+        elif table.spec.aggregate is not None:
+            for part in request.parts:
+                shard = part.replica.shard
+                summed = part.b - part.a + (0 if shard.sums is None else shard.sums.count)
+                summed = summed if table.spec.keyed else min(summed, len(shard))
+                table.check_copied(summed, "the pushes of one clock change")
+
     def _change(
         self, header: Header, ops: list[Op], request: TableRequest, values: np.ndarray, owed: OwedAnswer
     ) -> None:
@@ -404,18 +422,28 @@ class ServerRole:
             else:
                 self.ops.follow(part.replica, owed)
         if fresh and self.relay.has_successors:
+            rows = rows_after(request, ops, values)
+            if rows is not None:
+                header, values = header._replace(flags=header.flags | frames.RULE_ROWS), rows
             self.ops.forward(encode_header(header), fresh, request.keys, values, owed)
 
     def _control(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer | None = None) -> None:
         """Apply an op without rows to these replicas, and to those behind them in their chains."""
-        header = control_header(table.spec.id, self.epoch, op)
         for replica in replicas:
+            made = op
             if op.rule == CLOSE:
                 self._revoke(replica)
-            replica.shard.apply(op)
+                made = replica.shard.close(op)
+            else:
+                replica.shard.apply(op)
             if self.relay.has_successors:
-                fresh = [(ReplicaPart(replica, None, op.start, 0, 0), replica.shard.version)]
-                self.ops.forward(encode_header(header), fresh, None, op.values, owed or OwedAnswer())
+                part = ReplicaPart(replica, made.keys, made.start, 0, len(made.values))
+                if made.rule == ROWS:
+                    header = rows_header(table.spec.id, replica.number, made)
+                else:
+                    header = control_header(table.spec.id, self.epoch, made)
+                fresh = [(part, replica.shard.version)]
+                self.ops.forward(encode_header(header), fresh, made.keys, made.values, owed or OwedAnswer())
 
     @staticmethod
     def _close_op(table: ServerTable, clock: int, what: int) -> Op:
@@ -455,7 +483,7 @@ class ServerRole:
                 )
             if version > replica.shard.version:
                 fresh.append((part, version))
-                ops.append(replica.shard.prepared(part.op(op, values)))
+                ops.append(part.op(op, values))
             else:
                 self.ops.follow(replica, owed)
         for (part, _), own in zip(fresh, ops, strict=True):

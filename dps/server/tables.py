@@ -19,7 +19,7 @@ from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded
 from dps.wire.headers import CloseSums, RetireOrigins, Scan
 from dps.wire.protocols import RoleConnection
 
-__all__ = ["ServerTable", "TableRequest", "control_header", "op_of"]
+__all__ = ["ServerTable", "TableRequest", "control_header", "op_of", "rows_after", "rows_header"]
 
 # flags of a frame -> rule of the op
 RULES = {0: PUSH, frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_DELETE: DELETE, frames.RULE_ROWS: ROWS}
@@ -115,6 +115,15 @@ class ServerTable(TableState):
             )
         return np.frombuffer(body, self.dtype, header.count * columns, used).reshape(header.count, columns)
 
+    def check_copied(self, rows: int, what: str) -> None:
+        """Raise LimitError if so many whole rows do not fit a frame to the table's copies."""
+        nbytes = rows * ((self.spec.dim + self.spec.slots) * self.dtype.itemsize + 16) + 4096
+        if self.replicated and nbytes > self.frame_limit:
+            raise LimitError(
+                f"table {self.spec.name!r}: {what} {rows} rows, {nbytes} bytes, and its copies take {self.frame_limit} "
+                "at once (dps.limits.frame): make the table with more shards, or change fewer rows at once"
+            )
+
     def scan(self, scan: Scan) -> np.ndarray:
         """Keys of one shard, in the order of its rows, which is that of their creation unless rows were deleted."""
         if self.spec.rows is not None:
@@ -203,6 +212,36 @@ def op_of(header: Header) -> Op:
     values: Any = None
     stamp = (header.trainer, header.attempt, header.number)
     return Op(rule, None, header.start, values, header.clock, header.parties, *stamp, answer, header.rows)
+
+
+def rows_after(request: TableRequest, ops: list[Op], values: np.ndarray) -> np.ndarray | None:
+    """The rows that the user's optimizer has made of a push, in the order of its `values`; None where it made none."""
+    rows = None
+    for part, op in zip(request.parts, ops, strict=True):
+        if op.after is not None:
+            if rows is None:
+                rows = np.zeros((len(values), op.after.shape[1]), values.dtype)
+            rows[part.a : part.b] = op.after
+    return rows
+
+
+def rows_header(table: int, shard: int, op: Op) -> Header:
+    """The header of an op of rule ROWS, for the backups. Its `rows` say that the shard is meant also without rows."""
+    return Header(
+        frames.REPLICATE,
+        frames.RULE_ROWS | (frames.RANGE if op.keys is None else 0),
+        table=table,
+        trainer=op.origin,
+        attempt=op.attempt,
+        number=op.number,
+        clock=op.clock,
+        parties=op.parties,
+        shard=shard,
+        shards=1,
+        start=op.start,
+        count=len(op.values),
+        rows=max(1, op.rows),
+    )
 
 
 def control_header(table: int, epoch: int, op: Op) -> Header:

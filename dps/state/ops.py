@@ -16,8 +16,8 @@ from dps.state.names import check_name
 from dps.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
 from dps.state.recipes import Description
 
-__all__ = ["ADD", "ASSIGN", "CLOSE", "DELETE", "DROP", "KEEP", "NO_CLOCK", "OLDER", "PUSH", "RETIRE", "ROWS", "Op"]
-__all__ += ["Selection", "TableSpec", "html_renderers", "wants_finite"]
+__all__ = ["ADD", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "FAILED", "KEEP", "NO_CLOCK", "OLDER", "PUSH"]
+__all__ += ["RETIRE", "ROWS", "Op", "Selection", "TableSpec", "html_renderers", "wants_finite"]
 
 # Functions that show a TableSpec in a notebook; the last one is used. dps.dashboard.notebook registers one here,
 # because this package is pure: it may import neither the dashboard nor Dask, not even when a method is called.
@@ -27,8 +27,10 @@ PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op on rows: the table's optimizer,
 ROWS = 3  # the rule of an op that replaces whole rows, state included: the effect of a function on the servers
 DELETE = 4  # the rule of an op by which rows go
 CLOSE, RETIRE = 5, 6  # the rule of an op without rows: close the sums of a clock, or retire origins
-# The `start` of CLOSE: close clocks before the op's clock, or settle: step with the sums (KEEP) or drop them (DROP).
-OLDER, KEEP, DROP = 0, 1, 2
+# The `start` of CLOSE: close clocks before the op's clock, or settle: step with the sums (KEEP) or drop them (DROP),
+# because the run has failed or (FAILED) because the user's optimizer has, on the primary.
+OLDER, KEEP, DROP, FAILED = 0, 1, 2, 3
+CLOSING = 2  # the `rows` of an op with rule ROWS that has the rows as the sums of a clock leave them: it ends the clock
 NO_CLOCK = -1  # the clock of a client without a clock
 
 DTYPES = ("float32", "float64", "int64")
@@ -51,7 +53,7 @@ class Op(NamedTuple):
     number: int = 0  # of the op among those of its clock: (clock, number) is its seq
     answer: bool = False  # keep the new values in the ledger, because the client may ask for them again
     # Of data for which a push stands: aggregate="mean" divides by their sum; -1: the push does not say. DELETE: with 1,
-    # all rows of the shard go, whatever the op names.
+    # all rows of the shard go, whatever the op names. ROWS: CLOSING.
     rows: int = -1
     after: np.ndarray | None = None  # [m, dim + slots], the rows after a step that has been prepared
 

@@ -16,7 +16,8 @@ push, in whatever order the two came.
 
 Replicas. Shards that begin equal and apply the same ops stay equal, bit for bit. So a change of a primary that is not
 an op of a client is an op as well: CLOSE (close the sums of a clock), RETIRE (retire origins). `version` counts the
-changes.
+changes. Code of the user need not do the same twice: what the user's optimizer makes on the primary, of a push or of
+the sums of a clock, goes to the other replicas as rows (ROWS).
 """
 
 from __future__ import annotations
@@ -38,10 +39,9 @@ from dps.state.ops import (
     ADD,
     ASSIGN,
     CLOSE,
+    CLOSING,
     DELETE,
-    DROP,
     NO_CLOCK,
-    OLDER,
     PUSH,
     RETIRE,
     ROWS,
@@ -52,7 +52,7 @@ from dps.state.ops import (
 from dps.state.optimizers import Assign
 from dps.state.partition import bound, shard_bits
 from dps.state.snapshot import CHANGED, Cut, CutShard
-from dps.state.sums import ADD_KERNEL, NO_INDEX, NO_NUMBERS, DenseSums, KeyedSums, Sums
+from dps.state.sums import ADD_KERNEL, NO_INDEX, NO_NUMBERS, DenseSums, KeyedSums, Sums, close, close_sums, settle
 
 __all__ = ["DenseShard", "KeyedShard", "Shard", "make_shard"]
 
@@ -102,10 +102,7 @@ class Shard(CutShard):
             return False
         self.version += 1
         if op.rule == CLOSE:
-            if op.start == OLDER:
-                self.close_before(op.clock)
-            else:
-                self.settle(keep=op.start != DROP)
+            close_sums(self, op)
         elif op.rule == RETIRE:
             self.ledger.retire(op.start, op.parties)
         else:
@@ -117,6 +114,10 @@ class Shard(CutShard):
         if self.cut is not None:
             self.cut.note(op)
         return True
+
+    def close(self, op: Op) -> Op:
+        """Carry out a CLOSE; the op by which other replicas follow without running code of the user."""
+        return close(self, op)
 
     def prepared(self, op: Op) -> Op:
         """The op with the rows as the user's optimizer leaves them, so that :meth:`apply` cannot fail.
@@ -136,9 +137,9 @@ class Shard(CutShard):
         if self.failure is not None:
             raise self.failure
         is_summed = self.spec.aggregate is not None and op.clock != NO_CLOCK
-        return op if op.rule != PUSH or is_summed else self._stepped(op)
+        return op if op.rule != PUSH or is_summed else self.stepped(op)
 
-    def _stepped(self, op: Op) -> Op:
+    def stepped(self, op: Op) -> Op:
         """The op with the rows as the user's optimizer leaves them."""
         if not len(op.values):
             return op
@@ -153,6 +154,8 @@ class Shard(CutShard):
 
     def _apply_rows(self, op: Op) -> None:
         self.close_before(op.clock)
+        if op.rule == ROWS and op.rows == CLOSING:
+            self.sums = None
         if op.clock > self.clock:
             self.clock = op.clock
         if op.rule == PUSH and self.spec.aggregate is not None and op.clock != NO_CLOCK:
@@ -172,10 +175,9 @@ class Shard(CutShard):
         """Whether :meth:`close_before` would close an open clock."""
         return self.sums is not None and clock > self.sums.clock
 
-    def close_before(self, clock: int) -> None:
-        """Step the optimizer with the sums of the open clock, if that is earlier than `clock`."""
-        if self.would_close(clock):
-            self.settle(keep=True)
+    def close_before(self, clock: int) -> Op | None:
+        """Step the optimizer with the sums of the open clock, if that is earlier than `clock`; see :meth:`settle`."""
+        return self.settle(keep=True) if self.would_close(clock) else None
 
     def reserve(self, new: int) -> None:
         """Make room for `new` more rows before a push, so that the push cannot run out of memory half-way."""
@@ -186,15 +188,12 @@ class Shard(CutShard):
         """Take over the state of another replica, except its rows and sums."""
         self.clock, self.version, self.ledger = clock, version, ledger
 
-    def settle(self, keep: bool) -> None:
-        """Close the open clock: step the optimizer with its sums, or drop them, because the run has failed."""
-        sums, self.sums = self.sums, None
-        if sums is not None and keep:
-            op = sums.as_op(mean=self.spec.aggregate == "mean")
-            try:
-                self.step_rows(self._stepped(op) if isinstance(self.spec.optimizer, Custom) else op)
-            except FunctionError as error:  # no client waits for an answer, so the next ones to push are told
-                self.failure = FunctionError(f"the pushes of clock {op.clock} are lost: {error}")
+    def settle(self, keep: bool) -> Op | None:
+        """Close the open clock: step the optimizer with its sums, or drop them, because the run has failed.
+
+        Returns the step; None where there was none.
+        """
+        return settle(self, keep)
 
     def begin_cut(self, clock: int | None, changed_only: bool = False) -> Cut:
         """Begin to read the shard as of `clock` (None: as it is now), while ops go on changing it.
@@ -397,7 +396,7 @@ class DenseShard(Shard):
         return Selection(None, start, self.rows[start - self.low : max(start, stop) - self.low], True, None)
 
     def _values(self, op: Op) -> np.ndarray:
-        out = empty(op.values.shape, op.values.dtype)
+        out = empty((len(op.values), self.spec.dim), self.rows.dtype)
         if op.keys is None:
             self.pull_range(op.start, out)
         else:
@@ -559,7 +558,7 @@ class KeyedShard(Shard):
 
     def _values(self, op: Op) -> np.ndarray:
         assert op.keys is not None
-        out = empty(op.values.shape, op.values.dtype)
+        out = empty((len(op.values), self.spec.dim), self.rows.dtype)
         self.pull(op.keys, out)
         return out
 

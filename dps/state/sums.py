@@ -1,4 +1,4 @@
-"""The sums of an open clock: what was pushed at it to a shard of a table that aggregates, row by row."""
+"""The sums of an open clock: what was pushed at it to a shard of a table that aggregates, row by row; how it ends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 
 from dps.core.cuts import flag
 from dps.core.states import SumsState
-from dps.state.ops import PUSH, Op
+from dps.errors import FunctionError
+from dps.state.custom import Custom
+from dps.state.ops import CLOSING, FAILED, KEEP, OLDER, PUSH, ROWS, Op
 from dps.state.optimizers import Add
 
 if TYPE_CHECKING:
-    from dps.state.shard import DenseShard, KeyedShard
+    from dps.state.shard import DenseShard, KeyedShard, Shard
 
-__all__ = ["ADD_KERNEL", "NO_INDEX", "NO_NUMBERS", "DenseSums", "KeyedSums", "Sums"]
+__all__ = ["ADD_KERNEL", "NO_INDEX", "NO_NUMBERS", "DenseSums", "KeyedSums", "Sums", "close", "close_sums", "settle"]
 
 NO_INDEX = np.zeros(0, np.int64)
 NO_NUMBERS = np.zeros(0)
@@ -45,6 +47,11 @@ class Sums(SumsState, abc.ABC):
         """The number by which a mean divides; 1 if the pushes stand for no rows at all."""
         return self.parties if self.rows < 0 else max(1, self.rows)
 
+    @property
+    @abc.abstractmethod
+    def count(self) -> int:
+        """How many rows have sums."""
+
     @abc.abstractmethod
     def add_rows(self, op: Op) -> None:
         """Sum the rows of one more push."""
@@ -72,6 +79,10 @@ class DenseSums(Sums):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         return self.sums.nbytes + self.touched.nbytes
+
+    @property
+    def count(self) -> int:
+        return int(np.count_nonzero(self.touched))
 
     def add_rows(self, op: Op) -> None:
         index, start = (NO_INDEX, op.start - self.low) if op.keys is None else (op.keys - self.low, 0)
@@ -104,6 +115,10 @@ class KeyedSums(Sums):
     def nbytes(self) -> int:  # type: ignore[override]
         return self.shard.nbytes
 
+    @property
+    def count(self) -> int:
+        return len(self.shard)
+
     def add_rows(self, op: Op) -> None:
         self.shard.step_rows(op)
 
@@ -118,3 +133,40 @@ class KeyedSums(Sums):
         if mean:
             sums /= self.divisor
         return Op(PUSH, self.shard.keys(), 0, sums, self.clock, self.parties)
+
+
+def close(shard: Shard, op: Op) -> Op:
+    """Carry out a CLOSE on the primary; the op by which the other replicas follow."""
+    failure = shard.failure
+    shard.version += 1
+    step = close_sums(shard, op)
+    if shard.failure is not failure:
+        return op._replace(start=FAILED)
+    if step is None or step.after is None:
+        return op
+    return Op(ROWS, step.keys, step.start, step.after, step.clock, step.parties, rows=CLOSING)
+
+
+def close_sums(shard: Shard, op: Op) -> Op | None:
+    """Do with the sums of the open clock what a CLOSE says; the step that came of it."""
+    if op.start == OLDER:
+        return shard.close_before(op.clock)
+    if op.start == FAILED and shard.sums is not None:
+        lost = f"the pushes of clock {shard.sums.clock} are lost"
+        shard.failure = FunctionError(f"{lost}: {shard.spec.optimizer.kind}.update has failed on another server")
+    return shard.settle(keep=op.start == KEEP)
+
+
+def settle(shard: Shard, keep: bool) -> Op | None:
+    """Close the open clock: step the optimizer with its sums, or drop them; the step."""
+    sums, shard.sums = shard.sums, None
+    if sums is None or not keep:
+        return None
+    op = sums.as_op(mean=shard.spec.aggregate == "mean")
+    try:
+        op = shard.stepped(op) if isinstance(shard.spec.optimizer, Custom) else op
+        shard.step_rows(op)
+    except FunctionError as error:  # no client waits for an answer, so the next ones to push are told
+        shard.failure = FunctionError(f"the pushes of clock {op.clock} are lost: {error}")
+        return None
+    return op

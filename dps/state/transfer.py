@@ -133,9 +133,6 @@ class Dump:
 class _KeyedSoFar(KeyedShard):
     """Some rows of a shard. Ops do not create the others, because the pieces of a dump will bring them."""
 
-    def _stepped(self, op: Op) -> Op:
-        return super()._stepped(self._part(op))
-
     def step_rows(self, op: Op) -> None:
         super().step_rows(self._part(op))
 
@@ -219,10 +216,6 @@ class Joining:
                 shard.__class__ = KeyedShard  # type: ignore[assignment]
             shard.unpin()
             self._complete = True
-
-    def prepared(self, op: Op) -> Op:
-        """The op as :meth:`apply` takes it: see :meth:`Shard.prepared`."""
-        return self._shard.prepared(op)
 
     def apply(self, op: Op) -> bool:
         """Carry out an op of the shard on those of its rows that are here."""

@@ -28,7 +28,8 @@ SCAN     see `Scan` in `wire/headers.py`              nothing; answer: keys int6
                                                       in which they were created
 REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], then as PUSH
          see `CloseSums`, `RetireOrigins`; with
-         RULE_ROWS values are [count, dim + slots]
+         RULE_ROWS values are [count, dim + slots];
+         with rows of 2 they end an open clock
 DUMP     see `DumpPiece`                              JSON, arrays
 JOIN...  see `controller/runs.py`                                JSON
 LEASE    see `controller/work_leases.py`                            JSON

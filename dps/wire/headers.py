@@ -170,7 +170,7 @@ class CloseSums(NamedTuple):
     table: int
     epoch: int
     clock: int
-    what: int  # is done with the sums: KEEP, DROP or OLDER of `state/ops.py`
+    what: int  # is done with the sums: KEEP, DROP, FAILED or OLDER of `state/ops.py`
 
     def header(self) -> Header:
         flags, clock = frames.CONTROL, self.clock

@@ -35,7 +35,7 @@ PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER)) | {R
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
 RUNS += (frames.LEASE, frames.ORIGIN)
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})  # close the sums of a clock; retire origins
-EFFECTS = _combinations((RULE_ROWS,), (0, RANGE))  # of functions
+EFFECTS = _combinations((RULE_ROWS,), (0, RANGE), (0, ANSWER))  # of functions, and of optimizers of the user
 
 TO_ANY: Rights = {STRANGER: {frames.HELLO: NO_FLAGS}}
 TO_SERVER: Rights = {

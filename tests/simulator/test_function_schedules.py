@@ -21,7 +21,7 @@ def test_no_schedule_loses_or_repeats_an_effect(part):
 WRONG = {  # and where to look first
     "a repeat is acknowledged before the backups have its effect": (
         [(FunctionCalls, "_answer_when_confirmed", "self._owner.ops.follow(replica, owed)", "pass")],
-        [3857],
+        [2388],
     ),
     "effects are not passed on": ([(FunctionCalls, "_apply", "if replica.successor is not None:", "if False:")], [12]),
     "pushes do not wait": ([(FunctionCalls, "postpone", "if hold is not None and", "if False and")], []),

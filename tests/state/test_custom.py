@@ -18,8 +18,9 @@ from user_optimizers import Averaged, Clipped, Latest, Oracle, Picky, SignSGD
 import dps
 from dps.errors import FunctionError, InputError, InputTypeError, LimitError
 from dps.state import custom as module
+from dps.state import shard as shard_module
 from dps.state.custom import Custom
-from dps.state.ops import ADD, CLOSE, KEEP, NO_CLOCK, PUSH, Op, TableSpec
+from dps.state.ops import ADD, CLOSE, KEEP, NO_CLOCK, PUSH, ROWS, Op, TableSpec
 from dps.state.shard import DenseShard, Shard, make_shard
 from dps.state.transfer import Dump, Joining, digest
 
@@ -328,7 +329,7 @@ def joined(shard: Shard) -> Shard:
     return joining.finish()
 
 
-def test_a_joiner_steps_the_rows_that_have_come() -> None:
+def test_a_joiner_takes_the_rows_that_steps_have_made() -> None:
     shard = make_shard(arrived(Averaged()), 0)
     shard.apply(push(np.arange(50), np.ones((50, 2))))
     dump, joining = Dump(shard), Joining(shard.spec, 0)
@@ -338,8 +339,9 @@ def test_a_joiner_steps_the_rows_that_have_come() -> None:
         joining.add(*piece)
         op = push([number, 49 - number, 100 + number], np.full((3, 2), number))
         number += 1
-        shard.apply(shard.prepared(op))
-        joining.apply(joining.prepared(op))
+        prepared = shard.prepared(op)
+        shard.apply(prepared)
+        joining.apply(prepared._replace(rule=ROWS, values=prepared.after, after=None))
     assert digest(joining.finish()) == digest(shard)
 
 
@@ -369,8 +371,8 @@ def test_a_cut_whose_copies_cannot_be_stepped_is_given_up() -> None:
 VARIANTS = [
     (Shard, "prepared", "if op.origin and self.ledger.seen(op.origin, op.attempt, op.clock, op.number):", "if False:"),
     (Shard, "prepared", "op if op.rule != PUSH or is_summed else", ""),
-    (Shard, "_stepped", "all_finite(rows)", "True"),
-    (Shard, "settle", "self.failure =", "_ ="),
+    (Shard, "stepped", "all_finite(rows)", "True"),
+    (shard_module, "settle", "shard.failure =", "_ ="),
     (
         Custom,
         "kernel",

@@ -217,8 +217,8 @@ WRONG = {
     "the frontier is one too far": ("index.pyx", ">= self.moved:", "> self.moved:"),
     "a probe does not go round": (
         "index.pyx",
-        "            slot = table.slots\n",
-        "            slot -= 1\n            return slot\n",
+        "            slot = table.slots\n    return slot\n",
+        "            slot -= 1\n            return slot\n    return slot\n",
     ),
     "nothing moves up": ("index.pyx", "if from_home >= from_hole:", "if False:"),
     "all move up": ("index.pyx", "if from_home >= from_hole:", "if True:"),
