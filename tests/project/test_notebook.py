@@ -1,4 +1,4 @@
-"""The quickstart notebook, in a real kernel, as JupyterLab would run it; and what a run shows while it goes on."""
+"""The notebooks, in a real kernel, as JupyterLab would run them; and what a run shows while it goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "quickstart.ipynb"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
 pytestmark = pytest.mark.processes
 
@@ -35,9 +36,7 @@ def html_of(outputs: list[dict]) -> str:
 
 
 def test_the_quickstart_runs_and_shows_what_it_does(tmp_path):
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    source = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    assert not re.search(r"^\s*[%!]|get_ipython", source, re.M), "no magic: it has to work in every front end"
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     outputs = execute(notebook, tmp_path)
     pages = "\n".join(map(html_of, outputs))
     for words in ("ParameterServer", "2 up", "Adagrad", "0 to 19", "Run 1", "Checkpoint"):
@@ -48,9 +47,21 @@ def test_the_quickstart_runs_and_shows_what_it_does(tmp_path):
     assert "200 of 200" in html_of(run)  # 8 blocks of 10 batches, 5 epochs, 2 trainers
 
 
-def test_the_notebook_is_kept_without_outputs():
-    notebook = json.loads(NOTEBOOK.read_text())
+def test_the_vectors_run_and_show_what_they_are(tmp_path):
+    outputs = execute(nbformat.read(EXAMPLES / "vectors.ipynb", as_version=4), tmp_path)
+    pages = "\n".join(map(html_of, outputs))
+    for words in ("dps.PSVector", "(1000000,)", "float32", "3.81 MiB", "expression", "Run 1"):
+        assert words in pages, words
+    *_, top, _ = outputs
+    assert re.match(r"\{\d+: \d+(, \d+: \d+){4}\}", top[0]["data"]["text/plain"])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs_and_magic(path):
+    notebook = json.loads(path.read_text())
     assert not [cell for cell in notebook["cells"] if cell.get("outputs") or cell.get("execution_count")]
+    source = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert not re.search(r"^\s*[%!]|get_ipython", source, re.M), "no magic: it has to work in every front end"
 
 
 PROGRESS = f"""

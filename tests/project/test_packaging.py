@@ -125,6 +125,7 @@ def test_the_sdist_has_what_a_user_reads_runs_and_tests(built):
         "README.md",
         "environment.yml",
         "examples/quickstart.ipynb",
+        "examples/vectors.ipynb",
     } <= packed
 
 
