@@ -1041,7 +1041,7 @@ def test_a_broken_variant_is_caught(pairs, monkeypatch, file: str, old: str, new
 
 @pytest.mark.slow
 def test_the_right_variant_is_not(pairs, monkeypatch) -> None:
-    use(monkeypatch, *variants(["call", "part", "exchange"], "call.pyx", "MAGIC = 0x5044", "MAGIC = 0x5044"))
+    use(monkeypatch, *variants(["call", "part", "exchange"], "call.pyx", "head.magic == MAGIC", "head.magic == MAGIC"))
     check_all(pairs, monkeypatch)
 
 

@@ -385,7 +385,7 @@ def test_a_pipeline_is_trained_judged_saved_and_loaded(spark, ps, tmp_path):
     assert done.columns == [*table.columns, "target", "siteIndex", "features", "probability", "guess"]
     assert done.where("target = guess").count() > 0.8 * ROWS
     assert model.stages[-1].numFeatures == WIDTH + 1
-    assert ps.tables().keys() == before  # the model holds its weights itself
+    assert ps.tables().keys() <= before  # the model holds its weights itself
     model.write().overwrite().save(str(tmp_path / "model"))
     again = PipelineModel.load(str(tmp_path / "model"))
     assert again.stages[-1].uid == model.stages[-1].uid

@@ -567,7 +567,7 @@ WRONG_STEP = {  # of the compiled step, and where to look first
     ),
     "it acknowledges from memory without a lease": (
         *("not (pushed and table.waits) and not self._holds_lease()", "not pushed and not self._holds_lease()"),
-        [907364],
+        [11826],
     ),
     "it acknowledges what no backup has": (
         *("if self.left == 0 or self.error is not None:", "if True:"),

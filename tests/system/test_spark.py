@@ -187,7 +187,8 @@ def test_the_error_of_a_trainer_arrives_as_it_is(spark, ps):
 @pytest.mark.slow
 def test_a_trainer_that_does_not_listen_is_ended_by_spark(spark, ps):
     rdd = spark.sparkContext.range(2, numSlices=2)
-    with dask.config.set({"dps.timeouts.stop": "2 s"}), pytest.raises(StoppedError, match="trainer 1 failed: ValueErr"):
+    told = (StoppedError, ValueError)  # the second one if trainer 1 could tell its error itself before Spark ended it
+    with dask.config.set({"dps.timeouts.stop": "2 s"}), pytest.raises(told, match=r"trainer 1 failed: ValueErr|mine"):
         ps.run(programs.fail_beside_a_deaf_one, rdd)
     assert len(ps.run(programs.kept, rdd)) == 2  # which needs both slots
 
