@@ -30,7 +30,7 @@ from dps.core.call import LAST_NUMBER
 from dps.errors import BusyError, DataLostError, DPSError, InputError, LimitError, UnknownTableError
 from dps.functions.definition import Function
 from dps.state.ops import TableSpec
-from dps.state.partition import group
+from dps.state.partition import distinct, group
 from dps.wire import frames
 from dps.wire.channel import Request
 from dps.wire.frames import Header
@@ -303,7 +303,7 @@ def cut(spec: TableSpec, keys: Keys) -> NamedRows:
         shards = [n for n in range(spec.shards) if max(start, bounds[n]) < min(stop, bounds[n + 1])]
         return NamedRows(None, None, start, stop, shards)
     listed, _ = as_keys(keys, spec.name)
-    grouping = group(np.unique(listed), spec.rows or 0, spec.shards, spec.name)
+    grouping = group(distinct(listed), spec.rows or 0, spec.shards, spec.name)
     starts = grouping.starts
     return NamedRows(grouping.keys, starts, 0, 0, [n for n in range(spec.shards) if starts[n] < starts[n + 1]])
 

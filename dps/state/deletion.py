@@ -18,6 +18,7 @@ import numpy as np
 
 from dps.core.index import KeyIndex
 from dps.state.ops import Op
+from dps.state.partition import distinct
 
 if TYPE_CHECKING:
     from dps.state.shard import KeyedShard
@@ -75,7 +76,7 @@ def bound_removed(shard: KeyedShard) -> None:
     """Stop tracking changes when an increment would have more keys to remove than a full checkpoint has rows."""
     if shard.pins or shard.changed is None or len(shard.removed) <= MAX_LISTS:
         return
-    removed = np.unique(np.concatenate(shard.removed))
+    removed = distinct(np.concatenate(shard.removed))
     shard.removed = [removed]
     if len(removed) > max(MAX_REMOVED, len(shard)):
         shard.changed, shard.removed = None, []
@@ -85,7 +86,7 @@ def free_vacant(shard: KeyedShard) -> None:
     """Free the rows of deleted keys that have not come again, unless something pins them."""
     if shard.pins or not shard.deleted:
         return
-    keys, shard.deleted = np.unique(np.concatenate(shard.deleted)), []
+    keys, shard.deleted = distinct(np.concatenate(shard.deleted)), []
     index = np.empty(len(keys), np.int64)
     shard.index.find(keys, index)
     assert shard.vacant is not None

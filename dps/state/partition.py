@@ -25,12 +25,24 @@ from dps.core.grouping import (
 )
 from dps.errors import KeyRangeError
 
-__all__ = ["Grouping", "bound", "group", "hash_keys", "mix", "shard_bits"]
+__all__ = ["Grouping", "bound", "distinct", "group", "hash_keys", "mix", "shard_bits"]
 
 
 def shard_bits(shards: int) -> int:
     """log2 of the number of shards of a keyed table."""
     return shards.bit_length() - 1
+
+
+def distinct(keys: np.ndarray) -> np.ndarray:
+    """The keys, sorted, each once. (np.unique of numpy 2.4 hashes them first, and takes 20 times as long for int64.)
+
+    >>> distinct(np.array([5, 1, 5]))
+    array([1, 5])
+    """
+    ordered = np.sort(keys)
+    first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered if first.all() else ordered[first]
 
 
 def bound(shard: int, rows: int, shards: int) -> int:

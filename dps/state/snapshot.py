@@ -36,6 +36,7 @@ from dps.core.ledger import Ledger
 from dps.core.states import CutState, ShardState
 from dps.errors import FunctionError, InputError
 from dps.state.ops import CLOSE, DELETE, NO_CLOCK, PUSH, Op, TableSpec
+from dps.state.partition import distinct
 
 __all__ = ["CHANGED", "LATER", "Cut", "CutShard", "Piece"]
 
@@ -160,7 +161,7 @@ class Cut(CutState):
             self.is_complete, self.stop = True, self.shard.end
             self.rows = count_wanted(self.place, self._flags, CHANGED, self.stop, self.shard.vacant)
             if self.changed_only:
-                self.removed = np.unique(np.concatenate([NO_KEYS, *self.shard.removed]))
+                self.removed = distinct(np.concatenate([NO_KEYS, *self.shard.removed]))
             if self.shard.spec.keyed:
                 wanted = NO_FLAGS
                 if len(self._flags):  # a copy, because the flags go on changing and may be moved in memory

@@ -18,6 +18,7 @@ from dps.client.inputs import check_out, row_shape
 from dps.client.table import Keys, TableLike, Values, name_of
 from dps.errors import InputError
 from dps.state.ops import TableSpec
+from dps.state.partition import distinct
 from dps.training.merging import MergedRows, flat_keys, flat_rows
 
 __all__ = ["ModelCopy", "checked_period"]
@@ -131,8 +132,8 @@ class PulledRows:
     def missing(self, keys: np.ndarray) -> np.ndarray:
         """Those of the keys that have not been pulled, each once, sorted."""
         if not len(self._keys):
-            return np.unique(keys)
-        return np.unique(keys[self._keys[self._places(keys)] != keys])
+            return distinct(keys)
+        return distinct(keys[self._keys[self._places(keys)] != keys])
 
     def add(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Keep rows that were missing."""

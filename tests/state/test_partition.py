@@ -308,3 +308,10 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         grouping.sum_repeats(np.zeros((4, 2)), None, order, np.zeros((1, 3)))
     with pytest.raises(TypeError, match="array of float64 wanted"):
         grouping.sum_repeats(np.zeros((4, 2)), None, order, np.zeros((1, 2), np.float32))
+
+
+@given(st.lists(any_key))
+def test_distinct_keys_are_numpys(keys):
+    array = np.array(keys, np.int64)
+    np.testing.assert_array_equal(partition.distinct(array), np.unique(array))
+    assert array.tolist() == keys
