@@ -52,6 +52,32 @@ def count_in_place(seed: int) -> None:
         sim.rest()
 
 
+def count_sparse(seed: int) -> None:
+    """The same of sparse vectors, with elements written one by one."""
+    with Simulation(seed, servers=3, trainers=1, copies=2, faults=FAULTS) as sim:
+        hit(sim, random.Random(f"sparse vectors {seed}"), 1.0)
+        xp = vectors(sim)
+        v, w = xp.zeros(SIZE, sparse=True), xp.zeros(SIZE, sparse=True)
+        mine, other = np.zeros(SIZE), np.zeros(SIZE)
+        for step in range(STEPS // 2):
+            keys = [3 * step % SIZE, 7 * step % SIZE]
+            w[keys] = [step, step + 1]
+            v += 2 * w
+            other[keys] = [step, step + 1]
+            mine += 2 * other
+            if step % 10 == 0:
+                np.testing.assert_array_equal(v.to_numpy(), mine, f"step {step}")
+                assert v.sum() == mine.sum()
+        np.testing.assert_array_equal(v.to_numpy(), mine)
+        np.testing.assert_array_equal(w.to_numpy(), other)
+        sim.rest()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sparse_operations_count_once(seed) -> None:
+    count_sparse(seed)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_operations_in_place_count_once(seed) -> None:
     count_in_place(seed)
