@@ -599,4 +599,4 @@ def test_what_is_wrong_in_the_compiled_step_is_caught(monkeypatch, name):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", RARE)
 def test_what_is_rarely_wrong_is_caught(monkeypatch, name):
-    assert_caught(monkeypatch, RARE[name], check_schedule, range(10_000))
+    assert_caught(monkeypatch, RARE[name], check_schedule, [10534, *range(10_000)])
