@@ -156,3 +156,18 @@ def test_functions_that_misbehave() -> None:
             np.testing.assert_array_equal(table.pull(range(100)), values)
         wait_until(lambda: all(server.number for server in ps.status().servers if server.alive))
         assert ps.call(times, tables[0], by=2.0) == 100
+
+
+def test_a_server_that_comes_later_has_the_functions() -> None:
+    with (
+        dps.LocalCluster(servers=2, trainers=1, processes=True) as cluster,
+        dps.ParameterServer(cluster, servers=1) as ps,
+        ps.client() as client,
+    ):
+        w = ps.table("w", rows=100, shards=4)
+        w[:] = 3.0
+        ps.register(times)
+        ps.scale(2)
+        wait_until(lambda: {chain[0] for chain in ps.status().tables["w"].chains} == {0, 1})
+        assert client.call(times, "w", by=2.0) == 100, "no call of ps.call, which would register it"
+        assert w.pull().tolist() == [6.0] * 100

@@ -233,3 +233,32 @@ def test_a_record_cut_short_ends_one_connection_only(contexts, patience) -> None
             while plain.recv(1 << 12):
                 pass
         assert healthy(kit, connect)
+
+
+@dps.function(changes=True)
+def turned(rows, by):
+    rows.values[:] = rows.values[:, ::-1] * by
+    return rows.values.sum(axis=0)
+
+
+@pytest.mark.leaks_ok("the servers of this module keep the threads in which functions run")
+@pytest.mark.parametrize("keyed", [False, True])
+def test_functions_and_deletions_over_encrypted_connections(clusters, keyed) -> None:
+    """Prepared on all servers and committed; results, effects and copies of several frames of TLS."""
+    servers, count = clusters[3], 6000
+    for endpoint, role in servers.alive():
+        endpoint.call(role.functions.add, turned.id, turned.code)
+    shards = 4 if keyed else 6
+    servers.table(TableSpec("t", rows=None if keyed else count, dim=16, dtype="float64", shards=shards, copies=2))
+    values = np.random.default_rng(0).integers(0, 9, (count, 16)).astype(float)
+    with servers.client() as client:
+        client.push("t", range(count), values)
+        parts = client.call(turned, "t", by=2.0)
+        np.testing.assert_array_equal(np.sum(parts, axis=0), 2 * values[:, ::-1].sum(axis=0))
+        np.testing.assert_array_equal(client.pull("t", range(count)), 2 * values[:, ::-1])
+        client.call(turned, "t", [1, 4000], by=0.5)
+        client.delete("t", range(10, 20))
+        expected = 2 * values[:, ::-1]
+        expected[[1, 4000]], expected[10:20] = values[[1, 4000]], 0
+        np.testing.assert_array_equal(client.pull("t", range(count)), expected)
+    assert not servers.differences()
