@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 
@@ -14,13 +15,14 @@ from dps import optimize
 from dps.errors import InputError
 from dps.models.classes import class_weights
 from dps.models.encoding import Layout
-from dps.models.losses import Problem, batch_loss, elements_of_batch, part_of
+from dps.models.losses import Problem, batch_loss, columns_of, elements_of_batch, part_of
 from dps.models.partitions import Pieces, Survey, summary
 from dps.models.types import Callback
 from dps.models.weights import HomeWeights
 
-__all__ = ["elements_of", "minimised", "problem_of_classes", "weights_of"]
+__all__ = ["minimised", "problem_of_classes"]
 
+WIDE = 1 << 14  # features, from which on it pays to look which of them occur
 ROUNDING = 64 * np.finfo(float).eps  # fall of the loss, as a fraction, that ends the minimisation
 
 
@@ -28,7 +30,8 @@ def minimised(
     ps: dps.ParameterServer,
     pieces: Pieces,
     problem: Problem,
-    start: np.ndarray | None,
+    layout: Layout,
+    before: HomeWeights | None,
     *,
     weight: float,
     l1: float,
@@ -37,16 +40,24 @@ def minimised(
     max_iter: int,
     batch_size: int | None = None,
     callback: Callback | None = None,
-) -> tuple[OptimizeResult, list[float]]:
-    """(the result of L-BFGS, or of OWL-QN with an l1 penalty; the loss after each iteration).
+) -> tuple[HomeWeights, list[float]]:
+    """(the weights that L-BFGS finds, or OWL-QN with an l1 penalty; the loss after each iteration).
 
-    The loss is the mean over the rows, whose weights add up to `weight`. The intercept has no penalty.
+    The loss is the mean over the rows, whose weights add up to `weight`. The intercept has no penalty. The solver
+    begins at the weights `before`, if these are of the same shape.
     """
     losses: list[float] = []
+    if before is not None and (before.layout.features, before.values.shape[1]) != (layout.features, problem.outputs):
+        before = None
+    if layout.features >= WIDE:
+        problem = narrowed(problem, pieces, before)
+    start = np.zeros(problem.size) if before is None else elements_of(before, problem)
 
     def note(result: OptimizeResult) -> None:
         losses.append(result.fun)
         if callback is not None:
+            weights = weights_of(result.x, problem, layout)
+            result.x = elements_of(weights, dataclasses.replace(problem, features=layout.features, columns=None))
             callback(result)
 
     penalised = problem.free()
@@ -56,9 +67,8 @@ def minimised(
         solver, settings["l1"] = optimize.owlqn, l1 * penalised
     with pieces.converted(part_of, problem) as parts:
         result = optimize.minimize(
-            ps, batch_loss, parts, np.zeros(problem.size) if start is None else start, solver=solver,
-            elements=elements_of_batch, scale=1.0 / weight, l2=l2 * penalised, batch_size=batch_size, args=(problem,),
-            **settings,
+            ps, batch_loss, parts, start, solver=solver, elements=elements_of_batch, scale=1.0 / weight,
+            l2=l2 * penalised, batch_size=batch_size, args=(problem,), **settings,
         )  # fmt: skip
     if result.status == 1:
         warnings.warn(
@@ -67,7 +77,20 @@ def minimised(
             ConvergenceWarning,
             stacklevel=4,
         )
-    return result, losses
+    return weights_of(result.x, problem, layout), losses
+
+
+def narrowed(problem: Problem, pieces: Pieces, before: HomeWeights | None) -> Problem:
+    """The problem of those columns that a row has, or a coefficient of the fit before.
+
+    All others keep a coefficient of 0, because their gradient is 0. Of hashed features, most have no row.
+    """
+    found = pieces.mapped(columns_of)
+    columns = [each for each in found if each is not None]
+    if len(columns) < len(found):
+        return problem
+    used = np.unique(np.concatenate([*columns, np.zeros(0, int) if before is None else before.keys]))
+    return dataclasses.replace(problem, features=len(used), columns=used.astype(np.int64))
 
 
 def weights_of(x: np.ndarray, problem: Problem, layout: Layout) -> HomeWeights:
@@ -75,15 +98,17 @@ def weights_of(x: np.ndarray, problem: Problem, layout: Layout) -> HomeWeights:
     outputs, features = problem.outputs, problem.features
     coefficients = x[: outputs * features].reshape(outputs, features).astype(np.float32)
     intercept = x[outputs * features :] if problem.with_intercept else np.zeros(outputs)
-    keys = np.flatnonzero(coefficients.any(axis=0))
-    return HomeWeights(keys, np.ascontiguousarray(coefficients[:, keys].T), intercept.astype(np.float32), layout)
+    there = np.flatnonzero(coefficients.any(axis=0))
+    keys = there if problem.columns is None else problem.columns[there]
+    return HomeWeights(keys, np.ascontiguousarray(coefficients[:, there].T), intercept.astype(np.float32), layout)
 
 
-def elements_of(weights: HomeWeights, problem: Problem) -> np.ndarray | None:
-    """A model's weights as x, where another fit begins; None if they are of another shape."""
-    coefficients, intercept = weights.coefficients().ravel(), weights.intercept()
-    x = np.concatenate([coefficients, intercept if problem.with_intercept else intercept[:0]]).astype(np.float64)
-    return x if len(x) == problem.size else None
+def elements_of(weights: HomeWeights, problem: Problem) -> np.ndarray:
+    """A model's weights as x, where another fit begins."""
+    coefficients, intercept = weights.coefficients(), weights.intercept()
+    if problem.columns is not None:
+        coefficients = coefficients[:, problem.columns]
+    return np.concatenate([coefficients.ravel(), intercept if problem.with_intercept else intercept[:0]]).astype(float)
 
 
 def problem_of_classes(

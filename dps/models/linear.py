@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.metrics import d2_tweedie_score, r2_score
 
 from dps.errors import InputError, InputTypeError
-from dps.models.batch_solvers import elements_of, minimised, problem_of_classes, weights_of
+from dps.models.batch_solvers import minimised, problem_of_classes
 from dps.models.classes import check_class_weight, nonnegative
 from dps.models.encoding import Layout
 from dps.models.losses import Problem
@@ -80,17 +80,15 @@ class LinearModel(BaseEstimator):
         ):
             problem, layout, weight = self._problem(pieces)
             l1, l2 = self._penalties(weight)
-            result, losses = minimised(
-                ps, pieces, problem, None if before is None else elements_of(before, problem), weight=weight,
-                l1=l1, l2=l2, tol=self.tol, max_iter=self.max_iter, batch_size=self.batch_size,
-                callback=self.callback,
+            self._weights, self.loss_curve_ = minimised(
+                ps, pieces, problem, layout, before, weight=weight, l1=l1, l2=l2, tol=self.tol,
+                max_iter=self.max_iter, batch_size=self.batch_size, callback=self.callback,
             )  # fmt: skip
+        self.n_iter_ = len(self.loss_curve_)
         self.n_features_in_ = layout.features
         self.__dict__.pop("feature_names_in_", None)
         if layout.columns is not None:
             self.feature_names_in_ = np.array(layout.columns, object)
-        self.loss_curve_, self.n_iter_ = losses, result.nit
-        self._weights = weights_of(result.x, problem, layout)
         return self
 
     def _problem(self, pieces: Pieces) -> tuple[Problem, Layout, float]:

@@ -22,7 +22,7 @@ from sklearn.utils.metaestimators import available_if
 
 import dps
 from dps.errors import InputError
-from dps.models.batch_solvers import elements_of, minimised, problem_of_classes, weights_of
+from dps.models.batch_solvers import minimised, problem_of_classes
 from dps.models.classes import check_class_weight, class_weights, coded, nonnegative
 from dps.models.partitions import Piece, Survey, Surveys, named, summary
 from dps.models.saved import Saved
@@ -352,17 +352,17 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             ps, _ = stack.enter_context(self._server(data[0]))
             pieces = stack.enter_context(contextlib.closing(pieces_of(ps, data, None, self.hash_bits, None)))
             problem, seen, weight = problem_of_classes("logistic", pieces, self.fit_intercept, self.class_weight)
-            result, self.loss_curve_ = minimised(
-                ps, pieces, problem, None if before is None else elements_of(before, problem), weight=weight,
-                l1=self.l1, l2=self.l2, tol=BATCH_TOL if self.tol is None else self.tol, max_iter=self.max_iter,
-                batch_size=self.batch_size, callback=self.callback,
+            weights, self.loss_curve_ = minimised(
+                ps, pieces, problem, seen.layout, before, weight=weight, l1=self.l1, l2=self.l2,
+                tol=BATCH_TOL if self.tol is None else self.tol, max_iter=self.max_iter, batch_size=self.batch_size,
+                callback=self.callback,
             )  # fmt: skip
         assert problem.classes is not None
-        self.classes_, self.n_iter_, self.seconds_ = problem.classes, result.nit, {}
+        self.classes_, self.n_iter_, self.seconds_ = problem.classes, len(self.loss_curve_), {}
         self.n_features_in_ = seen.layout.features
         if seen.layout.columns is not None:
             self.feature_names_in_ = np.array(seen.layout.columns, object)
-        self._weights = weights_of(result.x, problem, seen.layout)
+        self._weights = weights
         return self
 
     def _check(self) -> None:

@@ -13,14 +13,15 @@ from dps.models.classes import coded
 from dps.models.partitions import Piece
 from dps.models.types import Block
 
-__all__ = ["LOSSES", "Problem", "batch_loss", "elements_of_batch", "part_of"]
+__all__ = ["LOSSES", "Problem", "batch_loss", "columns_of", "elements_of_batch", "part_of"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """What trainers need to know of a model.
 
-    The elements of x are the coefficients, [outputs, features], and then the intercepts, [outputs].
+    The elements of x are the coefficients, [outputs, features], and then the intercepts, [outputs]. If `columns` are
+    given, the features are these columns of the data.
     """
 
     loss: str  # of LOSSES
@@ -29,6 +30,7 @@ class Problem:
     with_intercept: bool
     classes: np.ndarray | None = None  # of a classifier
     class_weights: np.ndarray | None = None
+    columns: np.ndarray | None = None  # sorted
 
     @property
     def size(self) -> int:
@@ -100,7 +102,15 @@ def part_of(piece: Piece, problem: Problem) -> tuple[Block, np.ndarray, np.ndarr
     else:
         X, y, weights = coded(piece, problem)  # type: ignore[arg-type]  # its classes are there
     weights = None if weights is None else weights.astype(np.float64)
+    if problem.columns is not None:
+        places = np.searchsorted(problem.columns, X.indices)
+        X = scipy.sparse.csr_matrix((X.data, places, X.indptr), shape=(X.shape[0], problem.features))
     return X.astype(np.float64), y, weights
+
+
+def columns_of(piece: Piece) -> np.ndarray | None:
+    """The columns in which the rows of a piece have numbers; None for dense rows."""
+    return np.unique(piece.block.indices) if scipy.sparse.issparse(piece.block) else None
 
 
 def elements_of_batch(batch: tuple[Block, np.ndarray, np.ndarray | None], problem: Problem) -> np.ndarray | None:

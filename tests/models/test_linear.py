@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import dps
 from dps import models
 from dps.errors import InputError, InputTypeError
-from dps.models import losses
+from dps.models import batch_solvers, losses
 from dps.models.losses import LOSSES, Problem, batch_loss, elements_of_batch
 
 
@@ -48,6 +48,8 @@ CLASSES = np.array(["high", "low", "mid"])[np.digitize(NUMBERS + rng.normal(size
 TWO = CLASSES == "low"
 WEIGHTS = rng.integers(0, 4, size=240).astype(float)
 EXACT = {"tol": 1e-8}
+SMOOTH = {"solver": "lbfgs", "l2": 0.02}
+SPARSE = {"solver": "owlqn", "l1": 0.02}
 
 
 def theirs_svc(X, y, C=1.0, sample_weight=None):
@@ -138,6 +140,33 @@ def test_a_warm_start_needs_fewer_iterations(ps):
     assert cold.fit(X, COUNTS).n_iter_ == first
 
 
+@pytest.mark.parametrize(("how", "labels"), [(SMOOTH, CLASSES), (SPARSE, TWO)], ids=["lbfgs", "owlqn"])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_the_columns_that_occur_are_enough(ps, monkeypatch, how, labels):
+    """Of many features, few have a row: the same points as with all of them, also from a warm start."""
+    places = np.array([1023, 7, 400, 2, 300, 600])
+    rows = np.zeros((240, 1024))
+    rows[:, places] = X
+    fewer = rows.copy()
+    fewer[:, 7] = 0.0  # no row has it any more, but the weights of the fit before have
+    outputs, points, models_made = (1 if labels is TWO else 3), {}, {}
+    for least in (1, 1 << 20):  # features from which on the columns are looked for
+        monkeypatch.setattr(batch_solvers, "WIDE", least)
+        points[least] = []
+        how = {**how, "callback": lambda result, seen=points[least]: seen.append(result.x)}
+        model = models.LogisticRegression(client=ps, tol=1e-7, max_iter=6, warm_start=True, **how)
+        coefficients = model.fit(scipy.sparse.csr_matrix(rows), labels).coef_
+        models_made[least] = coefficients, model.fit(scipy.sparse.csr_matrix(fewer), labels).coef_
+    (once, again), (all_once, all_again) = models_made.values()
+    assert set(np.flatnonzero(once.any(axis=0))) <= set(places)
+    assert once.any()
+    np.testing.assert_allclose(once, all_once, atol=1e-6)
+    np.testing.assert_allclose(again, all_again, atol=1e-6)
+    assert len(points[1]) > 4
+    assert points[1][0].shape == (outputs * 1025,), "the callback sees all elements"
+    np.testing.assert_allclose(points[1], points[1 << 20], atol=1e-6)
+
+
 def test_too_few_iterations_warn(ps):
     with pytest.warns(ConvergenceWarning, match="after 2 iterations"):
         model = models.Ridge(client=ps, max_iter=2).fit(X, NUMBERS)
@@ -181,10 +210,6 @@ def test_what_else_is_refused(ps):
         models.LinearSVC(client=ps).fit(X, np.zeros(240))
     with pytest.raises(InputError, match="zero in every row"):
         models.Ridge(client=ps).fit(X, NUMBERS, WEIGHTS * 0)
-
-
-SMOOTH = {"solver": "lbfgs", "l2": 0.02}
-SPARSE = {"solver": "owlqn", "l1": 0.02}
 
 
 @pytest.mark.parametrize("form", FORMS)
