@@ -141,7 +141,7 @@ class ServerStore:
     def pull_column(self, table: str, column: int, keys: np.ndarray) -> np.ndarray:
         """The elements of a sparse vector at these keys."""
         values: np.ndarray = self.client().pull(table, keys)
-        return np.ascontiguousarray(values.reshape(len(keys), -1)[:, column])
+        return values if values.ndim == 1 else np.ascontiguousarray(values[:, column])
 
     def assign_column(self, table: str, column: int, keys: np.ndarray, values: np.ndarray) -> None:
         """Replace the elements of a sparse vector at these keys, which are sorted and distinct."""

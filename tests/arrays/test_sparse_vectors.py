@@ -142,13 +142,13 @@ class Machine:
             self.both(lambda x, y: put(x, y > 0, scalar), a, b, inplace=True)
             if self.pairs[b][1][1] <= 0 or self.pairs[b][1][1] != self.pairs[b][1][1]:
                 ours, twin = self.pairs[a]
-                same(ours[self.pairs[b][0] > 0], twin[self.pairs[b][1] > 0])
+                same(ours[self.pairs[b][0] > 0] + 0, twin[self.pairs[b][1] > 0] + 0)
             return
         keys = 2 * rng.integers(0, SIZE // 2, rng.integers(0, 6))
         if not self.compute(ours, twin):
             return
         if kind == "keys":
-            same(ours[keys], twin[keys])
+            same(ours[keys] + 0, twin[keys] + 0)
             self.both(lambda x: put(x, keys, np.arange(len(keys))), a, inplace=True)
         else:  # as a trainer adds
             lazy, expected = ours * 1, twin * 1
@@ -289,6 +289,13 @@ def test_an_expression_of_five_operands_is_one_round_trip(space):
     a -= 0.1 * g / (np.abs(s) + 1e-8) * m
     assert space.store.keyed_client.calls == 1
     assert PSSparseVector.__dps_dots__([(a, g), (g, g)]) == [pytest.approx(a.to_numpy() @ g.to_numpy()), 5]
+
+
+def test_no_keys(space):
+    v = from_items(space, [1], [1.0], 10)
+    v[[]] = []
+    assert v[[]].tolist() == []
+    assert from_items(space, [], [], 10).nnz == 0
 
 
 def test_zeros_can_be_eliminated(space):
