@@ -120,8 +120,10 @@ class SparseSpace(Space):
             values = values[keys]
         else:
             keys, values = values
-        held = values.astype(pool.dtype)
-        if values.dtype.kind in "iu" and not np.array_equal(held.astype(values.dtype), values):
+        with np.errstate(invalid="ignore"):  # of whole numbers that a float does not hold
+            held = values.astype(pool.dtype)
+            exact = values.dtype.kind not in "iu" or np.array_equal(held.astype(values.dtype), values)
+        if not exact:
             raise InputError(f"whole numbers would lose digits in a table of {pool.dtype}: use v.astype(np.float64)")
         zero = Node((pool.layout.size,), pool.dtype, "cast", [converted(0, pool.dtype)])
         self._run(pool, [(zero, block)], [], [])
