@@ -15,6 +15,8 @@ from dps.models.types import Block
 
 __all__ = ["LOSSES", "Problem", "batch_loss", "columns_of", "elements_of_batch", "part_of"]
 
+MANY = 4  # features for a number of a batch: to find the distinct ones takes longer than to send so many
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -116,18 +118,34 @@ def columns_of(piece: Piece) -> np.ndarray | None:
 def elements_of_batch(batch: tuple[Block, np.ndarray, np.ndarray | None], problem: Problem) -> np.ndarray | None:
     """The elements of x that a batch needs: of sparse rows, the coefficients of their features, and the intercepts.
 
+    None, which means all, if these are not many more than the batch has numbers.
+
     Examples
     --------
-    >>> batch = scipy.sparse.csr_matrix([[0.0, 5.0, 0.0]]), np.array([[1.0]]), None
-    >>> elements_of_batch(batch, Problem("squares", 2, 3, True))
-    array([1, 4, 6, 7])
+    >>> batch = scipy.sparse.csr_matrix([[0.0, 5.0, 0.0, 0.0, 0.0]]), np.array([[1.0]]), None
+    >>> elements_of_batch(batch, Problem("squares", 2, 5, True))
+    array([ 1,  6, 10, 11])
     """
     X = batch[0]
-    if not scipy.sparse.issparse(X):
+    if not _has_few_features(X, problem):
         return None
     keys, _ = dps.localize(X)
     coefficients = [keys + output * problem.features for output in range(problem.outputs)]
     return np.concatenate([*coefficients, np.arange(problem.outputs * problem.features, problem.size)])
+
+
+def _has_few_features(X: Block, problem: Problem) -> bool:
+    """Whether it pays to look in each evaluation which features the rows have."""
+    return scipy.sparse.issparse(X) and MANY * X.nnz < problem.features
+
+
+def _transposed(X: Block) -> Block:
+    """X.T, without a copy: scipy copies rows that are a part of a larger matrix, as those of a batch are."""
+    if not scipy.sparse.issparse(X):
+        return X.T
+    transposed = scipy.sparse.csc_matrix(X.shape[::-1], dtype=X.dtype)
+    transposed.data, transposed.indices, transposed.indptr = X.data, X.indices, X.indptr
+    return transposed
 
 
 def batch_loss(
@@ -143,7 +161,7 @@ def batch_loss(
     (2.5, array([-3., -2., -3.]))
     """
     X, y, weights = batch
-    if scipy.sparse.issparse(X):
+    if _has_few_features(X, problem):
         _, X = dps.localize(X)
     outputs, columns = problem.outputs, X.shape[1]
     z = X @ x[: outputs * columns].reshape(outputs, columns).T
@@ -152,6 +170,6 @@ def batch_loss(
     losses, slopes = LOSSES[problem.loss](z, y)
     if weights is not None:
         losses, slopes = losses * weights[:, None], slopes * weights[:, None]
-    slope = np.asarray(X.T @ slopes).T  # [outputs, columns]
+    slope = np.asarray(_transposed(X) @ slopes).T  # [outputs, columns]
     levels = slopes.sum(axis=0) if problem.with_intercept else np.zeros(0)
     return float(losses.sum()), np.concatenate([slope.ravel(), levels])

@@ -42,7 +42,7 @@ BATCHES_OF_TRAINER = 8  # about, of the largest trainer, if no batch size is giv
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.0002, 0.2  # between two looks at the board
 SHARE = 0.05  # of the time waited so far, after which to look again
 EARLY = 0.95  # of the time that an evaluation is expected to take: then the driver looks for the first time
-SOONER = 0.75  # of the expected time, the next time, because an evaluation had ended at the first look
+SOONER = 0.6  # of the expected time, the next time, because an evaluation had ended at the first look
 
 # Of all elements of x: a batch that needs fewer pulls these alone. A trainer has about 8 batches, and a key travels
 # with each element.
@@ -221,7 +221,8 @@ class Objective:
         for look in _looks(began):
             sums, total = self._client.pull(self._plan.board, [SUMS, TOTAL])
             if total[1] and sums[1] == total[1]:
-                self._expected = time.monotonic() - began if look else SOONER * self._expected
+                if self._evaluations > 1:  # at the first one, trainers prepare their data
+                    self._expected = time.monotonic() - began if look else SOONER * self._expected
                 return float(sums[0])
             if self._ended.is_set():
                 raise self._failure or DPSError("the trainers have ended before the minimisation")
