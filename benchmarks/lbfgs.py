@@ -32,12 +32,13 @@ from dps.models import LogisticRegression, encode_frame
 BITS, PAIRED = 20, 6  # columns of which there are pairs
 L2 = 1e-5
 ROUNDS = 5
+NARROW = 50_000, 12  # rows and bits of the data for dask-glm, whose workers need 10 GB for the whole census at 2^20
 TRAFFIC_ITERATIONS = 16  # of which the last ones have all the pairs
 NEAR = 1e-4  # of the loss
 TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)
 
 
-def hashed(table: Callable[[], tuple], rows: int | None) -> tuple[Any, np.ndarray]:
+def hashed(table: Callable[[], tuple], rows: int | None, bits: int = BITS) -> tuple[Any, np.ndarray]:
     """A table as a sparse matrix of hashed features, and its labels."""
     X, y, _, _ = table()
     X, y = X.iloc[:rows], y[:rows]
@@ -50,7 +51,7 @@ def hashed(table: Callable[[], tuple], rows: int | None) -> tuple[Any, np.ndarra
         f"{a} x {b}": (X[a].cat.codes.astype("int64") * 1000 + X[b].cat.codes).astype("category")
         for a, b in itertools.combinations(categories, 2)
     }
-    return encode_frame(X.assign(**buckets, **pairs), bits=BITS), y
+    return encode_frame(X.assign(**buckets, **pairs), bits=bits), y
 
 
 DATA: dict[str, Callable[[int | None], tuple[Any, np.ndarray]]] = {
@@ -125,23 +126,17 @@ def beside_scikit_learn(ps: dps.ParameterServer, X: Any, y: np.ndarray, rounds: 
     return {name: (float(np.median(taken)), chosen[name][1]) for name, taken in seconds.items()} | found
 
 
-def beside_clusters(report: Report, client: Client, X: Any, y: np.ndarray) -> Found:
-    """MLlib, and dask-glm on the workers of dps, once each."""
-    found: Found = {}
-    for package, name, solve in (
-        ("dask-glm", "dask-glm lbfgs", lambda: minimized_by_dask_glm(X, y, L2, client)),
-        ("pyspark", "MLlib", lambda: minimized_by_mllib(X, y, L2)),
-    ):
-        if installed(package) is None:
-            report.note(f"{name}: {package} is not installed (`make rivals`), left out")
-            continue
-        try:
-            seconds, coef, intercept = solve()
-        except Exception as error:
-            report.note(f"{name} failed, left out: {error!r:.300}")
-            continue
-        found[name] = seconds, objective(X, y, coef, intercept)
-    return found
+def beside(report: Report, package: str, solver: str, solve: Callable[[], tuple], X: Any, y: np.ndarray) -> Found:
+    """A rival's solver, once; nothing, if it is not installed or fails."""
+    if installed(package) is None:
+        report.note(f"{solver}: {package} is not installed (`make rivals`), left out")
+        return {}
+    try:
+        seconds, coef, intercept = solve()
+    except Exception as error:
+        report.note(f"{solver} failed, left out: {error!r:.300}")
+        return {}
+    return {solver: (seconds, objective(X, y, coef, intercept))}
 
 
 def compare(report: Report, name: str, found: Found) -> None:
@@ -219,8 +214,13 @@ def main(argv: list[str] | None = None) -> None:
             report.note(f"{name}: {X.shape[0]:,} rows, {X.shape[1]:,} features, {X.nnz:,} values")
             found = beside_scikit_learn(ps, X, y, rounds)
             if not args.quick:
-                found |= beside_clusters(report, client, X, y)
+                found |= beside(report, "pyspark", "MLlib", lambda X=X, y=y: minimized_by_mllib(X, y, L2), X, y)
             compare(report, name, found)
+        if not args.quick:
+            X, y = hashed(census_income, *NARROW)
+            found = beside_scikit_learn(ps, X, y, rounds)
+            glm = beside(report, "dask-glm", "dask-glm", lambda: minimized_by_dask_glm(X, y, L2, client), X, y)
+            compare(report, f"census, {NARROW[0]:,} rows, 2^{NARROW[1]}", found | glm)
 
 
 if __name__ == "__main__":
