@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dps.arrays.expressions import Node
-from dps.arrays.pools import VectorPool
+from dps.arrays.pools import BorrowedBlock, VectorPool
 from dps.arrays.space import Space
 from dps.errors import InputError, InputTypeError, KeyRangeError
 
@@ -74,6 +74,8 @@ def owned(vector: Indexed) -> tuple[VectorPool, int]:
     """The pool of a vector and its number there, ready for elements to be written one by one."""
     stored_at(vector)
     old = vector.node
+    if isinstance(old.block, BorrowedBlock):  # in a trainer, which has a reference only
+        return stored_at(vector)
     if old.needed_beside():  # an expression is to see the elements of now
         new = Node(old.shape, old.dtype, "cast", [old])
         vector.space.replace(old, new)
