@@ -24,6 +24,7 @@ import dps
 ROOT = Path(__file__).parents[2]
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
+LARGEST = 1_000_000  # bytes of a file in the repository
 EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
     "": "dps, dps.cli, dps.driver.preload, distributed",
     "models": "dps.models, dps.optimize",
@@ -71,6 +72,14 @@ def built(tmp_path_factory):
     build(source, "--sdist", "--wheel", "--outdir", out)
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return wheel, sdist
+
+
+def test_no_generated_or_large_file_is_in_the_repository():
+    """A benchmark that is killed leaves its files where it ran, and `git add` would take them."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [ROOT / name for name in listed.split("\0") if name]
+    assert len(files) > 500
+    assert [str(file) for file in files if file.exists() and file.stat().st_size > LARGEST] == []
 
 
 def test_the_wheel_has_all_of_dps_and_nothing_else(built):
