@@ -6,6 +6,7 @@ participant     what a trainer tells and asks the controller
 batches         partitions cut into batches
 merging         values merged by key before they are sent
 model_copy      rows kept and gradients gathered between two exchanges
+pulled_rows     rows of a table as a batch needs them, each once
 leased_batches  batches leased in portions, this trainer's or another's
 types           names for what passes through: data, partitions, JSON
 data            what a user calls data, as partitions on trainers

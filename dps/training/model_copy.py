@@ -52,7 +52,7 @@ class ModelCopy:
     def __init__(self, client: Client):
         self._client = client
         self._specs: dict[str, TableSpec] = {}
-        self._pulled: dict[str, PulledRows] = {}
+        self._pulled: dict[str, CopiedRows] = {}
         self._gathered: dict[str, GatheredRows] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -116,13 +116,13 @@ class ModelCopy:
             self._specs[name] = self._client.table(name).spec
         return self._specs[name]
 
-    def _rows(self, name: str) -> PulledRows:
+    def _rows(self, name: str) -> CopiedRows:
         if name not in self._pulled:
-            self._pulled[name] = PulledRows(self._spec(name))
+            self._pulled[name] = CopiedRows(self._spec(name))
         return self._pulled[name]
 
 
-class PulledRows:
+class CopiedRows:
     """Rows of one table as they were pulled, sorted by key."""
 
     def __init__(self, spec: TableSpec):

@@ -14,7 +14,7 @@ import dps
 from dps.errors import InputError, KeyRangeError
 from dps.testing import Faults, Simulation
 from dps.training.merging import MergedRows
-from dps.training.model_copy import ModelCopy, PulledRows
+from dps.training.model_copy import CopiedRows, ModelCopy
 from dps.training.trainer import Trainer
 
 ROWS = 12
@@ -180,7 +180,7 @@ VARIANTS = [
     (Trainer, "iterate", "or done == len(batches)", ""),
     (Trainer, "iterate", "(done - 1) % n_fetch == 0", "done == 1"),
     (ModelCopy, "send", "gathered, self._gathered = self._gathered, {}", "gathered = self._gathered"),
-    (PulledRows, "missing", "!= keys", "== keys"),
+    (CopiedRows, "missing", "!= keys", "== keys"),
     (MergedRows, "merged", "np.add.at(merged, inverse, values)", "merged[inverse] += values"),
     (MergedRows, "add", "values.copy()", "values"),
 ]
