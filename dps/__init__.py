@@ -12,6 +12,7 @@ coordination/    which server holds a shard, which trainer may go on: placement,
 wire/            how bytes travel: frames, the endpoint that listens, channels and links that connect
 daskapi/         everything that touches Dask's own processes and private interfaces
 features/        raw data to int64 keys: hashing, ``localize``
+sampling/        random draws for training: negatives by weight, items that a user has not seen
 functions/       functions that run on the servers: what a user writes, what they see, those that come with dps
 checkpoints/     a model as files: shards, manifests, the store of them; export
 telemetry/       count, report, keep, diagnose
@@ -111,6 +112,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("dps.models")
     if name == "arrays":  # most programs use tables only
         return importlib.import_module("dps.arrays")
+    if name == "sampling":  # most programs draw nothing
+        return importlib.import_module("dps.sampling")
     if name == "optimize":  # needs scipy
         return importlib.import_module("dps.optimize")
     if name in ("dask_setup", "dask_teardown"):  # of `--preload dps`

@@ -35,6 +35,7 @@ ROOMS = {
     "daskapi": "config",
     "features": "core",
     "functions": "core.blocks state",
+    "sampling": "",
     "checkpoints": "core state",
     "telemetry": "core wire state.names state.ops",
     # the parties: these do not know each other
