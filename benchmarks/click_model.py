@@ -26,7 +26,7 @@ import dps
 from benchmarks import batch_rivals
 from benchmarks.common import Report, parser
 from benchmarks.datasets import zipf_clicks
-from dps.models.sparse_kernels import logistic
+from dps.kernels import logistic
 
 BATCH, SMALL_BATCH, TRAINERS = 10_000, 1_000, 2
 ADAGRAD = {BATCH: dps.Adagrad(0.2, initial_accumulator=1e-6), SMALL_BATCH: dps.Adagrad(0.2, initial_accumulator=1e-4)}

@@ -24,7 +24,7 @@ import dps
 from benchmarks.common import Report, parser
 from benchmarks.datasets import zipf_clicks
 from dps.coordination.clock import Clock
-from dps.models.sparse_kernels import logistic
+from dps.kernels import logistic
 
 BOUNDS = (0, 1, 2, 4, 8, 16)
 MEAN = 0.016  # seconds of a step, slept through

@@ -4,6 +4,7 @@ The map: what users import stands on the street, everything else in rooms. Each 
 
 ================ ======================================================================================
 errors, config   every error; settings from ``dps.yaml``
+kernels          loops over sparse batches: margins, gradients, residuals
 spark, yarn      a parameter server beside Spark; a cluster on YARN
 ---------------- --------------------------------------------------------------------------------------
 core/            compiled loops over keys and rows, and the classes that own their memory. Cython and C
@@ -112,6 +113,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("dps.models")
     if name == "arrays":  # most programs use tables only
         return importlib.import_module("dps.arrays")
+    if name == "kernels":  # loads compiled loops, and most programs use none of them
+        return importlib.import_module("dps.kernels")
     if name == "sampling":  # most programs draw nothing
         return importlib.import_module("dps.sampling")
     if name == "optimize":  # needs scipy

@@ -1,4 +1,4 @@
-"""Products of a sparse batch with dense weights, and residuals: the loops of :mod:`dps.models.sparse_kernels`.
+"""Products of a sparse batch with dense weights, and residuals: the loops of :mod:`dps.kernels`.
 
 A batch is CSR: `indptr` int64[rows + 1], `indices` int32, and `data` float32 or float64 of the same length, or None for
 all ones. Weights, margins and residuals are float32. Each call checks that no row and no index leads outside.

@@ -1,5 +1,4 @@
-"""scikit-learn estimators that train on a parameter server. Written on the public client API only, but for the loops
-of `sparse_kernels`, which are compiled in `dps.core.sparse`.
+"""scikit-learn estimators that train on a parameter server. Written on the public interface only.
 
 Needs scikit-learn, scipy and pandas: ``pip install dps[models]``. A stage for Spark's pipelines is in
 ``dps.models.spark``.

@@ -22,12 +22,12 @@ from sklearn.utils.metaestimators import available_if
 
 import dps
 from dps.errors import InputError
+from dps.kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
 from dps.models.batch_solvers import minimised, problem_of_classes
 from dps.models.classes import check_class_weight, class_weights, coded, nonnegative
 from dps.models.partitions import Piece, Survey, Surveys, named, summary
 from dps.models.saved import Saved
 from dps.models.spark_pieces import pieces_of
-from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
 from dps.models.stopping import Ending, EpochMeeting, Part, stalled, without_held_out
 from dps.models.types import Block, Callback, ClusterLike, Features, Labels, Predictions, Schedule, Settings
 from dps.models.weights import (

@@ -14,10 +14,10 @@ from dask.distributed import Client as DaskClient
 
 import dps
 from dps.errors import DPSError, InputError, InputTypeError
+from dps.kernels import margins
 from dps.models.encoding import Layout
 from dps.models.partitions import trainers_threads
 from dps.models.spark_pieces import is_spark
-from dps.models.sparse_kernels import margins
 from dps.models.types import Features, Predictions
 
 __all__ = ["LARGEST", "HomeWeights", "LiveWeights", "drop", "drop_later", "lazily", "margins_of", "probabilities_of"]

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import streams
 
-from dps.models.sparse_kernels import gradient, margins
+from dps.kernels import gradient, margins
 
 OUTPUTS = (2, 3, 8, 16, 17, 64)
 KINDS = ("ones", "float32", "float64")

@@ -13,7 +13,7 @@ import scipy.sparse
 import streams
 from sparse_cases import KINDS, Batch
 
-from dps.models.sparse_kernels import binary_residuals, logistic, margins, multinomial_residuals
+from dps.kernels import binary_residuals, logistic, margins, multinomial_residuals
 
 UNIT = 2.0**-24  # of rounding to float32
 LIBRARY = 2.0**-50  # relative error of a few calls of exp and log in float64

@@ -198,7 +198,17 @@ def on_the_api_page() -> list[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["dps", "dps.models", "dps.optimize", "dps.sampling", "dps.spark", "dps.yarn", "dps.errors", "dps.testing"],
+    [
+        "dps",
+        "dps.kernels",
+        "dps.models",
+        "dps.optimize",
+        "dps.sampling",
+        "dps.spark",
+        "dps.yarn",
+        "dps.errors",
+        "dps.testing",
+    ],
 )
 def test_the_api_page_leaves_out_no_public_name(module):
     described = [pkgutil.resolve_name(name) for name in on_the_api_page()]

@@ -1,9 +1,13 @@
-"""Logistic regression on a sparse batch: margins, residuals, loss and gradient in one core's time.
+"""Loops over sparse batches: margins, gradients, residuals, and two-class logistic regression in one core's time.
 
-A batch is CSR, as :func:`dps.localize` returns it: `indptr`, int32 `indices` below k, `data` float32 or float64, or
-``None`` for "all ones" (hashed one-hot features; it saves reading them). Weights are float32, ``[k]`` for two classes
-or ``[k, m]`` for m outputs. Results are float32; sums over rows are made in float64. The loops are compiled
-(:mod:`dps.core.sparse`); here arrays of any dtype become those that the loops take.
+A batch is CSR, as :func:`dps.localize` returns it: `indptr` ``[n + 1]``, int32 `indices` below k, and `data`, float32
+or float64, or ``None`` for "all ones" (hashed one-hot features; nothing is read for them then). Arrays of other dtypes
+are converted, which costs a copy. Weights are float32, ``[k]`` for one output or ``[k, m]`` for m. Results are
+float32; sums over rows are made in float64. The loops are compiled (:mod:`dps.core.sparse`); here arrays of any dtype
+become those that the loops take.
+
+All functions raise an `InputError` for arrays that do not fit each other: indices that lead outside the weights, an
+`indptr` that does not end with the number of indices, targets or weights of another length than the batch.
 """
 
 from __future__ import annotations
@@ -58,14 +62,38 @@ def _targets(y: npt.ArrayLike, n: int) -> np.ndarray:
 
 
 def margins(
-    indptr: npt.ArrayLike, indices: npt.ArrayLike, data: npt.ArrayLike, w: npt.ArrayLike, b: npt.ArrayLike = 0.0
+    indptr: npt.ArrayLike, indices: npt.ArrayLike, data: npt.ArrayLike | None, w: npt.ArrayLike, b: npt.ArrayLike = 0.0
 ) -> np.ndarray:
-    """X @ w + b as float32: ``[n]`` for w of shape [k], ``[n, m]`` for [k, m]; one `b`, or one for each of m.
+    """X @ w + b, the margins of a linear model.
+
+    Parameters
+    ----------
+    indptr, indices, data
+        The batch X, n x k, in CSR; `data` may be ``None``: all ones.
+    w
+        Weights ``[k]``, or ``[k, m]`` for m outputs; float32 without a copy.
+    b
+        The intercept: one number, or one for each of m.
+
+    Returns
+    -------
+    float32 array
+        ``[n]`` for w of shape ``[k]``, ``[n, m]`` for ``[k, m]``. The sum of one output has a fixed order of its own,
+        so its last bits are not those of scipy.
 
     Examples
     --------
+    >>> from dps.kernels import margins
     >>> margins([0, 2, 3], [0, 1, 1], [1.0, 2.0, 3.0], [10.0, 20.0], b=0.5)
     array([50.5, 60.5], dtype=float32)
+
+    Of a batch as scipy has it:
+
+    >>> import scipy.sparse
+    >>> X = scipy.sparse.csr_array(np.array([[1.0, 2.0], [0.0, 3.0]]))
+    >>> margins(X.indptr, X.indices, X.data, [[1.0, 0.0], [0.0, 1.0]])
+    array([[1., 2.],
+           [0., 3.]], dtype=float32)
     """
     w = _array(w, np.float32)
     ends, places, values = _csr(indptr, indices, data, len(w))
@@ -78,15 +106,32 @@ def margins(
 def gradient(
     indptr: npt.ArrayLike,
     indices: npt.ArrayLike,
-    data: npt.ArrayLike,
+    data: npt.ArrayLike | None,
     residual: npt.ArrayLike,
     k: int,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """X.T @ residual as float32 ``[k]`` or ``[k, m]``, a sum over the rows; added to `out` if given.
+    """X.T @ residual, the gradient of a linear model's loss: a sum over the rows.
+
+    Parameters
+    ----------
+    indptr, indices, data
+        The batch X, n x k, in CSR; `data` may be ``None``: all ones.
+    residual
+        The slope of each row's loss by its margin, ``[n]`` or ``[n, m]``; float32 without a copy.
+    k
+        The number of weights.
+    out : float32 array, optional
+        The gradient is added to this array, contiguous and of the shape of the result.
+
+    Returns
+    -------
+    float32 array
+        ``[k]`` or ``[k, m]``; `out`, if it is given.
 
     Examples
     --------
+    >>> from dps.kernels import gradient
     >>> gradient([0, 2, 3], [0, 1, 1], [1.0, 2.0, 3.0], [1.0, -1.0], k=2)
     array([ 1., -1.], dtype=float32)
     """
@@ -111,7 +156,7 @@ def _result(out: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
 def binary_residuals(
     z: npt.ArrayLike, y: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> tuple[np.ndarray, float]:
-    """Probability minus target for margins `z`, times the sample weight; and the (weighted) mean log loss.
+    """The slopes of the log loss of two classes by the margins, and the mean loss.
 
     Parameters
     ----------
@@ -122,8 +167,16 @@ def binary_residuals(
     weights
         Sample weights ``[n]``.
 
+    Returns
+    -------
+    residual : float32 array, of the shape of `z`
+        Probability minus target, times the sample weight: what :func:`gradient` takes.
+    loss : float
+        The (weighted) mean log loss.
+
     Examples
     --------
+    >>> from dps.kernels import binary_residuals
     >>> residual, loss = binary_residuals([0.0, 1000.0], [1, 1])
     >>> residual, round(loss, 4)
     (array([-0.5,  0. ], dtype=float32), 0.3466)
@@ -139,12 +192,27 @@ def binary_residuals(
 def multinomial_residuals(
     z: npt.ArrayLike, y: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> tuple[np.ndarray, float]:
-    """Probabilities minus one-hot targets for margins ``z[n, m]``, times the sample weight; and the mean log loss.
+    """The slopes of the log loss of m classes by the margins, and the mean loss.
 
-    `y` holds class numbers 0 to m - 1.
+    Parameters
+    ----------
+    z
+        Margins ``[n, m]``; any size, nothing overflows.
+    y
+        Class numbers ``[n]``, 0 to m - 1.
+    weights
+        Sample weights ``[n]``.
+
+    Returns
+    -------
+    residual : float32 array [n, m]
+        Probabilities (softmax) minus one-hot targets, times the sample weight: what :func:`gradient` takes.
+    loss : float
+        The (weighted) mean log loss.
 
     Examples
     --------
+    >>> from dps.kernels import multinomial_residuals
     >>> residual, loss = multinomial_residuals([[0.0, 0.0], [1000.0, 0.0]], [1, 0])
     >>> residual.tolist(), round(loss, 4)
     ([[0.5, -0.5], [0.0, 0.0]], 0.3466)
@@ -170,7 +238,7 @@ def _mean(loss: float, n: int, weights: np.ndarray | None) -> float:
 def logistic(
     indptr: npt.ArrayLike,
     indices: npt.ArrayLike,
-    data: npt.ArrayLike,
+    data: npt.ArrayLike | None,
     w: npt.ArrayLike,
     b: float,
     y: npt.ArrayLike,
@@ -179,6 +247,8 @@ def logistic(
     out: np.ndarray | None = None,
 ) -> tuple[float, np.ndarray, float]:
     """Loss and gradient of two-class logistic regression in one go over the batch.
+
+    As :func:`margins`, :func:`binary_residuals` and :func:`gradient`, one after the other, which read the batch twice.
 
     Parameters
     ----------
@@ -203,6 +273,7 @@ def logistic(
 
     Examples
     --------
+    >>> from dps.kernels import logistic
     >>> loss, slope, intercept = logistic([0, 1, 2], [0, 1], None, [0.0, 0.0], 0.0, [1, 0])
     >>> round(loss, 4), slope, intercept
     (0.6931, array([-0.5,  0.5], dtype=float32), 0.0)

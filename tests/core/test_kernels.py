@@ -9,10 +9,10 @@ from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dps import kernels
 from dps.core import sparse
 from dps.errors import InputError
-from dps.models import sparse_kernels
-from dps.models.sparse_kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
+from dps.kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
 
 
 def batch(rows=300, k=70, dtype=np.float32, seed=0, density=0.1):
@@ -261,7 +261,7 @@ def check_all() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_broken_variant_is_caught(monkeypatch, file: str, old: str, new: str) -> None:
     check_all()
-    monkeypatch.setattr(sparse_kernels, "sparse", variant("sparse", file, old, new))
+    monkeypatch.setattr(kernels, "sparse", variant("sparse", file, old, new))
     with pytest.raises(AssertionError):
         check_all()
 
