@@ -12,6 +12,7 @@ with needing("models"):
     from dps.models.kmeans import KMeans
     from dps.models.linear import ElasticNet, Lasso, LinearRegression, LinearSVC, PoissonRegressor, Ridge
     from dps.models.logistic import LogisticRegression
+    from dps.models.matrix_factorization import MatrixFactorization
 
 __all__ = [
     "ElasticNet",
@@ -20,6 +21,7 @@ __all__ = [
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
+    "MatrixFactorization",
     "PoissonRegressor",
     "Ridge",
     "encode_frame",

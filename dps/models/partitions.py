@@ -24,7 +24,7 @@ from dps.models.encoding import Layout
 from dps.models.types import Block, Features, Labels
 
 __all__ = ["DaskPieces", "Piece", "Pieces", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of"]
-__all__ += ["blocks_of", "trainers_threads"]
+__all__ += ["blocks_of", "taking_turns", "trainers_threads"]
 
 
 T = TypeVar("T")
