@@ -27,6 +27,7 @@ driver/          the user's handle: start, tables, run, status, checkpoint, clos
 arrays/          vectors and matrices whose elements lie on the servers and compute there
 dashboard/       pages on the scheduler's dashboard, metrics, reports; the notebook and the terminal
 deploy/          LocalCluster, YarnCluster
+graph/           PageRank and other algorithms over edges on trainers
 optimize/        solvers for numpy arrays and for vectors on parameter servers
 models/          scikit-learn estimators, on the public API only
 cli/             ``dask ps``
@@ -117,6 +118,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("dps.kernels")
     if name == "sampling":  # most programs draw nothing
         return importlib.import_module("dps.sampling")
+    if name == "graph":  # needs scipy
+        return importlib.import_module("dps.graph")
     if name == "optimize":  # needs scipy
         return importlib.import_module("dps.optimize")
     if name in ("dask_setup", "dask_teardown"):  # of `--preload dps`

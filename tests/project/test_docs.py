@@ -200,6 +200,7 @@ def on_the_api_page() -> list[str]:
     "module",
     [
         "dps",
+        "dps.graph",
         "dps.kernels",
         "dps.models",
         "dps.optimize",

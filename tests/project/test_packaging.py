@@ -27,7 +27,7 @@ SETUP.read(ROOT / "setup.cfg")
 LARGEST = 1_000_000  # bytes of a file in the repository
 EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
     "": "dps, dps.cli, dps.driver.preload, distributed",
-    "models": "dps.models, dps.optimize",
+    "models": "dps.models, dps.optimize, dps.graph",
     "progress": "tqdm",
     "demo": "examples.demo, bokeh",
     "checkpoint": "dps.checkpoints.store, safetensors, xxhash, pyarrow",
@@ -255,6 +255,7 @@ except ImportError as error:
     [
         ("dps.models", "sklearn", "models"),
         ("dps.optimize", "scipy", "models"),
+        ("dps.graph", "scipy", "models"),
         ("dps.models.spark", "pyspark", "spark"),
         ("dps.yarn", "skein", "yarn"),
     ],

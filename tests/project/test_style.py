@@ -52,6 +52,7 @@ ROOMS = {
     "server controller training dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
+    "graph": "features.localize state.optimizers training.spark",
     "optimize": "training.spark",
     "models": "dps functions kernels optimize spark",
     "testing": "config core functions.definition state wire checkpoints coordination telemetry client server "
@@ -85,6 +86,7 @@ OPTIONAL |= {"prometheus_client", "playwright", "matplotlib"}
 LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
     ("dps", "dps.arrays"): "takes 20 ms, and most programs use tables only",
+    ("dps", "dps.graph"): "scipy takes half a second to import",
     ("dps", "dps.optimize"): "scipy takes half a second to import",
     ("dps", "importlib"): "to reach dps.models and dps.optimize on first use",
     ("dps.arrays.array", "dps.arrays.namespace"): "it makes arrays, so it imports this one",

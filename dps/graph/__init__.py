@@ -1,0 +1,21 @@
+"""Algorithms over a list of edges that lies on the trainers, with a value for each vertex on the servers.
+
+Needs scipy: ``pip install dps[models]``.
+
+============ =====================================================================
+ranks        PageRank, also personalised
+edges        edges as users have them, as arrays of numbers
+exchange     rows that trainers send to each other through a table
+local_edges  the edges of the vertices that a trainer owns
+jobs         the tables and the run of an algorithm
+results      what the algorithms return: values by vertex, on the servers
+============ =====================================================================
+"""
+
+from dps.errors import needing
+
+with needing("models"):
+    from dps.graph.ranks import page_rank
+    from dps.graph.results import VertexValues
+
+__all__ = ["VertexValues", "page_rank"]

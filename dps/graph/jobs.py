@@ -1,0 +1,76 @@
+"""The tables and the run of a graph algorithm: made, used, and dropped but for the result."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from dps.errors import InputError
+from dps.graph.edges import EdgeSource
+from dps.graph.exchange import BLOCK
+from dps.graph.results import VertexValues
+from dps.state.optimizers import Assign
+
+if TYPE_CHECKING:
+    import dps
+
+__all__ = ["GraphJob", "checked_count"]
+
+
+def checked_count(name: str, value: Any, least: int = 1) -> int:
+    """`value`, if it is a whole number from `least` on.
+
+    Examples
+    --------
+    >>> checked_count("max_iter", 20)
+    20
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+        raise InputError(f"{name} is a whole number, {least} or more; not {value!r}")
+    return int(value)
+
+
+class GraphJob:
+    """The tables of one call of an algorithm, under names of their own. A context manager, which drops them.
+
+    Parameters
+    ----------
+    ps : dps.ParameterServer
+    algorithm : str
+        Its name, for the names of the tables.
+    """
+
+    def __init__(self, ps: dps.ParameterServer, algorithm: str):
+        self._ps, self._name = ps, f"{algorithm}-{uuid.uuid4().hex[:8]}"
+        self._tables: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for table in self._tables:
+            self._ps.drop_table(table)
+
+    def table(self, what: str, dtype: str, dim: int = 1, aggregate: str | None = None) -> str:
+        """Make a keyed table in which a push replaces rows; its name."""
+        name = f"{self._name}-{what}"
+        self._ps.table(name, dim, dtype=dtype, optimizer=Assign(), aggregate=aggregate)
+        self._tables.append(name)
+        return name
+
+    def mailbox(self) -> str:
+        """Make a table for :func:`dps.graph.exchange.exchanged`; its name."""
+        return self.table("mailbox", "int64", BLOCK)
+
+    def run(self, function: Callable, edges: EdgeSource, args: tuple, trainers: int | None, retries: int) -> list[Any]:
+        """Call ``function(trainer, partitions, *args)`` on the trainers, bulk-synchronously."""
+        return self._ps.run(
+            function, edges.data, columns=edges.columns, args=args, trainers=trainers, retries=retries, progress=False
+        )
+
+    def result(self, table: str, iterations: int, converged: bool) -> VertexValues:
+        """The result in a table, which outlives the job."""
+        self._tables.remove(table)
+        return VertexValues(self._ps, self._ps.tables()[table], iterations, converged)

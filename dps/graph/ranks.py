@@ -1,0 +1,210 @@
+"""PageRank by power iteration: trainers hold edges, servers add up what vertices receive.
+
+In an iteration a trainer pulls what its vertices have received, computes their ranks, and pushes the sums of what its
+edges pass on, one number for each distinct target. The tables aggregate: a clock's pushes are added aside, and become
+visible together when the clock is over. Two tables take turns, so the sums of the iteration before are still there for
+a trainer that runs again: it needs them for the change of its ranks, because its last two iterations are the same then.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from dps.errors import InputError
+from dps.graph.edges import edge_source, vertex_ids
+from dps.graph.jobs import GraphJob, checked_count
+from dps.graph.local_edges import OwnedEdges, owned_edges
+from dps.graph.results import VertexValues
+
+if TYPE_CHECKING:
+    import dps
+
+__all__ = ["page_rank"]
+
+SHOWN = 5  # vertices that a message names
+
+
+class RankPlan(NamedTuple):
+    """What each trainer needs to know."""
+
+    mailbox: str
+    sums: tuple[str, str]  # tables of what vertices receive, by turns
+    ranks: str
+    damping: float
+    jumps: tuple[np.ndarray, np.ndarray] | None  # vertices, ascending, and their shares; None: all alike
+    tol: float
+    max_iter: int
+
+
+class RankEnd(NamedTuple):
+    """How it ended, the same on all trainers."""
+
+    iterations: int
+    change: float
+    unknown: list[int]  # vertices of the personalisation that the graph does not have
+
+
+def page_rank(
+    ps: dps.ParameterServer,
+    edges: Any,
+    damping: float = 0.85,
+    personalization: Mapping[int, float] | tuple[Any, Any] | None = None,
+    weights: Any = None,
+    tol: float = 1e-8,
+    max_iter: int = 200,
+    *,
+    columns: Sequence | None = None,
+    trainers: int | None = None,
+    retries: int = 0,
+) -> VertexValues:
+    """PageRank of each vertex, the probability that a random surfer is there.
+
+    The surfer follows one of the edges that begin at the vertex, in proportion to their weights, with probability
+    `damping`, and otherwise jumps to a vertex drawn from `personalization`. From a vertex without such edges it always
+    jumps. This is equation 1 of Langville and Meyer, *Deeper inside PageRank* (2004), as networkx computes it; the
+    method is power iteration, from equal ranks.
+
+    Parameters
+    ----------
+    ps : dps.ParameterServer
+        Its trainers hold the edges.
+    edges : DataFrame of pandas, Dask or Spark; Dask array or array_like [n, 2]
+        A source and a target in each row, any int64. Repeated edges count as often as they occur.
+    damping : float
+        From 0 to below 1.
+    personalization : dict or pair of arrays, optional
+        Vertices and their weights, which need not add up to 1; others have 0. By default all vertices are alike.
+    weights : str or array [n], optional
+        Of a frame the name of a column, else an array of the same kind as `edges`. 0 or more; by default all are 1.
+    tol : float
+        End when the absolute changes of all ranks in an iteration add up to at most `tol`. The ranks are then within
+        ``tol * damping / (1 - damping)`` of the exact ones, added up over all vertices.
+    max_iter : int
+        The largest number of iterations. After k iterations the change is at most ``2 * damping**(k - 1)``.
+    columns : pair of names, optional
+        The columns of a frame with source and target; by default its first two.
+    trainers, retries
+        As for :meth:`dps.ParameterServer.run`.
+
+    Returns
+    -------
+    VertexValues
+        Ranks, float64; they add up to 1. A ``RuntimeWarning`` says if `max_iter` iterations did not suffice.
+
+    Raises
+    ------
+    InputError, InputTypeError
+        No edges, ids that are missing or not whole, negative weights, a setting that is out of range, a vertex of the
+        personalisation that the graph does not have.
+
+    Examples
+    --------
+    >>> import dps.graph
+    >>> edges = [[1, 2], [2, 3], [3, 1], [4, 1]]
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+    ...     with dps.graph.page_rank(ps, edges, personalization={1: 1.0}) as ranks:
+    ...         ranks.values.round(3)
+    array([0.389, 0.33 , 0.281, 0.   ])
+    """
+    if not (np.ndim(damping) == 0 and 0 <= damping < 1):
+        raise InputError(f"damping is a number from 0 to below 1; not {damping!r}")
+    if not (np.ndim(tol) == 0 and 0 <= tol < np.inf):
+        raise InputError(f"tol is a finite number, 0 or more; not {tol!r}")
+    max_iter = checked_count("max_iter", max_iter)
+    source, jumps = edge_source(edges, weights, columns), _jumps(personalization)
+    with GraphJob(ps, "page-rank") as job:
+        sums = job.table("even", "float64", aggregate="sum"), job.table("odd", "float64", aggregate="sum")
+        plan = RankPlan(job.mailbox(), sums, job.table("ranks", "float64"), float(damping), jumps, float(tol), max_iter)
+        end: RankEnd = job.run(ranked, source, (plan,), trainers, retries)[0]
+        if end.unknown:
+            shown = ", ".join(map(str, end.unknown[:SHOWN])) + (", ..." if len(end.unknown) > SHOWN else "")
+            raise InputError(f"personalization names vertices that no edge has: {shown}; leave them out")
+        converged = end.change <= tol
+        if not converged:
+            warnings.warn(
+                f"page_rank has not converged after {end.iterations} iterations: the ranks have changed by "
+                f"{end.change:.2e} in the last one, and tol is {tol:.2e}; raise max_iter or tol",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return job.result(plan.ranks, end.iterations, converged)
+
+
+def _jumps(personalization: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Vertices and their shares of the jumps, in the order of the vertices."""
+    if personalization is None:
+        return None
+    if isinstance(personalization, Mapping):
+        personalization = list(personalization), list(personalization.values())
+    if not isinstance(personalization, (tuple, list)) or len(personalization) != 2:
+        raise InputError("personalization is a dict from vertex to weight, or a pair of arrays, vertices and weights")
+    vertices = vertex_ids(personalization[0], "vertices of the personalization").reshape(-1)
+    shares = np.asarray(personalization[1], np.float64).reshape(-1)
+    if vertices.shape != shares.shape:
+        raise InputError(f"personalization has {len(vertices)} vertices and {len(shares)} weights: pass one for each")
+    if not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum():
+        raise InputError("weights of the personalization are finite numbers, 0 or more, and not all of them 0")
+    distinct, places = np.unique(vertices, return_inverse=True)
+    return distinct, np.bincount(places, shares, len(distinct)) / shares.sum()
+
+
+# -- on the trainers
+
+
+def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> RankEnd:
+    """A trainer's part: own vertices, their edges, and the iterations."""
+    own = owned_edges(trainer, plan.mailbox, partitions)
+    count = int(trainer.allreduce(len(own.vertices)))
+    jump, unknown = own_jumps(trainer, own.vertices, plan, count)
+    if unknown:
+        return RankEnd(0, np.inf, unknown)
+    passes, dangling = passing(own)
+    rank = np.full(len(own.vertices), 1 / count)
+    lost = float(trainer.allreduce(rank[dangling].sum()))
+    trainer.push(plan.sums[0], own.targets, passes @ rank)
+    trainer.tick()
+    iteration, change = 0, np.inf
+    for iteration in range(1, plan.max_iter + 1):
+        now, other = plan.sums[(iteration - 1) % 2], plan.sums[iteration % 2]
+        new = _next(trainer.pull(now, own.vertices), lost, jump, plan.damping)
+        change, lost = trainer.allreduce([np.abs(new - rank).sum(), new[dangling].sum()]).tolist()
+        rank = new
+        if change <= plan.tol or iteration == plan.max_iter:
+            break
+        trainer.log(loss=change)
+        trainer.push(other, own.targets, passes @ rank)
+        trainer.tick()
+    trainer.assign(plan.ranks, own.vertices, rank)
+    return RankEnd(iteration, change, [])
+
+
+def _next(received: np.ndarray, lost: float, jump: np.ndarray, damping: float) -> np.ndarray:
+    """Ranks from what vertices receive; `lost` is the rank of the vertices without edges."""
+    return damping * (received.reshape(-1) + lost * jump) + (1 - damping) * jump
+
+
+def passing(own: OwnedEdges) -> tuple[csr_array, np.ndarray]:
+    """The matrix from ranks of a trainer's vertices to sums for its targets, and which vertices pass nothing on."""
+    weight = np.ones(len(own.source)) if own.weight is None else own.weight
+    total = np.bincount(own.source, weight, len(own.vertices))
+    dangling = total == 0
+    share = weight / np.where(dangling, 1.0, total)[own.source]
+    return csr_array((share, (own.target, own.source)), shape=(len(own.targets), len(own.vertices))), dangling
+
+
+def own_jumps(trainer: dps.Trainer, vertices: np.ndarray, plan: RankPlan, count: int) -> tuple[np.ndarray, list[int]]:
+    """(the share of the jumps that each vertex of a trainer gets, vertices that no trainer has)."""
+    if plan.jumps is None:
+        return np.full(len(vertices), 1 / count), []
+    named, shares = plan.jumps
+    places = np.minimum(np.searchsorted(named, vertices), len(named) - 1)
+    mine = named[places] == vertices
+    known = np.zeros(len(named), np.int8)
+    known[places[mine]] = 1
+    unknown = named[trainer.allreduce(known) == 0]
+    return np.where(mine, shares[places], 0.0), unknown.tolist()
