@@ -55,6 +55,7 @@ from dps.errors import DPSError
 from dps.features.hashing import hash_columns, hash_strings
 from dps.features.localize import localize
 from dps.functions.definition import Function, function
+from dps.state.columns import Column
 from dps.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, Optimizer, RMSprop
@@ -74,6 +75,7 @@ __all__ = [
     "Assign",
     "Certificate",
     "Client",
+    "Column",
     "Constant",
     "Cosine",
     "DPSError",

@@ -37,6 +37,7 @@ __all__ = [
     "StoppedError",
     "TooFewWorkersError",
     "TrainerLostError",
+    "UnknownColumnError",
     "UnknownFunctionError",
     "UnknownTableError",
     "VersionMismatchError",
@@ -77,6 +78,10 @@ class LimitError(InputError):
 
 class UnknownTableError(DPSError, KeyError):
     """A table that the parameter server does not have."""
+
+
+class UnknownColumnError(DPSError, KeyError):
+    """A column that a table does not have. The message names those that it has."""
 
 
 class BusyError(DPSError, RuntimeError):

@@ -48,6 +48,7 @@ from dps.coordination.origins import encode_key
 from dps.daskapi.cordon import Execution, execution
 from dps.errors import DataLostError, InputError, InputTypeError, UnknownTableError
 from dps.functions.definition import Function
+from dps.state.columns import ColumnLayout
 from dps.state.ops import ADD, ASSIGN, DELETE, NO_CLOCK, PUSH, TableSpec
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
@@ -195,6 +196,33 @@ class Client:
             spec = self.session.route(table).spec
         return through(self, spec)
 
+    def columns(self, table: TableLike) -> ColumnLayout:
+        """Where the columns lie in the rows of a table that was made with ``columns=``.
+
+        Parameters
+        ----------
+        table : str or Table
+
+        Returns
+        -------
+        ColumnLayout
+            A mapping from names to slices of a row, and :meth:`~dps.state.columns.ColumnLayout.split`. Of other tables
+            it is empty.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         _ = ps.table("fm", columns={"w": dps.Column(1), "v": dps.Column(2)})
+        ...         client = ps.client()
+        ...         client.push("fm", [7], {"w": 1.0, "v": [[2.0, 3.0]]})
+        ...         rows, columns = client.pull("fm", [7, 8]), client.columns("fm")
+        ...         rows[:, columns["v"]], columns.split(rows)["w"]
+        (array([[2., 3.],
+               [0., 0.]], dtype=float32), array([1., 0.], dtype=float32))
+        """
+        return self.table(table).spec.columns
+
     @overload
     def pull(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> np.ndarray: ...
     @overload
@@ -318,7 +346,8 @@ class Client:
             As in :meth:`pull`. A sparse vector, or a sparse matrix [rows, dim], may be given alone: of scipy, of
             the package sparse, or of torch (COO), such as the gradient of a sparse embedding.
         values : array_like
-            ``keys.shape + (dim,)`` (or without the last axis where dim is 1), or one number for all.
+            ``keys.shape + (dim,)`` (or without the last axis where dim is 1), or one number for all. For a table with
+            ``columns=`` also a dict with such values for each of its columns, by name.
         rows : int, optional
             For tables with ``aggregate="mean"``, by trainers: how many rows of data the values are the sum over. The
             sum of all pushes of a clock is then divided by the sum of their rows, instead of the number of trainers.

@@ -6,7 +6,8 @@ packages is imported for it.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from dps.core.rows import all_finite
 from dps.errors import InputError, InputTypeError, NotFiniteError
 from dps.state.ops import TableSpec
 
-__all__ = ["as_keys", "as_rows", "check_out", "row_shape", "split_sparse"]
+__all__ = ["as_keys", "as_rows", "check_out", "of_named_columns", "row_shape", "split_sparse"]
 
 
 def as_keys(keys: object, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -91,13 +92,22 @@ def _mixed_integers(keys: object, array: np.ndarray) -> np.ndarray:
     return np.array([int(key) % 2**64 for key in objects.flat], np.uint64).reshape(objects.shape)
 
 
-def row_shape(shape: tuple[int, ...], spec: TableSpec) -> tuple[int, ...]:
+def row_shape(shape: tuple[int, ...], spec: TableSpec | RowForm) -> tuple[int, ...]:
     """Shape of the values of keys of that shape: a table of dim 1 has no axis for it."""
     return shape if spec.dim == 1 else (*shape, spec.dim)
 
 
+class RowForm(NamedTuple):
+    """What values have to be: those of the rows of a table, or of one of its columns."""
+
+    where: str  # for messages
+    dim: int
+    dtype: str
+    finite: bool
+
+
 def as_rows(values: Any, shape: tuple[int, ...], count: int, spec: TableSpec) -> np.ndarray:
-    """`values` as a contiguous array [count, dim] in the table's dtype.
+    """`values` as a contiguous array [count, dim] in the table's dtype; of a dict, the columns side by side.
 
     Raises
     ------
@@ -105,38 +115,64 @@ def as_rows(values: Any, shape: tuple[int, ...], count: int, spec: TableSpec) ->
         The shape does not fit the keys, or the dtype would lose numbers.
     NotFiniteError
         NaN or infinity, and the table refuses them.
+    UnknownColumnError
+        The dict has a column that the table does not have.
     """
+    if isinstance(values, Mapping):
+        return of_named_columns(values, shape, count, spec)
+    return _as_rows(values, shape, count, RowForm(f"table {spec.name!r}", spec.dim, spec.dtype, spec.finite))
+
+
+def of_named_columns(values: Mapping[str, Any], shape: tuple[int, ...], count: int, spec: TableSpec) -> np.ndarray:
+    """The values of all columns of a table, given by name, side by side: [count, dim]."""
+    columns = spec.columns
+    if not columns:
+        raise InputTypeError(f"table {spec.name!r} was made without columns=: its values are an array, not a dict")
+    slices = {name: columns[name] for name in values}
+    missing = [name for name in columns if name not in values]
+    if missing:
+        raise InputError(
+            f"table {spec.name!r}: no values for column {', '.join(missing)}: a push has those of all columns of its "
+            "rows; pass 0 for a column without a gradient"
+        )
+    rows = np.empty((count, spec.dim), spec.dtype)
+    for name, each in slices.items():
+        where = f"table {spec.name!r}, column {name!r}"
+        form = RowForm(where, each.stop - each.start, spec.dtype, spec.finite)
+        rows[:, each] = _as_rows(values[name], shape, count, form)
+    return rows
+
+
+def _as_rows(values: Any, shape: tuple[int, ...], count: int, form: RowForm) -> np.ndarray:
     if hasattr(values, "to_numpy"):
         values = values.to_numpy()
     elif hasattr(values, "todense"):
         values = np.asarray(values.todense())
     elif not isinstance(values, np.ndarray):
-        _check_tensor(values, f"table {spec.name!r}: the values")
+        _check_tensor(values, f"{form.where}: the values")
         if getattr(values, "is_sparse", False):
             values = values.to_dense()
     array = np.asarray(values)
     if count == 0 and array.size == 0:
-        return np.empty((0, spec.dim), spec.dtype)
-    if array.dtype != spec.dtype:
-        loses = array.dtype == np.uint64 and spec.dtype == "int64"  # numpy would wrap the large ones around
-        if loses or array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        return np.empty((0, form.dim), form.dtype)
+    if array.dtype != form.dtype:
+        loses = array.dtype == np.uint64 and form.dtype == "int64"  # numpy would wrap the large ones around
+        if loses or array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, form.dtype, "same_kind"):
             raise InputError(
-                f"table {spec.name!r} holds {spec.dtype}; values of {array.dtype} would lose numbers: convert them"
+                f"{form.where} holds {form.dtype}; values of {array.dtype} would lose numbers: convert them"
             )
-        array = array.astype(spec.dtype)
+        array = array.astype(form.dtype)
     if array.ndim == 0:
-        array = np.broadcast_to(array, (count, spec.dim))
-    elif array.shape not in (row_shape(shape, spec), (count, spec.dim)):
-        wanted = " or ".join(str(s) for s in dict.fromkeys((row_shape(shape, spec), (count, spec.dim))))
+        array = np.broadcast_to(array, (count, form.dim))
+    elif array.shape not in (row_shape(shape, form), (count, form.dim)):
+        wanted = " or ".join(str(s) for s in dict.fromkeys((row_shape(shape, form), (count, form.dim))))
         raise InputError(
-            f"table {spec.name!r}: {count} keys of dim {spec.dim} take values of shape {wanted}, not {array.shape}"
+            f"{form.where}: {count} keys of dim {form.dim} take values of shape {wanted}, not {array.shape}"
         )
-    rows = _dense(array).reshape(count, spec.dim)
-    if spec.finite and rows.dtype.kind == "f" and not all_finite(rows):
+    rows = _dense(array).reshape(count, form.dim)
+    if form.finite and rows.dtype.kind == "f" and not all_finite(rows):
         bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
-        raise NotFiniteError(
-            f"table {spec.name!r} refuses NaN and infinity; row {bad} of the values is {rows[bad][:8]}"
-        )
+        raise NotFiniteError(f"{form.where} refuses NaN and infinity; row {bad} of the values is {rows[bad][:8]}")
     return rows
 
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from dps import config
+from dps.client.inputs import of_named_columns
 from dps.client.requests import TableRoute
 from dps.client.session import RETRIED, ClientSession
 from dps.client.table import Keys, T, name_of
@@ -46,6 +49,13 @@ class PlainTable:
     ):
         self.route, self.terms, self.wires = route, session.terms(route), Wires(channels)
         self.check = None if route.spec.aggregate is None else check_aggregate
+
+
+def beside(table: PlainTable, keys: Keys, values: object) -> object:
+    """Values given by the names of columns as whole rows; all others as they are."""
+    if isinstance(values, Mapping) and isinstance(keys, np.ndarray):
+        return of_named_columns(values, keys.shape, keys.size, table.route.spec)
+    return values
 
 
 class PlainCalls:
@@ -84,7 +94,7 @@ class PlainCalls:
         terms = None if table is None else self._terms(table, rule, answered)
         if table is None or terms is None:
             return DECLINED
-        made = self._make([table], [(table.wires, terms, keys, values, out)])
+        made = self._make([table], [(table.wires, terms, keys, beside(table, keys, values), out)])
         return made if made is DECLINED else made[0]
 
     def pull_several(self, wanted: Mapping[T, Keys], outs: Mapping[T, object]) -> Any:
@@ -112,7 +122,7 @@ class PlainCalls:
             if table is None or terms is None:
                 return DECLINED
             tables.append(table)
-            asked.append((table.wires, terms, keys, values, outs.get(each)))
+            asked.append((table.wires, terms, keys, beside(table, keys, values), outs.get(each)))
         made = self._make(tables, asked)
         if made is DECLINED:
             return DECLINED

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dps.client.ticket import Certificate, Pending, Ticket
 from dps.functions.definition import Function
+from dps.state.columns import ColumnLayout
 from dps.state.names import table_name
 from dps.state.ops import TableSpec, html_renderers
 
@@ -47,7 +48,7 @@ class Sparse(Protocol):
 
 TableLike: TypeAlias = "str | Table"
 Keys: TypeAlias = "npt.ArrayLike | slice | Sparse | None"
-Values: TypeAlias = "npt.ArrayLike | Sparse | None"
+Values: TypeAlias = "npt.ArrayLike | Sparse | Mapping[str, Any] | None"
 T = TypeVar("T", bound="TableLike")
 Pulls: TypeAlias = "Mapping[T, Keys]"
 Changes: TypeAlias = "Mapping[T, tuple[Keys, Values]]"
@@ -132,6 +133,11 @@ class Table:
     def dim(self) -> int:
         """Values in a row."""
         return self.spec.dim
+
+    @property
+    def columns(self) -> ColumnLayout:
+        """Where the columns lie of a table made with ``columns=``; see :meth:`dps.Client.columns`."""
+        return self.spec.columns
 
     def __repr__(self) -> str:
         spec, optimizer = self.spec, self.spec.optimizer.kind

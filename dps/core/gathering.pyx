@@ -75,10 +75,10 @@ cdef class Gathering:
                 dps_gather(&source, index, count, out)
         else:
             dps_gather(&source, index, count, out)
-        if missing and not table.pulls_zeros:
+        if missing and not table.row_start.has_zeros:
             absent.rows, absent.capacity, absent.width, absent.dim = out, count, table.dim, table.dim
             absent.keys, absent.index, absent.count, absent.first = part.keys, index, count, 0
-            fill_absent_rows(&table.init, &absent, table.kind)
+            fill_absent_rows(&table.row_start.start, &absent, table.kind)
         return 0
 
     # -- piece by piece

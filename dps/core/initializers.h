@@ -17,18 +17,27 @@
 #define DPS_BY_2_53 0x1p-53
 #define DPS_PI 3.141592653589793
 
-/* An initializer as numbers; `b` counts for the last two kinds only */
+/* What some neighbouring columns of a new row hold, and the optimizer's state of these columns. `b` counts for the last
+   two kinds only. */
 typedef struct {
     enum { DPS_ZEROS, DPS_CONSTANT, DPS_UNIFORM, DPS_NORMAL } kind;
     double a, b;
     uint64_t seed;
-    double slot_start; /* the value of the optimizer's state in a new row */
+    int64_t first, dim;   /* the first of the columns, and how many there are */
+    int64_t state, slots; /* the first column of their state, and how many there are */
+    double slot_start;    /* the value in these */
 } dps_initializer;
+
+/* What a new row holds: its columns in groups, each with its own initializer */
+typedef struct {
+    const dps_initializer *columns;
+    int64_t count;
+} dps_row_start;
 
 /* Rows to fill, and which */
 typedef struct {
     void *rows;
-    int64_t capacity, width, dim;
+    int64_t capacity, width, dim; /* of a width of `dim`, the rows are values without state */
     const int64_t *keys, *index; /* `count` of them */
     int64_t count, first;
     const uint8_t *vacant; /* of the rows before `first`, those that are new although; NULL: none is */

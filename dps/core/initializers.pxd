@@ -9,7 +9,15 @@ cdef extern from "initializers.h" nogil:
         double a
         double b
         uint64_t seed
+        int64_t first
+        int64_t dim
+        int64_t state
+        int64_t slots
         double slot_start
+
+    ctypedef struct dps_row_start:
+        const dps_initializer *columns
+        int64_t count
 
     ctypedef struct dps_filling:
         void *rows
@@ -22,32 +30,39 @@ cdef extern from "initializers.h" nogil:
         int64_t first
         const uint8_t *vacant
 
-    void dps_fill_missing_float(const dps_initializer *init, const dps_filling *to)
-    void dps_fill_missing_double(const dps_initializer *init, const dps_filling *to)
-    void dps_fill_missing_int64_t(const dps_initializer *init, const dps_filling *to)
-    bint dps_fill_new_float(const dps_initializer *init, const dps_filling *to)
-    bint dps_fill_new_double(const dps_initializer *init, const dps_filling *to)
-    bint dps_fill_new_int64_t(const dps_initializer *init, const dps_filling *to)
-    void dps_fill_range_float(const dps_initializer *init, const dps_filling *to)
-    void dps_fill_range_double(const dps_initializer *init, const dps_filling *to)
-    void dps_fill_range_int64_t(const dps_initializer *init, const dps_filling *to)
+    void dps_fill_missing_float(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_missing_double(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_missing_int64_t(const dps_row_start *start, const dps_filling *to)
+    bint dps_fill_new_float(const dps_row_start *start, const dps_filling *to)
+    bint dps_fill_new_double(const dps_row_start *start, const dps_filling *to)
+    bint dps_fill_new_int64_t(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_range_float(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_range_double(const dps_row_start *start, const dps_filling *to)
+    void dps_fill_range_int64_t(const dps_row_start *start, const dps_filling *to)
 
 
-cdef inline void fill_new_rows(const dps_initializer *init, const dps_filling *to, int kind) noexcept nogil:
+cdef class RowStart:
+    cdef dps_row_start start
+    cdef dps_initializer *_columns
+    cdef readonly int64_t dim, slots
+    cdef readonly bint has_zeros, is_zero
+
+
+cdef inline void fill_new_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
     """Fill rows just created; `kind` is numpy's number of their dtype."""
     if kind == cnp.NPY_FLOAT32:
-        dps_fill_new_float(init, to)
+        dps_fill_new_float(start, to)
     elif kind == cnp.NPY_FLOAT64:
-        dps_fill_new_double(init, to)
+        dps_fill_new_double(start, to)
     else:
-        dps_fill_new_int64_t(init, to)
+        dps_fill_new_int64_t(start, to)
 
 
-cdef inline void fill_absent_rows(const dps_initializer *init, const dps_filling *to, int kind) noexcept nogil:
+cdef inline void fill_absent_rows(const dps_row_start *start, const dps_filling *to, int kind) noexcept nogil:
     """Give rows that do not exist their initial values."""
     if kind == cnp.NPY_FLOAT32:
-        dps_fill_missing_float(init, to)
+        dps_fill_missing_float(start, to)
     elif kind == cnp.NPY_FLOAT64:
-        dps_fill_missing_double(init, to)
+        dps_fill_missing_double(start, to)
     else:
-        dps_fill_missing_int64_t(init, to)
+        dps_fill_missing_int64_t(start, to)

@@ -1,17 +1,19 @@
 import numpy as np
 
-def fill_missing(out: np.ndarray, keys: np.ndarray, index: np.ndarray, seed: int, numbers: np.ndarray) -> None: ...
+class RowStart:
+    dim: int
+    slots: int
+    has_zeros: bool
+    is_zero: bool
+    def __init__(self, columns: list[tuple[int, int, np.ndarray, int, float]]) -> None: ...
+
+def fill_missing(out: np.ndarray, keys: np.ndarray, index: np.ndarray, start: RowStart) -> None: ...
 def fill_new(
     rows: np.ndarray,
-    dim: int,
     keys: np.ndarray,
     index: np.ndarray,
     first: int,
-    seed: int,
-    numbers: np.ndarray,
-    slot_start: float,
+    start: RowStart,
     vacant: np.ndarray | None = None,
 ) -> None: ...
-def fill_range(
-    rows: np.ndarray, dim: int, start_key: int, seed: int, numbers: np.ndarray, slot_start: float
-) -> None: ...
+def fill_range(rows: np.ndarray, start_key: int, start: RowStart) -> None: ...

@@ -6,6 +6,9 @@ class Kernel:
         self, rows: np.ndarray, index: np.ndarray, start: int, updates: np.ndarray, numbers: np.ndarray
     ) -> None: ...
 
+class ColumnKernel(Kernel):
+    def __init__(self, columns: list[tuple[Kernel, int, int]]) -> None: ...
+
 add: Kernel
 assign: Kernel
 sgd: Kernel

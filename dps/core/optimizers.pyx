@@ -5,12 +5,15 @@ index : int64[m], the row of each update; of length 0: rows start, start + 1, ..
 updates : [m, dim], in the dtype of rows
 numbers : float64, the optimizer's parameters in the order of its fields, the schedule evaluated
 
+Where the columns of a row have optimizers of their own, a `ColumnKernel` runs the steps of these one after the other.
+
 A row that does not exist is a ValueError, and nothing has changed then. The loops stand in steps_of.h.
 """
 
 cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free
 
 from dps.core.arrays cimport memory, refuse
 from dps.core.bounds cimport rows_listed
@@ -42,9 +45,9 @@ cnp.import_array()
 cdef enum:
     FLOAT_BYTES = 4
     OTHER_BYTES = 8
+    BLOCK = 128  # rows that the steps of all columns take at a time, so that the later ones find them in the cache
 
 
-@cython.final
 cdef class Kernel:
     """The step of one optimizer: ``kernel(rows, index, start, updates, numbers)``, as the module says."""
 
@@ -60,10 +63,9 @@ cdef class Kernel:
         cdef int dtype = cnp.PyArray_TYPE(rows)
         if not self.works_on(dtype):
             refuse(rows, cnp.NPY_FLOAT32)
-        if rows.ndim != 2 or updates.ndim != 2 or rows.shape[1] < self.columns * updates.shape[1] + self.more_columns:
-            raise ValueError("rows and updates must be two-dimensional, a row wide enough for its values and state")
-        if cnp.PyArray_SIZE(numbers) < self.parameters:
-            raise ValueError(f"{cnp.PyArray_SIZE(numbers)} numbers, and the optimizer has {self.parameters}")
+        if rows.ndim != 2 or updates.ndim != 2:
+            raise ValueError("rows and updates must be two-dimensional")
+        self.check(rows.shape[1], updates.shape[1], cnp.PyArray_SIZE(numbers))
         push.rows = memory(rows, dtype, True)
         push.width = rows.shape[1]
         push.updates = memory(updates, dtype, False)
@@ -76,6 +78,18 @@ cdef class Kernel:
         with nogil:
             self.run(&push, dtype)
 
+    cdef int64_t slots(self, int64_t dim) noexcept nogil:
+        """Columns of state of so many columns of values."""
+        return (self.columns - 1) * dim + self.more_columns
+
+    cdef int check(self, int64_t width, int64_t dim, int64_t parameters) except -1:
+        """Raise ValueError where rows, updates or numbers are too narrow, or too few."""
+        if width < dim + self.slots(dim):
+            raise ValueError(f"a row of {width} columns is not wide enough for {dim} values and their state")
+        if parameters < self.parameters:
+            raise ValueError(f"{parameters} numbers, and the optimizer has {self.parameters}")
+        return 0
+
     cdef bint works_on(self, int dtype) noexcept nogil:
         """Whether rows of this dtype, numpy's number of it, can be stepped."""
         if dtype == cnp.NPY_FLOAT32 or dtype == cnp.NPY_FLOAT64:
@@ -87,6 +101,7 @@ cdef class Kernel:
         cdef int64_t itemsize = FLOAT_BYTES if dtype == cnp.NPY_FLOAT32 else OTHER_BYTES
         if push.count == 0:  # then `start` may be any number, to which no address belongs
             return
+        push.state = push.stride = push.dim
         if push.index == NULL and push.width == push.dim:  # without state, neighbouring rows are one long row
             push.rows = <char *> push.rows + push.start * push.width * itemsize
             push.start = 0
@@ -98,6 +113,86 @@ cdef class Kernel:
             self._in_double(push)
         else:
             self._in_int64(push)
+
+
+@cython.final
+cdef class ColumnKernel(Kernel):
+    """The steps of several optimizers, each of its own columns of a row.
+
+    The values of all columns come first, in the order of the optimizers, then the state of all of them, in this order.
+
+    Parameters
+    ----------
+    columns : list of (Kernel, int, int)
+        Of each optimizer: its kernel, how many columns it steps, and how many parameters it has.
+    """
+
+    def __cinit__(self, list columns not None):
+        cdef Kernel kernel
+        cdef ColumnStep *part
+        cdef int64_t dim, parameters
+        cdef Py_ssize_t n
+        self._parts = <ColumnStep *> calloc(max(len(columns), 1), sizeof(ColumnStep))
+        if self._parts == NULL:
+            raise MemoryError
+        self.__name__, self._count, self._takes_int64 = "columns", len(columns), True
+        self._dim = self._width = self.parameters = 0
+        for n, (kernel, dim, parameters) in enumerate(columns):
+            if isinstance(kernel, ColumnKernel) or dim < 1 or parameters < kernel.parameters:
+                raise ValueError(f"a kernel {kernel.__name__} of {dim} columns and {parameters} parameters")
+            part = self._parts + n
+            part.in_float, part.in_double, part.in_int64 = kernel._in_float, kernel._in_double, kernel._in_int64
+            part.first, part.dim, part.parameters = self._dim, dim, parameters
+            part.state = self._width  # behind the values of all columns: see below
+            self._takes_int64 = self._takes_int64 and kernel._in_int64 != NULL
+            self._dim += dim
+            self._width += kernel.slots(dim)
+            self.parameters += parameters
+        for n in range(self._count):
+            self._parts[n].state += self._dim - self._parts[n].first
+        self._width += self._dim
+
+    def __dealloc__(self):
+        free(self._parts)
+
+    cdef bint works_on(self, int dtype) noexcept nogil:
+        return dtype == cnp.NPY_FLOAT32 or dtype == cnp.NPY_FLOAT64 or (dtype == cnp.NPY_INT64 and self._takes_int64)
+
+    cdef int check(self, int64_t width, int64_t dim, int64_t parameters) except -1:
+        if dim != self._dim or width < self._width:
+            raise ValueError(
+                f"rows of {width} columns and updates of {dim} do not fit the {self._dim} columns of the optimizers, "
+                f"which are {self._width} with their state"
+            )
+        if parameters != self.parameters:
+            raise ValueError(f"{parameters} numbers, and the optimizers have {self.parameters}")
+        return 0
+
+    cdef void run(self, dps_push *push, int dtype) noexcept nogil:
+        cdef int64_t itemsize = FLOAT_BYTES if dtype == cnp.NPY_FLOAT32 else OTHER_BYTES, done = 0, n
+        cdef dps_push some = push[0]
+        cdef const ColumnStep *part
+        some.stride = push.dim
+        while done < push.count:
+            some.count = min(push.count - done, <int64_t> BLOCK)
+            some.numbers = push.numbers
+            for n in range(self._count):
+                part = self._parts + n
+                some.rows = <char *> push.rows + part.first * itemsize
+                some.updates = <const char *> push.updates + (done * push.dim + part.first) * itemsize
+                some.dim, some.state, some.parameters = part.dim, part.state, part.parameters
+                if dtype == cnp.NPY_FLOAT32:
+                    part.in_float(&some)
+                elif dtype == cnp.NPY_FLOAT64:
+                    part.in_double(&some)
+                else:
+                    part.in_int64(&some)
+                some.numbers += part.parameters
+            done += BLOCK
+            if push.index != NULL:
+                some.index = push.index + done
+            else:
+                some.start = push.start + done
 
 
 cdef Kernel _kernel(

@@ -365,7 +365,7 @@ cdef class Service:
         if part.keys != NULL:
             push.start = 0
             if shard.index is not None:
-                self._insert(table, shard, part, not table.starts_at_zero)
+                self._insert(table, shard, part, not table.row_start.is_zero)
             else:
                 self._count_from(part, shard.low)
             push.index = <const int64_t *> self._memory[INDEX]
@@ -420,7 +420,7 @@ cdef class Service:
             born.capacity, born.width = shard.rows.shape[0], shard.rows.shape[1]
             born.keys, born.index, born.count, born.dim = part.keys, index, count, table.dim
             born.vacant = <const uint8_t *> cnp.PyArray_DATA(shard.vacant) if shard.vacancies else NULL
-            fill_new_rows(&table.init, &born, table.kind)
+            fill_new_rows(&table.row_start.start, &born, table.kind)
         return 0
 
     cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL:

@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t
 
 from dps.core.counters cimport TableCounters
 from dps.core.index cimport KeyIndex
-from dps.core.initializers cimport dps_initializer
+from dps.core.initializers cimport RowStart
 from dps.core.ledger cimport Ledger
 from dps.core.optimizers cimport Kernel
 
@@ -46,5 +46,4 @@ cdef class TableState:
     cdef readonly int64_t dim, shards, rows, row_bytes
     cdef int kind
     cdef Kernel kernel
-    cdef dps_initializer init
-    cdef bint starts_at_zero, pulls_zeros
+    cdef RowStart row_start

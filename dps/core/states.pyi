@@ -4,6 +4,7 @@ import numpy as np
 
 from dps.core.counters import TableCounters
 from dps.core.index import KeyIndex
+from dps.core.initializers import RowStart
 from dps.core.ledger import Ledger
 
 class CutState:
@@ -80,9 +81,6 @@ class TableState:
         replicated: bool,
         waits: bool,
         kernel: object,
-        seed: int,
-        init: np.ndarray,
-        starts_at_zero: bool,
-        slot_start: float,
+        row_start: RowStart,
         meter: TableCounters,
     ) -> None: ...

@@ -4,7 +4,7 @@ The classes of Python that know everything else of them (`ServerTable`, `Replica
 there is one state, whichever way a request goes.
 """
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
 
 cimport numpy as cnp
 
@@ -132,14 +132,8 @@ cdef class TableState:
         all copies have it.
     kernel : object
         What a push runs. The compiled step takes a :class:`dps.core.optimizers.Kernel` only.
-    seed : int
-        Of the initializer.
-    init : ndarray of float64
-        Its kind and its two numbers.
-    starts_at_zero : bool
-        The initializer makes zeros.
-    slot_start : float
-        The value in the columns of state of a new row.
+    row_start : RowStart
+        What a new row holds.
     meter : TableCounters
 
     Attributes
@@ -163,18 +157,13 @@ cdef class TableState:
         bint replicated,
         bint waits,
         kernel,
-        uint64_t seed,
-        init,
-        bint starts_at_zero,
-        double slot_start,
+        RowStart row_start not None,
         TableCounters meter not None,
     ):
         self.replicas, self.meter = {}, meter
         self.kind, self.dim, self.rows, self.shards = dtype, dim, rows, shards
         self.finite, self.aggregated, self.replicated, self.waits = finite, aggregated, replicated, waits
         self.row_bytes = dim * (4 if dtype == cnp.NPY_FLOAT32 else 8)
-        self.init.kind, self.init.a, self.init.b = <int> init[0], init[1], init[2]
-        self.init.seed, self.init.slot_start = seed, slot_start
-        self.pulls_zeros, self.starts_at_zero = starts_at_zero, starts_at_zero and slot_start == 0
+        self.row_start = row_start
         self.plain = isinstance(kernel, Kernel) and (<Kernel> kernel).works_on(dtype)
         self.kernel = kernel if self.plain else None

@@ -13,12 +13,14 @@
 #include "portable.h"
 
 typedef struct {
-    void *rows; /* [rows, width]: values in the first dim columns, the optimizer's state in the rest */
+    void *rows; /* the first value of the first of the rows; each has `width` columns */
     int64_t width;
+    int64_t state; /* columns from the first value of a row to the optimizer's state of its values */
     const int64_t *index; /* the row of each update; NULL: rows start, start + 1, ... */
     int64_t start;
-    const void *updates; /* [count, dim] */
-    int64_t count, dim;
+    const void *updates; /* the first of them; there are `stride` numbers from each row's to the next row's */
+    int64_t stride;
+    int64_t count, dim; /* how many rows are stepped, and how many values of each */
     const double *numbers; /* the optimizer's parameters, and how many there are */
     int64_t parameters;
 } dps_push;

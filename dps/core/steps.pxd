@@ -5,9 +5,11 @@ cdef extern from "steps.h" nogil:
     ctypedef struct dps_push:
         void *rows
         int64_t width
+        int64_t state
         const int64_t *index
         int64_t start
         const void *updates
+        int64_t stride
         int64_t count
         int64_t dim
         const double *numbers

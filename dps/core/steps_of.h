@@ -14,7 +14,7 @@ static inline TYPE *OF_TYPE(row)(const dps_push *push, int64_t i) {
 }
 
 static inline const TYPE *OF_TYPE(update)(const dps_push *push, int64_t i) {
-    return (const TYPE *)push->updates + push->dim * i;
+    return (const TYPE *)push->updates + push->stride * i;
 }
 
 /* w <- w + g */
@@ -76,7 +76,7 @@ DPS_STEP OF_TYPE(momentum)(dps_push push, int64_t dim) {
     const TYPE from_gradient = nesterov ? 1 : 0, from_velocity = nesterov ? keep : 1;
     for (int64_t i = 0; i < push.count; i++) {
         TYPE *row = OF_TYPE(row)(&push, i);
-        TYPE *restrict w = row, *restrict v = row + dim;
+        TYPE *restrict w = row, *restrict v = row + push.state;
         const TYPE *restrict g = OF_TYPE(update)(&push, i);
         for (int64_t j = 0; j < dim; j++) {
             v[j] = keep * v[j] + g[j];
@@ -91,7 +91,7 @@ DPS_STEP OF_TYPE(adagrad)(dps_push push, int64_t dim) {
     const TYPE l1 = (TYPE)push.numbers[3], l2 = (TYPE)push.numbers[4];
     for (int64_t i = 0; i < push.count; i++) {
         TYPE *row = OF_TYPE(row)(&push, i);
-        TYPE *restrict w = row, *restrict n = row + dim;
+        TYPE *restrict w = row, *restrict n = row + push.state;
         const TYPE *restrict g = OF_TYPE(update)(&push, i);
         for (int64_t j = 0; j < dim; j++) {
             n[j] = n[j] + g[j] * g[j];
@@ -111,7 +111,7 @@ DPS_STEP OF_TYPE(rmsprop)(dps_push push, int64_t dim) {
     const TYPE rest = (TYPE)(1.0 - push.numbers[1]), eps = (TYPE)push.numbers[2];
     for (int64_t i = 0; i < push.count; i++) {
         TYPE *row = OF_TYPE(row)(&push, i);
-        TYPE *restrict w = row, *restrict n = row + dim;
+        TYPE *restrict w = row, *restrict n = row + push.state;
         const TYPE *restrict g = OF_TYPE(update)(&push, i);
         for (int64_t j = 0; j < dim; j++) {
             n[j] = rho * n[j] + rest * g[j] * g[j];
@@ -131,7 +131,7 @@ DPS_STEP OF_TYPE(adam)(dps_push push, int64_t dim) {
     int64_t known = 0; /* the number of steps for which size and scale were computed */
     for (int64_t i = 0; i < push.count; i++) {
         TYPE *row = OF_TYPE(row)(&push, i);
-        TYPE *restrict w = row, *restrict m = row + dim, *restrict v = row + 2 * dim;
+        TYPE *restrict w = row, *restrict m = row + push.state, *restrict v = row + push.state + dim;
         const TYPE *restrict g = OF_TYPE(update)(&push, i);
         v[dim] += 1; /* in float it stays at 2^24; the bias correction is 1 long before */
         const int64_t steps = (int64_t)v[dim];
@@ -154,7 +154,7 @@ DPS_STEP OF_TYPE(ftrl)(dps_push push, int64_t dim) {
     const TYPE l1 = (TYPE)push.numbers[2], l2 = (TYPE)push.numbers[3];
     for (int64_t i = 0; i < push.count; i++) {
         TYPE *row = OF_TYPE(row)(&push, i);
-        TYPE *restrict w = row, *restrict z = row + dim, *restrict n = row + 2 * dim;
+        TYPE *restrict w = row, *restrict z = row + push.state, *restrict n = row + push.state + dim;
         const TYPE *restrict g = OF_TYPE(update)(&push, i);
         for (int64_t j = 0; j < dim; j++) {
             const TYPE total = n[j] + g[j] * g[j], root = ROOT(total);

@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -40,6 +40,7 @@ from dps.driver.scaling import adapt, check_servers, most_servers
 from dps.errors import ClosedError, DPSError, InputError, NameInUseError, UnknownTableError
 from dps.functions.definition import Function as ServerFunction
 from dps.functions.deletion import deleting
+from dps.state.columns import Column, of_columns
 from dps.state.initializers import Initializer, Zeros
 from dps.state.names import check_name, table_name
 from dps.state.ops import TableSpec, wants_finite
@@ -243,12 +244,13 @@ class ParameterServer:
     def table(
         self,
         name: str,
-        dim: int = 1,
+        dim: int | None = None,
         *,
         rows: int | None = None,
         dtype: npt.DTypeLike = "float32",
         optimizer: Optimizer | None = None,
         init: Initializer | None = None,
+        columns: Mapping[str, Column] | None = None,
         aggregate: str | None = None,
         finite: bool | None = None,
         shards: int | None = None,
@@ -262,8 +264,8 @@ class ParameterServer:
         ----------
         name : str
             Unique in this parameter server; 1 to 200 printable characters.
-        dim : int
-            Values in a row.
+        dim : int, optional
+            Values in a row; 1 by default.
         rows : int, optional
             Number of rows of a dense table (keys 0 to rows - 1). Without it the table is keyed: any int64 is a key, and
             a row comes to life at its first push.
@@ -273,6 +275,10 @@ class ParameterServer:
             What the servers do with a push: ``dps.Add()`` by default, ``dps.SGD(0.1)``, ``dps.FTRL(...)``, ...
         init : Initializer, optional
             Values of rows before their first push; zeros by default.
+        columns : dict of Column, optional
+            In place of `dim`, `optimizer` and `init`: the columns of a row by name, each a :class:`dps.Column` with its
+            own dim, initializer and optimizer. A push takes a dict with values for all columns, and the handle's
+            `columns` says where each lies in a row that was pulled.
         aggregate : {None, "sum", "mean"}
             For runs with staleness 0: collect the pushes of a clock, and step the optimizer once with their sum or
             mean.
@@ -309,6 +315,12 @@ class ParameterServer:
         # The default of `shards` follows the number of servers, which may change; that of `finite` may differ between
         # versions, and a table that a checkpoint has brought back keeps what it was made with.
         free = [name for name, value in (("shards", shards), ("finite", finite)) if value is None]
+        if columns is not None:
+            given = {"dim": dim, "optimizer": optimizer, "init": init}
+            if both := [word for word, value in given.items() if value is not None]:
+                raise InputError(f"table {name!r}: columns= says {', '.join(both)} for each column, so leave it out")
+            dim, optimizer, init = of_columns(columns)
+        dim = 1 if dim is None else dim
         optimizer = Add() if optimizer is None else optimizer
         finite = wants_finite(optimizer) if finite is None else finite
         if shards is None:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import dask
 import numpy as np
@@ -27,14 +26,6 @@ __all__ += ["softmax", "take"]
 LARGEST = 1 << 28  # features of a model that is copied into one process, and coefficients in a `coef_`
 PULL_FEATURES = 1 << 20  # in one pull
 MAX_TASK_BYTES = 1 << 20  # of weights that travel inside a task
-
-
-class AtHome(Protocol):
-    """What a model predicts with and needs no server: weights, or centers of clusters, in this process."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that travel to a process that predicts."""
 
 
 class LiveWeights:
@@ -148,9 +139,9 @@ def softmax(margins: np.ndarray) -> np.ndarray:
     return odds / odds.sum(axis=1, keepdims=True)
 
 
-def _block(X: Features, function: Callable[..., np.ndarray], weights: LiveWeights | AtHome) -> np.ndarray:
+def _block(X: Features, function: Callable[..., np.ndarray], weights: LiveWeights | HomeWeights) -> np.ndarray:
     """Apply `function` to one block, in a task, with connections that are closed at the end."""
-    if not isinstance(weights, LiveWeights):
+    if isinstance(weights, HomeWeights):
         return function(X, weights)
     with copy.copy(weights.client) as client:
         return function(X, LiveWeights(client, weights.coef, weights.intercept_table, weights.layout, weights.dense))
@@ -159,7 +150,7 @@ def _block(X: Features, function: Callable[..., np.ndarray], weights: LiveWeight
 def lazily(
     function: Callable[..., np.ndarray],
     X: Features,
-    weights: LiveWeights | AtHome,
+    weights: LiveWeights | HomeWeights,
     columns: int,
     dtype: npt.DTypeLike,
 ) -> Predictions:
@@ -176,7 +167,7 @@ def lazily(
     return X.map_blocks(_block, function, shared, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
 
 
-def _shared(weights: LiveWeights | AtHome) -> Predictions:
+def _shared(weights: LiveWeights | HomeWeights) -> Predictions:
     """The weights as an argument of many tasks. Large weights go to the workers once, not with each task."""
     if weights.nbytes <= MAX_TASK_BYTES:
         return weights

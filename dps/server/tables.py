@@ -54,10 +54,7 @@ class ServerTable(TableState):
             replicated=spec.copies > 1,
             waits=spec.ack == "copies",
             kernel=spec.optimizer.kernel,
-            seed=spec.init.seed,
-            init=spec.init.numbers(),
-            starts_at_zero=spec.init.is_zero,
-            slot_start=spec.optimizer.slot_start,
+            row_start=spec.row_start(),
             meter=TableMeter(spec.shards, spec.dim * spec.itemsize),
         )
 

@@ -12,6 +12,7 @@ shard              DenseShard, KeyedShard: rows, ledger, optimizer state; every 
 deletion           rows of a keyed shard that go, and the memory that they give back
 sums               the sums of an open clock
 optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
+columns            columns of a row with initializers and optimizers of their own
 custom             an optimizer of the user, as it travels and steps
 schedules          learning rates that change with the clock
 initializers       a new row's values as a function of (seed, key)

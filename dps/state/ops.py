@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from dps.core.initializers import RowStart
 from dps.errors import InputError, InputTypeError
+from dps.state.columns import ColumnLayout, ColumnOptimizers, row_start
 from dps.state.custom import Custom, custom
 from dps.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.state.names import check_name
@@ -78,6 +81,8 @@ def wants_finite(optimizer: Optimizer) -> bool:
     >>> wants_finite(dps.SGD(0.1)), wants_finite(dps.Add()), wants_finite(dps.Assign())
     (True, False, False)
     """
+    if isinstance(optimizer, ColumnOptimizers):
+        return any(map(wants_finite, optimizer.optimizers))
     return not isinstance(optimizer, (Add, Assign))
 
 
@@ -163,6 +168,7 @@ class TableSpec:
             raise InputError(f"{where}: an int64 table starts from Zeros or a whole Constant, not {self.init!r}")
         if self.dtype == "int64" and self.aggregate == "mean":
             raise InputError(f"{where}: a mean of int64 pushes would be cut to whole numbers; use float64")
+        self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
 
     @property
     def keyed(self) -> bool:
@@ -178,6 +184,17 @@ class TableSpec:
     def itemsize(self) -> int:
         """Bytes of one value."""
         return np.dtype(self.dtype).itemsize
+
+    @functools.cached_property
+    def columns(self) -> ColumnLayout:
+        """Where the columns lie of a table that was made with ``columns=``; of any other table it is empty."""
+        optimizer = self.optimizer
+        names, dims = (optimizer.names, optimizer.dims) if isinstance(optimizer, ColumnOptimizers) else ((), ())
+        return ColumnLayout(names, dims, self.name)
+
+    def row_start(self) -> RowStart:
+        """What a new row holds."""
+        return row_start(self.dim, self.optimizer, self.init)
 
     def opened(self) -> TableSpec:
         """The same with an optimizer that can step, also if it is one of the user: see ``Custom.open``."""

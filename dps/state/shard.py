@@ -81,8 +81,7 @@ class Shard(CutShard):
         self.removed, self.removed_later = [], []
         self.pins = 0  # cuts and dumps that are open, while which no row gets another number
         self.numbers = {}  # clock -> the optimizer's numbers at that clock
-        self._init_numbers = spec.init.numbers()
-        self._seed = spec.init.seed
+        self.row_start = spec.row_start()  # what a new row holds
 
     def apply(self, op: Op) -> bool:
         """Carry out one change. The server has checked it before, so it cannot fail half-way.
@@ -328,12 +327,11 @@ class Shard(CutShard):
 
     def _reset(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
         """Give rows[index], or those from `start` on, the initial values and state of the op's keys."""
-        common = self._seed, self._init_numbers, self.spec.optimizer.slot_start
         if len(index):
             assert op.keys is not None
-            fill_new(rows, self.spec.dim, op.keys, index, 0, *common)
+            fill_new(rows, op.keys, index, 0, self.row_start)
         else:
-            fill_range(rows[start : start + len(op.values)], self.spec.dim, op.start, *common)
+            fill_range(rows[start : start + len(op.values)], op.start, self.row_start)
 
     @abc.abstractmethod
     def new_sums(self, clock: int) -> Sums:
@@ -348,9 +346,8 @@ class DenseShard(Shard):
         assert spec.rows is not None
         self.low, self.high = (bound(n, spec.rows, spec.shards) for n in (number, number + 1))
         self.rows = np.zeros((self.high - self.low, self.width), spec.dtype)
-        start = spec.optimizer.slot_start
-        if not spec.init.is_zero or start != 0:
-            fill_range(self.rows, spec.dim, self.low, self._seed, self._init_numbers, start)
+        if not self.row_start.is_zero:
+            fill_range(self.rows, self.low, self.row_start)
 
     def __len__(self) -> int:
         return self.high - self.low
@@ -474,8 +471,8 @@ class KeyedShard(Shard):
         index = self._rows_of(len(keys))
         missing = self.index.find(keys, index)
         gather(self.rows, index, out)
-        if missing and not self.spec.init.is_zero:
-            fill_missing(out, keys, index, self._seed, self._init_numbers)
+        if missing and not self.row_start.has_zeros:
+            fill_missing(out, keys, index, self.row_start)
 
     def reserve(self, new: int) -> None:
         have, need = len(self.rows), self.end + new
@@ -502,10 +499,8 @@ class KeyedShard(Shard):
         index, end = self._rows_of(len(op.keys)), self.end
         self.reserve(len(op.keys))
         self.index.insert(op.keys, index)
-        start = self.spec.optimizer.slot_start
-        if (self.end > end or self.vacancies) and not (self.spec.init.is_zero and start == 0):
-            init = self._seed, self._init_numbers, start
-            fill_new(self.rows, self.spec.dim, op.keys, index, end, *init, self.vacant)
+        if (self.end > end or self.vacancies) and not self.row_start.is_zero:
+            fill_new(self.rows, op.keys, index, end, self.row_start, self.vacant)
         self.run_on_rows(op, index, 0)
         occupy(self, index)
 
@@ -573,8 +568,7 @@ class KeyedShard(Shard):
         gather(self.rows, index, rows)
         if missing:
             new = np.flatnonzero(index < 0)
-            spec, start = self.spec, self.spec.optimizer.slot_start
-            fill_new(rows, spec.dim, keys[new], new, 0, self._seed, self._init_numbers, start)
+            fill_new(rows, keys[new], new, 0, self.row_start)
         return rows
 
     def _rows_of(self, count: int) -> np.ndarray:

@@ -31,7 +31,7 @@ import numpy as np
 
 from dps.core.cuts import count_wanted, follow, note, save, take_wanted
 from dps.core.index import keys_of
-from dps.core.initializers import fill_new
+from dps.core.initializers import RowStart, fill_new
 from dps.core.ledger import Ledger
 from dps.core.states import CutState, ShardState
 from dps.errors import FunctionError, InputError
@@ -54,6 +54,8 @@ class CutShard(ShardState, abc.ABC):
     spec : TableSpec
     width : int
         Columns of a row: values and optimizer state.
+    row_start : RowStart
+        What a new row holds.
     failure : FunctionError or None
         Why a step with the sums of a clock has failed: then those sums are lost, and the shard takes no pushes.
     removed, removed_later : list of ndarray
@@ -62,6 +64,7 @@ class CutShard(ShardState, abc.ABC):
 
     spec: TableSpec
     width: int
+    row_start: RowStart
     failure: FunctionError | None
     removed: list[np.ndarray]
     removed_later: list[np.ndarray]
@@ -264,11 +267,9 @@ class Cut(CutState):
         if not saved:
             return
         which, where = which[:saved], where[:saved]
-        spec, slot_start = shard.spec, shard.spec.optimizer.slot_start
-        if self.copies > first and not (spec.init.is_zero and slot_start == 0):
+        if self.copies > first and not shard.row_start.is_zero:
             assert op.keys is not None
-            seed, numbers = spec.init.seed, spec.init.numbers()
-            fill_new(self.saved, spec.dim, op.keys[which], where, first, seed, numbers, slot_start)
+            fill_new(self.saved, op.keys[which], where, first, shard.row_start)
         clock = self.latest if op.clock == NO_CLOCK else op.clock
         keys = op.start + which if op.keys is None else op.keys[which]
         copied = op._replace(keys=keys, values=op.values[which], clock=clock, after=None)

@@ -17,11 +17,12 @@ import scipy.sparse as sp
 import sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import Model, mix
+from oracles import COLUMNS, WHOLE_COLUMNS, Model, mix
 
 import dps
 from dps.client.origin import Origin
 from dps.errors import InputError
+from dps.state.columns import of_columns
 from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 
 POOL = [0, 1, -1, 2**63 - 1, -(2**63), *range(100, 130)]
@@ -69,13 +70,18 @@ class Twin:
 def specs(draw: st.DrawFn) -> TableSpec:
     dtype = draw(st.sampled_from(["float32", "float64", "int64"]))
     whole, dense = dtype == "int64", draw(st.booleans())
+    dim = draw(st.sampled_from([1, 2, 3, 64]))
+    optimizer = draw(st.sampled_from([dps.Add(), dps.Assign()] if whole else OPTIMIZERS))
+    init = draw(st.sampled_from([dps.Zeros(), dps.Constant(2)] if whole else [dps.Zeros(), dps.Normal(1.0, seed=5)]))
+    if draw(st.integers(0, 5)) == 5:
+        dim, optimizer, init = of_columns(WHOLE_COLUMNS if whole else COLUMNS)
     return TableSpec(
         "t",
         rows=ROWS if dense else None,
-        dim=draw(st.sampled_from([1, 2, 3, 64])),
+        dim=dim,
         dtype=dtype,
-        optimizer=draw(st.sampled_from([dps.Add(), dps.Assign()] if whole else OPTIMIZERS)),
-        init=draw(st.sampled_from([dps.Zeros(), dps.Constant(2)] if whole else [dps.Zeros(), dps.Normal(1.0, seed=5)])),
+        optimizer=optimizer,
+        init=init,
         finite=draw(st.booleans()),
         shards=draw(st.integers(1, 9)) if dense else 2 ** draw(st.integers(0, 4)),
     )

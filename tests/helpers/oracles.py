@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import dps
 from dps.core.initializers import fill_missing
+from dps.state.columns import of_columns
 from dps.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.state.shard import DenseShard, KeyedShard
 
@@ -73,8 +74,8 @@ class Model:
     def fresh(self, key: int) -> np.ndarray:
         spec = self.spec
         row = np.zeros((1, spec.dim + spec.slots), spec.dtype)
-        values, number = np.zeros((1, spec.dim), spec.dtype), spec.init.seed
-        fill_missing(values, np.array([key]), np.array([-1]), number, spec.init.numbers())
+        values = np.zeros((1, spec.dim), spec.dtype)
+        fill_missing(values, np.array([key]), np.array([-1]), spec.row_start())
         row[:, : spec.dim], row[:, spec.dim :] = values, spec.optimizer.slot_start
         return row
 
@@ -131,6 +132,13 @@ FLOAT_OPTIMIZERS = [
     dps.AdamW(dps.InverseTime(0.1, decay=1.0)),
     dps.FTRL(l1=0.1),
 ]
+COLUMNS = {
+    "w": dps.Column(1, optimizer=dps.FTRL(l1=0.1)),
+    "v": dps.Column(3, dps.Normal(1.0, seed=6), dps.Adagrad(dps.Step(0.5, every=2), initial_accumulator=0.25, l2=0.1)),
+    "b": dps.Column(2, dps.Constant(0.5), dps.Adam(0.1)),
+    "n": dps.Column(1),
+}
+WHOLE_COLUMNS = {"n": dps.Column(2), "m": dps.Column(1, init=dps.Constant(3))}
 FLOAT_INITS = [dps.Zeros(), dps.Constant(0.5), dps.Uniform(-1, 1, seed=3), dps.Normal(1.0, seed=4)]
 KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(10, 30)]
 
@@ -139,13 +147,18 @@ KEYS = [0, 1, -1, 2**63 - 1, -(2**63), *range(10, 30)]
 def tables(draw: st.DrawFn) -> TableSpec:
     dtype = draw(st.sampled_from(["float32", "float64", "int64"]))
     whole = dtype == "int64"
+    dim = draw(st.sampled_from([1, 2, 5]))
+    optimizer = draw(st.sampled_from([dps.Add(), dps.Assign()] if whole else FLOAT_OPTIMIZERS))
+    init = draw(st.sampled_from([dps.Zeros(), dps.Constant(3)] if whole else FLOAT_INITS))
+    if draw(st.integers(0, 4)) == 4:
+        dim, optimizer, init = of_columns(WHOLE_COLUMNS if whole else COLUMNS)
     return TableSpec(
         "t",
         rows=draw(st.sampled_from([None, 13])),
-        dim=draw(st.sampled_from([1, 2, 5])),
+        dim=dim,
         dtype=dtype,
-        optimizer=draw(st.sampled_from([dps.Add(), dps.Assign()] if whole else FLOAT_OPTIMIZERS)),
-        init=draw(st.sampled_from([dps.Zeros(), dps.Constant(3)] if whole else FLOAT_INITS)),
+        optimizer=optimizer,
+        init=init,
         aggregate=draw(st.sampled_from([None, "sum"] if whole else [None, "sum", "mean"])),
         shards=2,
     )

@@ -92,6 +92,7 @@ MADE = {
     "NotFiniteError": lambda ps: ps.client().push("d", [0], [np.nan]),
     "KeyRangeError": lambda ps: ps.client().pull("d", [9]),
     "UnknownTableError": lambda ps: ps.client().pull("nowhere", [1]),
+    "UnknownColumnError": lambda ps: ps.client().columns("w")["v"],
     "NameInUseError": lambda ps: ps.table("w"),
     "TooFewWorkersError": lambda ps: dps.ParameterServer(ps.dask_client, servers=2, name="more", timeout=0.01),
     "CheckpointError": lambda ps: ps.restore("/nowhere/at/all"),

@@ -12,12 +12,14 @@ from compiled import put_variant, variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lone_server import FOREVER, LoneServer
+from oracles import COLUMNS
 
 import dps
 from dps.errors import LimitError
 from dps.server import requests
 from dps.server.replicas import Replica
 from dps.server.tables import ServerTable
+from dps.state.columns import of_columns
 from dps.state.ops import ADD, NO_CLOCK, Op, TableSpec
 from dps.state.partition import group
 from dps.state.shard import KeyedShard
@@ -45,6 +47,11 @@ SPECS = [
     TableSpec("memory", rows=20, shards=2, optimizer=dps.SGD(0.1), copies=2, ack="memory", id=15),
     TableSpec("rate", dim=2, shards=2, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.9)), id=16),
 ]
+for number, (rows, copies) in enumerate([(None, 1), (40, 1), (None, 2)], 17):
+    dim, optimizer, init = of_columns(COLUMNS)
+    SPECS.append(
+        TableSpec(f"columns {number}", rows, dim, "float32", optimizer, init, shards=2, copies=copies, id=number)
+    )
 BY_NAME = {spec.name: spec for spec in SPECS}
 ROOMS = [ROOM_BYTES, frames.HEADER_SIZE + 70, 500]  # of the answers of a step
 
@@ -652,14 +659,14 @@ WRONG = [
     ("shard.version += 1", "pass"),
     ("        if head.clock > shard.clock:\n            shard.clock = head.clock\n", ""),
     ("shard.clock if head.clock == NO_CLOCK else head.clock", "max(head.clock, 0)"),
-    ("not table.starts_at_zero", "False"),
+    ("not table.row_start.is_zero", "False"),
     ("table.meter.add_keys(", "(lambda *_: None)("),
     ("counters.add(head.count, ", "counters.add(1, "),
     ("self.requests += 1  #", "pass  #"),
     ("(<dps_header *> out).body = nbytes", "pass"),
 ]
 WRONG_VALUES = [
-    ("if missing and not table.pulls_zeros:", "if False:"),
+    ("if missing and not table.row_start.has_zeros:", "if False:"),
     ("piece.start + self._row", "piece.start"),
     ("piece.keys = piece.keys + self._row", "pass"),
     ("made, self.left = made + self.left, 0", "self.left = 0"),

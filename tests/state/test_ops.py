@@ -173,9 +173,18 @@ def test_every_optimizer_and_initializer_is_tried() -> None:
         mine = {kind.__name__} if kind.__module__.startswith("dps.") else set()
         return mine.union(*map(below, kind.__subclasses__()))
 
+    # For `ColumnOptimizers` and `ColumnInitializers` see test_columns.py.
     tried = {"Add", "Assign", "SGD", "Momentum", "Adagrad", "RMSprop", "Adam", "AdamW", "FTRL"}
-    assert below(Optimizer) == {"Optimizer", "Custom"} | tried
-    assert below(Initializer) == {"Initializer", "Zeros", "Constant", "Normal", "Xavier", "Uniform"}
+    assert below(Optimizer) == {"Optimizer", "Custom", "ColumnOptimizers"} | tried
+    assert below(Initializer) == {
+        "Initializer",
+        "ColumnInitializers",
+        "Zeros",
+        "Constant",
+        "Normal",
+        "Xavier",
+        "Uniform",
+    }
 
 
 def test_a_spec_of_a_newer_version_is_refused() -> None:

@@ -367,7 +367,7 @@ MUTANTS = [
     (BORN, KeyedShard, "step_rows", "op.keys, index, end", "op.keys, index, 0"),
     (
         dataclasses.replace(BORN, init=dps.Zeros()),
-        *(KeyedShard, "step_rows", "self.spec.init.is_zero and start == 0", "self.spec.init.is_zero"),
+        *(KeyedShard, "step_rows", "self.row_start.is_zero", "self.row_start.has_zeros"),
     ),
 ]
 
