@@ -9,15 +9,19 @@ from dps.errors import needing
 with needing("models"):
     from dps.models.encoding import encode_frame
     from dps.models.files import read_files, read_libsvm
+    from dps.models.kmeans import KMeans
     from dps.models.linear import ElasticNet, Lasso, LinearRegression, LinearSVC, PoissonRegressor, Ridge
     from dps.models.logistic import LogisticRegression
+    from dps.models.matrix_factorization import MatrixFactorization
 
 __all__ = [
     "ElasticNet",
+    "KMeans",
     "Lasso",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
+    "MatrixFactorization",
     "PoissonRegressor",
     "Ridge",
     "encode_frame",

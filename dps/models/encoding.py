@@ -68,7 +68,10 @@ def encode_frame(frame: Features, bits: int = 20) -> scipy.sparse.csr_matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The shape of a model's X: its number of features, and the columns if it is a frame."""
+    """The shape of a model's X: its number of features, and the columns if it is a frame.
+
+    With 0 bits, the columns of a frame are the features, as they are; with more, they are hashed to 2**bits features.
+    """
 
     features: int
     bits: int
@@ -78,7 +81,7 @@ class Layout:
     def of(cls, X: Features, bits: int) -> Layout:
         """The layout of a block."""
         if hasattr(X, "columns"):
-            return cls(1 << bits, bits, tuple(map(str, X.columns)))
+            return cls(1 << bits if bits else int(X.shape[1]), bits, tuple(map(str, X.columns)))
         return cls(int(X.shape[1]), bits)
 
     def block(self, X: Features) -> Block:
@@ -87,6 +90,9 @@ class Layout:
             different = sorted(set(self.columns) ^ set(map(str, X.columns)))
             if different:
                 raise InputError(f"X has other columns than the model was fitted with; they differ in {different[:10]}")
+            if not self.bits:
+                names = {str(column): column for column in X.columns}
+                X = X[[names[column] for column in self.columns]]
         block = _matrix(X, self.bits)
         if block.shape[1] != self.features:
             raise InputError(
@@ -99,7 +105,7 @@ class Layout:
 def _matrix(X: Features, bits: int) -> Block:
     """Convert X to CSR or a dense array of float32, and refuse values that are not finite."""
     if hasattr(X, "columns"):
-        block = encode_frame(X, bits)
+        block = encode_frame(X, bits) if bits else _columns_of(X)
     elif hasattr(X, "nnz"):  # scipy's formats, sparse.COO and GCXS
         block = (X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X).tocsr()
     else:
@@ -118,6 +124,17 @@ def _matrix(X: Features, bits: int) -> Block:
     if wrong:
         raise InputError(f"X has {wrong} values that are NaN, infinity or too large for float32; fill or drop them")
     return block
+
+
+def _columns_of(frame: Features) -> np.ndarray:
+    """The columns of a frame of numbers as a matrix; missing numbers are NaN."""
+    try:
+        return frame.to_numpy(np.float32, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(
+            f"X is a DataFrame with columns that are no numbers ({error}): leave them out, or make numbers of them, "
+            f"for example by dps.models.encode_frame"
+        ) from error
 
 
 def _numbers(block: np.ndarray) -> np.ndarray:

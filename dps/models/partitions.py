@@ -24,7 +24,7 @@ from dps.models.encoding import Layout
 from dps.models.types import Block, Features, Labels
 
 __all__ = ["DaskPieces", "Piece", "Pieces", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of"]
-__all__ += ["trainers_threads"]
+__all__ += ["blocks_of", "taking_turns", "trainers_threads"]
 
 
 T = TypeVar("T")
@@ -212,7 +212,7 @@ def _aligned(client: DaskClient, X: Features, y: Labels, weights: Labels) -> lis
         raise InputTypeError(f"X is a dask array or DataFrame, not a {type(X).__name__}")
     if getattr(X, "numblocks", (1, 1))[1:] not in ((1,), ()):
         X = X.rechunk({1: -1})
-    rows = _blocks(X)
+    rows = blocks_of(X)
     known = hasattr(X, "chunks") and not np.isnan(X.shape[0])
     lengths = list(X.chunks[0]) if known else None
     columns = []
@@ -233,7 +233,7 @@ def _aligned(client: DaskClient, X: Features, y: Labels, weights: Labels) -> lis
     return list(zip(rows, *columns, strict=True))
 
 
-def _blocks(collection: Features) -> list[Delayed]:
+def blocks_of(collection: Features) -> list[Delayed]:
     """The blocks of a Dask array or DataFrame with one column of blocks; for a persisted array, its futures.
 
     Dask leaves the graph of a persisted array's block empty, and Dask 2024.12 and 2025.1 then give a task the block's
@@ -251,7 +251,7 @@ def _partitioned(X: Features, column: Labels, what: str, known: bool) -> list[De
             raise InputError(f"X has {X.shape[0]} rows and {what} {column.shape[0]}")
         if X.chunks[0] != column.chunks[0]:
             column = column.rechunk({0: X.chunks[0]})
-    parts = _blocks(column)
+    parts = blocks_of(column)
     count = int(getattr(X, "npartitions", 0)) if not hasattr(X, "numblocks") else X.numblocks[0]
     if len(parts) != count:
         raise InputError(f"X has {count} partitions and {what} {len(parts)}: repartition them alike")

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import dask
 import numpy as np
@@ -26,6 +27,14 @@ __all__ += ["softmax", "take"]
 LARGEST = 1 << 28  # features of a model that is copied into one process, and coefficients in a `coef_`
 PULL_FEATURES = 1 << 20  # in one pull
 MAX_TASK_BYTES = 1 << 20  # of weights that travel inside a task
+
+
+class AtHome(Protocol):
+    """What a model predicts with and needs no server: weights, or centers of clusters, in this process."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that travel to a process that predicts."""
 
 
 class LiveWeights:
@@ -139,9 +148,9 @@ def softmax(margins: np.ndarray) -> np.ndarray:
     return odds / odds.sum(axis=1, keepdims=True)
 
 
-def _block(X: Features, function: Callable[..., np.ndarray], weights: LiveWeights | HomeWeights) -> np.ndarray:
+def _block(X: Features, function: Callable[..., np.ndarray], weights: LiveWeights | AtHome) -> np.ndarray:
     """Apply `function` to one block, in a task, with connections that are closed at the end."""
-    if isinstance(weights, HomeWeights):
+    if not isinstance(weights, LiveWeights):
         return function(X, weights)
     with copy.copy(weights.client) as client:
         return function(X, LiveWeights(client, weights.coef, weights.intercept_table, weights.layout, weights.dense))
@@ -150,7 +159,7 @@ def _block(X: Features, function: Callable[..., np.ndarray], weights: LiveWeight
 def lazily(
     function: Callable[..., np.ndarray],
     X: Features,
-    weights: LiveWeights | HomeWeights,
+    weights: LiveWeights | AtHome,
     columns: int,
     dtype: npt.DTypeLike,
 ) -> Predictions:
@@ -167,7 +176,7 @@ def lazily(
     return X.map_blocks(_block, function, shared, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
 
 
-def _shared(weights: LiveWeights | HomeWeights) -> Predictions:
+def _shared(weights: LiveWeights | AtHome) -> Predictions:
     """The weights as an argument of many tasks. Large weights go to the workers once, not with each task."""
     if weights.nbytes <= MAX_TASK_BYTES:
         return weights

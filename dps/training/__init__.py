@@ -7,6 +7,10 @@ batches         partitions cut into batches
 merging         values merged by key before they are sent
 model_copy      rows kept and gradients gathered between two exchanges
 pulled_rows     rows of a table as a batch needs them, each once
+local_rows      rows that are changed in place, and pushed as differences
+row_sums        rows summed by key, before they are sent
+epochs          epochs that all trainers end at one clock
+shuffling       the rows of each epoch, and their order
 leased_batches  batches leased in portions, this trainer's or another's
 types           names for what passes through: data, partitions, JSON
 data            what a user calls data, as partitions on trainers

@@ -17,7 +17,7 @@ import numpy as np
 from dps.errors import InputError
 from dps.training.types import Batch, Partition
 
-__all__ = ["Batches", "cutter", "iterate_partition", "row_count", "rows"]
+__all__ = ["Batches", "counted_rows", "cutter", "iterate_partition", "row_count", "rows", "taker"]
 
 
 def _rows_alone(value: Partition) -> int | None:
@@ -116,6 +116,28 @@ def _remedy(parts: list[_Part]) -> str:
     )
 
 
+def counted_rows(partition: Partition, purpose: str) -> int:
+    """Rows of a partition that `purpose` has to count.
+
+    Raises
+    ------
+    InputError
+        It has no rows, or its parts have different numbers of rows.
+
+    Examples
+    --------
+    >>> counted_rows((np.zeros((3, 2)), np.zeros(3)), "batch_size=2")
+    3
+    """
+    count = row_count(partition)
+    if count is None:
+        raise InputError(
+            f"{purpose}: a partition of type {type(partition).__name__} cannot be cut into rows. "
+            + _remedy(_parts(partition))
+        )
+    return count
+
+
 def rows(batch: Batch) -> int:
     """Rows of a batch; 0 where that means nothing."""
     try:
@@ -165,6 +187,34 @@ def cutter(value: Partition) -> Callable[[int, int], Batch]:
     return lambda start, stop: value[start:stop]
 
 
+def taker(value: Partition) -> Callable[[np.ndarray], Batch]:
+    """A function (numbers of rows) -> copies of those rows, in that order, of a whole partition or a part of it.
+
+    Examples
+    --------
+    >>> taker((np.array([5.0, 6.0, 7.0]), ["a", "b", "c"]))(np.array([2, 0]))
+    (array([7., 5.]), ['c', 'a'])
+    """
+    if value is None:
+        return lambda chosen: None
+    if isinstance(value, tuple) or (isinstance(value, list) and _is_aligned(value)):
+        takers = [taker(part) for part in value]
+        return lambda chosen: tuple(take(chosen) for take in takers)
+    if isinstance(value, dict):
+        columns = {name: taker(part) for name, part in value.items()}
+        return lambda chosen: {name: take(chosen) for name, take in columns.items()}
+    if isinstance(value, (list, range)):
+        return lambda chosen: [value[n] for n in chosen.tolist()]
+    if hasattr(value, "iloc"):  # pandas
+        return lambda chosen: value.iloc[chosen]
+    if _is_scipy(value):
+        csr = value if value.ndim == 2 and value.format == "csr" else value.tocsr()
+        return lambda chosen: csr[chosen]
+    if callable(getattr(value, "take", None)) and not hasattr(value, "__array_interface__") and hasattr(value, "slice"):
+        return lambda chosen: value.take(chosen)  # Arrow
+    return lambda chosen: value[chosen]
+
+
 def iterate_partition(partition: Partition, batch_size: int | None = None) -> list:
     """Cut a partition into batches of `batch_size` rows; the last one may be smaller.
 
@@ -206,12 +256,7 @@ def iterate_partition(partition: Partition, batch_size: int | None = None) -> li
         partition = tuple(partition)
     if size is None:
         return _whole(partition)
-    count = row_count(partition)
-    if count is None:
-        raise InputError(
-            f"batch_size={size}: a partition of type {type(partition).__name__} cannot be cut into rows. "
-            + _remedy(_parts(partition))
-        )
+    count = counted_rows(partition, f"batch_size={size}")
     cut = cutter(partition)
     return [cut(start, min(start + size, count)) for start in range(0, count, size)]
 

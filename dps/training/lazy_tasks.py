@@ -162,7 +162,7 @@ class Rehearsal:
     """
 
     run, number, incarnation = -1, 0, 0
-    staleness, reached = math.inf, 0
+    staleness, reached, warm_start = math.inf, 0, 0
 
     def __init__(self, ticket: Ticket, trainers: int):
         self.trainers, self.planned = trainers, 0

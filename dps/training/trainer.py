@@ -17,7 +17,8 @@ move from trainer to trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, SupportsFloat, overload
 
 import numpy as np
@@ -31,10 +32,15 @@ from dps.errors import InputError
 from dps.functions.definition import Function
 from dps.state.columns import ColumnLayout
 from dps.training.batches import Batches
+from dps.training.epochs import Epochs, Validation, checked_rule
 from dps.training.leased_batches import LeasedBatches
+from dps.training.local_rows import local_rows
 from dps.training.merging import Merging
 from dps.training.model_copy import ModelCopy, checked_period
 from dps.training.participant import Participant
+from dps.training.pulled_rows import PulledRows
+from dps.training.row_sums import gather_sum
+from dps.training.shuffling import EpochRows
 from dps.training.types import Batch, Json, Partition
 from dps.wire import frames
 
@@ -51,6 +57,7 @@ class RunMember(Protocol):
     staleness: float
     reached: int
     planned: int
+    warm_start: int
 
     @property
     def incarnation(self) -> int:
@@ -342,6 +349,88 @@ class Trainer:
         self._send_merged()
         self._client.wait()
 
+    def rows(self, tables: Mapping[T, Any]) -> contextlib.AbstractContextManager[tuple[PulledRows, ...]]:
+        """Rows for steps in this process: within the block they are changed in place, and its end pushes how far.
+
+        The distinct rows of all tables are pulled in one round trip. At the end of the block the differences, new -
+        old, of the rows that have changed are pushed, to all tables at once; so what other trainers have added
+        meanwhile stays. They count once, at the clock of the end of the block, as pushes do. If the block raises an
+        exception, nothing is pushed. The rows are those of the servers, also in a loop with `n_fetch` or `n_push`.
+
+        Parameters
+        ----------
+        tables : mapping of str or Table to ids
+            ``{table: ids}``: integers of any shape, with repeats, a slice or None for rows of a dense table, or a
+            sparse matrix whose columns are the ids. The tables must not have an optimizer, because differences are
+            added. A table with ``aggregate="mean"`` gets the mean of the trainers' differences when the clock ends.
+
+        Returns
+        -------
+        context manager
+            Of a tuple with an object for each table: `keys` are the distinct ids, `values` their rows, ``(len(keys),
+            dim)`` or without the last axis where dim is 1, and ``values[codes]`` has the row of each id.
+
+        Raises
+        ------
+        InputError
+            A table has an optimizer; at the end of the block, values have another shape, or are not finite for a table
+            that refuses this.
+
+        Examples
+        --------
+        >>> def train(trainer, partitions):
+        ...     for users in trainer.iterate(partitions):
+        ...         with trainer.rows({"P": users, "n": users}) as (P, n):
+        ...             for code in P.codes:  # a step for each rating
+        ...                 P.values[code] += 0.5 * (1.0 - P.values[code])
+        ...                 n.values[code] += 1
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     _ = ps.table("P", dim=2), ps.table("n", dtype="int64")
+        ...     _ = ps.run(train, np.array([7, 9, 7]))
+        ...     ps.client().pull("P", [7, 9]).tolist(), ps.client().pull("n", [7, 9]).tolist()
+        ([[0.75, 0.75], [0.5, 0.5]], [2, 1])
+        >>> cluster.close()
+        """
+        return local_rows(self._client, tables)
+
+    def gather_sum(self, keys: Any, values: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct keys, and for each the sum of its rows of values (gradients, say); nothing is sent.
+
+        Parameters
+        ----------
+        keys : array_like of int
+            Of any shape.
+        values : array_like
+            ``keys.shape + (...)``: a row of any shape, or a number, for each key; float32, float64 or int64.
+
+        Returns
+        -------
+        keys : ndarray of int64
+            Each once, in the order of :func:`dps.localize`.
+        sums : ndarray
+            ``(len(keys), ...)``, added up in the order in which the rows are given.
+
+        Raises
+        ------
+        InputError, InputTypeError
+            Shapes that do not fit, keys that are no integers, values that are no real numbers.
+
+        Examples
+        --------
+        >>> def train(trainer, partitions):
+        ...     keys, sums = trainer.gather_sum([[7, 9], [7, 7]], [[1.0, 2.0], [3.0, 4.0]])
+        ...     trainer.push("w", keys, sums)
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     _ = ps.table("w")
+        ...     _ = ps.run(train, np.zeros(1))
+        ...     ps.client().pull("w", [7, 9])
+        array([8., 2.], dtype=float32)
+        >>> cluster.close()
+        """
+        return gather_sum(keys, values)
+
     def delete(self, table: TableLike | Pulls[T], keys: Keys = None) -> None:
         """Delete rows, at the trainer's clock; see :meth:`dps.Client.delete`."""
         self._client.delete(table, keys)
@@ -543,6 +632,102 @@ class Trainer:
                 self.tick()
         finally:
             self._calls = self._client
+
+    def epochs(
+        self,
+        count: int,
+        partitions: Sequence[Partition],
+        batch_size: int | None = None,
+        shuffle: str | None = None,
+        fraction: float = 1.0,
+        seed: int = 0,
+        tol: float | None = None,
+        patience: int = 1,
+        validate: Validation | None = None,
+        prepare: Callable[[Partition], Partition] | None = None,
+        **options: Any,
+    ) -> Epochs:
+        """Epochs that all trainers end at one clock, each with a mean loss that is the same on all of them.
+
+        An epoch is gone through once, in a loop of its own, which yields the batches and ticks the clock after each, as
+        :meth:`iterate` does. A trainer with fewer batches than others goes on ticking without them, and behind the last
+        batch all trainers meet, and add up what they have collected by
+        :meth:`epoch.mean <dps.training.epochs.Epoch.mean>`. So collective calls may be made between two epochs, also by
+        trainers without data. All trainers have to call it alike, and to end the loop over the epochs behind the same
+        epoch: by `tol`, or by ``break`` for a reason that all of them have, such as ``epoch.loss``.
+
+        Parameters
+        ----------
+        count : int
+            The largest number of epochs.
+        partitions : sequence
+            What the training function was given; see :meth:`iterate`.
+        batch_size : int, optional
+            Rows in a batch; whole partitions by default.
+        shuffle : {None, "rows", "batches"}
+            What is in another order in each epoch, by (`seed`, number of the trainer, number of the epoch). "rows": the
+            rows of each partition, and the batches of several partitions; this copies the rows in each epoch.
+            "batches": the batches, whose rows stay together.
+        fraction : float
+            Which part of each partition's rows an epoch has, at random.
+        seed : int
+        tol : float, optional
+            End when the mean loss of an epoch is not smaller by at least `tol` than the least before.
+        patience : int
+            How many epochs in a row that has to be so.
+        validate : callable, optional
+            Called behind each epoch on each trainer, without arguments; gives the mean loss of rows that the trainer
+            holds out, and their weight (their number, say). Then `tol` is about the mean of these.
+        prepare : callable, optional
+            What is to be done to each partition before it is cut, once.
+        **options
+            More for :meth:`iterate`.
+
+        Returns
+        -------
+        Epochs
+            An iterable of epochs; each has a `number`, and behind its loop a `loss`. Its `losses` has those of all
+            epochs that are over.
+
+        Raises
+        ------
+        InputError
+            A setting that is none; a partition whose rows cannot be shuffled; trainers with different `count`; a run
+            with ``reassign=True`` or ``warm_start=``, where trainers do not make their batches alike.
+
+        Examples
+        --------
+        >>> def train(trainer, partitions):
+        ...     losses = []
+        ...     for epoch in trainer.epochs(100, partitions, batch_size=4, shuffle="rows", tol=0.01):
+        ...         for x in epoch:
+        ...             mean = trainer.pull("mean")
+        ...             trainer.push("mean", [0], 0.5 * (x - mean).mean())
+        ...             epoch.mean(((x - mean) ** 2).mean())
+        ...         losses.append(epoch.loss)
+        ...     return len(losses), losses[0] > losses[-1]
+        >>> cluster = dps.LocalCluster(servers=1, trainers=2, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     _ = ps.table("mean", rows=1)
+        ...     (epochs, falls), other = ps.run(train, np.full(20, 3.0))
+        ...     ps.client().pull("mean").round(2)
+        array([3.], dtype=float32)
+        >>> (epochs, falls) == other, bool(falls), epochs < 100
+        (True, True, True)
+        >>> cluster.close()
+        """
+        if self._leased is not None or self._participant.warm_start:
+            how = "reassign=True" if self._leased is not None else "warm_start="
+            raise InputError(
+                f"trainer.epochs in a run with {how}: its trainers do not make their batches alike, so they cannot end "
+                "an epoch together; use trainer.iterate(..., epochs=n), or leave that out"
+            )
+        if "epochs" in options:
+            raise InputError("trainer.epochs takes the number of epochs as its first argument, not as epochs=")
+        parts = partitions if prepare is None else [prepare(partition) for partition in partitions]
+        data = EpochRows(parts, batch_size, shuffle, fraction, seed, self.number)
+        how_many, rule = Batches((), count).epochs, checked_rule(tol, patience)
+        return Epochs(self, self._participant, how_many, data, rule, validate, options)
 
     def log(self, **metrics: SupportsFloat) -> None:
         """Publish numbers of your own, such as the loss, to the pages and reports of the run.

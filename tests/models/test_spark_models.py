@@ -22,10 +22,11 @@ from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from servers import wait_until
+from sklearn import cluster
 
 import dps
 from dps.errors import ClockTimeoutError, InputError, InputTypeError, StoppedError, TrainerLostError
-from dps.models import LogisticRegression, spark_pieces
+from dps.models import KMeans, LogisticRegression, spark_pieces
 from dps.models.partitions import piece_of, summary
 from dps.models.spark import SparkLogisticRegression, SparkLogisticRegressionModel
 from dps.models.spark_pieces import block_of
@@ -472,3 +473,20 @@ def test_parameters_are_those_of_spark(tmp_path):
     assert (other.getMaxIter(), other.getOrDefault("staleness"), estimator.getMaxIter()) == (7, 2, 3)
     with pytest.raises(TypeError, match="maxIter"):
         SparkLogisticRegression(maxIter="many")
+
+
+@on_spark
+def test_clusters_beside_scikit_learn(spark, ps):
+    settings = {"n_clusters": 4, "init": X[:4], "tol": 0, "client": ps}
+    expected = cluster.KMeans(4, init=X[:4], n_init=1, tol=0).fit(X.astype(float), None, Y + 1.0)
+    vectors = halves(spark, sparse_vectors(X), Y + 1).repartition(3)
+    plain = spark.createDataFrame(pd.DataFrame(X).add_prefix("x").assign(label=Y + 1.0))
+    items = spark.sparkContext.parallelize([(X[:150], None, Y[:150] + 1), (X[150:], None, Y[150:] + 1)], 3)
+    for data, weights in ((vectors, "label"), (plain, "label"), (items, None)):
+        model = KMeans(**settings).fit(data, sample_weight=weights)
+        np.testing.assert_allclose(model.cluster_centers_, expected.cluster_centers_, atol=1e-5)
+        assert not hasattr(model, "labels_")
+    drawn = KMeans(n_clusters=4, client=ps, batch_size=50, random_state=0).fit(vectors.drop("label"))
+    assert -drawn.score(X) == pytest.approx(drawn.inertia_)
+    with pytest.raises(InputError, match="should be >= n_clusters=500"):
+        KMeans(n_clusters=500, client=ps).fit(items)

@@ -1,0 +1,205 @@
+"""The rows of a factor model, on the servers or in this process: by id, nearest, all."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+import dps
+from dps.errors import InputError
+from dps.functions import Function, products
+
+__all__ = ["FactorTable", "Factors", "HomeTable", "LikedPairs", "LiveTable", "best_items", "similar"]
+
+PULL_ROWS = 1 << 16  # in one call
+QUERIES = 256  # in one call of `nearest`
+Found: TypeAlias = tuple[np.ndarray, np.ndarray]  # rows [n, dim], and which of them there are, bool[n]
+
+
+class FactorTable(Protocol):
+    """The rows of all users, or of all items."""
+
+    def find(self, ids: np.ndarray) -> Found:
+        """The rows of these ids, and which of them there are; the others are zero."""
+
+    def nearest(self, **arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+        """What `dps.functions.products.nearest` returns."""
+
+    def everything(self) -> tuple[np.ndarray, np.ndarray]:
+        """All ids, sorted, and their rows."""
+
+
+class HomeRows(NamedTuple):
+    """Rows in this process, as far as `nearest` needs them."""
+
+    keys: np.ndarray
+    values: np.ndarray
+
+
+class HomeTable:
+    """Rows in this process, sorted by id."""
+
+    def __init__(self, keys: np.ndarray, values: np.ndarray):
+        self.keys, self.values = keys, values
+
+    def find(self, ids: np.ndarray) -> Found:
+        """The rows of these ids, and which of them there are; the others are zero."""
+        return looked_up(self.keys, self.values, ids)
+
+    def nearest(self, **arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+        """What `dps.functions.products.nearest` returns."""
+        part: Function = products.nearest
+        rows: Any = HomeRows(self.keys, self.values)
+        return part.merged([part(rows, **arguments)], arguments)
+
+    def everything(self) -> tuple[np.ndarray, np.ndarray]:
+        """All ids, sorted, and their rows."""
+        return self.keys, self.values
+
+
+class LiveTable:
+    """Rows in a keyed table on the servers."""
+
+    def __init__(self, client: dps.Client, name: str, dim: int):
+        self.client, self.name, self.dim = client, name, dim
+
+    def find(self, ids: np.ndarray) -> Found:
+        """The rows of these ids, and which of them there are; the others are zero."""
+        distinct = np.unique(ids)
+        parts = [
+            self.client.call(products.existing, self.name, distinct[first : first + PULL_ROWS])
+            for first in range(0, len(distinct), PULL_ROWS)
+        ]
+        if not parts:
+            return np.zeros((0, self.dim), np.float32), np.zeros(0, bool)
+        keys = np.concatenate([part[0] for part in parts])
+        values = np.concatenate([part[1].reshape(len(part[0]), self.dim) for part in parts])
+        order = np.argsort(keys)
+        return looked_up(keys[order], values[order].astype(np.float32, copy=False), ids)
+
+    def nearest(self, **arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+        """What `dps.functions.products.nearest` returns."""
+        return self.client.call(products.nearest, self.name, **arguments)
+
+    def everything(self) -> tuple[np.ndarray, np.ndarray]:
+        """All ids, sorted, and their rows."""
+        keys = np.sort(np.concatenate([np.empty(0, np.int64), *self.client.keys(self.name)]))
+        values = np.empty((len(keys), self.dim), np.float32)
+        for first in range(0, len(keys), PULL_ROWS):
+            piece = keys[first : first + PULL_ROWS]
+            values[first : first + PULL_ROWS] = self.client.pull(self.name, piece).reshape(len(piece), self.dim)
+        return keys, values
+
+
+def looked_up(keys: np.ndarray, values: np.ndarray, ids: np.ndarray) -> Found:
+    """The rows of `ids` among those of sorted keys, and which of them there are."""
+    rows = np.zeros((len(ids), values.shape[1]), values.dtype)
+    known = np.zeros(len(ids), bool)
+    if len(keys):
+        place = np.minimum(np.searchsorted(keys, ids), len(keys) - 1)
+        known = keys[place] == ids
+        rows[known] = values[place[known]]
+    return rows, known
+
+
+class LikedPairs(NamedTuple):
+    """The items of each user in the training data: sorted by user, then by item, each pair once."""
+
+    users: np.ndarray
+    items: np.ndarray
+
+    @classmethod
+    def of(cls, users: np.ndarray, items: np.ndarray) -> LikedPairs:
+        """LikedPairs in any order, some of them perhaps more than once."""
+        order = np.lexsort((items, users))
+        users, items = users[order], items[order]
+        new = np.ones(len(users), bool)
+        new[1:] = (users[1:] != users[:-1]) | (items[1:] != items[:-1])
+        return cls(users[new], items[new])
+
+    def items_of(self, users: np.ndarray) -> list[np.ndarray]:
+        """The items of each of these users, sorted."""
+        starts, ends = (np.searchsorted(self.users, users, side) for side in ("left", "right"))
+        return [self.items[start:end] for start, end in zip(starts, ends, strict=True)]
+
+    def with_more(self, other: LikedPairs) -> LikedPairs:
+        """The pairs of both."""
+        return LikedPairs.of(*(np.concatenate(both) for both in zip(self, other, strict=True)))
+
+
+class Factors(NamedTuple):
+    """A trained model. With biases, they are the first value of each row."""
+
+    users: FactorTable
+    items: FactorTable
+    biases: int  # values at the beginning of a row that are no factors: 1 or 0
+    mean: float
+
+    def home(self) -> Factors:
+        """A copy in this process."""
+        return self._replace(users=HomeTable(*self.users.everything()), items=HomeTable(*self.items.everything()))
+
+    def scores(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """The score of each pair of a user and an item; an id that is not known counts as a row of zeros."""
+        p, q = self.users.find(users)[0], self.items.find(items)[0]
+        made = np.einsum("ij,ij->i", p[:, self.biases :], q[:, self.biases :])
+        return made + (p[:, 0] + q[:, 0] + np.float32(self.mean) if self.biases else np.float32(self.mean))
+
+
+# -- top-N
+
+
+def best_items(factors: Factors, liked: LikedPairs | None, users: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `n` items with the largest scores for each user, without those of `liked`."""
+    rows = rows_of(factors.users, users.reshape(-1), "users")
+    offsets = rows[:, 0] + np.float32(factors.mean) if factors.biases else np.zeros(len(rows), np.float32)
+    if factors.biases:
+        rows = rows.copy()
+        rows[:, 0] = 1  # so that the inner product has the item's bias
+    known = [np.empty(0, np.int64)] * len(rows) if liked is None else liked.items_of(users.reshape(-1))
+    return leaders(factors.items, rows, n, users.shape, known, offsets)
+
+
+def similar(table: FactorTable, skip: int, ids: np.ndarray, n: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """The `n` rows with the largest cosines with the rows of these ids; the first `skip` values do not count."""
+    rows = rows_of(table, ids.reshape(-1), what)[:, skip:]
+    nothing = [np.empty(0, np.int64)] * len(rows)
+    return leaders(table, rows, n, ids.shape, nothing, np.zeros(len(rows), np.float32), cosine=True, skip=skip)
+
+
+def rows_of(table: FactorTable, ids: np.ndarray, what: str) -> np.ndarray:
+    """The rows of ids that must be known."""
+    rows, there = table.find(ids)
+    if not there.all():
+        missing = np.unique(ids[~there])
+        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        raise InputError(f"{len(missing)} of the {what} were not in the ratings: {shown}; partial_fit adds new ones")
+    return rows
+
+
+def leaders(
+    table: FactorTable,
+    queries: np.ndarray,
+    n: int,
+    shape: tuple[int, ...],
+    leave_out: list[np.ndarray],
+    offsets: np.ndarray,
+    **how: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `n` best rows for each query, without those left out; [n] for a query that is a number, without padding."""
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+        raise InputError(f"N is how many are wanted, 1 or more; not {n!r}")
+    ids, scores = np.full((len(queries), n), -1, np.int64), np.full((len(queries), n), -np.inf, np.float32)
+    for first in range(0, len(queries), QUERIES):
+        cut = slice(first, first + QUERIES)
+        more = max(map(len, leave_out[cut]))
+        keys, found = table.nearest(queries=queries[cut], k=int(n) + more, **how)
+        for number, (names, numbers, known) in enumerate(zip(keys, found, leave_out[cut], strict=True), first):
+            stay = np.flatnonzero(~np.isin(names, known))[:n]
+            ids[number, : len(stay)] = names[stay]
+            scores[number, : len(stay)] = numbers[stay] + offsets[number]
+    if shape:
+        return ids.reshape(*shape, n), scores.reshape(*shape, n)
+    there = scores[0] > -np.inf
+    return ids[0][there], scores[0][there]

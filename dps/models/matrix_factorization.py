@@ -1,0 +1,510 @@
+"""Matrix factorization: users and items as vectors whose inner products are ratings or preferences."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+
+import dps
+from dps.errors import InputError
+from dps.models.classes import nonnegative
+from dps.models.factor_data import RatingsLike, RatingSource, SparkRatings, checked, checked_ids, source_of
+from dps.models.factor_sgd import BiasedSGD, FactorReport
+from dps.models.factor_steps import TableNames
+from dps.models.factor_tables import Factors, FactorTable, LikedPairs, LiveTable, best_items, similar
+from dps.models.partitions import taking_turns
+from dps.models.types import ClusterLike, Settings
+from dps.models.weights import drop, drop_later
+from dps.models.where import Address, address_of, aside, serving
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from sklearn.utils import Tags
+
+__all__ = ["MatrixFactorization"]
+
+MAX_SEED = 2**32 - 1
+KEPT_PAIRS = 1 << 24  # pairs of users and items that a model keeps, so that it can leave out what users know already
+ASSIGN_ROWS = 1 << 15  # in one call
+
+
+class FactorMethod(Protocol):
+    """How factors are learnt: one of `METHODS` with its settings."""
+
+    @property
+    def staleness(self) -> float:
+        """Of the run."""
+
+    @property
+    def biases(self) -> int:
+        """Values at the beginning of a row that are no factors."""
+
+    def for_epochs(self, epochs: int) -> Self:
+        """The same, with another number of epochs."""
+
+    def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Any]:
+        """The ratings as partitions for `ps.run`."""
+
+    def train(
+        self, trainer: dps.Trainer, partitions: Any, tables: TableNames, mean: float | None, keep: int
+    ) -> FactorReport:
+        """The training function. `mean` is that of the model so far; pairs are returned if there are at most `keep`."""
+
+
+def biased_sgd(model: MatrixFactorization, seed: int) -> FactorMethod:
+    """Settings of "sgd"; the defaults of rate, penalty and epochs are those of Surprise's SVD."""
+    return BiasedSGD(
+        rate=0.005 if model.learning_rate is None else model.learning_rate,
+        regularization=0.02 if model.regularization is None else model.regularization,
+        epochs=model.epochs or 20,
+        batch_size=model.batch_size,
+        seed=seed,
+        staleness=model.staleness,
+    )
+
+
+METHODS: dict[str, Callable[[MatrixFactorization, int], FactorMethod]] = {"sgd": biased_sgd}
+
+
+class MatrixFactorization(BaseEstimator):
+    """Factors of users and items from ratings or implicit feedback, on a parameter server.
+
+    Parameters
+    ----------
+    method : {"sgd"}
+        "sgd": explicit ratings, ``mean + b_u + b_i + p_u . q_i`` by stochastic gradients of the squared error (Funk
+        2006; Koren, Bell and Volinsky 2009).
+    factors : int
+        The length of the vectors.
+    client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
+        Where to train, as for :class:`dps.models.LogisticRegression`: on your own ParameterServer the factors stay on
+        the servers, elsewhere ``fit`` copies them into this process.
+    learning_rate : float, optional
+        Of "sgd" 0.005.
+    regularization : float, optional
+        The strength of the L2 penalty: of "sgd" 0.02, for each rating of a row.
+    epochs : int, optional
+        Passes over the ratings: of "sgd" 20.
+    batch_size : int
+        Ratings in a mini-batch of a trainer.
+    init_std : float
+        Standard deviation of the initial factors. Biases begin at 0.
+    staleness : int or math.inf
+        The number of steps by which the fastest trainer may lead the slowest.
+    columns : tuple of str
+        The columns of a DataFrame: users, items, ratings.
+    servers : int
+        The number of servers that ``fit`` starts.
+    random_state : int, RandomState or None
+        Seed of initial factors and of the order of ratings. With one trainer it fixes the model.
+    progress : bool, optional
+        Show a progress bar; by default in terminals and notebooks.
+
+    Attributes
+    ----------
+    user_ids_, item_ids_ : ndarray of int64
+        The ids that were seen, sorted.
+    user_factors, item_factors : ndarray of float32 [ids, factors]
+        In the order of the ids. Fetched from the servers on demand.
+    user_biases, item_biases : ndarray of float32
+        In the order of the ids.
+    mean_ : float
+        Of "sgd", the mean of the ratings.
+    loss_curve_ : list of float
+        Of "sgd" the root of the mean squared error in each epoch, measured during training.
+    n_iter_ : int
+        The number of epochs that were made.
+    seconds_ : dict
+        Trainers' time, summed: "compute", "pull", "push", "wait", "serialise".
+
+    Examples
+    --------
+    >>> import numpy as np, dps
+    >>> rng = np.random.default_rng(0)
+    >>> users, items = rng.integers(0, 30, 600), rng.integers(100, 120, 600)
+    >>> ratings = 3.0 + (users % 2) - (items % 3)
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     model = dps.models.MatrixFactorization(factors=4, client=cluster, learning_rate=0.05, random_state=0)
+    ...     model = model.fit((users, items, ratings))
+    >>> bool(np.abs(model.predict(users, items) - ratings).mean() < 0.2), model.item_factors.shape
+    (True, (20, 4))
+    >>> ids, scores = model.recommend(users[0], N=3, filter_already_liked=False)
+    >>> (ids % 3).tolist()
+    [0, 0, 0]
+    """
+
+    _factors: Factors | None = None
+    _pairs: LikedPairs | None = None  # the items of each user in the training data; None: not known
+    _ps: dps.ParameterServer | None = None  # of the user, that has the tables
+    _tables: TableNames | None = None
+    _dropping: weakref.finalize | None = None  # drops the tables with the model, if the servers go on
+    loss_curve_: list[float]
+    seconds_: dict[str, float]
+
+    def __init__(
+        self,
+        method: str = "sgd",
+        *,
+        factors: int = 64,
+        client: ClusterLike = None,
+        learning_rate: float | None = None,
+        regularization: float | None = None,
+        epochs: int | None = None,
+        batch_size: int = 2000,
+        init_std: float = 0.1,
+        staleness: float = 0,
+        columns: tuple[str, str, str] = ("user", "item", "rating"),
+        servers: int = 1,
+        random_state: int | np.random.RandomState | None = None,
+        progress: bool | None = None,
+    ):
+        self.method = method
+        self.factors = factors
+        self.client = client
+        self.learning_rate = learning_rate
+        self.regularization = regularization
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.init_std = init_std
+        self.staleness = staleness
+        self.columns = columns
+        self.servers = servers
+        self.random_state = random_state
+        self.progress = progress
+
+    # -- training
+
+    def fit(self, ratings: RatingsLike, y: None = None) -> MatrixFactorization:
+        """Train a new model.
+
+        Parameters
+        ----------
+        ratings : sparse matrix, tuple, ndarray, DataFrame, Dask collection, list, or Spark DataFrame
+            A sparse matrix [users, items], whose numbers of rows and columns are the ids; three arrays ``(users,
+            items, ratings)`` of numpy or Dask; an array [n, 3] of numpy or Dask; a DataFrame of pandas, Dask or Spark
+            with the columns `columns`; or a list of futures or delayed values, each of them one of the former in
+            memory. Ids are any int64.
+        y : None
+            Not used.
+
+        Returns
+        -------
+        MatrixFactorization
+            Itself.
+
+        Raises
+        ------
+        InputError, InputTypeError
+            Ratings or settings from which no model can be trained. No table or server is left behind.
+        """
+        self._check()
+        self.forget()
+        try:
+            return self._fit(ratings, None)
+        except BaseException:
+            self.forget()
+            raise
+
+    def partial_fit(self, ratings: RatingsLike, y: None = None) -> MatrixFactorization:
+        """Train for one more epoch, over these ratings. New users and items get rows; others go on from theirs.
+
+        The mean stays that of the first call. Parameters are those of :meth:`fit`.
+        """
+        self._check()
+        if self._factors is None:
+            self.forget()
+        return self._fit(ratings, 1)
+
+    def forget(self) -> None:
+        """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
+        if self._dropping is not None:
+            _, _, arguments, _ = self._dropping.detach() or (None, None, None, None)
+            if arguments is not None:
+                drop(*arguments)
+        for name in ("_factors", "_pairs", "_ps", "_tables", "_dropping"):
+            self.__dict__.pop(name, None)
+        for name in [name for name in self.__dict__ if name.endswith("_")]:
+            del self.__dict__[name]
+
+    def _fit(self, ratings: RatingsLike, epochs: int | None) -> MatrixFactorization:
+        source, seed = source_of(ratings, self.columns), seed_of(self.random_state)
+        method = METHODS[self.method](self, seed)
+        if epochs is not None:
+            method = method.for_epochs(epochs)
+        with aside():
+            if self._tables is not None and self._ps is not None:
+                self._train(self._ps, source, method, self._tables)
+                return self
+            with serving(self.client, ratings, self.servers, detaches=lambda: self._dropping is None) as (ps, ours):
+                tables = self._make_tables(ps, method.biases, seed)
+                try:
+                    factors = self._train(ps, source, method, tables)
+                except BaseException:
+                    drop(ps, tables.names, False)
+                    raise
+                if ours:
+                    self._factors = factors.home()  # because the servers end here
+                else:
+                    self._ps, self._tables = ps, tables
+                    attached = isinstance(self.client, Address)
+                    self._dropping = weakref.finalize(factors.users, drop_later, ps, tables.names, attached)
+                    self._dropping.atexit = False  # at exit, the user's parameter server goes on and keeps the tables
+        return self
+
+    def _train(
+        self, ps: dps.ParameterServer, source: RatingSource, method: FactorMethod, tables: TableNames
+    ) -> Factors:
+        """Train on these tables; the factors there."""
+        mean = None if self._factors is None else self._factors.mean
+        keep = KEPT_PAIRS if source.home is None else 0
+        with contextlib.ExitStack() as stack:
+            data = stack.enter_context(method.data(source, ps))
+            if not isinstance(source, SparkRatings):
+                stack.enter_context(taking_turns(ps.dask_client))
+            reports = ps.run(
+                train, data, args=(method, tables, mean, keep), staleness=method.staleness, progress=self.progress
+            )
+        self._note(reports, source)
+        if self._factors is None or self._tables is None:
+            users, items = (LiveTable(ps.client(), name, self.factors + method.biases) for name in tables.names)
+            self._factors = Factors(users, items, method.biases, reports[0].mean)
+        return self._factors
+
+    def _make_tables(self, ps: dps.ParameterServer, biases: int, seed: int) -> TableNames:
+        """Make the tables, with the rows of the model so far, if there is one."""
+        tag, width = uuid.uuid4().hex[:8], self.factors + biases
+        tables = TableNames(f"users-{tag}", f"items-{tag}", biases)
+        for number, name in enumerate(tables.names, 1):  # each has a seed of its own, because rows are multiplied
+            ps.table(name, width, init=dps.Normal(self.init_std, seed=2 * seed + number))
+        if self._factors is not None:
+            for name, table in zip(tables.names, self._factors[:2], strict=True):
+                keys, values = table.everything()
+                if values.shape[1] != width:
+                    raise InputError(
+                        f"the model has {values.shape[1] - biases} factors, and factors is {self.factors}: fit anew"
+                    )
+                for first in range(0, len(keys), ASSIGN_ROWS):
+                    cut = slice(first, first + ASSIGN_ROWS)
+                    ps.client().assign(name, keys[cut], values[cut])
+        return tables
+
+    def _note(self, reports: list[FactorReport], source: RatingSource) -> None:
+        """Add up what the trainers returned."""
+        losses = np.sum([report.losses for report in reports], axis=0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            curve = np.sqrt(losses[:, 0] / losses[:, 1]).tolist()
+        self.loss_curve_ = [*getattr(self, "loss_curve_", []), *curve]
+        self.n_iter_ = len(self.loss_curve_)
+        self.seconds_ = getattr(self, "seconds_", dict.fromkeys(reports[0].seconds, 0.0))
+        for report in reports:
+            for kind, spent in report.seconds.items():
+                self.seconds_[kind] += spent
+        new = [report.pairs for report in reports] if source.home is None else [source.home[:2]]
+        if any(pairs is None for pairs in new) or (self._factors is not None and self._pairs is None):
+            self._pairs = None  # because there are too many
+            return
+        pairs = LikedPairs.of(*(np.concatenate(column) for column in zip(*new, strict=True)))
+        self._pairs = pairs if self._pairs is None else self._pairs.with_more(pairs)
+
+    def _check(self) -> None:
+        """Refuse impossible settings before any server starts."""
+        if self.method not in METHODS:
+            raise InputError(f"method is one of {', '.join(METHODS)}; not {self.method!r}")
+        for name in ("factors", "batch_size", "servers", "epochs"):
+            value = getattr(self, name)
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not (whole and value >= 1) and not (name == "epochs" and value is None):
+                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+        for name in ("learning_rate", "regularization", "init_std"):
+            value = getattr(self, name)
+            if value is None and name != "init_std":
+                continue
+            if not nonnegative(value) or (name != "regularization" and value == 0):
+                bounds = "0 or more" if name == "regularization" else "above 0"
+                raise InputError(f"{name} is a finite number, {bounds}; not {value!r}")
+        names = self.columns
+        if not (isinstance(names, (tuple, list)) and len(names) == 3 and all(isinstance(each, str) for each in names)):
+            raise InputError(f"columns are the names of three columns, (user, item, rating); not {names!r}")
+
+    # -- predictions
+
+    def predict(self, users: npt.ArrayLike, items: npt.ArrayLike) -> np.ndarray:
+        """The rating, or preference, of each pair of a user and an item.
+
+        A user or item that was not in the ratings counts as one with a bias of 0 and no factors: of "sgd" the mean is
+        left, and the bias of the other one.
+
+        Parameters
+        ----------
+        users, items : array_like of int
+            Of one shape, or one of them a number.
+
+        Returns
+        -------
+        ndarray of float32
+        """
+        factors = self._fitted()
+        pair = np.broadcast_arrays(_as_ids(users, "users"), _as_ids(items, "items"))
+        return factors.scores(*(each.reshape(-1) for each in pair)).reshape(pair[0].shape)
+
+    def recommend(
+        self, users: npt.ArrayLike, N: int = 10, *, filter_already_liked: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The items with the largest scores for users, found where the items are.
+
+        Parameters
+        ----------
+        users : int or array_like of int
+        N : int
+            How many items for each.
+        filter_already_liked : bool
+            Leave out the items of each user in the training data.
+
+        Returns
+        -------
+        ids, scores : ndarray [N], or [users, N]
+            The largest score first. For several users, places without an item have score -inf and id -1; for one user
+            they are cut off.
+
+        Raises
+        ------
+        InputError
+            A user was not in the ratings; or the items of users are not known, because there were too many ratings.
+        """
+        factors = self._fitted()
+        if filter_already_liked and self._pairs is None:
+            raise InputError(
+                f"the model keeps the items of its users up to {KEPT_PAIRS:,} ratings, and there were more: pass "
+                f"filter_already_liked=False"
+            )
+        return best_items(factors, self._pairs if filter_already_liked else None, _as_ids(users, "users"), N)
+
+    def similar_items(self, items: npt.ArrayLike, N: int = 10) -> tuple[np.ndarray, np.ndarray]:
+        """The items whose factors have the largest cosines with those of an item, itself the first.
+
+        Parameters
+        ----------
+        items : int or array_like of int
+        N : int
+            How many items for each.
+
+        Returns
+        -------
+        ids, scores : ndarray [N], or [items, N]
+            The largest cosine first; places are filled as by :meth:`recommend`.
+
+        Raises
+        ------
+        InputError
+            An item was not in the ratings.
+        """
+        factors = self._fitted()
+        return similar(factors.items, factors.biases, _as_ids(items, "items"), N, "items")
+
+    def similar_users(self, users: npt.ArrayLike, N: int = 10) -> tuple[np.ndarray, np.ndarray]:
+        """The users whose factors have the largest cosines with those of a user; as :meth:`similar_items`."""
+        factors = self._fitted()
+        return similar(factors.users, factors.biases, _as_ids(users, "users"), N, "users")
+
+    def score(self, ratings: RatingsLike, y: None = None) -> float:
+        """The negative root of the mean squared error of predictions of these ratings, in memory."""
+        users, items, values = checked(ratings, self.columns)
+        return -float(np.sqrt(np.mean((self.predict(users, items) - values.astype(np.float64)) ** 2)))
+
+    @property
+    def user_ids_(self) -> np.ndarray:
+        return self._fitted().users.everything()[0]
+
+    @property
+    def item_ids_(self) -> np.ndarray:
+        return self._fitted().items.everything()[0]
+
+    @property
+    def user_factors(self) -> np.ndarray:
+        factors = self._fitted()
+        return factors.users.everything()[1][:, factors.biases :]
+
+    @property
+    def item_factors(self) -> np.ndarray:
+        factors = self._fitted()
+        return factors.items.everything()[1][:, factors.biases :]
+
+    @property
+    def user_biases(self) -> np.ndarray:
+        return self._biases(self._fitted().users)
+
+    @property
+    def item_biases(self) -> np.ndarray:
+        return self._biases(self._fitted().items)
+
+    @property
+    def mean_(self) -> float:
+        return self._fitted().mean
+
+    def _biases(self, table: FactorTable) -> np.ndarray:
+        keys, values = table.everything()
+        return values[:, 0] if self._fitted().biases else np.zeros(len(keys), np.float32)
+
+    def _fitted(self) -> Factors:
+        if self._factors is None:
+            raise NotFittedError("this MatrixFactorization is not fitted yet; call fit")
+        return self._factors
+
+    # -- as scikit-learn has it
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._factors is not None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.non_deterministic = self.random_state is None
+        return tags
+
+    def __sklearn_clone__(self) -> MatrixFactorization:
+        """Clone with the same client object, because a cluster cannot be copied."""
+        return type(self)(**self.get_params(deep=False))
+
+    def __getstate__(self) -> Settings:
+        """A pickled model holds its factors, so it needs no cluster, and the address of the cluster to train in."""
+        state = {**super().__getstate__(), "client": address_of(self.client)}
+        for name in ("_ps", "_tables", "_dropping"):
+            state.pop(name, None)
+        if self._factors is not None:
+            state["_factors"] = self._factors.home()
+        return state
+
+
+def train(
+    trainer: dps.Trainer, partitions: list, method: FactorMethod, tables: TableNames, mean: float | None, keep: int
+) -> FactorReport:
+    """The training function."""
+    return method.train(trainer, partitions, tables, mean, keep)
+
+
+def seed_of(random_state: int | np.random.RandomState | None) -> int:
+    """A seed for initial values and for generators."""
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1)[0])
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(MAX_SEED, dtype=np.int64))
+    whole = isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool)
+    if not (whole and 0 <= random_state <= MAX_SEED):
+        raise InputError(
+            f"random_state is a whole number from 0 to {MAX_SEED}, a RandomState or None; not {random_state!r}"
+        )
+    return int(random_state)
+
+
+def _as_ids(ids: npt.ArrayLike, what: str) -> np.ndarray:
+    made = np.asarray(ids)
+    return checked_ids(made.reshape(-1), what).reshape(made.shape)

@@ -1,0 +1,81 @@
+"""k-means while servers' processes are killed: the centers of undisturbed servers."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+import contextlib
+import os
+import signal
+
+import numpy as np
+from distributed import Client
+from servers import wait_until
+
+import dps
+from dps.models.clustering import Beginning, trained
+from dps.models.encoding import Layout
+from dps.models.kmeans import KMeans
+from dps.models.partitions import Piece, Survey
+
+pytestmark = pytest.mark.processes
+CLUSTERS, FEATURES = 5, 4
+
+
+class Killing:
+    """A trainer that kills a process after so many pulls."""
+
+    def __init__(self, trainer, pid, pulls):
+        self._trainer, self._pid, self._pulls = trainer, pid, pulls
+
+    def __getattr__(self, name):
+        return getattr(self._trainer, name)
+
+    def pull(self, *args):
+        self._pulls -= 1
+        if not self._pulls:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        return self._trainer.pull(*args)
+
+
+def killing(trainer, pieces, plan, function, pid, pulls):
+    return function(Killing(trainer, pid, pulls if trainer.number == 1 else -1), pieces, plan)
+
+
+class Parts:
+    """Pieces whose training kills a server."""
+
+    def __init__(self, ps, pieces, pid=0, pulls=-1):
+        self.ps, self.pieces, self.pid, self.pulls = ps, pieces, pid, pulls
+
+    def train(self, plan, function, *, staleness, progress):
+        return self.ps.run(killing, self.pieces, args=(plan(None), function, self.pid, self.pulls), staleness=staleness)
+
+
+@pytest.mark.parametrize("size", [None, 40], ids=["lloyd", "minibatches"])
+def test_the_centers_are_those_of_undisturbed_servers(size):
+    """The rows are whole numbers, so their sums are the same in whatever order."""
+    rows = np.random.default_rng(0).integers(-50, 50, (400, FEATURES)).astype(np.float32)
+    layout = Layout(FEATURES, 0)
+    starts = rows[:CLUSTERS].astype(float)
+    starts[3] = 1e4  # without a row, so that it is moved elsewhere
+    begun = Beginning(starts, Survey(None, None, layout, True, 400), 1.0)
+    with (
+        dps.LocalCluster(servers=2, trainers=2, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client, servers=2, copies=2) as ps,
+    ):
+        pieces = client.scatter(
+            [Piece(part, np.zeros(len(part)), layout) for part in (rows[::2], rows[1::2])], hash=False
+        )
+        plan = KMeans(n_clusters=CLUSTERS, tol=0.0, batch_size=size, random_state=0)._plan(begun, 1, 6)
+        expected = trained(ps, Parts(ps, pieces), plan, begun, 0, False)
+        (address,) = [server.worker for server in ps.status().servers if server.number == 0]
+        pid = client.run(os.getpid, workers=[address])[address]
+        made = trained(ps, Parts(ps, pieces, pid, 7), plan, begun, 0, False)
+        np.testing.assert_array_equal(made.centers, expected.centers)
+        assert made.inertia == expected.inertia
+        wait_until(lambda: min(server.number for server in ps.status().servers if server.alive) >= 1)
