@@ -20,6 +20,7 @@ from dask.base import is_dask_collection
 from dask.delayed import Delayed
 
 from dps.daskapi.cordon import meta_of
+from dps.driver.kinds import Kind, kind_of
 from dps.driver.parameter_server import ParameterServer
 from dps.errors import InputError, InputTypeError
 from dps.training.lazy_tasks import BagStage, BlockStage, Stage, rehearsal
@@ -186,15 +187,9 @@ Make = Callable[[_StagePlan, Data, Meta, Options], Data]
 
 def _kind(data: Data) -> Make:
     """Which of the functions below makes a stage of it."""
-    several = isinstance(data, list) and all(isinstance(part, Delayed) for part in data)
-    if isinstance(data, Delayed) or several:
-        return _delayed
-    if is_dask_collection(data):
-        makes: dict[str, Make] = {"dask.bag": _bag, "dask.array": _array, "dask.dataframe": _frame}
-        makes["dask_expr._collection"] = _frame  # in Dask of 2024
-        for base in type(data).__mro__:
-            if make := makes.get(".".join(base.__module__.split(".")[:2])):
-                return make
+    makes: dict[Kind, Make] = {"array": _array, "bag": _bag, "delayed": _delayed, "frame": _frame}
+    if kind := kind_of(data):
+        return makes[kind]
     if is_spark(data):
         raise InputTypeError("Spark's data: use dps.spark.map_partitions_with_ps(data, function, ps)")
     raise InputTypeError(

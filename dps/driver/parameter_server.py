@@ -36,6 +36,7 @@ from dps.driver.archive import (
     write_timeline,
 )
 from dps.driver.connection import DaskLike, DeferredConnection, DriverConnection
+from dps.driver.mapping import mapped
 from dps.driver.scaling import adapt, check_servers, most_servers
 from dps.errors import ClosedError, DPSError, InputError, NameInUseError, UnknownTableError
 from dps.functions.definition import Function as ServerFunction
@@ -517,6 +518,71 @@ class ParameterServer:
         return self.arrays.from_items(keys, values, size=size, dtype=dtype, capacity=capacity)
 
     # -- work
+
+    def map(
+        self,
+        function: Callable[..., Result],
+        data: Data,
+        tables: TableLike | Sequence[TableLike],
+        *,
+        meta: Any = None,
+        args: tuple = (),
+        kwargs: Options | None = None,
+    ) -> Data:
+        """Apply a function of partitions and tables to a Dask collection, lazily: to predict, and to evaluate a model.
+
+        Each partition is an ordinary task. It makes a client, calls ``function(partition, *tables)`` with a handle of
+        each table, and closes the client. The tables are read when Dask computes the task, as they are then; a
+        collection that is computed again after more training has the newer values, unless it was persisted. The handles
+        pull; what would change a table raises, because Dask may compute a partition several times
+        (:func:`dps.map_partitions_with_ps` is for functions that push).
+
+        Parameters
+        ----------
+        function : callable
+            ``function(partition, *tables, *args, **kwargs)``. Of an array it gets a block of whole rows, and returns
+            an array with as many rows. Of a frame it returns a frame or a series, of a bag (it gets a list) an
+            iterable, of a delayed value anything.
+        data : dask.array.Array, dask.dataframe.DataFrame or Series, dask.bag.Bag, Delayed, list of Delayed, or tuple
+            Of a tuple of collections of one kind, such as (X, y), the partition is a tuple of their partitions.
+        tables : str, Table, or sequence of these
+            Which tables the function gets, in this order.
+        meta : object, optional
+            What the result looks like, as in Dask: for arrays an empty array of its width and dtype, for frames an
+            empty frame or series, or a mapping of names to dtypes. By default the function is called here with a
+            made-up partition of ones.
+        args, kwargs
+            More arguments for `function`.
+
+        Returns
+        -------
+        Array, DataFrame or Series, Bag, Delayed, or list of Delayed
+            As `data`, or the first of a tuple. An array has the chunks of `data` along its rows, and one chunk along
+            the other axes.
+
+        Raises
+        ------
+        UnknownTableError
+            There is no table of that name.
+        InputError, InputTypeError
+            Data that is no Dask collection, or several that do not fit each other; `meta` does not fit, or cannot be
+            found out. In the tasks: a result of another shape than `meta` says, and calls that change a table.
+
+        Examples
+        --------
+        >>> import dask.array as da
+        >>> from distributed import Client
+        >>> cluster = dps.LocalCluster(servers=1, trainers=2, processes=False)
+        >>> with Client(cluster) as client, dps.ParameterServer(client) as ps:
+        ...     w = ps.table("w", rows=3)
+        ...     w.assign(None, [1.0, 2.0, 3.0])
+        ...     X = da.from_array(np.eye(3)[[0, 2, 2, 1]], chunks=(2, 3))
+        ...     predicted = ps.map(lambda X, w: X @ w.pull(), X, tables="w")
+        ...     predicted.chunks, predicted.compute()
+        (((2, 2),), array([1., 3., 3., 2.]))
+        >>> cluster.close()
+        """
+        return mapped(self._connection.client(), function, data, tables, meta, args, kwargs or {})
 
     def run(
         self,

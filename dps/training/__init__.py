@@ -20,6 +20,7 @@ threads         the threads of a run, as the driver asks for them
 tasks           the tasks of a run: one for each trainer
 open_run        a run whose callers come from anywhere
 lazy_tasks      the task of one partition of a lazy stage
+lazy_reads      the task of one partition of ps.map, which only reads tables
 progress_bar    a table of clocks in a notebook, a bar in a terminal
 spark           Spark: the driver's side
 spark_tasks     Spark: the Python workers' side

@@ -95,6 +95,8 @@ LAZY = {  # ... and these, each with its reason
     ("dps.cli.train", "dps.models"): "scikit-learn takes a second to import",
     ("dps.models.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
     ("dps.checkpoints.export", "dask.array"): "brings half of scientific Python, for one of five forms",
+    ("dps.driver.mapping", "dask.array"): "is there already where there is an array",
+    ("dps.driver.mapping", "dask.dataframe.dispatch"): "is there already where there is a frame",
     ("dps.driver.lazy", "dask.bag"): "is there already where there is a bag; the same holds for the next three",
     ("dps.driver.lazy", "dask.array"): "is there already where there is an array",
     ("dps.driver.lazy", "dask.dataframe"): "is there already where there is a frame",
