@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from dask import delayed
 from dask.base import is_dask_collection
 
@@ -125,7 +126,6 @@ def _tried(stage: ReadingStage, parts: list[Partition]) -> Result:
 
 def _array(stage: ReadingBlockStage, columns: list[Data], meta: Any) -> Data:
     import dask.array as da
-    import numpy as np
 
     if min(column.ndim for column in columns) < 1:
         raise InputError("ps.map takes arrays with an axis of rows, and one of these has none (shape ())")
