@@ -60,6 +60,11 @@ class BiasedSGD:
         """The same, with another number of epochs."""
         return dataclasses.replace(self, epochs=epochs)
 
+    def curve(self, losses: np.ndarray) -> list[float]:
+        """The root of the mean squared error in each epoch, measured during training."""
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(losses[:, 0] / losses[:, 1]).tolist()
+
     def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Any]:
         """The ratings as they lie, because a mini-batch may have any of them."""
         return source.as_they_lie(ps)

@@ -16,6 +16,8 @@ from sklearn.exceptions import NotFittedError
 import dps
 from dps.errors import InputError
 from dps.models.classes import nonnegative
+from dps.models.factor_als import ImplicitALS
+from dps.models.factor_bpr import BPR
 from dps.models.factor_data import RatingsLike, RatingSource, SparkRatings, checked, checked_ids, source_of
 from dps.models.factor_sgd import BiasedSGD, FactorReport
 from dps.models.factor_steps import TableNames
@@ -49,7 +51,10 @@ class FactorMethod(Protocol):
         """Values at the beginning of a row that are no factors."""
 
     def for_epochs(self, epochs: int) -> Self:
-        """The same, with another number of epochs."""
+        """The same, with another number of epochs, for ratings that come to a model."""
+
+    def curve(self, losses: np.ndarray) -> list[float]:
+        """The loss of each epoch, given the sums of losses and weights [epochs, 2]."""
 
     def data(self, source: RatingSource, ps: dps.ParameterServer) -> AbstractContextManager[Any]:
         """The ratings as partitions for `ps.run`."""
@@ -72,7 +77,35 @@ def biased_sgd(model: MatrixFactorization, seed: int) -> FactorMethod:
     )
 
 
-METHODS: dict[str, Callable[[MatrixFactorization, int], FactorMethod]] = {"sgd": biased_sgd}
+def implicit_als(model: MatrixFactorization, seed: int) -> FactorMethod:
+    """Settings of "als"; the defaults are those of the package implicit."""
+    return ImplicitALS(
+        alpha=model.alpha,
+        regularization=0.01 if model.regularization is None else model.regularization,
+        epochs=model.epochs or 15,
+        solver=model.solver,
+        cg_steps=model.cg_steps,
+    )
+
+
+def bpr(model: MatrixFactorization, seed: int) -> FactorMethod:
+    """Settings of "bpr"; the defaults are those of the package implicit."""
+    return BPR(
+        rate=0.01 if model.learning_rate is None else model.learning_rate,
+        regularization=0.01 if model.regularization is None else model.regularization,
+        epochs=model.epochs or 100,
+        batch_size=model.batch_size,
+        seed=seed,
+        staleness=model.staleness,
+    )
+
+
+METHODS: dict[str, Callable[[MatrixFactorization, int], FactorMethod]] = {
+    "sgd": biased_sgd,
+    "als": implicit_als,
+    "bpr": bpr,
+}
+SOLVERS = ("cg", "exact")  # of the systems of "als"
 
 
 class MatrixFactorization(BaseEstimator):
@@ -80,26 +113,36 @@ class MatrixFactorization(BaseEstimator):
 
     Parameters
     ----------
-    method : {"sgd"}
+    method : {"sgd", "als", "bpr"}
         "sgd": explicit ratings, ``mean + b_u + b_i + p_u . q_i`` by stochastic gradients of the squared error (Funk
-        2006; Koren, Bell and Volinsky 2009).
+        2006; Koren, Bell and Volinsky 2009). "als": implicit feedback, weighted least squares of all pairs by turns of
+        users and items (Hu, Koren and Volinsky 2008). "bpr": implicit feedback, pairwise ranking against items that
+        are drawn (Rendle and others 2009); ratings above 0 are feedback.
     factors : int
         The length of the vectors.
     client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
         Where to train, as for :class:`dps.models.LogisticRegression`: on your own ParameterServer the factors stay on
         the servers, elsewhere ``fit`` copies them into this process.
     learning_rate : float, optional
-        Of "sgd" 0.005.
+        Of "sgd" 0.005, of "bpr" 0.01.
     regularization : float, optional
-        The strength of the L2 penalty: of "sgd" 0.02, for each rating of a row.
+        The strength of the L2 penalty: of "sgd" 0.02 and of "bpr" 0.01, for each rating of a row; of "als" 0.01, for
+        each row.
     epochs : int, optional
-        Passes over the ratings: of "sgd" 20.
+        Passes over the ratings: of "sgd" 20, of "bpr" 100; of "als" sweeps over users and items, 15.
+    alpha : float
+        Of "als": a rating r has the confidence 1 + alpha r.
+    solver : {"cg", "exact"}
+        Of "als": `cg_steps` steps of conjugate gradients for each user and item (Takács, Pilászy and Tikk 2011), or
+        the solution of its linear system.
+    cg_steps : int
+        Of the solver "cg".
     batch_size : int
-        Ratings in a mini-batch of a trainer.
+        Ratings in a mini-batch of a trainer, of "sgd" and "bpr".
     init_std : float
         Standard deviation of the initial factors. Biases begin at 0.
     staleness : int or math.inf
-        The number of steps by which the fastest trainer may lead the slowest.
+        The number of steps by which the fastest trainer may lead the slowest. "als" always has 0.
     columns : tuple of str
         The columns of a DataFrame: users, items, ratings.
     servers : int
@@ -118,9 +161,10 @@ class MatrixFactorization(BaseEstimator):
     user_biases, item_biases : ndarray of float32
         In the order of the ids.
     mean_ : float
-        Of "sgd", the mean of the ratings.
+        Of "sgd", the mean of the ratings; else 0.
     loss_curve_ : list of float
-        Of "sgd" the root of the mean squared error in each epoch, measured during training.
+        Of "sgd" the root of the mean squared error in each epoch, measured during training; of "bpr" the mean of
+        -log sigmoid(x_ui - x_uj); of "als" the loss after each sweep, divided by the sum of all confidences.
     n_iter_ : int
         The number of epochs that were made.
     seconds_ : dict
@@ -159,6 +203,9 @@ class MatrixFactorization(BaseEstimator):
         learning_rate: float | None = None,
         regularization: float | None = None,
         epochs: int | None = None,
+        alpha: float = 1.0,
+        solver: str = "cg",
+        cg_steps: int = 3,
         batch_size: int = 2000,
         init_std: float = 0.1,
         staleness: float = 0,
@@ -173,6 +220,9 @@ class MatrixFactorization(BaseEstimator):
         self.learning_rate = learning_rate
         self.regularization = regularization
         self.epochs = epochs
+        self.alpha = alpha
+        self.solver = solver
+        self.cg_steps = cg_steps
         self.batch_size = batch_size
         self.init_std = init_std
         self.staleness = staleness
@@ -215,9 +265,11 @@ class MatrixFactorization(BaseEstimator):
             raise
 
     def partial_fit(self, ratings: RatingsLike, y: None = None) -> MatrixFactorization:
-        """Train for one more epoch, over these ratings. New users and items get rows; others go on from theirs.
+        """Learn from more ratings. New users and items get rows.
 
-        The mean stays that of the first call. Parameters are those of :meth:`fit`.
+        "sgd" and "bpr" make one more epoch, over these ratings; the mean stays that of the first call. "als" solves the
+        users of these ratings, for which these are all that counts, and then the items that are new; the others stay.
+        Parameters are those of :meth:`fit`.
         """
         self._check()
         if self._factors is None:
@@ -273,7 +325,7 @@ class MatrixFactorization(BaseEstimator):
             reports = ps.run(
                 train, data, args=(method, tables, mean, keep), staleness=method.staleness, progress=self.progress
             )
-        self._note(reports, source)
+        self._note(method, reports, source)
         if self._factors is None or self._tables is None:
             users, items = (LiveTable(ps.client(), name, self.factors + method.biases) for name in tables.names)
             self._factors = Factors(users, items, method.biases, reports[0].mean)
@@ -297,12 +349,10 @@ class MatrixFactorization(BaseEstimator):
                     ps.client().assign(name, keys[cut], values[cut])
         return tables
 
-    def _note(self, reports: list[FactorReport], source: RatingSource) -> None:
+    def _note(self, method: FactorMethod, reports: list[FactorReport], source: RatingSource) -> None:
         """Add up what the trainers returned."""
         losses = np.sum([report.losses for report in reports], axis=0)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            curve = np.sqrt(losses[:, 0] / losses[:, 1]).tolist()
-        self.loss_curve_ = [*getattr(self, "loss_curve_", []), *curve]
+        self.loss_curve_ = [*getattr(self, "loss_curve_", []), *method.curve(losses)]
         self.n_iter_ = len(self.loss_curve_)
         self.seconds_ = getattr(self, "seconds_", dict.fromkeys(reports[0].seconds, 0.0))
         for report in reports:
@@ -319,17 +369,19 @@ class MatrixFactorization(BaseEstimator):
         """Refuse impossible settings before any server starts."""
         if self.method not in METHODS:
             raise InputError(f"method is one of {', '.join(METHODS)}; not {self.method!r}")
-        for name in ("factors", "batch_size", "servers", "epochs"):
+        if self.solver not in SOLVERS:
+            raise InputError(f"solver is one of {', '.join(SOLVERS)}; not {self.solver!r}")
+        for name in ("factors", "batch_size", "servers", "epochs", "cg_steps"):
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             if not (whole and value >= 1) and not (name == "epochs" and value is None):
                 raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
-        for name in ("learning_rate", "regularization", "init_std"):
+        for name in ("learning_rate", "regularization", "init_std", "alpha"):
             value = getattr(self, name)
-            if value is None and name != "init_std":
+            if value is None and name in ("learning_rate", "regularization"):
                 continue
-            if not nonnegative(value) or (name != "regularization" and value == 0):
-                bounds = "0 or more" if name == "regularization" else "above 0"
+            if not nonnegative(value) or (name in ("learning_rate", "init_std") and value == 0):
+                bounds = "above 0" if name in ("learning_rate", "init_std") else "0 or more"
                 raise InputError(f"{name} is a finite number, {bounds}; not {value!r}")
         names = self.columns
         if not (isinstance(names, (tuple, list)) and len(names) == 3 and all(isinstance(each, str) for each in names)):
@@ -341,7 +393,7 @@ class MatrixFactorization(BaseEstimator):
         """The rating, or preference, of each pair of a user and an item.
 
         A user or item that was not in the ratings counts as one with a bias of 0 and no factors: of "sgd" the mean is
-        left, and the bias of the other one.
+        left, and the bias of the other one; of "bpr" the bias of the item; of "als" 0.
 
         Parameters
         ----------
@@ -416,7 +468,7 @@ class MatrixFactorization(BaseEstimator):
         return similar(factors.users, factors.biases, _as_ids(users, "users"), N, "users")
 
     def score(self, ratings: RatingsLike, y: None = None) -> float:
-        """The negative root of the mean squared error of predictions of these ratings, in memory."""
+        """The negative root of the mean squared error of predictions of these ratings, in memory; of "sgd"."""
         users, items, values = checked(ratings, self.columns)
         return -float(np.sqrt(np.mean((self.predict(users, items) - values.astype(np.float64)) ** 2)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 
 import dask
@@ -20,7 +19,9 @@ from sklearn.exceptions import NotFittedError
 
 import dps
 from dps.errors import InputError, InputTypeError
-from dps.models import MatrixFactorization, factor_steps, matrix_factorization
+from dps.models import MatrixFactorization, factor_als, factor_bpr, factor_steps, matrix_factorization
+from dps.models.factor_als import ImplicitALS
+from dps.models.factor_bpr import BPR
 from dps.models.factor_data import HomeRatings, checked
 from dps.models.factor_sgd import BiasedSGD
 from dps.models.factor_steps import TableNames
@@ -204,6 +205,214 @@ def test_ids_are_any_int64(ps):
     model.forget()
 
 
+# -- implicit feedback
+
+COUNTS = np.random.default_rng(3).integers(1, 6, len(U)).astype(np.float32)  # of pairs (U, V)
+FEEDBACK = scipy.sparse.csr_matrix((COUNTS, (U, V)), (USERS, ITEMS))
+ALS = {"method": "als", "factors": 4, "epochs": 4, "regularization": 2.0, "alpha": 1.5, "random_state": 7}
+
+
+def hu_koren_volinsky(p, q, sweeps, alpha, reg):
+    """Alternating least squares by its textbook formulas, over all cells; (x, y, the loss of implicit)."""
+    r = FEEDBACK.toarray().astype(np.float64)
+    confidence, preference, losses = 1 + alpha * r, (r > 0).astype(float), []
+    for _ in range(sweeps):
+        for c, target, x, y in ((confidence, preference, p, q), (confidence.T, preference.T, q, p)):
+            for row in range(len(x)):
+                system = y.T @ (c[row][:, None] * y) + reg * np.eye(y.shape[1])
+                x[row] = np.linalg.solve(system, y.T @ (c[row] * target[row]))
+        loss = (confidence * (preference - p @ q.T) ** 2).sum() + reg * ((p**2).sum() + (q**2).sum())
+        losses.append(loss / confidence.sum())
+    return p, q, losses
+
+
+def initial(ps, count, factors, seed):
+    ps.table("first", factors, init=dps.Normal(0.1, seed=seed))
+    rows = ps.client().pull("first", np.arange(count)).astype(np.float64)
+    ps.drop_table("first")
+    return rows
+
+
+@pytest.mark.parametrize("solver", [{"solver": "exact"}, {"solver": "cg", "cg_steps": 12}], ids=["exact", "cg"])
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_als_is_the_textbook_program(ps, monkeypatch, solver, trainers):
+    run = ps.run
+    monkeypatch.setattr(ps, "run", lambda *args, **options: run(*args, trainers=trainers, **options))
+    monkeypatch.setattr(factor_als, "GROUP_RATINGS", 100)
+    monkeypatch.setattr(factor_als, "BLOCK_RATINGS", 300)
+    model = MatrixFactorization(client=ps, **ALS, **solver).fit(FEEDBACK)
+    p, q, losses = hu_koren_volinsky(initial(ps, USERS, 4, 15), initial(ps, ITEMS, 4, 16), 4, 1.5, 2.0)
+    np.testing.assert_allclose(model.user_factors, p, atol=1e-4)
+    np.testing.assert_allclose(model.item_factors, q, atol=1e-4)
+    np.testing.assert_allclose(model.loss_curve_, losses, rtol=1e-5)
+    np.testing.assert_allclose(model.predict(U, V), (p @ q.T)[U, V], atol=1e-4)
+    assert (model.mean_, model.user_biases.any(), model.item_biases.any()) == (0, False, False)
+    model.forget()
+
+
+def test_three_steps_of_conjugate_gradients_come_near(ps):
+    """Each half-sweep begins at the rows of the one before, so few steps suffice in the long run."""
+    few = MatrixFactorization(client=ps, **{**ALS, "epochs": 15}).fit(FEEDBACK)
+    exact = MatrixFactorization(client=ps, **{**ALS, "epochs": 15}, solver="exact").fit(FEEDBACK)
+    assert few.loss_curve_[-1] == pytest.approx(exact.loss_curve_[-1], rel=0.01)
+    assert (np.diff(few.loss_curve_) < 0).all()
+    few.forget()
+    exact.forget()
+
+
+def test_the_loss_is_that_of_implicit(ps):
+    als = pytest.importorskip("implicit.cpu._als")
+    model = MatrixFactorization(client=ps, **ALS).fit(FEEDBACK)
+    confidence = FEEDBACK.copy()
+    confidence.data = 1 + 1.5 * confidence.data
+    theirs = als.calculate_loss(confidence, model.user_factors, model.item_factors, 2.0)
+    assert model.loss_curve_[-1] == pytest.approx(theirs, rel=1e-4)
+    model.forget()
+
+
+WRONG_ALS = {
+    "confidence": ("exact", "group.confidence[:, None, :]", "group.extra[:, None, :]"),
+    "gramian": ("exact", "gram + reg", "reg"),
+    "padding": ("_groups", "np.where(there, extra[where], 0)", "extra[where]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ALS)
+def test_wrong_variants_of_als_are_caught(ps, name, monkeypatch):
+    function, old, new = WRONG_ALS[name]
+    monkeypatch.setattr(factor_als, function, mutant(getattr(factor_als, function), old, new))
+    with pytest.raises(AssertionError):
+        test_als_is_the_textbook_program(ps, monkeypatch, {"solver": "exact"}, 1)
+
+
+def test_als_folds_in_users_and_new_items(ps):
+    """The users of new ratings are solved with the items of before; then the new items."""
+    model = MatrixFactorization(client=ps, **ALS, solver="exact").fit(FEEDBACK)
+    p, q = model.user_factors.astype(float), model.item_factors.astype(float)
+    model.partial_fit(([3, 3, 99, 99, 98], [1, 500, 0, 1, 501], [2.0, 1.0, 1.0, 1.0, 1.0]))
+    eye = 2.0 * np.eye(4)
+    x = {}
+    for user, items, strength in ((3, [1], [2.0]), (99, [0, 1], [1.0, 1.0])):
+        y, extra = q[items], 1.5 * np.array(strength)
+        x[user] = np.linalg.solve(q.T @ q + y.T @ (extra[:, None] * y) + eye, y.T @ (1 + extra))
+        place = np.searchsorted(model.user_ids_, user)
+        np.testing.assert_allclose(model.user_factors[place], x[user], atol=1e-4)
+    assert model.user_ids_.tolist() == [*range(USERS), 98, 99]
+    assert model.item_ids_.tolist() == [*range(ITEMS), 500, 501]
+    np.testing.assert_array_equal(model.item_factors[:ITEMS], q.astype(np.float32))
+    np.testing.assert_array_equal(np.delete(model.user_factors[:USERS], 3, 0), np.delete(p, 3, 0).astype(np.float32))
+    everyone = model.user_factors.astype(float)
+    new = np.linalg.solve(everyone.T @ everyone + 1.5 * np.outer(x[3], x[3]) + eye, 2.5 * x[3])
+    np.testing.assert_allclose(model.item_factors[ITEMS], new, atol=1e-4)
+    assert model.n_iter_ == 4
+    model.forget()
+
+
+BPR_SETTINGS = {"method": "bpr", "factors": 4, "epochs": 3, "batch_size": 100, "random_state": 7}
+
+
+def rendle(p, q, rate, reg):
+    """BPR by its textbook formulas, one triple after the other, each from the rows of before the batch."""
+    order, clock = np.random.default_rng((7, 0)).permutation(FEEDBACK.nnz), 0
+    cut = [order[first : first + 100] for first in range(0, len(order), 100)]
+    users = np.repeat(np.arange(USERS), np.diff(FEEDBACK.indptr))
+    for epoch in range(3):
+        for n in np.random.default_rng((7, epoch)).permutation(len(cut)):
+            u, i = users[cut[n]], FEEDBACK.indices[cut[n]]
+            j = dps.sampling.negative_items(u, FEEDBACK, 1, np.random.default_rng((7, 0, clock)))[:, 0]
+            step_p, step_q, reach_p, reach_q = np.zeros_like(p), np.zeros_like(q), np.zeros(USERS), np.zeros(ITEMS)
+            for a, b, c in zip(u, i, j, strict=True):
+                assert not FEEDBACK[a, c]
+                apart = q[b] - q[c]
+                s = 1 / (1 + np.exp(p[a, 1:] @ apart[1:] + apart[0]))
+                one = np.append(1, p[a, 1:])
+                step_p[a] += np.append(0, s * apart[1:] - reg * p[a, 1:])
+                step_q[b] += s * one - reg * q[b]
+                step_q[c] += -s * one - reg * q[c]
+                reach = (apart[1:] @ apart[1:] + 2 * one @ one) / 4 + reg
+                reach_p[a] += reach
+                reach_q[b] += reach
+                reach_q[c] += reach
+            with np.errstate(divide="ignore"):
+                p = p + np.minimum(rate, 1 / reach_p)[:, None] * step_p
+                q = q + np.minimum(rate, 1 / reach_q)[:, None] * step_q
+            clock += 1
+    return p, q
+
+
+@pytest.mark.parametrize("rate", [0.05, 2.0], ids=["sums", "bounded"])
+def test_bpr_is_the_textbook_program(one, rate):
+    model = MatrixFactorization(client=one, learning_rate=rate, regularization=0.02, **BPR_SETTINGS).fit(FEEDBACK)
+    p, q = rendle(first_rows(one, np.arange(USERS), 4, 15), first_rows(one, np.arange(ITEMS), 4, 16), rate, 0.02)
+    for ours, theirs in zip(rows_of(model), (p, q), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=5e-5)
+    assert np.abs(model.user_biases).max() < 1e-6
+    model.forget()
+
+
+def test_wrong_variants_of_bpr_are_caught(one, monkeypatch):
+    wrong = mutant(factor_bpr.BPR._learn, "np.concatenate([slopes, -slopes])", "np.concatenate([slopes, slopes])")
+    monkeypatch.setattr(factor_bpr.BPR, "_learn", wrong)
+    with pytest.raises(AssertionError):
+        test_bpr_is_the_textbook_program(one, 0.05)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "bpr", "learning_rate": 0.1, "epochs": 60}, {"method": "als", "alpha": 10.0}], ids=str
+)
+def test_held_out_items_are_ranked_high(ps, settings):
+    """Users of three tastes: each likes a third of the items. The items of the taste come before the others."""
+    draw = np.random.default_rng(5)
+    liked = (np.arange(USERS)[:, None] % 3 == np.arange(ITEMS) % 3) & (draw.random((USERS, ITEMS)) < 0.6)
+    model = MatrixFactorization(client=ps, factors=6, batch_size=200, random_state=1, **settings)
+    model.fit(scipy.sparse.csr_matrix(liked.astype(float)))
+    ids, _ = model.recommend(np.arange(USERS), N=3)
+    assert (ids % 3 == np.arange(USERS)[:, None] % 3).mean() > 0.95
+    assert model.loss_curve_[-1] < model.loss_curve_[0]
+    model.forget()
+
+
+@pytest.mark.parametrize("method", ["als", "bpr"])
+@pytest.mark.parametrize("form", ["tuple", "dask frame", "dask columns", "delayed"])
+def test_implicit_feedback_from_anywhere(one, method, form):
+    settings = {**SMALL, "epochs": 2, "regularization": 2.0 if method == "als" else None}
+    positive = np.maximum(R, 0.5)
+    frame = FRAME.assign(rating=positive)
+    forms = {
+        "tuple": (U, V, positive),
+        "dask frame": dd.from_pandas(frame, npartitions=3),
+        "dask columns": tuple(da.from_array(column, chunks=400) for column in (U, V, positive)),
+        "delayed": [
+            dask.delayed(frame[:300]),
+            dask.delayed(scipy.sparse.csr_matrix((positive[300:], (U[300:], V[300:])))),
+        ],
+    }
+    model = MatrixFactorization(method, client=one, **settings)
+    expected = [rows.copy() for rows in rows_of(model.fit(scipy.sparse.csr_matrix((positive, (U, V)))))]
+    for ours, theirs in zip(rows_of(model.fit(forms[form])), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert set(model.recommend(0, N=ITEMS)[0]) == set(range(ITEMS)) - set(V[U == 0])
+    model.forget()
+
+
+def test_users_who_have_everything_and_single_items(ps):
+    """There is no negative for them, so they teach nothing, and they are in the model."""
+    model = MatrixFactorization(client=ps, **BPR_SETTINGS).fit(([1, 1, 2], [7, 8, 8], [1, 1, 1]))
+    assert model.user_ids_.tolist() == [1, 2]
+    alone = MatrixFactorization(client=ps, **BPR_SETTINGS).fit(([1], [7], [1]))
+    assert np.isnan(alone.loss_curve_).all()
+    assert alone.predict(1, 7).shape == ()
+    single = MatrixFactorization("als", factors=1, client=ps).fit(([1], [7], [1]))
+    assert 0.9 < single.predict(1, 7) < 1
+    for each in (model, alone, single):
+        each.forget()
+
+
+def test_negative_strength_of_feedback(ps):
+    with pytest.raises(InputError, match="1 ratings are negative, the least -2; method 'als'"):
+        MatrixFactorization("als", client=ps).fit(([1, 2], [7, 7], [1, -2]))
+
+
 # -- asking the model
 
 
@@ -283,31 +492,50 @@ def test_partial_fit_begins_a_model(ps):
 # -- failures
 
 
-@dataclasses.dataclass(frozen=True)
-class Dies(BiasedSGD):
-    """Each trainer raises once, in the middle of its third batch."""
+class DyingTrainer:
+    """Passes calls on to a trainer; at its third clock, the first attempt dies before what it changes is sent."""
 
-    def _learn(self, trainer, batch, tables, mean):
-        loss = super()._learn(trainer, batch, tables, mean)
-        if trainer.attempt == 0 and trainer.clock == 2:
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def __getattr__(self, name):
+        if name in ("add", "assign") and self.trainer.attempt == 0 and self.trainer.clock == 2:
             raise OSError("lost")
-        return loss
+        return getattr(self.trainer, name)
 
 
-def test_a_trainer_that_is_run_again_makes_the_same_model(ps):
-    made = []
-    for kind in (BiasedSGD, Dies):
-        method = kind(0.02, 0.05, 2, 100, 7, 0)
-        tables = TableNames("users", "items", 1)
-        for name in tables.names:
-            ps.table(name, 5, init=dps.Normal(0.1, seed=1))
-        with HomeRatings(checked((U, V, R))).as_they_lie(ps) as data:
-            reports = ps.run(matrix_factorization.train, data, args=(method, tables, None, 0), trainers=1, retries=1)
-        made.append([ps.client().pull(name, np.arange(30)) for name in tables.names])
-        assert reports[0].mean == pytest.approx(R.mean(), rel=1e-5)
-        for name in tables.names:
-            ps.drop_table(name)
+def with_a_death(trainer, *arguments):
+    return matrix_factorization.train(DyingTrainer(trainer), *arguments)
+
+
+SGD = BiasedSGD(0.02, 0.05, 2, 100, 7, 0)
+TWICE = {
+    "sgd": SGD,
+    "als": ImplicitALS(1.0, 0.1, 2, "cg", 3),
+    "als folds in": ImplicitALS(1.0, 0.1, 2, "cg", 3, folds_in=True),
+    "bpr": BPR(0.02, 0.05, 2, 100, 7, 0),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_trainer_that_is_run_again_makes_the_same_model(ps, name):
+    made, method = [], TWICE[name]
+    mean = 0.0 if "folds" in name else None
+    for function in (matrix_factorization.train, with_a_death):
+        tables = TableNames("users", "items", method.biases)
+        for number, table in enumerate(tables.names):
+            ps.table(table, 5, init=dps.Normal(0.1, seed=1 + number))
+        if mean is not None:
+            ps.client().assign("items", np.arange(20), np.ones((20, 5)))
+        with method.data(HomeRatings(checked((U, V, np.abs(R)))), ps) as data:
+            reports = ps.run(function, data, args=(method, tables, mean, 0), trainers=1, retries=1)
+        made.append([ps.client().pull(table, np.arange(ITEMS)) for table in tables.names])
+        if name == "sgd":
+            assert reports[0].mean == pytest.approx(np.abs(R).mean(), rel=1e-5)
+        for table in tables.names:
+            ps.drop_table(table)
     np.testing.assert_array_equal(made[0], made[1])
+    assert (made[0][0] != made[0][1]).all()
 
 
 # -- scikit-learn, bad input
@@ -336,6 +564,9 @@ BAD_SETTINGS = [
     ({"regularization": -1}, "regularization is a finite number, 0 or more"),
     ({"init_std": None}, "init_std is a finite number, above 0"),
     ({"columns": "user"}, "columns are the names of three columns"),
+    ({"solver": "lu"}, "solver is one of cg, exact"),
+    ({"alpha": -1.0}, "alpha is a finite number, 0 or more"),
+    ({"cg_steps": 0}, "cg_steps is a whole number"),
     ({"random_state": -1}, "random_state is a whole number"),
 ]
 
