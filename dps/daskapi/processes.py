@@ -24,6 +24,7 @@ __all__ = [
     "listening_tls",
     "own_security",
     "own_version",
+    "trainer_tls",
     "version_in",
 ]
 
@@ -61,6 +62,16 @@ def connecting_tls(security: Security | None) -> ssl.SSLContext | None:
     if security is None:
         return None
     return security.get_connection_args("client").get("ssl_context")
+
+
+def trainer_tls(security: Security | None) -> ssl.SSLContext | None:
+    """The TLS context with which a client of a cluster listens to other clients; None where there is no TLS.
+
+    It is made of the client's certificate, because a trainer may run where there is no Dask worker.
+    """
+    if security is None:
+        return None
+    return security.get_listen_args("client").get("ssl_context")
 
 
 def own_security(scheduler: DaskScheduler) -> Security:

@@ -3,6 +3,9 @@
 =============== =======================================================
 trainer         Trainer: a client with a clock
 participant     what a trainer tells and asks the controller
+allreduce       large arrays combined between the trainers themselves
+ring            which part of an array goes on in each step
+ring_peer       a trainer's connections to its neighbours in a ring
 batches         partitions cut into batches
 merging         values merged by key before they are sent
 model_copy      rows kept and gradients gathered between two exchanges

@@ -27,6 +27,7 @@ from dps import config
 from dps.client.client import Client
 from dps.client.ticket import Ticket
 from dps.errors import DPSError, InputError, InputTypeError, StoppedError
+from dps.training.allreduce import RingAllreduce
 from dps.training.trainer import Trainer
 from dps.training.types import Function, Json, Options, Partition
 from dps.wire import frames
@@ -178,6 +179,10 @@ class Rehearsal:
     def meet(self, call: Json, raw: bytes) -> bytes | bytearray:
         """Refuse: there is no other trainer to meet."""
         raise InputError(f"{call['op']}: there are no other trainers while a function is tried out")
+
+    def ring(self) -> RingAllreduce:
+        """Refuse: there is no other trainer to meet."""
+        raise InputError("allreduce: there are no other trainers while a function is tried out")
 
     def move(self, clock: int) -> None:
         """Count the iteration."""

@@ -25,6 +25,8 @@ from dps.core.tick import DONE, OPEN, PlainTicks
 from dps.errors import ClockTimeoutError, ControllerGoneError, InputError, StoppedError
 from dps.state.ops import TableSpec
 from dps.telemetry.reports import TrainerReport
+from dps.training.allreduce import RingAllreduce
+from dps.training.ring_peer import RingPeer
 from dps.training.types import Json
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
@@ -100,6 +102,8 @@ class Participant:
         self._report: TrainerReport | None = None  # goes with all that is sent until something is answered
         self._collectives = 0  # called at this clock
         self._left = False
+        self._peer: RingPeer | None = None
+        self._ring: RingAllreduce | None = None
         self._joined: Joined | None = None  # the answer to the last JOIN
         self.reached = self.planned = self.first_portion = self.warm_start = 0
         self.staleness, self.trainers = math.inf, 1
@@ -172,6 +176,9 @@ class Participant:
 
     def close(self) -> None:
         """Close all connections. A trainer that has not left is lost to the others."""
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.close()
         self.session.close()
 
     # -- the clock, and others at it
@@ -274,6 +281,14 @@ class Participant:
         except ClockTimeoutError:
             self._collectives -= 1  # a trainer that calls again is at the same place of its program
             raise
+
+    def ring(self) -> RingAllreduce:
+        """The allreduce of large arrays, with the connections that it needs, which the first call makes."""
+        if self._peer is None:
+            self._peer = RingPeer(self.session.ticket, self.session.environment, self.check)
+            self._ring = RingAllreduce(self.number, self._peer, self.meet, self.clock_patience)
+        assert self._ring is not None
+        return self._ring
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[float]:

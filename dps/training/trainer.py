@@ -31,6 +31,7 @@ from dps.client.ticket import Pending, Ticket
 from dps.errors import InputError
 from dps.functions.definition import Function
 from dps.state.columns import ColumnLayout
+from dps.training.allreduce import RING_BYTES, RingAllreduce
 from dps.training.batches import Batches
 from dps.training.epochs import Epochs, Validation, checked_rule
 from dps.training.leased_batches import LeasedBatches
@@ -74,6 +75,9 @@ class RunMember(Protocol):
 
     def meet(self, call: Json, raw: bytes) -> bytes | bytearray:
         """Bring bytes to a collective call; its answer."""
+
+    def ring(self) -> RingAllreduce:
+        """The allreduce of large arrays."""
 
     def leave(self, failed: str | None = None) -> None:
         """Leave the run, or stop it."""
@@ -768,23 +772,41 @@ class Trainer:
         self._meet("barrier", np.zeros(0))
 
     def allreduce(self, value: npt.ArrayLike, op: str = "sum") -> np.ndarray:
-        """Combine small arrays of all trainers; each gets the result.
+        """Combine arrays of all trainers; each gets the result.
+
+        The controller combines small arrays. Arrays of more than 256 KiB go round a ring of connections between the
+        trainers, and each trainer sends and receives about twice the bytes of the array, however many trainers there
+        are. If a trainer is lost meanwhile, the others wait until it is run again.
 
         Parameters
         ----------
         value : array_like
-            The same shape and dtype on every trainer; at most 16 MiB.
+            The same shape and dtype on every trainer.
         op : {"sum", "mean", "max", "min"}
+            A mean is of float64.
 
         Returns
         -------
         ndarray
-            Combined in the order of the trainers: the same bits for all, and each time.
+            The same bits for all trainers. A small array is combined in the order of the trainers. In a large one that
+            order begins at another trainer for each part of the array, and is the same each time.
+
+        Raises
+        ------
+        TrainerLostError
+            A trainer that is run again needs the result of a call that its earlier attempt made, and no other trainer
+            keeps it: each keeps the last one, and 64 MiB of earlier ones, until it leaves the run.
+
+        References
+        ----------
+        P. Patarasu, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, J. Parallel Distrib.
+        Comput. 69 (2009).
         """
         if op not in ("sum", "mean", "max", "min"):
             raise InputError(f"allreduce takes sum, mean, max or min, not {op!r}")
         array = np.asarray(value)
-        return self._meet(op, array.astype(np.float64) if op == "mean" else array)
+        array = array.astype(np.float64) if op == "mean" else array
+        return self._meet(op, array) if array.nbytes <= RING_BYTES else self._go_round(op, array)
 
     def broadcast(self, value: npt.ArrayLike, root: int = 0) -> np.ndarray:
         """Trainer `root`'s array, on every trainer; all pass one of the same shape and dtype."""
@@ -798,11 +820,18 @@ class Trainer:
         self._send_merged()
         return frames.unpack_items(self._participant.meet({"op": "allgather"}, frames.pack_item(content)))
 
-    def _meet(self, op: str, array: np.ndarray, **more: object) -> np.ndarray:
+    def _go_round(self, op: str, array: np.ndarray) -> np.ndarray:
+        self._before_meeting(op, array)
+        return self._participant.ring().combine(array, op)
+
+    def _before_meeting(self, op: str, array: np.ndarray) -> None:
         self._outside_portion(op)
         self._send_merged()
         if array.dtype.kind not in "biufc":
             raise InputError(f"{op} takes arrays of numbers, not {array.dtype}")
+
+    def _meet(self, op: str, array: np.ndarray, **more: object) -> np.ndarray:
+        self._before_meeting(op, array)
         raw = np.ascontiguousarray(array).tobytes()
         call = {"op": op, "dtype": array.dtype.str, "shape": list(array.shape), **more}
         answer = self._participant.meet(call, raw)

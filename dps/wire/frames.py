@@ -34,6 +34,9 @@ DUMP     see `DumpPiece`                              JSON, arrays
 JOIN...  see `controller/runs.py`                                JSON
 LEASE    see `controller/work_leases.py`                            JSON
 ORIGIN   see `controller/runs.py`                                JSON
+RING     see `RingPiece`; with CONTROL the sender     numbers of an array
+         gives the round up
+RING_... see `RingPiece`                              nothing; answer: numbers of a result
 SERVE... see `controller/failover.py`                               JSON
 OK       request; count; see `TickAnswer`             the values, or JSON, or nothing
 ERROR    request                                      JSON {"type", "message"}
@@ -78,6 +81,7 @@ PULL, PUSH, STATUS, REPLICATE, DUMP, SCAN = 16, 17, 18, 19, 20, 21
 CALL, COMMIT, ABORT = 22, 23, 24
 ROUTE, JOIN, TICK, LEAVE, COLLECT, RESERVE, PEEK = 32, 33, 34, 35, 36, 37, 38
 LEASE, ORIGIN = 39, 40
+RING, RING_RESULT = 41, 42
 SERVE, BEAT, PLACE, CAUGHT_UP, STEPPED_DOWN, SUSPECT = 48, 49, 50, 51, 52, 53
 OK, ERROR = 64, 65
 

@@ -19,6 +19,7 @@ __all__ = [
     "Collect",
     "DumpPiece",
     "RetireOrigins",
+    "RingPiece",
     "RouteAnswer",
     "RouteRequest",
     "Scan",
@@ -93,6 +94,23 @@ class Collect(NamedTuple):
     @classmethod
     def of(cls, header: Header) -> Collect:
         return cls(header.clock, header.number, header.count)
+
+
+class RingPiece(NamedTuple):
+    """RING: numbers of an array on their way round a ring of trainers. RING_RESULT: numbers of a result, asked for."""
+
+    round: int  # of the ring, a random number
+    step: int  # of the round
+    start: int  # first byte of the array
+    nbytes: int
+
+    def header(self, kind: int = frames.RING, flags: int = 0) -> Header:
+        body = frames.padded(self.nbytes) if kind == frames.RING else 0
+        return Header(kind, flags, clock=self.round, shard=self.step, start=self.start, count=self.nbytes, body=body)
+
+    @classmethod
+    def of(cls, header: Header) -> RingPiece:
+        return cls(header.clock, header.shard, header.start, header.count)
 
 
 class RouteRequest(NamedTuple):

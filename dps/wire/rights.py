@@ -3,7 +3,8 @@
 A peer has one of three roles, by the secret that it has proved: a stranger has proved none yet, a client knows the
 session's secret, a server knows the servers' secret. The controller is no role here, because it never connects to a
 server: its control operations (settle, retire, create a table) are calls of the server's actor over Dask, and PLACE
-travels on the connection that the server has made. The tables below are complete: an endpoint handles no other frame.
+travels on the connection that the server has made. Trainers are clients, also of each other. The tables below are
+complete: an endpoint handles no other frame.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ from dps.wire import frames
 from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, RULE_DELETE, RULE_ROWS, Header
 from dps.wire.protocols import RoleConnection
 
-__all__ = ["CLIENT", "SERVER", "STRANGER", "TO_ANY", "TO_CONTROLLER", "TO_SERVER", "allowed", "guarded", "role_of"]
+__all__ = [
+    "CLIENT",
+    "SERVER",
+    "STRANGER",
+    "TO_ANY",
+    "TO_CONTROLLER",
+    "TO_SERVER",
+    "TO_TRAINER",
+    "allowed",
+    "guarded",
+    "role_of",
+]
 
 STRANGER, CLIENT, SERVER = "stranger", "client", "server"
 
@@ -54,6 +66,7 @@ TO_CONTROLLER: Rights = {
     CLIENT: dict.fromkeys((frames.ROUTE, *RUNS), NO_FLAGS),
     SERVER: dict.fromkeys((frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT), NO_FLAGS),
 }
+TO_TRAINER: Rights = {CLIENT: {frames.RING: frozenset({0, CONTROL}), frames.RING_RESULT: NO_FLAGS}}
 
 
 def role_of(session: str | None) -> str:

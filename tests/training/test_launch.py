@@ -542,7 +542,7 @@ def leave_early(trainer, parts, then="allreduce"):
         (["broadcast(1, root=3)"] * 3, "broadcast from trainer 3: the run has trainers 0 to 2"),
         (["allreduce(1, 'median')"] * 3, "allreduce takes sum, mean, max or min, not 'median'"),
         (["allreduce('a')"] * 3, "takes arrays of numbers"),
-        (["allreduce(np.zeros(1 << 22))"] * 3, "a collective takes up to"),
+        (["broadcast(np.zeros(1 << 22))"] * 3, "a collective takes up to"),
         (["allgather(bytes(6 << 20))"] * 3, "a collective takes up to"),
     ],
 )

@@ -19,7 +19,7 @@ from dps.state.transfer import digest
 from dps.wire import frames, rights
 from dps.wire.frames import Header, encode_json
 from dps.wire.handshake import of_servers
-from dps.wire.rights import CLIENT, SERVER, STRANGER, TO_CONTROLLER, TO_SERVER
+from dps.wire.rights import CLIENT, SERVER, STRANGER, TO_CONTROLLER, TO_SERVER, TO_TRAINER
 
 F = frames
 NAMED = {name: value for name, value in vars(F).items() if name.isupper() and type(value) is int}
@@ -49,8 +49,9 @@ MAY = {
     ("server", SERVER): {F.REPLICATE: REPLICATES, F.DUMP: {0}},
     ("controller", CLIENT): {kind: {0} for kind in FROM_TRAINERS},
     ("controller", SERVER): {kind: {0} for kind in FROM_SERVERS},
+    ("trainer", CLIENT): {F.RING: {0, F.CONTROL}, F.RING_RESULT: {0}},
 }
-TABLES = {"server": TO_SERVER, "controller": TO_CONTROLLER}
+TABLES = {"server": TO_SERVER, "controller": TO_CONTROLLER, "trainer": TO_TRAINER}
 
 
 @pytest.mark.parametrize("where", TABLES)
