@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import math
 import uuid
 import warnings
 import weakref
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dask
 import numpy as np
@@ -22,14 +20,14 @@ from sklearn.utils.metaestimators import available_if
 
 import dps
 from dps.errors import InputError
-from dps.kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
 from dps.models.batch_solvers import minimised, problem_of_classes
-from dps.models.classes import check_class_weight, class_weights, coded, nonnegative
-from dps.models.partitions import Piece, Survey, Surveys, named, summary
+from dps.models.classes import check_class_weight, class_weights, nonnegative
+from dps.models.logistic_training import Plan, train
+from dps.models.partitions import Survey, Surveys, named, summary
 from dps.models.saved import Saved
 from dps.models.spark_pieces import pieces_of
-from dps.models.stopping import Ending, EpochMeeting, Part, stalled, without_held_out
-from dps.models.types import Block, Callback, ClusterLike, Features, Labels, Predictions, Schedule, Settings
+from dps.models.stopping import Ending
+from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions, Schedule, Settings
 from dps.models.weights import (
     LARGEST,
     HomeWeights,
@@ -171,6 +169,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     loss_curve_: list[float]
     validation_loss_curve_: list[float]
     seconds_: dict[str, float]
+    _stopped = False  # because the loss did not fall any more
     _ps: dps.ParameterServer | None = None  # that has the tables
     _kept: contextlib.ExitStack | None = None  # closes the servers that `partial_fit` has started
     _dropping: weakref.finalize | None = None  # drops the tables with the model, if the servers go on
@@ -268,7 +267,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             self.forget()
             raise
         ending, curve = self._ending(), self.validation_loss_curve_ or self.loss_curve_
-        if ending is not None and self.n_iter_ == self.epochs and not stalled(curve, ending):
+        if ending is not None and not self._stopped:
             warnings.warn(
                 f"after {self.epochs} epochs the loss was still falling by more than tol={ending.tol:g}: it was "
                 f"{curve[-1]:.4g}; more epochs, or a higher learning rate, make it smaller",
@@ -430,8 +429,9 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         made = 1 + int(np.flatnonzero(losses[:, 1])[-1]) if losses[:, 1].any() else 0
         self.loss_curve_ += [loss / weight if weight else math.nan for loss, weight in losses[: made or None].tolist()]
         self.n_iter_ = len(self.loss_curve_)
-        self.validation_loss_curve_ = max((curve for *_, curve in reports), key=len)
-        for _, seconds, _ in reports:
+        self.validation_loss_curve_ = max((report[2] for report in reports), key=len)
+        self._stopped = any(report[3] for report in reports)
+        for _, seconds, *_ in reports:
             for kind, spent in seconds.items():
                 self.seconds_[kind] += spent
 
@@ -562,104 +562,3 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         if self._weights is not None:
             state["_weights"] = self._weights.home()
         return state
-
-
-# -- the trainers' side
-
-
-@dataclasses.dataclass
-class Plan:
-    """The settings of a training that each trainer gets."""
-
-    coef: str
-    intercept: str
-    classes: np.ndarray
-    class_weights: np.ndarray | None
-    features: int
-    epochs: int
-    ending: Ending | None  # None: after the last epoch
-    batch_size: int
-    shuffle: int | None
-    with_intercept: bool
-    summed: bool  # hand over the sum of a batch's gradients, not their mean
-
-
-def train(trainer: dps.Trainer, pieces: list[Piece], plan: Plan) -> tuple[np.ndarray, dict[str, float], list[float]]:
-    """The training function.
-
-    Returns (sum of losses and of rows' weights in each epoch, seconds by activity, mean loss of held-out rows).
-    """
-    parts, held = [coded(piece, plan) for piece in pieces], list[Part]()
-    if plan.ending is not None and plan.ending.held_out:
-        parts, held = without_held_out(parts, plan.ending.held_out)
-    steps = sum(math.ceil(len(y) / plan.batch_size) for _, y, _ in parts)
-    losses = np.zeros((plan.epochs, 2))
-    meeting = None
-    if plan.ending is not None:
-        meeting = EpochMeeting(trainer, steps, plan.epochs, plan.ending, functools.partial(judged, trainer, held, plan))
-    for X, y, weights in trainer.iterate(parts, plan.epochs, plan.batch_size, plan.shuffle):
-        if meeting is not None and meeting.ends():
-            break
-        loss = learn(trainer, X, y, weights, plan)
-        trainer.log(loss=loss)
-        weight = len(y) if weights is None else float(weights.sum())
-        losses[trainer.clock // steps] += loss * weight, weight
-        if meeting is not None:
-            meeting.add(loss * weight, weight)
-    return losses, trainer.time_spent(), [] if meeting is None else meeting.curve
-
-
-def judged(trainer: dps.Trainer, parts: list[Part], plan: Plan) -> tuple[float, float]:
-    """(loss of rows that nothing is learnt from, summed by their weights; the sum of these)."""
-    total, weight = 0.0, 0.0
-    for X, y, rows in parts:
-        if not len(y):
-            continue
-        _, local, w, b = pulled(trainer, X, plan)
-        residuals = binary_residuals if w.ndim == 1 else multinomial_residuals
-        here = len(y) if rows is None else float(rows.sum())
-        if here:
-            total += residuals(margins_with(local, w, b), y, rows)[1] * here
-            weight += here
-    return total, weight
-
-
-def pulled(trainer: dps.Trainer, X: Block, plan: Plan) -> tuple[np.ndarray, Block, np.ndarray, Any]:
-    """(the features of a block, the block with these as columns, their weights, the intercept)."""
-    keys, local = (np.arange(plan.features), X) if isinstance(X, np.ndarray) else dps.localize(X)
-    weights = trainer.pull({plan.coef: keys, plan.intercept: slice(0, 1)})
-    return keys, local, weights[plan.coef], weights[plan.intercept][0]
-
-
-def margins_with(local: Block, w: np.ndarray, b: Any) -> np.ndarray:
-    """The margins of a block, given the weights of its columns."""
-    if isinstance(local, np.ndarray):
-        return local @ w + b
-    return margins(local.indptr, local.indices, local.data, w, b)
-
-
-def learn(trainer: dps.Trainer, X: Block, y: np.ndarray, rows: np.ndarray | None, plan: Plan) -> float:
-    """One step: pull the batch's weights, compute the gradient, push it. Returns the mean loss by the rows' weights.
-
-    The gradient is the sum of the rows' gradients times their weights, divided by the number of rows.
-    """
-    dense = isinstance(X, np.ndarray)
-    keys, local, w, b = pulled(trainer, X, plan)
-    scale = 1.0 if plan.summed else 1.0 / len(y)
-    if w.ndim == 1 and not dense:
-        loss, slope, level = logistic(local.indptr, local.indices, local.data, w, b, y, rows, scale)
-    else:
-        z = margins_with(local, w, b)
-        residuals = binary_residuals if w.ndim == 1 else multinomial_residuals
-        residual, loss = residuals(z, y, rows)
-        residual *= np.float32(scale)
-        level = residual.sum(axis=0)
-        if dense:
-            slope = X.T @ residual
-        else:
-            slope = gradient(local.indptr, local.indices, local.data, residual, len(keys))
-    pushes: dict[str, tuple[np.ndarray | slice, np.ndarray]] = {plan.coef: (keys, slope)}
-    if plan.with_intercept:
-        pushes[plan.intercept] = (slice(0, 1), np.asarray([level], np.float32))
-    trainer.push(pushes)
-    return loss

@@ -198,6 +198,8 @@ class Epochs:
     ----------
     losses : list of float
         The mean loss of each epoch that is over; with `validate`, that of the rows held out. The same on all trainers.
+    stopped : bool
+        Whether `tol` has ended them, or would have behind the last one: the loss did not fall any more.
     """
 
     def __init__(
@@ -213,11 +215,12 @@ class Epochs:
         self._trainer, self._member, self._count, self._data = trainer, member, count, data
         self._rule, self._validate, self._options = rule, validate, options
         self.losses: list[float] = []
+        self.stopped = False
 
     def __iter__(self) -> Iterator[Epoch]:
         trainer, losses = self._trainer, []
         first, steps = trainer.clock, self._meet()
-        self.losses = []
+        self.losses, self.stopped = [], False
         for number in range(self._count):
             epoch = self._epoch(number, first, steps)
             yield epoch
@@ -226,7 +229,8 @@ class Epochs:
             self.losses.append(loss)
             if weight:  # an epoch of which nothing is known, as behind a checkpoint, decides nothing
                 losses.append(loss)
-            if self._rule.tol is not None and stalled(losses, self._rule.tol, self._rule.patience):
+            self.stopped = self._rule.tol is not None and stalled(losses, self._rule.tol, self._rule.patience)
+            if self.stopped:
                 return
 
     def _meet(self) -> int:
