@@ -17,7 +17,7 @@ import numpy as np
 from dps.errors import InputError
 from dps.training.types import Batch, Partition
 
-__all__ = ["Batches", "counted_rows", "cutter", "iterate_partition", "row_count", "rows", "taker"]
+__all__ = ["Batches", "TakenRows", "counted_rows", "cutter", "iterate_partition", "made", "row_count", "rows", "taker"]
 
 
 def _rows_alone(value: Partition) -> int | None:
@@ -140,6 +140,8 @@ def counted_rows(partition: Partition, purpose: str) -> int:
 
 def rows(batch: Batch) -> int:
     """Rows of a batch; 0 where that means nothing."""
+    if isinstance(batch, TakenRows):
+        return len(batch.numbers)
     try:
         return row_count(batch) or 0
     except InputError:  # an item of a list, which may be anything
@@ -213,6 +215,33 @@ def taker(value: Partition) -> Callable[[np.ndarray], Batch]:
     if callable(getattr(value, "take", None)) and not hasattr(value, "__array_interface__") and hasattr(value, "slice"):
         return lambda chosen: value.take(chosen)  # Arrow
     return lambda chosen: value[chosen]
+
+
+class TakenRows:
+    """A batch of rows that are copied when its turn comes, so that the rows of an epoch are not there twice.
+
+    Parameters
+    ----------
+    take : callable
+        What :func:`taker` has made of a partition.
+    numbers : ndarray of int
+        The rows of the partition.
+
+    Examples
+    --------
+    >>> made(TakenRows(taker(np.array([5.0, 6.0, 7.0])), np.array([2, 0])))
+    array([7., 5.])
+    """
+
+    __slots__ = ("numbers", "take")
+
+    def __init__(self, take: Callable[[np.ndarray], Batch], numbers: np.ndarray):
+        self.take, self.numbers = take, numbers
+
+
+def made(batch: Batch) -> Batch:
+    """The batch itself; of one whose rows are still to be taken, these rows."""
+    return batch.take(batch.numbers) if isinstance(batch, TakenRows) else batch
 
 
 def iterate_partition(partition: Partition, batch_size: int | None = None) -> list:
@@ -347,7 +376,7 @@ class Batches(Sequence):
             raise IndexError(f"there are {len(self)} batches; {position} is outside")
         epoch, step = divmod(place, len(self.batches))
         index = int(self.order(epoch)[step])
-        return epoch, index, self.batches[index]
+        return epoch, index, made(self.batches[index])
 
     def __iter__(self) -> Iterator[tuple[int, int, Batch]]:
         return self.iterate()
@@ -363,5 +392,5 @@ class Batches(Sequence):
         first, skip = divmod(start, count) if count else (self.epochs, 0)
         for epoch in range(first, self.epochs):
             for index in self.order(epoch)[skip:].tolist():
-                yield epoch, index, self.batches[index]
+                yield epoch, index, made(self.batches[index])
             skip = 0

@@ -17,6 +17,7 @@ from oracles import mutant
 import dps
 from dps.errors import InputError
 from dps.testing import Faults, Simulation
+from dps.training.batches import made
 from dps.training.epochs import Epoch, Epochs, stalled
 from dps.training.shuffling import EpochRows
 
@@ -317,13 +318,13 @@ def test_rows_of_each_kind_of_partition(kind) -> None:
         for of, order in zip(rows, orders, strict=True)
         for start in range(0, len(of), 2)
     ]
-    found = [plain(batch) for batch in shuffled.batches(1)]
+    found = [plain(made(batch)) for batch in shuffled.batches(1)]
     assert len(found) == len(shuffled) == 6
     assert found == [expected[n] for n in rng.permutation(6)]
-    assert found == [plain(batch) for batch in shuffled.batches(1)], "the same in each attempt"
-    assert found != [plain(batch) for batch in shuffled.batches(2)]
+    assert found == [plain(made(batch)) for batch in shuffled.batches(1)], "the same in each attempt"
+    assert found != [plain(made(batch)) for batch in shuffled.batches(2)]
     some = EpochRows(parts, None, None, 0.7, seed=5, number=2)
-    chosen = [plain(batch) for batch in some.batches(0)]
+    chosen = [plain(made(batch)) for batch in some.batches(0)]
     rng = np.random.default_rng((5, 2, 0))
     assert chosen == [[of[n] for n in sorted(rng.permutation(len(of))[:k])] for of, k in zip(rows, (5, 2), strict=True)]
 
@@ -333,7 +334,7 @@ def test_numbers_of_batches(sizes, batch_size, fraction, epoch) -> None:
     parts = [np.arange(size) + 100 * n for n, size in enumerate(sizes)]
     for shuffle in (None, "rows", "batches"):
         rows = EpochRows(parts, batch_size, shuffle, fraction, 0, 0)
-        batches = rows.batches(epoch)
+        batches = [made(batch) for batch in rows.batches(epoch)]
         assert len(batches) == len(rows)
         seen = np.concatenate([*batches, np.zeros(0, int)])
         assert len(set(seen.tolist())) == len(seen), "no row twice"
@@ -341,6 +342,22 @@ def test_numbers_of_batches(sizes, batch_size, fraction, epoch) -> None:
             here = int((seen // 100 == n).sum())
             assert here == (min(size, max(1, round(fraction * size))) if fraction < 1 else size)
         assert all(1 <= len(batch) <= (batch_size or 9) for batch in batches)
+
+
+def test_rows_are_copied_when_their_turn_comes(monkeypatch) -> None:
+    taken = []
+    take = EpochRows([np.arange(5)], 2, "rows", 1.0, 0, 0).batches(0)[0].take
+    monkeypatch.setattr("dps.training.shuffling.taker", lambda part: lambda n: taken.append(len(n)) or take(n))
+
+    def train(trainer, partitions):
+        for epoch in trainer.epochs(2, partitions, batch_size=2, shuffle="rows"):
+            before = len(taken)
+            for n, batch in enumerate(epoch, 1):
+                assert len(taken) - before == n
+                assert len(batch) == taken[-1]
+
+    simulated(train, [np.arange(5)], trainers=1)
+    assert taken == [2, 2, 1] * 2
 
 
 def test_batches_stay_the_same_objects() -> None:
@@ -472,8 +489,7 @@ VARIANTS = [
 @pytest.mark.parametrize(("kind", "name", "old", "new"), VARIANTS)
 def test_a_wrong_variant_is_noticed(monkeypatch, kind, name, old, new) -> None:
     assert inspect.getsource(getattr(kind, name)).count(old) == 1
-    made = mutant(getattr(kind, name), old, new)
-    monkeypatch.setattr(kind, name, made)
+    monkeypatch.setattr(kind, name, mutant(getattr(kind, name), old, new))
     with pytest.raises((AssertionError, IndexError, ValueError, dps.errors.DPSError)):
         _everything()
 
