@@ -13,6 +13,7 @@ with needing("models"):
     from dps.models.linear import ElasticNet, Lasso, LinearRegression, LinearSVC, PoissonRegressor, Ridge
     from dps.models.logistic import LogisticRegression
     from dps.models.matrix_factorization import MatrixFactorization
+    from dps.models.similarity import Similarity
 
 __all__ = [
     "ElasticNet",
@@ -24,6 +25,7 @@ __all__ = [
     "MatrixFactorization",
     "PoissonRegressor",
     "Ridge",
+    "Similarity",
     "encode_frame",
     "read_files",
     "read_libsvm",

@@ -26,7 +26,7 @@ from dps.models.kmeans_training import ClusterPlan
 from dps.models.partitions import Pieces
 from dps.models.spark_pieces import is_spark, pieces_of
 from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
-from dps.models.unlabelled import unlabelled
+from dps.models.unlabelled import is_lazy_list, unlabelled
 from dps.models.weights import lazily
 from dps.models.where import address_of, aside, serving
 
@@ -70,7 +70,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         that is far from all centers. Lloyd's algorithm does so for centers without rows.
     staleness : int or math.inf
         Of mini-batches: the number of steps by which the fastest trainer may lead the slowest. With 0, a second
-        training gives the same centers.
+        training gives the same centers, if trainers get the same partitions.
     random_state : int, numpy.random.RandomState or None
         What the random numbers follow from.
     servers : int
@@ -218,7 +218,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             self.__dict__.pop(name, None)
         if layout.columns is not None:
             self.feature_names_in_ = np.array(layout.columns, object)
-        if not is_spark(X) and (hasattr(X, "shape") or not _is_lazy_list(X)):
+        if not is_spark(X) and (hasattr(X, "shape") or not is_lazy_list(X)):
             self.labels_ = self.predict(X)
 
     @contextlib.contextmanager
@@ -325,12 +325,6 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def __getstate__(self) -> Settings:
         """A pickled model needs no cluster, and has the address of the cluster to train in."""
         return {**super().__getstate__(), "client": address_of(self.client)}
-
-
-def _is_lazy_list(X: Features) -> bool:
-    """Whether X is a list of partitions, or one, that lie elsewhere."""
-    parts = X if isinstance(X, (list, tuple)) else [X]
-    return bool(parts) and all(hasattr(part, "key") for part in parts)
 
 
 def block_for(X: Features, home: HomeCenters) -> Features:

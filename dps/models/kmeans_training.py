@@ -26,6 +26,7 @@ import numpy as np
 import dps
 from dps.models.centers import centers_of, dense_rows, nearest, sums_by_cluster
 from dps.models.partitions import Piece
+from dps.models.seeding import place_of
 from dps.models.types import Block
 
 __all__ = ["ClusterPlan", "ClusterReport", "lloyd", "minibatch"]
@@ -161,13 +162,13 @@ def minibatch(trainer: dps.Trainer, pieces: Sequence[Piece], plan: ClusterPlan) 
     All trainers end a pass at the same clock, those with fewer batches after clocks without one.
     """
     starts = trainer.pull(plan.starts).reshape(plan.clusters, plan.features)
-    batches, passes = cut(pieces, plan.batch_size), 0
+    batches, passes, place = cut(pieces, plan.batch_size), 0, place_of(trainer)
     steps = int(trainer.allreduce(len(batches), "max"))
     sizes = [batch.block.shape[0] for batch in batches] + [0] * (steps - len(batches) + 1)
     for _ in trainer.iterate([list(map(range, sizes))], plan.max_iter):
         done, step = divmod(trainer.clock, steps + 1)
         if step < len(batches):
-            order = np.random.default_rng((plan.seed, trainer.number, done)).permutation(len(batches))
+            order = np.random.default_rng((plan.seed, place, done)).permutation(len(batches))
             learn(trainer, batches[order[step]], plan, starts)
         elif step == steps:
             passes = done + 1
@@ -216,7 +217,7 @@ def reassign(
 
     Their weight becomes the least of the other centers, as in scikit-learn. Each trainer offers rows of one batch.
     """
-    rng = np.random.default_rng((plan.seed, trainer.number, passes, 1))
+    rng = np.random.default_rng((plan.seed, place_of(trainer), passes, 1))
     rows = np.zeros((0, plan.features), np.float32)
     most = min(len(neglected), max(1, CANDIDATE_BYTES // (4 * plan.features * trainer.trainers)))
     if batches:

@@ -18,7 +18,7 @@ import dps
 from dps.models.centers import dense_rows, nearest
 from dps.models.partitions import Piece
 
-__all__ = ["SeedPlan", "Seeds", "drawn_rows", "reduced", "seeds_of"]
+__all__ = ["SeedPlan", "Seeds", "drawn_rows", "place_of", "reduced", "seeds_of"]
 
 ROUNDS = 5  # of k-means||, which section 5.3 of the paper finds to be enough
 MORE_ROUNDS = 50  # at most, until there are as many candidates as clusters
@@ -50,7 +50,7 @@ class Seeds(NamedTuple):
 
 def seeds_of(trainer: dps.Trainer, pieces: Sequence[Piece], plan: SeedPlan) -> Seeds:
     """The training function: sums of the trainer's rows, and rows that are drawn from all trainers' rows."""
-    rng = np.random.default_rng((plan.seed, trainer.number))
+    rng = np.random.default_rng((plan.seed, place_of(trainer)))
     weight, sums, squares = 0.0, np.zeros(plan.features), np.zeros(plan.features)
     for piece in pieces:
         weights = weights_of_rows(piece)
@@ -63,6 +63,14 @@ def seeds_of(trainer: dps.Trainer, pieces: Sequence[Piece], plan: SeedPlan) -> S
     if plan.init == "k-means++":
         counted = k_means_parallel(trainer, pieces, plan, keys, rows, rng)
     return Seeds(weight, sums, squares, counted, keys, rows)
+
+
+def place_of(trainer: dps.Trainer) -> int:
+    """The number from which the trainer's random numbers follow: that of its first partition.
+
+    Which trainer gets a partition depends on where the partition lies, and that is not the same in each run.
+    """
+    return trainer.partition_numbers[0] if trainer.partition_numbers else trainer.number
 
 
 def weights_of_rows(piece: Piece) -> np.ndarray:
@@ -159,7 +167,9 @@ def reduced(candidates: np.ndarray, weights: np.ndarray, clusters: int, seed: in
 
     Where there are no more candidates than clusters, they are the centers, some of them several times.
     """
-    candidates, weights = candidates[weights > 0].astype(np.float64), weights[weights > 0]
+    order = np.lexsort(candidates.T)  # because their order follows from the order of the trainers
+    order = order[weights[order] > 0]
+    candidates, weights = candidates[order].astype(np.float64), weights[order]
     if len(candidates) <= clusters:
         return candidates[np.arange(clusters) % len(candidates)]
     model = LocalKMeans(clusters, n_init=LOCAL_RUNS, random_state=seed)

@@ -13,7 +13,7 @@ from dps.models.partitions import blocks_of, named
 from dps.models.spark_pieces import is_spark
 from dps.models.types import Block, Features, Labels
 
-__all__ = ["unlabelled", "with_zeros"]
+__all__ = ["is_lazy_list", "unlabelled", "with_zeros"]
 
 LABEL = "dps_no_label"  # the column of zeros that a frame of Spark gets
 
@@ -28,8 +28,8 @@ def unlabelled(X: Features, weights: Labels = None) -> tuple[Features, Labels, L
     """
     if is_spark(X):
         return _of_spark(X, weights)
-    parts = [X] if isinstance(X, (Delayed, Future)) else X
-    if isinstance(parts, (list, tuple)) and parts and all(isinstance(part, (Delayed, Future)) for part in parts):
+    if is_lazy_list(X):
+        parts = X if isinstance(X, (list, tuple)) else [X]
         if weights is not None:
             raise InputTypeError(
                 "sample_weight goes with X; a list of partitions has the weights in its parts, each (X, None, "
@@ -49,6 +49,12 @@ def unlabelled(X: Features, weights: Labels = None) -> tuple[Features, Labels, L
     if hasattr(X, "map_blocks"):
         return X, X.map_blocks(_zeros, dtype=np.int8, drop_axis=1, meta=np.zeros(0, np.int8)), weights
     return X, X.map_partitions(_zeros, meta=np.zeros(0, np.int8)), weights
+
+
+def is_lazy_list(X: Features) -> bool:
+    """Whether X is a list of partitions, or one partition, that lie elsewhere: futures or delayed values."""
+    parts = X if isinstance(X, (list, tuple)) else [X]
+    return bool(parts) and all(isinstance(part, (Delayed, Future)) for part in parts)
 
 
 def with_zeros(part: Block) -> tuple[Block, ...]:

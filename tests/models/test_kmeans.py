@@ -148,7 +148,7 @@ def test_minibatches_beside_numpy(ps, places):
     [
         ("learn", "present = np.flatnonzero(sums[:, -1])", "present = np.flatnonzero(sums[:, -1])[1:]"),
         ("learn", "trainer.push(", "trainer.assign("),
-        ("minibatch", "plan.seed, trainer.number, done", "plan.seed, trainer.number, 0"),
+        ("minibatch", "plan.seed, place, done", "plan.seed, place, 0"),
         ("note_moves", "trainer.pull(plan.before)[:, -1].sum()", "0.0"),
     ],
 )

@@ -74,6 +74,7 @@ ONLY = {  # all that these may import beside the standard library and themselves
         "dps",
         "dps.errors",
         "dps.functions",
+        "dps.functions.neighbours",
         "dps.functions.products",
         "dps.kernels",
     }

@@ -1,4 +1,4 @@
-"""k-means while servers' processes are killed: the centers of undisturbed servers."""
+"""k-means and similar rows while servers' processes are killed: the results of undisturbed servers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from dps.models.clustering import Beginning, trained
 from dps.models.encoding import Layout
 from dps.models.kmeans import KMeans
 from dps.models.partitions import Piece, Survey
+from dps.models.similarity import Similarity
 
 pytestmark = pytest.mark.processes
 CLUSTERS, FEATURES = 5, 4
@@ -79,3 +80,19 @@ def test_the_centers_are_those_of_undisturbed_servers(size):
         np.testing.assert_array_equal(made.centers, expected.centers)
         assert made.inertia == expected.inertia
         wait_until(lambda: min(server.number for server in ps.status().servers if server.alive) >= 1)
+
+
+def test_the_neighbours_are_those_of_undisturbed_servers():
+    rows = np.random.default_rng(0).normal(size=(400, FEATURES))
+    with (
+        dps.LocalCluster(servers=2, trainers=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client, servers=2, copies=2) as ps,
+    ):
+        model = Similarity(n_neighbors=3, client=ps).fit(rows)
+        expected = model.kneighbors()
+        (address,) = [server.worker for server in ps.status().servers if server.number == 0]
+        os.kill(client.run(os.getpid, workers=[address])[address], signal.SIGKILL)
+        for found, right in zip(model.kneighbors(), expected, strict=True):
+            np.testing.assert_array_equal(found, right)
+        model.close()
