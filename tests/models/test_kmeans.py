@@ -492,17 +492,8 @@ def test_another_width_is_refused(ps):
 
 # -- scikit-learn's own checks
 
-BATCHES = "the rows that are drawn are others where a row stands twice, as in scikit-learn's KMeans"
-EXPECTED = {
-    "check_sample_weight_equivalence_on_dense_data": BATCHES,
-    "check_sample_weight_equivalence_on_sparse_data": BATCHES,
-}
 
-
-@parametrize_with_checks(
-    [KMeans(max_iter=20), KMeans(max_iter=10, batch_size=20)],
-    expected_failed_checks=lambda estimator: EXPECTED,
-)
+@parametrize_with_checks([KMeans(max_iter=20), KMeans(max_iter=10, batch_size=20)])
 def test_checks_of_scikit_learn(ps, estimator, check):
     estimator.set_params(client=ps)
     with warnings.catch_warnings():
