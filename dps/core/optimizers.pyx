@@ -32,6 +32,7 @@ from dps.core.steps cimport (
     dps_ftrl_float,
     dps_momentum_double,
     dps_momentum_float,
+    dps_fetch_rows,
     dps_push,
     dps_rmsprop_double,
     dps_rmsprop_float,
@@ -45,7 +46,7 @@ cnp.import_array()
 cdef enum:
     FLOAT_BYTES = 4
     OTHER_BYTES = 8
-    BLOCK = 128  # rows that the steps of all columns take at a time, so that the later ones find them in the cache
+    BLOCK = 32  # rows that the steps of all columns take at a time, so that the later ones find them in the cache
 
 
 cdef class Kernel:
@@ -169,12 +170,17 @@ cdef class ColumnKernel(Kernel):
         return 0
 
     cdef void run(self, dps_push *push, int dtype) noexcept nogil:
-        cdef int64_t itemsize = FLOAT_BYTES if dtype == cnp.NPY_FLOAT32 else OTHER_BYTES, done = 0, n
+        cdef int64_t itemsize = FLOAT_BYTES if dtype == cnp.NPY_FLOAT32 else OTHER_BYTES, done = 0, ahead, n
         cdef dps_push some = push[0]
         cdef const ColumnStep *part
         some.stride = push.dim
         while done < push.count:
             some.count = min(push.count - done, <int64_t> BLOCK)
+            if push.index != NULL:
+                ahead = done + some.count
+                dps_fetch_rows(
+                    push.rows, push.index + ahead, min(push.count - ahead, <int64_t> BLOCK), push.width * itemsize
+                )
             some.numbers = push.numbers
             for n in range(self._count):
                 part = self._parts + n

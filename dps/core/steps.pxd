@@ -15,6 +15,7 @@ cdef extern from "steps.h" nogil:
         const double *numbers
         int64_t parameters
 
+    void dps_fetch_rows(const void *rows, const int64_t *index, int64_t count, int64_t nbytes)
     void dps_add_int64_t(const dps_push *push)
     void dps_add_float(const dps_push *push)
     void dps_add_double(const dps_push *push)

@@ -41,11 +41,11 @@ from dps.driver.scaling import adapt, check_servers, most_servers
 from dps.errors import ClosedError, DPSError, InputError, NameInUseError, UnknownTableError
 from dps.functions.definition import Function as ServerFunction
 from dps.functions.deletion import deleting
-from dps.state.columns import Column, of_columns
-from dps.state.initializers import Initializer, Zeros
+from dps.state.columns import Column, parts_of_table
+from dps.state.initializers import Initializer
 from dps.state.names import check_name, table_name
 from dps.state.ops import TableSpec, wants_finite
-from dps.state.optimizers import Add, Optimizer
+from dps.state.optimizers import Optimizer
 from dps.telemetry.snapshot import Status
 from dps.training import spark
 from dps.training.columns import chosen, in_memory, scattered
@@ -316,18 +316,12 @@ class ParameterServer:
         # The default of `shards` follows the number of servers, which may change; that of `finite` may differ between
         # versions, and a table that a checkpoint has brought back keeps what it was made with.
         free = [name for name, value in (("shards", shards), ("finite", finite)) if value is None]
-        if columns is not None:
-            given = {"dim": dim, "optimizer": optimizer, "init": init}
-            if both := [word for word, value in given.items() if value is not None]:
-                raise InputError(f"table {name!r}: columns= says {', '.join(both)} for each column, so leave it out")
-            dim, optimizer, init = of_columns(columns)
-        dim = 1 if dim is None else dim
-        optimizer = Add() if optimizer is None else optimizer
+        dim, optimizer, init = parts_of_table(name, dim, optimizer, init, columns)
         finite = wants_finite(optimizer) if finite is None else finite
         if shards is None:
             wanted = most_servers(self._connection.describe()) * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
-        spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init or Zeros(), aggregate, finite, shards)
+        spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards)
         spec = dataclasses.replace(spec, copies=self.copies if copies is None else copies, ack=ack)
         made = self._connection.call("add_table", spec=json.dumps(spec.to_dict()), exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict({**json.loads(made["spec"]), "id": made["id"]}))

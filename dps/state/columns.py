@@ -28,7 +28,8 @@ from dps.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.state.optimizers import Add, Assign, Optimizer, is_of_dps, optimizer_from_dict
 from dps.state.recipes import Description, Recipe, converted, number
 
-__all__ = ["Column", "ColumnInitializers", "ColumnLayout", "ColumnOptimizers", "of_columns", "row_start"]
+__all__ = ["Column", "ColumnInitializers", "ColumnLayout", "ColumnOptimizers", "of_columns"]
+__all__ += ["parts_of_table", "row_start"]
 
 R = TypeVar("R", bound=Recipe)
 MAX_DIM = 1 << 16  # of a row, see `dps.state.ops`
@@ -354,6 +355,28 @@ def of_columns(columns: Mapping[str, Column]) -> tuple[int, ColumnOptimizers, Co
     dims = tuple(each.dim for each in parts)
     optimizers = ColumnOptimizers(names, dims, tuple(each.optimizer for each in parts))
     return sum(dims), optimizers, ColumnInitializers(names, dims, tuple(each.init for each in parts))
+
+
+def parts_of_table(
+    name: str,
+    dim: int | None,
+    optimizer: Optimizer | None,
+    init: Initializer | None,
+    columns: Mapping[str, Column] | None,
+) -> tuple[int, Optimizer, Initializer]:
+    """The dim, the optimizer and the initializer of a table, from what its maker has said of them or of its columns.
+
+    Raises
+    ------
+    InputError
+        Both were said.
+    """
+    if columns is None:
+        return 1 if dim is None else dim, Add() if optimizer is None else optimizer, init or Zeros()
+    given = {"dim": dim, "optimizer": optimizer, "init": init}
+    if both := [word for word, value in given.items() if value is not None]:
+        raise InputError(f"table {name!r}: columns= says {', '.join(both)} for each column, so leave it out")
+    return of_columns(columns)
 
 
 def row_start(dim: int, optimizer: Optimizer, init: Initializer) -> RowStart:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,9 +17,10 @@ from dps.controller.procedures import Procedure
 from dps.coordination.autoscaling import AutoscalingRule
 from dps.errors import DPSError, InputError, StoppedError
 from dps.functions.definition import Function
-from dps.state.initializers import Initializer, Zeros
+from dps.state.columns import Column, parts_of_table
+from dps.state.initializers import Initializer
 from dps.state.ops import TableSpec, wants_finite
-from dps.state.optimizers import Add, Optimizer
+from dps.state.optimizers import Optimizer
 from dps.telemetry.monitor import run_status
 from dps.testing.channel import SimClient
 from dps.testing.disk import SimDisk
@@ -140,12 +141,13 @@ class Simulation:
     def table(
         self,
         name: str,
-        dim: int = 1,
+        dim: int | None = None,
         *,
         rows: int | None = None,
         dtype: str = "float32",
         optimizer: Optimizer | None = None,
         init: Initializer | None = None,
+        columns: Mapping[str, Column] | None = None,
         aggregate: str | None = None,
         finite: bool | None = None,
         shards: int | None = None,
@@ -157,9 +159,9 @@ class Simulation:
         if shards is None:
             wanted = len(self._controller.servers)
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, rows)
-        optimizer = Add() if optimizer is None else optimizer
+        dim, optimizer, init = parts_of_table(name, dim, optimizer, init, columns)
         finite = wants_finite(optimizer) if finite is None else finite
-        made = (optimizer, init or Zeros(), aggregate, finite, shards)
+        made = (optimizer, init, aggregate, finite, shards)
         spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack)
         return self._controller.create_table(spec, exist_ok)
 
