@@ -4,6 +4,9 @@ Needs scipy: ``pip install dps[models]``.
 
 ============ =====================================================================
 ranks        PageRank, also personalised
+components   connected components
+labels       communities by label propagation
+cores        core numbers
 edges        edges as users have them, as arrays of numbers
 exchange     rows that trainers send to each other through a table
 local_edges  the edges of the vertices that a trainer owns
@@ -15,7 +18,10 @@ results      what the algorithms return: values by vertex, on the servers
 from dps.errors import needing
 
 with needing("models"):
+    from dps.graph.components import connected_components
+    from dps.graph.cores import k_core
+    from dps.graph.labels import label_propagation
     from dps.graph.ranks import page_rank
     from dps.graph.results import VertexValues
 
-__all__ = ["VertexValues", "page_rank"]
+__all__ = ["VertexValues", "connected_components", "k_core", "label_propagation", "page_rank"]

@@ -11,7 +11,7 @@ from dask.base import is_dask_collection
 from dps.errors import InputError, InputTypeError
 from dps.training.spark import is_spark
 
-__all__ = ["EdgeList", "EdgeSource", "edge_list", "edge_source", "vertex_ids"]
+__all__ = ["EdgeList", "EdgeSource", "edge_list", "edge_source", "none_at_all", "vertex_ids"]
 
 LARGEST_WHOLE = 2.0**53  # a float64 beyond it may stand for several whole numbers
 
@@ -29,6 +29,11 @@ class EdgeList(NamedTuple):
     source: np.ndarray  # int64
     target: np.ndarray  # int64
     weight: np.ndarray | None  # float64; None: each edge has weight 1
+
+
+def none_at_all() -> InputError:
+    """The error of a graph without edges."""
+    return InputError("there are 0 edges: a graph needs one, if only a vertex's edge to itself")
 
 
 def edge_source(edges: Any, weights: Any = None, columns: Sequence | None = None) -> EdgeSource:
@@ -64,7 +69,7 @@ def edge_source(edges: Any, weights: Any = None, columns: Sequence | None = None
     if edges.ndim != 2 or edges.shape[1] != 2:
         raise InputError(f"edges have shape {edges.shape}; pass [n, 2]: a source and a target in each row")
     if not len(edges):
-        raise InputError("there are 0 edges: a graph needs one, if only a vertex's edge to itself")
+        raise none_at_all()
     if weights is None:
         return EdgeSource(edges, None)
     if is_dask_collection(weights):
@@ -84,7 +89,7 @@ def _of_frame(frame: Any, weights: Any, columns: Sequence | None) -> EdgeSource:
     if weights is not None and not isinstance(weights, str):
         raise InputTypeError(f"of a DataFrame, weights is the name of a column, not a {type(weights).__name__}")
     if not is_dask_collection(frame) and not is_spark(frame) and not len(frame):
-        raise InputError("there are 0 edges: a graph needs one, if only a vertex's edge to itself")
+        raise none_at_all()
     return EdgeSource(frame, [*columns, *([] if weights is None else [weights])])
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dps.errors import InputError
 from dps.features.localize import localize
-from dps.graph.edges import EdgeList, edge_list
+from dps.graph.edges import EdgeList, edge_list, none_at_all
 from dps.graph.exchange import exchanged, owners
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def owned_edges(trainer: dps.Trainer, mailbox: str, partitions: Sequence[Any], d
     edges = edge_list(partitions)
     total, weighted = trainer.allreduce([len(edges.source), edges.weight is not None])
     if not total:
-        raise InputError("there are 0 edges: a graph needs one, if only a vertex's edge to itself")
+        raise none_at_all()
     if not directed:
         edges = _both_ways(edges)
     columns = [edges.source, edges.target]
