@@ -133,7 +133,7 @@ def drawn(vertices: np.ndarray, seed: int, iteration: int) -> np.ndarray:
     Examples
     --------
     >>> int(drawn(np.arange(1000), 0, 3).sum())
-    509
+    498
     """
     salt = mixed(np.array([seed % 2**63]) * 2 + 1) + np.uint64(iteration)
     return (mixed(vertices.view(np.uint64) ^ mixed(salt)) & np.uint64(1)).astype(bool)

@@ -13,7 +13,7 @@ import pytest
 import sparks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ["estimator", "shared_table", "train_loop", "update_function", "lbfgs_on_spark"]
+NAMES = ["estimator", "shared_table", "train_loop", "update_function", "lbfgs_on_spark", "page_rank"]
 LINES = 66
 SECONDS = 300  # a limit for what hangs, on a busy machine
 
@@ -99,3 +99,12 @@ def test_lbfgs_on_spark_finds_the_minimum(run):
     slope, error = numbers(last)
     assert slope < 1e-4
     assert error < 0.2
+
+
+def test_page_rank_is_that_of_a_plain_loop(run):
+    near, *pages, last = run("page_rank").splitlines()
+    assert 0.1 < numbers(near)[0] < 1
+    ranks = [numbers(line)[0] for line in pages]
+    assert len(ranks) == 5
+    assert ranks == sorted(ranks, reverse=True)
+    assert float(last.split()[-1]) < 1e-8
