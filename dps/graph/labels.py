@@ -50,8 +50,8 @@ def label_propagation(
     Each vertex begins with its id as its label. In an iteration, a random half of the vertices takes the label that
     most of their neighbours have. A vertex keeps its label if it is among the most frequent ones; otherwise, of labels
     that are equally frequent, it takes the one with the smallest hash of label and seed. The algorithm ends when each
-    vertex has a label that is most frequent among its neighbours (Raghavan, Albert and Kumara, 2007, who change one
-    vertex after the other).
+    vertex has a label that is most frequent among its neighbours (Raghavan, Albert and Kumara, 2007; there one
+    vertex changes after the other).
 
     Parameters
     ----------
