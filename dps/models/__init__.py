@@ -14,11 +14,13 @@ with needing("models"):
     from dps.models.logistic import LogisticRegression
     from dps.models.matrix_factorization import MatrixFactorization
     from dps.models.similarity import Similarity
+    from dps.models.topics import LatentDirichletAllocation
 
 __all__ = [
     "ElasticNet",
     "KMeans",
     "Lasso",
+    "LatentDirichletAllocation",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",

@@ -22,7 +22,7 @@ from dps.models.spark_pieces import is_spark
 from dps.models.types import Features, Predictions
 
 __all__ = ["LARGEST", "HomeWeights", "LiveWeights", "drop", "drop_later", "lazily", "margins_of", "probabilities_of"]
-__all__ += ["softmax", "take"]
+__all__ += ["shared", "softmax", "take"]
 
 LARGEST = 1 << 28  # features of a model that is copied into one process, and coefficients in a `coef_`
 PULL_FEATURES = 1 << 20  # in one pull
@@ -30,7 +30,7 @@ MAX_TASK_BYTES = 1 << 20  # of weights that travel inside a task
 
 
 class AtHome(Protocol):
-    """What a model predicts with and needs no server: weights, or centers of clusters, in this process."""
+    """What a model predicts with and needs no server: weights, centers, topics, in this process."""
 
     @property
     def nbytes(self) -> int:
@@ -164,20 +164,20 @@ def lazily(
     dtype: npt.DTypeLike,
 ) -> Predictions:
     """Apply `function` to the row blocks of a Dask collection; a lazy Dask array [n] or [n, columns]."""
-    shared = _shared(weights)
+    held = shared(weights)
     meta = np.empty((0,) if columns == 1 else (0, columns), dtype)
     if hasattr(X, "to_dask_array"):
-        out = X.map_partitions(_block, function, shared, meta=meta)
+        out = X.map_partitions(_block, function, held, meta=meta)
         return out.to_dask_array() if hasattr(out, "to_dask_array") else out
     if X.ndim == 2 and X.numblocks[1] != 1:
         X = X.rechunk({1: -1})
     if columns == 1:
-        return X.map_blocks(_block, function, shared, dtype=dtype, drop_axis=1, meta=meta)
-    return X.map_blocks(_block, function, shared, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
+        return X.map_blocks(_block, function, held, dtype=dtype, drop_axis=1, meta=meta)
+    return X.map_blocks(_block, function, held, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)
 
 
-def _shared(weights: LiveWeights | AtHome) -> Predictions:
-    """The weights as an argument of many tasks. Large weights go to the workers once, not with each task."""
+def shared(weights: LiveWeights | AtHome) -> Predictions:
+    """Weights, or other arrays, as an argument of many tasks. Large ones go to the workers once, not with each task."""
     if weights.nbytes <= MAX_TASK_BYTES:
         return weights
     try:

@@ -112,6 +112,7 @@ class SimTrainers:
                 self._compute,
                 leased=(job.data, job.shares) if job.reassign else None,
             )
+            trainer.partition_numbers = list(job.shares[number])
             self._trainers.append(trainer)
             parts = [job.data[n] for n in job.shares[number]]
             result = job.function(trainer, parts)

@@ -17,6 +17,8 @@ NAMES = ["estimator", "shared_table", "train_loop", "update_function", "lbfgs_on
 LINES = 66
 SECONDS = 300  # a limit for what hangs, on a busy machine
 
+NAMES += ["topics"]
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(SECONDS + 30)]
 
 
@@ -84,6 +86,16 @@ def test_update_function_is_not_misled_by_broken_thermometers(run):
     means = numbers(warmest)
     assert len(means) == 5
     assert means == sorted(means, reverse=True)
+
+
+def test_topics_are_those_that_the_documents_are_made_of(run):
+    theirs, *ours, clear, first, second, third, fourth = run("topics").splitlines()
+    (alone,) = numbers(theirs)
+    assert [line.split(":")[0] for line in ours] == ["batch", "online", "gibbs"]
+    for line in ours:
+        assert numbers(line)[0] < 1.06 * alone < 50
+    assert int(clear.split()[-1]) > 1_800
+    assert {word for line in (first, second, third, fourth) for word in line.split()[1:]}.isdisjoint({"common0"})
 
 
 @pytest.mark.spark

@@ -76,6 +76,7 @@ ONLY = {  # all that these may import beside the standard library and themselves
         "dps.functions",
         "dps.functions.neighbours",
         "dps.functions.products",
+        "dps.functions.library",
         "dps.kernels",
     }
     | {"dps.spark", "dps.optimize", "pyspark", "pyarrow", "fsspec", "safetensors"},

@@ -1,0 +1,170 @@
+"""Topic models by collapsed Gibbs sampling, on the trainers (Griffiths and Steyvers 2004).
+
+Each token (a word of a document) has a topic. A table on the servers counts how many tokens of each word have each
+topic. In a pass, a trainer draws a new topic for each of its tokens, given the topics of the other tokens of the
+document, which it knows, and the counts as they were at the beginning of the pass; from the latter it takes the token
+itself away. Counts that are delayed by a pass are those of AD-LDA (Newman et al. 2009) and WarpLDA (Chen et al. 2016).
+The new topics are counted in a second table, by additions of whole numbers, and in the next pass the two change places.
+So the counts that trainers read add up to the number of tokens, always.
+
+A draw depends on the seed, the pass, the number of the token in the data, and on counts that are fixed in the pass.
+Thus the result is the same to the last digit for any number of trainers, of servers and of batches. A trainer that is
+run again draws what it drew before: the topics of its tokens are on the servers, too, as they were after even and
+after odd passes, four of them in an int64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse
+
+import dps
+from dps.models.documents import corpus_of
+from dps.models.topic_plan import Learned, TopicPlan, TwoTables
+from dps.models.types import Features
+from dps.models.variational import Perplexities
+
+__all__ = ["ASSIGNMENT_COLUMNS", "MOST_TOPICS", "learn_by_sampling", "sampled", "uniforms"]
+
+ASSIGNMENT_COLUMNS = 64  # int64 in a row of the table of assignments
+PACKED = 4 * ASSIGNMENT_COLUMNS  # topics in it
+MOST_TOPICS = 1 << 16  # a topic's number fits 16 bits
+GOLDEN, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def uniforms(numbers: np.ndarray, seed: int, stream: int) -> np.ndarray:
+    """Random numbers in [0, 1), float64, one for each of some int64: the same ones in each call (splitmix64).
+
+    Examples
+    --------
+    >>> uniforms(np.array([7, 8, 7]), seed=0, stream=1).round(3).tolist()
+    [0.456, 0.186, 0.456]
+    """
+    with np.errstate(over="ignore"):
+        start = _mixed(np.array([seed], np.uint64) * GOLDEN + np.uint64(stream))
+        return (_mixed(numbers.astype(np.uint64) * GOLDEN + start) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * FIRST
+    x = (x ^ (x >> np.uint64(27))) * SECOND
+    return x ^ (x >> np.uint64(31))
+
+
+def sampled(
+    X: scipy.sparse.csr_matrix, topics: np.ndarray, counts: np.ndarray, totals: np.ndarray, random: np.ndarray,
+    alpha: float, eta: float, words: int,
+) -> np.ndarray:  # fmt: skip
+    """Draw a new topic for each token of some documents, one after the other.
+
+    A token's topic is k with probability proportional to
+    ``(topics k of the document + alpha) * (counts[word, k] + eta) / (totals[k] + words * eta)``, where the token itself
+    is taken away from all three (Griffiths and Steyvers 2004, equation 5).
+
+    Parameters
+    ----------
+    X : csr_matrix [documents, some words]
+        Whole numbers.
+    topics : ndarray [tokens]
+        The topic of each token, in the order of X's data, each repeated as often as it says.
+    counts : ndarray [some words, topics]
+    totals : ndarray [topics]
+    random : ndarray [tokens]
+        Numbers in [0, 1).
+    alpha, eta : float
+        The priors.
+    words : int
+        How many words there are in all.
+
+    Returns
+    -------
+    ndarray [tokens]
+    """
+    repeats = X.data.astype(np.int64)
+    codes = np.repeat(X.indices, repeats)
+    ends = np.concatenate([[0], np.cumsum(repeats)])[X.indptr]
+    lengths = np.diff(ends)
+    documents, new = np.repeat(np.arange(X.shape[0]), lengths), topics.astype(np.int64)
+    shares = np.full((X.shape[0], len(totals)), float(alpha))
+    np.add.at(shares, (documents, new), 1.0)
+    weights, norms = counts + float(eta), totals + words * float(eta)
+    for place in range(int(lengths.max(initial=0))):  # one token of each document that has so many
+        here = np.flatnonzero(lengths > place)
+        tokens = ends[here] + place
+        rows, old = np.arange(len(here)), new[tokens]
+        shares[here, old] -= 1.0
+        odds = weights[codes[tokens]]
+        own = (odds[rows, old] - 1.0) / (norms[old] - 1.0)
+        odds /= norms
+        odds[rows, old] = own
+        odds *= shares[here]
+        np.cumsum(odds, axis=1, out=odds)
+        drawn = (odds <= (random[tokens] * odds[:, -1])[:, None]).sum(axis=1)
+        new[tokens] = np.minimum(drawn, len(totals) - 1)
+        shares[here, new[tokens]] += 1.0
+    return new
+
+
+def learn_by_sampling(trainer: dps.Trainer, partitions: list[Features], plan: TopicPlan) -> Learned:
+    """The training function of ``learning_method="gibbs"``. Before the first pass, each token gets a random topic."""
+    corpus = corpus_of(trainer, partitions, plan.words, plan.batch_size, whole=True)
+    tables, judge = TwoTables(trainer, plan), Perplexities(trainer, corpus, plan)
+    assignments = Assignments(trainer, plan)
+    passes, ended = plan.passes, False
+    for X, ids in trainer.iterate([corpus.batches], 1 + plan.passes):
+        number, place = divmod(trainer.clock, corpus.steps)
+        tables.number = number
+        if not place:
+            if judge.end(number - 1, tables.read, 1.0):
+                passes, ended = number - 1, True
+                break
+            tables.begin(number)
+        if not X.nnz:
+            continue
+        first = corpus.first_token[int(ids[0])]
+        tokens = first + np.arange(int(X.data.sum(dtype=np.float64)))
+        random = uniforms(tokens, plan.seed, number)
+        keys, local = dps.localize(X)
+        if number:
+            counts, totals = tables.pull(keys)
+            before = assignments.get(first, len(tokens), number - 1)
+            alpha, eta = plan.inference.alpha, plan.eta
+            topics = sampled(local, before, counts, totals, random, alpha, eta, plan.words)
+        else:
+            topics = (random * plan.topics).astype(np.int64)
+        assignments.put(first, topics, number)
+        cells = np.repeat(local.indices.astype(np.int64), local.data.astype(np.int64)) * plan.topics + topics
+        tables.add(keys, np.bincount(cells, minlength=len(keys) * plan.topics).reshape(len(keys), plan.topics))
+    if not ended:
+        judge.end(passes, (1 + passes) % 2, 1.0)
+    return Learned(passes, passes, 1.0, judge.curve(), (1 + passes) % 2)
+
+
+class Assignments:
+    """The topics of a trainer's tokens after the last pass: in memory, and on the servers for a trainer run again."""
+
+    def __init__(self, trainer: dps.Trainer, plan: TopicPlan):
+        assert plan.assignments is not None
+        self._trainer, self._tables = trainer, plan.assignments
+        self._known: dict[int, tuple[int, np.ndarray]] = {}  # by the number of the first token: pass, topics
+
+    def get(self, first: int, count: int, number: int) -> np.ndarray:
+        """The topics of `count` tokens from number `first` on, after a pass."""
+        known, topics = self._known.get(first, (-1, None))
+        if topics is not None and known == number:
+            return topics
+        rows = self._trainer.pull(self._tables[number % 2], self._keys(first, count))
+        return rows.reshape(-1).view(np.uint16)[:count]
+
+    def put(self, first: int, topics: np.ndarray, number: int) -> None:
+        """Keep the topics that a pass has drawn."""
+        small = topics.astype(np.uint16)
+        self._known[first] = number, small
+        keys = self._keys(first, len(small))
+        packed = np.zeros((len(keys), PACKED), np.uint16)
+        packed.reshape(-1)[: len(small)] = small
+        self._trainer.assign_async(self._tables[number % 2], keys, packed.view(np.int64))
+
+    def _keys(self, first: int, count: int) -> np.ndarray:
+        """Rows of a batch: from its first token on, fewer than it has tokens, so no other batch has them."""
+        return first + np.arange(-(-count // PACKED))
