@@ -61,6 +61,7 @@ from dps.state.ops import TableSpec
 from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, Optimizer, RMSprop
 from dps.state.schedules import Cosine, Exponential, InverseSqrt, InverseTime, Step, Warmup
 from dps.training.open_run import OpenRun
+from dps.training.pulled_rows import PulledRows
 from dps.training.trainer import Trainer
 
 __version__ = "0.8.0"
@@ -90,6 +91,7 @@ __all__ = [
     "Optimizer",
     "ParameterServer",
     "Pending",
+    "PulledRows",
     "RMSprop",
     "Step",
     "Table",

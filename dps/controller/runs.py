@@ -456,7 +456,7 @@ class Runs:
 
     def _release(self, run: Run, trainers: list[int]) -> None:
         """Answer the parked ticks of trainers that may go on."""
-        answer = TickAnswer(run.trainers - run.left_count, run.staleness)
+        answer = TickAnswer(run.trainers - run.left_count, run.staleness, run.clock.minimum)
         for trainer in trainers:
             waiting = run.ticking.pop(trainer, None)
             if waiting is not None:

@@ -14,6 +14,8 @@ local_rows      rows that are changed in place, and pushed as differences
 row_sums        rows summed by key, before they are sent
 epochs          epochs that all trainers end at one clock
 shuffling       the rows of each epoch, and their order
+pulled_ahead    which pulls may serve a later batch, and which of their rows are stale
+rows_ahead      the rows of batches, pulled while earlier batches are computed
 leased_batches  batches leased in portions, this trainer's or another's
 types           names for what passes through: data, partitions, JSON
 data            what a user calls data, as partitions on trainers

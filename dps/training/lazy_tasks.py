@@ -164,6 +164,7 @@ class Rehearsal:
 
     run, number, incarnation = -1, 0, 0
     staleness, reached, warm_start = math.inf, 0, 0
+    others_clock = math.inf
 
     def __init__(self, ticket: Ticket, trainers: int):
         self.trainers, self.planned = trainers, 0

@@ -32,7 +32,7 @@ from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.channel import Channel, Request
 from dps.wire.frames import Header
-from dps.wire.headers import Collect, Tick, TickAnswer, staleness_of
+from dps.wire.headers import Collect, Tick, TickAnswer
 from dps.wire.run_messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent
 
 __all__ = ["Participant"]
@@ -73,6 +73,9 @@ class Participant:
     planned : int
         The clock at which the trainer means to be done; 0: not known.
     staleness : float
+    others_clock : float
+        A clock that all other trainers had reached when this one began its iteration: what they pushed before it is on
+        the servers. Infinite where no other trainer is left.
     trainers : int
         How many the run began with.
     first_portion : int
@@ -107,6 +110,7 @@ class Participant:
         self._joined: Joined | None = None  # the answer to the last JOIN
         self.reached = self.planned = self.first_portion = self.warm_start = 0
         self.staleness, self.trainers = math.inf, 1
+        self.others_clock: float = 0
         self.clock_patience = config.seconds("clock") + GRACE_SECONDS
         self.session = ClientSession(ticket, environment, self.check, self._join, cancelled)
         self.session.hangs_up = True  # because the end of this connection tells that the trainer is lost
@@ -129,6 +133,7 @@ class Participant:
         self._join_request.incarnation = joined.incarnation
         self.staleness = math.inf if joined.staleness is None else joined.staleness
         self.trainers = own.parties = joined.trainers
+        self.others_clock = 0 if joined.trainers > 1 else math.inf
         session.meter.start(self.trainers, session.now())
         self.reached = joined.clock
         self.first_portion = joined.portions
@@ -214,7 +219,7 @@ class Participant:
                 return False  # a tick may be said twice
             raise
         if outcome == DONE:
-            self._go_on(TickAnswer(tick.parties, staleness_of(tick.start)))
+            self._go_on(TickAnswer.of_fields(tick.parties, tick.start))
         elif outcome == OPEN:
             return self._has_arrived(request, began + self.clock_patience)
         return outcome == DONE
@@ -245,8 +250,9 @@ class Participant:
         self._go_on(TickAnswer.of(answer))
 
     def _go_on(self, answer: TickAnswer) -> None:
-        """Note how many trainers count, and how far they may be apart."""
+        """Note how many trainers count, where the last of them is, and how far they may be apart."""
         self.session.own.parties = max(1, answer.trainers)
+        self.others_clock = answer.lowest if answer.trainers > 1 else math.inf
         if answer.staleness is not None:
             self.staleness = answer.staleness
 

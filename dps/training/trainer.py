@@ -41,6 +41,7 @@ from dps.training.model_copy import ModelCopy, checked_period
 from dps.training.participant import Participant
 from dps.training.pulled_rows import PulledRows
 from dps.training.row_sums import gather_sum
+from dps.training.rows_ahead import RowsAhead, check_combination
 from dps.training.shuffling import EpochRows
 from dps.training.types import Batch, Json, Partition
 from dps.wire import frames
@@ -56,6 +57,7 @@ class RunMember(Protocol):
     number: int
     trainers: int
     staleness: float
+    others_clock: float
     reached: int
     planned: int
     warm_start: int
@@ -144,6 +146,7 @@ class Trainer:
         # What pulls and pushes go through: the client, or within a loop with n_fetch or n_push a ModelCopy.
         self._calls: Any = participant.client
         self._merging: Merging | None = None  # what was merged and not sent, once there is any
+        self._ahead: RowsAhead | None = None  # within a loop with pull=
         self.partition_numbers = list(partition_numbers)
 
     @classmethod
@@ -291,19 +294,21 @@ class Trainer:
 
     def add(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Add values to rows, past the optimizer; see :meth:`dps.Client.add`."""
-        self._client.add(table, keys, values)
+        self._calls.add(table, keys, values)
 
     def add_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
         """As :meth:`add`, but return once it is written."""
-        return self._client.add_async(table, keys, values)
+        pending: Pending[None] = self._calls.add_async(table, keys, values)
+        return pending
 
     def assign(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Replace rows, past the optimizer; see :meth:`dps.Client.assign`."""
-        self._client.assign(table, keys, values)
+        self._calls.assign(table, keys, values)
 
     def assign_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
         """As :meth:`assign`, but return once it is written."""
-        return self._client.assign_async(table, keys, values)
+        pending: Pending[None] = self._calls.assign_async(table, keys, values)
+        return pending
 
     def increment(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
         """Add values to rows, as :meth:`add` does, but merge them by key here, and send them at the next tick.
@@ -542,6 +547,8 @@ class Trainer:
         if self._merging is None:
             self._merging = Merging(self._client)
         self._merging.add(how, table, keys, values)
+        if self._ahead is not None:
+            self._ahead.change(table, keys)
 
     def _send_merged(self, done: bool = True) -> None:
         """Send what has been merged; or drop it, because it belongs to a portion of which something is left."""
@@ -565,7 +572,9 @@ class Trainer:
         prepare: Callable[[Partition], Partition] | None = None,
         n_fetch: int = 1,
         n_push: int = 1,
-    ) -> Iterator[Batch]:
+        pull: Callable[[Batch], Mapping[Any, Any]] | None = None,
+        ahead: int = 1,
+    ) -> Iterator[Any]:
         """Yield batch after batch, ticking the clock after each; goes on where the clock stands after a restart.
 
         With `n_fetch` and `n_push` the loop is that of Downpour SGD (Dean et al., 2012): the same program sends fewer
@@ -574,6 +583,12 @@ class Trainer:
         after each `n_push`-th batch and after the last one. So a pull at clock c sees every push that any trainer made
         before its clock c - staleness - (n_fetch - 1) - (n_push - 1). A trainer that is run again repeats the batches
         whose gradients had not left, so each gradient counts once. A loop that is left early, by ``break``, drops them.
+
+        With `pull` the loop yields ``(batch, rows)``: the rows that the batch needs, of one table or several, pulled
+        while the batches before it are computed. They contain what a pull at the time of the batch must contain: the
+        staleness bounds what may be missing of other trainers' pushes, and the trainer's own are all there. Where that
+        is not certain beforehand (with staleness 0 and several trainers it never is), the rows are pulled at the time
+        of the batch. See *Consistency*, "Pulling ahead".
 
         In a run with ``reassign=True`` it ticks after each epoch instead, and batches of other trainers may be among
         those of this one.
@@ -592,19 +607,52 @@ class Trainer:
             What is to be done to each partition before it is cut, once.
         n_fetch, n_push : int
             Batches from one pull of a row to the next, and from one push of gathered gradients to the next.
+        pull : callable, optional
+            Given a batch, returns the ids whose rows it needs: ``{table: ids}``, integers in an array of any shape, or
+            a sparse batch, whose columns they are; of a dense table also a slice, or None for all rows. It is called
+            once for each batch, before the batch's turn.
+        ahead : int
+            With `pull`: of how many batches beside the present one pulls may be on their way. 0: none. More than 1
+            helps only where a pull takes longer than the computation of a batch.
 
         Yields
         ------
         object
             A batch: rows of a partition; of a partition ``(X, y)``, a pair, and of a dict of columns, a dict. The same
-            objects in every epoch, so that :func:`dps.localize` does its work once.
+            objects in every epoch, so that :func:`dps.localize` does its work once. With `pull`, a pair of the batch
+            and a dict of :class:`dps.PulledRows` with the same tables: `keys` (each id once),
+            `values` (their rows, which may be written to) and `codes` (positions of the ids in `keys`, in their shape).
 
         Raises
         ------
         InputError
-            A `batch_size` is given and a partition has no rows to cut, or its parts have different numbers of rows.
+            A `batch_size` is given and a partition has no rows to cut, or its parts have different numbers of rows. Or
+            `pull` is given with `n_fetch`, `n_push` or ``reassign=True``.
+        InputTypeError
+            What `pull` returns is no dict, or the ids of a table are no integers.
+
+        Examples
+        --------
+        >>> def train(trainer, partitions):
+        ...     wanted = lambda users: {"P": users}
+        ...     for users, rows in trainer.iterate(partitions, batch_size=4, pull=wanted):
+        ...         P = rows["P"]
+        ...         gradients = np.zeros_like(P.values)
+        ...         np.add.at(gradients, P.codes, P.values[P.codes] - users[:, None])
+        ...         trainer.push_async("P", P.keys, gradients)
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     _ = ps.table("P", dim=2, optimizer=dps.SGD(0.5))
+        ...     _ = ps.run(train, np.array([1, 2, 1, 3, 2, 1]))
+        ...     ps.client().pull("P", [1, 2, 3])
+        array([[1. , 1. ],
+               [1.5, 1.5],
+               [1.5, 1.5]], dtype=float32)
+        >>> cluster.close()
         """
         n_fetch, n_push = checked_period("n_fetch", n_fetch), checked_period("n_push", n_push)
+        if pull is not None:
+            check_combination(n_fetch * n_push > 1, self._leased is not None)
         if self._leased is not None:
             if n_fetch * n_push > 1:
                 raise InputError("with reassign=True each portion is pushed by itself: leave out n_fetch and n_push")
@@ -622,6 +670,9 @@ class Trainer:
             skipped -= skipped % n_push  # because the gradients of these batches have not left
         if skipped:
             participant.move(self.clock + skipped)
+        if pull is not None:
+            yield from self._iterate_ahead(batches, skipped, RowsAhead(participant, pull, ahead))
+            return
         copy = ModelCopy(self._client) if n_fetch * n_push > 1 else None
         try:
             for done, (_, index, batch) in enumerate(batches.iterate(skipped), skipped + 1):
@@ -636,6 +687,22 @@ class Trainer:
                 self.tick()
         finally:
             self._calls = self._client
+
+    def _iterate_ahead(
+        self, batches: Batches, skipped: int, rows_ahead: RowsAhead
+    ) -> Iterator[tuple[Batch, dict[Any, PulledRows]]]:
+        """The loop with pull=: batches, and rows that were pulled ahead."""
+        self._send_merged()  # because its keys are not known to `rows_ahead`
+        self._ahead = rows_ahead
+        try:
+            for index, batch, rows in rows_ahead.iterate(batches.iterate(skipped)):
+                self._calls = rows_ahead.calls
+                yield batch, rows
+                self._client.session.meter.rows += batches.rows(index)
+                rows_ahead.finish(self._send_merged)
+                self.tick()
+        finally:
+            self._ahead, self._calls = None, self._client
 
     def epochs(
         self,
@@ -818,7 +885,7 @@ class Trainer:
         """The bytes that each trainer brings, on all of them, by trainer; at most 16 MiB of all together."""
         self._outside_portion("allgather")
         self._send_merged()
-        return frames.unpack_items(self._participant.meet({"op": "allgather"}, frames.pack_item(content)))
+        return frames.unpack_items(self._met({"op": "allgather"}, frames.pack_item(content)))
 
     def _go_round(self, op: str, array: np.ndarray) -> np.ndarray:
         self._before_meeting(op, array)
@@ -834,8 +901,14 @@ class Trainer:
         self._before_meeting(op, array)
         raw = np.ascontiguousarray(array).tobytes()
         call = {"op": op, "dtype": array.dtype.str, "shape": list(array.shape), **more}
+        return np.frombuffer(bytearray(self._met(call, raw)), array.dtype, array.size).reshape(array.shape)
+
+    def _met(self, call: Json, raw: bytes) -> bytes | bytearray:
+        """What comes of a collective call."""
         answer = self._participant.meet(call, raw)
-        return np.frombuffer(bytearray(answer), array.dtype, array.size).reshape(array.shape)
+        if self._ahead is not None:
+            self._ahead.forget()  # because the others may have pushed before they came
+        return answer
 
     def time_spent(self) -> dict[str, float]:
         """Where the time since joining went, in seconds: "compute", "pull", "push", "wait", "serialise"."""

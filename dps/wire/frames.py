@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 MAGIC = 0x5044  # "DP"
-VERSION = 3
+VERSION = 4
 
 # kinds
 GREETING, HELLO, WELCOME = 1, 2, 3

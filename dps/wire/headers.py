@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 NO_BOUND = 1 << 31  # the bound of a run without one
+BOUND_BITS = 32  # of a bound
+MAX_LOWEST = (1 << 31) - 1  # because `start` is signed; a higher clock is told as this one
 
 
 def bound_of(staleness: float) -> int:
@@ -71,14 +73,21 @@ class TickAnswer(NamedTuple):
 
     trainers: int  # that count in this run: those that have not left
     staleness: float | None  # of the run from now on; infinite: no bound; None: not said
+    lowest: int = 0  # the lowest clock of the trainers that count, or less
 
     def header(self, request: int) -> Header:
         bound = 0 if self.staleness is None else bound_of(self.staleness)
-        return Header(frames.OK, 0, request, parties=self.trainers, start=bound)
+        start = min(self.lowest, MAX_LOWEST) << BOUND_BITS | bound
+        return Header(frames.OK, 0, request, parties=self.trainers, start=start)
 
     @classmethod
     def of(cls, header: Header) -> TickAnswer:
-        return cls(header.parties, staleness_of(header.start))
+        return cls.of_fields(header.parties, header.start)
+
+    @classmethod
+    def of_fields(cls, parties: int, start: int) -> TickAnswer:
+        """The answer that has these two fields: its `start` is the bound, and above it the lowest clock."""
+        return cls(parties, staleness_of(start & (1 << BOUND_BITS) - 1), start >> BOUND_BITS)
 
 
 class Collect(NamedTuple):

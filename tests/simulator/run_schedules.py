@@ -2,7 +2,7 @@
 
 Kinds of schedules: *faults* accounts for every op; *checkpoints* also takes and restores checkpoints; in *scaling*
 servers come and go, and tables are made; *functions* is as *faults*, and half of the changes are calls of functions;
-in *deletions* rows go, too, with and without checkpoints.
+in *deletions* rows go, too, with and without checkpoints; in *ahead* trainers are given rows that were pulled ahead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 
+from ahead_schedules import check_ahead
 from checkpoint_schedules import check_checkpoints
 from deletion_schedules import check_deletions
 from fault_schedules import check_functions, check_schedule, problem_of
@@ -26,8 +27,9 @@ KINDS = {
     "scaling": check_scaling,
     "functions": check_functions,
     "deletions": check_deletions,
+    "ahead": check_ahead,
 }
-EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4, "functions": 2, "deletions": 3}  # one seed in so many
+EVERY = {"faults": 1, "checkpoints": 4, "scaling": 4, "functions": 2, "deletions": 3, "ahead": 2}  # one seed in so many
 CHUNK_SCHEDULES = 20  # that a process is given at a time
 
 

@@ -43,7 +43,7 @@ def test_the_layout_is_fixed() -> None:
         "44500102030000000400000005000000060000000700000008000000000000000900"
         "0a000b0000000c000000000000000d0000000e000f000800000000000000"
     )
-    assert frames.VERSION == 3
+    assert frames.VERSION == 4
     assert encode_header(Header(0)).startswith(b"DP")
     kinds = {name: value for name, value in vars(frames).items() if name.isupper() and isinstance(value, int)}
     named = [kinds[k] for k in ("GREETING", "HELLO", "WELCOME", "PULL", "PUSH", "STATUS", "OK", "ERROR")]

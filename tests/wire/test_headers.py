@@ -39,6 +39,7 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
     (TickAnswer(3, 2.0), {KIND: frames.OK, REQUEST: 77, PARTIES: 3, START: 3}),
     (TickAnswer(3, math.inf), {KIND: frames.OK, REQUEST: 77, PARTIES: 3, START: 1 << 31}),
     (TickAnswer(3, None), {KIND: frames.OK, REQUEST: 77, PARTIES: 3}),
+    (TickAnswer(3, math.inf, 9), {KIND: frames.OK, REQUEST: 77, PARTIES: 3, START: (9 << 32) + (1 << 31)}),
     (Collect(5, 2, 48), {KIND: frames.COLLECT, CLOCK: 5, NUMBER: 2, COUNT: 48}),
     (RouteRequest(6), {KIND: frames.ROUTE, ORIGIN: 6}),
     (RouteAnswer(6), {KIND: frames.OK, REQUEST: 77, ORIGIN: 6}),
@@ -72,7 +73,11 @@ short, word = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)
 long = st.integers(-(2**63), 2**63 - 1)
 FIELDS = {
     Tick: (long, word),
-    TickAnswer: (short, st.one_of(st.none(), st.just(math.inf), st.integers(0, NO_BOUND - 2).map(float))),
+    TickAnswer: (
+        short,
+        st.one_of(st.none(), st.just(math.inf), st.integers(0, NO_BOUND - 2).map(float)),
+        st.integers(0, 2**31 - 1),
+    ),
     Collect: (long, word, word),
     RouteRequest: (word,),
     RouteAnswer: (word,),
@@ -99,6 +104,10 @@ def test_every_view_is_tried() -> None:
 @pytest.mark.parametrize("staleness", [2.0**31 - 1, 2.0**40, math.inf])
 def test_a_staleness_that_does_not_fit_is_none(staleness: float) -> None:
     assert TickAnswer.of(TickAnswer(1, staleness).header(1)).staleness == math.inf
+
+
+def test_a_clock_that_does_not_fit_is_told_as_a_lower_one() -> None:
+    assert TickAnswer.of(TickAnswer(1, math.inf, 2**40).header(1)) == TickAnswer(1, math.inf, 2**31 - 1)
 
 
 # ---- what must not pass ---------------------------------------------------------------------------------------------

@@ -1,0 +1,144 @@
+"""Schedules of faults in which trainers are given rows that were pulled ahead: `check_ahead` checks what rows contain.
+
+Trainer t counts in column t of the rows of its keys, which follow from the seed and its clock. So each row says how
+many of each trainer's changes it contains, and it is known how many there were before a clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from typing import Any
+
+import numpy as np
+from fault_schedules import FaultSchedule, check_schedule
+from losses import Losses
+
+from dps.testing import Simulation
+
+__all__ = ["check_ahead"]
+
+KEYS = 7
+WAYS = ("push", "push_async", "add", "handle", "mapping", "increment", "client")
+
+
+class CountedRows:
+    """Trainers that change rows of some tables, and check the rows that they are given.
+
+    Parameters
+    ----------
+    seed : int
+    tables : list of str
+    trainers, clocks : int
+    staleness : float
+    ahead : int
+    barriers : float
+        Share of the clocks at whose end the trainers meet.
+    """
+
+    def __init__(
+        self, seed: int, tables: list[str], trainers: int, clocks: int, staleness: float, ahead: int, barriers: float
+    ):
+        self.tables, self.trainers, self.clocks = tables, trainers, clocks
+        self.staleness, self.ahead, self.seed = staleness, ahead, seed
+        draw = random.Random(f"barriers {seed}")
+        self.meetings = {clock for clock in range(clocks) if draw.random() < barriers}
+
+    def draw(self, trainer: int, clock: int) -> random.Random:
+        """What a trainer does at a clock is the same in each attempt."""
+        return random.Random(f"{self.seed} {trainer} {clock}")
+
+    def changes(self, trainer: int, clock: int) -> dict[str, np.ndarray]:
+        """The keys whose rows a trainer changes at a clock, some of them twice, by table."""
+        draw = self.draw(trainer, clock)
+        return {table: np.array(draw.choices(range(KEYS), k=draw.choice((0, 1, 4)))) for table in self.tables}
+
+    def wanted(self, trainer: int, clock: int) -> dict[str, Any]:
+        """The ids that a batch asks for."""
+        draw = self.draw(trainer, -1 - clock)
+        shape = draw.choice(((5,), (2, 3), (0,)))
+        ids = {
+            table: np.array(draw.choices(range(KEYS), k=math.prod(shape)), int).reshape(shape) for table in self.tables
+        }
+        return dict(draw.sample(sorted(ids.items()), draw.choice((len(ids), 1, len(ids)))))
+
+    def counted(self, table: str, clocks: list[float]) -> np.ndarray:
+        """[KEYS, trainers]: how often each trainer has changed each row before a clock of its own."""
+        counts = np.zeros((KEYS, self.trainers), np.int64)
+        for trainer, end in enumerate(clocks):
+            for clock in range(int(max(0, min(end, self.clocks)))):
+                np.add.at(counts[:, trainer], self.changes(trainer, clock)[table].astype(int), 1)
+        return counts
+
+    def train(self, trainer: Any, partitions: list[list[int]]) -> None:
+        """The training function."""
+        met = 0  # the clock before which all trainers have met
+        for clock, rows in trainer.iterate(
+            partitions, pull=lambda clock: self.wanted(trainer.number, clock), ahead=self.ahead
+        ):
+            assert clock == trainer.clock
+            wanted = self.wanted(trainer.number, clock)
+            assert list(rows) == list(wanted)
+            least: list[float] = [max(met, clock - self.staleness)] * self.trainers
+            least[trainer.number] = clock
+            for table, each in rows.items():
+                ids = wanted[table]
+                assert each.keys[each.codes].tolist() == ids.tolist()
+                values = each.values.reshape(len(each.keys), self.trainers)
+                expected = self.counted(table, least)[each.keys]
+                assert (values >= expected).all(), f"{table} {each.keys}: {values} at clock {clock}, not {expected}"
+                values[:] = -1  # the rows belong to the batch
+            self.change(trainer, clock)
+            if clock in self.meetings:
+                trainer.barrier()
+                met = clock + 1
+
+    def change(self, trainer: Any, clock: int) -> None:
+        """Push what the trainer changes at this clock, in one way or another."""
+        draw = self.draw(trainer.number, clock + 1000)
+        changes = {}
+        for table, keys in self.changes(trainer.number, clock).items():
+            values = np.zeros((len(keys), self.trainers), np.int64)
+            values[:, trainer.number] = 1
+            changes[table] = (keys, values[:, 0] if self.trainers == 1 else values)
+        trainer.client.session.sleep(draw.choice((0.0, 0.01)))
+        way = draw.choice(WAYS)
+        if way == "mapping":
+            trainer.push_async(changes)
+            return
+        for table, (keys, values) in changes.items():
+            if way == "handle":
+                trainer.table(table).push(keys, values)
+            else:
+                getattr(trainer.client if way == "client" else trainer, "push" if way == "client" else way)(
+                    table, keys, values
+                )
+
+
+def count_rows(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:
+    """Trainers with rows that were pulled ahead; each change counts once, and rows are as fresh as is promised."""
+    draw = random.Random(f"ahead {schedule.seed}")
+    tables = ["a", "b"][: draw.choice((1, 2))]
+    for table in tables:
+        rows, shards = draw.choice(((None, 1), (None, 4), (KEYS, 1), (KEYS, 3)))
+        sim.table(table, schedule.trainers, rows=rows, dtype="int64", shards=shards)
+    options = schedule.clocks, schedule.staleness, draw.choice((0, 1, 1, 2, 3)), draw.choice((0.0, 0.0, 0.3))
+    program = CountedRows(schedule.seed, tables, schedule.trainers, *options)
+    data = [list(range(schedule.clocks))] * schedule.trainers
+    sim.run(program.train, data, staleness=schedule.staleness)
+    sim.rest()
+    for table in tables:
+        counts = program.counted(table, [math.inf] * schedule.trainers)
+        assert sim.client().pull(table, np.arange(KEYS)).reshape(counts.shape).tolist() == counts.tolist()
+
+
+def draw_schedule(seed: int) -> FaultSchedule:
+    """As `FaultSchedule.draw`, with more clocks."""
+    schedule = FaultSchedule.draw(seed)
+    return dataclasses.replace(schedule, clocks=3 * schedule.clocks, compute=schedule.compute / 3)
+
+
+def check_ahead(seed: int) -> str:
+    """Run one schedule with rows that are pulled ahead: see :func:`check_schedule`."""
+    return check_schedule(seed, count_rows, draw_schedule)

@@ -1,0 +1,45 @@
+"""Random schedules with rows that are pulled ahead: they contain all that is promised at the time of their use."""
+
+from __future__ import annotations
+
+import pytest
+from ahead_schedules import check_ahead
+from verdicts import assert_caught, problems
+
+from dps.training.participant import Participant
+from dps.training.pulled_ahead import StaleRows
+from dps.training.rows_ahead import RowsAhead, SentPull
+from dps.training.trainer import Trainer
+
+SCHEDULES = 200
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_rows_are_as_fresh_as_is_promised(part):
+    assert not problems(check_ahead, SCHEDULES, part, parts=2)
+
+
+RULE = "may_serve(pull.others_clock, clock, self._standing.staleness)"
+ALL = "may_serve(standing.others_clock, clock + step, standing.staleness)"
+WRONG = {
+    "pulls are sent and used without the gate": [(RowsAhead, "_rows", RULE, "True"), (RowsAhead, "_send", ALL, "True")],
+    "a pull counts as older than it is used by a clock": [
+        (RowsAhead, "_rows", RULE, RULE.replace(" clock,", " clock - 1,")),
+        (RowsAhead, "_send", ALL, "True"),
+    ],
+    "the others are a clock further": [(Participant, "_go_on", "answer.lowest", "answer.lowest + 1")],
+    "there are no others": [(Participant, "_go_on", "answer.lowest if answer.trainers > 1 else math.inf", "math.inf")],
+    "the trainer does not see its own pushes": [(SentPull, "change", "rows.change(keys)", "pass")],
+    "only the first of several stale rows": [(StaleRows, "change", "places[self._hashes", "places[:1][self._hashes")],
+    "stale rows are pulled before what was merged is sent": [
+        (RowsAhead, "finish", "send_merged()", "pass"),
+    ],
+    "merged rows are not noted": [(Trainer, "_merge", "self._ahead.change(table, keys)", "pass")],
+    "pushes past the loop are not noticed": [(RowsAhead, "_notice_others", "self.forget()", "pass")],
+    "what was pulled before a meeting counts": [(Trainer, "_met", "self._ahead.forget()", "pass")],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_caught(monkeypatch, name):
+    assert_caught(monkeypatch, WRONG[name], check_ahead, range(1500))
