@@ -13,8 +13,20 @@ import pytest
 import sparks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ["estimator", "shared_table", "train_loop", "update_function", "lbfgs_on_spark", "page_rank"]
-LINES = 66
+NAMES = [
+    "click_files",
+    "estimator",
+    "kill_a_server",
+    "lbfgs_on_spark",
+    "online_learning",
+    "page_rank",
+    "resume_run",
+    "shared_table",
+    "spark_pipeline",
+    "train_loop",
+    "update_function",
+]
+LINES = 70
 SECONDS = 300  # a limit for what hangs, on a busy machine
 
 NAMES += ["topics"]
@@ -53,8 +65,11 @@ def numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
-def test_all_are_short():
+def test_all_are_short_and_in_the_gallery():
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*NAMES, "demo"])  # which has tests of its own
+    gallery = (EXAMPLES / "README.md").read_text()
+    for path in [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]:
+        assert f"]({path.name})" in gallery, f"examples/README.md does not list {path.name}"
     for name in NAMES:
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= LINES, name
 
@@ -120,3 +135,42 @@ def test_page_rank_is_that_of_a_plain_loop(run):
     assert len(ranks) == 5
     assert ranks == sorted(ranks, reverse=True)
     assert float(last.split()[-1]) < 1e-8
+
+
+@pytest.mark.spark
+def test_spark_pipeline_tells_clicks_apart(run):
+    pytest.importorskip("pyspark")
+    sparks.prepare()
+    (line,) = run("spark_pipeline").splitlines()
+    assert numbers(line)[0] > 0.7
+    assert 200 < int(re.findall(r"(\d+) weights", line)[0]) <= 400
+
+
+def test_click_files_are_better_than_a_guess(run):
+    loss, area, sparse = run("click_files").splitlines()
+    ours, guess = numbers(loss)
+    assert ours < 0.9 * guess
+    assert numbers(area)[0] > 0.7
+    assert 0 < int(sparse.split()[0]) < 10_000
+
+
+def test_kill_a_server_loses_nothing(run):
+    killed, lost, moved, exact = run("kill_a_server").splitlines()
+    number = killed.split()[1]
+    assert f"server {number} was lost" in lost
+    assert int(moved.split()[0]) >= 1
+    assert exact.startswith("each of 10000 counts is 300")
+
+
+def test_resume_run_gives_what_a_run_without_a_failure_gives(run):
+    failed, resumed, exact = run("resume_run").splitlines()
+    assert failed == "the run ended: the power is cut"
+    assert int(re.findall(r"clock (\d+)", resumed)[0]) >= 51
+    assert exact.startswith("all 50 sums are those of a run without a failure")
+
+
+def test_online_learning_follows_the_change(run):
+    (line,) = run("online_learning").splitlines()
+    before, after = numbers(line)
+    assert before > 0.7
+    assert after > 0.6
