@@ -13,7 +13,16 @@ import scipy.sparse
 import dps
 from dps.models.factor_data import BY_USER, Ratings, RatingSource, of_side
 from dps.models.factor_sgd import FactorReport, kept_pairs
-from dps.models.factor_steps import BatchGradient, PairBatch, TableNames, begin_rows, push_step, sums
+from dps.models.factor_steps import (
+    BatchGradient,
+    PairBatch,
+    TableNames,
+    begin_rows,
+    pair_dots,
+    push_step,
+    sums,
+    with_ones,
+)
 
 __all__ = ["BPR"]
 
@@ -107,14 +116,16 @@ class BPR:
         batch = PairBatch(positives.users[user_rows], positives.items[item_rows], u, codes, np.ones(len(users)))
         rows = trainer.pull({tables.users: batch.users, tables.items: batch.items})
         p, q = rows[tables.users], rows[tables.items]
-        left, apart = p[u], q[i] - q[j]
-        margins = np.einsum("ij,ij->i", left[:, 1:], apart[:, 1:]) + apart[:, 0]
-        slopes = 1 / (1 + np.exp(np.minimum(margins, 80)))
-        norms = np.einsum("ij,ij->i", apart[:, 1:], apart[:, 1:]) + 2 * np.einsum("ij,ij->i", left[:, 1:], left[:, 1:])
-        curvature = (norms + 2) / 4 + self.regularization
+        slopes = with_ones(p), with_ones(q)
+        margins = pair_dots(slopes[0], u, q, i) - pair_dots(slopes[0], u, q, j)
+        pulls = 1 / (1 + np.exp(np.minimum(margins, 80)))
+        squares = [np.einsum("ij,ij->i", each, each) for each in slopes]
+        apart = squares[1][i] + squares[1][j] - 2 * pair_dots(slopes[1], i, slopes[1], j)
+        curvature = (np.maximum(apart, 0) + 2 * squares[0][u]) / 4 + self.regularization
         both = np.concatenate([u, u])
         gradient = BatchGradient(
-            scipy.sparse.csr_matrix((np.concatenate([slopes, -slopes]), (both, codes)), (len(p), len(q))),
+            scipy.sparse.csr_matrix((np.concatenate([pulls, -pulls]), (both, codes)), (len(p), len(q))),
+            slopes,
             (sums(u, len(p), curvature), sums(codes, len(q), np.concatenate([curvature, curvature]))),
             (sums(u, len(p)), sums(codes, len(q))),
         )

@@ -19,7 +19,7 @@ from dask.delayed import Delayed
 from dask.distributed import Future
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, TooFewWorkersError
 from dps.models.partitions import trainers_threads
 from dps.models.spark_pieces import is_spark
 
@@ -98,8 +98,10 @@ class HomeRatings:
         """A part for each trainer, on the workers."""
         assert self.home is not None
         threads = trainers_threads(ps.dask_client)
-        parts = dealt(self.home, sides, max(1, sum(threads.values())))
-        futures = ps.dask_client.scatter(list(parts), workers=list(threads) or None, hash=False, broadcast=2)
+        if not threads:
+            raise TooFewWorkersError("no worker is left for ratings in memory and their trainers: all are servers")
+        parts = dealt(self.home, sides, sum(threads.values()))
+        futures = ps.dask_client.scatter(list(parts), workers=list(threads), hash=False, broadcast=2)
         try:
             yield futures
         finally:

@@ -18,6 +18,7 @@ from dps.models.factor_steps import (
     TableNames,
     batches_of,
     begin_rows,
+    pair_dots,
     push_step,
     sums,
     with_ones,
@@ -90,15 +91,16 @@ class BiasedSGD:
         rows = trainer.pull({tables.users: batch.users, tables.items: batch.items})
         p, q = rows[tables.users], rows[tables.items]
         u, i = batch.user_codes, batch.item_codes
-        left, right = p[u], q[i]
-        scores = np.einsum("ij,ij->i", left[:, 1:], right[:, 1:]) + left[:, 0] + right[:, 0]
-        errors = batch.values - np.float32(mean) - scores
-        norms_p, norms_q = (np.einsum("ij,ij->i", each, each) for each in (with_ones(p), with_ones(q)))
-        curvature = norms_p[u] + norms_q[i] + self.regularization
+        slopes = with_ones(p), with_ones(q)
+        errors = batch.values - np.float32(mean) - (pair_dots(slopes[0], u, slopes[1], i) - 1) - p[u, 0] - q[i, 0]
+        norms = [np.einsum("ij,ij->i", each, each) for each in slopes]
+        curvature = norms[0][u] + norms[1][i] + self.regularization
+        starts = np.searchsorted(u, np.arange(len(p) + 1)).astype(np.int32)
         gradient = BatchGradient(
-            scipy.sparse.csr_matrix((errors, (u, i)), (len(p), len(q))),
+            scipy.sparse.csr_matrix((errors, i, starts), (len(p), len(q))),
+            slopes,
             (sums(u, len(p), curvature), sums(i, len(q), curvature)),
-            (sums(u, len(p)), sums(i, len(q))),
+            (np.diff(starts).astype(np.float32), sums(i, len(q))),
         )
         push_step(trainer, tables, batch, (p, q), gradient, self.rate, self.regularization)
         return float(errors @ errors)

@@ -17,10 +17,11 @@ import dps
 from dps.functions import products
 from dps.models.factor_data import Ratings
 
-__all__ = ["BatchGradient", "PairBatch", "TableNames", "batches_of", "begin_rows", "push_step"]
-__all__ += ["safe_rates", "sums", "with_ones"]
+__all__ = ["BatchGradient", "PairBatch", "TableNames", "batches_of", "begin_rows", "pair_dots"]
+__all__ += ["push_step", "safe_rates", "sums", "with_ones"]
 
 CREATE_ROWS = 1 << 15  # in one call
+GATHERED_NUMBERS = 1 << 14  # of rows that are copied at a time, so that their memory is in the cache and used again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,10 @@ class TableNames:
 
 @dataclasses.dataclass(frozen=True)
 class PairBatch:
-    """Some ratings: distinct users and items, and for each rating the places of its two among them."""
+    """Some ratings: distinct users and items, and for each rating the places of its two among them.
+
+    Of "sgd" the ratings are sorted by user, so that the matrix of their residuals needs no conversion.
+    """
 
     users: np.ndarray  # int64, distinct
     items: np.ndarray  # int64, distinct
@@ -67,9 +71,20 @@ def batches_of(ratings: Ratings, batch_size: int, rng: np.random.Generator | Non
     made = []
     for first in range(0, len(ratings.values), batch_size):
         users, items, values = (column[first : first + batch_size] for column in ratings)
-        user_keys, user_codes = np.unique(users, return_inverse=True)
-        item_keys, item_codes = np.unique(items, return_inverse=True)
-        made.append(PairBatch(user_keys, item_keys, user_codes, item_codes, values))
+        by_user = np.argsort(users, kind="stable")
+        user_keys, user_codes = np.unique(users[by_user], return_inverse=True)
+        item_keys, item_codes = np.unique(items[by_user], return_inverse=True)
+        made.append(PairBatch(user_keys, item_keys, user_codes, item_codes.astype(np.int32), values[by_user]))
+    return made
+
+
+def pair_dots(p: np.ndarray, u: np.ndarray, q: np.ndarray, i: np.ndarray) -> np.ndarray:
+    """The inner products of rows ``p[u]`` and ``q[i]``."""
+    made = np.empty(len(u), p.dtype)
+    step = max(1, GATHERED_NUMBERS // max(1, p.shape[1]))
+    for first in range(0, len(u), step):
+        cut = slice(first, first + step)
+        np.einsum("ij,ij->i", p[u[cut]], q[i[cut]], out=made[cut])
     return made
 
 
@@ -85,6 +100,7 @@ class BatchGradient:
     """The derivatives of a batch's loss, and what bounds its steps; pairs are of (users, items)."""
 
     residuals: scipy.sparse.csr_matrix  # [users, items]: minus the derivative by the score of each pair
+    slopes: tuple[np.ndarray, np.ndarray]  # the rows of users and items, with 1 in the place of biases
     curvature: tuple[np.ndarray, np.ndarray]  # for each row, as in `safe_rates`
     counts: tuple[np.ndarray, np.ndarray]  # for each row, how many ratings penalise it
 
@@ -113,8 +129,10 @@ def push_step(
     """Add to the rows of a batch, of its users and its items, the sum of the steps of its ratings."""
     p, q = rows
     penalty = np.float32(regularization)
-    step_p = gradient.residuals @ with_ones(q) - penalty * gradient.counts[0][:, None] * p
-    step_q = gradient.residuals.T @ with_ones(p) - penalty * gradient.counts[1][:, None] * q
+    step_p = gradient.residuals @ gradient.slopes[1]
+    step_p -= penalty * gradient.counts[0][:, None] * p
+    step_q = gradient.residuals.T @ gradient.slopes[0]
+    step_q -= penalty * gradient.counts[1][:, None] * q
     step_p *= safe_rates(rate, gradient.curvature[0], trainer.trainers)
     step_q *= safe_rates(rate, gradient.curvature[1], trainer.trainers)
     trainer.add({tables.users: (batch.users, step_p), tables.items: (batch.items, step_q)})

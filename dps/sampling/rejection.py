@@ -149,22 +149,22 @@ def negative_items(users: npt.ArrayLike, seen_csr: CSR, n: int, rng: np.random.G
     """
     rows, items = _checked_users(users, seen_csr)
     distinct, codes = np.unique(rows, return_inverse=True)
-    pairs = _pairs(distinct, seen_csr, items)
-    free = items - np.bincount(pairs // max(items, 1), minlength=len(distinct))
+    canonical = getattr(seen_csr, "has_canonical_format", False)
+    seen: SeenItems = SortedItems(distinct, seen_csr) if canonical else GatheredItems(distinct, seen_csr, items)
+    free = items - seen.counts
     if len(distinct) and free.min() <= 0:
         full = int(distinct[free.argmin()])
         raise InputError(f"user {full} has seen all {items:,} items: there is none to draw; leave this user out")
     owners = np.repeat(codes.reshape(-1), n)
     drawn = rng.integers(0, items, len(owners)) if len(owners) else np.empty(0, np.int64)
-    left = np.flatnonzero(_are_among(owners * items + drawn, pairs))
+    left = np.flatnonzero(seen.have(owners, drawn))
     for _ in range(ROUNDS):
         if not len(left):
             break
         drawn[left] = rng.integers(0, items, len(left))
-        left = left[_are_among(owners[left] * items + drawn[left], pairs)]
+        left = left[seen.have(owners[left], drawn[left])]
     for owner in np.unique(owners[left]):
-        start, stop = np.searchsorted(pairs, [owner * items, (owner + 1) * items])
-        unseen = np.setdiff1d(np.arange(items), pairs[start:stop] - owner * items, assume_unique=True)
+        unseen = np.setdiff1d(np.arange(items), seen.of(owner), assume_unique=True)
         places = left[owners[left] == owner]
         drawn[places] = unseen[rng.integers(0, len(unseen), len(places))]
     return drawn.reshape(*rows.shape, n)
@@ -181,6 +181,61 @@ def _checked_users(users: npt.ArrayLike, seen: CSR) -> tuple[np.ndarray, int]:
     if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < count:
         raise InputError(f"users from {rows.min()} to {rows.max()}, and seen_csr has {count} rows")
     return rows.astype(np.int64), int(items)
+
+
+class SeenItems(Protocol):
+    """What some users have seen; a user is its place among them."""
+
+    counts: np.ndarray  # how many items each of them has seen
+
+    def have(self, owners: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Which of these users have seen these items, place by place."""
+
+    def of(self, owner: int) -> np.ndarray:
+        """What one of them has seen, each item once."""
+
+
+class SortedItems:
+    """Of a matrix whose rows are sorted: searched where they lie, so a draw costs the same for a long history."""
+
+    def __init__(self, distinct: np.ndarray, seen: CSR):
+        self._indices = seen.indices
+        self._starts, self._stops = (seen.indptr[distinct + n].astype(np.int64) for n in (0, 1))
+        self.counts = self._stops - self._starts
+
+    def have(self, owners: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Which of these users have seen these items, place by place: a binary search of all of them at once."""
+        if not len(self._indices):
+            return np.zeros(len(items), bool)
+        last = len(self._indices) - 1
+        low, stop = self._starts[owners], self._stops[owners]
+        high = stop
+        for _ in range(int(self.counts.max(initial=0)).bit_length()):
+            middle = (low + high) >> 1
+            open_, less = low < high, self._indices[np.minimum(middle, last)] < items
+            low, high = np.where(open_ & less, middle + 1, low), np.where(open_ & ~less, middle, high)
+        return (low < stop) & (self._indices[np.minimum(low, last)] == items)
+
+    def of(self, owner: int) -> np.ndarray:
+        """What one of them has seen, each item once."""
+        return self._indices[self._starts[owner] : self._stops[owner]]
+
+
+class GatheredItems:
+    """Of any matrix: gathered and sorted for these users."""
+
+    def __init__(self, distinct: np.ndarray, seen: CSR, items: int):
+        self._items, self._pairs = items, _pairs(distinct, seen, items)
+        self.counts = np.bincount(self._pairs // max(items, 1), minlength=len(distinct))
+
+    def have(self, owners: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Which of these users have seen these items, place by place."""
+        return _are_among(owners * self._items + items, self._pairs)
+
+    def of(self, owner: int) -> np.ndarray:
+        """What one of them has seen, each item once."""
+        start, stop = np.searchsorted(self._pairs, [owner * self._items, (owner + 1) * self._items])
+        return self._pairs[start:stop] - owner * self._items
 
 
 def _pairs(distinct: np.ndarray, seen: CSR, items: int) -> np.ndarray:

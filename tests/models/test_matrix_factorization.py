@@ -133,8 +133,8 @@ def test_batches_of_one_rating_are_the_sequential_algorithm(one):
 
 WRONG = {  # of the step: what the textbook program must catch
     "penalty counts once": ("gradient.counts[0][:, None] * p", "p"),
-    "items from new users": ("with_ones(p)", "with_ones(p + rate * step_p)"),
-    "no bias": ("with_ones(q)", "q"),
+    "items from new users": ("gradient.slopes[0]", "(gradient.slopes[0] + rate * step_p)"),
+    "no bias": ("gradient.slopes[1]", "q"),
 }
 
 
@@ -351,7 +351,7 @@ def test_bpr_is_the_textbook_program(one, rate):
 
 
 def test_wrong_variants_of_bpr_are_caught(one, monkeypatch):
-    wrong = mutant(factor_bpr.BPR._learn, "np.concatenate([slopes, -slopes])", "np.concatenate([slopes, slopes])")
+    wrong = mutant(factor_bpr.BPR._learn, "np.concatenate([pulls, -pulls])", "np.concatenate([pulls, pulls])")
     monkeypatch.setattr(factor_bpr.BPR, "_learn", wrong)
     with pytest.raises(AssertionError):
         test_bpr_is_the_textbook_program(one, 0.05)

@@ -20,6 +20,7 @@ NAMES = [
     "lbfgs_on_spark",
     "online_learning",
     "page_rank",
+    "recommender",
     "resume_run",
     "shared_table",
     "spark_pipeline",
@@ -111,6 +112,12 @@ def test_topics_are_those_that_the_documents_are_made_of(run):
         assert numbers(line)[0] < 1.06 * alone < 50
     assert int(clear.split()[-1]) > 1_800
     assert {word for line in (first, second, third, fourth) for word in line.split()[1:]}.isdisjoint({"common0"})
+
+
+def test_recommender_finds_more_than_popularity(run):
+    popular, ours, new = run("recommender").splitlines()
+    assert numbers(ours)[0] > 3 * numbers(popular)[0]
+    assert new.startswith("new viewer:")
 
 
 @pytest.mark.spark
