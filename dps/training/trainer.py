@@ -889,7 +889,9 @@ class Trainer:
 
     def _go_round(self, op: str, array: np.ndarray) -> np.ndarray:
         self._before_meeting(op, array)
-        return self._participant.ring().combine(array, op)
+        combined = self._participant.ring().combine(array, op)
+        self._forget_pulls()
+        return combined
 
     def _before_meeting(self, op: str, array: np.ndarray) -> None:
         self._outside_portion(op)
@@ -906,9 +908,13 @@ class Trainer:
     def _met(self, call: Json, raw: bytes) -> bytes | bytearray:
         """What comes of a collective call."""
         answer = self._participant.meet(call, raw)
-        if self._ahead is not None:
-            self._ahead.forget()  # because the others may have pushed before they came
+        self._forget_pulls()
         return answer
+
+    def _forget_pulls(self) -> None:
+        """After a meeting: what was pulled ahead is too old, because the others may have pushed before they came."""
+        if self._ahead is not None:
+            self._ahead.forget()
 
     def time_spent(self) -> dict[str, float]:
         """Where the time since joining went, in seconds: "compute", "pull", "push", "wait", "serialise"."""

@@ -36,7 +36,7 @@ WRONG = {
     ],
     "merged rows are not noted": [(Trainer, "_merge", "self._ahead.change(table, keys)", "pass")],
     "pushes past the loop are not noticed": [(RowsAhead, "_notice_others", "self.forget()", "pass")],
-    "what was pulled before a meeting counts": [(Trainer, "_met", "self._ahead.forget()", "pass")],
+    "what was pulled before a meeting counts": [(Trainer, "_met", "self._forget_pulls()", "pass")],
 }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 
 import numpy as np
 import pytest
 import scipy.sparse
+from dask import delayed
 from oracles import mutant
 
 import dps
@@ -256,6 +258,25 @@ def test_a_lower_staleness_counts_at_once() -> None:
         with Simulation(seed, servers=1, trainers=3, compute=0.1) as sim:
             sim.table("clocks", rows=3, dtype="int64")
             sim.run(train, [[*range(9)]] * 3, staleness=4)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 16])
+def test_what_was_pushed_before_a_meeting_is_seen_behind_it(size) -> None:
+    """Also where the array is so large that the trainers combine it without the controller."""
+
+    def train(trainer, partitions):
+        for batch, rows in trainer.iterate(partitions, pull=lambda b: {"n": None}):
+            assert (rows["n"].values >= batch).all()
+            time.sleep(0.02)  # the other trainer's pull for the next batch is there before this push
+            trainer.push("n", [trainer.number], 1)
+            trainer.allreduce(np.zeros(size))
+
+    with (
+        dps.LocalCluster(servers=1, trainers=2, processes=False, dashboard_address=None) as cluster,
+        dps.ParameterServer(cluster) as ps,
+    ):
+        ps.table("n", rows=2, dtype="int64")
+        ps.run(train, [delayed([*range(4)])] * 2, staleness=math.inf)
 
 
 def test_a_loop_that_is_left_early_leaves_nothing_behind() -> None:
