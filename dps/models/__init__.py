@@ -8,6 +8,7 @@ from dps.errors import needing
 
 with needing("models"):
     from dps.models.encoding import encode_frame
+    from dps.models.factorization_machine import FactorizationMachine, FactorizationMachineRegressor
     from dps.models.files import read_files, read_libsvm
     from dps.models.kmeans import KMeans
     from dps.models.linear import ElasticNet, Lasso, LinearRegression, LinearSVC, PoissonRegressor, Ridge
@@ -18,6 +19,8 @@ with needing("models"):
 
 __all__ = [
     "ElasticNet",
+    "FactorizationMachine",
+    "FactorizationMachineRegressor",
     "KMeans",
     "Lasso",
     "LatentDirichletAllocation",

@@ -49,6 +49,10 @@ class LiveWeights:
         self.layout = layout
         self.dense = dense  # the table has a row for each feature, not only for those that were seen
 
+    def through(self, client: dps.Client) -> LiveWeights:
+        """The same weights, through another client."""
+        return LiveWeights(client, self.coef, self.intercept_table, self.layout, self.dense)
+
     def of(self, keys: np.ndarray) -> np.ndarray:
         return self.client.pull(self.coef, keys)
 
@@ -153,7 +157,7 @@ def _block(X: Features, function: Callable[..., np.ndarray], weights: LiveWeight
     if not isinstance(weights, LiveWeights):
         return function(X, weights)
     with copy.copy(weights.client) as client:
-        return function(X, LiveWeights(client, weights.coef, weights.intercept_table, weights.layout, weights.dense))
+        return function(X, weights.through(client))
 
 
 def lazily(

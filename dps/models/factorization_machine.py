@@ -1,0 +1,606 @@
+"""Factorization machines of second order on a parameter server: a classifier and a regressor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import uuid
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Self
+
+import dask
+import numpy as np
+import numpy.typing as npt
+from dask.base import is_dask_collection
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.metrics import r2_score
+from sklearn.utils import check_random_state
+
+import dps
+from dps.errors import InputError
+from dps.models.classes import nonnegative
+from dps.models.encoding import Layout
+from dps.models.fm_training import MachinePlan, MachineReport, moments_of, train
+from dps.models.fm_weights import LiveFactors, scores_of
+from dps.models.partitions import Pieces, named, summary
+from dps.models.spark_pieces import pieces_of
+from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
+from dps.models.weights import LARGEST, HomeWeights, drop, drop_later, lazily, softmax, take
+from dps.models.where import Address, address_of, aside, serving
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+__all__ = ["FactorizationMachine", "FactorizationMachineRegressor"]
+
+SOLVERS = ("ftrl", "adagrad")
+BATCH_ROWS = 1_000  # of the largest default batch
+MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller for that
+
+
+class MachineTargets:
+    """What there is to learn: classes, or numbers and their mean and standard deviation."""
+
+    def __init__(
+        self, layout: Layout, rows: int, classes: np.ndarray | None = None, center: float = 0.0, spread: float = 1.0
+    ):
+        self.layout, self.rows, self.classes, self.center, self.spread = layout, rows, classes, center, spread
+
+
+class SecondOrderModel(ABC, BaseEstimator):
+    """What the classifier and the regressor share: settings, fitting, scores."""
+
+    _weights: LiveFactors | HomeWeights | None = None
+    _targets: MachineTargets
+    _tables: tuple[str, str]
+    _batch: int
+    _progressive: np.ndarray  # the sum of losses, and of the rows' weights
+    n_iter_: int
+    loss_curve_: list[float]
+    seconds_: dict[str, float]
+    _ps: dps.ParameterServer | None = None  # that has the tables
+    _kept: contextlib.ExitStack | None = None  # closes the servers that `partial_fit` has started
+    _dropping: weakref.finalize | None = None  # drops the tables with the model, if the servers go on
+
+    def __init__(
+        self,
+        *,
+        factors: int = 8,
+        client: ClusterLike = None,
+        solver: str = "ftrl",
+        learning_rate: float = 0.1,
+        factor_learning_rate: float = 0.1,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        factor_l2: float = 0.0,
+        init_std: float = 0.05,
+        epochs: int = 5,
+        tol: float | None = None,
+        batch_size: int | None = None,
+        staleness: float = 0,
+        fit_intercept: bool = True,
+        hash_bits: int = 20,
+        servers: int = 1,
+        shuffle: bool = True,
+        random_state: int | np.random.RandomState | None = None,
+        progress: bool | None = None,
+    ):
+        self.factors = factors
+        self.client = client
+        self.solver = solver
+        self.learning_rate = learning_rate
+        self.factor_learning_rate = factor_learning_rate
+        self.l1 = l1
+        self.l2 = l2
+        self.factor_l2 = factor_l2
+        self.init_std = init_std
+        self.epochs = epochs
+        self.tol = tol
+        self.batch_size = batch_size
+        self.staleness = staleness
+        self.fit_intercept = fit_intercept
+        self.hash_bits = hash_bits
+        self.servers = servers
+        self.shuffle = shuffle
+        self.random_state = random_state
+        self.progress = progress
+
+    @abstractmethod
+    def _targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
+        """What there is to learn of the pieces; refuses what cannot be learnt."""
+
+    # -- training
+
+    def fit(self, X: Features, y: Labels = None, sample_weight: Labels = None) -> Self:
+        """Train a new model.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As :meth:`dps.models.LogisticRegression.fit` takes them.
+
+        Returns
+        -------
+        SecondOrderModel
+            Itself.
+
+        Raises
+        ------
+        InputError, InputTypeError
+            Data or settings from which no model can be trained. No table or server is left behind.
+        TooFewWorkersError
+            There is no worker for the servers, or no thread for trainers.
+        """
+        self._check()
+        self.forget()
+        try:
+            with aside(), self._server(X) as (ps, ours):
+                stopped = self._train(ps, (X, y, sample_weight), None, self.epochs, ours)
+                if ours:
+                    self._weights = self.home_weights()  # because the servers end here
+        except BaseException:
+            self.forget()
+            raise
+        if self.tol is not None and not stopped:
+            warnings.warn(
+                f"after {self.epochs} epochs the loss was still falling by more than tol={self.tol:g}: it was "
+                f"{self.loss_curve_[-1]:.4g}; more epochs, or higher learning rates, make it smaller",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def _learn_more(self, data: tuple[Features, Labels, Labels], classes: npt.ArrayLike | None) -> Self:
+        """One epoch over this data, from the model as it is."""
+        self._check()
+        if isinstance(self._weights, HomeWeights):
+            raise InputError(
+                "this model's servers have ended; fit begins anew, or train on a dps.ParameterServer of yours"
+            )
+        with aside():
+            if self._kept is None:
+                self._kept = contextlib.ExitStack()
+                self._ps, self._ours = self._kept.enter_context(self._server(data[0]))
+            assert self._ps is not None
+            try:
+                self._train(self._ps, data, classes, 1, self._ours)
+            except BaseException:
+                if self._weights is None:  # nothing is trained yet, so leave nothing behind
+                    self.forget()
+                raise
+        return self
+
+    def close(self) -> None:
+        """Copy the parameters into this process and stop the servers that `partial_fit` has started."""
+        if self._kept is not None:
+            if self._ours and self._weights is not None:
+                self._weights = self._weights.home()
+            self._kept.close()
+            self._kept = None
+
+    def forget(self) -> None:
+        """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
+        if self._kept is not None:
+            self._kept.close()
+        if self._dropping is not None:
+            _, _, arguments, _ = self._dropping.detach() or (None, None, None, None)
+            if arguments is not None:
+                drop(*arguments)
+        for name in ("_weights", "_tables", "_targets", "_ps", "_kept", "_ours", "_batch", "_seed", "_dropping"):
+            self.__dict__.pop(name, None)
+        for name in [name for name in self.__dict__ if name.endswith("_")]:
+            del self.__dict__[name]
+
+    def _server(self, X: Features) -> AbstractContextManager[tuple[dps.ParameterServer, bool]]:
+        """(parameter server, whether this model has started it and closes it)."""
+        return serving(self.client, X, self.servers, detaches=lambda: self._dropping is None)
+
+    def _train(
+        self, ps: dps.ParameterServer, data: tuple, classes: npt.ArrayLike | None, epochs: int, ours: bool
+    ) -> bool:
+        """Train; whether training ended because the loss did not fall any more."""
+        layout = None if self._weights is None else self._weights.layout
+        if layout is None:
+            self._seed = int(check_random_state(self.random_state).randint(2**31))
+        order = self._seed if self.shuffle else None
+        with contextlib.closing(pieces_of(ps, data, layout, self.hash_bits, order)) as pieces:
+            if layout is None:
+                self._begin(ps, self._targets_of(pieces, classes), ours)
+            plan = MachinePlan(
+                *self._tables, self._targets.classes, self._targets.center, self._targets.spread, self.n_features_in_,
+                epochs, self.tol if epochs > 1 else None, self._batch, self.shuffle, self._seed + self.n_iter_,
+                self.fit_intercept, self.solver == "ftrl",
+            )  # fmt: skip
+            made = pieces.train(lambda _: plan, train, staleness=self.staleness, progress=self.progress)
+        reports = [MachineReport(*each) for each in made]
+        self._note(reports)
+        return any(report.stopped for report in reports)
+
+    def _note(self, reports: list[MachineReport]) -> None:
+        """Add up the trainers' losses by epoch, and their seconds."""
+        losses = np.sum([report.losses for report in reports], axis=0)
+        self._progressive += losses[0]  # because later epochs have seen the rows before
+        made = 1 + int(np.flatnonzero(losses[:, 1])[-1]) if losses[:, 1].any() else 1
+        self.loss_curve_ += [loss / weight if weight else math.nan for loss, weight in losses[:made].tolist()]
+        self.n_iter_ = len(self.loss_curve_)
+        for report in reports:
+            for kind, spent in report.seconds.items():
+                self.seconds_[kind] += spent
+
+    def _begin(self, ps: dps.ParameterServer, targets: MachineTargets, ours: bool) -> None:
+        """Make the tables."""
+        layout = targets.layout
+        if ours and layout.features > LARGEST:
+            raise InputError(
+                f"a model of {layout.features:,} features is not taken home: train it on a dps.ParameterServer of yours"
+            )
+        self._targets, self.n_features_in_ = targets, layout.features
+        if targets.classes is not None:
+            self.classes_ = targets.classes
+        if layout.columns is not None:
+            self.feature_names_in_ = np.array(layout.columns, object)
+        self.loss_curve_, self.n_iter_, self._progressive = [], 0, np.zeros(2)
+        self.seconds_ = dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 0.0)
+        self._batch = self.batch_size or min(BATCH_ROWS, max(1, targets.rows // MIN_STEPS))
+        tag, dim = uuid.uuid4().hex[:8], 1 + self.factors
+        self._tables, self._ps = (f"machine-{tag}", f"intercept-{tag}"), ps
+        weights = LiveFactors(ps.client(), *self._tables, layout, dim)
+        if not ours:
+            attached = isinstance(self.client, Address)
+            self._dropping = weakref.finalize(weights, drop_later, ps, self._tables, attached)
+            self._dropping.atexit = False  # at exit, the user's parameter server goes on and keeps the tables
+        ps.table(self._tables[0], columns=self._columns(self._batch, self._seed))
+        ps.table(self._tables[1], rows=1, optimizer=self._optimizer(self._batch, free=True))
+        self._weights = weights
+
+    def _columns(self, batch: int, seed: int) -> dict[str, dps.Column]:
+        """The columns of a feature's row."""
+        # Small first steps: the accumulator of Adagrad starts as if a summed gradient of 1 were in it.
+        first = float(batch) ** -2
+        factors = dps.Adagrad(self.factor_learning_rate, initial_accumulator=first, l2=self.factor_l2)
+        init = dps.Normal(self.init_std, seed=seed)
+        return {
+            "w": dps.Column(1, optimizer=self._optimizer(batch)),
+            "v": dps.Column(self.factors, init=init, optimizer=factors),
+        }
+
+    def _optimizer(self, batch: int, free: bool = False) -> dps.Adagrad | dps.FTRL:
+        """The optimizer of weights; without penalties if `free`."""
+        l1, l2 = (0.0, 0.0) if free else (self.l1, self.l2)
+        if self.solver == "ftrl":
+            return dps.FTRL(alpha=self.learning_rate, l1=l1, l2=l2)
+        return dps.Adagrad(self.learning_rate, initial_accumulator=float(batch) ** -2, l1=l1, l2=l2)
+
+    def _check(self) -> None:
+        """Refuse impossible settings before any server starts."""
+        for name in ("factors", "epochs", "hash_bits", "servers", "batch_size"):
+            value = getattr(self, name)
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not (whole and value >= 1) and not (name == "batch_size" and value is None):
+                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+        for name in ("l1", "l2", "factor_l2", "tol"):
+            value = getattr(self, name)
+            if not nonnegative(value) and not (name == "tol" and value is None):
+                raise InputError(f"{name} is a finite number, 0 or more; not {value!r}")
+        for name in ("learning_rate", "factor_learning_rate", "init_std"):
+            value = getattr(self, name)
+            if not nonnegative(value) or not value:
+                raise InputError(f"{name} is a finite number above 0; not {value!r}")
+        if self.solver not in SOLVERS:
+            raise InputError(f"solver is one of {', '.join(SOLVERS)}; not {self.solver!r}")
+
+    # -- the model
+
+    def _scores(self, X: Features) -> Predictions:
+        weights, function = self._fitted(), functools.partial(scores_of, name=type(self).__name__)
+        return lazily(function, X, weights, 1, np.float32) if is_dask_collection(X) else function(X, weights)
+
+    @property
+    def progressive_loss_(self) -> float:
+        loss, weight = self._fitted_progressive().tolist()
+        return loss / weight if weight else math.nan
+
+    def _fitted_progressive(self) -> np.ndarray:
+        self._fitted()
+        return self._progressive
+
+    @property
+    def coef_(self) -> np.ndarray:
+        return self._dense(slice(0, 1))[:, 0]
+
+    @property
+    def factors_(self) -> np.ndarray:
+        return self._dense(slice(1, None))
+
+    @property
+    def intercept_(self) -> float:
+        return float(self._fitted().intercept()[0])
+
+    def _dense(self, columns: slice) -> np.ndarray:
+        """[features, columns] of all rows; features that were never seen are 0."""
+        home = self.home_weights()
+        values = home.values[:, columns]
+        if home.layout.features * values.shape[1] > LARGEST:
+            raise InputError(
+                f"{home.layout.features:,} x {values.shape[1]} numbers; home_weights() has the rows that there are"
+            )
+        dense = np.zeros((home.layout.features, values.shape[1]), np.float32)
+        dense[home.keys] = values
+        return dense
+
+    def home_weights(self) -> HomeWeights:
+        """The parameters, copied into this process: ``keys``, sorted, their ``values`` [w | v], and ``intercept()``.
+
+        Returns
+        -------
+        HomeWeights
+        """
+        return self._fitted().home()
+
+    def _fitted(self) -> LiveFactors | HomeWeights:
+        if self._weights is None:
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit")
+        return self._weights
+
+    # -- as scikit-learn has it
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._weights is not None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.non_deterministic = True  # the order of trainers' pushes changes the last digits
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
+        """Clone with the same client object, because a cluster cannot be copied."""
+        return type(self)(**self.get_params(deep=False))
+
+    def __getstate__(self) -> Settings:
+        """A pickled model holds its parameters, so it needs no cluster, and the address of the cluster to train in."""
+        state = {**super().__getstate__(), "client": address_of(self.client)}
+        for name in ("_ps", "_kept", "_ours", "_tables", "_dropping"):
+            state.pop(name, None)
+        if self._weights is not None:
+            state["_weights"] = self._weights.home()
+        return state
+
+
+class FactorizationMachine(ClassifierMixin, SecondOrderModel):
+    """A classifier with two classes by weights of features and of pairs of features, on a parameter server.
+
+    The log-odds of a row are ``b + sum_i w_i x_i + sum_i<j (v_i . v_j) x_i x_j``, where v_i is a vector of few factors
+    (Rendle, "Factorization machines", ICDM 2010, equation 1). It learns by stochastic gradients of the log-loss. Each
+    feature that occurs has a row of weight and factors in one keyed table.
+
+    Parameters
+    ----------
+    factors : int
+        The length k of the vectors.
+    client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
+        Where to train, as for :class:`dps.models.LogisticRegression`: on your own ParameterServer the parameters stay
+        on the servers, elsewhere they are copied into this process.
+    solver : {"ftrl", "adagrad"}
+        The servers' optimizer of weights. That of factors is Adagrad.
+    learning_rate : float
+        Of weights and intercept; alpha of "ftrl".
+    factor_learning_rate : float
+        Of factors.
+    l1, l2 : float
+        Penalties of the weights: of "ftrl" beside summed losses, of "adagrad" beside the mean loss of a batch.
+    factor_l2 : float
+        Penalty of the factors, beside the mean loss of a batch. Only the features of a batch take it.
+    init_std : float
+        Standard deviation of the factors before their first step.
+    epochs : int
+        The largest number of passes over the data. Trainers meet at the end of each.
+    tol : float, optional
+        End after an epoch whose mean loss is not smaller by at least `tol` than the least loss before.
+    batch_size : int, optional
+        Rows in a step of a trainer. By default 1,000, or less if the data has fewer than 100,000.
+    staleness : int or math.inf
+        The number of steps by which the fastest trainer may lead the slowest.
+    fit_intercept : bool
+        Whether the model has an intercept, which has no penalty.
+    hash_bits : int
+        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
+    servers : int
+        The number of servers that ``fit`` starts.
+    shuffle : bool
+        Shuffle the rows of each partition once, and the order of a trainer's batches in each epoch.
+    random_state : int, numpy.random.RandomState or None
+        What the first factors and the order of rows follow from.
+    progress : bool, optional
+        Show a progress bar; by default in terminals and notebooks.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (2,)
+        The labels, sorted.
+    coef_ : ndarray of shape (n_features,)
+        Weights; features that were never seen are 0.
+    factors_ : ndarray of shape (n_features, factors)
+        Vectors; features that were never seen are 0.
+    intercept_ : float
+    progressive_loss_ : float
+        Progressive validation: the mean loss of rows, each before the model has learnt from it. Of the first epoch of
+        ``fit``, and of all calls of ``partial_fit``.
+    loss_curve_ : list of float
+        Mean training loss of each epoch (weighted), measured during training.
+    n_iter_ : int
+        The number of epochs that were made.
+    n_features_in_ : int
+        2**hash_bits for DataFrames.
+    feature_names_in_ : ndarray
+        Columns of a DataFrame, in any order.
+    seconds_ : dict
+        Trainers' time, summed: "compute", "pull", "push", "wait", "serialise".
+
+    Examples
+    --------
+    >>> import numpy as np, dps
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.choice([-1.0, 1.0], size=(1000, 4)); y = X[:, 0] * X[:, 1] > 0  # neither column alone says it
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     model = dps.models.FactorizationMachine(factors=4, client=cluster, epochs=20, random_state=0).fit(X, y)
+    >>> bool(model.score(X, y) > 0.95), model.factors_.shape
+    (True, (4, 4))
+    """
+
+    def _targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
+        seen = summary(pieces.surveys())
+        labels = seen.labels if classes is None else np.unique(np.asarray(classes))
+        if len(labels) < 2:
+            raise InputError(f"y has {len(labels)} class ({labels}); a factorization machine needs two")
+        if len(labels) > 2:
+            raise InputError(
+                "Only binary classification is supported. The type of the target is multiclass: y has "
+                f"{len(labels)} classes ({labels[:10]}); sklearn.multiclass.OneVsRestClassifier trains one for each"
+            )
+        return MachineTargets(seen.layout, seen.rows, labels)
+
+    def partial_fit(
+        self, X: Features, y: Labels = None, classes: npt.ArrayLike | None = None, sample_weight: Labels = None
+    ) -> Self:
+        """Train for one more epoch, over this data. A parameter server that it starts stays up until :meth:`close`.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As for :meth:`fit`.
+        classes : array_like, optional
+            Both labels; needed in the first call unless its data has both.
+
+        Returns
+        -------
+        FactorizationMachine
+            Itself.
+        """
+        return self._learn_more((X, y, sample_weight), classes)
+
+    def decision_function(self, X: Features) -> Predictions:
+        """The log-odds of the second class, [n]. A Dask collection gives a lazy Dask array."""
+        return self._scores(X)
+
+    def predict_proba(self, X: Features) -> Predictions:
+        """Probabilities [n, 2]. A Dask collection gives a lazy Dask array."""
+        weights, function = self._fitted(), functools.partial(probabilities_of, name=type(self).__name__)
+        return lazily(function, X, weights, 2, np.float64) if is_dask_collection(X) else function(X, weights)
+
+    def predict_log_proba(self, X: Features) -> Predictions:
+        """Logarithms of the probabilities."""
+        return np.log(self.predict_proba(X))
+
+    def predict(self, X: Features) -> Predictions:
+        """The likelier class of each row. A Dask collection gives a lazy Dask array."""
+        chosen = (self.decision_function(X) > 0).astype(np.int64)
+        if is_dask_collection(chosen):
+            return chosen.map_blocks(take, self.classes_, dtype=self.classes_.dtype)
+        return self.classes_[chosen]
+
+    def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
+        """Accuracy; `y` and `sample_weight` as :meth:`fit` takes them."""
+        X, y, sample_weight = named(X, y, sample_weight)
+        predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
+        return float(np.average(predicted == np.asarray(y).reshape(-1), weights=sample_weight))
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+
+class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
+    """A regression by weights of features and of pairs of features, on a parameter server.
+
+    As :class:`FactorizationMachine`, with the squared error as its loss: the prediction is
+    ``center_ + spread_ (b + sum_i w_i x_i + sum_i<j (v_i . v_j) x_i x_j)``. What is learnt are the numbers less their
+    mean, divided by their standard deviation, so that learning rates and penalties need not know their unit.
+
+    Parameters
+    ----------
+    factors, client, solver, learning_rate, factor_learning_rate, l1, l2, factor_l2, init_std, epochs, tol, batch_size
+        As for :class:`FactorizationMachine`.
+    staleness, fit_intercept, hash_bits, servers, shuffle, random_state, progress
+        As for :class:`FactorizationMachine`.
+
+    Attributes
+    ----------
+    center_, spread_ : float
+        Mean and standard deviation of the numbers; of ``partial_fit``, those of the first call.
+    coef_, factors_, intercept_, loss_curve_, n_iter_, n_features_in_, feature_names_in_, seconds_
+        As of :class:`FactorizationMachine`.
+    progressive_loss_ : float
+        The mean squared error of rows, each before the model has learnt from it. `loss_curve_` has such errors, too.
+
+    Examples
+    --------
+    >>> import numpy as np, dps
+    >>> X = np.random.default_rng(0).choice([-1.0, 1.0], size=(1000, 4)); y = 7 + 3 * X[:, 0] * X[:, 1]
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+    ...     model = dps.models.FactorizationMachineRegressor(factors=4, client=cluster, epochs=20, random_state=0)
+    ...     model = model.fit(X, y)
+    >>> bool(model.score(X, y) > 0.95), round(model.center_)
+    (True, 7)
+    """
+
+    def _targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
+        moments = pieces.mapped(moments_of)
+        layouts = {each.layout for each in moments}
+        if len(layouts) > 1:
+            raise InputError(f"partitions differ: {' and '.join(map(str, sorted(layouts, key=str)[:2]))}")
+        rows, weight = sum(each.rows for each in moments), math.fsum(each.weight for each in moments)
+        if not rows:
+            raise InputError("X has 0 rows: there is nothing to learn from")
+        if not weight:
+            raise InputError("sample_weight is zero in every row: there is nothing to learn from")
+        center = math.fsum(each.weight * each.mean for each in moments) / weight
+        squares = math.fsum(each.squares + each.weight * (each.mean - center) ** 2 for each in moments)
+        spread = math.sqrt(squares / weight) or 1.0
+        return MachineTargets(layouts.pop(), rows, None, center, spread)
+
+    def partial_fit(self, X: Features, y: Labels = None, sample_weight: Labels = None) -> Self:
+        """Train for one more epoch, over this data. A parameter server that it starts stays up until :meth:`close`.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As for :meth:`fit`.
+
+        Returns
+        -------
+        FactorizationMachineRegressor
+            Itself.
+        """
+        return self._learn_more((X, y, sample_weight), None)
+
+    @property
+    def center_(self) -> float:
+        self._fitted()
+        return self._targets.center
+
+    @property
+    def spread_(self) -> float:
+        self._fitted()
+        return self._targets.spread
+
+    def predict(self, X: Features) -> Predictions:
+        """The expected number of each row. A Dask collection gives a lazy Dask array."""
+        return self._scores(X) * self.spread_ + self.center_
+
+    def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
+        """The share of the variance that is explained; `y` and `sample_weight` as :meth:`fit` takes them."""
+        X, y, sample_weight = named(X, y, sample_weight)
+        predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
+        return float(r2_score(np.asarray(y).reshape(-1), predicted, sample_weight=sample_weight))
+
+
+def probabilities_of(X: Features, weights: LiveFactors | HomeWeights, name: str) -> np.ndarray:
+    """The probabilities of one block in memory, [n, 2]."""
+    return softmax(scores_of(X, weights, name))
