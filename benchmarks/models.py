@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks import model_overlap
+from benchmarks import model_graph, model_overlap, model_topics
 from benchmarks.common import Report, parser
 
 MODELS: dict[str, Callable[[Report, bool], None]] = {
     "overlap": model_overlap.measure,
+    "pagerank": model_graph.measure,
+    "topics": model_topics.measure,
 }
 
 
