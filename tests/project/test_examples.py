@@ -24,13 +24,12 @@ NAMES = [
     "resume_run",
     "shared_table",
     "spark_pipeline",
+    "topics",
     "train_loop",
     "update_function",
 ]
 LINES = 70
 SECONDS = 300  # a limit for what hangs, on a busy machine
-
-NAMES += ["topics"]
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(SECONDS + 30)]
 
