@@ -64,7 +64,7 @@ from dps.training.open_run import OpenRun
 from dps.training.pulled_rows import PulledRows
 from dps.training.trainer import Trainer
 
-__version__ = "0.8.0"
+__version__ = "0.9.0"
 
 __all__ = [
     "FTRL",
