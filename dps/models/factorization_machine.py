@@ -83,6 +83,7 @@ class SecondOrderModel(ABC, BaseEstimator):
         tol: float | None = None,
         batch_size: int | None = None,
         staleness: float = 0,
+        aggregate: bool = False,
         fit_intercept: bool = True,
         hash_bits: int = 20,
         servers: int = 1,
@@ -103,6 +104,7 @@ class SecondOrderModel(ABC, BaseEstimator):
         self.tol = tol
         self.batch_size = batch_size
         self.staleness = staleness
+        self.aggregate = aggregate
         self.fit_intercept = fit_intercept
         self.hash_bits = hash_bits
         self.servers = servers
@@ -214,7 +216,7 @@ class SecondOrderModel(ABC, BaseEstimator):
             plan = MachinePlan(
                 *self._tables, self._targets.classes, self._targets.center, self._targets.spread, self.n_features_in_,
                 epochs, self.tol if epochs > 1 else None, self._batch, self.shuffle, self._seed + self.n_iter_,
-                self.fit_intercept, self.solver == "ftrl",
+                self.fit_intercept, self.solver == "ftrl", self.aggregate,
             )  # fmt: skip
             made = pieces.train(lambda _: plan, train, staleness=self.staleness, progress=self.progress)
         reports = [MachineReport(*each) for each in made]
@@ -254,8 +256,9 @@ class SecondOrderModel(ABC, BaseEstimator):
             attached = isinstance(self.client, Address)
             self._dropping = weakref.finalize(weights, drop_later, ps, self._tables, attached)
             self._dropping.atexit = False  # at exit, the user's parameter server goes on and keeps the tables
-        ps.table(self._tables[0], columns=self._columns(self._batch, self._seed))
-        ps.table(self._tables[1], rows=1, optimizer=self._optimizer(self._batch, free=True))
+        together = "sum" if self.aggregate else None
+        ps.table(self._tables[0], columns=self._columns(self._batch, self._seed), aggregate=together)
+        ps.table(self._tables[1], rows=1, optimizer=self._optimizer(self._batch, free=True), aggregate=together)
         self._weights = weights
 
     def _columns(self, batch: int, seed: int) -> dict[str, dps.Column]:
@@ -291,6 +294,8 @@ class SecondOrderModel(ABC, BaseEstimator):
             value = getattr(self, name)
             if not nonnegative(value) or not value:
                 raise InputError(f"{name} is a finite number above 0; not {value!r}")
+        if self.aggregate and self.staleness != 0:
+            raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
         if self.solver not in SOLVERS:
             raise InputError(f"solver is one of {', '.join(SOLVERS)}; not {self.solver!r}")
 
@@ -355,7 +360,7 @@ class SecondOrderModel(ABC, BaseEstimator):
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.non_deterministic = True  # the order of trainers' pushes changes the last digits
+        tags.non_deterministic = not self.aggregate  # the order of trainers' pushes changes their steps
         return tags
 
     def __sklearn_clone__(self) -> Self:
@@ -406,6 +411,9 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
         Rows in a step of a trainer. By default 1,000, or less if the data has fewer than 100,000.
     staleness : int or math.inf
         The number of steps by which the fastest trainer may lead the slowest.
+    aggregate : bool
+        With staleness 0: one step of the optimizers for each step of all trainers together. Then a second run gives the
+        same numbers, and they are those of one trainer with batches that are as many times as large.
     fit_intercept : bool
         Whether the model has an intercept, which has no penalty.
     hash_bits : int
@@ -527,7 +535,7 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
     ----------
     factors, client, solver, learning_rate, factor_learning_rate, l1, l2, factor_l2, init_std, epochs, tol, batch_size
         As for :class:`FactorizationMachine`.
-    staleness, fit_intercept, hash_bits, servers, shuffle, random_state, progress
+    staleness, aggregate, fit_intercept, hash_bits, servers, shuffle, random_state, progress
         As for :class:`FactorizationMachine`.
 
     Attributes

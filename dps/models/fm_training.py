@@ -38,6 +38,7 @@ class MachinePlan:
     seed: int
     with_intercept: bool
     summed: bool  # w and the intercept take the sum of a batch's gradients, not their mean
+    together: bool  # the servers add up the gradients of all trainers
     class_weights: np.ndarray | None = None
 
 
@@ -106,7 +107,7 @@ def learn(trainer: dps.Trainer, X: Block, y: np.ndarray, weights: np.ndarray | N
     z, s = scores(local, rows, pulled[plan.intercept][0])
     residual, loss = (squared_residuals if plan.classes is None else binary_residuals)(z, y, weights)
     slope = gradients(local, rows, s, residual)
-    mean = np.float32(1.0 / len(y))
+    mean = np.float32(1.0 / (len(y) * (trainer.trainers if plan.together else 1)))
     slope[:, 1:] *= mean
     scale = np.float32(1.0) if plan.summed else mean
     slope[:, 0] *= scale

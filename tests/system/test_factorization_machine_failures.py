@@ -50,7 +50,9 @@ def test_the_model_is_that_of_undisturbed_servers():
     rng = np.random.default_rng(0)
     X = scipy.sparse.random(400, FEATURES, density=0.2, format="csr", random_state=0, dtype=np.float32)
     piece = Piece(X, rng.integers(0, 2, 400), Layout(FEATURES, 0))
-    plan = MachinePlan("machine", "intercept", np.array([0, 1]), 0.0, 1.0, FEATURES, 2, None, 50, True, 3, True, True)
+    plan = MachinePlan(
+        "machine", "intercept", np.array([0, 1]), 0.0, 1.0, FEATURES, 2, None, 50, True, 3, True, True, False
+    )
     columns = {
         "w": dps.Column(1, optimizer=dps.FTRL()),
         "v": dps.Column(K, init=dps.Normal(0.1, seed=3), optimizer=dps.Adagrad(0.1)),
