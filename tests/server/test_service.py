@@ -707,7 +707,7 @@ def test_a_broken_backup_is_caught(monkeypatch, old: str, new: str) -> None:
 def test_a_broken_variant_is_caught(monkeypatch, old: str, new: str) -> None:
     put_variant(monkeypatch, ("service", "request"), old, new)
     with pytest.raises((AssertionError, MemoryError, ValueError, OverflowError)):
-        collections.deque(map(play, range(200)), maxlen=0)
+        collections.deque(map(play, range(800)), maxlen=0)
 
 
 @pytest.mark.slow
