@@ -1,6 +1,7 @@
 """Sphinx's settings; `make docs` builds the pages into build/docs."""
 
 import importlib.metadata
+import importlib.util
 
 project = "dps"
 author = "dps developers"
@@ -21,13 +22,15 @@ html_css_files = ["dps.css"]
 myst_heading_anchors = 3  # links to headings, as GitHub makes them
 
 autodoc_member_order = "bysource"
+# dps.torch is described also where torch is not installed.
+autodoc_mock_imports = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
 autodoc_typehints = "none"  # the sections on parameters say more
 autosummary_generate = False  # the tables lead to what is described on the same page
 numpydoc_show_class_members = False
 
 # Every other name in a docstring has to lead somewhere.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(distributed|dask|scipy|sparse|sklearn|pyspark|skein)\..*")]
+nitpick_ignore_regex = [("py:.*", r"(distributed|dask|scipy|sparse|sklearn|pyspark|skein|torch)\..*")]
 
 
 def setup(app):

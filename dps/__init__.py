@@ -28,6 +28,7 @@ arrays/          vectors and matrices whose elements lie on the servers and comp
 dashboard/       pages on the scheduler's dashboard, metrics, reports; the notebook and the terminal
 deploy/          LocalCluster, YarnCluster
 graph/           PageRank and other algorithms over edges on trainers
+torch/           embeddings, dense parameters and gradients of torch on the servers
 optimize/        solvers for numpy arrays and for vectors on parameter servers
 models/          scikit-learn estimators, on the public API only
 cli/             ``dask ps``
@@ -124,6 +125,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("dps.sampling")
     if name == "graph":  # needs scipy
         return importlib.import_module("dps.graph")
+    if name == "torch":  # needs torch
+        return importlib.import_module("dps.torch")
     if name == "optimize":  # needs scipy
         return importlib.import_module("dps.optimize")
     if name in ("dask_setup", "dask_teardown"):  # of `--preload dps`

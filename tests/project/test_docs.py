@@ -47,6 +47,12 @@ def needs_spark(page: Path) -> bool:
     return re.search(r"^\s*(import|from) pyspark\b", code, re.M) is not None
 
 
+def needs_torch(page: Path) -> bool:
+    """Whether a python block of `page` imports torch, or uses dps.torch, which not all developers have."""
+    code = "\n".join(b.code for b in blocks(page.read_text()) if b.language == "python")
+    return re.search(r"^\s*(import|from) torch\b|\bdps\.torch\b", code, re.M) is not None
+
+
 def run(program: Path, seconds: float) -> tuple[int | None, str]:
     """Exit status (None: out of time) and output of a program run in its own folder. Its processes end with it."""
     with subprocess.Popen(
@@ -98,6 +104,8 @@ def test_page_runs_as_a_story(page, tmp_path):
         return
     if needs_spark(ROOT / page):
         pytest.importorskip("pyspark")
+    if needs_torch(ROOT / page):
+        pytest.importorskip("torch")
     program = tmp_path / "story.py"
     program.write_text(story(ROOT / page))
     status, output = run(program, SECONDS)
@@ -184,6 +192,7 @@ def test_what_a_page_fetches_from_elsewhere(text, addresses):
 def on_the_api_page() -> list[str]:
     """What is described there, as module.name."""
     pytest.importorskip("pyspark", reason="dps.models.spark, which is described too, needs pyspark")
+    pytest.importorskip("torch", reason="dps.torch, which is described too, needs torch")
     listed, module = [], ""
     for line in (ROOT / "docs" / "api.rst").read_text().splitlines():
         if match := re.fullmatch(r"\.\. (\w+):: ([\w.]+)", line):
@@ -209,6 +218,7 @@ def on_the_api_page() -> list[str]:
         "dps.yarn",
         "dps.errors",
         "dps.testing",
+        "dps.torch",
     ],
 )
 def test_the_api_page_leaves_out_no_public_name(module):

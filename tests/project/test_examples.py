@@ -25,6 +25,7 @@ NAMES = [
     "shared_table",
     "spark_pipeline",
     "topics",
+    "torch_embedding",
     "train_loop",
     "update_function",
 ]
@@ -117,6 +118,13 @@ def test_recommender_finds_more_than_popularity(run):
     popular, ours, new = run("recommender").splitlines()
     assert numbers(ours)[0] > 3 * numbers(popular)[0]
     assert new.startswith("new viewer:")
+
+
+def test_torch_embedding_learns_what_users_like(run):
+    pytest.importorskip("torch")
+    ((loss, accuracy),) = map(numbers, run("torch_embedding").splitlines())
+    assert loss < 0.35  # half of that of guessing, 0.693
+    assert accuracy > 0.8
 
 
 @pytest.mark.spark

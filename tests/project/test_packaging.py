@@ -33,6 +33,7 @@ EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
     "checkpoint": "dps.checkpoints.store, safetensors, xxhash, pyarrow",
     "testing": "dps.testing, greenlet",
     "spark": "dps.spark, pyspark, pyarrow",
+    "torch": "dps.torch, safetensors",
     "yarn": "dps.yarn, skein",
     "jupyter": "IPython, jinja2",
     "cli": "dps.cli, rich",
@@ -257,6 +258,7 @@ except ImportError as error:
         ("dps.optimize", "scipy", "models"),
         ("dps.graph", "scipy", "models"),
         ("dps.models.spark", "pyspark", "spark"),
+        ("dps.torch", "torch", "torch"),
         ("dps.yarn", "skein", "yarn"),
     ],
 )

@@ -53,6 +53,7 @@ ROOMS = {
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
     "graph": "features.localize state.optimizers training.spark",
+    "torch": "client.table state.ops state.optimizers training.batches training.pulled_rows training.row_sums",
     "optimize": "training.spark",
     "models": "dps functions kernels optimize spark",
     "testing": "config core functions.definition state wire checkpoints coordination telemetry client server "
