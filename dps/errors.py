@@ -84,6 +84,10 @@ class UnknownColumnError(DPSError, KeyError):
     """A column that a table does not have. The message names those that it has."""
 
 
+class UnknownWordError(DPSError, KeyError):
+    """A word without a vector."""
+
+
 class BusyError(DPSError, RuntimeError):
     """Rows that a function of another client is about to change. Clients try again by themselves."""
 

@@ -16,6 +16,8 @@ with needing("models"):
     from dps.models.matrix_factorization import MatrixFactorization
     from dps.models.similarity import Similarity
     from dps.models.topics import LatentDirichletAllocation
+    from dps.models.word2vec import Word2Vec
+    from dps.models.word_vectors import WordVectors
 
 __all__ = [
     "ElasticNet",
@@ -31,6 +33,8 @@ __all__ = [
     "PoissonRegressor",
     "Ridge",
     "Similarity",
+    "Word2Vec",
+    "WordVectors",
     "encode_frame",
     "read_files",
     "read_libsvm",

@@ -1,0 +1,136 @@
+"""Sentences from anywhere as partitions, the count of their words, and a trainer's sentences as batches of numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import dask.bag
+import numpy as np
+from dask.base import is_dask_collection
+from dask.delayed import Delayed
+from dask.distributed import Future
+
+import dps
+from dps.errors import InputError, InputTypeError
+from dps.models.spark_pieces import is_spark
+
+__all__ = ["Sentences", "Vocabulary", "batches_of", "count_words", "sentence_parts", "vocabulary_of"]
+
+Sentences: TypeAlias = Any  # lists of words in memory, in a Dask bag or in a list of futures; or a path of text
+HOME_PARTS = 64  # of sentences in memory, so that all trainers have some
+
+
+class Vocabulary(NamedTuple):
+    """Words and how often they occur, the most frequent first."""
+
+    words: list[str]
+    counts: np.ndarray  # int64
+
+
+def sentence_parts(sentences: Sentences) -> list[Any]:
+    """Partitions for `ps.run`, each a list of sentences.
+
+    Examples
+    --------
+    >>> len(sentence_parts([["a", "b"], ["b"]]))
+    2
+    """
+    if is_spark(sentences):
+        raise InputTypeError("sentences of Spark: write their text to files, and pass the path of these")
+    if isinstance(sentences, (str, Path)):
+        sentences = dask.bag.read_text(str(sentences)).map(str.split)
+    if is_dask_collection(sentences) and not isinstance(sentences, Delayed):
+        return list(np.ravel(np.array(sentences.to_delayed(), object)))
+    if isinstance(sentences, (Delayed, Future)):
+        return [sentences]
+    made = list(sentences)
+    if made and all(isinstance(part, (Delayed, Future)) for part in made):
+        return made
+    for number, sentence in enumerate(made):
+        check_words(sentence, f"sentence {number}")
+    if not made:
+        raise InputError("there are 0 sentences: there is nothing to learn from")
+    size = -(-len(made) // HOME_PARTS)
+    return [dask.delayed(list)(made[first : first + size]) for first in range(0, len(made), size)]
+
+
+def count_words(trainer: dps.Trainer, partitions: Sequence[Any]) -> Counter[str]:
+    """The training function of the first pass: how often each word occurs."""
+    counts: Counter[str] = Counter()
+    for partition in partitions:
+        for number, sentence in enumerate(partition):
+            check_words(sentence, f"sentence {number} of a partition")
+            counts.update(sentence)
+    return counts
+
+
+def vocabulary_of(counts: Sequence[Counter[str]], min_count: int) -> Vocabulary:
+    """The words that occur at least `min_count` times; of equally frequent ones, the first in the alphabet is first.
+
+    Examples
+    --------
+    >>> vocabulary_of([Counter("abca"), Counter("bb")], 2)
+    Vocabulary(words=['b', 'a'], counts=array([3, 2]))
+    """
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    if not total:
+        raise InputError("there are 0 words in the sentences: there is nothing to learn from")
+    kept = sorted((-count, str(word)) for word, count in total.items() if count >= min_count)
+    if not kept:
+        raise InputError(
+            f"min_count={min_count} removes all {len(total):,} words: the most frequent one occurs "
+            f"{max(total.values())} times"
+        )
+    if len(kept) == 1:
+        raise InputError(
+            f"{kept[0][1]!r} is the only word that occurs min_count={min_count} times or more: vectors need two words"
+        )
+    return Vocabulary([word for _, word in kept], -np.array([count for count, _ in kept], np.int64))
+
+
+def batches_of(partitions: Sequence[Any], words: Sequence[str], size: int) -> list[np.ndarray]:
+    """Known words as batches of at most about `size` words: int64 [2, places], their numbers and their sentences.
+
+    Sentences stay whole, but for those of more than `size` words.
+
+    Examples
+    --------
+    >>> [batch.tolist() for batch in batches_of([[["a", "b", "?"], ["b"]], [["a"]]], ["a", "b"], 3)]
+    [[[0, 1, 1], [0, 0, 1]], [[0], [2]]]
+    """
+    numbers = {word: number for number, word in enumerate(words)}
+    made: list[np.ndarray] = []
+    open_words: list[int] = []
+    open_sentences: list[int] = []
+    sentence_number = 0
+    for partition in partitions:
+        for sentence in partition:
+            check_words(sentence, "a sentence")
+            known = [numbers[word] for word in sentence if word in numbers]
+            for first in range(0, len(known), size):
+                piece = known[first : first + size]
+                if open_words and len(open_words) + len(piece) > size:
+                    made.append(np.array([open_words, open_sentences]))
+                    open_words, open_sentences = [], []
+                open_words += piece
+                open_sentences += [sentence_number] * len(piece)
+                sentence_number += 1
+    if open_words:
+        made.append(np.array([open_words, open_sentences]))
+    return made
+
+
+def check_words(sentence: object, what: str) -> None:
+    """Refuse a sentence that is no list of words."""
+    if isinstance(sentence, (str, bytes)):
+        raise InputTypeError(f"{what}: a sentence is a list of words, and {sentence!r:.40} is text: call its split()")
+    if not isinstance(sentence, (list, tuple, np.ndarray)):
+        raise InputTypeError(f"{what}: a sentence is a list of words, not a {type(sentence).__name__}")
+    wrong = [word for word in sentence if not isinstance(word, str)]
+    if wrong:
+        raise InputTypeError(f"{what}: words are str, and {wrong[0]!r:.40} is a {type(wrong[0]).__name__}")

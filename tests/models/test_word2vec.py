@@ -1,0 +1,237 @@
+"""word2vec beside a textbook program, finite differences and gensim; planted words; files; failures."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import dask.bag
+import numpy as np
+import pytest
+from dask.distributed import Client
+from oracles import mutant
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+import dps
+from dps.errors import InputError, InputTypeError, UnknownWordError
+from dps.models import Word2Vec, WordVectors, word2vec, word_steps, word_training
+from dps.models.word_data import batches_of, vocabulary_of
+
+rng = np.random.default_rng(0)
+GROUPS = np.array([[f"g{group}w{number}" for number in range(6)] for group in range(5)])
+SENTENCES = [list(map(str, rng.choice(GROUPS[rng.integers(5)], 10))) for _ in range(600)]
+SMALL = {"vector_size": 6, "batch_words": 700, "epochs": 2, "seed": 3, "progress": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def client():
+    options = {"processes": False, "dashboard_address": None}
+    with dps.LocalCluster(servers=2, trainers=2, **options) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ps(client):
+    with dps.ParameterServer(client, servers=2, copies=2) as ps:
+        yield ps
+        assert not ps.tables(), "fits leave no tables"
+
+
+@pytest.fixture
+def one(ps, monkeypatch):
+    """A parameter server whose runs have one trainer."""
+    run = ps.run
+    monkeypatch.setattr(ps, "run", lambda *args, **options: run(*args, trainers=1, **options))
+    return ps
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def textbook(inside, outside, words, counts, batches, sg, alpha=0.025, last=0.0001, window=5, k=5, epochs=2, seed=3):
+    """Pair after pair, in float64; a step for each 256 places, from the rows of before it."""
+    noise, keep = dps.sampling.unigram_table(counts), dps.sampling.subsample(counts)
+    clock = 0
+    for epoch in range(epochs):
+        for b in np.random.default_rng((seed, epoch)).permutation(len(batches)):
+            rate = alpha - (alpha - last) * clock / (epochs * len(batches))
+            draw = dps.sampling.generator(SimpleNamespace(number=0, clock=clock), seed)
+            clock += 1
+            w, s = batches[b]
+            kept = draw.random(len(w)) < keep[w]
+            w, s = w[kept], s[kept]
+            reach = draw.integers(1, window + 1, len(w))
+            pools = noise.draw((-(-len(w) // 256), 64), draw)
+            for number, pool in enumerate(pools):
+                g_in, g_out = np.zeros_like(inside), np.zeros_like(outside)
+                c_in, c_out = np.full(len(inside), 1e-30), np.full(len(outside), 1e-30)
+                for i in range(256 * number, min(len(w), 256 * number + 256)):
+                    around = [j for j in range(i - reach[i], i + reach[i] + 1) if 0 <= j < len(w) and j != i]
+                    around = [w[j] for j in around if s[j] == s[i]]
+                    for source, target in [([w[i]], v) for v in around] if sg else [(around, w[i])] * bool(around):
+                        h = inside[source].mean(axis=0)
+                        for v, label, weight in [(target, 1, 1), *((n, 0, k / 64) for n in pool)]:
+                            error = weight * (sigmoid(h @ outside[v]) - label)
+                            bent = weight * (h @ h + outside[v] @ outside[v]) / 4 + abs(error)
+                            g_out[v] += error * h
+                            c_out[v] += bent
+                            for u in source:
+                                g_in[u] += error * outside[v] / len(source)
+                                c_in[u] += bent / len(source)
+                inside = inside - np.minimum(rate, 1 / c_in)[:, None] * g_in
+                outside = outside - np.minimum(rate, 1 / c_out)[:, None] * g_out
+    return inside, outside
+
+
+@pytest.mark.parametrize("sg", [1, 0])
+def test_one_trainer_is_the_textbook_program(one, sg):
+    sentences = SENTENCES[:120]
+    model = Word2Vec(client=one, sg=sg, **SMALL).fit(sentences)
+    one.table("first", 6, rows=len(model.wv), init=dps.Uniform(-0.5 / 6, 0.5 / 6, seed=3))
+    begin = one.client().pull("first").astype(float)
+    one.drop_table("first")
+    words = model.wv.index_to_key
+    batches = batches_of([sentences[n : n + 2] for n in range(0, 120, 2)], words, 700)
+    expected = textbook(begin, np.zeros_like(begin), words, model.counts_, batches, sg)
+    outside = model._outside.find(np.arange(len(words)))[0]
+    model_vectors = model.wv.vectors
+    model.forget()
+    np.testing.assert_allclose(model_vectors, expected[0], atol=2e-6)
+    np.testing.assert_allclose(outside, expected[1], atol=2e-6)
+
+
+WRONG = {
+    "negatives count once": ("made.targets", "made.targets * (1 + (np.arange(len(used)) % 2)[:, None])"),
+    "new rows of words": ("local @ old, v", "local @ old, v * np.float32(1.01)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_variants_are_caught(one, name, monkeypatch):
+    monkeypatch.setattr(word_training, "step", mutant(word_steps.step, *WRONG[name]))
+    with pytest.raises(AssertionError):
+        test_one_trainer_is_the_textbook_program(one, 1)
+
+
+def test_gradients_are_finite_differences():
+    h, v = rng.normal(size=(4, 3)), rng.normal(size=(6, 3))
+    rest = np.array([0, 0, 1, 3]), np.array([1, 2, 2, 5]), np.array([0, 2, 4, 4]), 5
+    made = word_steps.gradients(h, v, *rest)
+    for rows, gradient in ((h, made.queries), (v, made.targets)):
+        for place in np.ndindex(rows.shape):
+            old, losses = rows[place], []
+            for move in (1e-5, -1e-5):
+                rows[place] = old + move
+                losses.append(word_steps.gradients(h, v, *rest).loss)
+            rows[place] = old
+            assert gradient[place] == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-5, abs=1e-8)
+
+
+def neighbours_of_the_same_group(wv):
+    found = [(word, near) for word in wv.index_to_key for near, _ in wv.most_similar(word, topn=4)]
+    return np.mean([word[:2] == near[:2] for word, near in found])
+
+
+@pytest.mark.parametrize("sg", [1, 0])
+def test_words_of_a_group_are_similar(client, sg):
+    model = Word2Vec(16, client=client, sg=sg, sample=0, epochs=15, progress=False).fit(SENTENCES)
+    assert neighbours_of_the_same_group(model.wv) > 0.95
+    assert len(model.loss_curve_) == 15 and model.loss_curve_[-1] < 0.9 * model.loss_curve_[0]
+    assert clone(model).client is client
+
+
+def test_bags_and_files(client, tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(map(" ".join, SENTENCES[:300])))
+    (tmp_path / "b.txt").write_text("\n".join(map(" ".join, SENTENCES[300:])))
+    expected = vocabulary_of([dict(zip(*np.unique(SENTENCES, return_counts=True), strict=True))], 1)
+    for data in (tmp_path / "*.txt", dask.bag.from_sequence(SENTENCES, npartitions=3)):
+        model = Word2Vec(client=client, **SMALL).fit(data)
+        assert model.wv.index_to_key == expected.words
+        np.testing.assert_array_equal(model.counts_, expected.counts)
+
+
+def test_vectors_stay_on_your_servers_and_go_on(ps):
+    model = Word2Vec(client=ps, **SMALL).fit(SENTENCES)
+    copy = pickle.loads(pickle.dumps(model))
+    home = WordVectors(model.wv.index_to_key, model.wv.vectors)
+    for wv in (copy.wv, home):
+        assert dict(wv.most_similar("g1w1")) == pytest.approx(dict(model.wv.most_similar("g1w1")), abs=1e-6)
+    before = model.loss_curve_[-1]
+    model.partial_fit([*SENTENCES, ["unseen", "g1w1"]], epochs=10)
+    assert model.loss_curve_[-1] < before and len(model.loss_curve_) == 12 and "unseen" not in model.wv
+    model.forget()
+    with pytest.raises(NotFittedError):
+        model._fitted()
+
+
+class DyingTrainer:
+    """Passes calls on to a trainer; at its third clock, the first attempt dies before it changes rows."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def __getattr__(self, name):
+        if name == "rows" and self.trainer.attempt == 0 and self.trainer.clock == 2:
+            raise OSError("lost")
+        return getattr(self.trainer, name)
+
+
+def with_a_death(trainer, *arguments):
+    return word_training.train_words(DyingTrainer(trainer), *arguments)
+
+
+def test_a_trainer_that_is_run_again_gives_the_same_model(one, monkeypatch):
+    run = one.run
+    monkeypatch.setattr(one, "run", lambda *args, **options: run(*args, retries=1, **options))
+    vectors = []
+    for function in (word_training.train_words, with_a_death):
+        monkeypatch.setattr(word2vec, "train_words", function)
+        model = Word2Vec(client=one, **SMALL).fit(SENTENCES)
+        vectors.append(model.wv.vectors)
+        model.forget()
+    np.testing.assert_array_equal(*vectors)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_files_are_those_of_gensim(tmp_path, binary):
+    wv = WordVectors(["a", "größe", "c"], rng.normal(size=(3, 4)).astype(np.float32))
+    wv.save_word2vec_format(tmp_path / "ours", binary)
+    again = WordVectors.load_word2vec_format(tmp_path / "ours", binary)
+    assert again.index_to_key == wv.index_to_key
+    np.testing.assert_array_equal(again.vectors, wv.vectors)
+    models = pytest.importorskip("gensim.models")
+    theirs = models.KeyedVectors.load_word2vec_format(tmp_path / "ours", binary=binary)
+    theirs.save_word2vec_format(tmp_path / "theirs", binary=binary)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    found, expected = wv.most_similar(["a"], ["c"]), theirs.most_similar(["a"], ["c"])
+    assert dict(found) == pytest.approx(dict(expected), abs=1e-6)
+
+
+def test_bad_input(ps):
+    def fit(sentences, **settings):
+        Word2Vec(client=ps, progress=False, **settings).fit(sentences)
+
+    for sentences in ([], [[]], [["a"] * 9], [["a", "b"]]):
+        with pytest.raises(InputError, match=r"0 sentences|0 words|only word|removes all"):
+            fit(sentences)
+    for wrong in (["some text"], [[1, 2]], [7]):
+        with pytest.raises(InputTypeError, match=r"split\(\)|words are str|list of words"):
+            fit(wrong)
+    for name, value in {"vector_size": 0, "window": 1.5, "alpha": -1, "sg": 2, "seed": -1, "negative": 0}.items():
+        with pytest.raises(InputError, match=name):
+            fit(SENTENCES, **{name: value})
+
+
+def test_unknown_words_and_broken_files(tmp_path):
+    wv = WordVectors(["a", "b"], np.eye(2, dtype=np.float32))
+    for ask in (lambda: wv["x"], lambda: wv.similarity("a", "x"), lambda: wv.most_similar("x")):
+        with pytest.raises(UnknownWordError, match="'x' has no vector"):
+            ask()
+    with pytest.raises(InputError, match="needs a word"):
+        wv.most_similar()
+    for number, (raw, binary) in enumerate([(b"nothing", False), (b"1 3\na 1 2\n", False), (b"1 3\na 1234", True)]):
+        (tmp_path / str(number)).write_bytes(raw)
+        with pytest.raises(InputError, match=r"first line|ends early"):
+            WordVectors.load_word2vec_format(tmp_path / str(number), binary)
