@@ -284,4 +284,4 @@ class Word2Vec(BaseEstimator):
 
 def whole(value: object, least: int) -> bool:
     """Whether it is a whole number, `least` or more."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= least
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least

@@ -172,7 +172,7 @@ class WordVectors:
 
 def listed(query: Query) -> list[str | np.ndarray]:
     """Words and vectors as a list."""
-    return [query] if isinstance(query, str) or getattr(query, "ndim", 0) == 1 else list(query)  # type: ignore[list-item, arg-type]
+    return [query] if isinstance(query, str) or getattr(query, "ndim", 0) == 1 else list(query)  # type: ignore[list-item]
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

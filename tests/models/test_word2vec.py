@@ -138,7 +138,8 @@ def neighbours_of_the_same_group(wv):
 def test_words_of_a_group_are_similar(client, sg):
     model = Word2Vec(16, client=client, sg=sg, sample=0, epochs=15, progress=False).fit(SENTENCES)
     assert neighbours_of_the_same_group(model.wv) > 0.95
-    assert len(model.loss_curve_) == 15 and model.loss_curve_[-1] < 0.9 * model.loss_curve_[0]
+    assert len(model.loss_curve_) == 15
+    assert model.loss_curve_[-1] < 0.9 * model.loss_curve_[0]
     assert clone(model).client is client
 
 
@@ -160,7 +161,9 @@ def test_vectors_stay_on_your_servers_and_go_on(ps):
         assert dict(wv.most_similar("g1w1")) == pytest.approx(dict(model.wv.most_similar("g1w1")), abs=1e-6)
     before = model.loss_curve_[-1]
     model.partial_fit([*SENTENCES, ["unseen", "g1w1"]], epochs=10)
-    assert model.loss_curve_[-1] < before and len(model.loss_curve_) == 12 and "unseen" not in model.wv
+    assert model.loss_curve_[-1] < before
+    assert len(model.loss_curve_) == 12
+    assert "unseen" not in model.wv
     model.forget()
     with pytest.raises(NotFittedError):
         model._fitted()
