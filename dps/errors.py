@@ -40,6 +40,7 @@ __all__ = [
     "UnknownColumnError",
     "UnknownFunctionError",
     "UnknownTableError",
+    "UnknownWordError",
     "VersionMismatchError",
     "by_name",
 ]

@@ -13,17 +13,17 @@ import scipy.sparse
 
 from dps.models.factor_steps import safe_rates, sums
 
-__all__ = ["Gradients", "Pairs", "gradients", "pairs_of", "step", "windows"]
+__all__ = ["Gradients", "WordPairs", "gradients", "pairs_of", "step", "windows"]
 
 
-class Pairs(NamedTuple):
-    """Pairs of a word and a word beside it, sorted by the place of the first one in the text."""
+class WordPairs(NamedTuple):
+    """WordPairs of a word and a word beside it, sorted by the place of the first one in the text."""
 
     centers: np.ndarray  # places
     contexts: np.ndarray
 
 
-def pairs_of(sentences: np.ndarray, reach: np.ndarray) -> Pairs:
+def pairs_of(sentences: np.ndarray, reach: np.ndarray) -> WordPairs:
     """All pairs of words that are near each other in a sentence.
 
     Parameters
@@ -36,7 +36,7 @@ def pairs_of(sentences: np.ndarray, reach: np.ndarray) -> Pairs:
     Examples
     --------
     >>> pairs_of(np.array([0, 0, 0, 1, 1]), np.array([1, 2, 1, 1, 1]))
-    Pairs(centers=array([0, 1, 1, 2, 3, 4]), contexts=array([1, 0, 2, 1, 4, 3]))
+    WordPairs(centers=array([0, 1, 1, 2, 3, 4]), contexts=array([1, 0, 2, 1, 4, 3]))
     """
     centers, contexts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for distance in range(1, int(reach.max(initial=0)) + 1):
@@ -48,15 +48,15 @@ def pairs_of(sentences: np.ndarray, reach: np.ndarray) -> Pairs:
             contexts.append(context[within])
     center, context = np.concatenate(centers), np.concatenate(contexts)
     order = np.lexsort((context, center))
-    return Pairs(center[order], context[order])
+    return WordPairs(center[order], context[order])
 
 
-def windows(pairs: Pairs, words: np.ndarray, cbow: bool) -> tuple[scipy.sparse.csr_matrix, np.ndarray, np.ndarray]:
+def windows(pairs: WordPairs, words: np.ndarray, cbow: bool) -> tuple[scipy.sparse.csr_matrix, np.ndarray, np.ndarray]:
     """The queries of pairs, and what each is to predict.
 
     Parameters
     ----------
-    pairs : Pairs
+    pairs : WordPairs
     words : ndarray of int, [places]
         Numbers of the words from 0 on.
     cbow : bool
@@ -71,7 +71,7 @@ def windows(pairs: Pairs, words: np.ndarray, cbow: bool) -> tuple[scipy.sparse.c
 
     Examples
     --------
-    >>> pairs = Pairs(np.array([0, 1, 1]), np.array([1, 0, 2]))
+    >>> pairs = WordPairs(np.array([0, 1, 1]), np.array([1, 0, 2]))
     >>> [part.tolist() for part in (windows(pairs, np.array([2, 0, 1]), True)[0].toarray(), *windows(
     ...     pairs, np.array([2, 0, 1]), True)[1:])]
     [[[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]], [0, 1], [0, 1]]

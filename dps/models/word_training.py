@@ -11,7 +11,7 @@ import numpy as np
 
 import dps
 from dps.models.word_data import batches_of
-from dps.models.word_steps import Pairs, pairs_of, step, windows
+from dps.models.word_steps import WordPairs, pairs_of, step, windows
 
 __all__ = ["WordPlan", "train_words"]
 
@@ -73,7 +73,7 @@ def train_batch(trainer: dps.Trainer, batch: np.ndarray, plan: WordPlan, rate: f
         negatives = outside.codes[len(words) :].reshape(pools.shape)
         for number, (start, end) in enumerate(itertools.pairwise(cuts)):
             if end > start:
-                some = Pairs(pairs.centers[start:end], pairs.contexts[start:end])
+                some = WordPairs(pairs.centers[start:end], pairs.contexts[start:end])
                 mean, queries, places = windows(some, centers, plan.cbow)
                 aims = targets[places]
                 total += step(

@@ -34,7 +34,8 @@ class WordVectors:
 
     Examples
     --------
-    >>> wv = dps.models.WordVectors(["north", "south", "up"], np.eye(3, 2, dtype=np.float32) + [[0, 0], [1, 0], [0, 1]])
+    >>> import numpy as np, dps
+    >>> wv = dps.models.WordVectors(["north", "south", "up"], np.array([[1, 0], [1, 1], [0, 1]]))
     >>> wv.most_similar("north", topn=1)[0][0], round(wv.similarity("south", "up"), 3)
     ('south', 0.707)
     >>> wv["up"].tolist(), "down" in wv
