@@ -93,6 +93,27 @@ def train(trainer, partitions, mode="mean", pulled=False):
     return losses
 
 
+def train_ahead(trainer, partitions):
+    """The rows of the next batch are pulled while torch computes."""
+    users = dps.torch.Embedding(trainer, "user", DIM)
+    items = dps.torch.EmbeddingBag(trainer, "items", DIM, mode="mean")
+    module = tower(seed=99)
+    dense = dps.torch.DenseParameters(trainer, "dense", module)
+    losses = []
+
+    def wanted(batch):
+        return {"user": batch["user"], "items": batch["items"]}
+
+    options = {"epochs": EPOCHS, "batch_size": BATCH, "shuffle": 5}
+    for batch, rows in trainer.iterate(partitions, pull=wanted, ahead=1, **options):
+        dense.pull()
+        loss = loss_of(users(rows["user"]), items(rows["items"]), module, batch["label"])
+        loss.backward()
+        dps.torch.push_gradients(users, items, dense)
+        losses.append(loss.item())
+    return losses
+
+
 class Alone:
     """The same model in torch alone."""
 
@@ -153,6 +174,14 @@ def test_rows_that_are_pulled_already_are_taken(ps, tables):
         ps.drop_table(name)
     tables(dps.SGD(0.3))
     assert ps.run(train, [dask.delayed(DATA)], args=("mean",), trainers=1) == [losses]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_rows_that_are_pulled_ahead_contain_the_pushes_of_the_trainer(ps, tables, staleness):
+    tables(dps.Adagrad(0.1))
+    alone = Alone(ps, OPTIMIZERS["adagrad"][1])
+    (losses,) = ps.run(train_ahead, [dask.delayed(DATA)], trainers=1, staleness=staleness)
+    np.testing.assert_allclose(losses, alone.fit(), atol=1e-5)
 
 
 def two_forward_passes(ps):
