@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 from blocks import Block, blocks
@@ -149,6 +150,14 @@ def test_links_inside_the_project_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
     targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
     assert not [t for t in targets if t and not ((ROOT / page).parent / t).exists()]
+
+
+@pytest.mark.parametrize("page", ["docs/production.md", "docs/concepts.md"])
+def test_settings_that_a_page_names_exist(page):
+    groups = "timeouts|limits|adaptive|yarn"
+    names = re.findall(rf"`dps\.((?:{groups})\.[a-z-]+|shards-per-server)`", (ROOT / page).read_text())
+    assert names
+    assert not [name for name in names if dask.config.get(f"dps.{name}", default=...) is ...]
 
 
 # The pages as Sphinx builds them
