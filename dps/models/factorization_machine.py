@@ -476,12 +476,12 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
     def partial_fit(
         self, X: Features, y: Labels = None, classes: npt.ArrayLike | None = None, sample_weight: Labels = None
     ) -> Self:
-        """Train for one more epoch, over this data. A parameter server that it starts stays up until :meth:`close`.
+        """Train for one more epoch, over this data. A parameter server that it starts stays up until `close`.
 
         Parameters
         ----------
         X, y, sample_weight
-            As for :meth:`fit`.
+            As for `fit`.
         classes : array_like, optional
             Both labels; needed in the first call unless its data has both.
 
@@ -513,7 +513,7 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
         return self.classes_[chosen]
 
     def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
-        """Accuracy; `y` and `sample_weight` as :meth:`fit` takes them."""
+        """Accuracy; `y` and `sample_weight` as `fit` takes them."""
         X, y, sample_weight = named(X, y, sample_weight)
         predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
         return float(np.average(predicted == np.asarray(y).reshape(-1), weights=sample_weight))
@@ -574,12 +574,12 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
         return MachineTargets(layouts.pop(), rows, None, center, spread)
 
     def partial_fit(self, X: Features, y: Labels = None, sample_weight: Labels = None) -> Self:
-        """Train for one more epoch, over this data. A parameter server that it starts stays up until :meth:`close`.
+        """Train for one more epoch, over this data. A parameter server that it starts stays up until `close`.
 
         Parameters
         ----------
         X, y, sample_weight
-            As for :meth:`fit`.
+            As for `fit`.
 
         Returns
         -------
@@ -603,7 +603,7 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
         return self._scores(X) * self.spread_ + self.center_
 
     def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
-        """The share of the variance that is explained; `y` and `sample_weight` as :meth:`fit` takes them."""
+        """The share of the variance that is explained; `y` and `sample_weight` as `fit` takes them."""
         X, y, sample_weight = named(X, y, sample_weight)
         predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
         return float(r2_score(np.asarray(y).reshape(-1), predicted, sample_weight=sample_weight))

@@ -36,7 +36,7 @@ class Word2Vec(BaseEstimator):
     Parameters
     ----------
     vector_size : int
-    client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
+    client : distributed.Client, cluster, str or dps.ParameterServer, optional
         Where to train, as for :class:`dps.models.LogisticRegression`: on your own ParameterServer the vectors stay on
         the servers, elsewhere ``fit`` copies them into this process.
     window : int
