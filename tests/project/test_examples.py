@@ -28,6 +28,7 @@ NAMES = [
     "torch_embedding",
     "train_loop",
     "update_function",
+    "word_vectors",
 ]
 LINES = 70
 SECONDS = 300  # a limit for what hangs, on a busy machine
@@ -188,3 +189,13 @@ def test_online_learning_follows_the_change(run):
     before, after = numbers(line)
     assert before > 0.7
     assert after > 0.6
+
+
+def test_word_vectors_brings_words_of_one_kind_together(run):
+    size, *near, fell = run("word_vectors").splitlines()
+    assert int(size.split()[0]) > 100_000
+    neighbours = {line.split(":")[0]: line for line in near}
+    assert "columns" in neighbours["rows"]
+    assert "maximum" in neighbours["minimum"]
+    first, last = numbers(fell)
+    assert last < 0.97 * first
