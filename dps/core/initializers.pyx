@@ -34,8 +34,8 @@ cdef class RowStart:
     ----------
     columns : list of (int, int, ndarray of float64, int, float)
         Of each group of neighbouring columns, from the left: how many columns there are; the seed of their initializer,
-        and its numbers (kind, a, b); how many columns of state follow the values, behind the state of the groups before;
-        and the value in these.
+        and its numbers (kind, a, b); how many columns of state follow the values, behind the state of the groups
+        before; and the value in these.
 
     Attributes
     ----------

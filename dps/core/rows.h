@@ -14,7 +14,7 @@
 /* Rows that are fetched into the cache before their turn comes, because a processor alone looks a few rows ahead. It
    does not pay for rows of one number, of which a processor has many under way. */
 #define DPS_ROWS_AHEAD 16
-#define DPS_FETCHED 16 /* bytes of a row from which on it pays */
+#define DPS_FETCHED_FROM 16 /* bytes of a row from which on it pays */
 
 #define DPS_COPIES static inline __attribute__((always_inline))
 #define DPS_CLONED DPS_CLONES __attribute__((unused)) static
@@ -44,7 +44,7 @@ DPS_COPIES int dps_gather_of(dps_source from, const int64_t *index, int64_t coun
 #pragma GCC unroll 4
     for (int64_t i = 0; i < count; i++, out += bytes) {
         const uint64_t r = (uint64_t)index[i];
-        if (bytes >= DPS_FETCHED && i + DPS_ROWS_AHEAD < count) {
+        if (bytes >= DPS_FETCHED_FROM && i + DPS_ROWS_AHEAD < count) {
             __builtin_prefetch(from.rows + from.stride * index[i + DPS_ROWS_AHEAD]);
         }
         if (r < (uint64_t)from.count) {
@@ -81,7 +81,7 @@ DPS_CLONED void dps_gather_range(const dps_source *from, int64_t start, int64_t 
 
 DPS_COPIES void dps_take_of(const char *source, const int32_t *order, int64_t count, char *out, int64_t bytes) {
     for (int64_t j = 0; j < count; j++) {
-        if (bytes >= DPS_FETCHED && j + DPS_ROWS_AHEAD < count) {
+        if (bytes >= DPS_FETCHED_FROM && j + DPS_ROWS_AHEAD < count) {
             __builtin_prefetch(source + bytes * order[j + DPS_ROWS_AHEAD]);
         }
         memcpy(out + bytes * j, source + bytes * order[j], bytes);
@@ -97,7 +97,7 @@ DPS_CLONED void dps_take(const char *source, const int32_t *order, int64_t count
 
 DPS_COPIES void dps_scatter_of(const char *source, const int32_t *order, int64_t count, char *out, int64_t bytes) {
     for (int64_t j = 0; j < count; j++) {
-        if (bytes >= DPS_FETCHED && j + DPS_ROWS_AHEAD < count) {
+        if (bytes >= DPS_FETCHED_FROM && j + DPS_ROWS_AHEAD < count) {
             __builtin_prefetch(out + bytes * order[j + DPS_ROWS_AHEAD], 1);
         }
         memcpy(out + bytes * order[j], source + bytes * j, bytes);

@@ -27,15 +27,15 @@ typedef struct {
 
 /* Rows that are fetched into the cache before their turn comes, because a processor alone looks a few rows ahead. */
 #define DPS_AHEAD 8
-#define DPS_LINE 64     /* bytes of a line of the cache */
-#define DPS_FETCHED 512 /* bytes of a row that are fetched at most */
+#define DPS_LINE 64          /* bytes of a line of the cache */
+#define DPS_MOST_FETCHED 512 /* bytes of a row that are fetched at most */
 
-/* Fetch rows of `nbytes` into the cache, because the steps of several columns look at all of each. Of wide rows only the
-   beginning is fetched: the processor itself foresees the rest. */
+/* Fetch rows of `nbytes` into the cache, because the steps of several columns look at all of each. Of wide rows only
+   the beginning is fetched: the processor itself foresees the rest. */
 static inline void dps_fetch_rows(const void *rows, const int64_t *index, int64_t count, int64_t nbytes) {
     for (int64_t i = 0; i < count; i++) {
         const char *row = (const char *)rows + nbytes * index[i];
-        const int64_t last = nbytes < DPS_FETCHED ? nbytes - 1 : DPS_FETCHED - 1;
+        const int64_t last = nbytes < DPS_MOST_FETCHED ? nbytes - 1 : DPS_MOST_FETCHED - 1;
         for (int64_t at = 0; at < last; at += DPS_LINE) {
             __builtin_prefetch(row + at, 1);
         }
