@@ -172,7 +172,7 @@ def test_rows_are_merged_as_ufuncs_do(how, parts, least) -> None:
 VARIANTS = [
     (Trainer, "tick", "self._send_merged()", "pass"),
     (Trainer, "leave", "self._send_merged()", "pass"),
-    (Trainer, "_meet", "self._send_merged()", "pass"),
+    (Trainer, "_before_meeting", "self._send_merged()", "pass"),
     (Merging, "send", "kept, self._kept = self._kept, {}", "kept = self._kept"),
     (Merging, "send", 'name": target.how', 'name": "assign"'),
     (Merging, "add", "(name, column, how)", "(name, None, how)"),

@@ -19,6 +19,7 @@ from dps.wire.headers import (
     Collect,
     DumpPiece,
     RetireOrigins,
+    RingPiece,
     RouteAnswer,
     RouteRequest,
     Scan,
@@ -32,6 +33,8 @@ SHARD, SHARDS, WEIGHT, START, COUNT, PARTIES, ATTEMPT, BODY = 32, 34, 36, 40, 48
 FORMATS = {KIND: "B", FLAGS: "B", CLOCK: "q", SHARD: "H", SHARDS: "H", WEIGHT: "i", START: "q"}
 FORMATS |= {PARTIES: "H", ATTEMPT: "H", BODY: "Q"}
 
+MOST_BODY = 2**32  # bytes
+
 REPLICATED = {KIND: frames.REPLICATE, FLAGS: frames.CONTROL}
 RETIRED = {**REPLICATED, FLAGS: frames.CONTROL | frames.RULE_ADD, CLOCK: 0}
 WIRE = [  # an example of each view, and the numbers in the bytes that are not those of an empty header
@@ -41,6 +44,7 @@ WIRE = [  # an example of each view, and the numbers in the bytes that are not t
     (TickAnswer(3, None), {KIND: frames.OK, REQUEST: 77, PARTIES: 3}),
     (TickAnswer(3, math.inf, 9), {KIND: frames.OK, REQUEST: 77, PARTIES: 3, START: (9 << 32) + (1 << 31)}),
     (Collect(5, 2, 48), {KIND: frames.COLLECT, CLOCK: 5, NUMBER: 2, COUNT: 48}),
+    (RingPiece(-7, 2, 96, 17), {KIND: frames.RING, CLOCK: -7, SHARD: 2, START: 96, COUNT: 17, BODY: 24}),
     (RouteRequest(6), {KIND: frames.ROUTE, ORIGIN: 6}),
     (RouteAnswer(6), {KIND: frames.OK, REQUEST: 77, ORIGIN: 6}),
     (Scan(1, 4, 7, 1 << 40, 900), {KIND: frames.SCAN, TABLE: 1, EPOCH: 4, SHARD: 7, START: 1 << 40, COUNT: 900}),
@@ -61,7 +65,7 @@ def check_bytes() -> None:
         for offset, number in numbers.items():
             struct.pack_into(f"<{FORMATS.get(offset, 'I')}", expected, offset, number)
         assert encode_header(header_of(view)) == expected, view
-        assert type(view).of(decode_header(expected, 0, 0)) == view, view
+        assert type(view).of(decode_header(expected, 0, MOST_BODY)) == view, view
 
 
 def test_each_number_stands_at_its_place() -> None:
@@ -79,6 +83,7 @@ FIELDS = {
         st.integers(0, 2**31 - 1),
     ),
     Collect: (long, word, word),
+    RingPiece: (long, short, long, word),
     RouteRequest: (word,),
     RouteAnswer: (word,),
     Scan: (word, word, short, long, word),
@@ -90,7 +95,7 @@ FIELDS = {
 
 @given(st.one_of(*(st.builds(view, *fields) for view, fields in FIELDS.items())))
 def test_what_is_written_is_read(view) -> None:
-    header = decode_header(encode_header(header_of(view)), 0, 0)
+    header = decode_header(encode_header(header_of(view)), 0, MOST_BODY)
     assert type(view).of(header) == view
     if header.kind == frames.REPLICATE:
         assert RetireOrigins.matches(header) == isinstance(view, RetireOrigins)
