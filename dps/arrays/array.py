@@ -24,7 +24,7 @@ from dps.arrays.space import Space
 from dps.arrays.text import described, described_html
 from dps.errors import InputError, InputTypeError, LimitError
 
-__all__ = ["FUNCTIONS", "PSArray", "implements", "made"]
+__all__ = ["FUNCTIONS", "PSArray", "are_vectors", "implements", "made", "operands_of", "uploaded"]
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # numpy's function -> what it does for arrays on the servers
 KINDS: dict[tuple[str, int], type[PSArray]] = {}  # kind of the space, number of axes -> class
@@ -224,7 +224,8 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         name = name_of_ufunc(ufunc)
-        options = {key: value for key, value in options.items() if not (key == "where" and value is True)}
+        if options.get("where") is True:
+            del options["where"]
         if method == "reduce" and name in REDUCED:
             return self._reduce(REDUCED[name], inputs[0], out, **options)
         if ufunc in FUNCTIONS and method == "__call__" and out is None:
@@ -439,6 +440,16 @@ def borrowed(
     space = kind.abroad(store)
     node.put(BorrowedBlock(space.borrowed(table, layout, np.dtype(held)), first))
     return made(space, node)
+
+
+def are_vectors(first: Any, second: Any) -> bool:
+    """Whether both are vectors of one space: looked at first, because np.ndim of an array here costs a microsecond."""
+    return (
+        isinstance(first, PSArray)
+        and isinstance(second, PSArray)
+        and first.dimensions == second.dimensions == 1
+        and first.space is second.space
+    )
 
 
 def operands_of(space: Space, inputs: Any) -> Any:

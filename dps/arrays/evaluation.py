@@ -12,11 +12,11 @@ import numpy as np
 
 from dps.arrays.layout import PoolLayout
 from dps.arrays.operations import OPERATIONS, UFUNCS
-from dps.arrays.programs import Program
+from dps.arrays.programs import ProgramPlan
 from dps.arrays.reductions import REDUCTIONS
 from dps.core.chunks import loop_number, run_steps
 
-__all__ = ["KeyedRows", "ShardRows", "evaluated", "evaluated_keyed"]
+__all__ = ["KeyedRows", "Operands", "PreparedPlan", "ShardRows", "evaluated", "evaluated_keyed"]
 
 CHUNK_BYTES = 1 << 17  # of one register: some of them fit the L2 cache, and numpy's overhead for a call is small
 FUSED_WIDTH = 1 << 10  # elements of a chunk without the interpreter: all that is needed for it fits the first cache
@@ -79,7 +79,49 @@ class Elements(NamedTuple):
         return np.arange(start, start + count) if self.keys is None else self.keys[start : start + count]
 
 
-def evaluated(rows: ShardRows, layout: PoolLayout, program: Program) -> list[Any]:
+class Fused(NamedTuple):
+    """A plan that is carried out without the interpreter: see ``dps.core.chunks.run_steps``."""
+
+    registers: list[np.dtype]
+    steps: list[tuple[np.ufunc, int, list[int]]]
+    sums: list[tuple[int, bool]]
+
+
+class PreparedPlan:
+    """A plan whose operations are looked up, to be carried out many times.
+
+    Parameters
+    ----------
+    plan : ProgramPlan
+    """
+
+    def __init__(self, plan: ProgramPlan):
+        self.plan = plan
+        self.inputs = [(height, np.dtype(dtype)) for height, dtype in plan.inputs]
+        self.outputs = [(height, np.dtype(dtype)) for height, dtype in plan.outputs]
+        self.constants = [np.dtype(dtype) for _, dtype in plan.constants]
+        self.fused = fused(plan)
+
+    @classmethod
+    def of(cls, content: bytes) -> PreparedPlan:
+        """What a plan that has arrived is prepared as."""
+        return cls(ProgramPlan.of(content))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it reads and writes for each element."""
+        return sum((height or 1) * dtype.itemsize for height, dtype in (*self.inputs, *self.outputs))
+
+
+class Operands(NamedTuple):
+    """What a plan is carried out with: see :class:`dps.arrays.programs.Program`."""
+
+    inputs: list[int]
+    outputs: list[int]
+    constants: list[Any]
+
+
+def evaluated(rows: ShardRows, layout: PoolLayout, prepared: PreparedPlan, operands: Operands) -> list[Any]:
     """Write the program's outputs on a shard, and return its reductions' partial results.
 
     Returns
@@ -92,13 +134,16 @@ def evaluated(rows: ShardRows, layout: PoolLayout, program: Program) -> list[Any
     if not length:
         return []
     values = rows.before[:, 0]
-    inputs = [layout.view(values, first, height, np.dtype(dtype), length) for first, height, dtype in program.inputs]
-    blocks = [(first, height, np.dtype(dtype)) for first, height, dtype in program.outputs]
+    inputs = [
+        layout.view(values, first, *typed, length)
+        for first, typed in zip(operands.inputs, prepared.inputs, strict=True)
+    ]
+    blocks = [(first, *typed) for first, typed in zip(operands.outputs, prepared.outputs, strict=True)]
     outputs = layout.fresh(rows.replace, blocks, length)
-    return _carried_out(program, inputs, outputs, Elements(length, begin, layout.size))
+    return _carried_out(prepared, inputs, operands.constants, outputs, Elements(length, begin, layout.size))
 
 
-def evaluated_keyed(rows: KeyedRows, program: Program) -> list[Any]:
+def evaluated_keyed(rows: KeyedRows, prepared: PreparedPlan, operands: Operands) -> list[Any]:
     """Write the program's outputs into columns of a keyed table's shard.
 
     Returns
@@ -110,30 +155,36 @@ def evaluated_keyed(rows: KeyedRows, program: Program) -> list[Any]:
     length = len(before)
     if not length:
         return []
-    inputs = [np.ascontiguousarray(before[:, column], dtype) for column, _, dtype in program.inputs]
-    outputs = [np.empty(length, dtype) for _, _, dtype in program.outputs]
-    partials = _carried_out(program, inputs, outputs, Elements(length, 0, length, rows.keys))
+    inputs = [
+        np.ascontiguousarray(before[:, column], dtype)
+        for column, (_, dtype) in zip(operands.inputs, prepared.inputs, strict=True)
+    ]
+    outputs = [np.empty(length, dtype) for _, dtype in prepared.outputs]
+    elements = Elements(length, 0, length, rows.keys)
+    partials = _carried_out(prepared, inputs, operands.constants, outputs, elements)
     if outputs:
         values = rows.values
-        for (column, _, _), output in zip(program.outputs, outputs, strict=True):
+        for column, output in zip(operands.outputs, outputs, strict=True):
             values[:, column] = output
     return [length, *partials]
 
 
 def _carried_out(
-    program: Program, inputs: list[np.ndarray], outputs: list[np.ndarray], elements: Elements
+    prepared: PreparedPlan, inputs: list[np.ndarray], numbers: list[Any], outputs: list[np.ndarray], elements: Elements
 ) -> list[Any]:
     """Fill the outputs, and return the partial results."""
-    length, begin = elements.length, elements.begin
-    constants = [np.asarray(value, dtype) for value, dtype in program.constants]
-    found = fused(program, inputs, constants, outputs, length)
-    if found is not None:
-        return found
-    width = _width(program, length)
-    registers = [np.empty((height, width) if height else width, dtype) for height, dtype in program.registers]
+    length, begin, plan = elements.length, elements.begin, prepared.plan
+    constants = [np.asarray(value, dtype) for value, dtype in zip(numbers, prepared.constants, strict=True)]
+    if prepared.fused is not None:
+        kinds, made, sums = prepared.fused
+        scratch = [np.empty(FUSED_WIDTH, dtype) for dtype in kinds]
+        totals: list[Any] = run_steps([*inputs, *constants, *outputs], scratch, made, sums, length, FUSED_WIDTH)
+        return totals
+    width = _width(plan, length)
+    registers = [np.empty((height, width) if height else width, dtype) for height, dtype in plan.registers]
     moving, place = len(inputs), len(inputs) + len(constants)
-    steps = [_step(elements, *step) for step in program.steps]
-    reductions = [(REDUCTIONS[kind], slots, parameter) for kind, slots, parameter in program.reductions]
+    steps = [_step(elements, *step) for step in plan.steps]
+    reductions = [(REDUCTIONS[kind], slots, parameter) for kind, slots, parameter in plan.reductions]
     partials: list[list[Any]] = [[] for _ in reductions]
     slots: list[Any] = [*inputs, *constants, *outputs, *registers]
     with np.errstate(all="ignore"):
@@ -154,24 +205,22 @@ def _carried_out(
         ]
 
 
-def fused(
-    program: Program, inputs: list[np.ndarray], constants: list[np.ndarray], outputs: list[np.ndarray], length: int
-) -> list[Any] | None:
-    """Evaluate a program of ufuncs on vectors, and sums of floats, without the interpreter; None: it has more."""
-    arrays = [*inputs, *constants, *outputs]
-    kinds = [array.dtype for array in arrays] + [np.dtype(dtype) for _, dtype in program.registers]
-    if not program.steps or any(array.ndim > 1 for array in arrays) or any(rows for rows, _ in program.registers):
+def fused(plan: ProgramPlan) -> Fused | None:
+    """A plan of ufuncs on vectors, and sums of floats, as steps without the interpreter; None: it has more."""
+    typed = [*plan.inputs, *plan.constants, *plan.outputs, *plan.registers]
+    if not plan.steps or any(rows for rows, _ in typed):
         return None
+    kinds = [np.dtype(dtype) for _, dtype in typed]
     steps: list[tuple[np.ufunc, int, list[int]]] = []
     sums, scratch = [], len(kinds)
-    for op, result, operands, _ in program.steps:
+    for op, result, operands, _ in plan.steps:
         types = "".join(kinds[each].char for each in [*operands, result])
         op = "positive" if op == "cast" and types[0] == types[1] else op  # which copies
         loop = loop_of_ufunc(op, types)
         if loop < 0:
             return None
         steps.append((UFUNCS[op], loop, [*operands, result]))
-    for kind, slots, _ in program.reductions:
+    for kind, slots, _ in plan.reductions:
         dtype = kinds[slots[0]]
         if kind not in ("sum", "dot") or dtype.char not in "fd":
             return None
@@ -181,9 +230,7 @@ def fused(
         sums.append((len(kinds) - 1 if kind == "dot" else slots[0], dtype.char == "d"))
     if len(kinds) > MOST_SLOTS or len(steps) + len(sums) > MOST_STEPS:
         return None
-    registers = [np.empty(FUSED_WIDTH, dtype) for dtype in kinds[scratch - len(program.registers) :]]
-    found: list[Any] = run_steps(arrays, registers, steps, sums, length, FUSED_WIDTH)
-    return found
+    return Fused(kinds[scratch - len(plan.registers) :], steps, sums)
 
 
 @lru_cache(maxsize=1024)
@@ -192,14 +239,14 @@ def loop_of_ufunc(op: str, types: str) -> int:
     return loop_number(UFUNCS[op], types.encode()) if op in UFUNCS and op not in FAILING else -1
 
 
-def _width(program: Program, length: int) -> int:
+def _width(plan: ProgramPlan, length: int) -> int:
     """Elements of a chunk; all of them where chunks save nothing."""
-    alone = len(program.steps) + len(program.reductions) == 1 and not program.registers
-    if alone and not (program.reductions and program.reductions[0][0] == "moments"):
+    alone = len(plan.steps) + len(plan.reductions) == 1 and not plan.registers
+    if alone and not (plan.reductions and plan.reductions[0][0] == "moments"):
         return length
-    typed = [*program.inputs, *program.outputs, *program.registers]
-    widest = max([np.dtype(each[-1]).itemsize for each in typed], default=8)
-    highest = max([each[-2] for each in typed], default=0) or 1
+    typed = [*plan.inputs, *plan.outputs, *plan.registers]
+    widest = max([np.dtype(dtype).itemsize for _, dtype in typed], default=8)
+    highest = max([height for height, _ in typed], default=0) or 1
     return min(max(CHUNK_BYTES // (widest * highest), 1 << 10), length)
 
 

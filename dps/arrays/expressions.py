@@ -136,6 +136,8 @@ def leaves(roots: Sequence[Node]) -> Iterator[Node]:
 
 def shape_of(shapes: Sequence[Shape]) -> Shape:
     """The common shape of operands by numpy's rule; a matrix goes with a vector as long as its rows."""
+    if shapes and all(shape == shapes[0] for shape in shapes) and shapes[0]:
+        return shapes[0]
     widths = {shape[-1] for shape in shapes if shape and shape[-1] != 1} or {1}
     heights = {shape[0] for shape in shapes if len(shape) == 2 and shape[0] != 1}
     if len(widths) > 1 or len(heights) > 1:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dps.arrays import statistics
-from dps.arrays.array import PSArray, implements, made, operands_of
+from dps.arrays.array import PSArray, are_vectors, implements, made, operands_of
 from dps.arrays.expressions import Node, converted
 from dps.arrays.programs import Wish
 from dps.errors import InputTypeError
@@ -273,6 +273,8 @@ def _result_type(*arrays_and_dtypes: Any) -> Any:
 
 @implements(np.dot)
 def _dot(a: Any, b: Any, out: None = None) -> Any:
+    if are_vectors(a, b):
+        return statistics.dotted(a, b)
     if np.ndim(a) == 0 or np.ndim(b) == 0:
         return np.multiply(a, b)
     if np.ndim(a) == 1 and np.ndim(b) == 1:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.arrays import indexing, statistics
-from dps.arrays.array import PSArray, implements, made, operands_of, uploaded
+from dps.arrays.array import PSArray, are_vectors, implements, made, operands_of, uploaded
 from dps.arrays.expressions import Literal, Node, applied, converted
 from dps.arrays.pools import BorrowedBlock
 from dps.arrays.programs import Wish
@@ -160,6 +160,8 @@ class Transposed:
 @implements(np.matmul, np.linalg.matmul)
 def _matmul(first: Any, second: Any) -> Any:
     """Products of which the servers hold one operand by columns, or both."""
+    if are_vectors(first, second):
+        return statistics.dotted(first, second)
     if np.ndim(first) == 0 or np.ndim(second) == 0:
         raise InputError("matmul: an operand has no axis; use * for numbers")
     if first.shape[-1] != second.shape[0]:
@@ -180,7 +182,7 @@ def _matmul(first: Any, second: Any) -> Any:
         # The columns go to the servers, because sums of products run along rows there.
         second = made(first.space, uploaded(first.space, np.asarray(second).T))
     if np.ndim(first) == 1 and np.ndim(second) == 1:
-        return np.dot(first, second)
+        return np.dot(first, second)  # one of them is of numpy
     space = first.space if isinstance(first, PSArray) else second.space
     operands = operands_of(space, [first, second])
     dtype = np.result_type(*[each.dtype for each in operands])

@@ -3,17 +3,27 @@
 A program is a list of steps on *slots*: the elements of input blocks, constants, the memory of outputs, and registers,
 which hold what is needed in between for one chunk of elements. A subexpression that occurs twice is computed once.
 Inputs, outputs and registers have the dtypes that numpy's own loops take, so a step never converts anything.
+
+All but the numbers of the vectors and the constants is the program's *plan*. Programs of one plan follow each other in
+every loop of a solver, so a plan is made once here, travels once, and is prepared once on each server.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from dps.arrays.expressions import Block, Node, Operand
 from dps.arrays.operations import UFUNCS
+from dps.wire.remembered import Remembered
 
-__all__ = ["Program", "Wish", "compiled"]
+__all__ = ["Program", "ProgramPlan", "Wish", "compiled"]
+
+MAX_PLANS = 512  # that a process keeps; then it forgets them, because they are quickly made again
 
 
 class Wish(NamedTuple):
@@ -24,14 +34,15 @@ class Wish(NamedTuple):
     parameter: Any = None
 
 
-class Program(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ProgramPlan:
     """What servers compute, as plain values. The lists have, item by item:
 
     Attributes
     ----------
-    inputs, outputs : list of [first, rows, dtype]
-        Blocks: the number of their first vector in the pool; 0 rows for a vector, else those of a matrix.
-    constants : list of [value, dtype]
+    inputs, outputs : list of [rows, dtype]
+        Blocks: 0 rows for a vector, else those of a matrix.
+    constants : list of [axes, dtype]
     registers : list of [rows, dtype]
     steps : list of [operation, slot of the result, slots of the operands, extra]
         Slots count inputs, constants, outputs and registers, in this order.
@@ -44,6 +55,34 @@ class Program(NamedTuple):
     registers: list[list[Any]]
     steps: list[list[Any]]
     reductions: list[list[Any]]
+
+    @functools.cached_property
+    def remembered(self) -> Remembered:
+        """The plan as it travels."""
+        lists = [self.inputs, self.constants, self.outputs, self.registers, self.steps, self.reductions]
+        return Remembered(msgspec.msgpack.encode(lists))
+
+    @classmethod
+    def of(cls, content: bytes) -> ProgramPlan:
+        """The plan that has arrived."""
+        return cls(*msgspec.msgpack.decode(content))
+
+
+class Program(NamedTuple):
+    """A plan, and what it is carried out with.
+
+    Attributes
+    ----------
+    plan : ProgramPlan
+    inputs, outputs : list of int
+        The number of the first vector of each block in the pool.
+    constants : list of number or ndarray
+    """
+
+    plan: ProgramPlan
+    inputs: list[int]
+    outputs: list[int]
+    constants: list[Any]
 
 
 class _Step(NamedTuple):
@@ -58,8 +97,9 @@ class _Values:
     """The values of a program, each with a number; equal ones have the same."""
 
     def __init__(self) -> None:
-        self.inputs: list[list[Any]] = []
-        self.constants: list[list[Any]] = []
+        self.inputs: list[tuple[int, int, str]] = []  # first vector, rows, dtype
+        self.constants: list[Any] = []
+        self.types: list[tuple[int, str]] = []  # of the constants: axes, dtype
         self.steps: list[_Step] = []
         self.kinds: list[tuple[str, int]] = []  # of each value: "input", "constant" or "step", and its place there
         self._known: dict[Any, int] = {}  # what it is -> the value's number
@@ -96,7 +136,11 @@ class _Values:
             return self._nodes[id(operand)]
         value, dtype = operand.value, operand.dtype.str
         key = (value.tobytes(), value.shape, dtype)  # not the number itself, because 0.0 == -0.0
-        return self._new("constant", [value if value.ndim else value.item(), dtype], self.constants, key)
+        known = len(self.constants)
+        number = self._new("constant", value if value.ndim else value.item(), self.constants, key)
+        if len(self.constants) > known:
+            self.types.append((value.ndim, dtype))
+        return number
 
     def _new(self, kind: str, item: Any, items: list[Any], key: Any = None) -> int:
         key = (kind, item if key is None else key)
@@ -104,8 +148,11 @@ class _Values:
         if number is None:
             number = self._known[key] = len(self.kinds)
             self.kinds.append((kind, len(items)))
-            items.append(list(item) if kind == "input" else item)
+            items.append(item)
         return number
+
+
+_PLANS: dict[Any, ProgramPlan] = {}
 
 
 def compiled(outputs: Sequence[tuple[Node, Block]], wishes: Sequence[Wish]) -> Program:
@@ -113,16 +160,43 @@ def compiled(outputs: Sequence[tuple[Node, Block]], wishes: Sequence[Wish]) -> P
     values = _Values()
     results = [values.number(node) for node, _ in outputs]
     reduced = [[values.number(node) for node in wish.operands] for wish in wishes]
+    written = [(0 if len(node.shape) == 1 else node.shape[0], node.dtype.str) for node, _ in outputs]
+    key = (
+        tuple([kind for kind, _ in values.kinds]),
+        tuple([item[1:] for item in values.inputs]),
+        tuple(values.types),
+        tuple(values.steps),
+        tuple(results),
+        tuple(written),
+        tuple([(wish.kind, *numbers, wish.parameter) for wish, numbers in zip(wishes, reduced, strict=True)]),
+    )
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = _plan(values, results, reduced, written, wishes)
+        if len(_PLANS) >= MAX_PLANS:
+            _PLANS.clear()
+        _PLANS[key] = plan
+    firsts = [first for first, _, _ in values.inputs]
+    return Program(plan, firsts, [block.first for _, block in outputs], values.constants)
+
+
+def _plan(
+    values: _Values,
+    results: list[int],
+    reduced: list[list[int]],
+    written: list[tuple[int, str]],
+    wishes: Sequence[Wish],
+) -> ProgramPlan:
     lasting = {number for numbers in reduced for number in numbers}
     slots, registers, steps = _placed(values, results, lasting)
     for place, number in enumerate(results):
         slot = len(values.inputs) + len(values.constants) + place
         if slots[number] != slot:  # an input, or a result that another output has already
             steps.append(["cast", slot, [slots[number]], 0])
-    return Program(
-        values.inputs,
-        values.constants,
-        [[block.first, 0 if len(node.shape) == 1 else node.shape[0], node.dtype.str] for node, block in outputs],
+    return ProgramPlan(
+        [list(item[1:]) for item in values.inputs],
+        [list(each) for each in values.types],
+        [list(each) for each in written],
         registers,
         steps,
         [

@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dps.arrays.evaluation import evaluated, evaluated_keyed
+from dps.arrays.evaluation import Operands, PreparedPlan, evaluated, evaluated_keyed
 from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.programs import Program
 from dps.errors import InputError
 from dps.functions.definition import Function, function
 from dps.functions.library import combine
 from dps.functions.rows import Rows
+from dps.wire.remembered import Remembered
 
 __all__ = ["ArrayClient", "ServerStore", "delete_zeros", "read_keyed", "read_program", "run_keyed", "run_program"]
 
@@ -31,27 +32,27 @@ class ArrayClient(Protocol):
 
 
 @function
-def read_program(rows: Rows, layout: list[int], program: list[Any]) -> list[Any]:
+def read_program(rows: Rows, layout: list[int], plan: Remembered, operands: list[Any]) -> list[Any]:
     """Reductions of a program, which writes nothing."""
-    return evaluated(rows, PoolLayout(*layout), Program(*program))
+    return evaluated(rows, PoolLayout(*layout), plan.made(PreparedPlan.of), Operands(*operands))
 
 
 @function(changes=True)
-def run_program(rows: Rows, layout: list[int], program: list[Any]) -> list[Any]:
+def run_program(rows: Rows, layout: list[int], plan: Remembered, operands: list[Any]) -> list[Any]:
     """A program with outputs."""
-    return evaluated(rows, PoolLayout(*layout), Program(*program))
+    return evaluated(rows, PoolLayout(*layout), plan.made(PreparedPlan.of), Operands(*operands))
 
 
 @function
-def read_keyed(rows: Rows, program: list[Any]) -> list[Any]:
+def read_keyed(rows: Rows, plan: Remembered, operands: list[Any]) -> list[Any]:
     """Reductions of a program on sparse vectors."""
-    return evaluated_keyed(rows, Program(*program))
+    return evaluated_keyed(rows, plan.made(PreparedPlan.of), Operands(*operands))
 
 
 @function(changes=True)
-def run_keyed(rows: Rows, program: list[Any]) -> list[Any]:
+def run_keyed(rows: Rows, plan: Remembered, operands: list[Any]) -> list[Any]:
     """A program on sparse vectors with outputs."""
-    return evaluated_keyed(rows, Program(*program))
+    return evaluated_keyed(rows, plan.made(PreparedPlan.of), Operands(*operands))
 
 
 @function(changes=True)
@@ -63,11 +64,10 @@ def delete_zeros(rows: Rows, columns: list[int]) -> int:
 delete_zeros.merge(sum)
 
 
-def touched(rows: Rows, layout: list[int], program: list[Any]) -> int:
+def touched(rows: Rows, layout: list[int], plan: Remembered, operands: list[Any]) -> int:
     """Bytes that a program reads and writes on one shard, which are a small part of the pool's."""
     begin, end = PoolLayout(*layout).extent(rows.shard)
-    inputs, outputs = program[0], program[2]
-    return (end - begin) * sum((height or 1) * np.dtype(dtype).itemsize for _, height, dtype in inputs + outputs)
+    return (end - begin) * plan.made(PreparedPlan.of).nbytes
 
 
 read_program.part.touched = run_program.part.touched = touched  # type: ignore[attr-defined]
@@ -114,7 +114,8 @@ class ServerStore:
 
     def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Any]]:
         """Run a program on all servers that have a part of the pool."""
-        arguments: dict[str, Any] = {"program": list(program)}
+        plan, *operands = program
+        arguments: dict[str, Any] = {"plan": plan.remembered, "operands": operands}
         if isinstance(layout, KeyedLayout):
             chosen = run_keyed if program.outputs else read_keyed
         else:

@@ -6,6 +6,9 @@ have answered, the client sends COMMIT to all, or, if a part has failed, ABORT (
 
 What went wrong with a server is tried again, from the route on. All requests of a call carry the same stamp, so where
 its effect counts already it does not count again.
+
+Arguments that servers remember (`wire/remembered.py`) travel as hashes once a call with their content has succeeded. A
+server that does not know a hash refuses; then the call is made again, under the same stamp, with the content.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import hashlib
 import random
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +30,15 @@ from dps.client.requests import TableRoute
 from dps.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
 from dps.client.table import Keys
 from dps.core.call import LAST_NUMBER
-from dps.errors import BusyError, DataLostError, DPSError, InputError, LimitError, UnknownTableError
+from dps.errors import (
+    BusyError,
+    DataLostError,
+    DPSError,
+    InputError,
+    LimitError,
+    UnknownFunctionError,
+    UnknownTableError,
+)
 from dps.functions.definition import Function
 from dps.state.ops import TableSpec
 from dps.state.partition import distinct, group
@@ -35,12 +46,14 @@ from dps.wire import frames
 from dps.wire.channel import Request
 from dps.wire.frames import Header
 from dps.wire.function_messages import ALONE, PREPARES, READS, FunctionCall, decode_parts
+from dps.wire.remembered import Remembered
 from dps.wire.values import decode_values, encode_values
 
 __all__ = ["FunctionCaller"]
 
 SEEDED = struct.Struct("<4q")  # of what seeds are made
 GRACE_SECONDS = 10.0  # for the answers, beside the time that the function may take
+MAX_KNOWN = 4096  # hashes of which the client expects that servers know them; then it forgets them all
 
 
 @dataclasses.dataclass
@@ -73,6 +86,7 @@ class Running:
     asked: set[int]  # shards whose effect does not count yet, as far as the client knows, and is not prepared
     prepared: list[RunOfShards] = dataclasses.field(default_factory=list)  # their effects wait for COMMIT, or may
     values: dict[int, Any] = dataclasses.field(default_factory=dict)  # what the parts returned, by shard
+    shortened: bool = False  # the message has hashes in place of content
 
 
 class FunctionCaller:
@@ -87,6 +101,7 @@ class FunctionCaller:
     def __init__(self, session: ClientSession):
         self._session = session
         self._reads = 0  # calls that read, so far
+        self._known: set[bytes] = set()  # keys of values that servers remember
 
     def call(
         self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any], rehearses: bool = False
@@ -98,7 +113,7 @@ class FunctionCaller:
         session = self._session
         if function.changes:  # because a push that waits for another client's function would keep COMMIT from arriving
             session.wait()
-        encoded = encode_values(dict(arguments), f"the arguments of function {function.name!r}")
+        encoded = self._encoded(function, arguments, self._known)
         session.steady()
         route = session.route(table)
         function.check(route.spec)
@@ -120,10 +135,24 @@ class FunctionCaller:
         )
         seed = self._seed(origin, number if function.changes else -1)
         message = FunctionCall(function.id, seed, time.time(), named.start, named.stop, encoded, READS)
-        running = Running(function, route, named, message, stamp, set(named.shards))
-        self._carry_out(running, rehearses and function.changes)
+        shortened = any(type(each) is Remembered and each.key in self._known for each in arguments.values())
+        running = Running(function, route, named, message, stamp, set(named.shards), shortened=shortened)
+        self._carry_out(running, arguments, rehearses and function.changes)
+        self._note(arguments)
         parts = [running.values[shard] for shard in named.shards]
         return function.merged(parts, arguments)
+
+    @staticmethod
+    def _encoded(function: Function, arguments: Mapping[str, Any], known: Container[bytes]) -> bytes:
+        return encode_values(dict(arguments), f"the arguments of function {function.name!r}", known)
+
+    def _note(self, arguments: Mapping[str, Any]) -> None:
+        """The call has succeeded: its servers know all that was in it."""
+        for each in arguments.values():
+            if type(each) is Remembered and each.key not in self._known:
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known.add(each.key)
 
     def _seed(self, origin: Origin, number: int) -> int:
         """The seed of a call; of one that changes rows the same if its task is run again."""
@@ -132,7 +161,7 @@ class FunctionCaller:
         secret = self._session.ticket.secret.encode()
         return int.from_bytes(hashlib.blake2b(place, key=secret[:64], digest_size=8).digest(), "little") >> 2
 
-    def _carry_out(self, running: Running, rehearses: bool) -> None:
+    def _carry_out(self, running: Running, arguments: Mapping[str, Any], rehearses: bool) -> None:
         session = self._session
         deadline = session.now() + session.patience + GRACE_SECONDS
         pause = BACK_OFF_SECONDS[0]
@@ -143,6 +172,12 @@ class FunctionCaller:
                     self._abort(running)
                     return
                 self._commit(running, deadline)
+            except UnknownFunctionError:
+                self._abort(running)
+                if not running.shortened:
+                    raise
+                whole = self._encoded(running.function, arguments, ())
+                running.message, running.shortened = with_arguments(running.message, whole), False
             except (BusyError, *RETRIED) as error:
                 self._abort(running)
                 if isinstance(error, DataLostError) or session.now() > deadline:
@@ -286,6 +321,13 @@ def in_mode(message: FunctionCall, mode: int) -> FunctionCall:
     """The message in another mode."""
     return FunctionCall(
         message.function, message.seed, message.time, message.start, message.stop, message.arguments, mode
+    )
+
+
+def with_arguments(message: FunctionCall, arguments: bytes) -> FunctionCall:
+    """The message with other arguments."""
+    return FunctionCall(
+        message.function, message.seed, message.time, message.start, message.stop, arguments, message.mode
     )
 
 

@@ -191,9 +191,13 @@ class FunctionCalls:
             return
         hold = Hold(header, connection, targets, call.mode == PREPARES)
         self.holds.add(hold)
-        work = FunctionWork(part, call, [target.replica for target in targets], hold.lend(call), changes, repeated)
-        known = ":" in call.function  # of dps itself: it does not take long on few rows
-        direct = known and work.nbytes + len(call.arguments) <= MAX_DIRECT_BYTES
+        try:
+            work = FunctionWork(part, call, [target.replica for target in targets], hold.lend(call), changes, repeated)
+            known = ":" in call.function  # of dps itself: it does not take long on few rows
+            direct = known and work.nbytes + len(call.arguments) <= MAX_DIRECT_BYTES
+        except Exception as error:  # arguments that cannot be read, of which the size was to be known
+            self._end(hold)
+            raise failure(error, call.function) from None
         runner = DIRECT if direct else self._runner
         runner.run(work, self._seconds, lambda outcome: self._ended(hold, call.mode, work, outcome))
 

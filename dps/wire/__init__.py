@@ -23,6 +23,7 @@ bodies              typed messages as the bodies of frames, and back
 run_messages        the messages of runs: join, leave, lease, ...
 membership_messages what servers tell the controller of themselves and of shards
 function_messages   what a call of a function says beside its rows, and its answer
+remembered          values that travel once, and are known again by their hash
 values              arguments and results of functions as bytes
 driver_messages     what drivers ask of the controller, and its answers
 once                an object that several threads may close is closed once

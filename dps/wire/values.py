@@ -1,32 +1,37 @@
 """Arguments and results of server functions as bytes: msgpack, with arrays as they lie in memory. Pure.
 
-Plain values travel (None, bool, int, float, str, bytes, lists, tuples, dicts) and arrays and numbers of numpy. Nothing
-else does, because nothing that arrives in a frame is ever unpickled.
+Plain values travel (None, bool, int, float, str, bytes, lists, tuples, dicts) and arrays and numbers of numpy, and what
+the other end remembers (`remembered.py`). Nothing else does, because nothing that arrives in a frame is ever unpickled.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from collections.abc import Container
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from dps.errors import InputError, InputTypeError, ProtocolError
+from dps.errors import DPSError, InputError, InputTypeError, ProtocolError
+from dps.wire.remembered import MEMORY, Remembered
 
 __all__ = ["decode_values", "encode_values"]
 
-ARRAY = 1  # the code of an array among msgpack's extensions
+ARRAY, REMEMBERED = 1, 2  # codes among msgpack's extensions
 KINDS = "biufcSUmM"  # of dtypes that are bytes and nothing else
 DTYPE = re.compile(rf"[<>|][{KINDS}]\d{{1,9}}(\[\w+\])?")  # such dtypes, as numpy writes them
 KEYS = (str, bytes, bool, int, float, type(None))  # of dicts
-PLAIN = (*KEYS, bytearray, memoryview, np.generic, np.ndarray)  # what contains nothing else
+PLAIN = (*KEYS, bytearray, memoryview, np.generic, np.ndarray, Remembered)  # what contains nothing else
 COMMON = frozenset(KEYS)  # types that need no further look
 
 
-def encode_values(value: object, what: str) -> bytes:
+def encode_values(value: object, what: str, known: Container[bytes] = ()) -> bytes:
     """The value as bytes; `what` names it in errors.
+
+    Of what is remembered, the keys in `known` travel without their content.
 
     Raises
     ------
@@ -43,7 +48,7 @@ def encode_values(value: object, what: str) -> bytes:
 
     try:
         _check(value, what)
-        return msgspec.msgpack.encode(value, enc_hook=_encode_array)
+        return msgspec.msgpack.encode(value, enc_hook=functools.partial(_encode_other, known))
     except (OverflowError, RecursionError) as error:
         raise InputError(f"{what}: {error}; a whole number has at most 64 bits, and nothing contains itself") from None
 
@@ -73,8 +78,10 @@ def _refusal(value: object, what: str) -> InputTypeError:
     )
 
 
-def _encode_array(part: Any) -> object:
-    """A number of numpy as one of Python, if there is one; an array as an extension of msgpack."""
+def _encode_other(known: Container[bytes], part: Any) -> object:
+    """A number of numpy as one of Python, if there is one; an array, and what is remembered, as an extension."""
+    if isinstance(part, Remembered):
+        return msgspec.msgpack.Ext(REMEMBERED, part.key if part.key in known else part.key + part.content)
     if isinstance(part, np.generic) and part.dtype.kind in "biufSU" and not isinstance(part, np.longdouble):
         return part.item()
     array = np.asarray(part)
@@ -85,14 +92,18 @@ def _encode_array(part: Any) -> object:
 def decode_values(data: bytes | memoryview) -> Any:
     """What :func:`encode_values` encoded; arrays are new and may be changed, tuples have become lists."""
     try:
-        return msgspec.msgpack.decode(data, ext_hook=_decode_array)
+        return msgspec.msgpack.decode(data, ext_hook=_decode_other)
+    except DPSError:
+        raise
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise ProtocolError(f"values that cannot be read: {error}") from None
 
 
-def _decode_array(code: int, data: memoryview) -> np.ndarray:
+def _decode_other(code: int, data: memoryview) -> np.ndarray | Remembered:
+    if code == REMEMBERED:
+        return MEMORY.take(bytes(data))
     if code != ARRAY:
-        raise ProtocolError(f"values with an extension of code {code}; only {ARRAY}, an array, is known")
+        raise ProtocolError(f"values with an extension of code {code}; {ARRAY} (an array) and {REMEMBERED} are known")
     end = 2 + int.from_bytes(data[:2], "little")
     name, shape = msgspec.msgpack.decode(data[2:end], type=tuple[str, tuple[int, ...]])
     if not DTYPE.fullmatch(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from dps.arrays.evaluation import evaluated
+from dps.arrays.evaluation import Operands, PreparedPlan, evaluated
 from dps.arrays.layout import PoolLayout
 from dps.arrays.programs import Program
 from dps.functions.definition import Function
@@ -51,10 +51,12 @@ class MemoryStore:
     def run(self, table: str, layout: PoolLayout, program: Program) -> list[list]:
         self.trips += 1
         self.programs.append(program)
-        travelled = Program(*msgspec.msgpack.decode(msgspec.msgpack.encode(program, enc_hook=as_list)))
+        plan, *operands = program
+        prepared = PreparedPlan.of(plan.remembered.content)
+        travelled = Operands(*msgspec.msgpack.decode(msgspec.msgpack.encode(operands, enc_hook=as_list)))
         shards = np.split(self.tables[table], layout.shards)
         rows = [MemoryRows(shard, number) for number, shard in enumerate(shards)]
-        parts = [evaluated(each, layout, travelled) for each in rows]
+        parts = [evaluated(each, layout, prepared, travelled) for each in rows]
         for each in rows:
             each.finish()
         return parts

@@ -47,7 +47,7 @@ ROOMS = {
     "dashboard": "telemetry state.ops",
     "training": "client features.localize functions config core.grouping core.polling core.tick state wire telemetry "
     "daskapi dashboard.notebook",
-    "arrays": "config core.chunks functions.definition functions.library functions.rows",
+    "arrays": "config core.chunks functions.definition functions.library functions.rows wire.remembered",
     "driver": "config arrays functions.definition functions.deletion state wire telemetry daskapi checkpoints client "
     "server controller training dashboard",
     "deploy": "config daskapi wire.once controller",

@@ -216,7 +216,7 @@ def test_an_array_with_a_wrong_head_is_an_error(dtype, shape, content) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xc1", b"\x91" * 100_000, b"\xd4\x02\x00", b"\xd4\x01\x00", b"\xa1\xff", b"\xc0\xc0", b"\x81\x80\xc0"],
+    [b"", b"\xc1", b"\x91" * 100_000, b"\xd4\x03\x00", b"\xd4\x01\x00", b"\xa1\xff", b"\xc0\xc0", b"\x81\x80\xc0"],
     ids=["nothing", "no value", "too deep", "another extension", "no head", "no text", "two values", "a dict as a key"],
 )
 def test_bytes_that_are_no_values_are_an_error(data) -> None:
@@ -266,8 +266,8 @@ def check_refused() -> None:
 
 
 WRONG = [
-    ("_decode_array", ".copy()", "", check_copies),
-    ("_decode_array", "not DTYPE.fullmatch(name)", "False", check_heads),
+    ("_decode_other", ".copy()", "", check_copies),
+    ("_decode_other", "not DTYPE.fullmatch(name)", "False", check_heads),
     ("_check", "for part in value:\n", "for part in ():\n", check_refused),
     ("_check", "elif not isinstance(value, PLAIN):", "elif False:", check_refused),
 ]
