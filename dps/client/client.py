@@ -640,9 +640,11 @@ class Client:
                         else prepared_push(route, terms, session.acting, named, given, rule, answered, place, rows)
                     )
                     prepared.append(of_column(made, column) if answered else made)
-                if self._rehearses or self.replays:
-                    session.skip(prepared)
+                if self._rehearses:
                     return self._rehearsed(table, keys, out, keep) if answered else Pending((), nothing)
+                if self.replays and not answered:
+                    session.skip(prepared)
+                    return Pending((), nothing)
                 sent = session.send(prepared, keep)
         if several and not answered:
             return Pending(sent, nothing)

@@ -39,7 +39,6 @@ CHANGES = [
     ("push", None),
     ("push", "sum"),
     ("push_async", "sum"),
-    ("push_pull", None),
     ("add", None),
     ("increment", None),
 ]
