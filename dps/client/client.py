@@ -127,6 +127,9 @@ class Client:
         self._plain = PlainCalls(self.session, check_aggregate)
         self._functions = FunctionCaller(self.session)
         self._rehearses = rehearses
+        # Set while a trainer is replayed: what it pushes has been acknowledged. Not every shard could tell that it is a
+        # repeat, because another attempt may push other keys, and a shard knows only the ops that it has rows of.
+        self.replays = False
         self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -639,6 +642,9 @@ class Client:
                     prepared.append(of_column(made, column) if answered else made)
                 if self._rehearses:
                     return self._rehearsed(table, keys, out, keep) if answered else Pending((), nothing)
+                if self.replays and not answered:
+                    session.skip(prepared)
+                    return Pending((), nothing)
                 sent = session.send(prepared, keep)
         if several and not answered:
             return Pending(sent, nothing)
@@ -656,7 +662,7 @@ class Client:
     ) -> Any:
         """The result of a push whose caller waits, the plain way; DECLINED if it is not plain."""
         several = isinstance(table, Mapping)
-        if self._rehearses or not (several or type(table) is str or isinstance(table, Table)):
+        if self._rehearses or self.replays or not (several or type(table) is str or isinstance(table, Table)):
             return DECLINED
         session = self.session
         with session.lock:

@@ -232,6 +232,13 @@ class ClientSession:
             sent.append(self.opened(SentCall(self, "push" if calls[0].terms.pushes else "pull", requests)))
         return sent
 
+    def skip(self, prepared: Sequence[Prepared]) -> None:
+        """Send none of these calls, but take their numbers, because later ones are told from repeats by theirs."""
+        for _, calls, _ in prepared:
+            for call in calls:
+                if call.terms.pushes:
+                    call.take_number(self.acting)
+
     def _start(self, route: TableRoute, call: Call, keep: bool) -> list[Request]:
         """Write the requests of a call. Where one cannot be written, those behind it on that server are not either."""
         pushes = call.terms.pushes

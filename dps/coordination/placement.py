@@ -149,12 +149,14 @@ def handed_over(old: Place, step: PlacementStep, servers: Collection[int], copie
     """The shard after its primary has stepped down for `step`: another server leads, or the primary goes on after all.
 
     The primary goes on where copies were lost since it was asked to step down, so that too few of `servers` (those that
-    are up and stay) would be left in the chain.
+    are up and stay) would be left in the chain: fewer than `copies` where it leaves, because of these one may be dead
+    and not yet missed.
     """
     chain = [n for n in old.chain if n != step.server]
     if step.kind == StepKind.LEAD and step.server in old.chain and step.server in servers:
         chain.insert(0, step.server)
-    if sum(n in servers for n in chain) < max(1, min(copies, len(servers))):
+    leaves = step.kind == StepKind.DROP and step.server not in servers
+    if sum(n in servers for n in chain) < (copies if leaves else max(1, min(copies, len(servers)))):
         return old._replace(stepping_down=False)
     return rechained(old, chain, old.joiner, epoch)
 
@@ -201,7 +203,7 @@ def next_steps(
     fine: list[_Shard] = []
     for each in _shards(tables, load, leaving):
         name, number, p, copies = each
-        step = _mend(p._replace(chain=p.line), max(1, min(copies, len(servers))), load, leaving, unfit)
+        step = _mend(p._replace(chain=p.line), copies, load, leaving, unfit)
         moving = moving or each.under_way or step is not None
         if step is None:
             fine += [] if each.under_way else [each]
@@ -273,15 +275,16 @@ def surplus(tables: Mapping[str, tuple[int, Sequence[Place]]], servers: Collecti
 
 
 def _mend(
-    p: Place, wanted: int, load: Counter[int], leaving: Collection[int], unfit: Collection[int]
+    p: Place, copies: int, load: Counter[int], leaving: Collection[int], unfit: Collection[int]
 ) -> tuple[StepKind, int] | None:
     """What one shard needs, whatever the load: more copies, fewer copies, or copies elsewhere than on `leaving`."""
     staying = [n for n in p.chain if n in load]
     away = [n for n in p.chain if n in leaving]
+    wanted = max(1, min(copies, len(load)))
     if len(staying) < wanted:
         others = [n for n in load if n not in p.line and n not in unfit]
         return (StepKind.JOIN, min(others, key=lambda n: (load[n], n))) if others else None
-    if away:  # backups first: the primary has to step down before it goes
+    if away and len(staying) >= copies:  # backups first: the primary has to step down before it goes
         return StepKind.DROP, away[-1]
     if len(staying) > wanted:  # a server that neither stays nor leaves does not count, because it may be dying
         return StepKind.DROP, max(staying, key=lambda n: (load[n], p.chain.index(n)))

@@ -138,8 +138,7 @@ class Participant:
         self.reached = joined.clock
         self.first_portion = joined.portions
         self.warm_start = joined.warm_start
-        if self.number:
-            self.move(self.warm_start)
+        self.move(self.warm_start if self.number else 0)
         if self.reached:
             self.pass_clock(self.reached)
         if self.number and self.warm_start:
@@ -311,6 +310,7 @@ class Participant:
         """Go to the next place in the program: ops and collective calls are counted from 0 again."""
         own = self.session.own
         own.clock, own.number, self._collectives = clock, 0, 0
+        self.client.replays = own.attempt > 0 and clock < self.reached
 
     # -- the connection to the controller
 

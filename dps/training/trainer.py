@@ -6,8 +6,9 @@ When a trainer's task is run again, its function is called from the beginning, a
 attempt before had reached: what the controller and the servers know already is not done twice.
 
 * The clock starts at 0 again, and ops and collective calls carry their place in the program, (clock, how many before at
-  that clock). Servers take an op at an earlier place for a repeat; the controller answers a collective call as it did
-  the first time (`coordination/meetings.py`).
+  that clock). Pushes at clocks that are complete are not sent, because the servers have them. Servers take any other op
+  at an earlier place for a repeat; the controller answers a collective call as it did the first time
+  (`coordination/meetings.py`).
 * :meth:`Trainer.iterate` skips the batches of clocks that are complete; in a loop of one's own, `tick` returns at once.
 * The first tick of the attempt is of the clock that was reached: the one before may have been waiting there.
 

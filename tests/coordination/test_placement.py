@@ -229,7 +229,7 @@ class Placements(RuleBasedStateMachine):
             if step.kind == StepKind.DROP and step.server != p.chain[0]:
                 chain = [n for n in p.chain if n != step.server]
                 new = self.module.rechained(p, chain, None, self.epoch + 1)
-                self.keeps_copies(p, new, self.enough(step.table))
+                self.keeps_copies(step.table, p, new, self.enough(step.table))
             else:
                 new = p._replace(stepping_down=True)
                 self.doing[step.table, step.shard] = step
@@ -247,7 +247,7 @@ class Placements(RuleBasedStateMachine):
         else:
             new = self.module.appended(p, self.epoch + 1)
             assert new.chain == (*p.chain, p.joiner)
-        self.keeps_copies(p, new, enough)
+        self.keeps_copies(name, p, new, enough)
         self.put(name, shard, new)
         self.epoch += 1
         self.bury()
@@ -256,9 +256,15 @@ class Placements(RuleBasedStateMachine):
         """How many copies there are to be."""
         return min(self.copies[name], len(self.up - self.doubtful - self.leaving))
 
-    def keeps_copies(self, old, new, enough):
-        """No step takes a copy that is needed: only those beyond what is asked for, and of servers that leave."""
+    def keeps_copies(self, name, old, new, enough):
+        """No step takes a copy that is needed: only those beyond what is asked for, and of servers that leave.
+
+        A server leaves when as many others as the table asks for have its copy, however few servers there are, because
+        one of these may be dead and not yet missed.
+        """
         well = self.up - self.doubtful
+        if self.leaving & (set(old.chain) - set(new.chain)):
+            assert sum(n in well - self.leaving for n in new.chain) >= self.copies[name]
         before, after = (sum(n in well for n in p.chain) for p in (old, new))
         assert after >= min(before, enough)
 
@@ -313,10 +319,10 @@ class Placements(RuleBasedStateMachine):
             assert p.joiner is None
             assert not p.stepping_down
             if p.chain and staying:
-                assert len(p.chain) == min(self.copies[name], len(staying))
-                assert set(p.chain) <= staying
-                load.update(p.chain)
-                heads[p.chain[0]] += 1
+                assert sum(n in staying for n in p.chain) == min(self.copies[name], len(staying))
+                assert set(p.chain) <= staying or len(staying) < self.copies[name]
+                load.update(n for n in p.chain if n in staying)
+                heads.update(n for n in p.chain[:1] if n in staying)
         if staying:
             assert max(load.values()) - min(load.values()) <= 1
         for _, _, p in self.each():
@@ -351,6 +357,17 @@ def test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go():
         old, PlacementStep(StepKind.DROP, "w", 0, 0), servers=[0, 2], copies=2, epoch=9
     )  # 1 is in doubt
     assert placed == old._replace(stepping_down=False)
+
+
+def test_a_server_that_leaves_keeps_its_copy_while_too_few_servers_stay():
+    """Server 1 may be dead and not yet missed; then server 0 alone has the rows."""
+    for chain in ((1, 0), (0, 1)):
+        assert list(placement.next_steps({"w": (2, [Place(chain, None, (1, 1))])}, [1], [0], moves=4)) == []
+        joining = list(placement.next_steps({"w": (2, [Place(chain, None, (1, 1))])}, [1, 2], [0], moves=4))
+        assert joining == [PlacementStep(StepKind.JOIN, "w", 0, 2)]
+    old = Place((0, 1), None, (1, 1), stepping_down=True)
+    leaving = PlacementStep(StepKind.DROP, "w", 0, 0)
+    assert placement.handed_over(old, leaving, [1], 2, 9) == old._replace(stepping_down=False)
 
 
 def test_a_primary_that_rests_is_not_asked_to_hand_over():
@@ -442,15 +459,18 @@ WRONG = [
     ("next_steps", "(name, number) in resting", "False"),
     ("next_steps", "kind == StepKind.DROP and server == p.chain[0] and (name", "(name"),
     ("_even_out_primaries", "() if (name, number) in resting else ", ""),
-    ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "not chain"),
-    ("handed_over", "sum(n in servers for n in chain) < max(1, min(copies, len(servers)))", "False"),
+    ("handed_over", "if sum(n in servers for n in chain) <", "if not chain or 0 >"),
+    ("handed_over", "if sum(n in servers for n in chain) <", "if -1 >"),
+    ("handed_over", "(copies if leaves else max(1, min(copies, len(servers))))", "max(1, min(copies, len(servers)))"),
+    ("handed_over", "step.kind == StepKind.DROP and step", "step"),
     ("handed_over", "chain.insert(0, step.server)", "chain.append(step.server)"),
     ("_mend", "n not in p.line", "n not in p.chain[1:]"),
     ("_mend", "len(staying) < wanted", "len(p.chain) < wanted"),
     ("_mend", "len(staying) > wanted", "False"),
     ("_mend", "len(staying) > wanted", "len(p.chain) > wanted"),
     ("_even_out_primaries", "if backup in heads else 0", ""),
-    ("_mend", "if away:", "if len(away) > 1:"),
+    ("_mend", "if away and", "if len(away) > 1 and"),
+    ("_mend", "len(staying) >= copies", "len(staying) >= wanted"),
     ("_spread", "<= 1 or", "<= 0 or"),
     ("_spread", "<= 1 or", "<= 2 or"),
     ("_spread", "while free > 0 and", "while"),
@@ -470,6 +490,7 @@ def hunt():
     test_a_backup_in_doubt_is_not_asked_to_lead()
     test_a_primary_goes_on_where_copies_were_lost_since_it_was_asked_to_go()
     test_a_primary_that_rests_is_not_asked_to_hand_over()
+    test_a_server_that_leaves_keeps_its_copy_while_too_few_servers_stay()
     run_state_machine_as_test(
         Placements,
         settings=settings(max_examples=6_000, derandomize=True, database=None, phases=[Phase.generate], deadline=None),

@@ -1,0 +1,170 @@
+"""Bad data for each model: an error that names what is wrong, before anything stays on the servers."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+from functools import partial
+
+import numpy as np
+from distributed import Client
+
+import dps
+import dps.graph
+from dps import models
+from dps.errors import DPSError
+
+ROWS = np.random.default_rng(0).normal(size=(12, 3))
+LABELS = np.arange(12) % 2
+COUNTS = np.round(np.abs(ROWS) * 3)
+USERS, ITEMS, VALUES = np.arange(4) // 2, np.arange(4) % 2, np.arange(4.0)
+
+
+@pytest.fixture(scope="module")
+def ps():
+    with (
+        dps.LocalCluster(servers=1, trainers=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client) as ps,
+    ):
+        yield ps
+
+
+def changed(array, value):
+    """The array with one value that is another."""
+    array = np.array(array, dtype=complex if isinstance(value, complex) else None)
+    array.flat[4] = value
+    return array
+
+
+SUPERVISED = {
+    name: getattr(models, name)
+    for name in (
+        "LogisticRegression",
+        "LinearSVC",
+        "LinearRegression",
+        "Ridge",
+        "Lasso",
+        "ElasticNet",
+        "PoissonRegressor",
+    )
+}
+SUPERVISED |= {name: getattr(models, name) for name in ("FactorizationMachine", "FactorizationMachineRegressor")}
+CLASSIFIERS = ("LogisticRegression", "LinearSVC", "FactorizationMachine")
+UNSUPERVISED = {
+    "KMeans": partial(models.KMeans, n_clusters=2),
+    "Similarity": partial(models.Similarity, n_neighbors=2),
+    **{
+        f"LatentDirichletAllocation {method}": partial(models.LatentDirichletAllocation, 2, learning_method=method)
+        for method in ("batch", "online", "gibbs")
+    },
+}
+MATRICES = {
+    "empty": (ROWS[:0], r"0 rows|0 sample"),
+    "NaN": (changed(COUNTS, np.nan), "NaN"),
+    "infinity": (changed(COUNTS, np.inf), "infinity"),
+    "text": (np.full((12, 3), "a"), "no numbers"),
+    "complex": (changed(COUNTS, 1j), "Complex"),
+    "one row": (ROWS[:, 0], "Reshape"),
+}
+TARGETS = {
+    "NaN": (changed(LABELS.astype(float), np.nan), SUPERVISED, "y contains NaN: 1 of 12"),
+    "too few": (LABELS[:5], SUPERVISED, r"12 rows and y is of shape \(5,\)"),
+    "one class": (np.ones(12, int), CLASSIFIERS, "y has 1 class"),
+    "text": (np.full(12, "a"), [name for name in SUPERVISED if name not in CLASSIFIERS], "dtype|number"),
+    "negative counts": (LABELS - 1, ["PoissonRegressor"], "y has -1; counts are 0 or more"),
+}
+
+
+def refused(ps, words, fit):
+    """The call raises an error of dps with these words, which is an error of Python too, and leaves no table."""
+    with pytest.raises(DPSError, match=words) as error:
+        fit()
+    assert isinstance(error.value, (ValueError, TypeError))
+    assert not ps.tables()
+
+
+@pytest.mark.parametrize("what", MATRICES)
+@pytest.mark.parametrize("name", [*SUPERVISED, *UNSUPERVISED])
+def test_matrices(ps, name, what):
+    X, words = MATRICES[what]
+    if name in SUPERVISED:
+        refused(ps, words, lambda: SUPERVISED[name](client=ps).fit(X, LABELS[: len(X)]))
+    else:
+        refused(ps, words, lambda: UNSUPERVISED[name](client=ps).fit(X))
+
+
+@pytest.mark.parametrize(("name", "what"), [(name, what) for what in TARGETS for name in TARGETS[what][1]])
+def test_targets(ps, name, what):
+    y, _, words = TARGETS[what]
+    refused(ps, words, lambda: SUPERVISED[name](client=ps).fit(ROWS, y))
+
+
+@pytest.mark.parametrize("name", [name for name in UNSUPERVISED if name.startswith("Latent")])
+def test_negative_counts_of_words(ps, name):
+    refused(ps, "Negative values", lambda: UNSUPERVISED[name](client=ps).fit(changed(COUNTS, -1)))
+
+
+RATINGS = {
+    "empty": ((USERS[:0], ITEMS[:0], VALUES[:0]), "0 ratings"),
+    "NaN": ((USERS, ITEMS, [1, np.nan, 2, 3]), "1 of 4 values are NaN"),
+    "text": ((USERS, ITEMS, list("abcd")), "values are numbers"),
+    "halves": ((USERS + 0.5, ITEMS, VALUES), "users are whole numbers"),
+    "names": ((USERS.astype(str), ITEMS, VALUES), "hash_strings"),
+    "too few": ((USERS, ITEMS[:2], VALUES), "columns of one length"),
+}
+
+
+@pytest.mark.parametrize("what", RATINGS)
+@pytest.mark.parametrize("method", ["sgd", "als", "bpr"])
+def test_ratings(ps, method, what):
+    data, words = RATINGS[what]
+    refused(ps, words, lambda: models.MatrixFactorization(method, client=ps).fit(data))
+
+
+def test_negative_strength_of_feedback(ps):
+    data = (USERS, ITEMS, -VALUES)
+    refused(ps, "3 ratings are negative", lambda: models.MatrixFactorization("als", client=ps).fit(data))
+
+
+@pytest.mark.parametrize("sg", [1, 0])
+@pytest.mark.parametrize(
+    ("sentences", "words"),
+    [([], "0 sentences"), ([["a"] * 9], "only word"), ([["a", 1]], "words are str"), (["a b"], r"split\(\)")],
+    ids=["empty", "one word", "numbers", "text"],
+)
+def test_sentences(ps, sentences, words, sg):
+    refused(ps, words, lambda: models.Word2Vec(client=ps, sg=sg, min_count=1).fit(sentences))
+
+
+ALGORITHMS = ["page_rank", "connected_components", "label_propagation", "k_core"]
+EDGES = {
+    "empty": (np.empty((0, 2), int), "0 edges"),
+    "NaN": ([[1.0, np.nan]], "NaN"),
+    "halves": ([[1.5, 2.0]], "1.5, which is no whole number"),
+    "text": ([["a", "b"]], "hash_strings"),
+    "booleans": (np.array([[True, False]]), "bool"),
+    "three columns": ([[1, 2, 3]], r"shape \(1, 3\)"),
+}
+
+
+@pytest.mark.parametrize("what", EDGES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_edges(ps, algorithm, what):
+    edges, words = EDGES[what]
+    refused(ps, words, lambda: getattr(dps.graph, algorithm)(ps, edges))
+
+
+def test_a_graph_in_pieces(ps):
+    """The pieces do not see each other: each has the values that it has alone, page rank its share of them."""
+    pieces = [[[1, 2], [2, 1]], [[7, 8], [8, 9], [9, 7]]]
+    for algorithm in ALGORITHMS:
+        with getattr(dps.graph, algorithm)(ps, pieces[0] + pieces[1]) as result:
+            together = result.to_dict()
+        for piece in pieces:
+            with getattr(dps.graph, algorithm)(ps, piece) as result:
+                share = len(result.vertices) / 5 if algorithm == "page_rank" else 1
+                alone = {vertex: value * share for vertex, value in result.to_dict().items()}
+            assert {vertex: together[vertex] for vertex in alone} == pytest.approx(alone, abs=1e-6), algorithm
