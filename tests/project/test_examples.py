@@ -15,6 +15,7 @@ import sparks
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
     "click_files",
+    "dlrm",
     "estimator",
     "kill_a_server",
     "lbfgs_on_spark",
@@ -126,6 +127,14 @@ def test_torch_embedding_learns_what_users_like(run):
     ((loss, accuracy),) = map(numbers, run("torch_embedding").splitlines())
     assert loss < 0.35  # half of that of guessing, 0.693
     assert accuracy > 0.8
+
+
+def test_dlrm_predicts_clicks(run):
+    pytest.importorskip("torch")
+    (line,) = run("dlrm").splitlines()
+    right, guessing = numbers(line)
+    assert int(line.split()[0]) > 5_000
+    assert right > 0.75 > guessing + 0.15
 
 
 @pytest.mark.spark
