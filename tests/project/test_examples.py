@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import sparks
+from miniyarn import standin
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
@@ -30,6 +31,7 @@ NAMES = [
     "train_loop",
     "update_function",
     "word_vectors",
+    "yarn_submit",
 ]
 LINES = 70
 SECONDS = 300  # a limit for what hangs, on a busy machine
@@ -42,11 +44,11 @@ def run(tmp_path):
     """A function that runs an example in an empty folder and returns what it printed."""
     started = []
 
-    def run(name: str) -> str:
+    def run(name: str, env: dict[str, str] | None = None) -> str:
         process = subprocess.Popen(
             [sys.executable, EXAMPLES / f"{name}.py"],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)} | (env or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -208,3 +210,24 @@ def test_word_vectors_brings_words_of_one_kind_together(run):
     assert "maximum" in neighbours["minimum"]
     first, last = numbers(fell)
     assert last < 0.97 * first
+
+
+@pytest.mark.yarn
+@pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")  # skein's
+def test_yarn_submit_trains_in_containers(run, tmp_path):
+    if missing := standin.needed():
+        pytest.skip(missing)
+    yarn = standin.MiniYarn(tmp_path / "yarn", ["", ""])
+    try:
+        containers, line = run("yarn_submit", yarn.env).splitlines()
+        assert yarn.logs()
+    except BaseException:
+        print(yarn.log(), yarn.logs())
+        raise
+    finally:
+        yarn.stop()
+    assert re.match(
+        r"application_\w+: dask.scheduler_0, dask.worker_0, dask.worker_1, dps.server_0, dps.server_1$", containers
+    )
+    assert numbers(line)[0] > 0.75
+    assert int(line.split()[0]) == 5 * 20_000 // 200
