@@ -32,6 +32,7 @@ from benchmarks.torch_programs import (
     network,
     resident,
     share,
+    warm,
     with_torch,
 )  # fmt: skip
 
@@ -94,6 +95,7 @@ def train(trainer: dps.Trainer, partitions: Any, task: Task) -> tuple[Turn, floa
     import torch
 
     torch.set_num_threads(1)
+    warm(task)
     data = share(task, trainer.number, trainer.trainers)
     items = dps.torch.Embedding(trainer, "rows", task.dim)
     tower = network(task)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
-__all__ = ["Arrays", "Task", "Turn", "first_rows", "loss_of", "network", "resident", "share", "with_torch"]
+__all__ = ["Arrays", "Task", "Turn", "first_rows", "loss_of", "network", "resident", "share", "warm", "with_torch"]
 
 SECONDS = 300.0  # a limit for the processes of one turn
 
@@ -106,6 +106,17 @@ def batches(task: Task, data: Arrays, processes: int) -> Iterator[Arrays]:
         yield {name: np.ascontiguousarray(column[start : start + size]) for name, column in data.items()}
 
 
+def warm(task: Task) -> None:
+    """Two steps that nobody times, because torch prepares much at the first ones of a process."""
+    import torch
+
+    batch = {name: column[: task.batch] for name, column in task.data.items()}
+    tower, rows = network(task), torch.zeros(2, task.dim, requires_grad=True)
+    for _ in range(2):
+        ids = torch.zeros(batch["ids"].shape, dtype=torch.int64)
+        loss_of(task, tower, torch.nn.functional.embedding(ids, rows), batch).backward()
+
+
 def resident() -> int:
     """Bytes of memory of this process."""
     return int(psutil.Process().memory_info().rss)
@@ -146,24 +157,25 @@ def trained(task: Task, module: Any, optimizers: list[Any], data: Arrays, proces
     return Turn(losses, time.perf_counter() - clock, time.process_time() - processor, resident())
 
 
-def prepared(rank: int, port: int) -> None:
+def prepared(task: Task, rank: int, port: int) -> None:
     """Settings of a process of torch."""
     import torch
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    warm(task)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", TP_SOCKET_IFNAME="lo")
 
 
 def alone(task: Task, rank: int, port: int) -> Turn:
     """One process with the whole model."""
-    prepared(rank, port)
+    prepared(task, rank, port)
     return trained(task, *model(task), share(task, 0, 1), 1)
 
 
 def in_ddp(task: Task, rank: int, port: int) -> Turn:
     """One of two processes whose gradients gloo averages."""
-    prepared(rank, port)
+    prepared(task, rank, port)
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -229,7 +241,7 @@ def rpc_push(ids: Any, gradient: Any, dense_gradient: Any) -> None:
 
 def in_rpc(task: Task, rank: int, port: int) -> Turn:
     """Ranks 0 and 1 train, and rank 2 serves."""
-    prepared(rank, port)
+    prepared(task, rank, port)
     from torch.distributed import rpc
 
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=4, init_method=f"tcp://127.0.0.1:{port}")
