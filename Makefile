@@ -99,20 +99,40 @@ jdk:  ## a Java compiler (Debian, as root): without it the tests with a stand-in
 		apt-get -qq update; apt-get -qq install --yes --no-install-recommends default-jdk-headless >/dev/null; \
 	}
 
+# torch for processors only, from torch's own index where that answers. pip's usual index has a build of 2 GB for GPUs on
+# Linux, which is installed only for GPU=1: what pip would install is looked at first. None of what is installed changes.
+TORCH := torch==2.13.0
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+GPU ?=
+.PHONY: torch
+torch: $(READY)  ## torch (CPU; GPU=1 for the build of 2 GB): without it the tests of dps.torch are skipped
+	@if $(PY) -c 'import torch' 2>/dev/null; then exit 0; fi; \
+	$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt; \
+	options=(--constraint $(VENV)/constraints.txt); \
+	if [[ -z "$(GPU)" ]] && $(PY) -c 'import urllib.request as r; r.urlopen("$(TORCH_INDEX)/torch/", timeout=10)' 2>/dev/null; \
+		then options+=(--index-url $(TORCH_INDEX)); fi; \
+	if [[ -z "$(GPU)" ]] && $(PIP) install --dry-run --report - "$${options[@]}" $(TORCH) | grep '"url": "[^"]*/nvidia[_-]' >/dev/null; then \
+		echo "pip would install torch for GPUs, of 2 GB and more: make torch GPU=1 installs it" >&2; exit 1; \
+	fi; \
+	echo "installing $(TORCH)"; \
+	$(PIP) install "$${options[@]}" $(TORCH)
+
 # One by one, so that one that has no wheel for this machine does not cost the others. None may change a version of
-# what is installed already.
-TORCH := https://download.pytorch.org/whl/cpu
-RIVALS := ray torch==2.13.0 redis hiredis pyspark dask-glm vowpalwabbit gensim implicit scikit-surprise scikit-network
+# what is installed already. Of recbole a file is read, MovieLens 100k, which needs none of its dependencies.
+RIVALS := ray redis hiredis pyspark dask-glm vowpalwabbit gensim implicit scikit-surprise scikit-network
+RIVALS_ALONE := recbole==1.2.1
 .PHONY: rivals
 rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), redis-py, pyspark, gensim, implicit, ...
 	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt; \
 	failed=(); \
+	$(MAKE) --no-print-directory torch || failed+=(torch); \
 	for package in $(RIVALS); do \
 		echo "installing $$package"; \
-		extra=(); \
-		if [[ $$package == torch* ]] && $(PY) -c 'import urllib.request as r; r.urlopen("$(TORCH)/torch/", timeout=10)' 2>/dev/null; \
-			then extra=(--extra-index-url $(TORCH)); fi; \
-		$(PIP) install --constraint $(VENV)/constraints.txt "$${extra[@]}" "$$package" || failed+=("$$package"); \
+		$(PIP) install --constraint $(VENV)/constraints.txt "$$package" || failed+=("$$package"); \
+	done; \
+	for package in $(RIVALS_ALONE); do \
+		echo "installing $$package"; \
+		$(PIP) install --no-deps "$$package" || failed+=("$$package"); \
 	done; \
 	if (( $${#failed[@]} )); then echo "not installed: $${failed[*]} (benchmarks leave them out)" >&2; exit 1; fi
 

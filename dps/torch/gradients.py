@@ -107,6 +107,9 @@ class UnpushedGradients:
 def push_gradients(*modules: PushesGradients, rows: int | None = None) -> None:
     """Push the gradients of several modules in one round trip: one step of the optimizers on the servers.
 
+    A client waits until the servers have them. A trainer does not: it goes on once they are sent, its later pulls
+    contain them, and its next tick waits for them. So the rows of the next batch are pulled at the same time.
+
     Parameters
     ----------
     *modules : Embedding, EmbeddingBag or DenseParameters
@@ -153,6 +156,9 @@ def push_gradients(*modules: PushesGradients, rows: int | None = None) -> None:
             if keys is None or others is None:
                 raise InputError(f"table {table!r} is that of two DenseParameters: each needs a table of its own")
             changes[table] = gather_sum(np.concatenate([others, keys]), np.concatenate([sums, gradients]))
-    caller.push(changes, rows=rows)
+    if hasattr(caller, "tick"):
+        caller.push_async(changes, rows=rows)
+    else:
+        caller.push(changes, rows=rows)
     for module in modules:
         module.spent()

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import sparks
+from miniyarn import standin
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
     "click_files",
+    "dlrm",
     "estimator",
     "kill_a_server",
     "lbfgs_on_spark",
@@ -29,6 +31,7 @@ NAMES = [
     "train_loop",
     "update_function",
     "word_vectors",
+    "yarn_submit",
 ]
 LINES = 70
 SECONDS = 300  # a limit for what hangs, on a busy machine
@@ -41,11 +44,11 @@ def run(tmp_path):
     """A function that runs an example in an empty folder and returns what it printed."""
     started = []
 
-    def run(name: str) -> str:
+    def run(name: str, env: dict[str, str] | None = None) -> str:
         process = subprocess.Popen(
             [sys.executable, EXAMPLES / f"{name}.py"],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+            env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)} | (env or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -128,6 +131,14 @@ def test_torch_embedding_learns_what_users_like(run):
     assert accuracy > 0.8
 
 
+def test_dlrm_predicts_clicks(run):
+    pytest.importorskip("torch")
+    (line,) = run("dlrm").splitlines()
+    right, guessing = numbers(line)
+    assert int(line.split()[0]) > 5_000
+    assert right > 0.75 > guessing + 0.15
+
+
 @pytest.mark.spark
 def test_lbfgs_on_spark_finds_the_minimum(run):
     pytest.importorskip("pyspark")
@@ -199,3 +210,24 @@ def test_word_vectors_brings_words_of_one_kind_together(run):
     assert "maximum" in neighbours["minimum"]
     first, last = numbers(fell)
     assert last < 0.97 * first
+
+
+@pytest.mark.yarn
+@pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")  # skein's
+def test_yarn_submit_trains_in_containers(run, tmp_path):
+    if missing := standin.needed():
+        pytest.skip(missing)
+    yarn = standin.MiniYarn(tmp_path / "yarn", ["", ""])
+    try:
+        containers, line = run("yarn_submit", yarn.env).splitlines()
+        assert yarn.logs()
+    except BaseException:
+        print(yarn.log(), yarn.logs())
+        raise
+    finally:
+        yarn.stop()
+    assert re.match(
+        r"application_\w+: dask.scheduler_0, dask.worker_0, dask.worker_1, dps.server_0, dps.server_1$", containers
+    )
+    assert numbers(line)[0] > 0.75
+    assert int(line.split()[0]) == 5 * 20_000 // 200

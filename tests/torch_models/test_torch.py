@@ -184,6 +184,26 @@ def test_rows_that_are_pulled_ahead_contain_the_pushes_of_the_trainer(ps, tables
     np.testing.assert_allclose(losses, alone.fit(), atol=1e-5)
 
 
+def push_and_look(trainer, partitions):
+    """What a trainer sees of its own push, at once and after the end of the iteration."""
+    w = dps.torch.Embedding(trainer, "w", 1)
+    seen = []
+    for _ in range(5):
+        w([7]).sum().backward()
+        w.push()
+        seen.append(w([7]).item())
+        trainer.tick()
+        seen.append(trainer.pull("w", [7]).item())
+    return seen
+
+
+def test_a_trainer_sees_its_push_without_waiting_for_the_answer(ps, tables, monkeypatch):
+    ps.table("w", optimizer=dps.SGD(1.0))
+    monkeypatch.delattr(dps.Trainer, "push")  # because it waits
+    (seen,) = ps.run(push_and_look, [dask.delayed(0)], trainers=1)
+    assert seen == [-1.0, -1.0, -2.0, -2.0, -3.0, -3.0, -4.0, -4.0, -5.0, -5.0]
+
+
 def two_forward_passes(ps):
     """One step of Adagrad, for which two steps would not be the same."""
     ps.table("w", dim=2, init=dps.Normal(1.0, seed=4), optimizer=dps.Adagrad(0.1))
