@@ -20,7 +20,14 @@ from sklearn.utils.metaestimators import available_if
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.classes import nonnegative
-from dps.models.dirichlet import Inference, bound_of_documents, bound_of_words, log_expectations, topics_of_documents
+from dps.models.dirichlet import (
+    Inference,
+    bound_of_documents,
+    bound_of_words,
+    exp_expectations,
+    log_expectations,
+    topics_of_documents,
+)
 from dps.models.documents import counts_of
 from dps.models.gibbs import ASSIGNMENT_COLUMNS, MOST_TOPICS, learn_by_sampling
 from dps.models.partitions import taking_turns
@@ -388,7 +395,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def exp_dirichlet_component_(self) -> np.ndarray:
         """exp(E[log p(word | topic)]), [n_components, words]."""
         topics = self._topics()
-        return np.exp(log_expectations(topics.values, topics.totals)).T
+        return exp_expectations(topics.values, topics.totals).T
 
     @property
     def _inference(self) -> Inference:
@@ -558,7 +565,7 @@ def local_of(X: Features, words: int) -> tuple[np.ndarray, scipy.sparse.csr_matr
 def shares_of(X: Features, topics: Topics, normalize: bool) -> np.ndarray:
     """The topics of a block's documents."""
     keys, local = local_of(X, len(topics.values))
-    weights = np.exp(log_expectations(topics.values[keys], topics.totals))
+    weights = exp_expectations(topics.values[keys], topics.totals)
     gamma, _ = topics_of_documents(local, weights, topics.inference)
     return gamma / gamma.sum(axis=1, keepdims=True) if normalize else gamma
 
