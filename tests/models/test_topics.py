@@ -473,7 +473,7 @@ REFUSED = [
     (InputError, "Complex", {}, X * 1j),
     (InputError, "n_components is a whole number", {"n_components": 0}, X),
     (InputError, "max_iter is a whole number", {"max_iter": 1.5}, X),
-    (InputError, "batch_size is a whole number", {"batch_size": None}, X),
+    (InputError, "batch_size is a whole number", {"batch_size": 0}, X),
     (InputError, "learning_method is one of", {"learning_method": "mcmc"}, X),
     (InputError, "doc_topic_prior is a finite number above 0", {"doc_topic_prior": 0.0}, X),
     (InputError, "learning_decay is above 0", {"learning_decay": 0.0}, X),
