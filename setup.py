@@ -14,8 +14,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # Floating point is exact and the same on every processor: no contraction to fused multiply-adds, no reordering. The
-# second flag lets square roots be vectorised, because nothing reads errno. The last one silences a note about parameters
-# that are vectors, because functions with such parameters are inlined.
+# second flag lets square roots be vectorised, because nothing reads errno. The last one silences a note on vectors that
+# are parameters, because functions with such parameters are inlined.
 EXACT = ["-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
 BUILDS = {  # by the environment variable DPS_BUILD
