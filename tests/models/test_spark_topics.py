@@ -44,10 +44,10 @@ def model_of(ps, method="gibbs", **settings):
 
 @pytest.mark.parametrize("method", ["batch", "online", "gibbs"])
 def test_topics_of_vectors(spark, ps, method):
-    model = model_of(ps, method, max_iter=30, batch_size=10, evaluate_every=10, perp_tol=0).fit(vectors(spark))
+    model = model_of(ps, method, max_iter=20, batch_size=10, evaluate_every=20).fit(vectors(spark))
     if method == "gibbs":
         np.testing.assert_array_equal(model.counts_.sum(axis=0), X.sum(axis=0))
-        again = model_of(ps, method, max_iter=30, batch_size=3).fit(vectors(spark))
+        again = model_of(ps, method, max_iter=20, batch_size=3).fit(vectors(spark))
         np.testing.assert_array_equal(again.counts_, model.counts_)
     assert {frozenset(words.tolist()) for words in model.top_words(WORDS // TOPICS)} == {
         frozenset(range(n, WORDS, TOPICS)) for n in range(TOPICS)
@@ -82,15 +82,6 @@ def test_a_server_beside_the_driver_is_started_for_a_fit(spark):
 
 
 def test_wrong_data(spark, ps):
-    wrong = X.astype(float)
-    wrong[7, 2] = -1.0
-    with pytest.raises(InputError, match=r"partition \d: Negative values in data passed to LatentDirichletAllocation"):
-        model_of(ps).fit(vectors(spark, wrong))
-    wrong[7, 2] = np.nan
-    with pytest.raises(InputError, match=r"partition \d: Input X contains NaN or infinity: 1 of its counts"):
-        model_of(ps, "batch").fit(vectors(spark, wrong))
-    with pytest.raises(InputError, match="each of its counts is 0"):
-        model_of(ps).fit(vectors(spark, X * 0))
     with pytest.raises(InputError, match="X has no documents"):
         model_of(ps).fit(vectors(spark).limit(0))
     with pytest.raises(InputError, match="X has no documents"):
@@ -102,6 +93,13 @@ def test_wrong_data(spark, ps):
     both = vectors(spark, name="counts").join(vectors(spark, name="weights"), "number")
     with pytest.raises(InputError, match="2 columns of vectors, counts, weights"):
         model_of(ps).fit(both)
+
+
+def test_what_trainers_refuse_names_the_partition(spark, ps):
+    wrong = X.astype(float)
+    wrong[7, 2] = -1.0
+    with pytest.raises(InputError, match=r"partition \d: Negative values in data passed to LatentDirichletAllocation"):
+        model_of(ps).fit(vectors(spark, wrong))
     widths = spark.sparkContext.parallelize([X, X[:, 1:]], 2)
     with pytest.raises(InputError, match="X has 11 features, but LatentDirichletAllocation is expecting 12"):
         model_of(ps, "batch").fit(widths)
