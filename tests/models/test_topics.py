@@ -125,9 +125,11 @@ def test_several_trainers_are_one_with_larger_batches(ps):
     expected = theirs(batch_size=10, **settings).fit(X[order])
     model = ours(ps, batch_size=5, aggregate=True, **settings).fit(X)
     np.testing.assert_allclose(model.components_, expected.components_, rtol=1e-5)
-    for staleness in (0, 3):  # a trainer may see what the other one pushed at this step, or miss what it pushed before
+    # A trainer may see what the other one pushed at this step, or miss what it pushed before. So it may come to another
+    # local optimum; perplexities of these are within 1.3 times each other here, and that of the beginning is 5 times.
+    for staleness in (0, 3):
         apart = ours(ps, batch_size=5, staleness=staleness, **settings).fit(X)
-        assert apart.perplexity(X) < 1.2 * expected.perplexity(X)
+        assert apart.perplexity(X) < 1.5 * expected.perplexity(X)
 
 
 def test_the_scale_is_brought_in_without_a_trace(alone, ps, monkeypatch):
