@@ -77,8 +77,11 @@ def sampled_by_tomotopy(X: Matrix, seed: int, client: Client) -> np.ndarray:
     for start, stop in zip(X.indptr[:-1], X.indptr[1:], strict=True):
         model.add_doc(np.repeat(X.indices[start:stop], X.data[start:stop]).astype(str))
     model.train(SAMPLING_PASSES, workers=2, show_progress=False)
-    found = np.full((SAMPLED_TOPICS, X.shape[1]), 1e-12)
-    found[:, np.array(model.used_vocabs, int)] = [model.get_topic_word_dist(n) for n in range(SAMPLED_TOPICS)]
+    used = np.array(model.used_vocabs, int)
+    tokens = np.asarray(model.get_count_by_topics(), float)[:, None]
+    found = np.full((SAMPLED_TOPICS, X.shape[1]), prior)  # of words that the documents do not have
+    shares = np.array([model.get_topic_word_dist(n) for n in range(SAMPLED_TOPICS)])
+    found[:, used] = shares * (tokens + len(used) * prior)
     return found
 
 
