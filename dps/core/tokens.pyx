@@ -2,10 +2,11 @@
 
 The counts of words are those of the beginning of the pass, so the odds of topic k for word w,
 (documents' tokens of k + alpha) * phi[w, k], fall into two parts (Yao, Mimno and McCallum 2009; Li, Ahmed, Ravi and
-Smola 2014). One is a sum over the few topics that the document has. The second one, alpha * phi[w], is the same for
-all tokens of the word, so its running sums are made once for a batch and searched by halves. Where counts change with each
-token, such tables are out of date, and their draws are corrected by Metropolis-Hastings. Here only the token itself is
-to be taken away, from one topic. So the draw is exact, in time that grows with the topics of a document, not with all.
+Smola 2014). The first part is a sum over the few topics that the document has. The second part, alpha * phi[w], is the
+same for all tokens of the word, so its running sums are made once for a batch and searched by halves. Where counts
+change with each token, such tables are out of date, and their draws are corrected by Metropolis-Hastings. Here only the
+token itself is to be taken away, from one topic. So the draw is exact, in time that grows with the topics of a
+document, not with all topics.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint16_t
