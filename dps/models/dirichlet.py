@@ -13,9 +13,14 @@ import numpy as np
 import scipy.sparse
 from scipy.special import digamma, gammaln, logsumexp
 
-__all__ = ["Inference", "bound_of_documents", "bound_of_words", "log_expectations", "topics_of_documents"]
+from dps.core.inference import exp_digamma, fit_documents
 
-EPSILON = np.finfo(np.float64).eps  # added to a word's probability, so that one of probability 0 divides by no 0
+__all__ = ["Inference", "bound_of_documents", "bound_of_words", "exp_expectations", "log_expectations"]
+__all__ += ["topics_of_documents"]
+
+TINY = 1e-200  # products below it have lost digits to underflow
+NUMBERS_AT_A_TIME = 1 << 20  # of a sum over the words of documents
+EPSILON = float(np.finfo(np.float64).eps)  # added to a word's probability, so that one of probability 0 divides by no 0
 
 
 class Inference(NamedTuple):
@@ -35,6 +40,21 @@ def log_expectations(values: np.ndarray, totals: np.ndarray) -> np.ndarray:
     array([-1., -1.])
     """
     return digamma(values) - digamma(totals)
+
+
+def exp_expectations(values: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """exp(E[log p]), as of :func:`log_expectations`; float64.
+
+    Examples
+    --------
+    >>> exp_expectations(np.array([1.0, 1.0]), np.array(2.0)).round(6)
+    array([0.367879, 0.367879])
+    """
+    out, whole = (np.array(each, np.float64, order="C") for each in (values, totals))
+    exp_digamma(out, out)
+    exp_digamma(whole, whole)
+    out /= whole
+    return out
 
 
 def topics_of_documents(
@@ -67,29 +87,14 @@ def topics_of_documents(
     ([[4.5, 0.5], [0.5, 2.5]], [4.0, 2.0])
     """
     gamma = np.ones((X.shape[0], weights.shape[1]))
-    shares = np.empty((X.shape[0], weights.shape[1]))  # exp(E[log theta])
-    counts = X.data.astype(np.float64)
-    for document, (start, stop) in enumerate(zip(X.indptr[:-1], X.indptr[1:], strict=True)):
-        gamma[document], shares[document] = _fit(counts[start:stop], weights[X.indices[start:stop]], how)
-    if not statistics:
-        return gamma, None
-    rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
-    ratios = counts / (np.einsum("ij,ij->i", shares[rows], weights[X.indices]) + EPSILON)
-    made = scipy.sparse.csr_matrix((ratios, X.indices, X.indptr), X.shape).T @ shares
-    return gamma, made * weights
-
-
-def _fit(counts: np.ndarray, weights: np.ndarray, how: Inference) -> tuple[np.ndarray, np.ndarray]:
-    """gamma and exp(E[log theta]) of one document, whose words have these counts and weights."""
-    gamma = np.ones(weights.shape[1])
-    shares = np.exp(log_expectations(gamma, gamma.sum()))
-    for _ in range(how.max_iter):
-        before = gamma
-        gamma = how.alpha + shares * ((counts / (weights @ shares + EPSILON)) @ weights)
-        shares = np.exp(log_expectations(gamma, gamma.sum()))
-        if np.abs(gamma - before).mean() < how.tol:
-            break
-    return gamma, shares
+    made = np.zeros(weights.shape) if statistics else None
+    weights = np.ascontiguousarray(weights, np.float64)
+    ends, words = X.indptr.astype(np.int64, copy=False), X.indices.astype(np.int32, copy=False)
+    counts = X.data.astype(np.float64, copy=False)
+    fit_documents(ends, words, counts, weights, how.alpha, how.max_iter, how.tol, EPSILON, gamma, made)
+    if made is not None:
+        made *= weights
+    return gamma, made
 
 
 def bound_of_documents(X: scipy.sparse.csr_matrix, gamma: np.ndarray, log_weights: np.ndarray, alpha: float) -> float:
@@ -105,10 +110,18 @@ def bound_of_documents(X: scipy.sparse.csr_matrix, gamma: np.ndarray, log_weight
     """
     totals = gamma.sum(axis=1)
     logs = log_expectations(gamma, totals[:, None])
-    score = 0.0
-    for document, (start, stop) in enumerate(zip(X.indptr[:-1], X.indptr[1:], strict=True)):
-        words = logs[document] + log_weights[X.indices[start:stop]]
-        score += float(X.data[start:stop] @ logsumexp(words, axis=1)) if start < stop else 0.0
+    tops = log_weights.max(axis=1, initial=-np.inf), logs.max(axis=1, initial=-np.inf)
+    weights, shares = np.exp(log_weights - tops[0][:, None]), np.exp(logs - tops[1][:, None])
+    rows, score = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr)), 0.0
+    step = max(1, NUMBERS_AT_A_TIME // gamma.shape[1])
+    for start in range(0, X.nnz, step):
+        documents, words = rows[start : start + step], X.indices[start : start + step]
+        products = np.einsum("ij,ij->i", shares[documents], weights[words])
+        with np.errstate(divide="ignore"):
+            told = np.log(products) + tops[0][words] + tops[1][documents]
+        tiny = products < TINY
+        told[tiny] = logsumexp(logs[documents[tiny]] + log_weights[words[tiny]], axis=1)
+        score += float(X.data[start : start + step] @ told)
     topics = gamma.shape[1]
     score += float(((alpha - gamma) * logs).sum() + gammaln(gamma).sum() - gamma.size * gammaln(alpha))
     return score + float(len(gamma) * gammaln(alpha * topics) - gammaln(totals).sum())

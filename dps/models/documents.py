@@ -9,7 +9,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import DPSError, InputError, InputTypeError
 from dps.models.types import Block, Features
 
 __all__ = ["Corpus", "corpus_of", "counts_of"]
@@ -108,7 +108,9 @@ def corpus_of(trainer: dps.Trainer, partitions: list[Features], words: int, size
     blocks = []
     for number, part in zip(trainer.partition_numbers, partitions, strict=True):
         try:
-            blocks.append(counts_of(part, words, whole))
+            if isinstance(part, DPSError):  # of a partition of Spark
+                raise part
+            blocks.append(counts_of(np.zeros((0, words)) if part is None else part, words, whole))
         except (InputError, InputTypeError) as error:
             raise type(error)(f"partition {number}: {error}") from error
     sizes = _sizes(trainer, blocks)

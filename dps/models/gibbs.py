@@ -5,7 +5,8 @@ topic. In a pass, a trainer draws a new topic for each of its tokens, given the 
 document, which it knows, and the counts as they were at the beginning of the pass; from the latter it takes the token
 itself away. Counts that are delayed by a pass are those of AD-LDA (Newman et al. 2009) and WarpLDA (Chen et al. 2016).
 The new topics are counted in a second table, by additions of whole numbers, and in the next pass the two change places.
-So the counts that trainers read add up to the number of tokens, always.
+So the counts that trainers read add up to the number of tokens, always. `core/tokens.pyx` draws, and says why counts
+that stay the same in a pass make exact draws fast.
 
 A draw depends on the seed, the pass, the number of the token in the data, and on counts that are fixed in the pass.
 Thus the result is the same to the last digit for any number of trainers, of servers and of batches. A trainer that is
@@ -19,6 +20,7 @@ import numpy as np
 import scipy.sparse
 
 import dps
+from dps.core.tokens import draw_topics
 from dps.models.documents import corpus_of
 from dps.models.topic_plan import Learned, TopicPlan, TwoTables
 from dps.models.types import Features
@@ -54,7 +56,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 def sampled(
     X: scipy.sparse.csr_matrix, topics: np.ndarray, counts: np.ndarray, totals: np.ndarray, random: np.ndarray,
     alpha: float, eta: float, words: int,
-) -> np.ndarray:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Draw a new topic for each token of some documents, one after the other.
 
     A token's topic is k with probability proportional to
@@ -67,8 +69,8 @@ def sampled(
         Whole numbers.
     topics : ndarray [tokens]
         The topic of each token, in the order of X's data, each repeated as often as it says.
-    counts : ndarray [some words, topics]
-    totals : ndarray [topics]
+    counts : ndarray of int64 [some words, topics]
+    totals : ndarray of int64 [topics]
     random : ndarray [tokens]
         Numbers in [0, 1).
     alpha, eta : float
@@ -78,31 +80,26 @@ def sampled(
 
     Returns
     -------
-    ndarray [tokens]
+    topics : ndarray of uint16 [tokens]
+    made : ndarray of int64 [some words, topics]
+        How many tokens of each word have each topic now.
     """
-    repeats = X.data.astype(np.int64)
-    codes = np.repeat(X.indices, repeats)
-    ends = np.concatenate([[0], np.cumsum(repeats)])[X.indptr]
-    lengths = np.diff(ends)
-    documents, new = np.repeat(np.arange(X.shape[0]), lengths), topics.astype(np.int64)
-    shares = np.full((X.shape[0], len(totals)), float(alpha))
-    np.add.at(shares, (documents, new), 1.0)
-    weights, norms = counts + float(eta), totals + words * float(eta)
-    for place in range(int(lengths.max(initial=0))):  # one token of each document that has so many
-        here = np.flatnonzero(lengths > place)
-        tokens = ends[here] + place
-        rows, old = np.arange(len(here)), new[tokens]
-        shares[here, old] -= 1.0
-        odds = weights[codes[tokens]]
-        own = (odds[rows, old] - 1.0) / (norms[old] - 1.0)
-        odds /= norms
-        odds[rows, old] = own
-        odds *= shares[here]
-        np.cumsum(odds, axis=1, out=odds)
-        drawn = (odds <= (random[tokens] * odds[:, -1])[:, None]).sum(axis=1)
-        new[tokens] = np.minimum(drawn, len(totals) - 1)
-        shares[here, new[tokens]] += 1.0
-    return new
+    new, made = np.array(topics, np.uint16), np.zeros(counts.shape, np.int64)
+    ends, places, repeats = (each.astype(np.int64, copy=False) for each in (X.indptr, X.indices, X.data))
+    draw_topics(
+        ends,
+        places.astype(np.int32),
+        repeats,
+        new,
+        np.ascontiguousarray(counts),
+        totals,
+        random,
+        alpha,
+        eta,
+        words,
+        made,
+    )
+    return new, made
 
 
 def learn_by_sampling(trainer: dps.Trainer, partitions: list[Features], plan: TopicPlan) -> Learned:
@@ -129,12 +126,13 @@ def learn_by_sampling(trainer: dps.Trainer, partitions: list[Features], plan: To
             counts, totals = tables.pull(keys)
             before = assignments.get(first, len(tokens), number - 1)
             alpha, eta = plan.inference.alpha, plan.eta
-            topics = sampled(local, before, counts, totals, random, alpha, eta, plan.words)
+            topics, made = sampled(local, before, counts, totals, random, alpha, eta, plan.words)
         else:
-            topics = (random * plan.topics).astype(np.int64)
+            topics = (random * plan.topics).astype(np.uint16)
+            cells = np.repeat(local.indices.astype(np.int64), local.data.astype(np.int64)) * plan.topics + topics
+            made = np.bincount(cells, minlength=len(keys) * plan.topics).reshape(len(keys), plan.topics)
         assignments.put(first, topics, number)
-        cells = np.repeat(local.indices.astype(np.int64), local.data.astype(np.int64)) * plan.topics + topics
-        tables.add(keys, np.bincount(cells, minlength=len(keys) * plan.topics).reshape(len(keys), plan.topics))
+        tables.add(keys, made)
     if not ended:
         judge.end(passes, (1 + passes) % 2, 1.0)
     return Learned(passes, passes, 1.0, judge.curve(), (1 + passes) % 2)
@@ -158,11 +156,10 @@ class Assignments:
 
     def put(self, first: int, topics: np.ndarray, number: int) -> None:
         """Keep the topics that a pass has drawn."""
-        small = topics.astype(np.uint16)
-        self._known[first] = number, small
-        keys = self._keys(first, len(small))
+        self._known[first] = number, topics
+        keys = self._keys(first, len(topics))
         packed = np.zeros((len(keys), PACKED), np.uint16)
-        packed.reshape(-1)[: len(small)] = small
+        packed.reshape(-1)[: len(topics)] = topics
         self._trainer.assign_async(self._tables[number % 2], keys, packed.view(np.int64))
 
     def _keys(self, first: int, count: int) -> np.ndarray:

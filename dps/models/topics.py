@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,10 +21,18 @@ from sklearn.utils.metaestimators import available_if
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.classes import nonnegative
-from dps.models.dirichlet import Inference, bound_of_documents, bound_of_words, log_expectations, topics_of_documents
+from dps.models.dirichlet import (
+    Inference,
+    bound_of_documents,
+    bound_of_words,
+    exp_expectations,
+    log_expectations,
+    topics_of_documents,
+)
 from dps.models.documents import counts_of
 from dps.models.gibbs import ASSIGNMENT_COLUMNS, MOST_TOPICS, learn_by_sampling
 from dps.models.partitions import taking_turns
+from dps.models.spark_documents import spark_documents
 from dps.models.spark_pieces import is_spark
 from dps.models.topic_plan import Learned, TopicPlan
 from dps.models.topic_quality import leading_words, shared_documents, u_mass
@@ -39,6 +48,7 @@ __all__ = ["LatentDirichletAllocation"]
 
 Training: TypeAlias = Callable[[dps.Trainer, list[Features], TopicPlan], Learned]
 METHODS: dict[str, Training] = {"online": learn_online, "batch": learn_in_batches, "gibbs": learn_by_sampling}
+BATCH_SIZES = {"online": 128, "batch": 128, "gibbs": 2048}  # documents
 NUMBERS_AT_A_TIME = 1 << 22  # of an assign or pull of the driver
 START = 100.0  # shape of the gamma distribution from which lambda is drawn, as of scikit-learn
 
@@ -74,7 +84,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     ----------
     n_components : int
         The number of topics.
-    client : distributed.Client, cluster, str or dps.ParameterServer, optional
+    client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
         Where to train: in a Dask cluster (by default the current client's; a str is its scheduler's address), where
         ``fit`` starts a parameter server and closes it, or on your own ParameterServer. No table stays behind.
     learning_method : {"batch", "online", "gibbs"}
@@ -88,8 +98,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         most 1, where convergence is to be guaranteed.
     max_iter : int
         Passes over the documents. Gibbs sampling wants 100 or more.
-    batch_size : int
-        Documents in a step of a trainer. "online": a mini-batch is a step of all trainers together.
+    batch_size : int, optional
+        Documents in a step of a trainer. "online": a mini-batch is a step of all trainers together. By default 128, and
+        2,048 for "gibbs", whose result does not depend on it: the more documents, the less traffic.
     evaluate_every : int
         After how many passes the perplexity of all documents is computed; 0 or less: never. It takes about as long as
         a pass.
@@ -168,7 +179,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         learning_decay: float = 0.7,
         learning_offset: float = 10.0,
         max_iter: int = 10,
-        batch_size: int = 128,
+        batch_size: int | None = None,
         evaluate_every: int = -1,
         total_samples: float = 1e6,
         perp_tol: float = 0.1,
@@ -207,8 +218,10 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
         Parameters
         ----------
-        X : array_like, sparse matrix, DataFrame of numbers, or dask array or dataframe [documents, words]
-            Counts; with "online" and "batch" also weights, 0 or more. Dask arrays may have dense or sparse blocks.
+        X : array_like, sparse matrix, DataFrame of numbers, dask array or dataframe, or data of Spark
+            Counts, [documents, words]; with "online" and "batch" also weights, 0 or more. Dask arrays may have dense or
+            sparse blocks. The counts of a Spark DataFrame are its column of vectors, or all its columns; the items of
+            an RDD are blocks.
         y : object
             Not used; scikit-learn's pipelines pass it.
 
@@ -223,12 +236,12 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             Data or settings from which no topics can be learnt. No table or server is left behind.
         """
         self._check()
-        X, words = self._read(X)
+        data, words = self._read(X)
         random = check_random_state(self.random_state)
         self.components_ = random.gamma(START, 1 / START, (self.n_components, words))
         self.n_batch_iter_ = 1
         try:
-            learnt = self._train(X, METHODS[self.learning_method], self.max_iter, None, random)
+            learnt = self._train(X, data, METHODS[self.learning_method], self.max_iter, None, random)
         except BaseException:
             del self.components_, self.n_batch_iter_
             raise
@@ -255,22 +268,20 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """
         self._check()
         begins = not self.__sklearn_is_fitted__()
-        X, words = self._read(X, None if begins else self.n_features_in_)
+        data, words = self._read(X, None if begins else self.n_features_in_)
         if begins:
             random = check_random_state(self.random_state)
             self.components_ = random.gamma(START, 1 / START, (self.n_components, words))
             self.n_batch_iter_, self.n_iter_ = 1, 0
-        self._train(X, learn_online, 1, float(self.total_samples), None)
+        self._train(X, data, learn_online, 1, float(self.total_samples), None)
         return self
 
     def _read(self, X: Features, words: int | None = None) -> tuple[Features, int]:
         """(X as `ps.run` takes it, checked if it is in memory; how many words it has)."""
-        if is_spark(X):
-            raise InputTypeError(
-                "X is a matrix in memory or of Dask, [documents, words]; data of Spark it does not take"
-            )
         columns = getattr(X, "columns", None)
-        if is_dask_collection(X):
+        if is_spark(X):
+            X, given, columns = spark_documents(X)
+        elif is_dask_collection(X):
             if not hasattr(X, "shape") or len(X.shape) != 2:
                 raise InputTypeError(f"X is a dask array or DataFrame [documents, words], not a {type(X).__name__}")
             X = X.rechunk({1: -1}) if getattr(X, "numblocks", (1, 1))[1] != 1 else X
@@ -291,20 +302,21 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def _train(
         self,
         X: Features,
+        data: Features,
         function: Training,
         passes: int,
         total: float | None,
         random: np.random.RandomState | None,
     ) -> Learned:
-        """Train from `components_` and update number `n_batch_iter_` on, and replace both."""
+        """Train from `components_` and update number `n_batch_iter_` on, and replace both; `data` is X for `ps.run`."""
         sampling = function is learn_by_sampling
         seed = int(random.randint(1 << 31)) if sampling and random is not None else 0
         plan = self._plan(passes, total, seed, sampling)
-        with aside(), serving(self.client, X, self.servers) as (ps, _), taking_turns(ps.dask_client):
+        with aside(), serving(self.client, X, self.servers) as (ps, _), turns(ps, X):
             try:
                 self._make_tables(ps, plan, "sum" if self.aggregate and function is learn_online else None)
                 staleness = self.staleness if function is learn_online else math.inf
-                learnt, *_ = ps.run(function, X, args=(plan,), staleness=staleness, progress=self.progress)
+                learnt, *_ = ps.run(function, data, args=(plan,), staleness=staleness, progress=self.progress)
                 self._take(ps, plan, learnt, sampling)
             finally:
                 drop_tables(ps, plan)
@@ -316,7 +328,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return TopicPlan(
             tables=(f"{tag}-a", f"{tag}-b"), totals=f"{tag}-totals", history=f"{tag}-history", topics=self.n_components,
             words=self.n_features_in_, eta=self.topic_word_prior_, inference=self._inference, passes=passes,
-            batch_size=self.batch_size, decay=float(self.learning_decay), offset=float(self.learning_offset),
+            batch_size=self.batch_size or BATCH_SIZES[self.learning_method],
+            decay=float(self.learning_decay), offset=float(self.learning_offset),
             first=self.n_batch_iter_, total=total, evaluate_every=0 if total else self.evaluate_every,
             perp_tol=float(self.perp_tol), seed=seed,
             assignments=(f"{tag}-even", f"{tag}-odd") if sampling else None,
@@ -353,7 +366,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             raise InputError(f"learning_method is one of {', '.join(METHODS)}; not {self.learning_method!r}")
         for name in ("n_components", "max_iter", "batch_size", "max_doc_update_iter", "servers"):
             value = getattr(self, name)
-            if not (isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1):
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1
+            if not (whole or (name == "batch_size" and value is None)):
                 raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
         for name in ("doc_topic_prior", "topic_word_prior", "total_samples"):
             value = getattr(self, name)
@@ -388,7 +402,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def exp_dirichlet_component_(self) -> np.ndarray:
         """exp(E[log p(word | topic)]), [n_components, words]."""
         topics = self._topics()
-        return np.exp(log_expectations(topics.values, topics.totals)).T
+        return exp_expectations(topics.values, topics.totals).T
 
     @property
     def _inference(self) -> Inference:
@@ -415,6 +429,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         ndarray [documents, n_components], or a lazy dask array for data of Dask
         """
         topics = self._topics()
+        refuse_spark(X)
         if not is_dask_collection(X):
             return shares_of(X, topics, normalize)
         meta = np.empty((0, self.n_components))
@@ -426,6 +441,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def fit_transform(self, X: Features, y: Labels = None, *, normalize: bool = True) -> Predictions:
         """Learn the topics, and find those of the same documents; parameters as of the two methods."""
+        refuse_spark(X)
         return self.fit(X, y).transform(X, normalize=normalize)
 
     def score(self, X: Features, y: Labels = None) -> float:
@@ -503,6 +519,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _each_block(self, function: Callable[..., Any], X: Features, *arguments: object) -> list[Any]:
         """The results of ``function(block, *arguments)`` for each block of X, of which there is one in memory."""
+        refuse_spark(X)
         if not is_dask_collection(X):
             return [function(X, *arguments)]
         X = X.rechunk({1: -1}) if getattr(X, "numblocks", (1, 1))[1] != 1 else X
@@ -533,6 +550,20 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return {**super().__getstate__(), "client": address_of(self.client)}
 
 
+def turns(ps: dps.ParameterServer, X: Features) -> contextlib.AbstractContextManager[None]:
+    """One fit at a time in a Dask cluster. Spark's trainers need none of its threads."""
+    return contextlib.nullcontext() if is_spark(X) else taking_turns(ps.dask_client)
+
+
+def refuse_spark(X: Features) -> None:
+    """Refuse data of Spark where results would have to come back for each document."""
+    if is_spark(X):
+        raise InputTypeError(
+            "data of Spark is for fit and partial_fit. transform, score and the others take what is in memory or in "
+            "Dask: in Spark, X.mapInPandas with a function that calls them"
+        )
+
+
 def slices(plan: TopicPlan) -> list[slice]:
     """The rows of the tables, some at a time."""
     step = max(1, NUMBERS_AT_A_TIME // plan.topics)
@@ -558,7 +589,7 @@ def local_of(X: Features, words: int) -> tuple[np.ndarray, scipy.sparse.csr_matr
 def shares_of(X: Features, topics: Topics, normalize: bool) -> np.ndarray:
     """The topics of a block's documents."""
     keys, local = local_of(X, len(topics.values))
-    weights = np.exp(log_expectations(topics.values[keys], topics.totals))
+    weights = exp_expectations(topics.values[keys], topics.totals)
     gamma, _ = topics_of_documents(local, weights, topics.inference)
     return gamma / gamma.sum(axis=1, keepdims=True) if normalize else gamma
 

@@ -19,7 +19,13 @@ import scipy.sparse
 
 import dps
 from dps.functions import library
-from dps.models.dirichlet import bound_of_documents, bound_of_words, log_expectations, topics_of_documents
+from dps.models.dirichlet import (
+    bound_of_documents,
+    bound_of_words,
+    exp_expectations,
+    log_expectations,
+    topics_of_documents,
+)
 from dps.models.documents import Corpus, corpus_of
 from dps.models.topic_plan import Learned, TopicPlan, TwoTables
 from dps.models.types import Features
@@ -141,7 +147,7 @@ def learn_online(trainer: dps.Trainer, partitions: list[Features], plan: TopicPl
         rows = trainer.pull({table: keys, plan.totals: [0]})
         totals = plan.eta * plan.words + discount.before[step] * rows[plan.totals].reshape(-1)
         values = plan.eta + discount.before[step] * rows[table].reshape(-1, plan.topics).astype(np.float64)
-        weights = np.exp(log_expectations(values, totals))
+        weights = exp_expectations(values, totals)
         statistics = statistics_of(local, weights, plan)
         statistics *= rates[step] / discount.after[step] * total / corpus.documents[place]
         totals = statistics.sum(axis=0)[None]
@@ -185,8 +191,8 @@ def learn_in_batches(trainer: dps.Trainer, partitions: list[Features], plan: Top
             continue
         keys, local = dps.localize(X)
         rows, totals = tables.pull(keys)
-        logs = log_expectations(plan.eta + rows.astype(np.float64), plan.eta * plan.words + totals)
-        statistics = statistics_of(local, np.exp(logs), plan)
+        weights = exp_expectations(plan.eta + rows.astype(np.float64), plan.eta * plan.words + totals)
+        statistics = statistics_of(local, weights, plan)
         tables.add(keys, statistics.astype(np.float32))
     if not ended:
         judge.end(passes, passes % 2, 1.0)

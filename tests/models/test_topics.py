@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from compiled import variant
 from dask.distributed import Client
 from oracles import mutant
 from sklearn import decomposition
@@ -124,9 +125,11 @@ def test_several_trainers_are_one_with_larger_batches(ps):
     expected = theirs(batch_size=10, **settings).fit(X[order])
     model = ours(ps, batch_size=5, aggregate=True, **settings).fit(X)
     np.testing.assert_allclose(model.components_, expected.components_, rtol=1e-5)
-    for staleness in (0, 3):  # a trainer may see what the other one pushed at this step, or miss what it pushed before
+    # A trainer may see what the other one pushed at this step, or miss what it pushed before. So it may come to another
+    # local optimum; perplexities of these are within 1.3 times each other here, and that of the beginning is 5 times.
+    for staleness in (0, 3):
         apart = ours(ps, batch_size=5, staleness=staleness, **settings).fit(X)
-        assert apart.perplexity(X) < 1.2 * expected.perplexity(X)
+        assert apart.perplexity(X) < 1.5 * expected.perplexity(X)
 
 
 def test_the_scale_is_brought_in_without_a_trace(alone, ps, monkeypatch):
@@ -228,41 +231,112 @@ def test_an_end_by_the_perplexity(ps):
 # -- Gibbs sampling
 
 
+def odds_of(here, old, counts, totals, alpha, eta, words):
+    """Griffiths and Steyvers (2004), equation 5; `here` is without the token itself, and counts are with it."""
+    itself = np.arange(len(totals)) == old
+    return (here + alpha) * (counts - itself + eta) / (totals - itself + words * eta)
+
+
 def drawn_one_by_one(csr, topics, counts, totals, random, alpha, eta, words):
-    """Griffiths and Steyvers (2004), equation 5, as it is written there."""
+    """The odds are laid side by side: topics of the document first, as they came; then the priors' share, of which the
+    old topic is first."""
     new, token = topics.copy(), 0
     for document in range(csr.shape[0]):
         row = csr[document]
         seen = np.repeat(row.indices, row.data.astype(int))
-        own = slice(token, token + len(seen))
+        own, listed = slice(token, token + len(seen)), []
+        for topic in topics[own]:
+            listed += [topic] if topic not in listed else []
         for place, word in enumerate(seen):
             old = new[own][place]
             here = np.bincount(np.delete(new[own], place), minlength=len(totals))
-            itself = np.arange(len(totals)) == old
-            odds = (here + alpha) * (counts[word] - itself + eta) / (totals - itself + words * eta)
-            new[token + place] = np.searchsorted(np.cumsum(odds) / odds.sum(), random[token + place], "right")
+            if not here[old]:  # the last one fills its place
+                listed[listed.index(old)] = listed[-1]
+                listed.pop()
+            first = odds_of(here, old, counts[word], totals, 0.0, eta, words)
+            second = odds_of(np.zeros(len(totals)), old, counts[word], totals, alpha, eta, words)
+            order = [old, *(k for k in range(len(totals)) if k != old)]
+            odds = np.cumsum(np.concatenate([first[listed], second[order]]))
+            topic = (listed + order)[np.searchsorted(odds, random[token + place] * odds[-1], "right")]
+            listed += [topic] if topic not in listed else []
+            new[token + place] = topic
         token += len(seen)
     return new
 
 
+def case_of_tokens(topics=TOPICS, alpha=0.3):
+    csr = scipy.sparse.csr_matrix(X[:20].astype(np.float32))
+    codes = np.repeat(csr.indices, csr.data.astype(int))
+    rng = np.random.default_rng(5)
+    old = rng.integers(0, topics, len(codes))
+    counts = np.bincount(codes * topics + old, minlength=WORDS * topics).reshape(WORDS, topics)
+    return csr, old, counts, counts.sum(axis=0), rng.random(len(codes)), alpha, 0.02, WORDS
+
+
+@pytest.mark.parametrize("topics", [1, 2, TOPICS, 30, 200])
+@pytest.mark.parametrize("alpha", [0.01, 0.3, 20.0])
+def test_tokens_are_drawn_as_the_equation_says(topics, alpha):
+    case = case_of_tokens(topics, alpha)
+    new, made = gibbs.sampled(*case)
+    np.testing.assert_array_equal(new, drawn_one_by_one(*case))
+    codes = np.repeat(case[0].indices, case[0].data.astype(int))
+    expected = np.bincount(codes * topics + new, minlength=made.size).reshape(made.shape)
+    np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 2.0])
+def test_a_topic_is_drawn_as_often_as_its_odds_say(alpha):
+    """The last token of a document, at many even shares of all odds; the tokens before it stay, at one share each."""
+    topics, shares = 9, (np.arange(4000) + 0.5) / 4000
+    csr, old, counts, totals, *_ = case_of_tokens(topics)
+    csr, length = csr[:1], int(csr[0].sum())
+    old, random = old[:length], np.random.default_rng(1).random(length)
+    seen = []
+    for share in shares:
+        random[-1] = share
+        new, _ = gibbs.sampled(csr, old, counts, totals, random, alpha, 0.02, WORDS)
+        seen.append(new[-1])
+    here = np.bincount(new[:-1], minlength=topics)
+    odds = odds_of(here, old[-1], counts[csr.indices[-1]], totals, alpha, 0.02, WORDS)
+    assert np.abs(np.bincount(seen, minlength=topics) / len(shares) - odds / odds.sum()).max() < 3 / len(shares)
+
+
 WRONG = [
-    ("shares[here, old] -= 1.0", "pass"),
-    ("odds[rows, old] = own", "pass"),
-    ("own = (odds[rows, old] - 1.0) / (norms[old] - 1.0)", "own = (odds[rows, old] - 1.0) / norms[old]"),
-    ("tokens = ends[here] + place", "tokens = ends[here]"),
+    ("here[there[k]] = 0", "pass"),
+    ("(row[old] - 1 + d.eta)", "(row[old] + d.eta)"),
+    ("1.0 / (totals[k] - 1 + words * eta)", "1.0 / (totals[k] + words * eta)"),
+    ("x += running[old] - before", "pass"),
+    ("used = _leave(&d, used, now[token])", "pass"),
+    ("made[places[place] * topics + now[token]] += 1", "made[places[place] * topics] += 1"),
+    ("d.places[d.there[used]] = d.places[topic]", "pass"),
+    ("random[token])", "random[0])"),
 ]
 
 
-def test_tokens_are_drawn_as_the_equation_says():
-    csr = scipy.sparse.csr_matrix(X[:20].astype(np.float32))
-    codes = np.repeat(csr.indices, csr.data.astype(int))
-    topics = rng.integers(0, TOPICS, len(codes))
-    counts = np.bincount(codes * TOPICS + topics, minlength=WORDS * TOPICS).reshape(WORDS, TOPICS)
-    case = (csr, topics, counts, counts.sum(axis=0), rng.random(len(codes)), 0.3, 0.02, WORDS)
-    expected = drawn_one_by_one(*case)
-    np.testing.assert_array_equal(gibbs.sampled(*case), expected)
-    for old, new in WRONG:
-        assert (mutant(gibbs.sampled, old, new)(*case) != expected).any(), new
+@pytest.mark.parametrize(("old", "new"), WRONG)
+def test_wrong_variants_of_the_draws(monkeypatch, old, new):
+    cases = [case_of_tokens(30), case_of_tokens(5, 20.0)]
+    expected = [gibbs.sampled(*case) for case in cases]
+    monkeypatch.setattr(gibbs, "draw_topics", variant("tokens", "tokens.pyx", old, new).draw_topics)
+    got = [gibbs.sampled(*case) for case in cases]
+    assert any(
+        (a != b).any() for mine, theirs in zip(got, expected, strict=True) for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def test_tokens_that_are_refused():
+    csr, old, counts, totals, random, *priors = case_of_tokens()
+    for wrong in (
+        (csr, old[1:], counts, totals, random[1:]),
+        (csr, old + TOPICS, counts, totals, random),
+        (csr, old, counts[:5], totals, random),
+    ):
+        with pytest.raises(InputError, match="no matrix of documents with"):
+            gibbs.sampled(*wrong, *priors)
+    with pytest.raises(ValueError, match="and random numbers for"):
+        gibbs.sampled(csr, old, counts, totals, random[1:], *priors)
+    with pytest.raises(ValueError, match="and 3 topics"):
+        gibbs.sampled(csr, old, counts, totals[1:], random, *priors)
 
 
 def test_random_numbers_are_even():
@@ -401,7 +475,7 @@ REFUSED = [
     (InputError, "Complex", {}, X * 1j),
     (InputError, "n_components is a whole number", {"n_components": 0}, X),
     (InputError, "max_iter is a whole number", {"max_iter": 1.5}, X),
-    (InputError, "batch_size is a whole number", {"batch_size": None}, X),
+    (InputError, "batch_size is a whole number", {"batch_size": 0}, X),
     (InputError, "learning_method is one of", {"learning_method": "mcmc"}, X),
     (InputError, "doc_topic_prior is a finite number above 0", {"doc_topic_prior": 0.0}, X),
     (InputError, "learning_decay is above 0", {"learning_decay": 0.0}, X),
