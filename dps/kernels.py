@@ -357,7 +357,8 @@ def rating_steps(
     ratings : array [n]
     mean, rate, penalty : float
     reach : tuple of two float32 arrays, optional
-        For each row of `p` and of `q`: the curvatures of the row's steps are added to it.
+        For each row of `p` and of `q`: the curvatures of the row's steps, as functions of this row alone, are added to
+        it: ``1 + |q[i, 1:]|^2 + penalty`` for a user, ``1 + |p[u, 1:]|^2 + penalty`` for an item.
 
     Returns
     -------
@@ -409,7 +410,8 @@ def ranking_steps(
         For each step the user, an item of the user, and another item; int32 without a copy.
     rate, penalty : float
     reach : tuple of two float32 arrays, optional
-        As in :func:`rating_steps`.
+        As in :func:`rating_steps`, with ``|q[i, 1:] - q[j, 1:]|^2 / 4 + penalty`` for a user and ``(1 + |p[u, 1:]|^2) /
+        4 + penalty`` for both items.
 
     Returns
     -------

@@ -56,8 +56,8 @@ DPS_CLONES static double dps_rating_steps(
     for (int64_t j = 0; j < count; j++) {
         float *restrict p = rows->p + users[j] * (n + 1), *restrict q = rows->q + items[j] * (n + 1);
         const float e = ratings[j] - mean - p[0] - q[0] - dps_dot(p + 1, q + 1, n);
-        const float curvature = 2.0f + dps_dot(p + 1, p + 1, n) + dps_dot(q + 1, q + 1, n) + penalty;
-        const float rate = fminf(rows->rate, 1.0f / curvature);
+        const float p_size = 1.0f + dps_dot(p + 1, p + 1, n), q_size = 1.0f + dps_dot(q + 1, q + 1, n);
+        const float rate = fminf(rows->rate, 1.0f / (p_size + q_size + penalty));
         const float keep = 1.0f - rate * penalty, move = rate * e;
         total += (double)e * e;
         p[0] = keep * p[0] + move;
@@ -68,8 +68,8 @@ DPS_CLONES static double dps_rating_steps(
             q[k] = keep * q[k] + move * before;
         }
         if (rows->p_reach) {
-            rows->p_reach[users[j]] += curvature;
-            rows->q_reach[items[j]] += curvature;
+            rows->p_reach[users[j]] += q_size + penalty; /* of the squared error as a function of this row alone */
+            rows->q_reach[items[j]] += p_size + penalty;
         }
     }
     return total;
@@ -89,8 +89,8 @@ DPS_CLONES static double dps_ranking_steps(
         const float margin = q[0] - o[0] + dps_dot(p + 1, q + 1, n) - dps_dot(p + 1, o + 1, n);
         const float q_size = dps_dot(q + 1, q + 1, n), o_size = dps_dot(o + 1, o + 1, n);
         const float apart = fmaxf(q_size + o_size - 2.0f * dps_dot(q + 1, o + 1, n), 0.0f);
-        const float curvature = (apart + 2.0f * (1.0f + dps_dot(p + 1, p + 1, n))) / 4.0f + penalty;
-        const float rate = fminf(rows->rate, 1.0f / curvature);
+        const float p_size = 1.0f + dps_dot(p + 1, p + 1, n);
+        const float rate = fminf(rows->rate, 1.0f / ((apart + 2.0f * p_size) / 4.0f + penalty));
         const double small = exp(-fabs((double)margin)); /* never above 1, so that nothing overflows */
         const float move = rate * (float)((margin >= 0 ? small : 1.0) / (1.0 + small)), keep = 1.0f - rate * penalty;
         total += log1p(small) + (margin < 0 ? -margin : 0);
@@ -103,9 +103,9 @@ DPS_CLONES static double dps_ranking_steps(
             o[k] = keep * o[k] - move * before;
         }
         if (rows->p_reach) {
-            rows->p_reach[users[j]] += curvature;
-            rows->q_reach[items[j]] += curvature;
-            rows->q_reach[others[j]] += curvature;
+            rows->p_reach[users[j]] += apart / 4.0f + penalty;
+            rows->q_reach[items[j]] += p_size / 4.0f + penalty;
+            rows->q_reach[others[j]] += p_size / 4.0f + penalty;
         }
     }
     return total;

@@ -14,7 +14,7 @@ import dps
 from dps.kernels import ranking_steps
 from dps.models.factor_data import BY_USER, Ratings, RatingSource, of_side
 from dps.models.factor_sgd import FactorReport, kept_pairs
-from dps.models.factor_steps import Reach, TableNames, begin_rows, push_steps
+from dps.models.factor_steps import Reach, TableNames, begin_rows, by_random_user, push_steps
 
 __all__ = ["BPR"]
 
@@ -98,12 +98,12 @@ class BPR:
         seen = positives.seen
         counts = np.diff(seen.indptr)
         rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        order = rng.permutation(np.flatnonzero(counts[rows] < seen.shape[1]))
-        cuts = [order[first : first + self.batch_size] for first in range(0, len(order), self.batch_size)]
+        teaching = np.flatnonzero(counts[rows] < seen.shape[1])
         made = []
-        for cut in cuts:
-            users, codes = dps.localize(positives.users[rows[cut]], remember=False)
-            made.append(LikedBatch(rows[cut], seen.indices[cut], users, codes))
+        for batch in by_random_user(positives.users[rows[teaching]], self.batch_size, rng):
+            pairs = teaching[batch]
+            users, codes = dps.localize(positives.users[rows[pairs]], remember=False)
+            made.append(LikedBatch(rows[pairs], seen.indices[pairs], users, codes))
         return made
 
     def _learn(

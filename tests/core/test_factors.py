@@ -39,13 +39,14 @@ def test_rating_steps(width: int, rate: float) -> None:
     for u, i, r in zip(users, items, ratings, strict=True):
         e = r - 3.0 - a[u, 0] - b[i, 0] - a[u, 1:] @ b[i, 1:]
         curvature = 2 + a[u, 1:] @ a[u, 1:] + b[i, 1:] @ b[i, 1:] + 0.1
-        step = min(rate, 1 / curvature)
+        step, before = min(rate, 1 / curvature), (a[u, 1:].copy(), b[i, 1:].copy())
         new = a[u] + step * (e * np.append(1, b[i, 1:]) - 0.1 * a[u])
         b[i] += step * (e * np.append(1, a[u, 1:]) - 0.1 * b[i])
         a[u] = new
         loss += e**2
-        wanted[0][u] += curvature
-        wanted[1][i] += curvature
+        sizes = 1.1 + before[0] @ before[0], 1.1 + before[1] @ before[1]
+        wanted[0][u] += sizes[1]
+        wanted[1][i] += sizes[0]
     reach = np.zeros(USERS, np.float32), np.zeros(ITEMS, np.float32)
     again = p.copy(), q.copy()
     found = rating_steps(p, q, users, items, ratings, mean=3.0, rate=rate, penalty=0.1, reach=reach)
@@ -69,13 +70,14 @@ def test_ranking_steps(width: int, rate: float) -> None:
         s = 1 / (1 + np.exp(margin))
         curvature = (apart[1:] @ apart[1:] + 2 + 2 * a[u, 1:] @ a[u, 1:]) / 4 + 0.1
         step = min(rate, 1 / curvature)
-        one = np.append(1, a[u, 1:])
+        one, user = np.append(1, a[u, 1:]), (apart[1:] @ apart[1:]) / 4 + 0.1
         a[u, 1:] += step * (s * apart[1:] - 0.1 * a[u, 1:])
         b[i] += step * (s * one - 0.1 * b[i])
         b[j] += step * (-s * one - 0.1 * b[j])
         loss += np.logaddexp(0, -margin)
-        for sums, place in ((wanted[0], u), (wanted[1], i), (wanted[1], j)):
-            sums[place] += curvature
+        wanted[0][u] += user
+        wanted[1][i] += one @ one / 4 + 0.1
+        wanted[1][j] += one @ one / 4 + 0.1
     reach = np.zeros(USERS, np.float32), np.zeros(ITEMS, np.float32)
     found = ranking_steps(p, q, users, items, others, rate=rate, penalty=0.1, reach=reach)
     assert found == pytest.approx(loss, rel=1e-4)
@@ -168,7 +170,8 @@ WRONG = [  # file of dps/core, its text, the wrong text
     ("factors.h", "p[k] = keep * before + move * q[k];", "p[k] = before + move * q[k];"),
     ("factors.h", "sums[k] + sums[k + 8]", "sums[k] + sums[k]"),
     ("factors.h", "q[k] = keep * q[k] + move * before;\n        }", "q[k] = keep * q[k] + move * p[k];\n        }"),
-    ("factors.h", "fminf(rows->rate, 1.0f / curvature)", "rows->rate"),
+    ("factors.h", "fminf(rows->rate, 1.0f / (p_size + q_size + penalty))", "rows->rate"),
+    ("factors.h", "p_reach[users[j]] += q_size", "p_reach[users[j]] += p_size"),
     ("factors.h", "o[0] = keep * o[0] - move", "o[0] = keep * o[0] + move"),
     ("factors.h", "form -= (double)by * size", "form += (double)by * size"),
     ("factors.h", "weights[c] = right ? 1.0f + extra - part", "weights[c] = right ? extra - part"),

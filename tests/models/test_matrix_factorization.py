@@ -83,10 +83,18 @@ def funk(p, q, batches, rate, reg):
     return p, q
 
 
+def cut_by_user(users, seed, size):
+    """Which pairs each batch of trainer 0 has: users in random order, and the pairs of a batch in random order."""
+    draw = np.random.default_rng((seed, 0))
+    distinct, codes = dps.localize(users)
+    place = draw.permutation(len(distinct))[codes]
+    order = np.array(sorted(range(len(users)), key=lambda n: (place[n], n)))
+    return [draw.permutation(order[first : first + size]) for first in range(0, len(users), size)]
+
+
 def in_batches(seed, size, epochs):
     """The ratings in the order in which trainer 0 takes them."""
-    order = np.random.default_rng((seed, 0)).permutation(len(R))
-    cut = [order[first : first + size] for first in range(0, len(R), size)]
+    cut = cut_by_user(U, seed, size)
     return [cut[n] for epoch in range(epochs) for n in np.random.default_rng((seed, epoch)).permutation(len(cut))]
 
 
@@ -137,18 +145,18 @@ def together(p, q, batches, rate, reg):
         mine, theirs = p0.copy(), q0.copy()
         reach = [np.zeros(len(p)), np.zeros(len(q))]
         for u, i, r in zip(U[batch], V[batch], R[batch], strict=True):
-            curvature = 2 + mine[u, 1:] @ mine[u, 1:] + theirs[i, 1:] @ theirs[i, 1:] + reg
-            reach[0][u] += curvature
-            reach[1][i] += curvature
+            sizes = 1 + mine[u, 1:] @ mine[u, 1:], 1 + theirs[i, 1:] @ theirs[i, 1:]
+            reach[0][u] += sizes[1] + reg
+            reach[1][i] += sizes[0] + reg
             e = r - R.mean(dtype=np.float64) - mine[u, 0] - theirs[i, 0] - mine[u, 1:] @ theirs[i, 1:]
-            step = min(rate, 1 / curvature)
+            step = min(rate, 1 / (sum(sizes) + reg))
             new = mine[u] + step * (e * np.append(1, theirs[i, 1:]) - reg * mine[u])
             theirs[i] += step * (e * np.append(1, mine[u, 1:]) - reg * theirs[i])
             mine[u] = new
         for rows, new, old, far in ((p, mine, p0, reach[0]), (q, theirs, q0, reach[1])):
             with np.errstate(divide="ignore"):
                 share = (
-                    np.minimum(1, 1 / (len(batches) * (1 - np.exp(-rate * far)))) if len(batches) > 1 else 1 + 0 * far
+                    np.minimum(1, 1.5 / (len(batches) * (1 - np.exp(-rate * far)))) if len(batches) > 1 else 1 + 0 * far
                 )
             rows += share[:, None] * (new - old)
     return p, q
@@ -361,9 +369,8 @@ BPR_SETTINGS = {"method": "bpr", "factors": 4, "epochs": 3, "batch_size": 100, "
 
 def rendle(p, q, rate, reg):
     """BPR by its textbook formulas, one triple after the other."""
-    order, clock = np.random.default_rng((7, 0)).permutation(FEEDBACK.nnz), 0
-    cut = [order[first : first + 100] for first in range(0, len(order), 100)]
-    users = np.repeat(np.arange(USERS), np.diff(FEEDBACK.indptr))
+    users, clock = np.repeat(np.arange(USERS), np.diff(FEEDBACK.indptr)), 0
+    cut = cut_by_user(users, 7, 100)
     for epoch in range(3):
         for n in np.random.default_rng((7, epoch)).permutation(len(cut)):
             u, i = users[cut[n]], FEEDBACK.indices[cut[n]]
