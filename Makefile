@@ -103,6 +103,7 @@ jdk:  ## a Java compiler (Debian, as root): without it the tests with a stand-in
 # what is installed already.
 TORCH := https://download.pytorch.org/whl/cpu
 RIVALS := ray torch==2.13.0 redis hiredis pyspark dask-glm vowpalwabbit gensim implicit scikit-surprise scikit-network
+RIVAL_DATA := recbole==1.2.1  # MovieLens 100k: its file is read by path, so it needs nothing else
 .PHONY: rivals
 rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), redis-py, pyspark, gensim, implicit, ...
 	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt; \
@@ -114,6 +115,7 @@ rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), redis-p
 			then extra=(--extra-index-url $(TORCH)); fi; \
 		$(PIP) install --constraint $(VENV)/constraints.txt "$${extra[@]}" "$$package" || failed+=("$$package"); \
 	done; \
+	for package in $(RIVAL_DATA); do $(PIP) install --no-deps "$$package" || failed+=("$$package"); done; \
 	if (( $${#failed[@]} )); then echo "not installed: $${failed[*]} (benchmarks leave them out)" >&2; exit 1; fi
 
 # Less than what the tests need: a first look is not to take half an hour. Where `make install` was, nothing is missing.
