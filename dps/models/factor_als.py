@@ -14,10 +14,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import scipy.sparse
 
 import dps
 from dps.errors import InputError
 from dps.functions import products
+from dps.kernels import least_squares
 from dps.models.factor_data import BY_ITEM, BY_USER, Ratings, RatingSource, of_side
 from dps.models.factor_sgd import FactorReport, kept_pairs
 from dps.models.factor_steps import TableNames, begin_rows
@@ -25,25 +27,21 @@ from dps.models.factor_steps import TableNames, begin_rows
 __all__ = ["ImplicitALS"]
 
 BLOCK_RATINGS = 1 << 20  # of owners whose others are pulled together
-GROUP_RATINGS = 1 << 15  # of owners that are solved together, padding included
-FILL = 0.75  # owners that are solved together have at least this part of the ratings of the first
-
-
-class OwnerGroup(NamedTuple):
-    """Owners with about as many ratings each, as padded arrays."""
-
-    owners: np.ndarray  # places in the block [g]
-    others: np.ndarray  # places among the others of the block [g, n]; 0 in padding
-    extra: np.ndarray  # confidence - 1 [g, n]; 0 in padding
-    confidence: np.ndarray  # [g, n]; 0 in padding
 
 
 class OwnerBlock(NamedTuple):
-    """Owners whose others are pulled together."""
+    """Owners whose others are pulled together, and their feedback, owner after owner."""
 
     owners: np.ndarray  # ids
     others: np.ndarray  # distinct ids
-    groups: list[OwnerGroup]
+    starts: np.ndarray  # int64 [owners + 1]
+    codes: np.ndarray  # int32, places among the others
+    extra: np.ndarray  # float32, confidence - 1
+
+    @property
+    def weight(self) -> float:
+        """The sum of what confidences exceed 1 by."""
+        return float(self.extra.sum(dtype=np.float64))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,20 +83,22 @@ class ImplicitALS:
         folds = self.folds_in and mean is not None
         if folds:
             sides = self._of_known_items(trainer, tables.items, sides)
-        begin_rows(trainer, tables.users, np.unique(of_side(partitions, BY_USER).users), 0)
+        begin_rows(trainer, tables.users, of_side(partitions, BY_USER).users, 0)
         if not folds:
-            begin_rows(trainer, tables.items, np.unique(sides[BY_ITEM].users), 0)
-        users = int(trainer.allreduce(len(np.unique(sides[BY_USER].users))))
+            begin_rows(trainer, tables.items, sides[BY_ITEM].users, 0)
         blocks = [list(blocks_of(side, self.alpha)) for side in sides]
+        users = int(trainer.allreduce(sum(len(block.owners) for block in blocks[BY_USER])))
         losses = np.zeros((self.epochs, 2))
         for half in trainer.iterate([list(range(2 * self.epochs))]):
             side = half % 2
             own, other = tables.names[side], tables.names[1 - side]
             gram = np.zeros((0, 0)) if trainer.number else trainer.call(products.gram, other)
             gram = trainer.broadcast(self._shaped(trainer, gram, other))
-            loss, weight = self._half_sweep(trainer, blocks[side], own, other, gram)
+            loss = self._half_sweep(trainer, blocks[side], own, other, gram)
             if side == BY_ITEM and not folds:
+                weight = sum(block.weight for block in blocks[side])
                 cells = float(users) * sum(len(block.owners) for block in blocks[side])
+                loss += weight + sum(len(block.codes) for block in blocks[side])  # the pairs' confidences
                 norms = self.regularization * float(np.trace(gram)) if trainer.number == 0 else 0.0
                 losses[half // 2] = loss + norms, weight + cells
                 trainer.log(loss=(loss + norms) / max(weight + cells, 1.0))
@@ -142,103 +142,33 @@ class ImplicitALS:
 
     def _half_sweep(
         self, trainer: dps.Trainer, blocks: list[OwnerBlock], own: str, other: str, gram: np.ndarray
-    ) -> tuple[float, float]:
-        """Solve all owners; (the loss of their pairs and penalties, by how much their confidences exceed 1)."""
-        dim, total, weight = len(gram), 0.0, 0.0
+    ) -> float:
+        """Solve all owners; the sum of x' A x - 2 b' x over their systems A x = b."""
+        dim, total = len(gram), 0.0
+        fixed = (gram + self.regularization * np.eye(dim)).astype(np.float32)
         for block in blocks:
             rows = trainer.pull({own: block.owners, other: block.others})
             x, y = rows[own].reshape(-1, dim), rows[other].reshape(-1, dim)
-            for group in block.groups:
-                features = y[group.others]
-                if self.solver == "exact":
-                    x[group.owners] = exact(gram, features, group, self.regularization)
-                else:
-                    x[group.owners] = by_conjugate_gradients(
-                        gram, features, group, self.regularization, x[group.owners], self.cg_steps
-                    )
-                total += loss_of(gram, features, group, self.regularization, x[group.owners])
-                weight += float(group.extra.sum(dtype=np.float64))
+            steps = 0 if self.solver == "exact" else self.cg_steps
+            total += least_squares(x, y, block.starts, block.codes, block.extra, fixed, steps)
             trainer.assign(own, block.owners, x if dim > 1 else x[:, 0])
-        return total, weight
+        return total
 
 
 def blocks_of(ratings: Ratings, alpha: float) -> Iterator[OwnerBlock]:
     """The owners of a trainer, block by block. Several ratings of a pair are added up."""
-    owners, owner_codes = np.unique(ratings.users, return_inverse=True)
-    others, other_codes = np.unique(ratings.items, return_inverse=True)
-    pairs, which = np.unique(owner_codes * max(len(others), 1) + other_codes, return_inverse=True)
-    values = np.bincount(which, ratings.values, len(pairs)) * alpha
-    owner_codes, other_codes = np.divmod(pairs, max(len(others), 1))
-    starts = np.searchsorted(owner_codes, np.arange(len(owners) + 1))
+    owners, rows = dps.localize(ratings.users, remember=False)
+    others, columns = dps.localize(ratings.items, remember=False)
+    feedback = scipy.sparse.csr_matrix((ratings.values, (rows, columns)), (len(owners), len(others)))
+    feedback.sum_duplicates()
+    starts, columns, extra = feedback.indptr.astype(np.int64), feedback.indices, np.float32(alpha) * feedback.data
     first = 0
     while first < len(owners):
         last = int(np.searchsorted(starts, starts[first] + BLOCK_RATINGS, "right")) - 1
         last = min(max(last, first + 1), len(owners))
         cut = slice(starts[first], starts[last])
-        distinct, codes = np.unique(other_codes[cut], return_inverse=True)
-        groups = list(_groups(starts[first : last + 1] - starts[first], codes, values[cut]))
-        yield OwnerBlock(owners[first:last], others[distinct], groups)
+        used = np.zeros(len(others), bool)
+        used[columns[cut]] = True
+        codes = (np.cumsum(used, dtype=np.int32) - 1)[columns[cut]]
+        yield OwnerBlock(owners[first:last], others[used], starts[first : last + 1] - starts[first], codes, extra[cut])
         first = last
-
-
-def _groups(starts: np.ndarray, others: np.ndarray, extra: np.ndarray) -> Iterator[OwnerGroup]:
-    """The owners of a block by their numbers of ratings. How many are solved together does not change a result."""
-    counts = np.diff(starts)
-    order = np.argsort(-counts, kind="stable")
-    first = 0
-    while first < len(order):
-        widest = int(counts[order[first]])
-        close = first + int(np.count_nonzero(counts[order[first:]] >= FILL * widest))
-        last = min(close, first + max(1, GROUP_RATINGS // widest))
-        chosen = order[first:last]
-        places = np.arange(widest)
-        there = places < counts[chosen][:, None]
-        where = np.where(there, starts[chosen][:, None] + places, 0)
-        more = np.where(there, extra[where], 0).astype(np.float32)
-        yield OwnerGroup(chosen, np.where(there, others[where], 0).astype(np.int32), more, more + there)
-        first = last
-
-
-def exact(gram: np.ndarray, features: np.ndarray, group: OwnerGroup, reg: float) -> np.ndarray:
-    """The solutions of the systems of a group."""
-    weighted = features * group.extra[:, :, None]
-    system = gram + reg * np.eye(len(gram)) + np.matmul(weighted.transpose(0, 2, 1), features)
-    right = np.matmul(group.confidence[:, None, :], features)[:, 0]
-    return np.linalg.solve(system, right.astype(np.float64)[:, :, None])[:, :, 0].astype(np.float32)
-
-
-def by_conjugate_gradients(
-    gram: np.ndarray, features: np.ndarray, group: OwnerGroup, reg: float, x: np.ndarray, steps: int
-) -> np.ndarray:
-    """Steps of conjugate gradients for the systems of a group, from `x`."""
-    fixed = (gram + reg * np.eye(len(gram))).astype(np.float32)
-
-    def times(vectors: np.ndarray) -> np.ndarray:
-        inner = np.matmul(features, vectors[:, :, None])[:, :, 0] * group.extra
-        return vectors @ fixed + np.matmul(inner[:, None, :], features)[:, 0]
-
-    right = np.matmul(group.confidence[:, None, :], features)[:, 0]
-    residual = right - times(x)
-    direction = residual.copy()
-    size = np.einsum("ij,ij->i", residual, residual)
-    for _ in range(steps):
-        if not size.any():
-            break
-        image = times(direction)
-        along = np.einsum("ij,ij->i", direction, image)
-        step = np.divide(size, along, out=np.zeros_like(size), where=along > 0)[:, None]
-        x = x + step * direction
-        residual = residual - step * image
-        before, size = size, np.einsum("ij,ij->i", residual, residual)
-        again = np.divide(size, before, out=np.zeros_like(size), where=before > 0)[:, None]
-        direction = residual + again * direction
-    return x
-
-
-def loss_of(gram: np.ndarray, features: np.ndarray, group: OwnerGroup, reg: float, x: np.ndarray) -> float:
-    """The loss of all pairs of the owners of a group, and their penalty."""
-    scores = np.matmul(features, x[:, :, None])[:, :, 0]
-    there = group.confidence > 0
-    seen = np.where(there, group.confidence * (1 - scores) ** 2 - scores**2, 0)
-    wide = x.astype(np.float64)
-    return float(seen.sum(dtype=np.float64) + ((wide @ gram) * wide).sum() + reg * (wide**2).sum())

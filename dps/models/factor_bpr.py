@@ -5,24 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse
 
 import dps
+from dps.kernels import ranking_steps
 from dps.models.factor_data import BY_USER, Ratings, RatingSource, of_side
 from dps.models.factor_sgd import FactorReport, kept_pairs
-from dps.models.factor_steps import (
-    BatchGradient,
-    PairBatch,
-    TableNames,
-    begin_rows,
-    pair_dots,
-    push_step,
-    sums,
-    with_ones,
-)
+from dps.models.factor_steps import Reach, TableNames, begin_rows, by_random_user, push_steps
 
 __all__ = ["BPR"]
 
@@ -36,19 +28,28 @@ class Positives:
     seen: scipy.sparse.csr_matrix  # [users, items]
 
 
+class LikedBatch(NamedTuple):
+    """Some pairs of users and their items. What does not change from epoch to epoch is found once."""
+
+    rows: np.ndarray  # of `Positives.seen`, for each pair
+    columns: np.ndarray
+    users: np.ndarray  # distinct ids
+    codes: np.ndarray  # places among these, for each pair
+
+
 @dataclasses.dataclass(frozen=True)
 class BPR:
     """Have each user's items score higher than items of which the user has none: maximise ``log sigmoid(x_ui - x_uj)``.
 
-    For each pair (u, i) of a mini-batch an item j that the user does not have is drawn, and, from the rows as the batch
-    found them::
+    For each pair (u, i) an item j that the user does not have is drawn, and, from the rows of the mini-batch as the
+    pair before has left them::
 
         s = 1 / (1 + exp(x_ui - x_uj))     x_ui = b_i + p_u . q_i
         p_u += rate (s (q_i - q_j) - reg p_u)
         q_i += rate (s p_u - reg q_i)      b_i += rate (s - reg b_i)
         q_j += rate (-s p_u - reg q_j)     b_j += rate (-s - reg b_j)
 
-    A row takes the sum of these steps, by the rule of `safe_rates`.
+    :func:`dps.kernels.ranking_steps` has the bound of the rate, `joint_shares` what several trainers do.
     """
 
     rate: float
@@ -78,59 +79,45 @@ class BPR:
         """The training function."""
         ratings = of_side(partitions, BY_USER)
         for table, ids in ((tables.users, ratings.users), (tables.items, ratings.items)):
-            begin_rows(trainer, table, np.unique(ids), self.biases)
+            begin_rows(trainer, table, ids, self.biases)
         pairs = kept_pairs(trainer, ratings, keep)
         trainer.barrier()  # so that all items are there
         positives = positives_of(ratings, np.sort(np.concatenate([*trainer.keys(tables.items)])))
-        batches = self._batches(positives.seen, np.random.default_rng((self.seed, trainer.number)))
+        batches = self._batches(positives, np.random.default_rng((self.seed, trainer.number)))
         losses = np.zeros((self.epochs, 2))
-        for users, items in trainer.iterate([batches], self.epochs, shuffle=self.seed):
+        for batch in trainer.iterate([batches], self.epochs, shuffle=self.seed):
             rng = dps.sampling.generator(trainer, self.seed)
-            others = dps.sampling.negative_items(users, positives.seen, 1, rng)[:, 0]
-            loss = self._learn(trainer, positives, tables, users, items, others)
-            trainer.log(loss=loss / len(users))
-            losses[trainer.clock // len(batches)] += loss, len(users)
+            others = dps.sampling.negative_items(batch.rows, positives.seen, 1, rng)[:, 0]
+            loss = self._learn(trainer, positives, tables, batch, others)
+            trainer.log(loss=loss / len(batch.rows))
+            losses[trainer.clock // len(batches)] += loss, len(batch.rows)
         return FactorReport(losses, 0.0, pairs, trainer.time_spent())
 
-    def _batches(self, seen: scipy.sparse.csr_matrix, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The pairs, as rows and columns of `seen`, in random order. Users who have all items teach nothing."""
+    def _batches(self, positives: Positives, rng: np.random.Generator) -> list[LikedBatch]:
+        """The pairs in random order. Users who have all items teach nothing."""
+        seen = positives.seen
         counts = np.diff(seen.indptr)
-        users = np.repeat(np.arange(len(counts)), counts)
-        order = rng.permutation(np.flatnonzero(counts[users] < seen.shape[1]))
-        cuts = [order[first : first + self.batch_size] for first in range(0, len(order), self.batch_size)]
-        return [(users[cut], seen.indices[cut].astype(np.int64)) for cut in cuts]
+        rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        teaching = np.flatnonzero(counts[rows] < seen.shape[1])
+        made = []
+        for batch in by_random_user(positives.users[rows[teaching]], self.batch_size, rng):
+            pairs = teaching[batch]
+            users, codes = dps.localize(positives.users[rows[pairs]], remember=False)
+            made.append(LikedBatch(rows[pairs], seen.indices[pairs], users, codes))
+        return made
 
     def _learn(
-        self,
-        trainer: dps.Trainer,
-        positives: Positives,
-        tables: TableNames,
-        users: np.ndarray,
-        items: np.ndarray,
-        others: np.ndarray,
+        self, trainer: dps.Trainer, positives: Positives, tables: TableNames, liked: LikedBatch, others: np.ndarray
     ) -> float:
-        """One step; the sum of the losses before it."""
-        user_rows, u = np.unique(users, return_inverse=True)
-        item_rows, codes = np.unique(np.concatenate([items, others]), return_inverse=True)
-        i, j = codes[: len(items)], codes[len(items) :]
-        batch = PairBatch(positives.users[user_rows], positives.items[item_rows], u, codes, np.ones(len(users)))
-        rows = trainer.pull({tables.users: batch.users, tables.items: batch.items})
-        p, q = rows[tables.users], rows[tables.items]
-        slopes = with_ones(p), with_ones(q)
-        margins = pair_dots(slopes[0], u, q, i) - pair_dots(slopes[0], u, q, j)
-        pulls = 1 / (1 + np.exp(np.minimum(margins, 80)))
-        squares = [np.einsum("ij,ij->i", each, each) for each in slopes]
-        apart = squares[1][i] + squares[1][j] - 2 * pair_dots(slopes[1], i, slopes[1], j)
-        curvature = (np.maximum(apart, 0) + 2 * squares[0][u]) / 4 + self.regularization
-        both = np.concatenate([u, u])
-        gradient = BatchGradient(
-            scipy.sparse.csr_matrix((np.concatenate([pulls, -pulls]), (both, codes)), (len(p), len(q))),
-            slopes,
-            (sums(u, len(p), curvature), sums(codes, len(q), np.concatenate([curvature, curvature]))),
-            (sums(u, len(p)), sums(codes, len(q))),
-        )
-        push_step(trainer, tables, batch, (p, q), gradient, self.rate, self.regularization)
-        return float(np.logaddexp(0, -margins).sum())
+        """The steps of a batch; the sum of the losses, each before its step."""
+        items, codes = dps.localize(positives.items[np.concatenate([liked.columns, others])], remember=False)
+        i, j = codes[: len(others)], codes[len(others) :]
+        rows = trainer.pull({tables.users: liked.users, tables.items: items})
+
+        def step(p: np.ndarray, q: np.ndarray, reach: Reach) -> float:
+            return ranking_steps(p, q, liked.codes, i, j, rate=self.rate, penalty=self.regularization, reach=reach)
+
+        return push_steps(trainer, tables, (liked.users, items), rows, self.rate, step)
 
 
 def positives_of(ratings: Ratings, catalogue: np.ndarray) -> Positives:

@@ -8,21 +8,11 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import scipy.sparse
 
 import dps
+from dps.kernels import rating_steps
 from dps.models.factor_data import Ratings, RatingSource, joined
-from dps.models.factor_steps import (
-    BatchGradient,
-    PairBatch,
-    TableNames,
-    batches_of,
-    begin_rows,
-    pair_dots,
-    push_step,
-    sums,
-    with_ones,
-)
+from dps.models.factor_steps import PairBatch, Reach, TableNames, batches_of, begin_rows, push_steps
 
 __all__ = ["BiasedSGD", "FactorReport"]
 
@@ -40,13 +30,13 @@ class FactorReport(NamedTuple):
 class BiasedSGD:
     """Minimise the squared error of ``mean + b_u + b_i + p_u . q_i`` with an L2 penalty, by mini-batches.
 
-    Each rating of a mini-batch makes the step of Funk's algorithm from the rows as the batch found them::
+    Each rating makes the step of Funk's algorithm, on the rows of its mini-batch as the rating before has left them::
 
         e = r - mean - b_u - b_i - p_u . q_i
         b_u += rate (e - reg b_u)      p_u += rate (e q_i - reg p_u)
         b_i += rate (e - reg b_i)      q_i += rate (e p_u - reg q_i)
 
-    A row takes the sum of the steps of its ratings; `safe_rates` has the rule for rows with many of them.
+    :func:`dps.kernels.rating_steps` has the bound of the rate, `joint_shares` what several trainers do.
     """
 
     rate: float
@@ -77,7 +67,7 @@ class BiasedSGD:
         ratings = joined(partitions)
         mean = mean_of(trainer, ratings) if mean is None else mean
         for table, ids in ((tables.users, ratings.users), (tables.items, ratings.items)):
-            begin_rows(trainer, table, np.unique(ids), self.biases)
+            begin_rows(trainer, table, ids, self.biases)
         batches = batches_of(ratings, self.batch_size, np.random.default_rng((self.seed, trainer.number)))
         losses = np.zeros((self.epochs, 2))
         for batch in trainer.iterate([batches], self.epochs, shuffle=self.seed):
@@ -87,23 +77,14 @@ class BiasedSGD:
         return FactorReport(losses, mean, kept_pairs(trainer, ratings, keep), trainer.time_spent())
 
     def _learn(self, trainer: dps.Trainer, batch: PairBatch, tables: TableNames, mean: float) -> float:
-        """One step; the sum of the squared errors before it."""
+        """The steps of a batch; the sum of the squared errors, each before its step."""
         rows = trainer.pull({tables.users: batch.users, tables.items: batch.items})
-        p, q = rows[tables.users], rows[tables.items]
-        u, i = batch.user_codes, batch.item_codes
-        slopes = with_ones(p), with_ones(q)
-        errors = batch.values - np.float32(mean) - (pair_dots(slopes[0], u, slopes[1], i) - 1) - p[u, 0] - q[i, 0]
-        norms = [np.einsum("ij,ij->i", each, each) for each in slopes]
-        curvature = norms[0][u] + norms[1][i] + self.regularization
-        starts = np.searchsorted(u, np.arange(len(p) + 1)).astype(np.int32)
-        gradient = BatchGradient(
-            scipy.sparse.csr_matrix((errors, i, starts), (len(p), len(q))),
-            slopes,
-            (sums(u, len(p), curvature), sums(i, len(q), curvature)),
-            (np.diff(starts).astype(np.float32), sums(i, len(q))),
-        )
-        push_step(trainer, tables, batch, (p, q), gradient, self.rate, self.regularization)
-        return float(errors @ errors)
+
+        def step(p: np.ndarray, q: np.ndarray, reach: Reach) -> float:
+            pairs = batch.user_codes, batch.item_codes, batch.values
+            return rating_steps(p, q, *pairs, mean=mean, rate=self.rate, penalty=self.regularization, reach=reach)
+
+        return push_steps(trainer, tables, (batch.users, batch.items), rows, self.rate, step)
 
 
 def mean_of(trainer: dps.Trainer, ratings: Ratings) -> float:
