@@ -41,11 +41,19 @@ PARTS = ("type", "size", "indices", "values")  # of Spark's vectors, as it store
 
 
 def pieces_of(
-    ps: dps.ParameterServer, data: tuple[Features, Labels, Labels], layout: Layout | None, bits: int, seed: int | None
+    ps: dps.ParameterServer,
+    data: tuple[Features, Labels, Labels],
+    layout: Layout | None,
+    bits: int,
+    seed: int | None,
+    by_field: bool = False,
 ) -> Pieces:
-    """The data of `fit`, (X, y, sample_weight), from Dask, from memory or from Spark."""
+    """The data of `fit`, (X, y, sample_weight), from Dask, from memory or from Spark.
+
+    With `by_field`, the features of frames are numbered by their columns, as `encode_frame` does.
+    """
     kind = SparkPieces if is_spark(data[0]) else DaskPieces
-    return kind(ps, *data, layout, bits, seed)
+    return kind(ps, *data, layout, bits, seed, by_field)
 
 
 def is_spark(thing: object) -> TypeIs[RDD | DataFrame | SparkSession]:
@@ -83,10 +91,11 @@ class SparkPieces:
         layout: Layout | None,
         bits: int,
         seed: int | None,
+        by_field: bool = False,
     ):
         if ".connect." in type(X).__module__:
             raise InputTypeError("Spark Connect does not tell of partitions: estimators take data of a classic session")
-        how = (layout, bits, seed)
+        how = (layout, bits, seed, by_field)
         self._ps = ps
         self._source: Features = X
         if hasattr(X, "mapInArrow"):
