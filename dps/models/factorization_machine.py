@@ -27,12 +27,13 @@ from dps.errors import InputError
 from dps.models.classes import nonnegative
 from dps.models.encoding import Layout
 from dps.models.field_aware import Fields, check_fields, fields_for
+from dps.models.files import features_of
 from dps.models.fm_training import MachinePlan, MachineReport, moments_of, train
 from dps.models.fm_weights import LiveFactors, scores_of
 from dps.models.partitions import Pieces, named, summary
 from dps.models.spark_pieces import pieces_of
 from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
-from dps.models.weights import LARGEST, HomeWeights, drop, drop_later, lazily, softmax, take
+from dps.models.weights import LARGEST, HomeWeights, drop, drop_later, is_lazy, lazily, softmax, take
 from dps.models.where import Address, address_of, aside, serving
 
 if TYPE_CHECKING:
@@ -217,7 +218,9 @@ class SecondOrderModel(ABC, BaseEstimator):
             self._seed = int(check_random_state(self.random_state).randint(2**31))
         order = self._seed if self.shuffle else None
         by_field = isinstance(self.fields, str)
-        with contextlib.closing(pieces_of(ps, data, layout, self.hash_bits, order, by_field)) as pieces:
+        with contextlib.closing(
+            pieces_of(ps, data, layout, self.hash_bits, order, by_field, self._listed_fields)
+        ) as pieces:
             if layout is None:
                 self._begin(ps, self._targets_of(pieces, classes), ours)
             plan = MachinePlan(
@@ -272,6 +275,11 @@ class SecondOrderModel(ABC, BaseEstimator):
         self._weights = weights
 
     @property
+    def _listed_fields(self) -> int | None:
+        """The number of fields of files whose lines list them."""
+        return int(self.fields) if isinstance(self.fields, (int, np.integer)) else None
+
+    @property
     def _numbers(self) -> int:
         """The number of a feature's factors, of all fields together."""
         return self.factors * (1 if self._fields is None else self._fields.count)
@@ -320,7 +328,8 @@ class SecondOrderModel(ABC, BaseEstimator):
     def _scores(self, X: Features) -> Predictions:
         weights = self._fitted()
         function = functools.partial(scores_of, name=type(self).__name__, fields=self._fields)
-        return lazily(function, X, weights, 1, np.float32) if is_dask_collection(X) else function(X, weights)
+        X = features_of(X, weights.layout, self._listed_fields)
+        return lazily(function, X, weights, 1, np.float32) if is_lazy(X) else function(X, weights)
 
     @property
     def progressive_loss_(self) -> float:
@@ -522,7 +531,8 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
         """Probabilities [n, 2]. A Dask collection gives a lazy Dask array."""
         weights = self._fitted()
         function = functools.partial(probabilities_of, name=type(self).__name__, fields=self._fields)
-        return lazily(function, X, weights, 2, np.float64) if is_dask_collection(X) else function(X, weights)
+        X = features_of(X, weights.layout, self._listed_fields)
+        return lazily(function, X, weights, 2, np.float64) if is_lazy(X) else function(X, weights)
 
     def predict_log_proba(self, X: Features) -> Predictions:
         """Logarithms of the probabilities."""

@@ -38,7 +38,7 @@ class FieldBatch(NamedTuple):
     indices: np.ndarray  # numbers of rows of parameters
     data: np.ndarray
     fields: np.ndarray
-    count: int  # of all fields
+    n_fields: int
 
 
 def split(X: Block, fields: Fields, remember: bool = True) -> tuple[np.ndarray, FieldBatch]:
@@ -67,7 +67,7 @@ def check_fields(fields: object) -> None:
         return
     if isinstance(fields, (bool, str)):
         raise InputError(f'fields is None, "columns", a number of fields, or the field of each column; not {fields!r}')
-    if np.ndim(fields) == 0:
+    if np.ndim(np.asarray(fields)) == 0:
         if not isinstance(fields, (int, np.integer)) or not 1 <= fields <= MOST_FIELDS:
             raise InputError(f"fields is a number of fields from 1 to {MOST_FIELDS:,}; not {fields!r}")
         return

@@ -45,7 +45,7 @@ def scores(X: Block | FieldBatch, rows: np.ndarray, bias: float = 0.0) -> tuple[
     array([7.5, 0.5], dtype=float32)
     """
     if isinstance(X, FieldBatch):
-        return field_scores(X.indptr, X.indices, X.data, X.fields, rows, X.count, bias), np.zeros((0, 0), np.float32)
+        return field_scores(X.indptr, X.indices, X.data, X.fields, rows, X.n_fields, bias), np.zeros((0, 0), np.float32)
     if not isinstance(X, np.ndarray):
         return pair_scores(X.indptr, X.indices, X.data, rows, bias)
     lengths = np.einsum("ij,ij->i", rows[:, 1:], rows[:, 1:])
@@ -80,7 +80,7 @@ def gradients(X: Block | FieldBatch, rows: np.ndarray, s: np.ndarray, residual: 
     [[1.0, 3.0, 1.0], [1.0, 2.0, 0.0]]
     """
     if isinstance(X, FieldBatch):
-        return field_gradient(X.indptr, X.indices, X.data, X.fields, rows, X.count, residual)
+        return field_gradient(X.indptr, X.indices, X.data, X.fields, rows, X.n_fields, residual)
     if not isinstance(X, np.ndarray):
         return pair_gradient(X.indptr, X.indices, X.data, rows, s, residual)
     slopes = np.empty((len(residual), rows.shape[1]), np.float32)

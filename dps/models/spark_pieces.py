@@ -23,6 +23,7 @@ import scipy.sparse
 import dps
 from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError, TrainerLostError
 from dps.models.encoding import Layout
+from dps.models.files import files_of, is_path
 from dps.models.partitions import DaskPieces, Piece, Pieces, Survey, Surveys, piece_of, summary, survey_of
 from dps.models.types import Block, Features, Labels
 
@@ -47,11 +48,17 @@ def pieces_of(
     bits: int,
     seed: int | None,
     by_field: bool = False,
+    n_fields: int | None = None,
 ) -> Pieces:
-    """The data of `fit`, (X, y, sample_weight), from Dask, from memory or from Spark.
+    """The data of `fit`, (X, y, sample_weight), from Dask, from memory, from Spark or from files.
 
-    With `by_field`, the features of frames are numbered by their columns, as `encode_frame` does.
+    With `by_field`, the features of frames are numbered by their columns, as `encode_frame` does; `n_fields` is the
+    number of fields of libffm's files.
     """
+    if is_path(data[0]):
+        if data[2] is not None:
+            raise InputTypeError("of files, sample_weight is None; partitions (X, y, sample_weight) have weights")
+        data = files_of(*data[:2], bits, n_fields), None, None
     kind = SparkPieces if is_spark(data[0]) else DaskPieces
     return kind(ps, *data, layout, bits, seed, by_field)
 
