@@ -102,7 +102,7 @@ jdk:  ## a Java compiler (Debian, as root): without it the tests with a stand-in
 # One by one, so that one that has no wheel for this machine does not cost the others. None may change a version of
 # what is installed already.
 TORCH := https://download.pytorch.org/whl/cpu
-RIVALS := ray torch==2.13.0 redis hiredis pyspark dask-glm vowpalwabbit gensim implicit scikit-surprise scikit-network
+RIVALS := ray torch==2.13.0 redis hiredis pyspark dask-glm vowpalwabbit lightgbm gensim implicit scikit-surprise scikit-network
 .PHONY: rivals
 rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), redis-py, pyspark, gensim, implicit, ...
 	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt; \

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask
 import numpy as np
@@ -213,7 +214,8 @@ def _read(source: OpenFile, start: int, length: int | None, how: Lines) -> tuple
 
     with source as file:
         text = file.read() if length is None else read_block(file, start, length, b"\n")
-        rows = parse_rows(text, how.n_features, how.n_fields, how.zero_based, _Place(source, start, how))
+    where = functools.partial(_place, source, start, how)
+    rows = parse_rows(text, how.n_features, how.n_fields, how.zero_based, where)
     width, columns = how.n_features, rows.indices
     if rows.fields is not None and how.n_fields is not None:
         width, columns = width * how.n_fields, columns * how.n_fields + rows.fields
@@ -222,18 +224,12 @@ def _read(source: OpenFile, start: int, length: int | None, how: Lines) -> tuple
     return scipy.sparse.csr_matrix(parts, shape=(len(rows.labels), width)), rows.labels
 
 
-class _Place(NamedTuple):
+def _place(source: OpenFile, start: int, how: Lines, line: int) -> str:
     """What an error calls a line of a block: the file, the line's number in it, and how the file is read."""
-
-    source: OpenFile
-    start: int
-    how: Lines
-
-    def __call__(self, line: int) -> str:
-        with self.source as file:
-            before = 1 + file.read(self.start).count(b"\n") if self.start else 0
-        settings = ", ".join(f"{name}={value}" for name, value in self.how._asdict().items() if value is not None)
-        return f"{self.source.path}, line {before + line} (read with {settings})"
+    with source as file:
+        before = 1 + file.read(start).count(b"\n") if start else 0
+    settings = ", ".join(f"{name}={value}" for name, value in how._asdict().items() if value is not None)
+    return f"{source.path}, line {before + line} (read with {settings})"
 
 
 def is_path(X: Features) -> bool:
@@ -272,7 +268,7 @@ def features_of(X: Features, layout: Layout, n_fields: int | None) -> Features:
     if layout.columns is not None:
         return _frame(urls, *{kind_of(url) for url in urls})[list(layout.columns)]
     width = layout.distinct if n_fields is not None else layout.features
-    parts = read_files(urls, n_features=width, n_fields=n_fields, zero_based=True)
+    parts: list[Any] = read_files(urls, n_features=width, n_fields=n_fields, zero_based=True)
     return [part[0] for part in parts]
 
 
