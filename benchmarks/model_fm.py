@@ -26,8 +26,8 @@ from benchmarks.common import Report, installed
 from benchmarks.datasets import census_income, flights, zipf_clicks
 from dps.models import FactorizationMachine, LogisticRegression, encode_frame
 
-BITS, PASSES, FACTORS, BATCH = 24, 2, 4, 500
-ROWS, HELD_OUT, CLICKS = 50_000, 20_000, 100_000
+BITS, PASSES, FACTORS = 24, 2, 4
+ROWS, HELD_OUT, CLICKS = 40_000, 20_000, 60_000
 SEEDS = 3  # of the quality; rates are of five rounds
 
 Block = scipy.sparse.csr_matrix
@@ -94,18 +94,33 @@ def judged(seconds: float, p: np.ndarray, data: Data) -> Made:
 
 # -- dps: two trainers, one server
 
-LINE: dict[str, Any] = {"solver": "ftrl", "learning_rate": 0.1}
-MACHINE: dict[str, Any] = {"factor_learning_rate": 0.02, "init_std": 0.02, "factors": FACTORS}
+Settings = dict[str, Any]
+MACHINE: Settings = {"init_std": 0.02, "factors": FACTORS}
+OURS: dict[str, dict[str, Settings]] = {
+    "Census": {
+        "ftrl": {"learning_rate": 0.3, "batch_size": 100},
+        "machine": {"learning_rate": 0.1, "factor_learning_rate": 0.02, "batch_size": 400},
+    },
+    "flights": {
+        "ftrl": {"learning_rate": 0.03, "batch_size": 100},
+        "machine": {"learning_rate": 0.03, "factor_learning_rate": 0.01, "batch_size": 100},
+        "fields": {"learning_rate": 0.03, "factor_learning_rate": 0.01, "batch_size": 100},
+    },
+    "Zipf clicks": {
+        "ftrl": {"learning_rate": 0.1, "batch_size": 50},
+        "machine": {"learning_rate": 0.1, "factor_learning_rate": 0.005, "batch_size": 100},
+    },
+}
 
 
 def with_dps(data: Data, kind: str, seed: int, client: Client) -> Made:
     """FTRL, a factorization machine, or one with fields."""
     X, X_test = with_pairs(data) if kind == "fields" else without_fields(data)
-    common: dict[str, Any] = {"epochs": PASSES, "batch_size": BATCH, "progress": False}
+    common: Settings = {"epochs": PASSES, "progress": False, **OURS[data.name][kind]}
     with dps.ParameterServer(client, servers=1) as ps:
         parts = client.scatter([(X[n::2], data.y[n::2]) for n in range(2)], hash=False)
         if kind == "ftrl":
-            model: Any = LogisticRegression(client=ps, shuffle=seed, **LINE, **common)
+            model: Any = LogisticRegression(client=ps, shuffle=seed, solver="ftrl", **common)
         else:
             fields = data.fields if kind == "fields" else None
             model = FactorizationMachine(client=ps, random_state=seed, fields=fields, **MACHINE, **common)
@@ -120,9 +135,16 @@ def with_dps(data: Data, kind: str, seed: int, client: Client) -> Made:
 # -- Vowpal Wabbit
 
 VW = {
-    "ftrl": "--ftrl --ftrl_alpha 0.1 --ftrl_beta 1",
-    "machine": "{pairs} -l 0.1 --l2 1e-7",
-    "fields": "--lrqfa {names} -l 0.1 --l2 1e-7",
+    "Census": {"ftrl": "--ftrl --ftrl_alpha 0.1 --ftrl_beta 0.1", "machine": "{pairs} -l 0.1"},
+    "flights": {
+        "ftrl": "--ftrl --ftrl_alpha 0.02 --ftrl_beta 0.1",
+        "machine": "{pairs} -l 0.1 --l2 1e-6",
+        "fields": "--lrqfa {names} -l 0.02",
+    },
+    "Zipf clicks": {
+        "ftrl": "--ftrl --ftrl_alpha 0.1 --ftrl_beta 1",
+        "machine": "{pairs} --lrqdropout -l 0.5 --power_t 0.3",
+    },
 }
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -166,7 +188,7 @@ def with_vw(data: Data, kind: str, files: tuple[Path, Path], seed: int) -> Made:
     model, predicted = files[0].with_suffix(".model"), files[0].with_suffix(".predicted")
     names = LETTERS[: data.fields] or "ff"  # of rows without fields, pairs within the one namespace
     pairs = " ".join(f"--lrq {a}{b}{FACTORS}" for a, b in itertools.combinations(names, 2))
-    how = VW[kind].format(names=f"{names}{FACTORS}", pairs=pairs)
+    how = VW[data.name][kind].format(names=f"{names}{FACTORS}", pairs=pairs)
     common = f"-b {BITS} --loss_function logistic --random_seed {seed + 1}"
     began = time.perf_counter()
     vw(f"-d {files[0]} {how} {common} --passes {PASSES} --cache_file {files[0]}.cache --holdout_off -f {model}")
@@ -216,7 +238,7 @@ def measure(report: Report, quick: bool) -> None:
 
 def compare(report: Report, data: Data, client: Client, rounds: int) -> None:
     """One data set: turns of all systems."""
-    kinds = ["ftrl", "machine"] + (["fields"] if data.fields and data.fields <= 10 else [])
+    kinds = list(OURS[data.name])
     with tempfile.TemporaryDirectory() as folder:
         systems: dict[str, Callable[[int], Made]] = {}
         for kind in kinds:
