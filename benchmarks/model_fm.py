@@ -210,7 +210,7 @@ def with_lightgbm(data: Data, seed: int) -> Made:
     model = lightgbm.LGBMClassifier(n_estimators=500, learning_rate=0.05, n_jobs=2, random_state=seed, verbose=-1)
     began = time.perf_counter()
     stop = [lightgbm.early_stopping(30, verbose=False)]
-    model.fit(X[cut:], data.y[cut:], eval_set=[(X[:cut], data.y[:cut])], callbacks=stop)
+    model.fit(X[cut:], data.y[cut:], eval_X=X[:cut], eval_y=data.y[:cut], callbacks=stop)
     return judged(time.perf_counter() - began, model.predict_proba(X_test)[:, 1], data)
 
 

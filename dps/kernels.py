@@ -26,6 +26,9 @@ __all__ += ["Rows", "multinomial_residuals", "pair_gradient", "pair_scores", "pa
 
 
 def _array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
+    # np.require takes microseconds to find out that there is nothing to do, which small batches would feel.
+    if isinstance(values, np.ndarray) and values.dtype == dtype and values.flags.carray:
+        return values
     return np.require(values, dtype, ["C", "A"])
 
 

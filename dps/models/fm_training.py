@@ -108,11 +108,11 @@ def learn(trainer: dps.Trainer, X: Block, y: np.ndarray, weights: np.ndarray | N
     rows = pulled[plan.rows]
     z, s = scores(local, rows, pulled[plan.intercept][0])
     residual, loss = (squared_residuals if plan.classes is None else binary_residuals)(z, y, weights)
-    slope = gradients(local, rows, s, residual)
-    mean = np.float32(1.0 / (len(y) * (trainer.trainers if plan.together else 1)))
-    slope[:, 1:] *= mean
-    scale = np.float32(1.0) if plan.summed else mean
-    slope[:, 0] *= scale
+    batch = len(y) * (trainer.trainers if plan.together else 1)
+    slope = gradients(local, rows, s, residual * np.float32(1.0 / batch))
+    scale = np.float32(1.0 if plan.summed else 1.0 / batch)
+    if plan.summed:
+        slope[:, 0] *= np.float32(batch)
     pushes: dict[str, tuple[np.ndarray | slice, np.ndarray]] = {plan.rows: (keys, slope)}
     if plan.with_intercept:
         pushes[plan.intercept] = (slice(0, 1), np.asarray([residual.sum() * scale], np.float32))
