@@ -22,7 +22,7 @@ from dps.core import lines, sparse
 from dps.errors import InputError
 
 __all__ = ["binary_residuals", "field_gradient", "field_scores", "gradient", "logistic", "margins"]
-__all__ += ["Rows", "multinomial_residuals", "pair_gradient", "pair_scores", "parse_rows"]
+__all__ += ["TextRows", "multinomial_residuals", "pair_gradient", "pair_scores", "parse_rows"]
 
 
 def _array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
@@ -494,7 +494,7 @@ def _result_beside(rows: np.ndarray, out: np.ndarray | None) -> np.ndarray:
     return _result(out, rows.shape)
 
 
-class Rows(NamedTuple):
+class TextRows(NamedTuple):
     """Rows of a text file: labels, and a batch in CSR."""
 
     labels: np.ndarray
@@ -510,7 +510,7 @@ def parse_rows(
     n_fields: int | None = None,
     zero_based: bool = True,
     where: Callable[[int], str] = "line {}".format,
-) -> Rows:
+) -> TextRows:
     """Rows of libsvm's text, ``label feature:value ...``, or of libffm's, ``label field:feature:value ...``.
 
     Lines that are empty or begin with ``#`` are no rows, ``#`` ends a line, and ``qid:...`` is left out.
@@ -530,7 +530,7 @@ def parse_rows(
 
     Returns
     -------
-    Rows
+    TextRows
         Labels in float64, `indptr` and `indices` in int64, `data` in float32, `fields` in int32.
 
     Raises
@@ -552,4 +552,4 @@ def parse_rows(
     except InputError as error:
         reason, line = error.args
         raise InputError(f"{where(line)}: {reason}") from None
-    return Rows(y, indptr, indices, data, None if n_fields is None else fields)
+    return TextRows(y, indptr, indices, data, None if n_fields is None else fields)
