@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks import model_factors, model_graph, model_overlap, model_topics, model_torch
+from benchmarks import model_factors, model_fm, model_graph, model_overlap, model_topics, model_torch
 from benchmarks.common import Report, parser
 
 MODELS: dict[str, Callable[[Report, bool], None]] = {
     "overlap": model_overlap.measure,
     "mf": model_factors.measure,
+    "fm": model_fm.measure,
     "pagerank": model_graph.measure,
     "topics": model_topics.measure,
     "torch": model_torch.measure,

@@ -1,4 +1,4 @@
-"""Products of a sparse batch with dense weights, and residuals: the loops of :mod:`dps.kernels`.
+"""Products of a sparse batch with dense weights, residuals, factorization machines: the loops of :mod:`dps.kernels`.
 
 A batch is CSR: `indptr` int64[rows + 1], `indices` int32, and `data` float32 or float64 of the same length, or None for
 all ones. Weights, margins and residuals are float32. Each call checks that no row and no index leads outside.
@@ -44,6 +44,28 @@ cdef extern from "sparse.h" nogil:
         void (*gradient_of_many)(const dps_batch *batch, const float *residual, int64_t m, float *out) noexcept nogil
 
     const dps_loops dps_loops_ones, dps_loops_float, dps_loops_double
+
+cdef extern from "pairs.h" nogil:
+    ctypedef struct dps_entries:
+        const int64_t *ends
+        const uint32_t *indices
+        const float *values
+        int64_t rows
+
+    void dps_pair_scores(
+        const dps_entries *batch, const float *rows, int64_t k, float b, float *s, float *z
+    ) noexcept nogil
+    void dps_pair_gradient(
+        const dps_entries *batch, const float *rows, int64_t k, const float *s, const float *residual, float *out
+    ) noexcept nogil
+    void dps_field_scores(
+        const dps_entries *batch, const int32_t *fields, const float *rows, int64_t n_fields, int64_t k, float b,
+        float *z
+    ) noexcept nogil
+    void dps_field_gradient(
+        const dps_entries *batch, const int32_t *fields, const float *rows, int64_t n_fields, int64_t k,
+        const float *residual, float *out
+    ) noexcept nogil
 
 
 cdef enum:
@@ -301,3 +323,123 @@ def logistic(
             loops.gradient(&batch, residual, start, start + rows, slope)
             start += rows
     return loss, intercept
+
+
+# ---- factorization machines -----------------------------------------------------------------------------------------
+
+
+cdef dps_entries _entries(cnp.ndarray indptr, cnp.ndarray indices, cnp.ndarray data, int64_t k) except *:
+    """The memory of a batch whose values are float32, or None."""
+    cdef dps_entries entries
+    if data is not None:
+        _floats(data)
+    cdef dps_batch batch = _batch(indptr, indices, data, k)
+    entries.ends, entries.indices, entries.rows = batch.ends, batch.indices, batch.rows
+    entries.values = <const float *> batch.values
+    return entries
+
+
+cdef const int32_t *_fields_of(
+    cnp.ndarray fields, cnp.ndarray indices, cnp.ndarray rows, int64_t n_fields
+) except? NULL:
+    """The fields of the non-zeros, and a check that rows have factors for each field."""
+    cdef const int32_t *places = int32s(fields)
+    cdef int64_t count = cnp.PyArray_SIZE(fields)
+    if count != cnp.PyArray_SIZE(indices):
+        raise InputError(f"{count} fields for {cnp.PyArray_SIZE(indices)} indices")
+    if rows.ndim != 2 or n_fields < 1 or rows.shape[1] < 1 or (rows.shape[1] - 1) % n_fields:
+        raise InputError(f"rows of shape {(<object> rows).shape}: [features, 1 + n_fields * k] with {n_fields} fields")
+    if not dps_all_inside_int32(places, count, n_fields):
+        wrong = fields[(fields < 0) | (fields >= n_fields)][0]
+        raise InputError(f"field {wrong} in the batch, and there are {n_fields} fields, numbered from 0")
+    return places
+
+
+def pair_scores(
+    cnp.ndarray indptr not None,
+    cnp.ndarray indices not None,
+    cnp.ndarray data,
+    cnp.ndarray rows not None,
+    float b,
+    cnp.ndarray s not None,
+    cnp.ndarray out not None,
+) -> None:
+    """out = the scores of a factorization machine, and s[n, k] = the sums of factors; rows[features, 1 + k]."""
+    cdef const float *parameters = _floats(rows)
+    cdef float *sums = _writeable_floats(s)
+    cdef float *z = _writeable_floats(out)
+    cdef int64_t k = rows.shape[1] - 1 if rows.ndim == 2 else -1
+    cdef dps_entries batch = _entries(indptr, indices, data, rows.shape[0])
+    _fits("rows", rows, rows.shape[0], 1 + k)
+    _fits("s", s, batch.rows, k)
+    _fits("out", out, batch.rows, 1)
+    with nogil:
+        dps_pair_scores(&batch, parameters, k, b, sums, z)
+
+
+def pair_gradient(
+    cnp.ndarray indptr not None,
+    cnp.ndarray indices not None,
+    cnp.ndarray data,
+    cnp.ndarray rows not None,
+    cnp.ndarray s not None,
+    cnp.ndarray residual not None,
+    cnp.ndarray out not None,
+) -> None:
+    """out += the gradient of the scores times residual[n]; `s` as `pair_scores` made it."""
+    cdef const float *parameters = _floats(rows)
+    cdef const float *sums = _floats(s)
+    cdef const float *r = _floats(residual)
+    cdef float *slope = _writeable_floats(out)
+    cdef int64_t k = rows.shape[1] - 1 if rows.ndim == 2 else -1
+    cdef dps_entries batch = _entries(indptr, indices, data, rows.shape[0])
+    _fits("rows", rows, rows.shape[0], 1 + k)
+    _fits("out", out, rows.shape[0], 1 + k)
+    _fits("s", s, batch.rows, k)
+    _fits("residual", residual, batch.rows, 1)
+    with nogil:
+        dps_pair_gradient(&batch, parameters, k, sums, r, slope)
+
+
+def field_scores(
+    cnp.ndarray indptr not None,
+    cnp.ndarray indices not None,
+    cnp.ndarray data,
+    cnp.ndarray fields not None,
+    cnp.ndarray rows not None,
+    int64_t n_fields,
+    float b,
+    cnp.ndarray out not None,
+) -> None:
+    """out = the scores of a field-aware machine; fields int32[non-zeros], rows[features, 1 + n_fields * k]."""
+    cdef const float *parameters = _floats(rows)
+    cdef float *z = _writeable_floats(out)
+    cdef const int32_t *places = _fields_of(fields, indices, rows, n_fields)
+    cdef int64_t k = (rows.shape[1] - 1) // n_fields
+    cdef dps_entries batch = _entries(indptr, indices, data, rows.shape[0])
+    _fits("out", out, batch.rows, 1)
+    with nogil:
+        dps_field_scores(&batch, places, parameters, n_fields, k, b, z)
+
+
+def field_gradient(
+    cnp.ndarray indptr not None,
+    cnp.ndarray indices not None,
+    cnp.ndarray data,
+    cnp.ndarray fields not None,
+    cnp.ndarray rows not None,
+    int64_t n_fields,
+    cnp.ndarray residual not None,
+    cnp.ndarray out not None,
+) -> None:
+    """out += the gradient of the scores times residual[n]."""
+    cdef const float *parameters = _floats(rows)
+    cdef const float *r = _floats(residual)
+    cdef float *slope = _writeable_floats(out)
+    cdef const int32_t *places = _fields_of(fields, indices, rows, n_fields)
+    cdef int64_t k = (rows.shape[1] - 1) // n_fields
+    cdef dps_entries batch = _entries(indptr, indices, data, rows.shape[0])
+    _fits("out", out, rows.shape[0], rows.shape[1])
+    _fits("residual", residual, batch.rows, 1)
+    with nogil:
+        dps_field_gradient(&batch, places, parameters, n_fields, k, r, slope)

@@ -9,7 +9,7 @@ from dps.errors import needing
 with needing("models"):
     from dps.models.encoding import encode_frame
     from dps.models.factorization_machine import FactorizationMachine, FactorizationMachineRegressor
-    from dps.models.files import read_files, read_libsvm
+    from dps.models.files import read_files, read_libffm, read_libsvm
     from dps.models.kmeans import KMeans
     from dps.models.linear import ElasticNet, Lasso, LinearRegression, LinearSVC, PoissonRegressor, Ridge
     from dps.models.logistic import LogisticRegression
@@ -37,5 +37,6 @@ __all__ = [
     "WordVectors",
     "encode_frame",
     "read_files",
+    "read_libffm",
     "read_libsvm",
 ]

@@ -14,7 +14,7 @@ from dps.models.types import Block, Features
 __all__ = ["Layout", "encode_frame"]
 
 
-def encode_frame(frame: Features, bits: int = 20) -> scipy.sparse.csr_matrix:
+def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> scipy.sparse.csr_matrix:
     """A pandas DataFrame as sparse rows of 2**bits hashed features.
 
     A text or categorical column gives each row one feature, hash(column, value), of value 1. A numeric column is one
@@ -26,11 +26,14 @@ def encode_frame(frame: Features, bits: int = 20) -> scipy.sparse.csr_matrix:
         Any mix of columns.
     bits : int
         Features are numbered 0 to 2**bits - 1; with many more values than that, some share a number.
+    by_field : bool
+        Number pairs of a feature and its field, ``feature * columns + column``, as field-aware factorization machines
+        take them.
 
     Returns
     -------
     scipy.sparse.csr_matrix
-        float32, shape (rows, 2**bits).
+        float32, shape (rows, 2**bits), or (rows, 2**bits * columns) by field.
 
     Examples
     --------
@@ -60,28 +63,42 @@ def encode_frame(frame: Features, bits: int = 20) -> scipy.sparse.csr_matrix:
     if not places:
         raise InputError("the frame has no columns")
     place, value = np.hstack(places), np.hstack(values)
+    width = 1 << bits
+    if by_field:
+        fields = [frame.columns.get_loc(column) for column in (*words, *numeric)]
+        place, width = place.astype(np.int64) * len(fields) + np.array(fields), width * len(fields)
     there = value != 0
-    indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(np.int32)
-    indices = place[there].astype(np.int32)
-    return scipy.sparse.csr_matrix((value[there], indices, indptr), shape=(rows, 1 << bits))
+    kind = np.int32 if width <= np.iinfo(np.int32).max else np.int64
+    indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(kind)
+    return scipy.sparse.csr_matrix((value[there], place[there].astype(kind), indptr), shape=(rows, width))
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The shape of a model's X: its number of features, and the columns if it is a frame.
 
-    With 0 bits, the columns of a frame are the features, as they are; with more, they are hashed to 2**bits features.
+    With 0 bits, the columns of a frame are the features, as they are; with more, they are hashed to 2**bits features,
+    or to as many for each of `fields` columns.
     """
 
     features: int
     bits: int
     columns: tuple[str, ...] | None = None
+    fields: int = 0  # if columns are pairs of feature and field: of a frame, one for each of its columns
+
+    @property
+    def distinct(self) -> int:
+        """The number of features, each once, in whatever fields."""
+        return self.features // (self.fields or 1)
 
     @classmethod
-    def of(cls, X: Features, bits: int) -> Layout:
+    def of(cls, X: Features, bits: int, by_field: bool = False) -> Layout:
         """The layout of a block."""
         if hasattr(X, "columns"):
-            return cls(1 << bits if bits else int(X.shape[1]), bits, tuple(map(str, X.columns)))
+            width, names = int(X.shape[1]), tuple(map(str, X.columns))
+            if by_field:
+                return cls((1 << bits) * width, bits, names, width)
+            return cls(1 << bits if bits else width, bits, names)
         return cls(int(X.shape[1]), bits)
 
     def block(self, X: Features) -> Block:
@@ -90,10 +107,10 @@ class Layout:
             different = sorted(set(self.columns) ^ set(map(str, X.columns)))
             if different:
                 raise InputError(f"X has other columns than the model was fitted with; they differ in {different[:10]}")
-            if not self.bits:
+            if not self.bits or self.fields:
                 names = {str(column): column for column in X.columns}
                 X = X[[names[column] for column in self.columns]]
-        block = _matrix(X, self.bits)
+        block = _matrix(X, self.bits, self.fields > 0)
         if block.shape[1] != self.features:
             raise InputError(
                 f"X has {block.shape[1]} features, but LogisticRegression is expecting {self.features} features as "
@@ -102,10 +119,10 @@ class Layout:
         return block
 
 
-def _matrix(X: Features, bits: int) -> Block:
+def _matrix(X: Features, bits: int, by_field: bool = False) -> Block:
     """Convert X to CSR or a dense array of float32, and refuse values that are not finite."""
     if hasattr(X, "columns"):
-        block = encode_frame(X, bits) if bits else _columns_of(X)
+        block = encode_frame(X, bits, by_field) if bits else _columns_of(X)
     elif hasattr(X, "nnz"):  # scipy's formats, sparse.COO and GCXS
         block = (X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X).tocsr()
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import uuid
@@ -25,12 +26,14 @@ import dps
 from dps.errors import InputError
 from dps.models.classes import nonnegative
 from dps.models.encoding import Layout
+from dps.models.field_aware import Fields, check_fields, fields_for
+from dps.models.files import features_of
 from dps.models.fm_training import MachinePlan, MachineReport, moments_of, train
 from dps.models.fm_weights import LiveFactors, scores_of
 from dps.models.partitions import Pieces, named, summary
 from dps.models.spark_pieces import pieces_of
 from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
-from dps.models.weights import LARGEST, HomeWeights, drop, drop_later, lazily, softmax, take
+from dps.models.weights import LARGEST, HomeWeights, drop, drop_later, is_lazy, lazily, softmax, take
 from dps.models.where import Address, address_of, aside, serving
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ __all__ = ["FactorizationMachine", "FactorizationMachineRegressor"]
 SOLVERS = ("ftrl", "adagrad")
 BATCH_ROWS = 1_000  # of the largest default batch
 MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller for that
+HELD = ("_ps", "_kept", "_ours", "_tables", "_dropping")  # what a fitted model has in its cluster; it is not pickled
 
 
 class MachineTargets:
@@ -59,6 +63,7 @@ class SecondOrderModel(ABC, BaseEstimator):
     _targets: MachineTargets
     _tables: tuple[str, str]
     _batch: int
+    _fields: Fields | None = None  # of a field-aware machine
     _progressive: np.ndarray  # the sum of losses, and of the rows' weights
     n_iter_: int
     loss_curve_: list[float]
@@ -71,6 +76,7 @@ class SecondOrderModel(ABC, BaseEstimator):
         self,
         *,
         factors: int = 8,
+        fields: npt.ArrayLike | str | None = None,
         client: ClusterLike = None,
         solver: str = "ftrl",
         learning_rate: float = 0.1,
@@ -92,6 +98,7 @@ class SecondOrderModel(ABC, BaseEstimator):
         progress: bool | None = None,
     ):
         self.factors = factors
+        self.fields = fields
         self.client = client
         self.solver = solver
         self.learning_rate = learning_rate
@@ -193,7 +200,7 @@ class SecondOrderModel(ABC, BaseEstimator):
             _, _, arguments, _ = self._dropping.detach() or (None, None, None, None)
             if arguments is not None:
                 drop(*arguments)
-        for name in ("_weights", "_tables", "_targets", "_ps", "_kept", "_ours", "_batch", "_seed", "_dropping"):
+        for name in (*HELD, "_weights", "_targets", "_batch", "_seed", "_fields"):
             self.__dict__.pop(name, None)
         for name in [name for name in self.__dict__ if name.endswith("_")]:
             del self.__dict__[name]
@@ -210,13 +217,16 @@ class SecondOrderModel(ABC, BaseEstimator):
         if layout is None:
             self._seed = int(check_random_state(self.random_state).randint(2**31))
         order = self._seed if self.shuffle else None
-        with contextlib.closing(pieces_of(ps, data, layout, self.hash_bits, order)) as pieces:
+        by_field = isinstance(self.fields, str)
+        with contextlib.closing(
+            pieces_of(ps, data, layout, self.hash_bits, order, by_field, self._listed_fields)
+        ) as pieces:
             if layout is None:
                 self._begin(ps, self._targets_of(pieces, classes), ours)
             plan = MachinePlan(
                 *self._tables, self._targets.classes, self._targets.center, self._targets.spread, self.n_features_in_,
                 epochs, self.tol if epochs > 1 else None, self._batch, self.shuffle, self._seed + self.n_iter_,
-                self.fit_intercept, self.solver == "ftrl", self.aggregate,
+                self.fit_intercept, self.solver == "ftrl", self.aggregate, fields=self._fields,
             )  # fmt: skip
             made = pieces.train(lambda _: plan, train, staleness=self.staleness, progress=self.progress)
         reports = [MachineReport(*each) for each in made]
@@ -237,9 +247,12 @@ class SecondOrderModel(ABC, BaseEstimator):
     def _begin(self, ps: dps.ParameterServer, targets: MachineTargets, ours: bool) -> None:
         """Make the tables."""
         layout = targets.layout
-        if ours and layout.features > LARGEST:
+        self._fields = fields_for(self.fields, layout)
+        if self._fields is not None and self._fields.of is None:
+            layout = targets.layout = dataclasses.replace(layout, fields=self._fields.count)
+        if ours and layout.distinct > LARGEST:
             raise InputError(
-                f"a model of {layout.features:,} features is not taken home: train it on a dps.ParameterServer of yours"
+                f"a model of {layout.distinct:,} features is not taken home: train it on a dps.ParameterServer of yours"
             )
         self._targets, self.n_features_in_ = targets, layout.features
         if targets.classes is not None:
@@ -249,7 +262,7 @@ class SecondOrderModel(ABC, BaseEstimator):
         self.loss_curve_, self.n_iter_, self._progressive = [], 0, np.zeros(2)
         self.seconds_ = dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 0.0)
         self._batch = self.batch_size or min(BATCH_ROWS, max(1, targets.rows // MIN_STEPS))
-        tag, dim = uuid.uuid4().hex[:8], 1 + self.factors
+        tag, dim = uuid.uuid4().hex[:8], 1 + self._numbers
         self._tables, self._ps = (f"machine-{tag}", f"intercept-{tag}"), ps
         weights = LiveFactors(ps.client(), *self._tables, layout, dim)
         if not ours:
@@ -261,6 +274,16 @@ class SecondOrderModel(ABC, BaseEstimator):
         ps.table(self._tables[1], rows=1, optimizer=self._optimizer(self._batch, free=True), aggregate=together)
         self._weights = weights
 
+    @property
+    def _listed_fields(self) -> int | None:
+        """The number of fields of files whose lines list them."""
+        return int(self.fields) if isinstance(self.fields, (int, np.integer)) else None
+
+    @property
+    def _numbers(self) -> int:
+        """The number of a feature's factors, of all fields together."""
+        return self.factors * (1 if self._fields is None else self._fields.count)
+
     def _columns(self, batch: int, seed: int) -> dict[str, dps.Column]:
         """The columns of a feature's row."""
         # Small first steps: the accumulator of Adagrad starts as if a summed gradient of 1 were in it.
@@ -269,7 +292,7 @@ class SecondOrderModel(ABC, BaseEstimator):
         init = dps.Normal(self.init_std, seed=seed)
         return {
             "w": dps.Column(1, optimizer=self._optimizer(batch)),
-            "v": dps.Column(self.factors, init=init, optimizer=factors),
+            "v": dps.Column(self._numbers, init=init, optimizer=factors),
         }
 
     def _optimizer(self, batch: int, free: bool = False) -> dps.Adagrad | dps.FTRL:
@@ -296,14 +319,17 @@ class SecondOrderModel(ABC, BaseEstimator):
                 raise InputError(f"{name} is a finite number above 0; not {value!r}")
         if self.aggregate and self.staleness != 0:
             raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
+        check_fields(self.fields)
         if self.solver not in SOLVERS:
             raise InputError(f"solver is one of {', '.join(SOLVERS)}; not {self.solver!r}")
 
     # -- the model
 
     def _scores(self, X: Features) -> Predictions:
-        weights, function = self._fitted(), functools.partial(scores_of, name=type(self).__name__)
-        return lazily(function, X, weights, 1, np.float32) if is_dask_collection(X) else function(X, weights)
+        weights = self._fitted()
+        function = functools.partial(scores_of, name=type(self).__name__, fields=self._fields)
+        X = features_of(X, weights.layout, self._listed_fields)
+        return lazily(function, X, weights, 1, np.float32) if is_lazy(X) else function(X, weights)
 
     @property
     def progressive_loss_(self) -> float:
@@ -320,7 +346,8 @@ class SecondOrderModel(ABC, BaseEstimator):
 
     @property
     def factors_(self) -> np.ndarray:
-        return self._dense(slice(1, None))
+        flat = self._dense(slice(1, None))
+        return flat if self._fields is None else flat.reshape(len(flat), self._fields.count, self.factors)
 
     @property
     def intercept_(self) -> float:
@@ -329,12 +356,10 @@ class SecondOrderModel(ABC, BaseEstimator):
     def _dense(self, columns: slice) -> np.ndarray:
         """[features, columns] of all rows; features that were never seen are 0."""
         home = self.home_weights()
-        values = home.values[:, columns]
-        if home.layout.features * values.shape[1] > LARGEST:
-            raise InputError(
-                f"{home.layout.features:,} x {values.shape[1]} numbers; home_weights() has the rows that there are"
-            )
-        dense = np.zeros((home.layout.features, values.shape[1]), np.float32)
+        values, features = home.values[:, columns], home.layout.distinct
+        if features * values.shape[1] > LARGEST:
+            raise InputError(f"{features:,} x {values.shape[1]} numbers; home_weights() has the rows that there are")
+        dense = np.zeros((features, values.shape[1]), np.float32)
         dense[home.keys] = values
         return dense
 
@@ -370,7 +395,7 @@ class SecondOrderModel(ABC, BaseEstimator):
     def __getstate__(self) -> Settings:
         """A pickled model holds its parameters, so it needs no cluster, and the address of the cluster to train in."""
         state = {**super().__getstate__(), "client": address_of(self.client)}
-        for name in ("_ps", "_kept", "_ours", "_tables", "_dropping"):
+        for name in HELD:
             state.pop(name, None)
         if self._weights is not None:
             state["_weights"] = self._weights.home()
@@ -388,6 +413,12 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
     ----------
     factors : int
         The length k of the vectors.
+    fields : "columns", int or array_like of int, optional
+        Train a field-aware machine (Juan, Zhuang, Chin and Lin, "Field-aware Factorization Machines for CTR
+        Prediction", RecSys 2016): each feature has a vector for each field, and the weight of a pair is the inner
+        product of the vectors that each has for the field of the other. "columns": the columns of a DataFrame are the
+        fields. An array: the field of each column of X, from 0 on. A number of fields: columns of X are pairs, number
+        ``feature * fields + field``, as of :func:`dps.models.read_libffm`.
     client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
         Where to train, as for :class:`dps.models.LogisticRegression`: on your own ParameterServer the parameters stay
         on the servers, elsewhere they are copied into this process.
@@ -433,7 +464,7 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
         The labels, sorted.
     coef_ : ndarray of shape (n_features,)
         Weights; features that were never seen are 0.
-    factors_ : ndarray of shape (n_features, factors)
+    factors_ : ndarray of shape (n_features, factors), or (n_features, n_fields, factors) with fields
         Vectors; features that were never seen are 0.
     intercept_ : float
     progressive_loss_ : float
@@ -444,7 +475,7 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
     n_iter_ : int
         The number of epochs that were made.
     n_features_in_ : int
-        2**hash_bits for DataFrames.
+        Columns of X. Of DataFrames 2**hash_bits, and with fields as many for each column.
     feature_names_in_ : ndarray
         Columns of a DataFrame, in any order.
     seconds_ : dict
@@ -498,8 +529,10 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
 
     def predict_proba(self, X: Features) -> Predictions:
         """Probabilities [n, 2]. A Dask collection gives a lazy Dask array."""
-        weights, function = self._fitted(), functools.partial(probabilities_of, name=type(self).__name__)
-        return lazily(function, X, weights, 2, np.float64) if is_dask_collection(X) else function(X, weights)
+        weights = self._fitted()
+        function = functools.partial(probabilities_of, name=type(self).__name__, fields=self._fields)
+        X = features_of(X, weights.layout, self._listed_fields)
+        return lazily(function, X, weights, 2, np.float64) if is_lazy(X) else function(X, weights)
 
     def predict_log_proba(self, X: Features) -> Predictions:
         """Logarithms of the probabilities."""
@@ -533,9 +566,9 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
 
     Parameters
     ----------
-    factors, client, solver, learning_rate, factor_learning_rate, l1, l2, factor_l2, init_std, epochs, tol, batch_size
+    factors, fields, client, solver, learning_rate, factor_learning_rate, l1, l2, factor_l2, init_std, epochs, tol
         As for :class:`FactorizationMachine`.
-    staleness, aggregate, fit_intercept, hash_bits, servers, shuffle, random_state, progress
+    batch_size, staleness, aggregate, fit_intercept, hash_bits, servers, shuffle, random_state, progress
         As for :class:`FactorizationMachine`.
 
     Attributes
@@ -609,6 +642,8 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
         return float(r2_score(np.asarray(y).reshape(-1), predicted, sample_weight=sample_weight))
 
 
-def probabilities_of(X: Features, weights: LiveFactors | HomeWeights, name: str) -> np.ndarray:
+def probabilities_of(
+    X: Features, weights: LiveFactors | HomeWeights, name: str, fields: Fields | None = None
+) -> np.ndarray:
     """The probabilities of one block in memory, [n, 2]."""
-    return softmax(scores_of(X, weights, name))
+    return softmax(scores_of(X, weights, name, fields))

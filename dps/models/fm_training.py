@@ -13,12 +13,13 @@ from dps.errors import InputError, InputTypeError
 from dps.kernels import binary_residuals
 from dps.models.classes import coded
 from dps.models.encoding import Layout
+from dps.models.field_aware import FieldBatch, Fields, split
 from dps.models.partitions import Piece
 from dps.models.second_order import canonical, gradients, scores
 from dps.models.stopping import Part
 from dps.models.types import Block
 
-__all__ = ["MachinePlan", "MachineReport", "Moments", "learn", "moments_of", "train"]
+__all__ = ["MachinePlan", "MachineReport", "Moments", "learn", "local_of", "moments_of", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,7 @@ class MachinePlan:
     summed: bool  # w and the intercept take the sum of a batch's gradients, not their mean
     together: bool  # the servers add up the gradients of all trainers
     class_weights: np.ndarray | None = None
+    fields: Fields | None = None  # of a field-aware machine
 
 
 class MachineReport(NamedTuple):
@@ -101,21 +103,28 @@ def part_of(piece: Piece, plan: MachinePlan) -> Part:
 
 def learn(trainer: dps.Trainer, X: Block, y: np.ndarray, weights: np.ndarray | None, plan: MachinePlan) -> float:
     """One step: pull the batch's rows, compute the gradient, push it. Returns the mean loss before the step."""
-    keys, local = (np.arange(plan.features), X) if isinstance(X, np.ndarray) else dps.localize(X)
+    keys, local = local_of(X, plan.fields)
     pulled = trainer.pull({plan.rows: keys, plan.intercept: slice(0, 1)})
     rows = pulled[plan.rows]
     z, s = scores(local, rows, pulled[plan.intercept][0])
     residual, loss = (squared_residuals if plan.classes is None else binary_residuals)(z, y, weights)
-    slope = gradients(local, rows, s, residual)
-    mean = np.float32(1.0 / (len(y) * (trainer.trainers if plan.together else 1)))
-    slope[:, 1:] *= mean
-    scale = np.float32(1.0) if plan.summed else mean
-    slope[:, 0] *= scale
+    batch = len(y) * (trainer.trainers if plan.together else 1)
+    slope = gradients(local, rows, s, residual * np.float32(1.0 / batch))
+    scale = np.float32(1.0 if plan.summed else 1.0 / batch)
+    if plan.summed:
+        slope[:, 0] *= np.float32(batch)
     pushes: dict[str, tuple[np.ndarray | slice, np.ndarray]] = {plan.rows: (keys, slope)}
     if plan.with_intercept:
         pushes[plan.intercept] = (slice(0, 1), np.asarray([residual.sum() * scale], np.float32))
     trainer.push(pushes)
     return loss * plan.spread**2 if plan.classes is None else loss
+
+
+def local_of(X: Block, fields: Fields | None, remember: bool = True) -> tuple[np.ndarray, Block | FieldBatch]:
+    """The features of a batch, and the batch re-indexed to them; all features of a dense batch."""
+    if fields is not None:
+        return split(X, fields, remember)
+    return (np.arange(X.shape[1]), X) if isinstance(X, np.ndarray) else dps.localize(X, remember)
 
 
 def squared_residuals(z: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, float]:

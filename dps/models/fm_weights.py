@@ -8,6 +8,8 @@ import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
 from dps.models.factor_tables import LiveTable
+from dps.models.field_aware import Fields
+from dps.models.fm_training import local_of
 from dps.models.second_order import canonical, scores
 from dps.models.spark_pieces import is_spark
 from dps.models.types import Features
@@ -33,13 +35,13 @@ class LiveFactors(LiveWeights):
 
     def home(self) -> HomeWeights:
         """A copy in this process."""
-        if self.layout.features > LARGEST:
-            raise InputError(f"{self.layout.features:,} features: pull the rows you need from table {self.coef!r}")
+        if self.layout.distinct > LARGEST:
+            raise InputError(f"{self.layout.distinct:,} features: pull the rows you need from table {self.coef!r}")
         keys, rows = LiveTable(self.client, self.coef, self.dim).everything()
         return HomeWeights(keys, rows, self.intercept(), self.layout)
 
 
-def scores_of(X: Features, weights: LiveFactors | HomeWeights, name: str) -> np.ndarray:
+def scores_of(X: Features, weights: LiveFactors | HomeWeights, name: str, fields: Fields | None = None) -> np.ndarray:
     """The scores of one block in memory, [n]; `name` is the estimator's, for messages."""
     if is_spark(X):
         raise InputTypeError(
@@ -49,7 +51,5 @@ def scores_of(X: Features, weights: LiveFactors | HomeWeights, name: str) -> np.
     if len(getattr(X, "shape", ())) == 2 and not hasattr(X, "columns") and X.shape[1] != layout.features:
         raise InputError(f"X has {X.shape[1]} features, but {name} is expecting {layout.features} features as input")
     block, bias = canonical(layout.block(X)), float(weights.intercept()[0])
-    if isinstance(block, np.ndarray):
-        return scores(block, weights.of(np.arange(block.shape[1])), bias)[0]
-    keys, local = dps.localize(block, remember=False)
+    keys, local = local_of(block, fields, remember=False)
     return scores(local, weights.of(keys), bias)[0]

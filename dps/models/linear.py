@@ -16,11 +16,12 @@ from dps.errors import InputError, InputTypeError
 from dps.models.batch_solvers import minimised, problem_of_classes
 from dps.models.classes import check_class_weight, nonnegative
 from dps.models.encoding import Layout
+from dps.models.files import features_of
 from dps.models.losses import Problem
 from dps.models.partitions import Piece, Pieces, named
 from dps.models.spark_pieces import pieces_of
 from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions, Settings
-from dps.models.weights import HomeWeights, lazily, margins_of, take
+from dps.models.weights import HomeWeights, is_lazy, lazily, margins_of, take
 from dps.models.where import address_of, aside, serving
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class LinearModel(BaseEstimator):
 
     def _margins(self, X: Features) -> Predictions:
         weights = self._fitted()
-        if is_dask_collection(X):
+        X = features_of(X, weights.layout, None)
+        if is_lazy(X):
             return lazily(margins_of, X, weights, len(weights.intercept()), np.float32)
         return margins_of(X, weights)
 

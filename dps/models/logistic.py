@@ -22,6 +22,7 @@ import dps
 from dps.errors import InputError
 from dps.models.batch_solvers import minimised, problem_of_classes
 from dps.models.classes import check_class_weight, class_weights, nonnegative
+from dps.models.files import features_of
 from dps.models.logistic_training import Plan, train
 from dps.models.partitions import Survey, Surveys, named, summary
 from dps.models.saved import Saved
@@ -34,6 +35,7 @@ from dps.models.weights import (
     LiveWeights,
     drop,
     drop_later,
+    is_lazy,
     lazily,
     margins_of,
     probabilities_of,
@@ -230,11 +232,13 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : dask array or dataframe, list of partitions, ndarray, sparse matrix, DataFrame, or data of Spark
+        X : dask array or dataframe, list of partitions, ndarray, sparse matrix, DataFrame, data of Spark, or str
             Dask arrays may have dense, scipy.sparse or `sparse` blocks. A list (of futures or delayed values, such as
             :func:`dps.models.read_libsvm` gives) holds ``(X, y)`` or ``(X, y, sample_weight)``, as does an RDD of
             Spark. The features of a Spark DataFrame are its column of vectors (the column "features", if there are
-            several), or, without vectors, all columns, which are hashed as those of other frames are.
+            several), or, without vectors, all columns, which are hashed as those of other frames are. A str, or a list
+            of str, are paths or patterns of files (libsvm, csv or parquet by their endings) that the workers read:
+            feature n of libsvm's lines is column n of 2**hash_bits; of the others `y` names the column of labels.
         y : array_like, dask array or series, or str
             Labels, in the order of X's rows; None if X holds them. A str names a column of the DataFrame X ("label" by
             default in Spark); the frame for `predict` then has all other columns.
@@ -488,7 +492,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     def decision_function(self, X: Features) -> Predictions:
         """Margins: [n] for two classes, [n, classes] for more. A Dask collection gives a lazy Dask array."""
         weights = self._fitted()
-        if is_dask_collection(X):
+        X = features_of(X, weights.layout, None)
+        if is_lazy(X):
             outputs = 1 if len(self.classes_) == 2 else len(self.classes_)
             return lazily(margins_of, X, weights, outputs, np.float32)
         return margins_of(X, weights)
@@ -496,7 +501,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Features) -> Predictions:
         """Probabilities [n, classes]. A Dask collection gives a lazy Dask array."""
         weights = self._fitted()
-        if is_dask_collection(X):
+        X = features_of(X, weights.layout, None)
+        if is_lazy(X):
             return lazily(probabilities_of, X, weights, len(self.classes_), np.float64)
         return probabilities_of(X, weights)
 

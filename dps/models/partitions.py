@@ -91,10 +91,12 @@ class DaskPieces:
         layout: Layout | None,
         bits: int,
         seed: int | None,
+        by_field: bool = False,
     ):
         client = ps.dask_client
         pairs = _pairs(client, X, y, weights)
-        pieces = [dask.delayed(piece_of, pure=False)(n, pair, layout, bits, seed) for n, pair in enumerate(pairs)]
+        how = (layout, bits, seed, by_field)
+        pieces = [dask.delayed(piece_of, pure=False)(n, pair, *how) for n, pair in enumerate(pairs)]
         self._ps, self._client, self._pieces = ps, client, client.compute(pieces)
 
     def surveys(self) -> list[Survey]:
@@ -309,14 +311,16 @@ def _release(futures: list[Future]) -> None:
 # -- on the workers
 
 
-def piece_of(number: int, pair: tuple, layout: Layout | None, bits: int, seed: int | None) -> Piece:
+def piece_of(
+    number: int, pair: tuple, layout: Layout | None, bits: int, seed: int | None, by_field: bool = False
+) -> Piece:
     """Encode, check and shuffle a tuple (X, y) or (X, y, weights)."""
     if not isinstance(pair, (tuple, list)) or not 2 <= len(pair) <= 3:
         raise InputTypeError(
             f"partition {number} is an (X, y) or an (X, y, sample_weight), not a {type(pair).__name__}"
         )
     X, y, weights = (*pair, None)[:3]
-    layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits)
+    layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits, by_field)
     block, y = layout.block(X), np.asarray(y)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]

@@ -23,6 +23,7 @@ import scipy.sparse
 import dps
 from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError, TrainerLostError
 from dps.models.encoding import Layout
+from dps.models.files import files_of, is_path
 from dps.models.partitions import DaskPieces, Piece, Pieces, Survey, Surveys, piece_of, summary, survey_of
 from dps.models.types import Block, Features, Labels
 
@@ -41,11 +42,25 @@ PARTS = ("type", "size", "indices", "values")  # of Spark's vectors, as it store
 
 
 def pieces_of(
-    ps: dps.ParameterServer, data: tuple[Features, Labels, Labels], layout: Layout | None, bits: int, seed: int | None
+    ps: dps.ParameterServer,
+    data: tuple[Features, Labels, Labels],
+    layout: Layout | None,
+    bits: int,
+    seed: int | None,
+    by_field: bool = False,
+    n_fields: int | None = None,
 ) -> Pieces:
-    """The data of `fit`, (X, y, sample_weight), from Dask, from memory or from Spark."""
+    """The data of `fit`, (X, y, sample_weight), from Dask, from memory, from Spark or from files.
+
+    With `by_field`, the features of frames are numbered by their columns, as `encode_frame` does; `n_fields` is the
+    number of fields of libffm's files.
+    """
+    if is_path(data[0]):
+        if data[2] is not None:
+            raise InputTypeError("of files, sample_weight is None; partitions (X, y, sample_weight) have weights")
+        data = files_of(*data[:2], bits, n_fields), None, None
     kind = SparkPieces if is_spark(data[0]) else DaskPieces
-    return kind(ps, *data, layout, bits, seed)
+    return kind(ps, *data, layout, bits, seed, by_field)
 
 
 def is_spark(thing: object) -> TypeIs[RDD | DataFrame | SparkSession]:
@@ -83,10 +98,11 @@ class SparkPieces:
         layout: Layout | None,
         bits: int,
         seed: int | None,
+        by_field: bool = False,
     ):
         if ".connect." in type(X).__module__:
             raise InputTypeError("Spark Connect does not tell of partitions: estimators take data of a classic session")
-        how = (layout, bits, seed)
+        how = (layout, bits, seed, by_field)
         self._ps = ps
         self._source: Features = X
         if hasattr(X, "mapInArrow"):

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import dask
+import dask.array as da
 import numpy as np
 import numpy.typing as npt
+from dask.base import is_dask_collection
 from dask.distributed import Client as DaskClient
 
 import dps
@@ -21,8 +23,8 @@ from dps.models.partitions import trainers_threads
 from dps.models.spark_pieces import is_spark
 from dps.models.types import Features, Predictions
 
-__all__ = ["LARGEST", "HomeWeights", "LiveWeights", "drop", "drop_later", "lazily", "margins_of", "probabilities_of"]
-__all__ += ["shared", "softmax", "take"]
+__all__ = ["LARGEST", "HomeWeights", "LiveWeights", "drop", "drop_later", "is_lazy", "lazily", "margins_of"]
+__all__ += ["probabilities_of", "shared", "softmax", "take"]
 
 LARGEST = 1 << 28  # features of a model that is copied into one process, and coefficients in a `coef_`
 PULL_FEATURES = 1 << 20  # in one pull
@@ -160,6 +162,11 @@ def _block(X: Features, function: Callable[..., np.ndarray], weights: LiveWeight
         return function(X, weights.through(client))
 
 
+def is_lazy(X: Features) -> bool:
+    """Whether this is a collection of Dask, or a list of delayed blocks."""
+    return is_dask_collection(X) or (isinstance(X, list) and len(X) > 0 and all(map(is_dask_collection, X)))
+
+
 def lazily(
     function: Callable[..., np.ndarray],
     X: Features,
@@ -167,9 +174,13 @@ def lazily(
     columns: int,
     dtype: npt.DTypeLike,
 ) -> Predictions:
-    """Apply `function` to the row blocks of a Dask collection; a lazy Dask array [n] or [n, columns]."""
+    """Apply `function` to the row blocks of a Dask collection, or to delayed blocks; a lazy [n] or [n, columns]."""
     held = shared(weights)
     meta = np.empty((0,) if columns == 1 else (0, columns), dtype)
+    if isinstance(X, list):
+        shape = (np.nan, *meta.shape[1:])
+        made = [dask.delayed(_block)(block, function, held) for block in X]
+        return da.concatenate([da.from_delayed(each, shape, meta=meta) for each in made], allow_unknown_chunksizes=True)
     if hasattr(X, "to_dask_array"):
         out = X.map_partitions(_block, function, held, meta=meta)
         return out.to_dask_array() if hasattr(out, "to_dask_array") else out

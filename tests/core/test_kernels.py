@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from dps import kernels
 from dps.core import sparse
 from dps.errors import InputError
-from dps.kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
+from dps.kernels import (
+    binary_residuals,
+    field_gradient,
+    field_scores,
+    gradient,
+    logistic,
+    margins,
+    multinomial_residuals,
+    pair_gradient,
+    pair_scores,
+)
+
+PARAMETERS = np.zeros((5, 3), np.float32)
 
 
 def batch(rows=300, k=70, dtype=np.float32, seed=0, density=0.1):
@@ -97,6 +109,28 @@ def test_many_classes(weighted):
     np.testing.assert_allclose(residual, expected, rtol=1e-4, atol=1e-6)
     assert residual.dtype == np.float32
     np.testing.assert_allclose(loss, sklearn.metrics.log_loss(y, p, sample_weight=sample, labels=range(7)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 4, 7, 8, 16, 21, 29])
+@pytest.mark.parametrize("ones", [False, True])
+def test_pairs_are_rendles_formula(k, ones):
+    """Also of a machine with fields that all vectors are for: there is one."""
+    X, _, _, _ = batch(rows=60)
+    dense, rng = (X.toarray() != 0) if ones else X.toarray().astype(float), np.random.default_rng(3)
+    rows, residual = rng.normal(size=(70, 1 + k)).astype(np.float32), rng.normal(size=60).astype(np.float32)
+    s = dense @ rows[:, 1:]
+    expected = 0.25 + dense @ rows[:, 0] + (s**2 - (dense**2) @ rows[:, 1:].astype(float) ** 2).sum(axis=1) / 2
+    z, sums = pair_scores(*parts(X, ones), rows, 0.25)
+    np.testing.assert_allclose(z, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(sums, s, rtol=1e-4, atol=1e-5)
+    slope = dense.T @ (residual[:, None] * s) - ((dense**2).T @ residual)[:, None] * rows[:, 1:]
+    made = pair_gradient(*parts(X, ones), rows, sums, residual, out=np.ones_like(rows))
+    np.testing.assert_allclose(made[:, 1:] - 1, slope, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(made[:, 0] - 1, dense.T @ residual, rtol=1e-3, atol=1e-4)
+    field = np.zeros(X.nnz, np.int32)
+    np.testing.assert_allclose(field_scores(*parts(X, ones), field, rows, 1, 0.25), expected, rtol=1e-4, atol=1e-4)
+    aware = field_gradient(*parts(X, ones), field, rows, 1, residual)
+    np.testing.assert_allclose(aware, made - 1, rtol=1e-3, atol=1e-3)
 
 
 def test_two_classes_both_ways():
@@ -209,6 +243,16 @@ def test_the_sum_of_a_row_has_a_fixed_order() -> None:
         (lambda: multinomial_residuals([[0.0, 1.0]], [0.5]), "class numbers"),
         (lambda: multinomial_residuals([0.0, 1.0], [0, 0]), "rows x classes"),
         (lambda: logistic([0, 1], [0], None, np.zeros((1, 2)), 0.0, [1]), "two classes"),
+        (lambda: pair_scores([0, 1], [5], None, np.zeros((5, 3))), "indices from 5 to 5, and there are 5"),
+        (lambda: pair_scores([0, 1], np.int32([-1]), None, np.zeros((5, 3))), "index -1 in the batch"),
+        (lambda: pair_scores([0, 1], [0], None, np.zeros(5)), "features x"),
+        (lambda: field_scores([0, 1], [0], None, [2], np.zeros((5, 5)), 2), "field 2 in the batch, and there are 2"),
+        (lambda: field_scores([0, 1], [0], None, [-1], np.zeros((5, 5)), 2), "field -1 in the batch"),
+        (lambda: field_scores([0, 1], [0], None, [0, 1], np.zeros((5, 5)), 2), "2 fields for 1 indices"),
+        (lambda: field_scores([0, 1], [0], None, [0], np.zeros((5, 4)), 2), "with 2 fields"),
+        (lambda: field_scores([0, 1], [0], None, [0], np.zeros((5, 4)), 0), "with 0 fields"),
+        (lambda: pair_gradient([0, 1], [0], None, PARAMETERS, np.zeros((1, 2)), [1.0], PARAMETERS), "of its own"),
+        (lambda: field_gradient([0, 1], [0], None, [0], PARAMETERS, 1, [1.0], PARAMETERS), "of its own"),
     ],
 )
 def test_wrong_input_is_refused(call, message):

@@ -136,5 +136,5 @@ def test_libsvm_errors(tmp_path):
     (tmp_path / "a.svm").write_text("1 0:1 9:1\n")
     for options in ({"n_features": 20}, {"n_features": 4, "zero_based": True}):
         (part,) = read_libsvm(str(tmp_path / "a.svm"), **options)
-        with pytest.raises(InputError, match=r"a\.svm: .*n_features=.*zero_based="):
+        with pytest.raises(InputError, match=r"a\.svm, line 1 .*n_features=.*zero_based="):
             part.compute(scheduler="sync")

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from compiled import variant
 from dask.distributed import Client
 from oracles import mutant
 from sklearn.base import clone, is_classifier, is_regressor
@@ -19,6 +20,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.metrics import roc_auc_score
 
 import dps
+from dps import kernels
 from dps.errors import InputError, InputTypeError
 from dps.models import (
     FactorizationMachine,
@@ -204,8 +206,26 @@ def test_wrong_variants_are_caught(one, name, monkeypatch):
     function, old, new = WRONG[name]
     monkeypatch.setattr(fm_training, function, mutant(getattr(second_order, function), old, new))
     with pytest.raises(AssertionError):
-        test_it_is_the_textbook_program(one, "adagrad", False, {})
+        test_it_is_the_textbook_program(one, "adagrad", True, {})
     drop(one, one.tables(), False)  # or the model has dropped them, where it is collected already
+
+
+WRONG_LOOPS = [
+    ("sums[c] * sums[c] - squares[c]", "sums[c] * sums[c]"),
+    ("0.5f * total", "total"),
+    ("(sums[c] - x * v[c])", "sums[c]"),
+    ("slope = residual[i] * x", "slope = x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [WRONG_LOOPS[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG_LOOPS[1:])]
+)
+def test_wrong_variants_of_compiled_loops_are_caught(one, monkeypatch, old, new):
+    monkeypatch.setattr(kernels, "sparse", variant("sparse", "pairs.h", old, new))
+    with pytest.raises(AssertionError):
+        test_it_is_the_textbook_program(one, "adagrad", False, {})
+    drop(one, one.tables(), False)
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])

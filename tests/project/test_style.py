@@ -26,7 +26,7 @@ ROOMS = {
     "config": "",
     "spark": "training driver deploy",
     "yarn": "deploy",
-    "kernels": "core.factors core.sparse",
+    "kernels": "core.factors core.lines core.sparse",
     # rules and bytes: these do not know each other
     "core": "",
     "state": "core",

@@ -17,6 +17,7 @@ from distributed import Client
 import dps
 from dps.models import fm_training
 from dps.models.encoding import Layout
+from dps.models.field_aware import Fields
 from dps.models.fm_training import MachinePlan
 from dps.models.partitions import Piece
 
@@ -46,16 +47,18 @@ def train(trainer, pieces, pid, plan):
     return fm_training.train(KillingTrainer(trainer, pid) if pid else trainer, pieces, plan)
 
 
-def test_the_model_is_that_of_undisturbed_servers():
+@pytest.mark.parametrize("fields", [None, Fields(5)], ids=["plain", "field-aware"])
+def test_the_model_is_that_of_undisturbed_servers(fields):
     rng = np.random.default_rng(0)
     X = scipy.sparse.random(400, FEATURES, density=0.2, format="csr", random_state=0, dtype=np.float32)
     piece = Piece(X, rng.integers(0, 2, 400), Layout(FEATURES, 0))
     plan = MachinePlan(
-        "machine", "intercept", np.array([0, 1]), 0.0, 1.0, FEATURES, 2, None, 50, True, 3, True, True, False
-    )
+        "machine", "intercept", np.array([0, 1]), 0.0, 1.0, FEATURES, 2, None, 50, True, 3, True, True, False,
+        fields=fields,
+    )  # fmt: skip
     columns = {
         "w": dps.Column(1, optimizer=dps.FTRL()),
-        "v": dps.Column(K, init=dps.Normal(0.1, seed=3), optimizer=dps.Adagrad(0.1)),
+        "v": dps.Column(K * (fields.count if fields else 1), init=dps.Normal(0.1, seed=3), optimizer=dps.Adagrad(0.1)),
     }
     made = []
     with dps.LocalCluster(servers=4, trainers=1, dashboard_address=None) as cluster, Client(cluster) as client:
