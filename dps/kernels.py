@@ -1,9 +1,10 @@
-"""Loops over sparse batches: margins, gradients, residuals, and two-class logistic regression in one core's time.
+"""Loops over sparse batches: margins, gradients, residuals, two-class logistic regression; and steps of word2vec.
 
 A batch is CSR, as :func:`dps.localize` returns it: `indptr` ``[n + 1]``, int32 `indices` below k, and `data`, float32
 or float64, or ``None`` for "all ones" (hashed one-hot features; nothing is read for them then). Arrays of other dtypes
 are converted, which costs a copy. Weights are float32, ``[k]`` for one output or ``[k, m]`` for m. Results are
-float32; sums over rows are made in float64. The loops are compiled (:mod:`dps.core.sparse`); here arrays of any dtype
+float32; sums over rows are made in float64. The loops are compiled (:mod:`dps.core.sparse`,
+:mod:`dps.core.words`); here arrays of any dtype
 become those that the loops take.
 
 All functions raise an `InputError` for arrays that do not fit each other: indices that lead outside the weights, an
@@ -16,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.core import sparse
+from dps.core import words as word_loops
 from dps.errors import InputError
 
-__all__ = ["binary_residuals", "gradient", "logistic", "margins", "multinomial_residuals"]
+__all__ = ["binary_residuals", "gradient", "logistic", "margins", "multinomial_residuals", "word_steps"]
 
 
 def _array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
@@ -287,3 +289,69 @@ def logistic(
     out = _result(out, w.shape)
     loss, intercept = sparse.logistic(ends, places, values, w.reshape(-1), b, targets, sample, scale, out.reshape(-1))
     return _mean(loss, n, sample), out, intercept
+
+
+def word_steps(
+    inside: np.ndarray,
+    outside: np.ndarray,
+    words: npt.ArrayLike,
+    targets: npt.ArrayLike,
+    sentences: npt.ArrayLike,
+    reach: npt.ArrayLike,
+    pools: npt.ArrayLike,
+    *,
+    negative: float = 5,
+    rate: float = 0.025,
+    step: int = 256,
+    trainers: int = 1,
+    cbow: bool = False,
+) -> tuple[float, int]:
+    """Steps of word2vec with negative sampling on a text, which change rows in place.
+
+    Each place of the text is paired with the places of its sentence that are near it, up to `reach` away. A step takes
+    the pairs of `step` places, and a pool of negatives that they share; :doc:`/word2vec` has the loss and the rate of
+    a row. The interpreter's lock is free meanwhile.
+
+    Parameters
+    ----------
+    inside, outside : float32 array [rows, dim]
+        The vectors of words, and those by which words are predicted; C-contiguous and writeable.
+    words, targets : array_like of int [places]
+        For each place its row of `inside` and its row of `outside`.
+    sentences : array_like of int [places]
+        The number of its sentence; the places of a sentence stand together.
+    reach : array_like of int [places]
+        How many places to each side belong to its window.
+    pools : array_like of int [steps, pool]
+        Rows of `outside`, the negatives of each step.
+    negative : float
+        How many negatives a pair counts for.
+    rate : float
+        The largest learning rate of a row.
+    step : int
+        Places of a step.
+    trainers : int
+        How many take such steps at the same time, and add them up.
+    cbow : bool
+        Whether the mean of a window predicts the word in its middle; else that word predicts each of its window.
+
+    Returns
+    -------
+    loss : float
+        The sum over all pairs, each before its step.
+    pairs : int
+        How many there are; with `cbow`, how many windows that are not empty.
+
+    Examples
+    --------
+    >>> import dps
+    >>> inside, outside = np.full((3, 4), 0.1, np.float32), np.zeros((3, 4), np.float32)
+    >>> loss, pairs = dps.kernels.word_steps(inside, outside, [0, 1], [0, 1], [0, 0], [1, 1], [[2]], negative=1)
+    >>> pairs, round(loss / pairs, 3), outside[:, 0]
+    (2, 1.386, array([ 0.00125,  0.00125, -0.0025 ], dtype=float32))
+    """
+    for name, rows in (("inside", inside), ("outside", outside)):
+        if not isinstance(rows, np.ndarray) or rows.dtype != np.float32 or not rows.flags.carray:
+            raise InputError(f"{name} is changed in place: pass a float32 array that is C-contiguous and writeable")
+    w, t, n, r, p = (_array(each, np.int64) for each in (words, targets, sentences, reach, pools))
+    return word_loops.word_steps(inside, outside, w, t, n, r, p, negative, rate, step, trainers, cbow)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import dps
+from dps import kernels
 from dps.models.word_data import batches_of
-from dps.models.word_steps import WordPairs, pairs_of, step, windows
 
 __all__ = ["WordPlan", "train_words"]
 
@@ -61,24 +60,11 @@ def train_batch(trainer: dps.Trainer, batch: np.ndarray, plan: WordPlan, rate: f
     if plan.keep is not None:
         kept = rng.random(len(words)) < plan.keep[words]
         words, sentences = words[kept], sentences[kept]
-    pairs = pairs_of(sentences, rng.integers(1, plan.window + 1, len(words)))
-    if not len(pairs.centers):
-        return 0.0, 0
-    cuts = np.searchsorted(pairs.centers, np.arange(0, len(words) + STEP_WORDS, STEP_WORDS))
-    pools = dps.sampling.negatives(plan.noise, (len(cuts) - 1, POOL), rng)
-    ids = np.concatenate([words, pools.reshape(-1)])
-    total = 0.0
-    with trainer.rows({plan.inside: words, plan.outside: ids}) as (inside, outside):
-        centers, targets = inside.codes, outside.codes[: len(words)]
-        negatives = outside.codes[len(words) :].reshape(pools.shape)
-        for number, (start, end) in enumerate(itertools.pairwise(cuts)):
-            if end > start:
-                some = WordPairs(pairs.centers[start:end], pairs.contexts[start:end])
-                mean, queries, places = windows(some, centers, plan.cbow)
-                aims = targets[places]
-                total += step(
-                    inside.values, outside.values, mean, (queries, aims), negatives[number], plan.negative, rate,
-                    trainer.trainers,
-                )  # fmt: skip
-    count = len(np.unique(pairs.centers)) if plan.cbow else len(pairs.centers)
-    return total, count
+    reach = rng.integers(1, plan.window + 1, len(words))
+    pools = dps.sampling.negatives(plan.noise, (-(-len(words) // STEP_WORDS), POOL), rng)
+    with trainer.rows({plan.inside: words, plan.outside: np.concatenate([words, pools.reshape(-1)])}) as rows:
+        targets, negatives = np.split(rows[1].codes, [len(words)])
+        return kernels.word_steps(
+            rows[0].values, rows[1].values, rows[0].codes, targets, sentences, reach, negatives.reshape(pools.shape),
+            negative=plan.negative, rate=rate, step=STEP_WORDS, trainers=trainer.trainers, cbow=plan.cbow,
+        )  # fmt: skip

@@ -26,7 +26,7 @@ ROOMS = {
     "config": "",
     "spark": "training driver deploy",
     "yarn": "deploy",
-    "kernels": "core.sparse",
+    "kernels": "core.sparse core.words",
     # rules and bytes: these do not know each other
     "core": "",
     "state": "core",

@@ -1,4 +1,4 @@
-"""Words in a text as pairs, and one step of word2vec on the rows of a few words. Pure: no trainer, no table.
+"""The steps of `dps.kernels.word_steps` in numpy: words in a text as pairs, and one step on the rows of a few words.
 
 A *query* is what predicts: the vector of a word (skip-gram), or the mean of the vectors around a word (CBOW). A step
 has queries, pairs of a query and the word that it is to predict, and a pool of negatives that all queries share.
@@ -12,8 +12,6 @@ import numpy as np
 import scipy.sparse
 
 from dps.models.factor_steps import safe_rates, sums
-
-__all__ = ["Gradients", "WordPairs", "gradients", "pairs_of", "step", "windows"]
 
 
 class WordPairs(NamedTuple):
@@ -136,7 +134,7 @@ def gradients(
     )
 
 
-def step(
+def one_step(
     inside: np.ndarray,
     outside: np.ndarray,
     mean: scipy.sparse.csr_matrix,
@@ -167,3 +165,18 @@ def step(
 def logistic(x: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x)), without overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def steps(
+    inside, outside, words, targets, sentences, reach, pools, *, negative, rate, step=256, trainers=1, cbow=False
+):
+    """As `dps.kernels.word_steps`."""
+    pairs, total, count = pairs_of(sentences, reach), 0.0, 0
+    for number, first in enumerate(range(0, len(words), step)):
+        some = WordPairs(*(each[(pairs.centers >= first) & (pairs.centers < first + step)] for each in pairs))
+        if len(some.centers):
+            mean, queries, places = windows(some, words, cbow)
+            aims = targets[places]
+            total += one_step(inside, outside, mean, (queries, aims), pools[number], negative, rate, trainers)
+            count += len(aims)
+    return total, count
