@@ -21,7 +21,7 @@ typedef float dps_eight __attribute__((vector_size(32), aligned(4), may_alias));
 
 typedef struct {
     float *inside, *outside; /* rows of words and of targets, `dim` numbers each, changed in place */
-    int64_t dim, width; /* width: dim, padded */
+    int64_t inside_count, outside_count, dim, width; /* rows; width: dim, padded */
     const int64_t *words, *targets, *sentences, *reach; /* for each place */
     int64_t places;
     const int64_t *pools; /* `pool` rows of `outside` for each step */
@@ -41,6 +41,9 @@ typedef struct {
     float *pool_v, *pool_t, *pool_g, *scores; /* the pool's rows, these transposed, their gradients; [queries, lanes] */
     float *nh, *nv, *bent_h, *bent_v, *bent_i; /* squared norms; curvatures */
     float *weight, *keep; /* of each query; 1 for a lane with a negative, 0 for padding */
+    /* memory of a batch, where there are several trainers: rows as they were, and for each the share of the way to its
+       optimum that the steps have left */
+    float *inside_old, *outside_old, *inside_left, *outside_left;
     double loss;
     int64_t count;
 } dps_words;
@@ -283,13 +286,27 @@ static inline __attribute__((always_inline)) void dps_negatives(dps_words *w, co
     }
 }
 
+/* A step of a row; `left`, if there is one, is made smaller by what a step with this rate leaves of the way. */
 static inline __attribute__((always_inline)) void dps_descend(
-    const dps_words *w, float *row, const float *old, const float *gradient, float bent
+    const dps_words *w, float *row, const float *gradient, float bent, float *left
 ) {
-    const float most = 1.0f / (w->trainers * (bent > 1e-30f ? bent : 1e-30f));
-    const float rate = w->rate < most ? w->rate : most;
+    const float most = 1.0f / (bent > 1e-30f ? bent : 1e-30f);
+    const float rate = w->rate < most ? w->rate : most, gone = rate * bent;
     for (int64_t k = 0; k < w->dim; k++) {
-        row[k] = old[k] - rate * gradient[k];
+        row[k] -= rate * gradient[k];
+    }
+    if (left) {
+        *left *= gone < 1 ? 1.0f - gone : 0.0f;
+    }
+}
+
+/* What the trainers add up is between the sum and the mean of their ways: d / (1 + (trainers - 1) * share gone). */
+static void dps_share_way(float *rows, const float *old, const float *left, int64_t count, int64_t dim, float trainers) {
+    for (int64_t i = 0; i < count; i++) {
+        const float shared = 1.0f / (1.0f + (trainers - 1) * (1.0f - left[i]));
+        for (int64_t k = i * dim; left[i] < 1 && k < (i + 1) * dim; k++) {
+            rows[k] = old[k] + shared * (rows[k] - old[k]);
+        }
     }
 }
 
@@ -310,14 +327,16 @@ static inline __attribute__((always_inline)) void dps_change_rows(dps_words *w, 
         gradients = w->gi, bent = w->bent_i;
     }
     for (int64_t s = 0; s < n->insides; s++) {
-        float *row = w->inside + w->inside_rows[s] * w->dim;
-        dps_descend(w, row, row, gradients + s * width, bent[s]);
-        w->inside_slots[w->inside_rows[s]] = -1;
+        const int64_t row = w->inside_rows[s];
+        float *left = w->inside_left ? w->inside_left + row : NULL;
+        dps_descend(w, w->inside + row * w->dim, gradients + s * width, bent[s], left);
+        w->inside_slots[row] = -1;
     }
     for (int64_t t = 0; t < n->outsides; t++) {
-        float *row = w->outside + w->outside_rows[t] * w->dim;
-        dps_descend(w, row, row, w->gv + t * width, w->bent_v[t]);
-        w->outside_slots[w->outside_rows[t]] = -1;
+        const int64_t row = w->outside_rows[t];
+        float *left = w->outside_left ? w->outside_left + row : NULL;
+        dps_descend(w, w->outside + row * w->dim, w->gv + t * width, w->bent_v[t], left);
+        w->outside_slots[row] = -1;
     }
 }
 
@@ -335,6 +354,10 @@ static void dps_word_steps(dps_words *w) {
             dps_change_rows(w, &n);
             w->count += n.pairs;
         }
+    }
+    if (w->trainers > 1) {
+        dps_share_way(w->inside, w->inside_old, w->inside_left, w->inside_count, w->dim, w->trainers);
+        dps_share_way(w->outside, w->outside_old, w->outside_left, w->outside_count, w->dim, w->trainers);
     }
 }
 

@@ -26,6 +26,8 @@ cdef extern from "words.h" nogil:
     ctypedef struct dps_words:
         float *inside
         float *outside
+        int64_t inside_count
+        int64_t outside_count
         int64_t dim
         int64_t width
         const int64_t *words
@@ -66,6 +68,10 @@ cdef extern from "words.h" nogil:
         float *bent_i
         float *weight
         float *keep
+        float *inside_old
+        float *outside_old
+        float *inside_left
+        float *outside_left
         double loss
         int64_t count
 
@@ -73,12 +79,22 @@ cdef extern from "words.h" nogil:
 
 
 cdef class _Memory:
-    """Arrays of one call, all zeros at the beginning, which live as long as this does."""
+    """Arrays of one call, which live as long as this does."""
 
     cdef list _arrays
 
     def __init__(self):
         self._arrays = []
+
+    cdef float *copy(self, cnp.ndarray rows):
+        cdef cnp.ndarray array = rows.copy()
+        self._arrays.append(array)
+        return <float *> cnp.PyArray_DATA(array)
+
+    cdef float *ones(self, int64_t count):
+        cdef cnp.ndarray array = np.ones(count, np.float32)
+        self._arrays.append(array)
+        return <float *> cnp.PyArray_DATA(array)
 
     cdef float *floats(self, int64_t count):
         cdef cnp.ndarray array = np.zeros(count, np.float32)
@@ -108,15 +124,13 @@ cdef int _inside(str what, cnp.ndarray numbers, int64_t rows) except -1:
     return 0
 
 
-cdef int _take_memory(
-    dps_words *w, _Memory taken, int64_t inside_rows, int64_t outside_rows, int64_t reach
-) except -1:
+cdef int _take_memory(dps_words *w, _Memory taken, int64_t reach) except -1:
     """What the largest step needs."""
     cdef int64_t queries = min(w.step, w.places)
     cdef int64_t near = min(w.places, queries + 2 * reach)  # places of a step and of its windows
     cdef int64_t pairs = queries * min(2 * reach, near) + 1
     cdef int64_t targets = near + w.pool
-    w.inside_slots, w.outside_slots = taken.int32s(inside_rows, -1), taken.int32s(outside_rows, -1)
+    w.inside_slots, w.outside_slots = taken.int32s(w.inside_count, -1), taken.int32s(w.outside_count, -1)
     w.inside_rows, w.outside_rows = taken.int64s(near), taken.int64s(targets)
     w.pair_query, w.pair_target = taken.int32s(pairs, 0), taken.int32s(pairs, 0)
     w.member, w.member_end = taken.int32s(pairs if w.cbow else 0, 0), taken.int32s(queries, 0)
@@ -167,6 +181,7 @@ def word_steps(
     w.outside = <float *> memory(outside, cnp.NPY_FLOAT32, True)
     w.words, w.targets, w.sentences, w.reach = int64s(words), int64s(targets), int64s(sentences), int64s(reach)
     w.pools, w.pool, w.places, w.step = int64s(pools), pools.shape[1], places, step
+    w.inside_count, w.outside_count = inside.shape[0], outside.shape[0]
     w.dim, w.width = inside.shape[1], _padded(inside.shape[1])
     w.lanes = _padded(w.pool)
     w.negative, w.rate, w.trainers, w.cbow, w.loss, w.count = negative, rate, trainers, cbow, 0, 0
@@ -177,7 +192,11 @@ def word_steps(
         if reach.min() < 0:
             raise InputError(f"a reach of {reach.min()}: 0 or more wanted")
         widest = min(<int64_t> reach.max(), places)
-    _take_memory(&w, taken, inside.shape[0], outside.shape[0], widest)
+    _take_memory(&w, taken, widest)
+    w.inside_old = w.outside_old = w.inside_left = w.outside_left = NULL
+    if trainers > 1:
+        w.inside_old, w.inside_left = taken.copy(inside), taken.ones(inside.shape[0])
+        w.outside_old, w.outside_left = taken.copy(outside), taken.ones(outside.shape[0])
     with nogil:
         dps_word_steps(&w)
     return w.loss, w.count

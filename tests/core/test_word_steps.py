@@ -56,7 +56,8 @@ WRONG = [
     ("w->nh[q] + w->nv[t]) / 4 + residual", "w->nh[q] + w->nv[t]) / 4"),  # rows overshoot
     ("i + w->reach[i] : w->places - 1", "i + w->reach[i] - 1 : w->places - 1"),
     ("|| w->sentences[j] != w->sentences[i]", ""),
-    ("1.0f / (w->trainers * ", "1.0f / ("),
+    ("1.0f - gone : 0.0f", "1.0f : 0.0f"),  # several trainers add up the ways of a row that each has gone to its end
+    ("(trainers - 1) * (1.0f - left[i])", "(trainers - 1)"),
     ("weights += weight;", ""),
     ("w->negative / (float)w->pool", "w->negative / (float)w->lanes"),
     ("weight * w->keep[o + c]", "weight"),
