@@ -50,7 +50,7 @@ def sigmoid(x):
 
 
 def textbook(inside, outside, words, counts, batches, sg, alpha=0.025, last=0.0001, window=5, k=5, epochs=2, seed=3):
-    """Pair after pair, in float64; a step for each 256 places, from the rows of before it."""
+    """Pair after pair, in float64; a step for each 16 places, from the rows of before it."""
     noise, keep = dps.sampling.unigram_table(counts), dps.sampling.subsample(counts)
     clock = 0
     for epoch in range(epochs):
@@ -62,11 +62,12 @@ def textbook(inside, outside, words, counts, batches, sg, alpha=0.025, last=0.00
             kept = draw.random(len(w)) < keep[w]
             w, s = w[kept], s[kept]
             reach = draw.integers(1, window + 1, len(w))
-            pools = noise.draw((-(-len(w) // 256), 64), draw)
+            drawn = noise.draw(max(64, len(w)), draw)
+            pools = drawn[draw.integers(0, len(drawn), (-(-len(w) // 16), 64))]
             for number, pool in enumerate(pools):
                 g_in, g_out = np.zeros_like(inside), np.zeros_like(outside)
                 c_in, c_out = np.full(len(inside), 1e-30), np.full(len(outside), 1e-30)
-                for i in range(256 * number, min(len(w), 256 * number + 256)):
+                for i in range(16 * number, min(len(w), 16 * number + 16)):
                     around = [j for j in range(i - reach[i], i + reach[i] + 1) if 0 <= j < len(w) and j != i]
                     around = [w[j] for j in around if s[j] == s[i]]
                     for source, target in [([w[i]], v) for v in around] if sg else [(around, w[i])] * bool(around):

@@ -55,7 +55,7 @@ ROOMS = {
     "graph": "features.localize state.optimizers training.spark",
     "torch": "client.table state.ops state.optimizers training.batches training.pulled_rows training.row_sums",
     "optimize": "training.spark",
-    "models": "dps functions kernels optimize spark",
+    "models": "dps functions graph kernels optimize spark",
     "testing": "config core functions.definition state wire checkpoints coordination telemetry client server "
     "controller training",
 }
