@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks import model_factors, model_graph, model_overlap, model_topics
+from benchmarks import model_factors, model_graph, model_overlap, model_topics, model_words
 from benchmarks.common import Report, parser
 
 MODELS: dict[str, Callable[[Report, bool], None]] = {
@@ -16,6 +16,7 @@ MODELS: dict[str, Callable[[Report, bool], None]] = {
     "mf": model_factors.measure,
     "pagerank": model_graph.measure,
     "topics": model_topics.measure,
+    "words": model_words.measure,
 }
 
 
