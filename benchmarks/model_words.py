@@ -198,7 +198,8 @@ def measure(report: Report, quick: bool, words: int = ZIPF_WORDS) -> None:
     """The speeches, and generated text."""
     rounds = 1 if quick else 3
     compared(report, "speeches", speeches()[: 2_000 if quick else None], rounds, mllib=True)
-    compared(report, f"{words:,} words by Zipf's law", zipf_text(20_000 if quick else words), rounds, mllib=False)
+    words = 20_000 if quick else words
+    compared(report, f"{words:,} words by Zipf's law", zipf_text(words), rounds, mllib=False)
 
 
 def main(argv: list[str] | None = None) -> None:

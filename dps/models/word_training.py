@@ -14,8 +14,8 @@ from dps.models.word_data import WalkText, batches_of
 
 __all__ = ["WordPlan", "train_walks", "train_words"]
 
-# Places of a step, and negatives that its pairs share. With fewer places, frequent words take more steps on a text: the
-# held-out loss of State of the Union was 2.67 with steps of 256, 2.62 with 32, 2.55 with 16 and 2.56 with 8. A pool of 16
+# Places of a step, and negatives that its pairs share. With fewer places, frequent words take more steps on a text. The
+# held-out loss of State of the Union was 2.67 with 256 places, 2.62 with 32, 2.55 with 16, 2.56 with 8. A pool of 16
 # was too noisy for vocabularies of some dozen words. A batch draws as many negatives as it has words, and the pools are
 # drawn from these: with a quarter of them, the loss of words that were not trained on was 6 % higher.
 STEP_WORDS = 16
