@@ -167,14 +167,29 @@ def timed(function: Callable[[], Any]) -> tuple[float, float, Any]:
     return time.perf_counter() - began, processor_seconds(family) - cpu, result
 
 
+def written(folder: str, text: Text, cuts: np.ndarray) -> Callable[[int], Text]:
+    """Write a text in parts; the function that reads one of them."""
+    for number, (first, last) in enumerate(itertools.pairwise(cuts)):
+        Path(folder, str(number)).write_text("\n".join(map(" ".join, text[first:last])))
+
+    def read(number: int) -> Text:
+        return [line.split() for line in Path(folder, str(number)).read_text().splitlines()]
+
+    return read
+
+
 def compared(report: Report, name: str, text: Text, rounds: int, mllib: bool) -> None:
     """Words a second and the held-out loss on a text, turn by turn."""
     train, unseen = [s for n, s in enumerate(text) if n % HELD_OUT], text[::HELD_OUT]
     held_out, count = HeldOut(unseen, train), EPOCHS * sum(map(len, train))
     took: dict[str, list[tuple[float, float, float]]] = {}
-    with dps.LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        dps.LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
         cuts = np.linspace(0, len(train), PARTS + 1).astype(int)
-        parts = client.scatter([train[a:b] for a, b in itertools.pairwise(cuts)])
+        parts = list(client.map(written(folder, train, cuts), range(PARTS)))  # each worker reads and keeps its share
         with dps.ParameterServer(client, servers=1) as ps:
             ways: dict[str, Callable[[], Vectors]] = {"dps": functools.partial(with_dps, parts, ps, held_out.words)}
             if installed("gensim"):
