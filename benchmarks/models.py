@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks import model_factors, model_fm, model_graph, model_overlap, model_topics, model_torch
+from benchmarks import model_factors, model_fm, model_graph, model_overlap, model_topics, model_torch, model_words
 from benchmarks.common import Report, parser
 
 MODELS: dict[str, Callable[[Report, bool], None]] = {
@@ -18,6 +18,7 @@ MODELS: dict[str, Callable[[Report, bool], None]] = {
     "pagerank": model_graph.measure,
     "topics": model_topics.measure,
     "torch": model_torch.measure,
+    "words": model_words.measure,
 }
 
 

@@ -7,6 +7,7 @@ ranks        PageRank, also personalised
 components   connected components
 labels       communities by label propagation
 cores        core numbers
+walks        random walks, as DeepWalk and node2vec take them
 edges        edges as users have them, as arrays of numbers
 exchange     rows that trainers send to each other through a table
 local_edges  the edges of the vertices that a trainer owns
@@ -23,5 +24,14 @@ with needing("models"):
     from dps.graph.labels import label_propagation
     from dps.graph.ranks import page_rank
     from dps.graph.results import VertexValues
+    from dps.graph.walks import RandomWalks, random_walks
 
-__all__ = ["VertexValues", "connected_components", "k_core", "label_propagation", "page_rank"]
+__all__ = [
+    "RandomWalks",
+    "VertexValues",
+    "connected_components",
+    "k_core",
+    "label_propagation",
+    "page_rank",
+    "random_walks",
+]

@@ -60,6 +60,18 @@ class GraphJob:
         self._tables.append(name)
         return name
 
+    def counts(self, what: str) -> str:
+        """Make a keyed int64 table in which pushes add up; its name."""
+        name = f"{self._name}-{what}"
+        self._ps.table(name, dtype="int64")
+        self._tables.append(name)
+        return name
+
+    def kept(self, name: str) -> dps.Table:
+        """A table that outlives the job."""
+        self._tables.remove(name)
+        return self._ps.tables()[name]
+
     def mailbox(self) -> str:
         """Make a table for :func:`dps.graph.exchange.exchanged`; its name."""
         return self.table("mailbox", "int64", BLOCK)
@@ -72,5 +84,4 @@ class GraphJob:
 
     def result(self, table: str, iterations: int, converged: bool) -> VertexValues:
         """The result in a table, which outlives the job."""
-        self._tables.remove(table)
-        return VertexValues(self._ps, self._ps.tables()[table], iterations, converged)
+        return VertexValues(self._ps, self.kept(table), iterations, converged)

@@ -14,6 +14,7 @@ with needing("models"):
     from dps.models.linear import ElasticNet, Lasso, LinearRegression, LinearSVC, PoissonRegressor, Ridge
     from dps.models.logistic import LogisticRegression
     from dps.models.matrix_factorization import MatrixFactorization
+    from dps.models.node2vec import Node2Vec
     from dps.models.similarity import Similarity
     from dps.models.topics import LatentDirichletAllocation
     from dps.models.word2vec import Word2Vec
@@ -30,6 +31,7 @@ __all__ = [
     "LinearSVC",
     "LogisticRegression",
     "MatrixFactorization",
+    "Node2Vec",
     "PoissonRegressor",
     "Ridge",
     "Similarity",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 import weakref
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -12,14 +13,23 @@ from sklearn.exceptions import NotFittedError
 
 import dps
 from dps.errors import InputError
+from dps.graph import RandomWalks
 from dps.models.classes import nonnegative
 from dps.models.factor_tables import HomeTable, LiveTable
 from dps.models.partitions import taking_turns
 from dps.models.types import ClusterLike, Settings
 from dps.models.weights import drop, drop_later
 from dps.models.where import Address, address_of, aside, serving
-from dps.models.word_data import Sentences, Vocabulary, count_words, sentence_parts, vocabulary_of
-from dps.models.word_training import WordPlan, train_words
+from dps.models.word_data import (
+    Sentences,
+    Vocabulary,
+    count_words,
+    sentence_parts,
+    visited_vertices,
+    vocabulary_of,
+    walk_text,
+)
+from dps.models.word_training import WordPlan, train_walks, train_words
 from dps.models.word_vectors import WordVectors
 
 __all__ = ["Word2Vec"]
@@ -139,7 +149,8 @@ class Word2Vec(BaseEstimator):
         ----------
         sentences : list, Dask bag, list of futures or delayed values, str or Path
             Lists of words; futures and delayed values hold lists of them. A str or Path names text files, as
-            ``dask.bag.read_text`` takes them, each line a sentence of words between spaces.
+            ``dask.bag.read_text`` takes them, each line a sentence of words between spaces. Or
+            :class:`dps.graph.RandomWalks`, whose words are vertices; `client` is then their parameter server.
         y : None
             Not used.
 
@@ -153,11 +164,11 @@ class Word2Vec(BaseEstimator):
         InputError, InputTypeError
             Sentences or settings from which no model can be trained. No table or server is left behind.
         """
-        self._check()
-        parts = sentence_parts(sentences)
+        self.check()
+        text = self._text(sentences)
         self.forget()
         try:
-            return self._fit(parts, self.epochs)
+            return self._fit(text, self.epochs)
         except BaseException:
             self.forget()
             raise
@@ -167,11 +178,11 @@ class Word2Vec(BaseEstimator):
 
         The first call counts the words, as `fit` does. Words that are new later are left out.
         """
-        self._check()
+        self.check()
         passes = 1 if epochs is None else epochs
         if not whole(passes, 1):
             raise InputError(f"epochs is a whole number, 1 or more; not {epochs!r}")
-        return self._fit(sentence_parts(sentences), passes)
+        return self._fit(self._text(sentences), passes)
 
     def forget(self) -> None:
         """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
@@ -182,19 +193,32 @@ class Word2Vec(BaseEstimator):
         for name in ("_vocabulary", "_outside", "_ps", "_tables", "_dropping", "wv", "counts_", "loss_curve_"):
             self.__dict__.pop(name, None)
 
-    def _fit(self, parts: list, epochs: int) -> Self:
+    def _text(self, sentences: Sentences | RandomWalks) -> list | RandomWalks:
+        """What is read: partitions of sentences, or walks."""
+        if not isinstance(sentences, RandomWalks):
+            return sentence_parts(sentences)
+        if self.client is not sentences.ps:
+            raise InputError("these walks lie on a parameter server, and the model trains there: pass client=walks.ps")
+        return sentences
+
+    def _count(self, ps: dps.ParameterServer, text: list | RandomWalks) -> Vocabulary:
+        if isinstance(text, RandomWalks):
+            return visited_vertices(text, self.min_count)
+        with taking_turns(ps.dask_client):
+            return vocabulary_of(ps.run(count_words, text, progress=False), self.min_count)
+
+    def _fit(self, text: list | RandomWalks, epochs: int) -> Self:
         with aside():
             if self._tables is not None and self._ps is not None:
-                self._train(self._ps, parts, epochs, self._tables)
+                self._train(self._ps, text, epochs, self._tables)
                 return self
+            parts = [] if isinstance(text, RandomWalks) else text
             with serving(self.client, parts, self.servers, detaches=lambda: self._dropping is None) as (ps, ours):
                 if self._vocabulary is None:
-                    with taking_turns(ps.dask_client):
-                        counts = ps.run(count_words, parts, progress=False)
-                    self._vocabulary = vocabulary_of(counts, self.min_count)
+                    self._vocabulary = self._count(ps, text)
                 tables = self._make_tables(ps, self._vocabulary)
                 try:
-                    self._train(ps, parts, epochs, tables)
+                    self._train(ps, text, epochs, tables)
                     self._keep(ps, tables, ours)
                 finally:
                     if self._tables is None:
@@ -214,7 +238,7 @@ class Word2Vec(BaseEstimator):
                     ps.client().assign(name, piece, values[piece])
         return tables
 
-    def _train(self, ps: dps.ParameterServer, parts: list, epochs: int, tables: tuple[str, str]) -> None:
+    def _train(self, ps: dps.ParameterServer, text: list | RandomWalks, epochs: int, tables: tuple[str, str]) -> None:
         vocabulary = self._fitted()
         plan = WordPlan(
             *tables, cbow=not self.sg, window=self.window, negative=self.negative, alpha=self.alpha,
@@ -223,8 +247,15 @@ class Word2Vec(BaseEstimator):
             keep=dps.sampling.subsample(vocabulary.counts, self.sample) if self.sample else None,
         )  # fmt: skip
         with taking_turns(ps.dask_client):
+            function: Callable
+            words: Any
+            if isinstance(text, RandomWalks):
+                function, data, columns = train_walks, text.data, text.columns
+                words = walk_text(text, vocabulary.words)
+            else:
+                function, data, columns, words = train_words, text, None, vocabulary.words
             reports = ps.run(
-                train_words, parts, args=(plan, vocabulary.words), staleness=self.staleness, progress=self.progress
+                function, data, columns=columns, args=(plan, words), staleness=self.staleness, progress=self.progress
             )
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *reports[0]]
 
@@ -248,7 +279,7 @@ class Word2Vec(BaseEstimator):
             raise NotFittedError("this Word2Vec is not fitted yet; call fit")
         return self._vocabulary
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Refuse impossible settings before any server starts."""
         for name in ("vector_size", "window", "min_count", "epochs", "negative", "batch_words", "servers"):
             if not whole(getattr(self, name), 1):

@@ -15,9 +15,11 @@ from dask.distributed import Future
 
 import dps
 from dps.errors import InputError, InputTypeError
+from dps.graph import RandomWalks
 from dps.models.spark_pieces import is_spark
 
-__all__ = ["Sentences", "Vocabulary", "batches_of", "count_words", "sentence_parts", "vocabulary_of"]
+__all__ = ["Sentences", "Vocabulary", "batches_of", "count_words", "sentence_parts"]
+__all__ += ["WalkText", "visited_vertices", "vocabulary_of", "walk_text"]
 
 Sentences: TypeAlias = Any  # lists of words in memory, in a Dask bag or in a list of futures; or a path of text
 HOME_PARTS = 64  # of sentences in memory, so that all trainers have some
@@ -26,7 +28,7 @@ HOME_PARTS = 64  # of sentences in memory, so that all trainers have some
 class Vocabulary(NamedTuple):
     """Words and how often they occur, the most frequent first."""
 
-    words: list[str]
+    words: list[Any]  # str; of walks, vertices
     counts: np.ndarray  # int64
 
 
@@ -91,6 +93,50 @@ def vocabulary_of(counts: Sequence[Counter[str]], min_count: int) -> Vocabulary:
             f"{kept[0][1]!r} is the only word that occurs min_count={min_count} times or more: vectors need two words"
         )
     return Vocabulary([word for _, word in kept], -np.array([count for count, _ in kept], np.int64))
+
+
+def visited_vertices(walks: RandomWalks, min_count: int) -> Vocabulary:
+    """The vertices of walks, the most visited first; of those equally often visited, the smallest."""
+    order = np.lexsort((walks.vertices, -walks.visits))
+    order = order[walks.visits[order] >= min_count]
+    if len(order) < 2:
+        raise InputError(
+            f"the walks visit {len(order)} vertices min_count={min_count} times or more, and vectors need two: "
+            f"lower min_count, or make more walks"
+        )
+    return Vocabulary(walks.vertices[order].tolist(), walks.visits[order])
+
+
+class WalkText(NamedTuple):
+    """Walks on the servers, as trainers read them."""
+
+    table: str
+    walks: int
+    length: int
+    words: np.ndarray  # for each number of a vertex the number of its word, or -1
+
+    def batches(self, number: int, trainers: int, size: int) -> list[np.ndarray]:
+        """A trainer's share: ranges of walks, each of about `size` words."""
+        walks = max(1, size // self.length)
+        firsts = range(number * walks, self.walks, trainers * walks)
+        return [np.array([[first], [min(self.walks, first + walks)]]) for first in firsts]
+
+    def read(self, trainer: dps.Trainer, batch: np.ndarray) -> np.ndarray:
+        """A batch as :func:`batches_of` has it."""
+        keys = np.arange(*batch[:, 0])
+        numbers = trainer.pull(self.table, keys).reshape(len(keys), self.length)
+        words = np.where(numbers >= 0, self.words[numbers], -1)
+        sentences, places = np.nonzero(words >= 0)
+        return np.stack([words[sentences, places], sentences])
+
+
+def walk_text(walks: RandomWalks, vertices: Sequence[int]) -> WalkText:
+    """Walks, of which these vertices count."""
+    order = np.argsort(walks.vertices)
+    places = order[np.searchsorted(walks.vertices[order], np.asarray(vertices))]
+    words = np.full(len(walks.vertices), -1)
+    words[places] = np.arange(len(places))
+    return WalkText(walks.table.name, walks.count, walks.length, words)
 
 
 def batches_of(partitions: Sequence[Any], words: Sequence[str], size: int) -> list[np.ndarray]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import numpy as np
 
 from dps.errors import InputError, UnknownWordError
 from dps.models.factor_tables import FactorTable, HomeTable
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 __all__ = ["WordVectors"]
 
-Query: TypeAlias = "str | np.ndarray | Iterable[str | np.ndarray]"
+Word: TypeAlias = "str | int"  # a word, or a vertex of a graph
+Query: TypeAlias = "Word | np.ndarray | Iterable[Word | np.ndarray]"
 
 
 class WordVectors:
@@ -22,7 +26,7 @@ class WordVectors:
     Parameters
     ----------
     words : sequence of str
-        Distinct words.
+        Distinct words; or whole numbers, the vertices of a graph.
     vectors : ndarray [words, dim], or FactorTable
         Where they are: in this process, or on the servers.
 
@@ -42,7 +46,7 @@ class WordVectors:
     ([0.0, 1.0], False)
     """
 
-    def __init__(self, words: Sequence[str], vectors: np.ndarray | FactorTable):
+    def __init__(self, words: Sequence[Word], vectors: np.ndarray | FactorTable):
         self.index_to_key = list(words)
         self.key_to_index = {word: number for number, word in enumerate(self.index_to_key)}
         if len(self.key_to_index) < len(self.index_to_key):
@@ -62,9 +66,9 @@ class WordVectors:
     def __contains__(self, word: object) -> bool:
         return word in self.key_to_index
 
-    def __getitem__(self, words: str | Sequence[str]) -> np.ndarray:
+    def __getitem__(self, words: Word | Sequence[Word]) -> np.ndarray:
         """The vector of a word, or the vectors ``[words, dim]`` of several."""
-        if isinstance(words, str):
+        if is_word(words):
             return self._rows([words])[0]
         return self._rows(list(words))
 
@@ -78,12 +82,12 @@ class WordVectors:
         """The length of a vector."""
         return self._table.find(np.arange(min(1, len(self))))[0].shape[1]
 
-    def similarity(self, one: str, other: str) -> float:
+    def similarity(self, one: Word, other: Word) -> float:
         """The cosine of the vectors of two words."""
         a, b = unit(self._rows([one, other]))
         return float(a @ b)
 
-    def most_similar(self, positive: Query = (), negative: Query = (), topn: int = 10) -> list[tuple[str, float]]:
+    def most_similar(self, positive: Query = (), negative: Query = (), topn: int = 10) -> list[tuple[Word, float]]:
         """The words nearest to a mean of words, by cosine; without these words.
 
         Parameters
@@ -110,9 +114,9 @@ class WordVectors:
         plus, minus = listed(positive), listed(negative)
         if not plus and not minus:
             raise InputError("most_similar needs a word: positive and negative are empty")
-        known = [each for each in (*plus, *minus) if isinstance(each, str)]
+        known = [each for each in (*plus, *minus) if is_word(each)]
         rows = iter(self._rows(known))
-        each = unit(np.stack([next(rows) if isinstance(word, str) else np.asarray(word) for word in (*plus, *minus)]))
+        each = unit(np.stack([next(rows) if is_word(word) else np.asarray(word) for word in (*plus, *minus)]))
         signs = np.repeat([1.0, -1.0], [len(plus), len(minus)])
         mean = (signs @ each / len(each)).astype(np.float32)
         skip = {self.key_to_index[word] for word in known}
@@ -138,7 +142,7 @@ class WordVectors:
             file.write(f"{len(self)} {vectors.shape[1]}\n".encode())
             for word, row in zip(self.index_to_key, vectors, strict=True):
                 if binary:
-                    file.write(word.encode() + b" " + row.astype("<f4").tobytes())
+                    file.write(str(word).encode() + b" " + row.astype("<f4").tobytes())
                 else:
                     file.write(f"{word} {' '.join(map(str, row))}\n".encode())
 
@@ -161,7 +165,7 @@ class WordVectors:
         values = np.stack([row for _, row in rows]) if rows else np.zeros((0, dim), np.float32)
         return cls([word for word, _ in rows], values)
 
-    def _rows(self, words: Sequence[str]) -> np.ndarray:
+    def _rows(self, words: Sequence[Word]) -> np.ndarray:
         missing = [word for word in words if word not in self.key_to_index]
         if missing:
             raise UnknownWordError(
@@ -171,9 +175,14 @@ class WordVectors:
         return self._table.find(np.array([self.key_to_index[word] for word in words], np.int64))[0]
 
 
-def listed(query: Query) -> list[str | np.ndarray]:
+def is_word(thing: object) -> TypeIs[Word]:
+    """Whether it is one word, and neither a vector nor several words."""
+    return isinstance(thing, (str, int, np.integer))
+
+
+def listed(query: Query) -> list[Word | np.ndarray]:
     """Words and vectors as a list."""
-    return [query] if isinstance(query, str) or getattr(query, "ndim", 0) == 1 else list(query)  # type: ignore[list-item]
+    return [query] if is_word(query) or (isinstance(query, np.ndarray) and query.ndim == 1) else list(query)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

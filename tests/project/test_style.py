@@ -26,7 +26,7 @@ ROOMS = {
     "config": "",
     "spark": "training driver deploy",
     "yarn": "deploy",
-    "kernels": "core.factors core.lines core.sparse",
+    "kernels": "core.factors core.lines core.sparse core.words",
     # rules and bytes: these do not know each other
     "core": "",
     "state": "core",
@@ -55,7 +55,7 @@ ROOMS = {
     "graph": "features.localize state.optimizers training.spark",
     "torch": "client.table state.ops state.optimizers training.batches training.pulled_rows training.row_sums",
     "optimize": "training.spark",
-    "models": "dps core.inference core.tokens functions kernels optimize spark",
+    "models": "dps core.inference core.tokens functions graph kernels optimize spark",
     "testing": "config core functions.definition state wire checkpoints coordination telemetry client server "
     "controller training",
 }

@@ -1,4 +1,4 @@
-"""Words in a text as pairs, and one step of word2vec on the rows of a few words. Pure: no trainer, no table.
+"""The steps of `dps.kernels.word_steps` in numpy: words in a text as pairs, and one step on the rows of a few words.
 
 A *query* is what predicts: the vector of a word (skip-gram), or the mean of the vectors around a word (CBOW). A step
 has queries, pairs of a query and the word that it is to predict, and a pool of negatives that all queries share.
@@ -12,8 +12,6 @@ import numpy as np
 import scipy.sparse
 
 from dps.models.factor_steps import safe_rates, sums
-
-__all__ = ["Gradients", "WordPairs", "gradients", "pairs_of", "step", "windows"]
 
 
 class WordPairs(NamedTuple):
@@ -136,7 +134,7 @@ def gradients(
     )
 
 
-def step(
+def one_step(
     inside: np.ndarray,
     outside: np.ndarray,
     mean: scipy.sparse.csr_matrix,
@@ -144,14 +142,15 @@ def step(
     pool: np.ndarray,
     negative: float,
     rate: float,
-    trainers: int = 1,
-) -> float:
-    """Change the rows of words and targets by one step; the loss before it.
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Change the rows of words and targets by one step; the loss before it, and how far each row has come.
 
     A row takes the sum of the gradients of its pairs, with the rate of `safe_rates`. A term of the loss bends by at
     most (|h|^2 + |v|^2) / 4 + |residual| along its two rows. The sum of these over the terms of a row is the row's
     curvature. With a query that is a mean, a word has its share of the query's curvature (Jensen's inequality).
     So rare words get the learning rate, and a word that is everywhere in the text does not overshoot.
+
+    How far a row has come is its rate times its curvature, the share of the way to the optimum of the bound.
     """
     queries, targets = pairs
     rows, columns = np.unique(mean.indices, return_inverse=True)
@@ -159,11 +158,37 @@ def step(
     used, where = np.unique(np.concatenate([targets, pool]), return_inverse=True)
     old, v = inside[rows], outside[used]
     made = gradients(local @ old, v, queries, where[: len(targets)], where[len(targets) :], negative)
-    inside[rows] = old - safe_rates(rate, local.T @ made.query_curvature, trainers) * (local.T @ made.queries)
-    outside[used] = v - safe_rates(rate, made.target_curvature, trainers) * made.targets
-    return made.loss
+    gone = np.zeros(len(inside)), np.zeros(len(outside))
+    for all_rows, some, way, gradient, curvature in (
+        (inside, rows, gone[0], local.T @ made.queries, local.T @ made.query_curvature),
+        (outside, used, gone[1], made.targets, made.target_curvature),
+    ):
+        rates = safe_rates(rate, curvature, 1)
+        all_rows[some] -= rates * gradient
+        way[some] = np.minimum(1, rates[:, 0] * curvature)
+    return made.loss, *gone
 
 
 def logistic(x: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x)), without overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def steps(
+    inside, outside, words, targets, sentences, reach, pools, *, negative, rate, step=256, trainers=1, cbow=False
+):
+    """As `dps.kernels.word_steps`."""
+    pairs, total, count = pairs_of(sentences, reach), 0.0, 0
+    old, left = (inside.copy(), outside.copy()), (np.ones(len(inside)), np.ones(len(outside)))
+    for number, first in enumerate(range(0, len(words), step)):
+        some = WordPairs(*(each[(pairs.centers >= first) & (pairs.centers < first + step)] for each in pairs))
+        if len(some.centers):
+            mean, queries, places = windows(some, words, cbow)
+            aims = targets[places]
+            loss, *gone = one_step(inside, outside, mean, (queries, aims), pools[number], negative, rate)
+            total, count = total + loss, count + len(aims)
+            for share, way in zip(left, gone, strict=True):
+                share *= 1 - way
+    for rows, before, share in zip((inside, outside), old, left, strict=True):
+        rows[:] = before + (rows - before) / (1 + (trainers - 1) * (1 - share[:, None]))
+    return total, count

@@ -1,0 +1,16 @@
+import numpy as np
+
+def word_steps(
+    inside: np.ndarray,
+    outside: np.ndarray,
+    words: np.ndarray,
+    targets: np.ndarray,
+    sentences: np.ndarray,
+    reach: np.ndarray,
+    pools: np.ndarray,
+    negative: float,
+    rate: float,
+    step: int,
+    trainers: int,
+    cbow: bool,
+) -> tuple[float, int]: ...

@@ -1,0 +1,147 @@
+"""node2vec: planted communities, karate club, all kinds of edges, trainers and servers that are lost, bad input."""
+
+from __future__ import annotations
+
+import pickle
+
+import networkx as nx
+import numpy as np
+import pytest
+from dask.distributed import Client
+from sklearn.base import clone
+from sklearn.metrics import normalized_mutual_info_score
+
+import dps
+import dps.graph
+from dps.errors import InputError, InputTypeError, UnknownWordError
+from dps.models import Node2Vec, Word2Vec
+
+SMALL = {"walk_length": 10, "num_walks": 8, "window": 4, "epochs": 5, "progress": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def client():
+    options = {"processes": False, "dashboard_address": None}
+    with dps.LocalCluster(servers=2, trainers=2, **options) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ps(client):
+    with dps.ParameterServer(client, servers=2, copies=2) as ps:
+        yield ps
+        assert not ps.tables(), "fits leave no tables"
+
+
+def blocks(groups=3, size=20, seed=0):
+    """Edges of a stochastic block model, and the group of each vertex; ids are scattered."""
+    graph = nx.stochastic_block_model(
+        [size] * groups, np.full((groups, groups), 0.02) + 0.4 * np.eye(groups), seed=seed
+    )
+    ids = np.random.default_rng(seed).integers(-(2**62), 2**62, groups * size)
+    return ids[np.array(graph.edges)], {int(vertex): n // size for n, vertex in enumerate(ids)}
+
+
+def share_of_near_in_group(model, group, topn=5):
+    near = [(v, other) for v in group if v in model.wv for other, _ in model.wv.most_similar(v, topn=topn)]
+    return np.mean([group[v] == group[other] for v, other in near])
+
+
+@pytest.mark.parametrize(("p", "q"), [(1, 1), (0.5, 2)])
+def test_communities_are_found(client, p, q):
+    edges, group = blocks()
+    model = Node2Vec(16, client=client, p=p, q=q, **SMALL).fit(edges)
+    assert share_of_near_in_group(model, group) > 0.9
+    assert model.loss_curve_[-1] < model.loss_curve_[0]
+
+
+def test_the_two_clubs_of_karate(client):
+    from sklearn.cluster import KMeans
+
+    graph = nx.karate_club_graph()
+    edges = np.array(graph.edges)
+    model = Node2Vec(8, client=client, walk_length=20, num_walks=20, window=5, epochs=5, progress=False).fit(edges)
+    club = [graph.nodes[v]["club"] for v in model.wv.index_to_key]
+    unit = model.wv.vectors / np.linalg.norm(model.wv.vectors, axis=1, keepdims=True)
+    found = KMeans(2, n_init=10, random_state=0).fit_predict(unit)
+    assert normalized_mutual_info_score(club, found) > 0.5
+
+
+def test_vectors_stay_on_your_servers(ps):
+    edges, group = blocks(2, 15)
+    model = Node2Vec(8, client=ps, **SMALL).fit(edges)
+    some = next(iter(group))
+    copy = pickle.loads(pickle.dumps(model))
+    assert dict(copy.wv.most_similar(some)) == pytest.approx(dict(model.wv.most_similar(some)), abs=1e-6)
+    assert copy.wv[np.int64(some)].shape == (8,)
+    with pytest.raises(UnknownWordError, match="12345"):
+        model.wv.most_similar(12345)
+    assert len(ps.tables()) == 2
+    assert clone(model).client is ps
+    model.forget()
+    with pytest.raises(AttributeError):
+        model.wv  # noqa: B018
+
+
+def test_word2vec_of_walks_goes_on(ps):
+    edges, _ = blocks(2, 15)
+    with dps.graph.random_walks(ps, edges, walk_length=10, num_walks=8, seed=1) as walks:
+        model = Word2Vec(8, client=ps, min_count=1, sample=0, progress=False).fit(walks)
+        np.testing.assert_array_equal(model.counts_, -np.sort(-walks.visits))
+        model.partial_fit(walks, epochs=2)
+        assert len(model.loss_curve_) == 7
+        with pytest.raises(InputError, match=r"client=walks\.ps"):
+            Word2Vec(8, progress=False).fit(walks)
+        with pytest.raises(InputError, match="lower min_count"):
+            Word2Vec(8, client=ps, min_count=10**6, progress=False).fit(walks)
+    model.forget()
+
+
+def test_one_trainer_repeats_its_model(ps, monkeypatch):
+    run = ps.run
+    monkeypatch.setattr(ps, "run", lambda *args, **options: run(*args, **(options | {"trainers": 1, "retries": 1})))
+    edges, _ = blocks(2, 15)
+    vectors = []
+    for disturbed in (False, True):
+        with monkeypatch.context() as patch:
+            if disturbed:
+                patch.setattr(dps.Trainer, "rows", failing_once(dps.Trainer.rows))
+            model = Node2Vec(8, client=ps, **SMALL).fit(edges)
+        vectors.append(model.wv.vectors)
+        model.forget()
+    np.testing.assert_array_equal(*vectors)
+
+
+def failing_once(rows):
+    """`Trainer.rows` that fails in the first attempt at its third clock."""
+
+    def fails(trainer, *args):
+        if trainer.attempt == 0 and trainer.clock == 2:
+            raise OSError("lost")
+        return rows(trainer, *args)
+
+    return fails
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"p": 0}, "p is a finite number above 0"), ({"q": np.nan}, "q is a finite"), ({"walk_length": 0}, "walk_length"),
+    ({"num_walks": 1.5}, "num_walks"), ({"window": 0}, "window"), ({"vector_size": -1}, "vector_size"),
+])  # fmt: skip
+def test_bad_settings(ps, change, message):
+    with pytest.raises(InputError, match=message):
+        Node2Vec(client=ps, **SMALL | change).fit([[1, 2]])
+    assert not ps.tables()
+
+
+def test_bad_edges(ps):
+    model = Node2Vec(client=ps, **SMALL)
+    for edges, weights, message in [
+        (np.empty((0, 2), int), None, "0 edges"), ([1, 2], None, "shape"), ([[1, 1]], None, "vectors need two"),
+        ([[1, 2], [2, 3]], [0.0, 0.0], "all weights are 0"), ([[1, 2]], [-1.0], "0 or more"),
+        ([[1.5, 2]], None, "no whole number"), ([[1, 2]], [1.0, 2.0], "weights have shape"),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            model.fit(edges, weights=weights)
+    with pytest.raises(InputTypeError, match="hash_strings"):
+        model.fit([["a", "b"]])
+    assert not ps.tables()
