@@ -74,10 +74,12 @@ def reached(reach: str | None, value: float, ratio: float | None) -> bool | None
     --------
     >>> reached("<= 1.5 x", 30.0, 1.4), reached(">= 30,000 ticks/s", 29_999, None), reached(None, 1, None)
     (True, False, None)
+    >>> reached("<= 1e-8", 3e-4, None), reached("<= 1e-8", 3e-11, None)
+    (False, True)
     """
     if reach is None:
         return None
-    found = re.match(r"(<=|>=|<|>) ([\d,.]*\d)( x\b)?", reach)
+    found = re.match(r"(<=|>=|<|>) ([\d,.]*\d(?:e-?\d+)?)( x\b)?", reach)
     if found is None:
         raise ValueError(f"a reach reads '<= 1.5 x' or '>= 30,000 ticks/s', not {reach!r}")
     subject = ratio if found[3] else value

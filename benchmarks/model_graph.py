@@ -1,100 +1,155 @@
-"""PageRank of a graph whose links follow Zipf's law, beside programs that have the whole graph in one process.
+"""PageRank of WordNet, of Debian's packages and of a graph whose links follow Zipf's law, beside other programs.
 
-scipy's is the plain power iteration; scikit-network's is a compiled one. Both are given the matrix, whose making is
-timed by itself. The edges of dps lie in a Dask array; its time is that of the whole call.
+scipy, networkx and scikit-network have the whole graph in one process; scipy's is the plain power iteration. They and
+dps begin with arrays in memory (of dps: on the workers), and end with an array of ranks. GraphX begins with its own
+graph, loaded and cached, and makes as many iterations as dps has needed; its loading, and the output of ranks, do not
+count. scikit-network 0.33 does not spread the rank of vertices without edges evenly, so its ranks differ where there
+are such vertices: its row shows what its compiled loop takes.
+``--edges 20000000`` ranks a larger graph.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
-from scipy.sparse import csr_array
+import psutil
+from distributed import Client, wait
 
 import dps
-from benchmarks.common import Report, installed
+from benchmarks import graph_rivals, graph_sets
+from benchmarks.batch_rivals import spark_session
+from benchmarks.common import Report, installed, parser, processor_seconds
+from benchmarks.graph_rivals import DAMPING, TOLERANCE
 from dps import graph
 
-VERTICES, EDGES, CHUNKS = 400_000, 2_000_000, 8
-DAMPING, TOLERANCE = 0.85, 1e-10
+EDGES, CHUNKS = 2_000_000, 8
+EDGES_OF_A_VERTEX = 5
+FEW = 500_000  # edges up to which networkx takes part: it has a Python object for each
+ROUNDS = 5
 
 
-def links(count: int, vertices: int) -> np.ndarray:
-    """Edges from any vertex to popular ones, mostly."""
-    rng = np.random.default_rng(0)
-    popular = rng.permutation(vertices)[np.minimum(rng.zipf(1.3, count), vertices) - 1]
-    return np.column_stack([rng.integers(0, vertices, count), popular])
+class Cost(NamedTuple):
+    """What a call takes, of this process and all those below it."""
+
+    seconds: float
+    processor: float
 
 
-def matrix_of(edges: np.ndarray, vertices: int) -> csr_array:
-    """How often each vertex (row) is linked from each other (column)."""
-    return csr_array((np.ones(len(edges)), (edges[:, 1], edges[:, 0])), shape=(vertices, vertices))
-
-
-def power_iteration(linked: csr_array) -> tuple[np.ndarray, int]:
-    """The ranks, and how many iterations they took."""
-    count, degree = linked.shape[0], np.asarray(linked.sum(axis=0)).ravel()
-    share = np.divide(1.0, degree, out=np.zeros(count), where=degree > 0)
-    rank, iterations, change = np.full(count, 1 / count), 0, 1.0
-    while change > TOLERANCE:
-        new = DAMPING * (linked @ (rank * share) + rank[degree == 0].sum() / count) + (1 - DAMPING) / count
-        rank, iterations, change = new, iterations + 1, float(np.abs(new - rank).sum())
-    return rank, iterations
-
-
-def timed(function: Callable[..., Any], *args: object) -> tuple[float, Any]:
-    """The seconds of a call, and its result."""
-    began = time.perf_counter()
+def measured(function: Callable[..., Any], *args: object) -> tuple[Cost, Any]:
+    """The cost of a call, and its result."""
+    pids = [os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))]
+    before, began = processor_seconds(pids), time.perf_counter()
     result = function(*args)
-    return time.perf_counter() - began, result
+    return Cost(time.perf_counter() - began, processor_seconds(pids) - before), result
 
 
-def measure(report: Report, quick: bool) -> None:
-    """Seconds of the ranks to 1e-10, of an iteration, and how far the ranks are apart."""
-    count, vertices, rounds = (20_000, 4_000, 1) if quick else (EDGES, VERTICES, 5)
-    edges = links(count, vertices)
+def median(costs: list[Cost]) -> Cost:
+    """The median of each number."""
+    return Cost(*(float(np.median(each)) for each in zip(*costs, strict=True)))
+
+
+class Ranked(NamedTuple):
+    """What dps has made of a graph."""
+
+    ranks: np.ndarray
+    iterations: int
+
+
+def our_ranks(ps: dps.ParameterServer, lazy: da.Array) -> Ranked:
+    """The ranks of dps, read into this process."""
+    with graph.page_rank(ps, lazy, damping=DAMPING, tol=TOLERANCE) as found:
+        return Ranked(found.values, found.iterations)
+
+
+def compare(
+    report: Report, ps: dps.ParameterServer, client: Client, name: str, edges: np.ndarray, rounds: int, session: Any
+) -> None:
+    """Rows for one graph."""
     used, numbers = np.unique(edges, return_inverse=True)
     numbers = numbers.reshape(edges.shape)
-    lazy = da.from_array(edges, chunks=(-(-count // CHUNKS), 2))
-    took: dict[str, list[float]] = {"dps": [], "matrix": [], "scipy": [], "scikit-network": []}
-    iterations, iterations_of_scipy, error = 1, 1, 0.0
+    lazy = client.persist(da.from_array(edges, chunks=(-(-len(edges) // CHUNKS), 2)))
+    wait(lazy)
+    took: dict[str, list[Cost]] = {}
+    results: dict[str, np.ndarray] = {}
+
+    def turn(who: str, function: Callable[..., Any], *args: object) -> Any:
+        cost, result = measured(function, *args)
+        took.setdefault(who, []).append(cost)
+        return result
+
+    ours = Ranked(np.empty(0), 0)
+    for _ in range(rounds):
+        ours = turn("dps", our_ranks, ps, lazy)
+        linked = turn("matrix", graph_rivals.matrix_of, numbers, len(used))
+        results["scipy"] = turn("scipy", graph_rivals.power_iteration, linked)[0]
+        if installed("scikit-network"):
+            results["scikit-network"] = turn("scikit-network", graph_rivals.scikit_network_ranks, linked)
+    if installed("networkx") and len(edges) <= FEW:
+        results["networkx"] = turn("networkx", graph_rivals.networkx_ranks, numbers, len(used))
+    if session is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            theirs = graph_rivals.GraphX(session, numbers, folder)
+            theirs.rank(1)  # the JVM's compiler warms up
+            turn("GraphX", theirs.rank, ours.iterations)
+            results["GraphX"] = theirs.ranks(len(used))
+            theirs.close()
+    case = f"{name}, {len(edges):,} edges, {ours.iterations} iterations"
+    costs = {who: median(each) for who, each in took.items()}
+    for who in ("scipy", "scikit-network"):
+        if who in costs:
+            costs[who] = Cost(*np.add(costs[who], costs["matrix"]))
+    for who in [each for each in costs if each not in ("dps", "matrix")]:
+        reach = "<= 0.2 x" if who == "GraphX" else None
+        report.duration(f"{case}: dps", costs["dps"].seconds, who, costs[who].seconds, reach)
+        report.add(f"{case}: dps, processor", costs["dps"].processor, "s", who, costs[who].processor)
+    for who, ranks in results.items():
+        reach = None if who == "scikit-network" else "<= 1e-8"
+        report.add(f"{case}: largest difference to {who}", float(np.abs(ours.ranks - ranks).max()), "", reach=reach)
+
+
+@contextlib.contextmanager
+def spark_or_none() -> Iterator[Any]:
+    """A Spark session for GraphX, if there is pyspark."""
+    if installed("pyspark") is None:
+        yield None
+        return
+    with spark_session() as session:
+        yield session
+
+
+def measure(report: Report, quick: bool, edges: int | None = None) -> None:
+    """Seconds and processor time of the ranks to 1e-10, and how far the ranks are apart."""
+    count = edges or (20_000 if quick else EDGES)
+    generated = ("Zipf", graph_sets.links(count, count // EDGES_OF_A_VERTEX))
+    real = [] if quick or edges else [("WordNet", graph_sets.wordnet()), ("Debian", graph_sets.debian())]
+    rounds = 1 if quick or count > EDGES else ROUNDS
     with (
+        spark_or_none() as session,
         dps.LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster,
-        dps.ParameterServer(cluster, servers=1) as ps,
+        Client(cluster) as client,
+        dps.ParameterServer(client, servers=1) as ps,
     ):
-        for _ in range(rounds):
-            began = time.perf_counter()
-            with graph.page_rank(ps, lazy, damping=DAMPING, tol=TOLERANCE) as found:
-                took["dps"].append(time.perf_counter() - began)
-                iterations, ranks = found.iterations, found.values
-            seconds, linked = timed(matrix_of, numbers, len(used))
-            took["matrix"].append(seconds)
-            seconds, result = timed(power_iteration, linked)
-            took["scipy"].append(seconds)
-            theirs, iterations_of_scipy = result
-            error = float(np.abs(ranks - theirs).max())
-            if installed("scikit-network"):
-                took["scikit-network"].append(timed(their_ranks, linked)[0])
-    medians = {name: float(np.median(each)) for name, each in took.items() if each}
-    name = f"page rank of {count:,} edges"
-    alone = medians["matrix"] + medians["scipy"]
-    report.duration(name, medians["dps"], "scipy, with its matrix", alone)
-    step, their_step = medians["dps"] / iterations, medians["scipy"] / iterations_of_scipy
-    report.duration(f"{name}: an iteration, all included", step, "scipy, without its matrix", their_step)
-    if "scikit-network" in medians:
-        fast = medians["matrix"] + medians["scikit-network"]
-        report.duration(f"{name}: beside scikit-network", medians["dps"], "scikit-network, with its matrix", fast)
-    report.add(f"{name}: largest difference of a rank", error, "", reach="<= 1e-8")
-    report.note("GraphX is reached from Scala alone, and GraphFrames is not on PyPI: not measured")
+        for name, found in [*real, generated]:
+            if found is None:
+                report.note(f"{name} is not to be had here")
+            else:
+                compare(report, ps, client, name, found, rounds, session)
 
 
-def their_ranks(linked: csr_array) -> np.ndarray:
-    """scikit-network's ranks."""
-    from scipy.sparse import csr_matrix
-    from sknetwork.ranking import PageRank
+def main(argv: list[str] | None = None) -> None:
+    options = parser(__doc__)
+    options.add_argument("--edges", type=int, help=f"of the generated graph alone; {EDGES:,} without this")
+    args = options.parse_args(argv)
+    with Report("PageRank", args.json) as report:
+        measure(report, args.quick, args.edges)
 
-    ranking = PageRank(damping_factor=DAMPING, solver="piteration", n_iter=200, tol=TOLERANCE)
-    return ranking.fit_predict(csr_matrix(linked.T))
+
+if __name__ == "__main__":
+    main()

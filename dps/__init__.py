@@ -60,6 +60,7 @@ from dps.state.columns import Column
 from dps.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
 from dps.state.ops import TableSpec
 from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, Optimizer, RMSprop
+from dps.state.partitioning import BlockPartition, FieldPartition, HashPartition, RangePartition
 from dps.state.schedules import Cosine, Exponential, InverseSqrt, InverseTime, Step, Warmup
 from dps.training.open_run import OpenRun
 from dps.training.pulled_rows import PulledRows
@@ -75,6 +76,7 @@ __all__ = [
     "AdamW",
     "Add",
     "Assign",
+    "BlockPartition",
     "Certificate",
     "Client",
     "Column",
@@ -82,7 +84,9 @@ __all__ = [
     "Cosine",
     "DPSError",
     "Exponential",
+    "FieldPartition",
     "Function",
+    "HashPartition",
     "InverseSqrt",
     "InverseTime",
     "LocalCluster",
@@ -94,6 +98,7 @@ __all__ = [
     "Pending",
     "PulledRows",
     "RMSprop",
+    "RangePartition",
     "Step",
     "Table",
     "TableSpec",

@@ -345,7 +345,7 @@ def cut(spec: TableSpec, keys: Keys) -> NamedRows:
         shards = [n for n in range(spec.shards) if max(start, bounds[n]) < min(stop, bounds[n + 1])]
         return NamedRows(None, None, start, stop, shards)
     listed, _ = as_keys(keys, spec.name)
-    grouping = group(distinct(listed), spec.rows or 0, spec.shards, spec.name)
+    grouping = group(distinct(listed), spec.rows or 0, spec.shards, spec.name, spec.cells)
     starts = grouping.starts
     return NamedRows(grouping.keys, starts, 0, 0, [n for n in range(spec.shards) if starts[n] < starts[n + 1]])
 

@@ -41,7 +41,7 @@ class TableRoute:
         self.runs = [(owners[a], a, b) for a, b in itertools.pairwise(cuts)]  # server, first shard, end
         kind, bits = np.dtype(spec.dtype).num, 0 if spec.rows else shard_bits(spec.shards)
         edges = [(first, end) for _, first, end in self.runs]
-        self.form = Form(spec.id, kind, spec.dim, spec.rows or 0, spec.shards, bits, spec.finite, edges)
+        self.form = Form(spec.id, kind, spec.dim, spec.rows or 0, spec.shards, bits, spec.finite, edges, spec.cells)
         self.terms: TableTerms | None = None  # once a call was made
 
 

@@ -37,7 +37,7 @@ cdef enum:
     LARGEST = 0x7FFFFFFF  # number of keys
     LARGEST_SHORT = 0xFFFF  # number in a field of 16 bits
 
-cdef enum:  # kept buffers: of the grouping, of merged keys, of the legs, of a header, of rows in the keys' order
+cdef enum:  # kept buffers: the grouping, merged keys, the legs, a header, rows in the keys' order, cells of keys
     STARTS = 0
     ORDER = 1
     GROUPED = 2
@@ -47,7 +47,8 @@ cdef enum:  # kept buffers: of the grouping, of merged keys, of the legs, of a h
     LEGS = 6
     HEAD = 7
     ROWS = 8
-    BUFFERS = 9
+    CELLS = 9
+    BUFFERS = 10
 
 
 cdef class Terms:
@@ -225,17 +226,24 @@ cdef class Call:
         cdef int64_t *starts = <int64_t *> self.memory(STARTS, (form.shards + 1) * 8)
         cdef int32_t *order
         cdef int64_t *grouped
+        cdef int64_t *cell
+        cdef const int64_t *cells = keys
         cdef int64_t shape
         cdef bint done = True
+        if form.cells is not None:
+            cell = <int64_t *> self.memory(CELLS, count * 8)
+            with nogil:
+                form.cells.fill(keys, count, cell)
+            cells = cell
         with nogil:
-            shape = survey_keys(keys, count, form.rows, form.shards, form.bits, starts)
+            shape = survey_keys(cells, count, form.rows, form.shards, form.bits, starts)
         if shape < 0:
             return False
         self.keys, self.starts = keys, starts
         if shape == 0:
             order, grouped = <int32_t *> self.memory(ORDER, count * 4), <int64_t *> self.memory(GROUPED, count * 8)
             with nogil:
-                done = scatter_keys(keys, count, form.rows, form.shards, form.bits, starts, order, grouped)
+                done = scatter_keys(keys, cells, count, form.rows, form.shards, form.bits, starts, order, grouped)
             if not done:
                 raise MemoryError
             self.keys, self.order = grouped, order

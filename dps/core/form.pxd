@@ -2,12 +2,15 @@ from libc.stdint cimport int64_t, uint32_t
 
 cimport numpy as cnp
 
+from dps.core.cells cimport Cells
+
 
 cdef class Form:
     cdef uint32_t table
     cdef int kind, bits, count
     cdef int64_t dim, rows, shards, row_bytes
     cdef bint finite
+    cdef Cells cells  # None: each key is its own
     cdef int64_t *edges  # first shard and end, run after run
 
 

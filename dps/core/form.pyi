@@ -1,3 +1,5 @@
+from dps.core.cells import Cells
+
 class Form:
     def __init__(
         self,
@@ -9,4 +11,5 @@ class Form:
         bits: int,
         finite: bool,
         runs: list[tuple[int, int]],
+        cells: Cells | None = None,
     ) -> None: ...

@@ -6,6 +6,7 @@ from libc.stdlib cimport free, malloc
 cimport numpy as cnp
 
 from dps.core.blocks cimport new_array
+from dps.core.cells cimport Cells
 from dps.core.rows cimport dps_all_finite_double, dps_all_finite_float
 
 cnp.import_array()
@@ -23,6 +24,8 @@ cdef class Form:
         Whether it refuses NaN and infinity.
     runs : list of (int, int)
         First shard and end of each run of neighbouring shards on one server.
+    cells : Cells, optional
+        Of a table with ``partition=``.
     """
 
     def __cinit__(
@@ -35,9 +38,11 @@ cdef class Form:
         int bits,
         bint finite,
         list runs not None,
+        Cells cells=None,
     ):
         self.table, self.kind, self.dim = <uint32_t> table, kind, dim
         self.rows, self.shards, self.bits, self.finite = rows, shards, bits, finite
+        self.cells = cells
         self.row_bytes = dim * (4 if kind == cnp.NPY_FLOAT32 else 8)
         self.count = len(runs)
         self.edges = <int64_t *> malloc(2 * self.count * sizeof(int64_t))

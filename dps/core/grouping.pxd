@@ -6,6 +6,7 @@ cdef int64_t survey_keys(
 ) noexcept nogil
 cdef bint scatter_keys(
     const int64_t *keys,
+    const int64_t *cells,
     int64_t count,
     int64_t rows,
     int64_t shards,

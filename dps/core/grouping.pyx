@@ -154,28 +154,33 @@ def scatter(
     cnp.ndarray starts not None,
     cnp.ndarray order not None,
     cnp.ndarray grouped not None,
+    cnp.ndarray cells=None,
 ) -> None:
     """Counting sort: grouped[j] = keys[order[j]], shard by shard, in the order of the batch inside each.
 
-    `starts` is that of :func:`survey` for the same keys; `order` is int32, `grouped` int64, both as long as `keys`.
+    `starts` is that of :func:`survey` for the same keys; `order` is int32, `grouped` int64, both as long as `keys`. If
+    keys have `cells`, these name the shards, and `starts` is that of the cells.
     """
     cdef const int64_t *source = int64s(keys)
+    cdef const int64_t *cell = source if cells is None else int64s(cells)
     cdef const int64_t *start = int64s(starts)
     cdef int32_t *place = writeable_int32s(order)
     cdef int64_t *target = writeable_int64s(grouped)
     cdef int64_t count = cnp.PyArray_SIZE(keys)
     cdef bint done
     same = cnp.PyArray_SIZE(order) == count and cnp.PyArray_SIZE(grouped) == count
+    same = same and (cells is None or cnp.PyArray_SIZE(cells) == count)
     if not same or cnp.PyArray_SIZE(starts) != shards + 1:
         raise ValueError(f"order, grouped and starts do not fit {count} keys and {shards} shards")
     with nogil:
-        done = scatter_keys(source, count, rows, shards, bits, start, place, target)
+        done = scatter_keys(source, cell, count, rows, shards, bits, start, place, target)
     if not done:
         raise MemoryError
 
 
 cdef bint scatter_keys(
     const int64_t *keys,
+    const int64_t *cells,
     int64_t count,
     int64_t rows,
     int64_t shards,
@@ -184,7 +189,7 @@ cdef bint scatter_keys(
     int32_t *order,
     int64_t *grouped,
 ) noexcept nogil:
-    """As :func:`scatter`; False for want of memory."""
+    """As :func:`scatter`; False for want of memory. Where keys have no cells of their own, they are the cells."""
     cdef uint64_t hashes[DPS_HASHED]
     cdef int64_t first = 0, i, j, size, shard
     cdef int64_t *nexts = <int64_t *> malloc(shards * sizeof(int64_t))
@@ -195,7 +200,7 @@ cdef bint scatter_keys(
     while first < count:
         size = min(<int64_t> DPS_HASHED, count - first)
         if rows == 0:
-            dps_hash_keys(keys + first, size, hashes)
+            dps_hash_keys(cells + first, size, hashes)
         for i in range(first, first + size):
             shard = _shard_of_row(keys[i], rows, shards) if rows > 0 else _shard_of(hashes[i - first], bits)
             j = nexts[shard]

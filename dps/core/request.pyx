@@ -116,8 +116,12 @@ cdef class Parts:
         shard = <ShardState> replica.shard
         part.replica, part.shard = <void *> replica, <void *> shard
         part.keys, part.start, part.a, part.b = keys, start, a, b
-        if shard.index is not None or a == b:
+        if a == b:
             return True
+        if shard.index is not None:  # a backup takes what its primary has checked
+            if table.cells is None or head.kind == REPLICATE:
+                return True
+            return table.cells.first_stray(keys, b - a, number, table.bits) < 0
         capacity = shard.rows.shape[0]
         if keys == NULL:
             return start >= shard.low and start - shard.low <= capacity - (b - a)

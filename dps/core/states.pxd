@@ -1,6 +1,7 @@
 cimport numpy as cnp
 from libc.stdint cimport int64_t
 
+from dps.core.cells cimport Cells
 from dps.core.counters cimport TableCounters
 from dps.core.index cimport KeyIndex
 from dps.core.initializers cimport RowStart
@@ -44,6 +45,7 @@ cdef class TableState:
     cdef readonly TableCounters meter
     cdef readonly bint plain, replicated, waits, finite, aggregated
     cdef readonly int64_t dim, shards, rows, row_bytes
-    cdef int kind
+    cdef readonly Cells cells  # None: each key is its own
+    cdef int kind, bits
     cdef Kernel kernel
     cdef RowStart row_start

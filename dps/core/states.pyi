@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 
+from dps.core.cells import Cells
 from dps.core.counters import TableCounters
 from dps.core.index import KeyIndex
 from dps.core.initializers import RowStart
@@ -70,6 +71,7 @@ class TableState:
     shards: int
     rows: int
     row_bytes: int
+    cells: Cells | None
     def __init__(
         self,
         dtype: int,
@@ -83,4 +85,5 @@ class TableState:
         kernel: object,
         row_start: RowStart,
         meter: TableCounters,
+        cells: Cells | None = None,
     ) -> None: ...

@@ -8,6 +8,8 @@ from libc.stdint cimport int64_t
 
 cimport numpy as cnp
 
+from dps.core.cells cimport Cells
+
 cnp.import_array()
 
 
@@ -135,6 +137,8 @@ cdef class TableState:
     row_start : RowStart
         What a new row holds.
     meter : TableCounters
+    cells : Cells, optional
+        Of a table with ``partition=``, whose primaries check that keys are their own.
 
     Attributes
     ----------
@@ -159,11 +163,12 @@ cdef class TableState:
         kernel,
         RowStart row_start not None,
         TableCounters meter not None,
+        Cells cells=None,
     ):
         self.replicas, self.meter = {}, meter
         self.kind, self.dim, self.rows, self.shards = dtype, dim, rows, shards
         self.finite, self.aggregated, self.replicated, self.waits = finite, aggregated, replicated, waits
         self.row_bytes = dim * (4 if dtype == cnp.NPY_FLOAT32 else 8)
-        self.row_start = row_start
+        self.row_start, self.cells, self.bits = row_start, cells, 0 if rows else int(shards).bit_length() - 1
         self.plain = isinstance(kernel, Kernel) and (<Kernel> kernel).works_on(dtype)
         self.kernel = kernel if self.plain else None

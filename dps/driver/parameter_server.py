@@ -46,6 +46,7 @@ from dps.state.initializers import Initializer
 from dps.state.names import check_name, table_name
 from dps.state.ops import TableSpec, wants_finite
 from dps.state.optimizers import Optimizer
+from dps.state.partitioning import HashPartition, Partition
 from dps.telemetry.snapshot import Status
 from dps.training import spark
 from dps.training.columns import chosen, in_memory, scattered
@@ -257,6 +258,7 @@ class ParameterServer:
         shards: int | None = None,
         copies: int | None = None,
         ack: str = "copies",
+        partition: Partition | None = None,
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -296,6 +298,9 @@ class ParameterServer:
         ack : {"copies", "memory"}
             When a push is acknowledged: when all copies have it; or when one has, which is faster, and loses what the
             others had not yet got (milliseconds' worth) should that one die.
+        partition : Partition, optional
+            Which keys of a keyed table lie together on one shard, and so on one server: :class:`dps.BlockPartition`,
+            :class:`dps.FieldPartition`, :class:`dps.RangePartition`. By default each key is placed by its own hash.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again.
@@ -322,7 +327,9 @@ class ParameterServer:
             wanted = most_servers(self._connection.describe()) * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards)
-        spec = dataclasses.replace(spec, copies=self.copies if copies is None else copies, ack=ack)
+        placed = HashPartition() if partition is None else partition
+        copies = self.copies if copies is None else copies
+        spec = dataclasses.replace(spec, copies=copies, ack=ack, partition=placed)
         made = self._connection.call("add_table", spec=json.dumps(spec.to_dict()), exist_ok=exist_ok, free=free)
         return self._handle(TableSpec.from_dict({**json.loads(made["spec"]), "id": made["id"]}))
 

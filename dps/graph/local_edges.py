@@ -29,6 +29,7 @@ class OwnedEdges(NamedTuple):
     source: np.ndarray  # of each edge, the place of its source in `vertices`
     target: np.ndarray  # of each edge, the place of its target in `targets`
     weight: np.ndarray | None  # float64; None: each edge has weight 1
+    receiving: np.ndarray  # ascending places in `vertices` of those at which an edge ends, of whichever trainer
 
 
 def owned_edges(trainer: dps.Trainer, mailbox: str, partitions: Sequence[Any], directed: bool = True) -> OwnedEdges:
@@ -69,7 +70,9 @@ def owned_edges(trainer: dps.Trainer, mailbox: str, partitions: Sequence[Any], d
     vertices, places = localize(named, remember=False)
     targets, target_places = localize(target, remember=False)
     weights = np.ascontiguousarray(received[:, 2]).view(np.float64) if weighted else None
-    return OwnedEdges(vertices, targets, places[: len(source)], target_places, weights)
+    is_end = np.zeros(len(vertices), np.bool_)
+    is_end[places[len(source) :] if directed else places] = True  # an undirected edge ends at its source, too
+    return OwnedEdges(vertices, targets, places[: len(source)], target_places, weights, np.flatnonzero(is_end))
 
 
 def _both_ways(edges: EdgeList) -> EdgeList:

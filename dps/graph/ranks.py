@@ -1,9 +1,10 @@
 """PageRank by power iteration: trainers hold edges, servers add up what vertices receive.
 
-In an iteration a trainer pulls what its vertices have received, computes their ranks, and pushes the sums of what its
-edges pass on, one number for each distinct target. The tables aggregate: a clock's pushes are added aside, and become
-visible together when the clock is over. Two tables take turns, so the sums of the iteration before are still there for
-a trainer that runs again: it needs them for the change of its ranks, because its last two iterations are the same then.
+In an iteration a trainer pulls what its vertices have received (those at which an edge ends, because the others receive
+nothing), computes their ranks, and pushes the sums of what its edges pass on, one number for each distinct target. The
+tables aggregate: a clock's pushes are added aside, and become visible together when the clock is over. Two tables take
+turns, so the sums of the iteration before are still there for a trainer that runs again: it needs them for the change
+of its ranks, because its last two iterations are the same then.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> R
     if unknown:
         return RankEnd(0, np.inf, unknown)
     passes, dangling = passing(own)
+    receivers = own.vertices[own.receiving]
     rank = np.full(len(own.vertices), 1 / count)
     lost = float(trainer.allreduce(rank[dangling].sum()))
     trainer.push(plan.sums[0], own.targets, passes @ rank)
@@ -171,8 +173,9 @@ def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> R
     iteration, change = 0, np.inf
     for iteration in range(1, plan.max_iter + 1):
         now, other = plan.sums[(iteration - 1) % 2], plan.sums[iteration % 2]
-        new = _next(trainer.pull(now, own.vertices), lost, jump, plan.damping)
-        change, lost = trainer.allreduce([np.abs(new - rank).sum(), new[dangling].sum()]).tolist()
+        new = _next(trainer.pull(now, receivers), own.receiving, lost, jump, plan.damping)
+        np.subtract(new, rank, out=rank)
+        change, lost = trainer.allreduce([np.abs(rank, out=rank).sum(), new[dangling].sum()]).tolist()
         rank = new
         if change <= plan.tol or iteration == plan.max_iter:
             break
@@ -183,18 +186,21 @@ def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> R
     return RankEnd(iteration, change, [])
 
 
-def _next(received: np.ndarray, lost: float, jump: np.ndarray, damping: float) -> np.ndarray:
-    """Ranks from what vertices receive; `lost` is the rank of the vertices without edges."""
-    return damping * (received.reshape(-1) + lost * jump) + (1 - damping) * jump
+def _next(received: np.ndarray, receiving: np.ndarray, lost: float, jump: np.ndarray, damping: float) -> np.ndarray:
+    """Ranks from what the vertices in the places `receiving` receive; `lost` is the rank of vertices without edges."""
+    new = (damping * lost + 1 - damping) * jump
+    new[receiving] += damping * received.reshape(-1)
+    return new
 
 
 def passing(own: OwnedEdges) -> tuple[csr_array, np.ndarray]:
-    """The matrix from ranks of a trainer's vertices to sums for its targets, and which vertices pass nothing on."""
+    """The matrix from ranks of own vertices to sums for their targets; the places of vertices that pass nothing on."""
     weight = np.ones(len(own.source)) if own.weight is None else own.weight
     total = np.bincount(own.source, weight, len(own.vertices))
     dangling = total == 0
     share = weight / np.where(dangling, 1.0, total)[own.source]
-    return csr_array((share, (own.target, own.source)), shape=(len(own.targets), len(own.vertices))), dangling
+    passes = csr_array((share, (own.target, own.source)), shape=(len(own.targets), len(own.vertices)))
+    return passes, np.flatnonzero(dangling)
 
 
 def own_jumps(trainer: dps.Trainer, vertices: np.ndarray, plan: RankPlan, count: int) -> tuple[np.ndarray, list[int]]:

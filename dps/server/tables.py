@@ -10,7 +10,7 @@ from dps.core.states import TableState
 from dps.errors import InputError, LimitError, MovedError, ProtocolError
 from dps.server.replicas import Replica, ReplicaPart
 from dps.state.ops import ADD, ASSIGN, CLOSE, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
-from dps.state.partition import bound
+from dps.state.partition import bound, group, shard_bits
 from dps.state.shard import DenseShard
 from dps.telemetry.server_meter import TableMeter
 from dps.telemetry.snapshot import HeldRows
@@ -56,6 +56,7 @@ class ServerTable(TableState):
             kernel=spec.optimizer.kernel,
             row_start=spec.row_start(),
             meter=TableMeter(spec.shards, spec.dim * spec.itemsize),
+            cells=spec.cells,
         )
 
     def cut(self, header: Header, body: memoryview, primary: bool = True) -> TableRequest:
@@ -94,11 +95,26 @@ class ServerTable(TableState):
                 replica = self.replica(number, primary)
                 if not replica.joining:
                     replica.shard.check(keys[a : a + count], 0, count)
+                if primary:  # a backup takes what its primary has checked
+                    self._check_own(number, keys[a : a + count])
                 parts.append(ReplicaPart(replica, keys[a : a + count], 0, a, a + count))
                 a += count
         if a != header.count or min(counts, default=0) < 0:
             raise ProtocolError(f"the counts of a request for {header.count} keys add up to {sum(counts)}")
         return TableRequest(parts, keys, used)
+
+    def _check_own(self, number: int, keys: np.ndarray) -> None:
+        """Refuse keys that belong to other shards, because a second row of a key would come to life here."""
+        if self.cells is None:
+            return
+        stray = self.cells.stray(keys, number, shard_bits(self.spec.shards))
+        if stray >= 0:
+            key = keys[stray : stray + 1]
+            owner = int(np.argmax(np.diff(group(key, 0, self.spec.shards, cells=self.cells).starts)))
+            raise InputError(
+                f"table {self.spec.name!r}: key {int(key[0])} belongs to shard {owner} by {self.spec.partition!r}, and "
+                f"a client asked shard {number} for it: that client divides keys by another rule or version of dps"
+            )
 
     def values(self, header: Header, body: memoryview, used: int) -> np.ndarray:
         """The values of an op, which begin behind `used` bytes of the body; a deletion has rows without columns."""

@@ -7,6 +7,7 @@ applied to it in the same order.
 ================== ===============================================================================
 ops                TableSpec, the definition of a table; Op, one change to a shard
 partition          keys to shards: hash, ranges, grouping, repeated keys
+partitioning       which keys of a keyed table lie together: blocks, fields of bits, ranges
 names              the one rule for names of tables, servers, runs, checkpoints and metrics
 shard              DenseShard, KeyedShard: rows, ledger, optimizer state; every op is applied here
 deletion           rows of a keyed shard that go, and the memory that they give back

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dps.core.cells import Cells
 from dps.core.initializers import RowStart
 from dps.errors import InputError, InputTypeError
 from dps.state.columns import ColumnLayout, ColumnOptimizers, row_start
@@ -17,6 +18,7 @@ from dps.state.custom import Custom, custom
 from dps.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.state.names import check_name
 from dps.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
+from dps.state.partitioning import HashPartition, Partition, partition_from_dict
 from dps.state.recipes import Description
 
 __all__ = ["ADD", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "FAILED", "KEEP", "NO_CLOCK", "OLDER", "PUSH"]
@@ -117,6 +119,8 @@ class TableSpec:
         When a push is acknowledged: when all copies have it, or when the primary has.
     id : int
         Number of the table in its parameter server, given by the controller.
+    partition : Partition
+        Which keys of a keyed table lie together on one shard.
 
     Examples
     --------
@@ -137,6 +141,7 @@ class TableSpec:
     copies: int = 1
     ack: str = "copies"
     id: int = 0
+    partition: Partition = HashPartition()
 
     def __post_init__(self):
         where = f"table {check_name('table', self.name)!r}"
@@ -154,6 +159,15 @@ class TableSpec:
         _whole(self, "shards", 1, 1 << 12, where)
         if self.keyed and self.shards & (self.shards - 1):
             raise InputError(f"{where}: a keyed table has a power of two of shards, not {self.shards}")
+        if not isinstance(self.partition, Partition):
+            raise InputTypeError(
+                f"{where}: partition must be one of dps's, such as dps.BlockPartition(20), not {self.partition!r}"
+            )
+        if self.rows is not None and not isinstance(self.partition, HashPartition):
+            raise InputError(
+                f"{where}: partition={self.partition!r} places the keys of a keyed table, and this one has rows=; rows "
+                "of a dense table lie in order, cut into equal ranges"
+            )
         if self.rows is not None and self.shards > self.rows:
             raise InputError(f"{where}: {self.shards} shards for {self.rows} rows; ask for at most {self.rows}")
         _whole(self, "copies", 1, MAX_COPIES, where)
@@ -174,6 +188,11 @@ class TableSpec:
     def keyed(self) -> bool:
         """Whether any int64 is a key."""
         return self.rows is None
+
+    @functools.cached_property
+    def cells(self) -> Cells | None:
+        """What computes the cells by which keys are placed; None: each key is its own."""
+        return self.partition.cells(self.shards)
 
     @property
     def slots(self) -> int:
@@ -208,13 +227,17 @@ class TableSpec:
     def to_dict(self) -> Description:
         """The definition as plain values, for JSON."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**fields, "optimizer": self.optimizer.to_dict(), "init": self.init.to_dict()}
+        recipes = {"optimizer": self.optimizer, "init": self.init, "partition": self.partition}
+        return {**fields, **{name: recipe.to_dict() for name, recipe in recipes.items()}}
 
     @classmethod
     def from_dict(cls, fields: Description) -> TableSpec:
         """The table that :meth:`to_dict` described."""
         optimizer, init = optimizer_from_dict(fields["optimizer"]), initializer_from_dict(fields["init"])
-        return cls(**{**fields, "optimizer": optimizer, "init": init})
+        given = {**fields, "optimizer": optimizer, "init": init}
+        if "partition" in fields:  # checkpoints of earlier versions have none
+            given["partition"] = partition_from_dict(fields["partition"])
+        return cls(**given)
 
 
 def _dtype_name(dtype: npt.DTypeLike, where: str) -> str:

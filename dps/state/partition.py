@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dps.core.cells import Cells
 from dps.core.grouping import (
     ASCENDING,
     UNGROUPED,
@@ -59,8 +60,8 @@ class Grouping(NamedTuple):
     distinct: bool  # True: there are no repeats; False: unknown
 
 
-def group(keys: np.ndarray, rows: int, shards: int, table: str = "") -> Grouping:
-    """Group int64 `keys` by shard; `rows` is 0 for keyed tables.
+def group(keys: np.ndarray, rows: int, shards: int, table: str = "", cells: Cells | None = None) -> Grouping:
+    """Group int64 `keys` by shard; `rows` is 0 for keyed tables, and `cells` is given for those with ``partition=``.
 
     Raises
     ------
@@ -75,7 +76,11 @@ def group(keys: np.ndarray, rows: int, shards: int, table: str = "") -> Grouping
     """
     bits = shard_bits(shards)
     starts = np.empty(shards + 1, np.int64)
-    shape = survey(keys, rows, shards, bits, starts)
+    placed = keys
+    if cells is not None:
+        placed = np.empty(len(keys), np.int64)
+        cells.of(keys, placed)
+    shape = survey(placed, rows, shards, bits, starts)
     if shape < 0:
         key = int(keys[-1 - shape])
         raise KeyRangeError(f"table {table!r} has rows 0 to {rows - 1}; key {key} (number {-1 - shape}) is outside")
@@ -83,5 +88,5 @@ def group(keys: np.ndarray, rows: int, shards: int, table: str = "") -> Grouping
         return Grouping(keys, starts, None, shape == ASCENDING)
     order = np.empty(len(keys), np.int32)
     grouped = np.empty(len(keys), np.int64)
-    scatter(keys, rows, shards, bits, starts, order, grouped)
+    scatter(keys, rows, shards, bits, starts, order, grouped, placed)
     return Grouping(grouped, starts, order, False)

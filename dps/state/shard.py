@@ -437,7 +437,8 @@ class KeyedShard(Shard):
 
     def __init__(self, spec: TableSpec, number: int):
         super().__init__(spec, number)
-        self.index = KeyIndex(shard_bits(spec.shards))
+        # The hashes of keys begin alike in a shard only if these hashes chose the shard.
+        self.index = KeyIndex(shard_bits(spec.shards) if spec.cells is None else 0)
         self.deleted: list[np.ndarray] = []  # keys that the index may forget when nothing pins them
         self._scratch = np.empty(1024, np.int64)
 
@@ -578,7 +579,7 @@ class KeyedShard(Shard):
 
     def new_sums(self, clock: int) -> Sums:
         spec = self.spec
-        plain = TableSpec(spec.name, dim=spec.dim, dtype=spec.dtype, shards=spec.shards)
+        plain = TableSpec(spec.name, dim=spec.dim, dtype=spec.dtype, shards=spec.shards, partition=spec.partition)
         return KeyedSums(KeyedShard(plain, self.number), clock)
 
 

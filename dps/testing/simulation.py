@@ -21,6 +21,7 @@ from dps.state.columns import Column, parts_of_table
 from dps.state.initializers import Initializer
 from dps.state.ops import TableSpec, wants_finite
 from dps.state.optimizers import Optimizer
+from dps.state.partitioning import HashPartition, Partition
 from dps.telemetry.monitor import run_status
 from dps.testing.channel import SimClient
 from dps.testing.disk import SimDisk
@@ -153,6 +154,7 @@ class Simulation:
         shards: int | None = None,
         copies: int | None = None,
         ack: str = "copies",
+        partition: Partition | None = None,
         exist_ok: bool = False,
     ) -> TableSpec:
         """Make a table; parameters as of :meth:`dps.ParameterServer.table`."""
@@ -162,7 +164,8 @@ class Simulation:
         dim, optimizer, init = parts_of_table(name, dim, optimizer, init, columns)
         finite = wants_finite(optimizer) if finite is None else finite
         made = (optimizer, init, aggregate, finite, shards)
-        spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack)
+        placed = HashPartition() if partition is None else partition
+        spec = TableSpec(name, rows, dim, dtype, *made, copies=copies or self._copies, ack=ack, partition=placed)
         return self._controller.create_table(spec, exist_ok)
 
     def client(self) -> SimClient:

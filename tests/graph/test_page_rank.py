@@ -212,8 +212,9 @@ def test_a_trainer_that_runs_again_makes_the_same_iterations(ps, monkeypatch, in
 
 
 WRONG = [
-    ("_next", "lost * jump", "0 * jump"),
-    ("_next", "(1 - damping) * jump", "(1 - damping) / len(jump)"),
+    ("_next", "damping * lost + 1", "1"),
+    ("_next", "* jump", "* np.full(len(jump), 1 / len(jump))"),
+    ("_next", "+= damping * received", "+= received"),
     ("passing", "total == 0", "total < 0"),
     (
         "ranked",

@@ -54,6 +54,8 @@ def test_every_program_explains_itself(program, capsys):
         (">= 30,000 ticks/s", 30_000.0, None, True),
         (">= 30,000 ticks/s", 29_999.0, 5.0, False),
         ("<= 0.15 ms", 0.1501, None, False),
+        ("<= 1e-8", 3e-4, None, False),
+        ("<= 1e-8", 3e-11, None, True),
         ("> 2 examples", 3.0, 0.1, True),  # no word of its own: the value
         (None, 1.0, 1.0, None),
     ],

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from expected_contents import ExpectedContents, ExpectedTable, delete_listed
 from expected_deletions import DeletingTable
-from fault_schedules import FaultSchedule, check_schedule
+from fault_schedules import FaultSchedule, check_places, check_schedule, partition_for
 from losses import Losses
 
 from dps.checkpoints.reading import SavedShard
@@ -170,7 +170,9 @@ def rewind(expected: ExpectedContents, clock: int) -> None:
             table.rewind(author, clock)
 
 
-def count_checkpoints(sim: Simulation, schedule: FaultSchedule, losses: Losses, deletions: float = 0.0) -> None:
+def count_checkpoints(
+    sim: Simulation, schedule: FaultSchedule, losses: Losses, deletions: float = 0.0, partitions: bool = False
+) -> None:
     """Trainers and clients push and pull, checkpoints are taken meanwhile; each of them is read, one is restored."""
     draw = random.Random(f"checkpoints {schedule.seed}")
     clients = draw.choice((0, 0, 1))
@@ -179,7 +181,8 @@ def count_checkpoints(sim: Simulation, schedule: FaultSchedule, losses: Losses, 
         rows, shards = draw.choice(((None, 1), (None, 2), (None, 4), (9, 1), (9, 3)))
         aggregate = "sum" if schedule.staleness == 0 and draw.random() < 0.4 else None
         made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards}
-        specs.append(sim.table(name, schedule.trainers + clients, **made))
+        placed = partition_for(schedule.seed, name, rows) if partitions else None
+        specs.append(sim.table(name, schedule.trainers + clients, partition=placed, **made))
     common = draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses
     deleting = 0.0, deletions, DeletingTable, True
     expected = ExpectedContents(*common, *deleting) if deletions else ExpectedContents(*common)
@@ -227,6 +230,7 @@ def count_checkpoints(sim: Simulation, schedule: FaultSchedule, losses: Losses, 
             sim.rest()
         if clock is not None or name == last:
             expected.close(sim.client())
+    check_places(sim)
 
 
 def check_checkpoints(seed: int) -> str:

@@ -86,7 +86,7 @@ class ExpectedTable:
     def __init__(self, spec: TableSpec, authors: int):
         self.spec, self.name = spec, spec.name
         self.keys = KEYED if spec.keyed else np.arange(spec.rows or 0)
-        shards = group(self.keys, spec.rows or 0, spec.shards, spec.name)
+        shards = group(self.keys, spec.rows or 0, spec.shards, spec.name, spec.cells)
         order = np.arange(len(self.keys)) if shards.order is None else shards.order
         self.shard = {int(self.keys[j]): n for n in range(spec.shards) for j in order[slice(*shards.starts[n : n + 2])]}
         self.collects = spec.aggregate is not None

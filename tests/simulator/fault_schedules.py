@@ -6,6 +6,7 @@ partitioned from its backup and then crashes; a joiner loses its feeder; a train
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import math
@@ -17,10 +18,20 @@ import dask
 from expected_contents import FUNCTIONS, ExpectedContents, delete_listed
 from expected_deletions import DeletingTable
 from losses import Losses
+from oracles import mix
 
+from dps.state.partitioning import BlockPartition, FieldPartition, Partition, RangePartition
 from dps.testing import Faults, Simulation
 
-__all__ = ["FaultSchedule", "check_functions", "check_schedule", "problem_of"]
+__all__ = [
+    "FaultSchedule",
+    "check_functions",
+    "check_places",
+    "check_schedule",
+    "count_ops",
+    "partition_for",
+    "problem_of",
+]
 
 # Longer than any fault lasts: a request that still fails is an error of the protocol.
 LONG_TIMEOUTS = {"dps.timeouts.connect": "60s", "dps.timeouts.request": "300s", "dps.timeouts.stop": "60s"}
@@ -95,8 +106,41 @@ def _plan(
     return tuple(plan)
 
 
+def partition_for(seed: int, table: str, rows: int | None) -> Partition | None:
+    """Which of the nine keys of a keyed table lie together."""
+    draw = random.Random(f"partition {seed} {table}")
+    drawn = draw.choice((BlockPartition(1), BlockPartition(2), FieldPartition(0, 1), RangePartition([2, 3, 7])))
+    return drawn if rows is None else None
+
+
+def check_places(sim: Simulation) -> None:
+    """Each row of each server lies in the shard of its key's cell."""
+    for server in sim._controller.servers.values():
+        for table in server.role.tables.values():
+            spec = table.spec
+            for replica in table.replicas.values() if spec.cells is not None else ():
+                keys = replica.shard.keys()
+                shards = [shard_of(spec.partition, key, spec.shards) for key in keys.tolist()]
+                assert set(shards) <= {replica.number}, f"shard {replica.number} of {spec.name!r} has keys {keys}"
+
+
+def shard_of(partition: Partition, key: int, shards: int) -> int:
+    """The shard of a key, in plain Python."""
+    if isinstance(partition, RangePartition):
+        return bisect.bisect_right(partition.bounds, key) * shards // (len(partition.bounds) + 1)
+    if isinstance(partition, BlockPartition):
+        return mix(key >> partition.bits) * shards >> 64
+    assert isinstance(partition, FieldPartition)
+    return mix(key >> partition.shift & (1 << partition.bits) - 1) * shards >> 64
+
+
 def count_ops(
-    sim: Simulation, schedule: FaultSchedule, losses: Losses, functions: float = 0.0, deletions: float = 0.0
+    sim: Simulation,
+    schedule: FaultSchedule,
+    losses: Losses,
+    functions: float = 0.0,
+    deletions: float = 0.0,
+    partitions: bool = False,
 ) -> None:
     """The default scenario: trainers and clients push and pull, and every op is accounted for."""
     draw = random.Random(f"work {schedule.seed}")
@@ -108,7 +152,8 @@ def count_ops(
         ack = draw.choice(("copies", "copies", "copies", "memory"))
         ack = "copies" if functions or deletions else ack  # because `Losses` knows of pushes only
         made: dict[str, Any] = {"rows": rows, "dtype": "int64", "aggregate": aggregate, "shards": shards, "ack": ack}
-        spec = sim.table(name, schedule.trainers + clients, **made)
+        placed = partition_for(schedule.seed, name, rows) if partitions else None
+        spec = sim.table(name, schedule.trainers + clients, partition=placed, **made)
         specs.append(spec)
     common = draw, specs, schedule.trainers, schedule.clocks, schedule.staleness, clients, losses, functions
     expected = ExpectedContents(*common, deletions, DeletingTable) if deletions else ExpectedContents(*common)
@@ -125,6 +170,7 @@ def count_ops(
     sim.gather(calls)
     sim.rest()
     expected.close(sim.client())
+    check_places(sim)
 
 
 def count_calls(sim: Simulation, schedule: FaultSchedule, losses: Losses) -> None:

@@ -1,0 +1,13 @@
+import numpy as np
+
+class Cells:
+    def __init__(
+        self,
+        shift: int = 0,
+        mask: int = -1,
+        bounds: np.ndarray | None = None,
+        numbers: np.ndarray | None = None,
+    ) -> None: ...
+    def __reduce__(self) -> tuple[type[Cells], tuple[object, ...]]: ...
+    def of(self, keys: np.ndarray, cells: np.ndarray) -> None: ...
+    def stray(self, keys: np.ndarray, shard: int, bits: int) -> int: ...

@@ -1,0 +1,45 @@
+"""Random schedules of tables with partition=: the contents are right, and the keys of a cell lie together."""
+
+from __future__ import annotations
+
+import pytest
+from compiled import put_variant
+from partition_schedules import check_partitions
+from verdicts import assert_caught, problems
+
+from dps.client import functions as client_functions
+from dps.client.requests import TableRoute
+from dps.server.tables import ServerTable
+
+SCHEDULES = 60
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_no_schedule_misplaces_or_loses_a_row(part: int) -> None:
+    assert not problems(check_partitions, SCHEDULES, part, parts=2)
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    assert check_partitions(4) == check_partitions(4)
+
+
+# Each wrong variant as (class or module, function, snippet, what replaces it).
+HASHING_CLIENT = (TableRoute, "__init__", "spec.finite, edges, spec.cells)", "spec.finite, edges, None)")
+WRONG = {
+    "a client that divides by the hash of keys is refused": [HASHING_CLIENT],
+    "calls of functions divide by the hash of keys": [
+        (client_functions, "cut", "spec.name, spec.cells)", "spec.name, None)")
+    ],
+    "servers check for the wrong shard": [(ServerTable, "_check_own", "keys, number,", "keys, number + 1,")],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_variants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_caught(monkeypatch, WRONG[name], check_partitions, range(12))
+
+
+def test_rows_that_lie_elsewhere_are_seen_where_no_server_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_variant(monkeypatch, ("request",), "if table.cells is None or", "if True or")
+    unchecked = (ServerTable, "_check_own", "if self.cells is None:", "if True:")
+    assert_caught(monkeypatch, [HASHING_CLIENT, unchecked], check_partitions, range(12))
