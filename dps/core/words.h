@@ -301,7 +301,9 @@ static inline __attribute__((always_inline)) void dps_descend(
 }
 
 /* What the trainers add up is between the sum and the mean of their ways: d / (1 + (trainers - 1) * share gone). */
-static void dps_share_way(float *rows, const float *old, const float *left, int64_t count, int64_t dim, float trainers) {
+static void dps_share_way(
+    float *rows, const float *old, const float *left, int64_t count, int64_t dim, float trainers
+) {
     for (int64_t i = 0; i < count; i++) {
         const float shared = 1.0f / (1.0f + (trainers - 1) * (1.0f - left[i]));
         for (int64_t k = i * dim; left[i] < 1 && k < (i + 1) * dim; k++) {

@@ -1,5 +1,8 @@
 import numpy as np
 
+class WordMemory:
+    def __init__(self) -> None: ...
+
 def word_steps(
     inside: np.ndarray,
     outside: np.ndarray,

@@ -1,8 +1,8 @@
 """Steps of word2vec on rows in memory: the loops of :func:`dps.kernels.word_steps`.
 
-Rows are float32 and changed in place; places, numbers of rows and pools are int64. Each call checks that no number leads
-outside. The loops run without the interpreter's lock. Sums are made in an order that is written down, and exp is a
-polynomial, so the rows have the same bits on every processor; only the loss uses the C library's log.
+Rows are float32 and changed in place; places, numbers of rows and pools are int64. Each call checks that no number
+leads outside. The loops run without the interpreter's lock. Sums are made in an order that is written down, and exp is
+a polynomial, so the rows have the same bits on every processor; only the loss uses the C library's log.
 """
 
 from libc.stdint cimport int32_t, int64_t
@@ -78,7 +78,7 @@ cdef extern from "words.h" nogil:
     void dps_word_steps(dps_words *w) noexcept nogil
 
 
-cdef class _Memory:
+cdef class WordMemory:
     """Arrays of one call, which live as long as this does."""
 
     cdef list _arrays
@@ -124,7 +124,7 @@ cdef int _inside(str what, cnp.ndarray numbers, int64_t rows) except -1:
     return 0
 
 
-cdef int _take_memory(dps_words *w, _Memory taken, int64_t reach) except -1:
+cdef int _take_memory(dps_words *w, WordMemory taken, int64_t reach) except -1:
     """What the largest step needs."""
     cdef int64_t queries = min(w.step, w.places)
     cdef int64_t near = min(w.places, queries + 2 * reach)  # places of a step and of its windows
@@ -164,7 +164,7 @@ def word_steps(
 ) -> tuple:
     """(loss, pairs); `pools` is [steps, pool], the arrays of places are flat and of one length."""
     cdef dps_words w
-    cdef _Memory taken = _Memory()
+    cdef WordMemory taken = WordMemory()
     cdef int64_t places = cnp.PyArray_SIZE(words), widest = 0, steps
     cdef object array
     if inside.ndim != 2 or outside.ndim != 2 or inside.shape[1] != outside.shape[1]:

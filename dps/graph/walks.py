@@ -279,7 +279,7 @@ def stored_edges(trainer: dps.Trainer, partitions: Sequence[Any], plan: WalkPlan
     )])  # fmt: skip
     there = weight > 0
     source, target, weight = numbers[own.source[there]], targets[own.target[there]], weight[there]
-    order = np.lexsort((weight, target, source))  # so the walks do not depend on who has read which edge
+    order = np.lexsort((weight, target, source))  # so the walks do not depend on which trainer has read which edge
     source, target, weight = source[order], target[order], weight[order]
     pushed(trainer, plan.edges, first_edge + np.arange(len(source)), np.column_stack([target, weight.view(np.int64)]))
     if len(source):

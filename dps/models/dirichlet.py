@@ -13,14 +13,13 @@ import numpy as np
 import scipy.sparse
 from scipy.special import digamma, gammaln, logsumexp
 
-from dps.core.inference import exp_digamma, fit_documents
+from dps.kernels import exp_digamma, fit_documents
 
 __all__ = ["Inference", "bound_of_documents", "bound_of_words", "exp_expectations", "log_expectations"]
 __all__ += ["topics_of_documents"]
 
 TINY = 1e-200  # products below it have lost digits to underflow
 NUMBERS_AT_A_TIME = 1 << 20  # of a sum over the words of documents
-EPSILON = float(np.finfo(np.float64).eps)  # added to a word's probability, so that one of probability 0 divides by no 0
 
 
 class Inference(NamedTuple):
@@ -50,10 +49,8 @@ def exp_expectations(values: np.ndarray, totals: np.ndarray) -> np.ndarray:
     >>> exp_expectations(np.array([1.0, 1.0]), np.array(2.0)).round(6)
     array([0.367879, 0.367879])
     """
-    out, whole = (np.array(each, np.float64, order="C") for each in (values, totals))
-    exp_digamma(out, out)
-    exp_digamma(whole, whole)
-    out /= whole
+    out = exp_digamma(values)
+    out /= exp_digamma(totals)
     return out
 
 
@@ -86,12 +83,10 @@ def topics_of_documents(
     >>> gamma.round(1).tolist(), counts.sum(axis=1).round(6).tolist()
     ([[4.5, 0.5], [0.5, 2.5]], [4.0, 2.0])
     """
-    gamma = np.ones((X.shape[0], weights.shape[1]))
     made = np.zeros(weights.shape) if statistics else None
-    weights = np.ascontiguousarray(weights, np.float64)
-    ends, words = X.indptr.astype(np.int64, copy=False), X.indices.astype(np.int32, copy=False)
-    counts = X.data.astype(np.float64, copy=False)
-    fit_documents(ends, words, counts, weights, how.alpha, how.max_iter, how.tol, EPSILON, gamma, made)
+    gamma = fit_documents(
+        X.indptr, X.indices, X.data, weights, alpha=how.alpha, max_iter=how.max_iter, tol=how.tol, statistics=made
+    )
     if made is not None:
         made *= weights
     return gamma, made

@@ -20,7 +20,7 @@ import numpy as np
 import scipy.sparse
 
 import dps
-from dps.core.tokens import draw_topics
+from dps.kernels import draw_topics
 from dps.models.documents import corpus_of
 from dps.models.topic_plan import Learned, TopicPlan, TwoTables
 from dps.models.types import Features
@@ -84,22 +84,7 @@ def sampled(
     made : ndarray of int64 [some words, topics]
         How many tokens of each word have each topic now.
     """
-    new, made = np.array(topics, np.uint16), np.zeros(counts.shape, np.int64)
-    ends, places, repeats = (each.astype(np.int64, copy=False) for each in (X.indptr, X.indices, X.data))
-    draw_topics(
-        ends,
-        places.astype(np.int32),
-        repeats,
-        new,
-        np.ascontiguousarray(counts),
-        totals,
-        random,
-        alpha,
-        eta,
-        words,
-        made,
-    )
-    return new, made
+    return draw_topics(X.indptr, X.indices, X.data, topics, counts, totals, random, alpha=alpha, eta=eta, words=words)
 
 
 def learn_by_sampling(trainer: dps.Trainer, partitions: list[Features], plan: TopicPlan) -> Learned:

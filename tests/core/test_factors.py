@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from compiled import variant
 
-from dps import kernels
 from dps.core import factors
 from dps.errors import InputError
 from dps.kernels import least_squares, ranking_steps, rating_steps
@@ -198,6 +197,6 @@ def check_all() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_broken_variant_is_caught(monkeypatch, file: str, old: str, new: str) -> None:
     check_all()
-    monkeypatch.setattr(kernels, "factors", variant("factors", file, old, new))
+    monkeypatch.setattr("dps.kernels.factors.loops", variant("factors", file, old, new))
     with pytest.raises(AssertionError):
         check_all()

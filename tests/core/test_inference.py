@@ -12,7 +12,8 @@ from scipy.special import digamma
 
 from dps.core import inference
 from dps.errors import InputError
-from dps.models.dirichlet import EPSILON, Inference, topics_of_documents
+from dps.kernels.topics import EPSILON
+from dps.models.dirichlet import Inference, topics_of_documents
 
 WORDS = 60
 
@@ -72,7 +73,7 @@ def test_wrong_variants_of_the_loop(monkeypatch, file, old, new):
     how = Inference(0.1, 100, 1e-3)
     X, weights = case(9)
     expected = by_equations(X, weights, how)
-    monkeypatch.setattr("dps.models.dirichlet.fit_documents", variant("inference", file, old, new).fit_documents)
+    monkeypatch.setattr("dps.kernels.topics.inference", variant("inference", file, old, new))
     got = topics_of_documents(X, weights, how, True)
     assert not all(np.allclose(a, b, rtol=1e-8) for a, b in zip(got, expected, strict=True))
 

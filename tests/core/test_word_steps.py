@@ -10,6 +10,7 @@ import word_steps
 from compiled import variant
 
 from dps import kernels
+from dps.core import words as loops
 from dps.errors import InputError
 
 CASES = [  # places, step, pool, dim, words, widest window
@@ -49,7 +50,7 @@ def differs(made, case, cbow, trainers=2):
 @pytest.mark.parametrize("cbow", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_steps_are_those_of_numpy(case, cbow):
-    assert not differs(kernels.word_loops, case, cbow)
+    assert not differs(loops, case, cbow)
 
 
 WRONG = [

@@ -20,7 +20,6 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.metrics import roc_auc_score
 
 import dps
-from dps import kernels
 from dps.errors import InputError, InputTypeError
 from dps.models import (
     FactorizationMachine,
@@ -222,7 +221,7 @@ WRONG_LOOPS = [
     ("old", "new"), [WRONG_LOOPS[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG_LOOPS[1:])]
 )
 def test_wrong_variants_of_compiled_loops_are_caught(one, monkeypatch, old, new):
-    monkeypatch.setattr(kernels, "sparse", variant("sparse", "pairs.h", old, new))
+    monkeypatch.setattr("dps.kernels.machines.loops", variant("sparse", "pairs.h", old, new))
     with pytest.raises(AssertionError):
         test_it_is_the_textbook_program(one, "adagrad", False, {})
     drop(one, one.tables(), False)

@@ -16,7 +16,6 @@ from dask.distributed import Client
 from sklearn.metrics import roc_auc_score
 
 import dps
-from dps import kernels
 from dps.errors import InputError, InputTypeError
 from dps.models import FactorizationMachine, FactorizationMachineRegressor, encode_frame, fm_training
 from dps.models.encoding import Layout
@@ -146,7 +145,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])])
 def test_wrong_variants_are_caught(one, monkeypatch, old, new):
-    monkeypatch.setattr(kernels, "sparse", variant("sparse", "pairs.h", old, new))
+    monkeypatch.setattr("dps.kernels.machines.loops", variant("sparse", "pairs.h", old, new))
     with pytest.raises(AssertionError):
         test_it_is_the_textbook_program(one, "an array", 0.0)
     drop(one, one.tables(), False)  # or the model has dropped them, where it is collected already

@@ -317,7 +317,7 @@ WRONG = [
 def test_wrong_variants_of_the_draws(monkeypatch, old, new):
     cases = [case_of_tokens(30), case_of_tokens(5, 20.0)]
     expected = [gibbs.sampled(*case) for case in cases]
-    monkeypatch.setattr(gibbs, "draw_topics", variant("tokens", "tokens.pyx", old, new).draw_topics)
+    monkeypatch.setattr("dps.kernels.topics.tokens", variant("tokens", "tokens.pyx", old, new))
     got = [gibbs.sampled(*case) for case in cases]
     assert any(
         (a != b).any() for mine, theirs in zip(got, expected, strict=True) for a, b in zip(mine, theirs, strict=True)
@@ -335,7 +335,7 @@ def test_tokens_that_are_refused():
             gibbs.sampled(*wrong, *priors)
     with pytest.raises(ValueError, match="and random numbers for"):
         gibbs.sampled(csr, old, counts, totals, random[1:], *priors)
-    with pytest.raises(ValueError, match="and 3 topics"):
+    with pytest.raises(InputError, match=r"totals of shape \(3,\)"):
         gibbs.sampled(csr, old, counts, totals[1:], random, *priors)
 
 

@@ -26,7 +26,7 @@ ROOMS = {
     "config": "",
     "spark": "training driver deploy",
     "yarn": "deploy",
-    "kernels": "core.factors core.lines core.sparse core.words",
+    "kernels": "core.factors core.inference core.lines core.sparse core.tokens core.words",
     # rules and bytes: these do not know each other
     "core": "",
     "state": "core",
@@ -55,7 +55,7 @@ ROOMS = {
     "graph": "features.localize state.optimizers training.spark",
     "torch": "client.table state.ops state.optimizers training.batches training.pulled_rows training.row_sums",
     "optimize": "training.spark",
-    "models": "dps core.inference core.tokens functions graph kernels optimize spark",
+    "models": "dps functions graph kernels optimize spark",
     "testing": "config core functions.definition state wire checkpoints coordination telemetry client server "
     "controller training",
 }
@@ -75,6 +75,7 @@ ONLY = {  # all that these may import beside the standard library and themselves
         "dps",
         "dps.errors",
         "dps.functions",
+        "dps.graph",
         "dps.functions.neighbours",
         "dps.functions.products",
         "dps.functions.library",
