@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -17,6 +19,8 @@ from dps.graph import RandomWalks
 from dps.models.classes import nonnegative
 from dps.models.factor_tables import HomeTable, LiveTable
 from dps.models.partitions import taking_turns
+from dps.models.spark_pieces import is_spark
+from dps.models.spark_sentences import SparkSentences, spark_sentences
 from dps.models.types import ClusterLike, Settings
 from dps.models.weights import drop, drop_later
 from dps.models.where import Address, address_of, aside, serving
@@ -36,6 +40,8 @@ __all__ = ["Word2Vec"]
 
 ASSIGN_ROWS = 1 << 15  # in one call
 
+Text: TypeAlias = list | SparkSentences | RandomWalks  # what is read: partitions of sentences, or walks
+
 
 class Word2Vec(BaseEstimator):
     """Vectors of words by skip-gram or CBOW with negative sampling, on a parameter server.
@@ -46,7 +52,7 @@ class Word2Vec(BaseEstimator):
     Parameters
     ----------
     vector_size : int
-    client : distributed.Client, cluster, str or dps.ParameterServer, optional
+    client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
         Where to train, as for :class:`dps.models.LogisticRegression`: on your own ParameterServer the vectors stay on
         the servers, elsewhere ``fit`` copies them into this process.
     window : int
@@ -147,10 +153,12 @@ class Word2Vec(BaseEstimator):
 
         Parameters
         ----------
-        sentences : list, Dask bag, list of futures or delayed values, str or Path
+        sentences : list, Dask bag, list of futures or delayed values, str or Path, DataFrame or RDD of Spark
             Lists of words; futures and delayed values hold lists of them. A str or Path names text files, as
-            ``dask.bag.read_text`` takes them, each line a sentence of words between spaces. Or
-            :class:`dps.graph.RandomWalks`, whose words are vertices; `client` is then their parameter server.
+            ``dask.bag.read_text`` takes them, each line a sentence of words between spaces. The sentences of a Spark
+            DataFrame are its only column of arrays of strings; without one, its only column of strings, which are split
+            at spaces. Or :class:`dps.graph.RandomWalks`, whose words are vertices; `client` is then their parameter
+            server.
         y : None
             Not used.
 
@@ -193,27 +201,29 @@ class Word2Vec(BaseEstimator):
         for name in ("_vocabulary", "_outside", "_ps", "_tables", "_dropping", "wv", "counts_", "loss_curve_"):
             self.__dict__.pop(name, None)
 
-    def _text(self, sentences: Sentences | RandomWalks) -> list | RandomWalks:
-        """What is read: partitions of sentences, or walks."""
+    def _text(self, sentences: Sentences | RandomWalks) -> Text:
+        if is_spark(sentences):
+            return spark_sentences(sentences)
         if not isinstance(sentences, RandomWalks):
             return sentence_parts(sentences)
         if self.client is not sentences.ps:
             raise InputError("these walks lie on a parameter server, and the model trains there: pass client=walks.ps")
         return sentences
 
-    def _count(self, ps: dps.ParameterServer, text: list | RandomWalks) -> Vocabulary:
+    def _count(self, ps: dps.ParameterServer, text: Text) -> Vocabulary:
         if isinstance(text, RandomWalks):
             return visited_vertices(text, self.min_count)
-        with taking_turns(ps.dask_client):
-            return vocabulary_of(ps.run(count_words, text, progress=False), self.min_count)
+        data, *name = (text.partitions, text.name) if isinstance(text, SparkSentences) else (text,)
+        with turns(ps, text):
+            return vocabulary_of(ps.run(count_words, data, progress=False), self.min_count, *name)
 
-    def _fit(self, text: list | RandomWalks, epochs: int) -> Self:
+    def _fit(self, text: Text, epochs: int) -> Self:
         with aside():
             if self._tables is not None and self._ps is not None:
                 self._train(self._ps, text, epochs, self._tables)
                 return self
-            parts = [] if isinstance(text, RandomWalks) else text
-            with serving(self.client, parts, self.servers, detaches=lambda: self._dropping is None) as (ps, ours):
+            source = text.source if isinstance(text, SparkSentences) else text
+            with serving(self.client, source, self.servers, detaches=lambda: self._dropping is None) as (ps, ours):
                 if self._vocabulary is None:
                     self._vocabulary = self._count(ps, text)
                 tables = self._make_tables(ps, self._vocabulary)
@@ -238,7 +248,7 @@ class Word2Vec(BaseEstimator):
                     ps.client().assign(name, piece, values[piece])
         return tables
 
-    def _train(self, ps: dps.ParameterServer, text: list | RandomWalks, epochs: int, tables: tuple[str, str]) -> None:
+    def _train(self, ps: dps.ParameterServer, text: Text, epochs: int, tables: tuple[str, str]) -> None:
         vocabulary = self._fitted()
         plan = WordPlan(
             *tables, cbow=not self.sg, window=self.window, negative=self.negative, alpha=self.alpha,
@@ -246,14 +256,15 @@ class Word2Vec(BaseEstimator):
             noise=dps.sampling.unigram_table(vocabulary.counts, self.ns_exponent),
             keep=dps.sampling.subsample(vocabulary.counts, self.sample) if self.sample else None,
         )  # fmt: skip
-        with taking_turns(ps.dask_client):
+        with turns(ps, text):
             function: Callable
             words: Any
             if isinstance(text, RandomWalks):
                 function, data, columns = train_walks, text.data, text.columns
                 words = walk_text(text, vocabulary.words)
             else:
-                function, data, columns, words = train_words, text, None, vocabulary.words
+                data = text.partitions if isinstance(text, SparkSentences) else text
+                function, columns, words = train_words, None, vocabulary.words
             reports = ps.run(
                 function, data, columns=columns, args=(plan, words), staleness=self.staleness, progress=self.progress
             )
@@ -311,6 +322,11 @@ class Word2Vec(BaseEstimator):
             for name in ("_ps", "_tables", "_dropping"):
                 state.pop(name, None)
         return state
+
+
+def turns(ps: dps.ParameterServer, text: Text) -> AbstractContextManager[None]:
+    """One fit at a time in a Dask cluster. Spark's trainers need none of its threads."""
+    return contextlib.nullcontext() if isinstance(text, SparkSentences) else taking_turns(ps.dask_client)
 
 
 def whole(value: object, least: int) -> bool:

@@ -16,12 +16,14 @@ from dask.distributed import Future
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.graph import RandomWalks
-from dps.models.spark_pieces import is_spark
+from dps.models.spark_sentences import without_errors
 
 __all__ = ["Sentences", "Vocabulary", "batches_of", "count_words", "sentence_parts"]
 __all__ += ["WalkText", "visited_vertices", "vocabulary_of", "walk_text"]
 
-Sentences: TypeAlias = Any  # lists of words in memory, in a Dask bag or in a list of futures; or a path of text
+Sentences: TypeAlias = (
+    Any  # lists of words in memory, in a Dask bag, in a list of futures or in Spark; or a path of text
+)
 HOME_PARTS = 64  # of sentences in memory, so that all trainers have some
 
 
@@ -40,8 +42,6 @@ def sentence_parts(sentences: Sentences) -> list[Any]:
     >>> len(sentence_parts([["a", "b"], ["b"]]))
     2
     """
-    if is_spark(sentences):
-        raise InputTypeError("sentences of Spark: write their text to files, and pass the path of these")
     if isinstance(sentences, (str, Path)):
         sentences = dask.bag.read_text(str(sentences)).map(str.split)
     if is_dask_collection(sentences) and not isinstance(sentences, Delayed):
@@ -62,15 +62,17 @@ def sentence_parts(sentences: Sentences) -> list[Any]:
 def count_words(trainer: dps.Trainer, partitions: Sequence[Any]) -> Counter[str]:
     """The training function of the first pass: how often each word occurs."""
     counts: Counter[str] = Counter()
-    for partition in partitions:
+    for partition in without_errors(partitions):
         for number, sentence in enumerate(partition):
             check_words(sentence, f"sentence {number} of a partition")
             counts.update(sentence)
     return counts
 
 
-def vocabulary_of(counts: Sequence[Counter[str]], min_count: int) -> Vocabulary:
+def vocabulary_of(counts: Sequence[Counter[str]], min_count: int, name: str = "the sentences") -> Vocabulary:
     """The words that occur at least `min_count` times; of equally frequent ones, the first in the alphabet is first.
+
+    `name` is where the words come from, for errors.
 
     Examples
     --------
@@ -81,11 +83,11 @@ def vocabulary_of(counts: Sequence[Counter[str]], min_count: int) -> Vocabulary:
     for each in counts:
         total.update(each)
     if not total:
-        raise InputError("there are 0 words in the sentences: there is nothing to learn from")
+        raise InputError(f"there are 0 words in {name}: there is nothing to learn from")
     kept = sorted((-count, str(word)) for word, count in total.items() if count >= min_count)
     if not kept:
         raise InputError(
-            f"min_count={min_count} removes all {len(total):,} words: the most frequent one occurs "
+            f"min_count={min_count} removes all {len(total):,} words of {name}: the most frequent one occurs "
             f"{max(total.values())} times"
         )
     if len(kept) == 1:
@@ -154,7 +156,7 @@ def batches_of(partitions: Sequence[Any], words: Sequence[str], size: int) -> li
     open_words: list[int] = []
     open_sentences: list[int] = []
     sentence_number = 0
-    for partition in partitions:
+    for partition in without_errors(partitions):
         for sentence in partition:
             check_words(sentence, "a sentence")
             known = [numbers[word] for word in sentence if word in numbers]
