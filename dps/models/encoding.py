@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 import scipy.sparse
@@ -137,9 +138,13 @@ def _matrix(X: Features, bits: int, by_field: bool = False) -> Block:
         block = _numbers(block)
     elif block.dtype != np.float32:
         block = block.astype(np.float32)
-    wrong = np.count_nonzero(~np.isfinite(block if isinstance(block, np.ndarray) else block.data))
-    if wrong:
-        raise InputError(f"X has {wrong} values that are NaN, infinity or too large for float32; fill or drop them")
+    finite = np.isfinite(block if isinstance(block, np.ndarray) else block.data)
+    if wrong := np.count_nonzero(~finite):
+        named = hasattr(X, "columns") and not bits
+        where = f" (columns {_listed(X.columns[~finite.all(axis=0)])})" if named else ""
+        raise InputError(
+            f"X has {wrong} values that are NaN, infinity or too large for float32{where}; fill or drop them"
+        )
     return block
 
 
@@ -148,10 +153,16 @@ def _columns_of(frame: Features) -> np.ndarray:
     try:
         return frame.to_numpy(np.float32, na_value=np.nan)
     except (TypeError, ValueError) as error:
+        wrong = [column for column in frame.columns if frame[column].dtype.kind not in "iufb"]
         raise InputTypeError(
-            f"X is a DataFrame with columns that are no numbers ({error}): leave them out, or make numbers of them, "
-            f"for example by dps.models.encode_frame"
+            f"X is a DataFrame with columns that are no numbers ({error}; {_listed(wrong)}): leave them out, or make "
+            f"numbers of them, for example by dps.models.encode_frame"
         ) from error
+
+
+def _listed(columns: Iterable[object]) -> str:
+    """Some names of columns."""
+    return ", ".join(repr(str(column)) for column in list(columns)[:10])
 
 
 def _numbers(block: np.ndarray) -> np.ndarray:

@@ -252,7 +252,7 @@ def note_moves(trainer: dps.Trainer, plan: ClusterPlan, starts: np.ndarray) -> f
 def cut(pieces: Sequence[Piece], size: int | None) -> list[Batch]:
     """Batches of so many rows; None: each piece is one."""
     batches = []
-    for block, _, _, weights in pieces:
+    for block, _, _, weights, _ in pieces:
         rows = block.shape[0]
         for first in range(0, rows, size or max(1, rows)):
             part = slice(first, first + (size or rows))

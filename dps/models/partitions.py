@@ -40,6 +40,7 @@ class Piece(NamedTuple):
     labels: np.ndarray
     layout: Layout
     weights: np.ndarray | None = None  # of the rows, float32; None: all 1
+    number: int = 0  # of the partition in the data
 
 
 class Survey(NamedTuple):
@@ -332,7 +333,7 @@ def piece_of(
         order = np.random.default_rng((seed, number)).permutation(len(y))
         block, y = block[order], y[order]
         weights = weights if weights is None else weights[order]
-    return Piece(block, y, layout, weights)
+    return Piece(block, y, layout, weights, number)
 
 
 def _plain(y: np.ndarray) -> np.ndarray:
@@ -361,7 +362,7 @@ def _checked_weights(number: int, weights: Labels, rows: int) -> np.ndarray:
 
 def survey_of(piece: Piece) -> Survey:
     """The survey of one piece."""
-    X, y, layout, weights = piece
+    X, y, layout, weights, _ = piece
     labels, counts = _counted(y, np.ones(len(y)) if weights is None else weights)
     return Survey(labels, counts, layout, isinstance(X, np.ndarray), len(y))
 

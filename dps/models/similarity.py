@@ -45,7 +45,7 @@ class Similarity(BaseEstimator):
         How many rows :meth:`kneighbors` finds by default.
     metric : {"cosine"}
         The distance: 1 minus the cosine of the angle between two rows. A row of zeros has distance 1 from all rows.
-    client : distributed.Client, cluster, str or dps.ParameterServer, optional
+    client : distributed.Client, cluster, str, SparkSession or dps.ParameterServer, optional
         Where the rows lie, as for :class:`dps.models.LogisticRegression`. Servers that ``fit`` starts are up until
         :meth:`close`. On your own ParameterServer, the rows go with the model.
     servers : int
@@ -88,9 +88,10 @@ class Similarity(BaseEstimator):
 
         Parameters
         ----------
-        X : ndarray, sparse matrix, DataFrame of numbers, dask array or dataframe, or list of partitions
-            As :meth:`dps.models.KMeans.fit` takes it, but for data of Spark. Rows are numbered in the order of X, and
-            of its partitions. Sparse rows stay sparse: each takes as much room as the one with the most elements.
+        X : ndarray, sparse matrix, DataFrame of numbers, dask array or dataframe, list of partitions, or data of Spark
+            As :meth:`dps.models.KMeans.fit` takes it. Rows are numbered in the order of X, and of its partitions: those
+            of Spark as its ``collect()`` returns them. Spark reads X twice, so cache it if its rows may change their
+            order. Sparse rows stay sparse: each takes as much room as the one with the most elements.
         y : object
             Ignored.
 
@@ -99,8 +100,6 @@ class Similarity(BaseEstimator):
         Similarity
             Itself.
         """
-        if is_spark(X):
-            raise InputTypeError("Similarity numbers rows, and those of Spark have no order: give it an array of Dask")
         if self.metric != "cosine":
             raise InputError(f"metric is 'cosine', not {self.metric!r}")
         for name in ("n_neighbors", "servers"):
@@ -163,6 +162,10 @@ class Similarity(BaseEstimator):
             Only with `return_distance`.
         rows : ndarray of int64 [queries, n_neighbors]
         """
+        if is_spark(X):
+            raise InputTypeError(
+                "kneighbors takes queries in memory or in Dask: in Spark, X.mapInPandas with a function that calls it"
+            )
         stored, k = self._fitted(), _whole("n_neighbors", self.n_neighbors if n_neighbors is None else n_neighbors)
         most = stored.size - (X is None)
         if k > most:

@@ -190,8 +190,9 @@ def _chosen(frame: Features, label: Labels, weights: Labels) -> tuple[Features, 
         return chosen, functools.partial(_tuple, len(first), _columns)
     if len(vectors) > 1 and "features" not in vectors:
         raise InputError(f"{len(vectors)} columns of vectors, {', '.join(vectors)}: select the one to learn from")
-    chosen = frame.select(*first, *unwrapped("features" if "features" in vectors else vectors[0]))
-    return chosen, functools.partial(_tuple, len(first), _vectors)
+    name = "features" if "features" in vectors else vectors[0]
+    chosen = frame.select(*first, *unwrapped(name))
+    return chosen, functools.partial(_tuple, len(first), functools.partial(_vectors, name))
 
 
 # -- in Spark's tasks
@@ -220,8 +221,9 @@ def _tuple(companions: int, block: Callable, batch: pa.RecordBatch) -> tuple[Blo
     return block(batch.select(batch.schema.names[companions:])), *first
 
 
-def _vectors(batch: pa.RecordBatch) -> Block:
-    return block_of(*batch.columns)
+def _vectors(name: str, batch: pa.RecordBatch) -> Block:
+    kind, size, indices, values = batch.columns
+    return block_of(kind, size, indices, values, name)
 
 
 def _columns(batch: pa.RecordBatch) -> Block:
@@ -272,8 +274,10 @@ def _stacked(blocks: list[Block]) -> Block:
     return scipy.sparse.vstack([scipy.sparse.csr_matrix(block) for block in blocks], format="csr")
 
 
-def block_of(kind: pa.Array, size: pa.Array, indices: pa.Array, values: pa.Array) -> Block:
+def block_of(kind: pa.Array, size: pa.Array, indices: pa.Array, values: pa.Array, name: str | None = None) -> Block:
     """A block of the parts of Spark's vectors: dense, or CSR if any vector is sparse; float32.
+
+    `name` is that of the column, for errors.
 
     Examples
     --------
@@ -284,7 +288,8 @@ def block_of(kind: pa.Array, size: pa.Array, indices: pa.Array, values: pa.Array
            [1., 0., 2.]], dtype=float32)
     """
     if kind.null_count:
-        raise InputError(f"{kind.null_count} rows have no features (null): fill or drop them")
+        where = "" if name is None else f" in column {name!r}"
+        raise InputError(f"{kind.null_count} rows have no features (null{where}): fill or drop them")
     dense = kind.to_numpy(zero_copy_only=False) == 1
     counts = values.value_lengths().to_numpy(zero_copy_only=False)
     widths = np.where(dense, counts, size.fill_null(0).to_numpy(zero_copy_only=False))

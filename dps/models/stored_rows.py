@@ -16,7 +16,7 @@ from dps.errors import InputError
 from dps.functions.neighbours import packed
 from dps.models.encoding import Layout
 from dps.models.partitions import Piece, Pieces, Surveys
-from dps.models.spark_pieces import pieces_of
+from dps.models.spark_pieces import is_spark, pieces_of
 from dps.models.types import Block, Features
 from dps.models.unlabelled import is_lazy_list, unlabelled
 
@@ -42,6 +42,7 @@ class PartSize(NamedTuple):
     layout: Layout
     rows: int
     widest: int | None  # most elements of a sparse row; None: the rows are dense
+    number: int  # of the partition
 
 
 class PutPlan(NamedTuple):
@@ -50,7 +51,8 @@ class PutPlan(NamedTuple):
     table: str
     width: int
     sparse: bool
-    starts: list[int]  # the number of the first row of each partition
+    starts: dict[int, int]  # the number of the first row of each partition that has rows
+    sizes: dict[int, PartSize]  # of these partitions
 
 
 def block_for_rows(X: Features, layout: Layout) -> Block:
@@ -96,14 +98,14 @@ def size_of(piece: Piece) -> PartSize:
     """The number of rows of a piece, and of the elements of its widest row."""
     block = piece.block
     if not scipy.sparse.issparse(block):
-        return PartSize(piece.layout, block.shape[0], None)
+        return PartSize(piece.layout, block.shape[0], None, piece.number)
     block.sum_duplicates()
-    return PartSize(piece.layout, block.shape[0], int(np.diff(block.indptr).max(initial=1)))
+    return PartSize(piece.layout, block.shape[0], int(np.diff(block.indptr).max(initial=1)), piece.number)
 
 
 def stored_rows(ps: dps.ParameterServer, table: str, X: Features) -> StoredRows:
     """Put rows into a new table."""
-    if is_dask_collection(X) or is_lazy_list(X):
+    if is_dask_collection(X) or is_lazy_list(X) or is_spark(X):
         with contextlib.closing(pieces_of(ps, unlabelled(X), None, 0, None)) as pieces:
             return stored_pieces(ps, table, pieces)
     X = X if hasattr(X, "shape") else np.asarray(X)
@@ -133,10 +135,13 @@ def new_table(ps: dps.ParameterServer, table: str, sizes: Sequence[PartSize]) ->
 
 def stored_pieces(ps: dps.ParameterServer, table: str, pieces: Pieces) -> StoredRows:
     """Put the rows of partitions into a new table, from where they lie."""
-    sizes = pieces.mapped(size_of)
+    sizes = sorted(pieces.mapped(size_of), key=lambda size: size.number)
     rows = new_table(ps, table, sizes)
-    starts = np.concatenate([[0], np.cumsum([size.rows for size in sizes])]).tolist()
-    plan = PutPlan(table, rows.width, rows.sparse, starts)
+    starts = np.cumsum([0, *(size.rows for size in sizes)]).tolist()
+    plan = PutPlan(
+        table, rows.width, rows.sparse, {size.number: start for size, start in zip(sizes, starts, strict=False)},
+        {size.number: size for size in sizes},
+    )  # fmt: skip
     pieces.train(functools.partial(put_plan, plan), put, staleness=0, progress=False)
     return rows
 
@@ -147,9 +152,29 @@ def put_plan(plan: PutPlan, surveys: Surveys) -> PutPlan:
 
 
 def put(trainer: dps.Trainer, pieces: Sequence[Piece], plan: PutPlan) -> None:
-    """The training function: write the rows of this trainer's partitions."""
-    for number, piece in zip(trainer.partition_numbers, pieces, strict=True):
-        write(trainer, plan, piece.block, plan.starts[number])
+    """The training function: write the rows of this trainer's partitions, if they are as large as they were."""
+    for piece in pieces:
+        there, planned = size_of(piece), plan.sizes.get(piece.number)
+        if there != planned:
+            raise InputError(
+                f"partition {piece.number} was read twice and has changed, from {_text(planned)} to {_text(there)}: "
+                f"cache or checkpoint X, so that its rows keep their numbers"
+            )
+    total, found = sum(size.rows for size in plan.sizes.values()), sum(piece.block.shape[0] for piece in pieces)
+    found = int(trainer.allreduce(found))
+    if found != total:
+        raise InputError(
+            f"X was read twice and has changed, from {total} rows to {found}: cache or checkpoint it, so that its rows "
+            f"keep their numbers"
+        )
+    for piece in pieces:
+        write(trainer, plan, piece.block, plan.starts[piece.number])
+
+
+def _text(size: PartSize | None) -> str:
+    if size is None:
+        return "0 rows"
+    return f"{size.rows} rows" + ("" if size.widest is None else f" of at most {size.widest} elements")
 
 
 def write(client: dps.Client | dps.Trainer, rows: StoredRows | PutPlan, block: Block, start: int) -> None:

@@ -92,7 +92,7 @@ def test_vectors_that_are_refused():
 
 def test_blocks_of_a_partition_are_one_piece():
     blocks = [(scipy.sparse.csr_matrix(X[:3]), Y[:3]), (X[3:3], Y[3:3]), (X[3:10], Y[3:10])]
-    block, y, layout, weights = spark_pieces._piece(0, iter(blocks), (None, 20, None))
+    block, y, layout, weights, _ = spark_pieces._piece(0, iter(blocks), (None, 20, None))
     np.testing.assert_array_equal(block.toarray(), X[:10])
     np.testing.assert_array_equal(y, Y[:10])
     assert layout.features == WIDTH
