@@ -88,6 +88,18 @@ def test_columns_of_numbers_in_the_order_of_collect(spark):
     frame.unpersist()
 
 
+def test_queries_of_spark_are_answered_in_its_own_tasks(spark, ps, here):
+    with Similarity(n_neighbors=3, client=ps).fit(X) as model:
+
+        def found(frames):
+            for frame in frames:
+                yield pd.DataFrame({"row": model.kneighbors(frame.to_numpy(), 1, return_distance=False)[:, 0]})
+
+        queries = spark.createDataFrame(pd.DataFrame(X[10:20]).add_prefix("column"))
+        rows = [row.row for row in queries.mapInPandas(found, "row long").collect()]
+    assert rows == here[1][10:20, 0].tolist() == list(range(10, 20))
+
+
 def test_wrong_frames(spark, ps):
     from pyspark.ml.linalg import Vectors, VectorUDT
     from pyspark.sql.types import StructField, StructType
