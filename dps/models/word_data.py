@@ -14,9 +14,10 @@ from dask.delayed import Delayed
 from dask.distributed import Future
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError
 from dps.graph import RandomWalks
 from dps.models.spark_sentences import without_errors
+from dps.models.word_numbers import NumberedText, batches_of_numbers, joined, numbered
 
 __all__ = ["Sentences", "Vocabulary", "batches_of", "count_words", "sentence_parts"]
 __all__ += ["WalkText", "visited_vertices", "vocabulary_of", "walk_text"]
@@ -51,21 +52,21 @@ def sentence_parts(sentences: Sentences) -> list[Any]:
     made = list(sentences)
     if made and all(isinstance(part, (Delayed, Future)) for part in made):
         return made
-    for number, sentence in enumerate(made):
-        check_words(sentence, f"sentence {number}")
     if not made:
         raise InputError("there are 0 sentences: there is nothing to learn from")
     size = -(-len(made) // HOME_PARTS)
-    return [dask.delayed(list)(made[first : first + size]) for first in range(0, len(made), size)]
+    parts = (numbered(made[first : first + size], first=first) for first in range(0, len(made), size))
+    return [dask.delayed(part, traverse=False) for part in parts]
 
 
 def count_words(trainer: dps.Trainer, partitions: Sequence[Any]) -> Counter[str]:
     """The training function of the first pass: how often each word occurs."""
     counts: Counter[str] = Counter()
     for partition in without_errors(partitions):
-        for number, sentence in enumerate(partition):
-            check_words(sentence, f"sentence {number} of a partition")
-            counts.update(sentence)
+        if isinstance(partition, NumberedText):
+            counts.update(partition.counts())
+        else:
+            counts.update(joined(partition, " of a partition")[0])
     return counts
 
 
@@ -142,7 +143,7 @@ def walk_text(walks: RandomWalks, vertices: Sequence[int]) -> WalkText:
 
 
 def batches_of(partitions: Sequence[Any], words: Sequence[str], size: int) -> list[np.ndarray]:
-    """Known words as batches of at most about `size` words: int64 [2, places], their numbers and their sentences.
+    """Known words as batches of at most `size` words: int32 [2, places], their numbers and their sentences.
 
     Sentences stay whole, but for those of more than `size` words.
 
@@ -151,34 +152,10 @@ def batches_of(partitions: Sequence[Any], words: Sequence[str], size: int) -> li
     >>> [batch.tolist() for batch in batches_of([[["a", "b", "?"], ["b"]], [["a"]]], ["a", "b"], 3)]
     [[[0, 1, 1], [0, 0, 1]], [[0], [2]]]
     """
-    numbers = {word: number for number, word in enumerate(words)}
-    made: list[np.ndarray] = []
-    open_words: list[int] = []
-    open_sentences: list[int] = []
-    sentence_number = 0
+    order = {word: number for number, word in enumerate(words)}
+    numbers, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
     for partition in without_errors(partitions):
-        for sentence in partition:
-            check_words(sentence, "a sentence")
-            known = [numbers[word] for word in sentence if word in numbers]
-            for first in range(0, len(known), size):
-                piece = known[first : first + size]
-                if open_words and len(open_words) + len(piece) > size:
-                    made.append(np.array([open_words, open_sentences]))
-                    open_words, open_sentences = [], []
-                open_words += piece
-                open_sentences += [sentence_number] * len(piece)
-                sentence_number += 1
-    if open_words:
-        made.append(np.array([open_words, open_sentences]))
-    return made
-
-
-def check_words(sentence: object, what: str) -> None:
-    """Refuse a sentence that is no list of words."""
-    if isinstance(sentence, (str, bytes)):
-        raise InputTypeError(f"{what}: a sentence is a list of words, and {sentence!r:.40} is text: call its split()")
-    if not isinstance(sentence, (list, tuple, np.ndarray)):
-        raise InputTypeError(f"{what}: a sentence is a list of words, not a {type(sentence).__name__}")
-    wrong = [word for word in sentence if not isinstance(word, str)]
-    if wrong:
-        raise InputTypeError(f"{what}: words are str, and {wrong[0]!r:.40} is a {type(wrong[0]).__name__}")
+        text = partition if isinstance(partition, NumberedText) else numbered(partition, " of a partition")
+        numbers.append(text.by(order))
+        lengths.append(text.lengths)
+    return batches_of_numbers(np.concatenate(numbers), np.concatenate(lengths), size)
