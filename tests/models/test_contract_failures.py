@@ -186,7 +186,7 @@ CASES = {
 HARMS = {
     "a trainer": Harm(("trainer-0",), (0.37,)),
     "a server": Harm(("server-1",), (0.37,)),
-    "both": Harm(("server-0", "trainer-0"), (0.6, 0.61)),
+    "both": Harm(("server-0", "trainer-0"), (0.45, 0.46)),
     "twice": Harm(at=(0.1, 0.3, 0.5, 0.7, 0.9), twice=True),
 }
 
