@@ -133,7 +133,8 @@ def margins_of(X: Features, weights: LiveWeights | HomeWeights) -> np.ndarray:
     b = weights.intercept()
     if isinstance(X, np.ndarray):
         w = weights.of(np.arange(X.shape[1]))
-        return X @ w + (b[0] if w.ndim == 1 else b)
+        # Not X @ w with one class: the last bit of BLAS's result would depend on the place of the row in the block.
+        return np.einsum("nk,k->n", X, w) + b[0] if w.ndim == 1 else X @ w + b
     keys, local = dps.localize(X, remember=False)
     w = weights.of(keys)
     return margins(local.indptr, local.indices, local.data, w, b[0] if w.ndim == 1 else b)
