@@ -388,18 +388,22 @@ class SimController:
     def restless(self) -> str | None:
         """The first thing that is left to do until each shard has its replicas and every op is confirmed, or None."""
         membership = self.membership
-        staying = [n for n, server in membership.servers.items() if server.takes_replicas]
+        staying = {n for n, server in membership.servers.items() if server.takes_replicas}
+        leaving = {n for n, server in membership.servers.items() if server.serves and server.leaving}
         for name, places in membership.places.items():
-            copies = min(membership.specs[name]["copies"], len(staying))
+            copies = membership.specs[name]["copies"]
+            # A server that leaves keeps its replicas as long as too few others are there.
+            kept = leaving if len(staying) < copies else set()
             for shard, p in enumerate(places):
+                chain = set(p.chain)
                 if (
                     p.joiner is not None
                     or p.stepping_down
-                    or len(p.chain) != copies
-                    or not set(p.chain) <= set(staying)
+                    or len(chain & staying) != min(copies, len(staying))
+                    or not chain <= staying | kept
                 ):
-                    return f"shard {shard} of table {name!r} is at {p}; servers {staying} are up"
-        for number in staying:
+                    return f"shard {shard} of table {name!r} is at {p}; servers {sorted(staying)} stay"
+        for number in sorted(staying):
             role = self.servers[number].role
             unconfirmed, moves = role.relay.unconfirmed()[0], role.relay.moves()
             if role.epoch != membership.epoch or unconfirmed or moves:
