@@ -30,7 +30,7 @@ def exp_digamma(values: npt.ArrayLike) -> np.ndarray:
     --------
     >>> from dps.kernels import exp_digamma
     >>> exp_digamma([1.0, 10.0]).round(4)
-    array([0.5615, 9.5042])
+    array([0.5615, 9.5044])
     """
     out = np.array(values, np.float64, order="C")
     inference.exp_digamma(out, out)

@@ -18,8 +18,8 @@ import dask
 from expected_contents import FUNCTIONS, ExpectedContents, delete_listed
 from expected_deletions import DeletingTable
 from losses import Losses
-from oracles import mix
 
+from dps.core.grouping import mix
 from dps.state.partitioning import BlockPartition, FieldPartition, Partition, RangePartition
 from dps.testing import Faults, Simulation
 
