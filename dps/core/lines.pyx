@@ -166,17 +166,16 @@ cdef Trouble _entry(
     int32_t *field, float *value, int64_t *count,
 ) noexcept nogil:
     """Append the token ``feature:value`` or ``field:feature:value``; nothing of ``qid:...``."""
-    cdef int64_t start = text.start, colon = _colon(text, text.start), number
+    cdef int64_t start = text.start, colon = _colon(text, text.start), number, place = 0
     cdef double read
     if colon < 0:
         return NO_PAIR
     if colon - start == 3 and text.bytes[start] == b"q" and text.bytes[start + 1] == b"i":
         return NONE
     if with_fields:
-        number = _whole(text.bytes, start, colon)
-        if not 0 <= number < n_fields:
+        place = _whole(text.bytes, start, colon)
+        if not 0 <= place < n_fields:
             return NO_FIELD
-        field[count[0]] = <int32_t> number
         start, colon = colon + 1, _colon(text, colon + 1)
         if colon < 0:
             return NO_PAIR
@@ -188,6 +187,8 @@ cdef Trouble _entry(
     index[count[0]], value[count[0]] = number - first, <float> read
     if value[count[0]] - value[count[0]] != 0:
         return NO_VALUE
+    if with_fields:  # not before: there is room for as many entries as there are pairs of colons
+        field[count[0]] = <int32_t> place
     count[0] += 1
     return NONE
 

@@ -34,3 +34,10 @@ def test_damaged_text_is_read_or_refused(with_fields):
         assert np.isfinite(values).all()
     assert 100 < refused < 2900
     assert all(1 <= line <= count for line, count in lines)
+
+
+@pytest.mark.parametrize("text", [b"1 0:", b"1 0:2", b"1 0:0:1 2:"])
+def test_a_pair_that_ends_early_is_refused(text):
+    """The arrays have room for as many entries as there are pairs of colons, and this one has but one colon."""
+    with pytest.raises(InputError, match="is no field:feature:value"):
+        parse(text, True, 0, 4, 3)
