@@ -104,5 +104,5 @@ def test_what_trainers_refuse_names_the_partition(spark, ps):
     with pytest.raises(InputError, match="X has 11 features, but LatentDirichletAllocation is expecting 12"):
         model_of(ps, "batch").fit(widths)
     with pytest.raises(InputError, match="documents of different widths: 11, 12"):
-        model_of(ps, "batch").fit(widths.coalesce(1))
+        model_of(ps, "batch").fit(spark.sparkContext.parallelize([X, X[:, 1:]], 1))
     assert not ps.tables()
