@@ -22,6 +22,7 @@ import time
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from dps.client.inputs import as_keys
@@ -177,7 +178,7 @@ class FunctionCaller:
                 if not running.shortened:
                     raise
                 whole = self._encoded(running.function, arguments, ())
-                running.message, running.shortened = with_arguments(running.message, whole), False
+                running.message, running.shortened = msgspec.structs.replace(running.message, arguments=whole), False
             except (BusyError, *RETRIED) as error:
                 self._abort(running)
                 if isinstance(error, DataLostError) or session.now() > deadline:
@@ -200,7 +201,7 @@ class FunctionCaller:
         else:
             alone = len(runs) == 1 and len(running.asked) == len(running.named.shards)
             mode = ALONE if alone and running.route.spec.copies == 1 and not rehearses else PREPARES
-        message = in_mode(running.message, mode)
+        message = msgspec.structs.replace(running.message, mode=mode)
         errors: list[DPSError] = []
         sent = []
         for run in runs:
@@ -315,20 +316,6 @@ class FunctionCaller:
                 f"{self._session.frame_limit} are taken (dps.limits.frame)"
             )
         return self._session.channel(server).ask(header, body)
-
-
-def in_mode(message: FunctionCall, mode: int) -> FunctionCall:
-    """The message in another mode."""
-    return FunctionCall(
-        message.function, message.seed, message.time, message.start, message.stop, message.arguments, mode
-    )
-
-
-def with_arguments(message: FunctionCall, arguments: bytes) -> FunctionCall:
-    """The message with other arguments."""
-    return FunctionCall(
-        message.function, message.seed, message.time, message.start, message.stop, arguments, message.mode
-    )
 
 
 def cut(spec: TableSpec, keys: Keys) -> NamedRows:

@@ -68,7 +68,11 @@ def test_a_server_that_has_forgotten_gets_it_again(ps, monkeypatch) -> None:
 
 MUTANTS = [
     ("_carry_out", "if not running.shortened:", "if True:"),
-    ("_carry_out", "running.message, running.shortened = with_arguments(running.message, whole), False", "raise"),
+    (
+        "_carry_out",
+        "running.message, running.shortened = msgspec.structs.replace(running.message, arguments=whole), False",
+        "raise",
+    ),
     ("call", "type(each) is Remembered and each.key in self._known", "False"),
 ]
 
