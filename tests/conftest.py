@@ -23,6 +23,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 new_loop().close()  # the first loop of a process makes a pipe that libuv keeps for ever: that is no leak
 os.environ[leaks.MARK] = str(os.getpid())
+# Every JVM of the tests lives for seconds on few cores, where the second compiler takes half of its time.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto")
 collect_ignore_glob = (
     [] if importlib.util.find_spec("pyspark") else ["system/test_spark*.py", "models/test_spark*.py"]
 )  # they import it

@@ -62,6 +62,7 @@ def settings(master: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.default.parallelism": "2",
+        "spark.python.daemon.module": "spark_daemon",
     }
 
 

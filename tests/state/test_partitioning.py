@@ -208,12 +208,7 @@ def test_wrong_cells_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 WRONG_PYTHON = {
-    "keys are scattered by their own hashes": (
-        partition_module,
-        "group",
-        "starts, order, grouped, placed)",
-        "starts, order, grouped)",
-    ),
+    "keys are placed by their own hashes": (partition_module, "group", "cells.of(keys, placed)", "placed[:] = keys"),
     "ranges are scattered": (RangePartition, "cells", "first[wanted]", "np.arange(ranges)"),
     "ranges do not reach the last shard": (RangePartition, "cells", "shards // ranges", "(shards - 1) // ranges"),
 }

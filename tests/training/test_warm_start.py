@@ -80,7 +80,7 @@ VARIANTS = [
     (Clock, "_is_early", "self._clocks[0] < self.warm_start", "False"),
     (Clock, "_is_early", "trainer > 0 and", ""),
     (Participant, "_enter", "self._await_first()", "pass"),
-    (Participant, "_enter", "self.move(self.warm_start)", "pass"),
+    (Participant, "_enter", "self.warm_start if self.number else 0", "0"),
 ]
 
 

@@ -57,8 +57,7 @@ class MiniYarn:
         script.parent.mkdir()
         script.write_text(f"#!/bin/sh\necho {self.folder}/conf:{hadoop()}\n")
         script.chmod(0o755)
-        self.env = {  # with JVMs that start quickly on few cores
-            "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
+        self.env = {
             "HADOOP_CONF_DIR": f"{self.folder}/conf",
             "PATH": f"{script.parent}:{os.environ['PATH']}",
             "SKEIN_CONFIG": f"{folder}/skein",
