@@ -301,7 +301,7 @@ def test_wrong_slopes_are_noticed(monkeypatch, name, old, new):
 
 # -- scikit-learn's own checks
 
-QUICK = {"max_iter": 25, "tol": 1e-4, "batch_size": 10_000}  # one batch of each trainer
+QUICK = {"max_iter": 8, "tol": 1e-4, "batch_size": 10_000}  # one batch of each trainer
 
 
 @parametrize_with_checks(

@@ -12,7 +12,7 @@ import dask.bag as db
 import numpy as np
 import pytest
 from distributed import Client, get_worker, worker_client
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from servers import wait_until
 
@@ -151,6 +151,7 @@ def test_each_op_of_a_life_counts_once(data):
 
 @pytest.mark.parametrize("wrong", [Renewing])
 def test_wrong_rules_are_found_out(wrong):
+    @settings(phases=[Phase.generate])  # because making the example small takes most of the time
     @given(st.data())
     def lives_end_once(data):
         assert set(lives_of(data.draw, wrong(numbers())).values()) <= {1}
