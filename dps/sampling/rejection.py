@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dps.core.members import are_in_rows
 from dps.errors import InputError, InputTypeError
 from dps.sampling.alias import AliasTable
 
@@ -148,14 +149,14 @@ def negative_items(users: npt.ArrayLike, seen_csr: CSR, n: int, rng: np.random.G
            [3, 1, 1]])
     """
     rows, items = _checked_users(users, seen_csr)
-    distinct, codes = np.unique(rows, return_inverse=True)
+    askers = rows.reshape(-1)
     canonical = getattr(seen_csr, "has_canonical_format", False)
-    seen: SeenItems = SortedItems(distinct, seen_csr) if canonical else GatheredItems(distinct, seen_csr, items)
+    seen: SeenItems = SortedItems(askers, seen_csr) if canonical else GatheredItems(askers, seen_csr, items)
     free = items - seen.counts
-    if len(distinct) and free.min() <= 0:
-        full = int(distinct[free.argmin()])
+    if len(askers) and free.min() <= 0:
+        full = int(askers[free.argmin()])
         raise InputError(f"user {full} has seen all {items:,} items: there is none to draw; leave this user out")
-    owners = np.repeat(codes.reshape(-1), n)
+    owners = np.repeat(np.arange(len(askers)), n)
     drawn = rng.integers(0, items, len(owners)) if len(owners) else np.empty(0, np.int64)
     left = np.flatnonzero(seen.have(owners, drawn))
     for _ in range(ROUNDS):
@@ -163,10 +164,9 @@ def negative_items(users: npt.ArrayLike, seen_csr: CSR, n: int, rng: np.random.G
             break
         drawn[left] = rng.integers(0, items, len(left))
         left = left[seen.have(owners[left], drawn[left])]
-    for owner in np.unique(owners[left]):
-        unseen = np.setdiff1d(np.arange(items), seen.of(owner), assume_unique=True)
-        places = left[owners[left] == owner]
-        drawn[places] = unseen[rng.integers(0, len(unseen), len(places))]
+    for place in left:
+        unseen = np.setdiff1d(np.arange(items), seen.of(owners[place]), assume_unique=True)
+        drawn[place] = unseen[rng.integers(0, len(unseen))]
     return drawn.reshape(*rows.shape, n)
 
 
@@ -184,7 +184,7 @@ def _checked_users(users: npt.ArrayLike, seen: CSR) -> tuple[np.ndarray, int]:
 
 
 class SeenItems(Protocol):
-    """What some users have seen; a user is its place among them."""
+    """What some users have seen; a user is its place among them, and may have several."""
 
     counts: np.ndarray  # how many items each of them has seen
 
@@ -198,23 +198,16 @@ class SeenItems(Protocol):
 class SortedItems:
     """Of a matrix whose rows are sorted: searched where they lie, so a draw costs the same for a long history."""
 
-    def __init__(self, distinct: np.ndarray, seen: CSR):
-        self._indices = seen.indices
-        self._starts, self._stops = (seen.indptr[distinct + n].astype(np.int64) for n in (0, 1))
+    def __init__(self, users: np.ndarray, seen: CSR):
+        self._indices = np.ascontiguousarray(seen.indices)
+        self._starts, self._stops = (seen.indptr[users + n].astype(np.int64) for n in (0, 1))
         self.counts = self._stops - self._starts
 
     def have(self, owners: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Which of these users have seen these items, place by place: a binary search of all of them at once."""
-        if not len(self._indices):
-            return np.zeros(len(items), bool)
-        last = len(self._indices) - 1
-        low, stop = self._starts[owners], self._stops[owners]
-        high = stop
-        for _ in range(int(self.counts.max(initial=0)).bit_length()):
-            middle = (low + high) >> 1
-            open_, less = low < high, self._indices[np.minimum(middle, last)] < items
-            low, high = np.where(open_ & less, middle + 1, low), np.where(open_ & ~less, middle, high)
-        return (low < stop) & (self._indices[np.minimum(low, last)] == items)
+        """Which of these users have seen these items, place by place."""
+        out = np.empty(len(items), bool)
+        are_in_rows(self._starts, self._stops, self._indices, owners, items, out)
+        return out
 
     def of(self, owner: int) -> np.ndarray:
         """What one of them has seen, each item once."""
@@ -222,20 +215,22 @@ class SortedItems:
 
 
 class GatheredItems:
-    """Of any matrix: gathered and sorted for these users."""
+    """Of any matrix: gathered and sorted, once for each user that is there."""
 
-    def __init__(self, distinct: np.ndarray, seen: CSR, items: int):
+    def __init__(self, users: np.ndarray, seen: CSR, items: int):
+        distinct, self._codes = np.unique(users, return_inverse=True)
         self._items, self._pairs = items, _pairs(distinct, seen, items)
-        self.counts = np.bincount(self._pairs // max(items, 1), minlength=len(distinct))
+        self.counts = np.bincount(self._pairs // max(items, 1), minlength=len(distinct))[self._codes]
 
     def have(self, owners: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Which of these users have seen these items, place by place."""
-        return _are_among(owners * self._items + items, self._pairs)
+        return _are_among(self._codes[owners] * self._items + items, self._pairs)
 
     def of(self, owner: int) -> np.ndarray:
         """What one of them has seen, each item once."""
-        start, stop = np.searchsorted(self._pairs, [owner * self._items, (owner + 1) * self._items])
-        return self._pairs[start:stop] - owner * self._items
+        user = self._codes[owner]
+        start, stop = np.searchsorted(self._pairs, [user * self._items, (user + 1) * self._items])
+        return self._pairs[start:stop] - user * self._items
 
 
 def _pairs(distinct: np.ndarray, seen: CSR, items: int) -> np.ndarray:

@@ -36,7 +36,7 @@ ROOMS = {
     "daskapi": "config",
     "features": "core",
     "functions": "core.blocks state",
-    "sampling": "",
+    "sampling": "core.members",
     "checkpoints": "core state",
     "telemetry": "core wire state.names state.ops",
     # the parties: these do not know each other

@@ -163,8 +163,8 @@ WRONG = [  # function, a piece of it, and what stands there instead
     ("_drawn_among", "allowed = probabilities.copy()", "allowed = np.ones(len(probabilities))"),
     ("_pairs", "repeat(starts - begins", "repeat(starts"),
     ("_pairs", "owners * items +", ""),
-    ("negative_items", "np.repeat(codes.reshape(-1), n)", "np.tile(codes.reshape(-1), n)"),
-    ("negative_items", "unseen[rng.integers(0, len(unseen), len(places))]", "unseen[0]"),
+    ("negative_items", "np.repeat(np.arange(len(askers)), n)", "np.tile(np.arange(len(askers)), n)"),
+    ("negative_items", "unseen[rng.integers(0, len(unseen))]", "unseen[0]"),
 ]
 
 
