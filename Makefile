@@ -173,9 +173,11 @@ array-api: $(READY)  ## ps.arrays against the array API standard; ARRAY_API_TEST
 		echo "not run: array-api-tests, because ARRAY_API_TESTS names no clone of it"; \
 	fi
 
-# What runs on each Python: the wire, the state and its golden hashes, the page (in a browser), the demo, the blocks of
-# the documentation and of the docstrings, for which every module is imported.
+# What runs on each Python: the wire, the state and its golden hashes, the page (in a browser), the demo, and the blocks of
+# the docstrings, for which every module is imported. The pages of the documentation run on one Python, because each
+# starts a cluster of processes.
 PORTABLE := frames channel endpoint shard index optimizers golden pages browser demo docs
+PAGES := page_runs or block_runs or pages_build
 PYTHONS ?= 3.12 3.13 3.14
 .PHONY: test-pythons
 test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS="3.12 3.13 3.14"
@@ -190,7 +192,7 @@ test-pythons:  ## those of PORTABLE on the other Pythons that there are: PYTHONS
 
 .PHONY: test-portable
 test-portable: $(READY)
-	$(PYTEST) $(PARALLEL) $(PORTABLE:%=tests/*/test_%.py) $(ARGS)
+	$(PYTEST) $(PARALLEL) $(PORTABLE:%=tests/*/test_%.py) -k "not ($(PAGES))" $(ARGS)
 
 # Everything but Spark, S3 and the pages, whose packages the extra `test` leaves out: TESTS=... for less.
 OLDEST := .venv-oldest

@@ -15,6 +15,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -114,18 +115,25 @@ class _Dask:
             loky._resource_tracker._fd if loky is not None else None,
         )
         files = files - Counter(_target(fd) for fd in helpers if fd is not None)
-        sockets = {_target(c.fd): c for c in psutil.Process().net_connections("inet")} if files else {}
-        ours = self.ports | _ports_of_links() if sockets else self.ports
+        connections = {_target(c.fd): c for c in psutil.Process().net_connections("inet")} if files else {}
+        ours = self.ports | _ports_of_links() if connections else self.ports
         paths = []
         for name in files.elements():
-            socket = sockets.get(name)
-            ends = {a.port for a in (socket.laddr, socket.raddr) if a} if socket else set()
-            if socket is None:  # files, pipes, event loops: clusters make and drop them at will
+            known = connections.get(name)
+            ends = {a.port for a in (known.laddr, known.raddr) if a} if known else set()
+            if known is None:  # files, pipes, event loops: clusters make and drop them at will
                 if not self.live:
-                    paths.append(f"descriptor {name}")
+                    paths.append(f"descriptor {name}{_holders(name)}")
             elif not self.live or not ends & ours:
-                paths.append(f"socket {socket.laddr} -> {socket.raddr or ''} {socket.status}")
+                paths.append(f"socket {known.laddr} -> {known.raddr or ''} {known.status}")
         return paths
+
+
+def _holders(name: str) -> str:
+    """What a Unix socket belongs to, such as an event loop that was not closed: the types of what refers to it."""
+    held = [each for each in gc.get_objects() if isinstance(each, socket.socket) and _target(each.fileno()) == name]
+    kinds = {type(holder).__qualname__ for each in held for holder in gc.get_referrers(each) if holder is not held}
+    return f" of {', '.join(sorted(kinds))}" if kinds else ""
 
 
 def _ports_of_links() -> set[int]:

@@ -36,6 +36,15 @@ def test_nothing(before):
     assert leaks_since(before) == []
 
 
+def test_an_event_loop_that_is_not_closed_is_named(before):
+    loop = asyncio.new_event_loop()
+    pair = [line for line in leaks_since(before) if line.startswith("descriptor socket:")]
+    loop.close()
+    assert len(pair) == 2
+    assert all("EventLoop" in line for line in pair)
+    assert leaks_since(before) == []
+
+
 @pytest.mark.parametrize("daemon", [False, True])
 def test_thread(before, daemon):
     stop = threading.Event()
