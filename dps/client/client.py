@@ -128,7 +128,8 @@ class Client:
         self._functions = FunctionCaller(self.session)
         self._rehearses = rehearses
         # Set while a trainer is replayed: what it pushes has been acknowledged. Not every shard could tell that it is a
-        # repeat, because another attempt may push other keys, and a shard knows only the ops that it has rows of.
+        # repeat, because another attempt may push other keys, and a shard knows only the ops that it has rows of. So
+        # pushes are not sent, and what is sent for its answer says that it is a repeat.
         self.replays = False
         self._in_tasks: WeakKeyDictionary[Execution, InTask] = WeakKeyDictionary()
 
@@ -543,7 +544,9 @@ class Client:
             session.meter.begin(session.now())
             with self._as_task() if function.changes else NOTHING:
                 try:
-                    return self._functions.call(function, name_of(table), keys, arguments, self._rehearses)
+                    return self._functions.call(
+                        function, name_of(table), keys, arguments, self._rehearses, self.replays
+                    )
                 finally:
                     session.meter.lap("push" if function.changes else "pull", session.now())
 
@@ -637,7 +640,9 @@ class Client:
                     made = (
                         prepared_deletion(route, terms, session.acting, named, given is EVERY)
                         if rule == DELETE
-                        else prepared_push(route, terms, session.acting, named, given, rule, answered, place, rows)
+                        else prepared_push(
+                            route, terms, session.acting, named, given, rule, answered, place, rows, self.replays
+                        )
                     )
                     prepared.append(of_column(made, column) if answered else made)
                 if self._rehearses:

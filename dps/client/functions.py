@@ -105,11 +105,18 @@ class FunctionCaller:
         self._known: set[bytes] = set()  # keys of values that servers remember
 
     def call(
-        self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any], rehearses: bool = False
+        self,
+        function: Function,
+        table: str,
+        keys: Keys,
+        arguments: Mapping[str, Any],
+        rehearses: bool = False,
+        replays: bool = False,
     ) -> Any:
         """Run a function on rows of a table; its merged result. See :meth:`dps.Client.call`.
 
-        With `rehearses`, what it changes is dropped.
+        With `rehearses`, what it changes is dropped. With `replays`, an earlier attempt has made the call: servers give
+        it the answer that they keep, or drop what it changes.
         """
         session = self._session
         if function.changes:  # because a push that waits for another client's function would keep COMMIT from arriving
@@ -128,6 +135,7 @@ class FunctionCaller:
             number = 0
         stamp = Header(
             frames.CALL,
+            frames.REPLAYED if replays and function.changes else 0,
             trainer=origin.id,
             attempt=origin.attempt,
             number=number,
@@ -281,6 +289,7 @@ class FunctionCaller:
     def _header(self, running: Running, kind: int, shards: list[int]) -> Header:
         return running.stamp._replace(
             kind=kind,
+            flags=running.stamp.flags if kind == frames.CALL else 0,
             table=running.route.spec.id,
             epoch=self._session.epoch,
             shard=shards[0],
@@ -297,7 +306,7 @@ class FunctionCaller:
             )
         header, text = self._header(running, frames.CALL, shards), message.encode()
         if named.keys is None:
-            header = header._replace(flags=frames.RANGE)
+            header = header._replace(flags=header.flags | frames.RANGE)
             body = text
         else:
             assert named.starts is not None

@@ -63,6 +63,8 @@ class TableTerms:
     pull, certified, deletion : Terms
     changes : dict
         The terms of the changes that the table takes, by rule and whether new values come back.
+    replays : dict
+        The same, for changes that were acknowledged to an earlier attempt.
     """
 
     def __init__(self, route: TableRoute, epoch: int, chunk: int, clocked: bool):
@@ -73,14 +75,15 @@ class TableTerms:
         self.pull = core.Terms(*common, frames.PULL, 0, False, True, False)
         self.certified = core.Terms(*common, frames.PULL, frames.CERTIFICATE, False, True, False)
         self.deletion = core.Terms(*common, frames.PUSH, frames.RULE_DELETE, True, False, False)
-        self.changes = {
-            (rule, answered): core.Terms(
-                *common, frames.PUSH, FLAGS[rule] | (frames.ANSWER if answered else 0), True, answered, merges
-            )
-            for rule, merges in ((PUSH, sums), (ADD, False), (ASSIGN, False))
-            for answered in (False, True)
-            if rule == PUSH or not spec.optimizer.derived
-        }
+        rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, False), (ASSIGN, False)]
+        self.changes, self.replays = (
+            {
+                (rule, answered): core.Terms(*common, frames.PUSH, FLAGS[rule] | asks | more, True, answered, merges)
+                for rule, merges in rules
+                for answered, asks in ((False, 0), (True, frames.ANSWER))
+            }
+            for more in (0, frames.REPLAYED)
+        )
 
 
 class Prepared(NamedTuple):
@@ -116,10 +119,12 @@ def prepared_push(
     answered: bool = False,
     out: object = None,
     rows: int | None = None,
+    replays: bool = False,
 ) -> Prepared:
-    """A push by those terms, in the name of that origin."""
+    """A push by those terms, in the name of that origin; `replays`: which an earlier attempt has made."""
     spec = route.spec
-    agreed = terms.changes.get((rule, answered))
+    changes = terms.replays if replays else terms.changes
+    agreed = changes.get((rule, answered))
     if agreed is None:
         derives = f"{spec.optimizer.kind} derives the values from its state"
         raise InputError(f"table {spec.name!r}: {derives}; only push changes them")
@@ -140,7 +145,7 @@ def prepared_push(
     if call is not None:
         return into(answer, route, call)
     # Of several chunks a later one may repeat a key of an earlier one, so the values are asked for behind all of them.
-    push = core.Call.of(terms.changes[rule, False], origin, target, array, None, weight) if answered else None
+    push = core.Call.of(changes[rule, False], origin, target, array, None, weight) if answered else None
     pull = None if push is None else core.Call.of(terms.pull, origin, target, None, room)
     if push is None or pull is None:
         refuse(route, frames.PUSH, origin, target)

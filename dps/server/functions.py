@@ -24,6 +24,8 @@ What can happen, and what then:
 * The connection breaks, or no COMMIT comes in time: the hold ends, its effects are dropped. The client calls again.
 * A CALL is repeated after its effect was applied: the ledger says so. The function runs once more for its result, and
   the effect is dropped. (The answer to a call of one server is kept in the ledger, so that its repeat gets the same.)
+* A trainer is run again and calls what its earlier attempt has called (REPLAYED): that counts already on all shards on
+  which it was to count. The new attempt may name others, so the ledger is not asked, and the effect is dropped.
 * Two calls that need COMMIT meet at a shard: the second one is refused (BusyError), because they could wait for each
   other at two servers. Its client gives back what it holds, and tries again a little later. All others wait.
 * The controller changes a held shard (it closes the sums of a clock, another server takes over): the hold is
@@ -280,7 +282,8 @@ class FunctionCalls:
         if table.spec.aggregate is not None and header.clock != NO_CLOCK:
             for replica, _ in targets:
                 self._owner.close_before(replica, header.clock)
-        return {replica.number for replica, _ in targets if changes and _has(replica, header)}
+        known = header.flags & frames.REPLAYED  # to its client, which has the acknowledgement of an earlier attempt
+        return {replica.number for replica, _ in targets if changes and (known or _has(replica, header))}
 
     def _end_older(self, header: Header) -> None:
         """The client calls: what it has prepared before will never be committed, but for other shards of this call."""

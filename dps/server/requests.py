@@ -413,11 +413,15 @@ class ServerRole:
     def _change(
         self, header: Header, ops: list[Op], request: TableRequest, values: np.ndarray, owed: OwedAnswer
     ) -> None:
-        """Apply each shard's op; forward it where it was new, wait for the earlier one where it is a repeat."""
-        fresh = []
+        """Apply each shard's op; forward it where it was new, wait for the earlier one where it is a repeat.
+
+        A replayed op is a repeat also for a shard that does not know it, because an earlier attempt of the trainer may
+        have had other keys.
+        """
+        fresh, replayed = [], header.flags & frames.REPLAYED
         for part, op in zip(request.parts, ops, strict=True):
             shard = part.replica.shard
-            if shard.apply(op):
+            if not replayed and shard.apply(op):
                 fresh.append((part, shard.version))
             else:
                 self.ops.follow(part.replica, owed)

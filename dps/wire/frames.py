@@ -15,12 +15,15 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
          ANSWER asks for the new values; rows:
          of data (0 or more): a weighted mean's. With
          more than 0 it is for all `shards`, also
-         those that have none of its keys
+         those that have none of its keys. REPLAYED:
+         it was acknowledged to an earlier attempt,
+         so a shard that does not know it is not to
+         apply it
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
 ...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`server/tables.py`)
 CALL     as PULL and trainer, attempt, number,        counts and keys as PULL (with RANGE: nothing),
-         parties; with RANGE all rows of the shards   then `FunctionCall` (`wire/function_messages.py`);
-                                                      answer: what the parts returned
+         parties; with RANGE all rows of the shards;  then `FunctionCall` (`wire/function_messages.py`);
+         REPLAYED as PUSH                             answer: what the parts returned
 COMMIT   table, shard, shards, trainer, attempt,      nothing
 ABORT    clock, number of a CALL; what it has made
          on these shards counts, or is dropped
@@ -86,7 +89,7 @@ SERVE, BEAT, PLACE, CAUGHT_UP, STEPPED_DOWN, SUSPECT = 48, 49, 50, 51, 52, 53
 OK, ERROR = 64, 65
 
 # flags
-RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL, RULE_ROWS = 1, 2, 4, 8, 16, 32, 64
+RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL, RULE_ROWS, REPLAYED = 1, 2, 4, 8, 16, 32, 64, 128
 RULE_DELETE = RULE_ADD | RULE_ASSIGN
 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")

@@ -14,7 +14,18 @@ from collections.abc import Callable, Mapping
 
 from dps.errors import ProtocolError
 from dps.wire import frames
-from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, RULE_DELETE, RULE_ROWS, Header
+from dps.wire.frames import (
+    ANSWER,
+    CERTIFICATE,
+    CONTROL,
+    RANGE,
+    REPLAYED,
+    RULE_ADD,
+    RULE_ASSIGN,
+    RULE_DELETE,
+    RULE_ROWS,
+    Header,
+)
 from dps.wire.protocols import RoleConnection
 
 __all__ = [
@@ -44,6 +55,7 @@ def _combinations(*choices: tuple[int, ...]) -> frozenset[int]:
 NO_FLAGS = frozenset({0})
 PULLS = _combinations((0, RANGE), (0, CERTIFICATE))
 PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER)) | {RULE_DELETE, RULE_DELETE | RANGE}
+REPLAYS = _combinations((REPLAYED,), (0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
 RUNS += (frames.LEASE, frames.ORIGIN)
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})  # close the sums of a clock; retire origins
@@ -53,8 +65,8 @@ TO_ANY: Rights = {STRANGER: {frames.HELLO: NO_FLAGS}}
 TO_SERVER: Rights = {
     CLIENT: {
         frames.PULL: PULLS,
-        frames.PUSH: PUSHES,
-        frames.CALL: _combinations((0, RANGE)),
+        frames.PUSH: PUSHES | REPLAYS,
+        frames.CALL: _combinations((0, RANGE), (0, REPLAYED)),
         frames.COMMIT: NO_FLAGS,
         frames.ABORT: NO_FLAGS,
         frames.SCAN: NO_FLAGS,

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from oracles import mutant
 
+import dps
+from dps.client.requests import TableTerms
 from dps.client.session import ClientSession
+from dps.server.functions import FunctionCalls
 from dps.testing import Simulation
 from dps.training.participant import Participant
 
@@ -54,6 +57,69 @@ def test_a_replay_that_sends_its_pushes_is_noticed(monkeypatch):
     wrong = mutant(Participant.move, "own.attempt > 0 and clock < self.reached", "False")
     monkeypatch.setattr(Participant, "move", wrong)
     assert (run("push")[:, 1:] > 0).any()
+
+
+@dps.function(changes=True)
+def count(rows, by):
+    """Add to rows; the sum of what they were."""
+    before = int(rows.values.sum())
+    rows.values[:] += by
+    return before
+
+
+@count.merge
+def _(parts):
+    return sum(parts)
+
+
+def answered(verb: str, shards: int = 3) -> tuple[np.ndarray, list[list[int]]]:
+    """As `run`, with changes that are answered: the counts, and the answers of both attempts."""
+    answers: list[list[int]] = [[], []]
+    with Simulation(0, servers=shards, trainers=1, copies=2 if shards > 1 else 1, compute=0.05) as sim:
+        sim.table("counts", dtype="int64")
+        sim.register(count)
+
+        def train(trainer, partitions):
+            for clock in range(CLOCKS):
+                keys = KEYS[:1] if trainer.attempt == 0 or clock >= DIES else KEYS[: 1 if clock == 0 else 40]
+                if trainer.attempt == 0 and clock == DIES:
+                    sim.crash("trainer-0")
+                if verb == "call":
+                    told = trainer.call(count, "counts", keys, by=1)
+                elif verb == "push_pull":
+                    told = trainer.push_pull("counts", keys, np.ones(len(keys), int))[0]
+                else:
+                    told = trainer.push_pull_async("counts", keys, np.ones(len(keys), int)).result()[0]
+                answers[trainer.attempt].append(int(told))
+                trainer.tick()
+
+        sim.run(train, [None])
+        return sim.client().pull("counts", KEYS).ravel(), answers
+
+
+VERBS = ["push_pull", "push_pull_async", "call"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_what_is_answered_counts_once(verb, shards):
+    """The answer of the same keys is the one that was kept, where the call was one server's."""
+    counts, (first, second) = answered(verb, shards)
+    np.testing.assert_array_equal(counts, [CLOCKS] + [0] * (len(KEYS) - 1))
+    start = 0 if verb == "call" else 1
+    assert first[:DIES] == [*range(start, start + DIES)]
+    assert second[DIES:] == [*range(start + DIES, start + CLOCKS)]
+    if verb != "call" or shards == 1:
+        assert second[0] == first[0]
+
+
+def test_answered_replays_that_are_applied_are_noticed(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(TableTerms, "__init__", mutant(TableTerms.__init__, "(0, frames.REPLAYED)", "(0, 0)"))
+        assert answered("push_pull")[0][1:].any()
+    wrong = mutant(FunctionCalls._repeated, "header.flags & frames.REPLAYED", "False")
+    monkeypatch.setattr(FunctionCalls, "_repeated", wrong)
+    assert answered("call")[0][1:].any()
 
 
 def numbers_of_ticks(sim) -> list[int]:

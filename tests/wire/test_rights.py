@@ -25,12 +25,13 @@ F = frames
 NAMED = {name: value for name, value in vars(F).items() if name.isupper() and type(value) is int}
 KINDS = {NAMED[name] for name in NAMED if NAMED[name] < 70 and name not in ("VERSION", "HEADER_SIZE")}
 BITS = [1 << bit for bit in range(8)]
-COMBINATIONS = range(128)  # all combinations of the flags that there are
+COMBINATIONS = range(256)  # all combinations of the flags that there are
 
 # The same as in docs/design/protocol.md, said in another way: what a frame without any right must not be.
 PULLS = {F.RANGE * a | F.CERTIFICATE * b for a in (0, 1) for b in (0, 1)}
 RULES = (0, F.RULE_ADD, F.RULE_ASSIGN)
 PUSHES = {F.RANGE * a | rule | F.ANSWER * b for a in (0, 1) for rule in RULES for b in (0, 1)}
+REPLAYS = {F.REPLAYED | flags for flags in PUSHES}
 PUSHES |= {F.RULE_DELETE, F.RULE_DELETE | F.RANGE}
 REPLICATES = PUSHES | {F.CONTROL, F.CONTROL | F.RULE_ADD, F.RULE_ROWS, F.RULE_ROWS | F.RANGE}
 REPLICATES |= {F.RULE_ROWS | F.ANSWER, F.RULE_ROWS | F.RANGE | F.ANSWER}
@@ -39,8 +40,8 @@ FROM_SERVERS = (F.SERVE, F.BEAT, F.CAUGHT_UP, F.STEPPED_DOWN, F.SUSPECT)
 MAY = {
     ("server", CLIENT): {
         F.PULL: PULLS,
-        F.PUSH: PUSHES,
-        F.CALL: {0, F.RANGE},
+        F.PUSH: PUSHES | REPLAYS,
+        F.CALL: {0, F.RANGE, F.REPLAYED, F.REPLAYED | F.RANGE},
         F.COMMIT: {0},
         F.ABORT: {0},
         F.SCAN: {0},
