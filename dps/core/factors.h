@@ -148,6 +148,21 @@ static inline __attribute__((always_inline)) void dps_times_gram(
     }
 }
 
+/* Rows of others lie anywhere in memory, and for an owner with many ratings few of them are in the cache: ask for them
+   some ratings before they are needed. */
+#define DPS_RATINGS_AHEAD 12
+#define DPS_LINE 16 /* floats of a cache line */
+
+static inline __attribute__((always_inline)) void dps_fetch_ahead(const dps_system *system, int64_t j) {
+    const int64_t from = j + DPS_RATINGS_AHEAD, to = from + 4 < system->count ? from + 4 : system->count;
+    for (int64_t next = from; next < to; next++) {
+        const float *row = system->y + system->others[next] * system->n;
+        for (int64_t k = 0; k < system->n; k += DPS_LINE) {
+            __builtin_prefetch(row + k);
+        }
+    }
+}
+
 /* out += the sum of w y over the rows of the system, with w = e (y . x), or with `right` w = 1 + e - e (y . x); the sum
    of e (y . x)^2 - 2 (1 + e) (y . x). */
 static inline __attribute__((always_inline)) double dps_add_rows(
@@ -159,6 +174,7 @@ static inline __attribute__((always_inline)) double dps_add_rows(
         const int width = system->count - j < 4 ? (int)(system->count - j) : 4;
         const float *rows[4];
         float weights[4];
+        dps_fetch_ahead(system, j);
         for (int c = 0; c < width; c++) {
             const float extra = system->extra[j + c];
             rows[c] = system->y + system->others[j + c] * n;
