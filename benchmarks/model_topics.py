@@ -122,7 +122,7 @@ def compare(report: Report, name: str, texts: Texts, ways: dict[str, Way], round
             told[way].append(perplexity(topics, texts.held_out))
     name = f"{name} of {texts.name}"
     for way in list(ways)[1:]:
-        reach = "<= 1 x" if way in ("gensim", "tomotopy") else None
+        reach = "<= 1 x" if way == "gensim" else None
         report.duration(name, float(np.median(took["dps"])), way, float(np.median(took[way])), reach)
         found, theirs = float(np.median(told["dps"])), float(np.median(told[way]))
         report.add(f"{name}: perplexity of others", found, "", way, theirs, "<= 1.01 x")
