@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+import types
 from collections import Counter
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -46,6 +47,10 @@ def snapshot() -> Snapshot:
     return Snapshot(frozenset(threading.enumerate()), _files(), _children())
 
 
+HOLDERS = 4  # how far up the references to a socket are followed
+PASSING = {types.FrameType, types.CellType, types.FunctionType}
+
+
 def wait_for_leaks(before: Snapshot, *, patience: float = PATIENCE, orphans: bool = False) -> list[str]:
     """What is there now and was not `before`, one line each, once nothing more goes away or `patience` is over."""
     deadline = time.monotonic() + patience
@@ -56,7 +61,7 @@ def wait_for_leaks(before: Snapshot, *, patience: float = PATIENCE, orphans: boo
         gc.collect()
         time.sleep(pause)
         pause = min(2 * pause, 0.2)
-    return leaks
+    return [line + _holders(line.removeprefix("descriptor ")) for line in leaks]
 
 
 def _leaks(before: Snapshot, orphans: bool) -> list[str]:
@@ -123,7 +128,7 @@ class _Dask:
             ends = {a.port for a in (known.laddr, known.raddr) if a} if known else set()
             if known is None:  # files, pipes, event loops: clusters make and drop them at will
                 if not self.live:
-                    paths.append(f"descriptor {name}{_holders(name)}")
+                    paths.append(f"descriptor {name}")
             elif not self.live or not ends & ours:
                 paths.append(f"socket {known.laddr} -> {known.raddr or ''} {known.status}")
         return paths
@@ -131,9 +136,16 @@ class _Dask:
 
 def _holders(name: str) -> str:
     """What a Unix socket belongs to, such as an event loop that was not closed: the types of what refers to it."""
-    held = [each for each in gc.get_objects() if isinstance(each, socket.socket) and _target(each.fileno()) == name]
-    kinds = {type(holder).__qualname__ for each in held for holder in gc.get_referrers(each) if holder is not held}
-    return f" of {', '.join(sorted(kinds))}" if kinds else ""
+    every = gc.get_objects()
+    held = [each for each in every if issubclass(type(each), socket.socket) and _target(each.fileno()) == name]
+    chain = []
+    for _ in range(HOLDERS):
+        ours = {id(every), id(held), id(chain)}
+        held = [each for each in gc.get_referrers(*held) if id(each) not in ours and type(each) not in PASSING]
+        chain.append("/".join(sorted({type(each).__qualname__ for each in held})))
+        if not held:
+            break
+    return f" of {' of '.join(filter(None, chain))}" if any(chain) else ""
 
 
 def _ports_of_links() -> set[int]:
