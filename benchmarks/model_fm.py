@@ -98,8 +98,8 @@ Settings = dict[str, Any]
 MACHINE: Settings = {"init_std": 0.02, "factors": FACTORS}
 OURS: dict[str, dict[str, Settings]] = {
     "Census": {
-        "ftrl": {"learning_rate": 0.2, "batch_size": 100},
-        "machine": {"learning_rate": 0.2, "factor_learning_rate": 0.02, "batch_size": 200},
+        "ftrl": {"learning_rate": 0.3, "batch_size": 100},
+        "machine": {"learning_rate": 0.1, "factor_learning_rate": 0.02, "batch_size": 400},
     },
     "flights": {
         "ftrl": {"learning_rate": 0.03, "batch_size": 100},

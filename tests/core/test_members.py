@@ -65,7 +65,6 @@ def test_arrays_that_do_not_fit(error, starts, stops, indices, rows):
     ("old", "new"),
     [
         ("if indices[middle] < items[i]:", "if indices[middle] <= items[i]:"),
-        pytest.param("low < stop and ", "", marks=pytest.mark.slow),
         pytest.param("low = starts[rows[i]]", "low = 0", marks=pytest.mark.slow),
     ],
 )

@@ -32,6 +32,8 @@ PATIENCE = 60.0  # a limit for what hangs: processes take long to end while the 
 FOREVER_THREADS = re.compile("^Dask-Offload")
 FOREVER_PROCESSES = re.compile("resource_tracker|multiprocessing.forkserver")
 LIVE_THREADS = re.compile("Dask-|^IO loop|^AsyncProcess |^QueueFeederThread|^Profile|^TCP-Executor|^asyncio_|^bokeh-")
+HOLDERS = 4  # how far up the references to a socket are followed
+PASSING = {types.FrameType, types.CellType, types.FunctionType}  # they refer to everything that runs just now
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,6 @@ class Snapshot:
 
 def snapshot() -> Snapshot:
     return Snapshot(frozenset(threading.enumerate()), _files(), _children())
-
-
-HOLDERS = 4  # how far up the references to a socket are followed
-PASSING = {types.FrameType, types.CellType, types.FunctionType}
 
 
 def wait_for_leaks(before: Snapshot, *, patience: float = PATIENCE, orphans: bool = False) -> list[str]:

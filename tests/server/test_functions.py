@@ -405,7 +405,7 @@ def lost_client(servers: Servers) -> None:
         test_a_client_that_ends_before_commit_frees_the_shards(servers, monkeypatch)
 
 
-QUICK = "abort keeps the effect"  # most of the others are noticed when a patience ends
+QUICK = "abort keeps the effect"  # most of the other variants are noticed only when a time limit has passed
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != QUICK)) for n in WRONG])

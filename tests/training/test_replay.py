@@ -72,10 +72,10 @@ def _(parts):
     return sum(parts)
 
 
-def answered(verb: str, shards: int = 3) -> tuple[np.ndarray, list[list[int]]]:
+def answered(verb: str, servers: int = 3) -> tuple[np.ndarray, list[list[int]]]:
     """As `run`, with changes that are answered: the counts, and the answers of both attempts."""
     answers: list[list[int]] = [[], []]
-    with Simulation(0, servers=shards, trainers=1, copies=2 if shards > 1 else 1, compute=0.05) as sim:
+    with Simulation(0, servers=servers, trainers=1, copies=2 if servers > 1 else 1, compute=0.05) as sim:
         sim.table("counts", dtype="int64")
         sim.register(count)
 
@@ -101,15 +101,15 @@ VERBS = ["push_pull", "push_pull_async", "call"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("shards", [1, 3])
-def test_what_is_answered_counts_once(verb, shards):
+@pytest.mark.parametrize("servers", [1, 3])
+def test_what_is_answered_counts_once(verb, servers):
     """The answer of the same keys is the one that was kept, where the call was one server's."""
-    counts, (first, second) = answered(verb, shards)
+    counts, (first, second) = answered(verb, servers)
     np.testing.assert_array_equal(counts, [CLOCKS] + [0] * (len(KEYS) - 1))
     start = 0 if verb == "call" else 1
     assert first[:DIES] == [*range(start, start + DIES)]
     assert second[DIES:] == [*range(start + DIES, start + CLOCKS)]
-    if verb != "call" or shards == 1:
+    if verb != "call" or servers == 1:
         assert second[0] == first[0]
 
 
