@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 import numpy.typing as npt
 from distributed import Client as DaskClient
+from distributed import Future
 
 from dps import config
 from dps.client.client import Client
@@ -48,7 +49,7 @@ from dps.state.ops import TableSpec, wants_finite
 from dps.state.optimizers import Optimizer
 from dps.state.partitioning import HashPartition, Partition
 from dps.telemetry.snapshot import Status
-from dps.training import spark
+from dps.training import kept, spark
 from dps.training.columns import chosen, in_memory, scattered
 from dps.training.launch import RunOptions, launch, start
 from dps.training.open_run import OpenRun, checked_bound
@@ -584,6 +585,68 @@ class ParameterServer:
         >>> cluster.close()
         """
         return mapped(self._connection.client(), function, data, tables, meta, args, kwargs or {})
+
+    def scatter(self, make: Callable[[int], Any], count: int) -> list[Future]:
+        """Send partitions to the workers that have no server, where a run does not lose them with a worker.
+
+        Dask keeps one copy of scattered data and cannot make it again. :meth:`run` calls ``make`` again for the
+        partitions that were lost, and sends them. (It does the same with data in memory.)
+
+        Parameters
+        ----------
+        make : callable
+            ``make(number)`` returns a partition. It is called here: now, and later for a lost one, of which it must
+            return the same.
+        count : int
+            Partitions.
+
+        Returns
+        -------
+        list of distributed.Future
+            For :meth:`run` and for Dask. A partition stays on its worker as long as its future is referenced.
+
+        Raises
+        ------
+        TooFewWorkersError
+            All workers are for servers.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(trainers=2, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+        ...     parts = ps.scatter(lambda number: np.full(3, number), 2)
+        ...     ps.run(lambda trainer, parts: int(sum(part.sum() for part in parts)), parts)
+        [0, 3]
+        """
+        role = {server.worker for server in self._connection.describe().servers}
+        makers = [functools.partial(make, number) for number in range(count)]
+        return kept.send(self.dask_client, makers, kept.free_threads(self.dask_client, role))
+
+    def map_scattered(self, function: Callable, futures: Sequence[Future], *columns: Sequence) -> list[Future]:
+        """As ``client.map(function, futures, *columns, pure=False)``, and :meth:`run` does not lose the results either.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(partition, *values)``. It is called on the workers; here for a result that was lost together with
+            its partition, of which it must return the same.
+        futures : sequence of distributed.Future
+            From :meth:`scatter` or from this method. The results of other futures are as those of Dask.
+        *columns : sequences
+            More arguments, a value for each partition; no futures.
+
+        Returns
+        -------
+        list of distributed.Future
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(trainers=2, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+        ...     parts = ps.scatter(lambda number: np.full(3, number), 2)
+        ...     sums = ps.map_scattered(lambda part, offset: int(part.sum()) + offset, parts, [10, 20])
+        ...     ps.run(lambda trainer, sums: sums, sums)
+        [[10], [23]]
+        """
+        return kept.send_mapped(self.dask_client, function, futures, *columns)
 
     def run(
         self,

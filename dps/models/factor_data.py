@@ -19,7 +19,7 @@ from dask.delayed import Delayed
 from dask.distributed import Future
 
 import dps
-from dps.errors import InputError, InputTypeError, TooFewWorkersError
+from dps.errors import InputError, InputTypeError
 from dps.models.partitions import trainers_threads
 from dps.models.spark_pieces import is_spark
 
@@ -97,11 +97,14 @@ class HomeRatings:
     def by_owner(self, ps: dps.ParameterServer, sides: Sequence[int]) -> Iterator[list[Future]]:
         """A part for each trainer, on the workers."""
         assert self.home is not None
-        threads = trainers_threads(ps.dask_client)
-        if not threads:
-            raise TooFewWorkersError("no worker is left for ratings in memory and their trainers: all are servers")
-        parts = dealt(self.home, sides, sum(threads.values()))
-        futures = ps.dask_client.scatter(list(parts), workers=list(threads), hash=False, broadcast=2)
+        home, count = self.home, max(1, sum(trainers_threads(ps.dask_client).values()))
+        parts: list[Any] = list(dealt(home, sides, count))
+
+        def part(number: int) -> Any:
+            made, parts[number] = parts[number], None  # kept until it is sent, and dealt anew should it be lost
+            return dealt(home, sides, count)[number] if made is None else made
+
+        futures = ps.scatter(part, count)
         try:
             yield futures
         finally:

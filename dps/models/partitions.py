@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -95,10 +96,13 @@ class DaskPieces:
         by_field: bool = False,
     ):
         client = ps.dask_client
-        pairs = _pairs(client, X, y, weights)
+        pairs = _pairs(ps, X, y, weights)
         how = (layout, bits, seed, by_field)
-        pieces = [dask.delayed(piece_of, pure=False)(n, pair, *how) for n, pair in enumerate(pairs)]
-        self._ps, self._client, self._pieces = ps, client, client.compute(pieces)
+        if len(futures := [pair for pair in pairs if isinstance(pair, Future)]) == len(pairs):
+            pieces = ps.map_scattered(functools.partial(_piece_numbered, how=how), futures, range(len(pairs)))
+        else:
+            pieces = client.compute([dask.delayed(piece_of, pure=False)(n, pair, *how) for n, pair in enumerate(pairs)])
+        self._ps, self._client, self._pieces = ps, client, pieces
 
     def surveys(self) -> list[Survey]:
         """The survey of each piece."""
@@ -130,7 +134,7 @@ class DaskPieces:
         """Futures of ``function(piece, *arguments)``, while no other fit trains in this cluster."""
         with taking_turns(self._client):
             columns = ([each] * len(self._pieces) for each in arguments)
-            futures = self._client.map(function, self._pieces, *columns, pure=False)
+            futures = self._ps.map_scattered(function, self._pieces, *columns)
             try:
                 yield futures
             finally:
@@ -189,7 +193,7 @@ def named(X: Features, *columns: Labels) -> tuple[Features, ...]:
     return X.drop(columns=names), *(X[column] if isinstance(column, str) else column for column in columns)
 
 
-def _pairs(client: DaskClient, X: Features, y: Labels, weights: Labels) -> Sequence[tuple | Future]:
+def _pairs(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels) -> Sequence[tuple | Future]:
     """A list of (X, y) or (X, y, weights): futures, delayed values or tuples of them."""
     if y is None:
         parts = [X] if isinstance(X, (Delayed, Future)) else X
@@ -205,8 +209,9 @@ def _pairs(client: DaskClient, X: Features, y: Labels, weights: Labels) -> Seque
         )
     X, y, weights = named(X, y, weights)
     if is_dask_collection(X):
-        return _aligned(client, X, y, weights)
-    return _scattered(client, X, *(client.compute(c).result() if is_dask_collection(c) else c for c in (y, weights)))
+        return _aligned(ps.dask_client, X, y, weights)
+    client = ps.dask_client
+    return _scattered(ps, X, *(client.compute(c).result() if is_dask_collection(c) else c for c in (y, weights)))
 
 
 def _aligned(client: DaskClient, X: Features, y: Labels, weights: Labels) -> list[tuple]:
@@ -273,7 +278,7 @@ def _rows(block: Block) -> int:
     return int(block.shape[0])
 
 
-def _scattered(client: DaskClient, X: Features, y: Labels, weights: Labels) -> list[Future]:
+def _scattered(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels) -> list[Future]:
     """Send data in memory to the workers in equal parts. A part has every n-th row, so sorted labels do no harm."""
     X = X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X
     X = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "iloc") else np.asarray(X)
@@ -290,11 +295,14 @@ def _scattered(client: DaskClient, X: Features, y: Labels, weights: Labels) -> l
             )
     if rows == 0:
         raise InputError("X has 0 rows: there is nothing to learn from")
-    threads = trainers_threads(client)
+    threads = trainers_threads(ps.dask_client)
     parts = min(max(1, sum(threads.values())) * (PARTS if rows >= PARTS * LARGE_PART_ROWS else 1), rows)
     cut = X.iloc if hasattr(X, "iloc") else X
-    pairs = [(cut[n::parts], *(column[n::parts] for column in columns)) for n in range(parts)]
-    return client.scatter(pairs, workers=list(threads) or None, hash=False)
+
+    def pair(number: int) -> tuple:
+        return tuple(each[number::parts] for each in (cut, *columns))
+
+    return ps.scatter(pair, parts)
 
 
 def trainers_threads(client: DaskClient) -> dict[str, int]:
@@ -310,6 +318,10 @@ def _release(futures: list[Future]) -> None:
 
 
 # -- on the workers
+
+
+def _piece_numbered(pair: tuple, number: int, how: tuple) -> Piece:
+    return piece_of(number, pair, *how)
 
 
 def piece_of(

@@ -2,7 +2,7 @@
 
 A training function should see one kind of partition, whatever the data comes from. With ``columns=``, the partitions of
 Dask's, Spark's and pandas' frames are all tuples of numpy arrays. Data in memory is cut by rows into partitions, one
-for each thread that may take a trainer, and scattered.
+for each thread that may take a trainer, and sent to the workers (`kept.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dask.base import is_dask_collection
 from dask.delayed import Delayed
 from distributed import Client, Future
 
-from dps.errors import InputError, InputTypeError, TooFewWorkersError
-from dps.training import spark, spark_tasks
+from dps.errors import InputError, InputTypeError
+from dps.training import kept, spark, spark_tasks
 from dps.training.batches import cutter, row_count
 from dps.training.types import Batch, Columns, Data, Partition
 from dps.wire.driver_messages import SavedRun
@@ -27,8 +27,6 @@ from dps.wire.driver_messages import SavedRun
 Pick: TypeAlias = Callable[[Mapping[Hashable, object]], Partition]  # the chosen columns, of all of a frame
 
 __all__ = ["arrays", "chosen", "in_memory", "scattered"]
-
-COPIES = 2  # of each partition that was in memory: a worker may be lost, and the driver need not send it again
 
 
 def arrays(frame: Partition, columns: Columns) -> Partition:
@@ -184,7 +182,7 @@ def scattered(
     """Data in memory, cut into partitions of consecutive rows, on the workers that trainers run on.
 
     There is a partition for each trainer: as many as asked for, or as there are threads outside the servers; as many as
-    before in a run that goes on. They differ by at most one row.
+    before in a run that goes on. They differ by at most one row. A run sends those again that are lost with a worker.
 
     Raises
     ------
@@ -196,21 +194,9 @@ def scattered(
     rows = row_count(data)
     if not rows:
         raise InputError(f"the data, a {type(data).__name__} in memory, has no rows")
-    threads = {
-        worker: int(info["nthreads"])
-        for worker, info in client.scheduler_info(n_workers=-1)["workers"].items()
-        if worker not in role and not info.get("resources", {}).get("dps")
-    }
-    if not threads:
-        raise TooFewWorkersError(
-            f"no worker is left for data in memory and its trainers: all {len(role)} are servers; add workers"
-        )
+    threads = kept.free_threads(client, role)
     before = 0 if restored is None else sum(map(len, restored.partitions))
     count = min(before or trainers or sum(threads.values()), rows)
-    return client.scatter(_cut(data, rows, count), workers=sorted(threads), hash=False, broadcast=COPIES)
-
-
-def _cut(data: Data, rows: int, count: int) -> list[Partition]:
-    edges = [n * rows // count for n in range(count + 1)]
-    cut = cutter(data)
-    return [cut(start, stop) for start, stop in itertools.pairwise(edges)]
+    cut, edges = cutter(data), [n * rows // count for n in range(count + 1)]
+    makers = [functools.partial(cut, start, stop) for start, stop in itertools.pairwise(edges)]
+    return kept.send(client, makers, threads)

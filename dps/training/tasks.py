@@ -4,6 +4,7 @@ A task is pinned to its worker: Dask would put one that it runs again behind ano
 for the very trainer which waits for the thread. So it is the driver that finds out which trainer has lost its worker,
 and submits the task anew where a thread is free: on a worker that had one to spare, or on one that the nanny has
 started again. Each time it is a new attempt, with a higher run id, which fences off what may be left of the one before.
+Partitions that were lost with the worker are computed again by Dask, or sent again by the driver (`kept.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from distributed import Client, Future, KilledWorker, get_worker
 from dps import config
 from dps.client.client import Ticket
 from dps.errors import ControllerGoneError, StoppedError, TrainerLostError
+from dps.training import kept
 from dps.training.leased_batches import FetchablePartitions, LeasedBatches
 from dps.training.participant import Participant
 from dps.training.threads import Threads
@@ -110,9 +112,9 @@ class TrainerTask:
         """What its partitions are made of."""
         return [future for part in self.parts for future in (part if isinstance(part, tuple) else (part,))]
 
-    def missing(self) -> int:
-        """How many of them are gone for good: they were scattered to workers that died."""
-        return sum(future.cancelled() for future in self.data)
+    def lost(self) -> list[Future]:
+        """Those of them that Dask cannot compute again: they were scattered to workers that died."""
+        return [future for future in self.data if future.cancelled()]
 
 
 class Tasks:
@@ -158,19 +160,25 @@ class Tasks:
         )
 
     def look(self) -> None:
-        """Find another thread for each trainer whose worker is gone."""
+        """Find another thread for each trainer whose worker is gone; send the partitions again that went with it."""
         try:
             there = self.client.nthreads()
         except OSError as error:
             raise ControllerGoneError(f"the scheduler does not say which workers there are: {error}") from error
-        for seat in self.seats:
-            if missing := not seat.over and seat.missing():
+        running = [seat for seat in self.seats if not seat.over]
+        around = sorted({seat.worker for seat in running if seat.worker in there})
+        for seat in running:
+            lost = seat.lost()
+            if gone := kept.cannot_be_sent_again(lost):
                 raise TrainerLostError(
-                    f"{missing} of the {len(seat.data)} partitions of trainer {seat.number} were lost with a worker, "
-                    f"and cannot be computed again: they were scattered. Scatter with broadcast=True, or pass a Dask "
-                    f"collection (it may be persisted)"
+                    f"{len(gone)} of the {len(seat.data)} partitions of trainer {seat.number} were lost with a worker, "
+                    f"and cannot be made again: they were scattered, and Dask keeps one copy of scattered data. Pass "
+                    f"the data themselves, which this process then sends again, or a Dask collection (it may be "
+                    f"persisted)"
                 )
-            if not seat.over and seat.worker not in there:
+            if around:
+                kept.send_again(self.client, lost, around)
+            if seat.worker not in there or (lost and seat.status in ("cancelled", "lost")):
                 self._move(seat)
 
     def among(self, trainers: list[int]) -> set[int]:
@@ -231,11 +239,14 @@ class Tasks:
             if seat.future is not None:
                 self.client.cancel([seat.future])
                 seat.future = None
+            self.threads.give_back([seat.key])
         patience = config.seconds("rejoin")
-        found = self.threads.ask(1, 1, holders(self.client, [seat.data])[0], patience)
+        lying = [] if seat.lost() else holders(self.client, [seat.data])[0]
+        found = self.threads.ask(1, 1, lying, patience)
         if found["seats"]:
             gone, seat.homeless = seat.worker, None
             ((seat.worker, seat.key),) = found["seats"]
+            kept.send_again(self.client, seat.lost(), [seat.worker])
             self._submit(seat)
             logger.warning("trainer %d lost its worker %s and is run again on %s", seat.number, gone, seat.worker)
             return

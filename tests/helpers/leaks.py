@@ -32,7 +32,7 @@ PATIENCE = 60.0  # a limit for what hangs: processes take long to end while the 
 FOREVER_THREADS = re.compile("^Dask-Offload")
 FOREVER_PROCESSES = re.compile("resource_tracker|multiprocessing.forkserver")
 LIVE_THREADS = re.compile("Dask-|^IO loop|^AsyncProcess |^QueueFeederThread|^Profile|^TCP-Executor|^asyncio_|^bokeh-")
-HOLDERS = 4  # how far up the references to a socket are followed
+HOLDERS = 10  # how far up the references to a socket are followed
 PASSING = {types.FrameType, types.CellType, types.FunctionType}  # they refer to everything that runs just now
 
 
@@ -136,10 +136,12 @@ def _holders(name: str) -> str:
     """What a Unix socket belongs to, such as an event loop that was not closed: the types of what refers to it."""
     every = gc.get_objects()
     held = [each for each in every if issubclass(type(each), socket.socket) and _target(each.fileno()) == name]
-    chain = []
+    chain: list[str] = []
+    seen = {id(every), id(chain), *map(id, held)}
     for _ in range(HOLDERS):
-        ours = {id(every), id(held), id(chain)}
-        held = [each for each in gc.get_referrers(*held) if id(each) not in ours and type(each) not in PASSING]
+        seen |= {id(held), id(seen)}
+        held = [each for each in gc.get_referrers(*held) if id(each) not in seen and type(each) not in PASSING]
+        seen.update(map(id, held))
         chain.append("/".join(sorted({type(each).__qualname__ for each in held})))
         if not held:
             break

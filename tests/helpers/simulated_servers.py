@@ -7,6 +7,7 @@ may kill a trainer or a server in the middle of it, or run its trainers twice, o
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from distributed import Client as DaskClient
 
 import dps
 from dps.testing import Faults, Simulation
+from dps.training import kept
 from dps.training.columns import chosen, in_memory, scattered
 from dps.training.data import partitions
 
@@ -106,6 +108,13 @@ class SimulatedServers(dps.ParameterServer):
     def export(self, table: dps.Table, format: str = "numpy", path: str | None = None) -> Any:  # noqa: A002
         keys = np.concatenate([[], *self._client.keys(table)]).astype(np.int64)
         return keys, self._client.pull(table, keys).reshape(len(keys), -1)
+
+    def scatter(self, make: Any, count: int) -> list:
+        makers = [functools.partial(make, number) for number in range(count)]
+        return kept.send(self._dask, makers, self._dask.nthreads())
+
+    def map_scattered(self, function: Any, futures: Sequence, *columns: Sequence) -> list:
+        return kept.send_mapped(self._dask, function, futures, *columns)
 
     def run(
         self,

@@ -85,10 +85,9 @@ def test_how_many_partitions(ps):
     assert [len(parts) for parts in sent(ps, np.arange(1))] == [1], "never more than rows"
 
 
-def test_each_partition_is_on_two_workers(ps):
+def test_partitions_are_on_workers_without_servers(ps):
     role = {server.worker for server in ps.status().servers}
     futures = scattered(ps.dask_client, np.arange(ROWS), role, 2)
-    assert [len(workers) for workers in ps.dask_client.who_has(futures).values()] == [2, 2]
     assert not role.intersection(*ps.dask_client.who_has(futures).values())
 
 

@@ -1,0 +1,94 @@
+"""Data that this process has sent to workers, and sends again where a worker died with it.
+
+Dask cannot make scattered data again. Nor do more copies help, because its Active Memory Manager drops all but one of
+them within seconds. So the driver keeps the way to make a partition: a cut of the caller's array, which takes no
+memory, and not the partition itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TypeAlias
+
+from distributed import Client, Future
+
+from dps.errors import TooFewWorkersError
+from dps.training.types import Partition
+
+__all__ = ["cannot_be_sent_again", "free_threads", "send", "send_again", "send_mapped"]
+
+Make: TypeAlias = Callable[[], Partition]
+
+_makers: weakref.WeakKeyDictionary[Future, Make] = weakref.WeakKeyDictionary()
+
+
+def free_threads(client: Client, role: Container[str]) -> dict[str, int]:
+    """Address -> threads of each worker that is not for servers.
+
+    Parameters
+    ----------
+    role : container of str
+        Workers with servers, beside those that have the resource ``dps``.
+
+    Raises
+    ------
+    TooFewWorkersError
+        All workers are for servers.
+    """
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    threads = {
+        worker: int(info["nthreads"])
+        for worker, info in workers.items()
+        if worker not in role and not info.get("resources", {}).get("dps")
+    }
+    if not threads:
+        raise TooFewWorkersError(
+            f"no worker is left for data in memory and its trainers: all {len(workers)} are for servers; add workers"
+        )
+    return threads
+
+
+def send(client: Client, makers: Iterable[Make], workers: Iterable[str]) -> list[Future]:
+    """Scatter what these functions return, in turn among the workers.
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> with Client(processes=False, n_workers=1, dashboard_address=None) as client:
+    ...     (future,) = send(client, [lambda: [1, 2]], client.nthreads())
+    ...     future.result()
+    [1, 2]
+    """
+    makers = list(makers)
+    futures = client.scatter([make() for make in makers], workers=sorted(workers), hash=False)
+    _makers.update(zip(futures, makers, strict=True))
+    return futures
+
+
+def send_mapped(client: Client, function: Callable, futures: Sequence[Future], *columns: Sequence) -> list[Future]:
+    """As ``client.map(function, futures, *columns)``, which computes on the workers; each result is impure.
+
+    A result that is lost together with a partition that was sent is computed in this process and sent.
+    """
+    results = client.map(function, futures, *columns, pure=False)
+    for result, future, *arguments in zip(results, futures, *columns, strict=True):
+        if (make := _makers.get(future)) is not None:
+            _makers[result] = functools.partial(_made, function, make, arguments)
+    return results
+
+
+def _made(function: Callable, make: Make, arguments: Sequence) -> Partition:
+    return function(make(), *arguments)
+
+
+def cannot_be_sent_again(futures: Iterable[Future]) -> list[Future]:
+    """Those of which this process does not know how to make them."""
+    return [future for future in futures if future not in _makers]
+
+
+def send_again(client: Client, futures: Iterable[Future], workers: Sequence[str]) -> None:
+    """Make lost partitions and scatter them under the keys that they had, so that their futures are finished again."""
+    for number, future in enumerate(futures):
+        client.scatter({future.key: _makers[future]()}, workers=[workers[number % len(workers)]])
