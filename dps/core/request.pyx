@@ -121,6 +121,8 @@ cdef class Parts:
         if shard.index is not None:  # a backup takes what its primary has checked
             if table.cells is None or head.kind == REPLICATE:
                 return True
+            if table.cells.function is not None:  # it may raise, and be slow
+                return False
             return table.cells.first_stray(keys, b - a, number, table.bits) < 0
         capacity = shard.rows.shape[0]
         if keys == NULL:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 from distributed import Client as DaskClient
 from distributed import Future
@@ -47,7 +48,7 @@ from dps.state.initializers import Initializer
 from dps.state.names import check_name, table_name
 from dps.state.ops import TableSpec, wants_finite
 from dps.state.optimizers import Optimizer
-from dps.state.partitioning import HashPartition, Partition
+from dps.state.partitioning import HashPartition, Partition, partition_of
 from dps.telemetry.snapshot import Status
 from dps.training import kept, spark
 from dps.training.columns import chosen, in_memory, scattered
@@ -259,7 +260,7 @@ class ParameterServer:
         shards: int | None = None,
         copies: int | None = None,
         ack: str = "copies",
-        partition: Partition | None = None,
+        partition: Partition | Callable[[np.ndarray], np.ndarray] | None = None,
         exist_ok: bool = False,
     ) -> Table:
         """Make a table.
@@ -299,9 +300,13 @@ class ParameterServer:
         ack : {"copies", "memory"}
             When a push is acknowledged: when all copies have it; or when one has, which is faster, and loses what the
             others had not yet got (milliseconds' worth) should that one die.
-        partition : Partition, optional
+        partition : Partition or callable, optional
             Which keys of a keyed table lie together on one shard, and so on one server: :class:`dps.BlockPartition`,
-            :class:`dps.FieldPartition`, :class:`dps.RangePartition`. By default each key is placed by its own hash.
+            :class:`dps.FieldPartition`, :class:`dps.RangePartition`, or ``function(keys)``, which returns a whole
+            number for each int64 key: keys with the same number lie together. The function must return the same for a
+            key, always. Clients and servers call it for the keys of each request, so it has to be fast; it travels with
+            the table, also into checkpoints, as :class:`dps.Optimizer` of your own do. By default each key is placed by
+            its own hash.
         exist_ok : bool
             Where there is a table of that name, return it with its rows as they are, provided that it was asked for in
             the same words; otherwise the error says what differs. A cell of a notebook can then run again.
@@ -328,7 +333,7 @@ class ParameterServer:
             wanted = most_servers(self._connection.describe()) * config.count("shards-per-server")
             shards = 1 << (wanted - 1).bit_length() if rows is None else min(wanted, max(int(rows), 1))
         spec = TableSpec(name, rows, dim, cast(str, dtype), optimizer, init, aggregate, finite, shards)
-        placed = HashPartition() if partition is None else partition
+        placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
         copies = self.copies if copies is None else copies
         spec = dataclasses.replace(spec, copies=copies, ack=ack, partition=placed)
         made = self._connection.call("add_table", spec=json.dumps(spec.to_dict()), exist_ok=exist_ok, free=free)
@@ -677,8 +682,8 @@ class ParameterServer:
             as ``(X, y)`` gives partitions that are tuples. Of Spark's data, a partition is a list of records, or a
             pandas DataFrame, and the trainers are the tasks of one barrier stage. Data in memory (arrays, sparse
             matrices, pandas frames, lists, dicts of columns, tuples of these) is cut by rows into a partition for each
-            trainer: as many as asked for, or as there are threads outside the servers. It is sent to the workers, to
-            two of them each partition, so that the run survives the loss of one.
+            trainer: as many as asked for, or as there are threads outside the servers. It is sent to the workers, and
+            a partition that is lost with its worker is sent again.
         staleness : int, math.inf or "auto"
             How many iterations the fastest trainer may lead the slowest: 0 is bulk-synchronous (BSP), s is
             stale-synchronous (SSP), ``math.inf`` is asynchronous. "auto" begins with 1, gives more while trainers wait

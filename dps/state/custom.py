@@ -6,34 +6,26 @@ servers open it. All other processes see its name, its fields and what it says o
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import hashlib
 import inspect
-import io
 import json
-import pickle
-import sys
-import traceback
 import types
 from collections.abc import Callable
 from dataclasses import field
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from dps.errors import FunctionError, InputError, InputTypeError, LimitError
+from dps.errors import FunctionError, InputError, InputTypeError
 from dps.state.optimizers import Optimizer, is_of_dps
 from dps.state.recipes import Description, Recipe
+from dps.state.user_code import UserCode, add_code, last_lines, opened, packed
 
 __all__ = ["Custom", "custom"]
-
-MAX_BYTES = 1 << 20  # of the class: it is part of the table's definition, which each client is told
-TRACEBACK_LINES = 6  # that an error tells of the user's traceback
-MAX_TEXT = 1500  # characters of them: the text of an error frame is limited
 
 
 def _as_tuple(value: Any, label: str, default: object) -> tuple[str, ...]:
@@ -130,17 +122,8 @@ class Custom(Optimizer):
         FunctionError
             The class cannot be opened here. The message has the cause.
         """
-        data = base64.b64decode(self.pickled)
-        if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise FunctionError(f"optimizer {self.kind} is not what its hash says: its description is damaged")
-        try:
-            opened = pickle.loads(data)
-        except Exception as error:
-            raise FunctionError(
-                f"a server cannot open optimizer {self.kind}: {_last_lines(error)}\n"
-                "(servers need the modules that the class imports, and the driver's version of Python)"
-            ) from None
-        return dataclasses.replace(self, opened=opened)
+        found = opened(UserCode(self.sha256, self.pickled), f"optimizer {self.kind}")
+        return dataclasses.replace(self, opened=found)
 
     def kernel(self, rows: np.ndarray, index: np.ndarray, start: int, updates: np.ndarray, numbers: np.ndarray) -> None:
         """Run the user's `update` on a copy of the rows, then put the copy in their place.
@@ -168,7 +151,7 @@ class Custom(Optimizer):
         try:
             result = update(*shown, clock)
         except Exception as error:
-            raise FunctionError(f"{self.kind}.update failed: {_last_lines(error)}") from None
+            raise FunctionError(f"{self.kind}.update failed: {last_lines(error)}") from None
         if result is not None:
             raise FunctionError(
                 f"{self.kind}.update returned {type(result).__name__}: it has to change values and state in place, and "
@@ -199,7 +182,7 @@ def custom(optimizer: Optimizer, dim: int) -> Optimizer:
         raise InputTypeError(f"{kind.__name__}.init({dim}) is a number of columns of state, not {columns!r}")
     if optimizer.repeats not in ("sum", "any", "last"):
         raise InputError(f"{kind.__name__}.repeats is 'sum' or 'last', not {optimizer.repeats!r}")
-    data = _pickled(optimizer)
+    code = packed(optimizer, kind.__module__, f"optimizer {kind.__name__}", _Pickler)
     return Custom(
         class_name=kind.__name__,
         parameters=_parameters(optimizer),
@@ -209,33 +192,9 @@ def custom(optimizer: Optimizer, dim: int) -> Optimizer:
         types=tuple(optimizer.dtypes),
         follows=bool(optimizer.derived),
         code=_code_of(kind),
-        sha256=hashlib.sha256(data).hexdigest(),
-        pickled=base64.b64encode(data).decode(),
+        sha256=code.sha256,
+        pickled=code.pickled,
     )
-
-
-def _pickled(optimizer: Optimizer) -> bytes:
-    """The optimizer as cloudpickle, with its class and what that uses of its own module by value."""
-    kind = type(optimizer)
-    module = sys.modules.get(kind.__module__)
-    by_value = module is not None and module.__name__ not in cloudpickle.list_registry_pickle_by_value()
-    try:
-        if by_value:
-            cloudpickle.register_pickle_by_value(module)
-        with io.BytesIO() as file:
-            _Pickler(file).dump(optimizer)
-            data = file.getvalue()
-    except Exception as error:
-        raise InputTypeError(f"optimizer {kind.__name__} cannot be pickled: {type(error).__name__}: {error}") from error
-    finally:
-        if by_value:
-            cloudpickle.unregister_pickle_by_value(module)
-    if len(data) > MAX_BYTES:
-        raise LimitError(
-            f"optimizer {kind.__name__} has {len(data)} bytes with all that it uses, and {MAX_BYTES} at most: does it "
-            "refer to a large array?"
-        )
-    return data
 
 
 class _Pickler(cloudpickle.CloudPickler):
@@ -298,23 +257,7 @@ def _code_of(kind: type[Optimizer]) -> str:
                 function = getattr(member, "fget", None) or getattr(member, "__func__", member)
                 if isinstance(function, FunctionType):
                     sums.update(f"{name}: {function.__defaults__}".encode())
-                    _add_code(sums, function.__code__)
+                    add_code(sums, function.__code__)
                 elif isinstance(member, (bool, int, float, str, tuple)) and not name.startswith("__"):
                     sums.update(f"{name} = {member!r}".encode())
     return sums.hexdigest()
-
-
-def _add_code(sums: Any, code: CodeType) -> None:
-    sums.update(code.co_code)
-    sums.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            _add_code(sums, constant)
-        else:  # the order of a set differs from process to process
-            sums.update(repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant).encode())
-
-
-def _last_lines(error: BaseException) -> str:
-    """What an error says, and the end of its traceback."""
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return f"{type(error).__name__}: {error}\n"[:MAX_TEXT] + "\n".join(lines[-TRACEBACK_LINES:])[-MAX_TEXT // 2 :]

@@ -18,7 +18,7 @@ from dps.state.custom import Custom, custom
 from dps.state.initializers import Initializer, Zeros, initializer_from_dict
 from dps.state.names import check_name
 from dps.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
-from dps.state.partitioning import HashPartition, Partition, partition_from_dict
+from dps.state.partitioning import HashPartition, Partition, partition_from_dict, partition_of
 from dps.state.recipes import Description
 
 __all__ = ["ADD", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "FAILED", "KEEP", "NO_CLOCK", "OLDER", "PUSH"]
@@ -159,9 +159,11 @@ class TableSpec:
         _whole(self, "shards", 1, 1 << 12, where)
         if self.keyed and self.shards & (self.shards - 1):
             raise InputError(f"{where}: a keyed table has a power of two of shards, not {self.shards}")
+        object.__setattr__(self, "partition", partition_of(self.partition))
         if not isinstance(self.partition, Partition):
             raise InputTypeError(
-                f"{where}: partition must be one of dps's, such as dps.BlockPartition(20), not {self.partition!r}"
+                f"{where}: partition is one of dps's, such as dps.BlockPartition(20), or a function of keys, not "
+                f"{self.partition!r}"
             )
         if self.rows is not None and not isinstance(self.partition, HashPartition):
             raise InputError(

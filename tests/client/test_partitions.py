@@ -15,12 +15,27 @@ from servers import Servers
 
 import dps
 from dps.client.requests import TableRoute
-from dps.errors import InputError
+from dps.errors import FunctionError, InputError
 from dps.server.tables import ServerTable
+from dps.state import partitioning
 from dps.state.ops import TableSpec
+from dps.state.partitioning import FunctionPartition
 
-PARTITIONS = [dps.BlockPartition(4), dps.FieldPartition(0, 3), dps.RangePartition([-20, 10, 20, 30, 40, 100])]
-NAMES = ["block", "field", "range"]
+OWNERS = np.random.default_rng(0).integers(0, 2**60, 50)
+
+
+def owner_of(keys):
+    """A cell for each key, out of an array that travels with the function."""
+    return OWNERS[keys % len(OWNERS)]
+
+
+PARTITIONS = [
+    dps.BlockPartition(4),
+    dps.FieldPartition(0, 3),
+    dps.RangePartition([-20, 10, 20, 30, 40, 100]),
+    TableSpec("w", partition=owner_of).partition,
+]
+NAMES = ["block", "field", "range", "function"]
 SHARDS, DIM = 8, 3
 SETTINGS = {"optimizer": dps.Adagrad(0.1), "init": dps.Normal(1.0, seed=3), "dtype": "float64"}
 
@@ -28,6 +43,8 @@ SETTINGS = {"optimizer": dps.Adagrad(0.1), "init": dps.Normal(1.0, seed=3), "dty
 def shard_of(partition, key: int, shards: int) -> int:
     if isinstance(partition, dps.RangePartition):
         return bisect.bisect_right(partition.bounds, key) * shards // (len(partition.bounds) + 1)
+    if isinstance(partition, FunctionPartition):
+        return mix(int(OWNERS[key % len(OWNERS)])) * shards >> 64
     cell = key >> partition.bits if isinstance(partition, dps.BlockPartition) else key % 2**partition.bits
     return mix(cell) * shards >> 64
 
@@ -213,8 +230,9 @@ def test_a_server_that_does_not_check_makes_second_rows(servers, monkeypatch) ->
         assert sum(map(len, client.keys("w"))) > 40
 
 
-def test_a_checkpoint_is_restored_on_another_number_of_servers(tmp_path) -> None:
-    keys, partition = np.arange(-30, 200), dps.RangePartition([0, 30, 60, 90])
+@pytest.mark.parametrize("partition", PARTITIONS[2:], ids=NAMES[2:])
+def test_a_checkpoint_is_restored_on_another_number_of_servers(tmp_path, partition) -> None:
+    keys = np.arange(-30, 200)
     values = np.random.default_rng(4).normal(size=(len(keys), 2)).astype("float32")
     url = f"file://{tmp_path}"
     with dps.LocalCluster(servers=2, trainers=1, processes=False, dashboard_address=None) as cluster:
@@ -245,6 +263,71 @@ def test_a_checkpoint_is_restored_on_another_number_of_servers(tmp_path) -> None
             with pytest.raises(InputError, match=r"table 'd': partition=.* this one has rows="):
                 ps.table("d", rows=5, partition=partition)
             assert "d" not in ps.tables()
+
+
+def test_a_function_that_fails_changes_nothing(servers) -> None:
+    """Where the client calls it, nothing is sent; where a server calls it, the request is refused."""
+
+    def fragile(keys):
+        if (keys == 13).any():
+            raise ValueError("an unlucky key")
+        return keys // 4 if len(keys) != 50 else keys[:2]
+
+    servers.table(TableSpec("w", shards=SHARDS, dtype="int64", partition=fragile))
+    with servers.client() as client:
+        for count in (8, 9):  # the general way, then the compiled one
+            client.push("w", np.arange(count), np.ones(count, np.int64))
+        for verb in (client.push, client.push_async, client.assign):
+            with pytest.raises(FunctionError, match=r"partition function .*fragile failed: ValueError: an unlucky key"):
+                verb("w", np.arange(20), np.ones(20, np.int64))
+        with pytest.raises(FunctionError, match=r"fragile returned int64 of shape \(2,\) for 50 keys"):
+            client.pull("w", np.arange(20, 70))
+        assert client.pull("w", np.arange(10)).tolist() == [2] * 8 + [1, 0]
+        assert sum(map(len, client.keys("w"))) == 9
+
+
+def test_a_function_that_differs_from_call_to_call_is_noticed(servers) -> None:
+    drawn = iter(range(10**6))
+
+    class Unsteady:
+        def __call__(self, keys):
+            return np.array([next(drawn) for _ in keys])
+
+    spec = TableSpec("w", shards=SHARDS, dtype="int64", partition=owner_of)
+    servers.table(spec)
+    with servers.client() as client:
+        client.push("w", [1, 2], [3, 4])
+        opened_as = {spec.partition.sha256: Unsteady()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partitioning, "_opened", lambda code, what: opened_as[code.sha256])
+            with pytest.raises(InputError, match=r"key \d+ belongs to shard \d by FunctionPartition\(owner_of\)"):
+                client.push("w", np.arange(30), np.ones(30, np.int64))
+        assert client.pull("w", [1, 2]).tolist() == [3, 4]
+
+
+@pytest.mark.processes
+def test_a_function_of_a_script_reaches_other_processes() -> None:
+    owners = np.arange(100) // 10
+
+    def place(keys):
+        return owners[keys]
+
+    keys = np.arange(100)
+    with dps.LocalCluster(servers=2, trainers=1) as cluster, dps.ParameterServer(cluster, servers=2) as ps:
+        ps.table("w", dtype="int64", partition=place, shards=4)
+
+        def train(trainer, parts):
+            trainer.push("w", keys, keys)
+            return trainer.pull("w", keys).tolist()
+
+        assert ps.run(train, [0], trainers=1) == [keys.tolist()]
+        for part in ps.call(listed, "w"):
+            assert len(part) % 10 == 0
+        again = ps.table("w", dtype="int64", partition=place, shards=4, exist_ok=True)
+        assert repr(again.spec.partition).endswith("place)")
+        owners[0] = 5
+        with pytest.raises(dps.errors.NameInUseError, match="partition"):
+            ps.table("w", dtype="int64", partition=place, shards=4, exist_ok=True)
 
 
 def test_sums_of_a_clock_and_named_columns() -> None:

@@ -348,7 +348,9 @@ def test_a_class_that_servers_cannot_open_makes_no_table() -> None:
             return open_here, ()
 
     with Simulation(1, servers=2) as sim:
-        with pytest.raises(FunctionError, match="cannot open optimizer Stranger: ImportError: not on a server"):
+        with pytest.raises(
+            FunctionError, match="optimizer Stranger cannot be opened here: ImportError: not on a server"
+        ):
             sim.table("w", optimizer=Stranger())
         sim.table("w", optimizer=SignSGD())
         assert sim.table("w", optimizer=SignSGD(), exist_ok=True).optimizer.kind == "SignSGD"

@@ -15,12 +15,20 @@ from collections.abc import Callable
 from typing import Any
 
 import dask
+import numpy as np
 from expected_contents import FUNCTIONS, ExpectedContents, delete_listed
 from expected_deletions import DeletingTable
 from losses import Losses
 
 from dps.core.grouping import mix
-from dps.state.partitioning import BlockPartition, FieldPartition, Partition, RangePartition
+from dps.state.partitioning import (
+    BlockPartition,
+    FieldPartition,
+    FunctionPartition,
+    Partition,
+    RangePartition,
+    partition_of,
+)
 from dps.testing import Faults, Simulation
 
 __all__ = [
@@ -106,10 +114,20 @@ def _plan(
     return tuple(plan)
 
 
+def triple(keys: np.ndarray) -> np.ndarray:
+    """A function of the user: three keys lie together."""
+    return keys // 3
+
+
+TRIPLES = partition_of(triple)
+
+
 def partition_for(seed: int, table: str, rows: int | None) -> Partition | None:
     """Which of the nine keys of a keyed table lie together."""
     draw = random.Random(f"partition {seed} {table}")
-    drawn = draw.choice((BlockPartition(1), BlockPartition(2), FieldPartition(0, 1), RangePartition([2, 3, 7])))
+    drawn = draw.choice(
+        (BlockPartition(1), BlockPartition(2), FieldPartition(0, 1), RangePartition([2, 3, 7]), TRIPLES)
+    )
     return drawn if rows is None else None
 
 
@@ -128,6 +146,8 @@ def shard_of(partition: Partition, key: int, shards: int) -> int:
     """The shard of a key, in plain Python."""
     if isinstance(partition, RangePartition):
         return bisect.bisect_right(partition.bounds, key) * shards // (len(partition.bounds) + 1)
+    if isinstance(partition, FunctionPartition):
+        return mix(key // 3) * shards >> 64
     if isinstance(partition, BlockPartition):
         return mix(key >> partition.bits) * shards >> 64
     assert isinstance(partition, FieldPartition)

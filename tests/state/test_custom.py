@@ -17,8 +17,8 @@ from user_optimizers import Averaged, Clipped, Latest, Oracle, Picky, SignSGD
 
 import dps
 from dps.errors import FunctionError, InputError, InputTypeError, LimitError
-from dps.state import custom as module
 from dps.state import shard as shard_module
+from dps.state import user_code
 from dps.state.custom import Custom
 from dps.state.ops import ADD, CLOSE, KEEP, NO_CLOCK, PUSH, ROWS, Op, TableSpec
 from dps.state.shard import DenseShard, Shard, make_shard
@@ -69,12 +69,12 @@ def test_a_definition_travels_without_its_class(optimizer) -> None:
 
 
 def test_only_open_unpickles(monkeypatch) -> None:
-    monkeypatch.setattr(module.pickle, "loads", None)
+    monkeypatch.setattr(user_code.pickle, "loads", None)
     spec = TableSpec("w", optimizer=SignSGD())
     again = TableSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert repr(again.optimizer) == "SignSGD(lr=0.1)"
     assert again.to_dict() == spec.to_dict()
-    with pytest.raises(FunctionError, match="cannot open"):
+    with pytest.raises(FunctionError, match="cannot be opened here"):
         again.opened()
 
 
@@ -179,7 +179,9 @@ def test_a_server_without_a_module_says_so(monkeypatch) -> None:
     needs = defined(SOURCE.replace("FACTOR", "only_here.rate").replace("class", "import only_here\nclass", 1))
     spec = TableSpec("w", optimizer=needs())
     monkeypatch.delitem(sys.modules, "only_here")
-    with pytest.raises(FunctionError, match="cannot open optimizer Mine: ModuleNotFoundError: No module named 'only_h"):
+    with pytest.raises(
+        FunctionError, match="optimizer Mine cannot be opened here: ModuleNotFoundError: No module named 'only_h"
+    ):
         spec.opened()
 
 

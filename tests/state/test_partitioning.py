@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from oracles import mix, mutant
 import dps
 from dps.core import cells as compiled_cells
 from dps.core.grouping import ASCENDING
-from dps.errors import InputError, InputTypeError
+from dps.errors import FunctionError, InputError, InputTypeError, LimitError
 from dps.state import partition as partition_module
 from dps.state import partitioning
 from dps.state.ops import TableSpec
@@ -30,9 +32,28 @@ fields = st.integers(0, 62).flatmap(
     lambda shift: st.builds(FieldPartition, st.just(shift), st.integers(1, min(63, 64 - shift)))
 )
 ranges = st.builds(RangePartition, st.lists(any_key, min_size=1, max_size=20, unique=True).map(sorted))
-partitions = st.one_of(st.builds(BlockPartition, st.integers(1, 63)), fields, ranges)
+
+
+def seventh(keys):
+    return keys // 7
+
+
+def wrapped(keys):
+    return (keys.astype(np.uint64) >> np.uint64(1)) + np.uint64(2**63)
+
+
+FUNCTIONS = {each: partitioning.partition_of(each) for each in (seventh, wrapped)}
+partitions = st.one_of(
+    st.builds(BlockPartition, st.integers(1, 63)), fields, ranges, st.sampled_from(list(FUNCTIONS.values()))
+)
 ASK = [*range(-9, 70), 2**40, LAST, -(2**63)]
-EXAMPLES = [BlockPartition(3), FieldPartition(2, 2), FieldPartition(1, 63), RangePartition([-3, 5, 6, 40])]
+EXAMPLES = [
+    BlockPartition(3),
+    FieldPartition(2, 2),
+    FieldPartition(1, 63),
+    RangePartition([-3, 5, 6, 40]),
+    *FUNCTIONS.values(),
+]
 
 
 def shard_of(partition: partitioning.Partition, key: int, shards: int) -> int:
@@ -45,6 +66,9 @@ def shard_of(partition: partitioning.Partition, key: int, shards: int) -> int:
             return mix(key // 2**shift % 2**bits) * shards >> 64
         case RangePartition(bounds):
             return bisect.bisect_right(bounds, key) * shards // (len(bounds) + 1)
+    for function, known in FUNCTIONS.items():
+        if known is partition:
+            return mix(int(function(np.array([key])).astype(np.int64)[0])) * shards >> 64
     raise AssertionError(partition)
 
 
@@ -149,8 +173,18 @@ BAD = [
     (lambda: RangePartition([True]), InputTypeError, "RangePartition: bounds has True in it"),
     (lambda: RangePartition([2**63]), InputError, "RangePartition: bounds has 9223372036854775808 in it, .* no int64"),
     (lambda: RangePartition([1, 3, 3]), InputError, "RangePartition: bounds must ascend, and number 2 is 3 after 3"),
-    (lambda: TableSpec("w", partition=20), InputTypeError, "table 'w': partition must be one of dps's, .*, not 20"),
-    (lambda: TableSpec("w", partition=hash), InputTypeError, "table 'w': partition must be one of dps's"),
+    (lambda: TableSpec("w", partition=20), InputTypeError, "table 'w': partition is one of dps's, .*, not 20"),
+    (lambda: TableSpec("w", partition=BlockPartition), InputTypeError, "table 'w': partition is one of dps's"),
+    (
+        lambda: TableSpec("w", partition=functools.partial(np.add, threading.Lock())),
+        InputTypeError,
+        "partition function .*partial cannot be pickled: TypeError",
+    ),
+    (
+        lambda: TableSpec("w", partition=functools.partial(np.take, np.random.default_rng(0).random(2**18))),
+        LimitError,
+        "partition function .* has 20[0-9]* bytes with all that it uses, and 1048576 at most",
+    ),
     (
         lambda: TableSpec("w", rows=9, partition=BlockPartition(2)),
         InputError,
@@ -178,6 +212,58 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         compiled_cells.Cells(shift=64)
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda keys: keys * 0.5, r"returned float64 of shape \(3,\) for 3 keys"),
+        (lambda keys: keys[:1], r"returned int64 of shape \(1,\) for 3 keys"),
+        (lambda keys: None, r"returned object of shape \(\)"),
+        (lambda keys: keys > 0, "returned bool of"),
+        (lambda keys: keys.missing, "failed: AttributeError"),
+    ],
+)
+def test_what_a_function_must_not_return(function, message: str) -> None:
+    cells, keys = partitioning.partition_of(function).cells(4), np.arange(3)
+    for ask in (lambda: cells.of(keys, np.zeros(3, np.int64)), lambda: cells.stray(keys, 0, 2)):
+        with pytest.raises(FunctionError, match=message):
+            ask()
+
+
+def test_a_function_gets_keys_of_its_own() -> None:
+    def greedy(keys):
+        keys[:] = 0
+        return keys
+
+    keys = np.arange(5)
+    group(keys, 0, 4, cells=partitioning.partition_of(greedy).cells(4))
+    assert keys.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_functions_are_the_same_where_they_do_the_same() -> None:
+    def made(by: int, table: list[int]):
+        def function(keys):
+            return np.array(table)[keys // by % len(table)]
+
+        return function
+
+    def again(by: int, table: list[int]):
+        def function(keys):
+            return np.array(table)[keys // by % len(table)]
+
+        return function
+
+    of = partitioning.partition_of
+    assert of(made(3, [1, 2])) == of(made(3, [1, 2]))
+    assert of(made(3, [1, 2])) == of(again(3, [1, 2])), "at other lines"
+    assert of(made(3, [1, 2])) != of(made(4, [1, 2]))
+    assert of(made(3, [1, 2])) != of(made(3, [1, 3]))
+    assert of(functools.partial(np.add, 1)) != of(functools.partial(np.add, 2))
+    assert of(lambda keys: keys + 1).code != of(lambda keys: keys + 2).code
+    damaged = partition_from_dict({**of(seventh).to_dict(), "sha256": "0"})
+    with pytest.raises(FunctionError, match="is not what its hash says"):
+        damaged(np.arange(2))
+
+
 def test_public_names() -> None:
     assert dps.BlockPartition is BlockPartition
     assert repr(dps.RangePartition([1, 2])) == "RangePartition(bounds=(1, 2))"
@@ -190,12 +276,17 @@ WRONG_CELLS = {
         "cells[i] = (keys[i] >> self.shift)",
         "cells[i] = (<int64_t> (<uint64_t> keys[i] >> self.shift))",
     ),
-    "no mask": ("& self.mask\n\n", "\n\n"),
+    "no mask": ("& self.mask\n        return", "\n        return"),
     "a bound belongs to the range below it": ("self.bounds[middle] <= key", "self.bounds[middle] < key"),
     "the first key is not checked": (
         "for i in range(count):\n            cell =",
         "for i in range(1, count):\n            cell =",
     ),
+    "a function is not asked": (
+        "if self.function is not None:\n            with gil",
+        "if False:\n            with gil",
+    ),
+    "strays of a function are those of its keys": ("self.of(keys, cells)", "cells[:] = keys"),
     "no key is checked": ("if i > 0 and cell == last:", "if True:"),
 }
 

@@ -80,7 +80,7 @@ if __name__ == "__main__":  # so that no worker process has the class, although 
             try:
                 ps.table("none", optimizer=NeedsModule())
             except FunctionError as error:
-                assert "cannot open optimizer NeedsModule: ModuleNotFoundError" in str(error), error
+                assert "optimizer NeedsModule cannot be opened here: ModuleNotFoundError" in str(error), error
             assert "none" not in ps.tables()
             ps.checkpoint(folder)
     del Averaged.update  # the checkpoint has the class
