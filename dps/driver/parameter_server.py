@@ -539,9 +539,10 @@ class ParameterServer:
         """Apply a function of partitions and tables to a Dask collection, lazily: to predict, and to evaluate a model.
 
         Each partition is an ordinary task. It makes a client, calls ``function(partition, *tables)`` with a handle of
-        each table, and closes the client. The tables are read when Dask computes the task, as they are then; a
-        collection that is computed again after more training has the newer values, unless it was persisted. The handles
-        pull; what would change a table raises, because Dask may compute a partition several times
+        each table, and closes the client. The tables are read when Dask computes the task, as they are then. To read
+        them again after more training, call this again: Dask does not compute a collection anew of which it still holds
+        the result, because it was persisted or computed a moment before. The handles pull; what would change a table
+        raises, because Dask may compute a partition several times
         (:func:`dps.map_partitions_with_ps` is for functions that push).
 
         Parameters
@@ -619,7 +620,7 @@ class ParameterServer:
         --------
         >>> with dps.LocalCluster(trainers=2, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
         ...     parts = ps.scatter(lambda number: np.full(3, number), 2)
-        ...     ps.run(lambda trainer, parts: int(sum(part.sum() for part in parts)), parts)
+        ...     sorted(ps.run(lambda trainer, parts: int(sum(part.sum() for part in parts)), parts))
         [0, 3]
         """
         role = {server.worker for server in self._connection.describe().servers}
@@ -648,7 +649,7 @@ class ParameterServer:
         >>> with dps.LocalCluster(trainers=2, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
         ...     parts = ps.scatter(lambda number: np.full(3, number), 2)
         ...     sums = ps.map_scattered(lambda part, offset: int(part.sum()) + offset, parts, [10, 20])
-        ...     ps.run(lambda trainer, sums: sums, sums)
+        ...     sorted(ps.run(lambda trainer, sums: sums, sums))
         [[10], [23]]
         """
         return kept.send_mapped(self.dask_client, function, futures, *columns)

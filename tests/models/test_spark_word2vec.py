@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import sparks
 
 import dps
+import dps.graph
 from dps.errors import InputError, InputTypeError
-from dps.models import Word2Vec, spark_sentences
+from dps.models import Node2Vec, Word2Vec, spark_sentences
 
 ps, spark = sparks.ps, sparks.spark
 pytestmark = [
@@ -83,6 +86,27 @@ def test_words_of_a_group_are_similar(spark, ps, source):
     assert neighbours_of_the_same_group(model.wv) > 0.95
     with pytest.raises(InputError, match="has 0 rows"):
         model.partial_fit(source(spark).limit(0))
+    model.forget()
+    assert not ps.tables()
+
+
+def test_walks_over_edges_of_a_frame(spark, ps):
+    """Five cliques in a row: walks keep to edges, and vertices of a clique are similar."""
+    pairs = [(10 * c + a, 10 * c + b) for c in range(5) for a in range(8) for b in range(a)]
+    pairs += [(10 * c + 7, 10 * c + 10) for c in range(4)]
+    frame = spark.createDataFrame(pairs, "source long, target long").repartition(3)
+    there = {*pairs, *((b, a) for a, b in pairs)}
+    with dps.graph.random_walks(ps, frame, walk_length=6, num_walks=4, seed=3) as walks:
+        found = np.array(list(walks))
+        assert {(a, b) for walk in found for a, b in itertools.pairwise(walk)} <= there
+        assert np.bincount(found[:, 0]).tolist() == ([4] * 8 + [0] * 2) * 4 + [4] * 8
+    model = Node2Vec(8, client=ps, walk_length=20, num_walks=20, window=5, epochs=5, progress=False).fit(frame)
+    near = [
+        (int(vertex), int(other))
+        for vertex in model.wv.index_to_key
+        for other, _ in model.wv.most_similar(vertex, topn=5)
+    ]
+    assert np.mean([a // 10 == b // 10 for a, b in near]) > 0.9
     model.forget()
     assert not ps.tables()
 

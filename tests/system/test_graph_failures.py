@@ -6,46 +6,16 @@ import pytest
 
 pytest.importorskip("scipy")
 
-import contextlib
-import os
-import signal
-import threading
-
 import numpy as np
 from distributed import Client
 from graphs import random_edges
-from servers import wait_until
+from kills import killed_at, pids_of
 
 import dps
 import dps.graph
 
 pytestmark = pytest.mark.processes
 ITERATIONS = 300
-
-
-@contextlib.contextmanager
-def killed_at(ps: dps.ParameterServer, pid: int, clock: int):
-    """Kill a process once the slowest trainer of the next run has reached a clock."""
-    before = max((run.run for run in ps.status().runs), default=-1)
-
-    def reached() -> bool:
-        return any(run.run > before and clocks(run) >= clock for run in ps.status().runs)
-
-    def kill() -> None:
-        wait_until(reached)
-        os.kill(pid, signal.SIGKILL)
-        killed.append(pid)
-
-    killed: list[int] = []
-    thread = threading.Thread(target=kill)
-    thread.start()
-    yield
-    thread.join()
-    assert killed
-
-
-def clocks(run) -> int:
-    return min((trainer.clock for trainer in run.trainers), default=0)
 
 
 def test_ranks_do_not_tell_that_a_server_and_a_trainer_were_lost():
@@ -65,9 +35,7 @@ def test_ranks_do_not_tell_that_a_server_and_a_trainer_were_lost():
                 return result.values
 
         undisturbed = ranks()
-        pids = client.run(os.getpid)
-        of_servers = [server.worker for server in ps.status().servers]
-        of_trainers = [worker for worker in pids if worker not in of_servers]
-        for worker in (of_trainers[0], of_servers[0]):
-            with killed_at(ps, pids[worker], 20):
+        (server, _), (trainer, _) = pids_of(ps)
+        for pid in (trainer, server):
+            with killed_at(ps, {20: pid}):
                 np.testing.assert_allclose(ranks(), undisturbed, rtol=0, atol=1e-14)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
 from distributed import Client
+from kills import killed_at, pids_of
 from servers import wait_until
 
 import dps
@@ -58,22 +58,9 @@ def test_a_fit_goes_on_after_each_worker_was_lost_in_turn(ps):
 
     expected = fitted()
     before = max(run.run for run in ps.status().runs)
-    servers = {server.worker for server in ps.status().servers}
-    pids = [pid for worker, pid in ps.dask_client.run(os.getpid).items() if worker not in servers]
-    killed = []
-
-    def kill():
-        for number, pid in enumerate(pids):
-            clock = 50 + 300 * number
-            wait_until(lambda clock=clock: any(r.run > before and r.minimum >= clock for r in ps.status().runs))
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    found = fitted()
-    thread.join()
-    assert killed == pids
+    _, pids = pids_of(ps)
+    with killed_at(ps, dict(zip((50, 350), pids, strict=True))):
+        found = fitted()
     (run,) = (run for run in ps.status().runs if run.run > before)
     assert [trainer.attempts for trainer in run.trainers] == [2, 2]
     np.testing.assert_allclose(found.coef_, expected.coef_, rtol=1e-5)
