@@ -32,8 +32,7 @@ PATIENCE = 60.0  # a limit for what hangs: processes take long to end while the 
 FOREVER_THREADS = re.compile("^Dask-Offload")
 FOREVER_PROCESSES = re.compile("resource_tracker|multiprocessing.forkserver")
 LIVE_THREADS = re.compile("Dask-|^IO loop|^AsyncProcess |^QueueFeederThread|^Profile|^TCP-Executor|^asyncio_|^bokeh-")
-HOLDERS = 10  # how far up the references to a socket are followed
-PASSING = {types.FrameType, types.CellType, types.FunctionType}  # they refer to everything that runs just now
+HOLDERS = 8  # how far up the references to a socket are followed
 
 
 @dataclass(frozen=True)
@@ -133,19 +132,39 @@ class _Dask:
 
 
 def _holders(name: str) -> str:
-    """What a Unix socket belongs to, such as an event loop that was not closed: the types of what refers to it."""
+    """What a Unix socket belongs to, such as an event loop that was not closed: the types of what refers to it.
+
+    Of a frame its function is named: the frame of a function that has ended belongs to a traceback.
+    """
     every = gc.get_objects()
-    held = [each for each in every if issubclass(type(each), socket.socket) and _target(each.fileno()) == name]
+    held: list = [each for each in every if issubclass(type(each), socket.socket) and _target(each.fileno()) == name]
     chain: list[str] = []
-    seen = {id(every), id(chain), *map(id, held)}
+    seen = {id(every), id(chain), *map(id, held), *map(id, _running())}
     for _ in range(HOLDERS):
         seen |= {id(held), id(seen)}
-        held = [each for each in gc.get_referrers(*held) if id(each) not in seen and type(each) not in PASSING]
+        held = [each for each in gc.get_referrers(*held) if id(each) not in seen]
         seen.update(map(id, held))
-        chain.append("/".join(sorted({type(each).__qualname__ for each in held})))
+        chain.append("/".join(sorted({_kind(each) for each in held})))
         if not held:
             break
     return f" of {' of '.join(filter(None, chain))}" if any(chain) else ""
+
+
+def _kind(each: object) -> str:
+    if isinstance(each, types.FrameType):
+        return f"frame {each.f_code.co_qualname}"
+    return getattr(each, "__qualname__", type(each).__qualname__) if callable(each) else type(each).__qualname__
+
+
+def _running() -> list[types.FrameType]:
+    """The frames of what runs just now, which refer to everything."""
+    frames = []
+    for frame in sys._current_frames().values():
+        current: types.FrameType | None = frame
+        while current is not None:
+            frames.append(current)
+            current = current.f_back
+    return frames
 
 
 def _ports_of_links() -> set[int]:

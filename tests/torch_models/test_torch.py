@@ -393,7 +393,7 @@ def test_averaged_gradients_are_those_of_the_joint_batch(ps, width):
     one, other = ps.run(data_parallel, parts, args=((4, 3), width), trainers=2)
     for mine, theirs, alone in zip(one, other, in_one_process((4, 3), width), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-        np.testing.assert_allclose(mine, alone, atol=1e-5)
+        np.testing.assert_allclose(mine, alone, atol=3e-5)  # the order of sums depends on the threads of torch
 
 
 def test_a_trainer_that_is_run_again_takes_the_same_averages(ps):
