@@ -55,10 +55,22 @@ def wait_for_leaks(before: Snapshot, *, patience: float = PATIENCE, orphans: boo
     while leaks := _leaks(before, orphans):
         if time.monotonic() >= deadline:
             break
+        forget_closed_workers()
         gc.collect()
         time.sleep(pause)
         pause = min(2 * pause, 0.2)
     return [line + _holders(line.removeprefix("descriptor ")) for line in leaks]
+
+
+def forget_closed_workers() -> None:
+    """Clear the caches by which Dask keeps each worker and scheduler of this process for ever, as methods of handlers.
+
+    A worker that was closed before it had released a task would keep the task's arguments, and their connections.
+    """
+    for module, name in (("distributed.core", "_expects_comm"), ("distributed.utils", "has_keyword")):
+        cached = getattr(sys.modules.get(module), name, None)
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
 
 
 def _leaks(before: Snapshot, orphans: bool) -> list[str]:

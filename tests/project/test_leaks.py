@@ -45,6 +45,21 @@ def test_an_event_loop_that_is_not_closed_is_named(before):
     assert leaks_since(before) == []
 
 
+def test_what_a_task_had_goes_with_its_closed_worker():
+    """Dask's caches keep the worker, and the worker a task that it had not released when it was closed."""
+    held = socket.socketpair()
+    before = leaks.snapshot()
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+        client.submit(len, [1], pure=False).result()
+        (worker,) = cluster.workers.values()
+        worker.kept_by_a_task = [each.dup() for each in held]
+        del worker
+    del cluster, client
+    assert leaks.wait_for_leaks(before, patience=PATIENCE) == []
+    for each in held:
+        each.close()
+
+
 @pytest.mark.parametrize("daemon", [False, True])
 def test_thread(before, daemon):
     stop = threading.Event()
