@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import dask
 import hypothesis
 import leaks
 import pytest
+from distributed.utils import get_mp_context
 
 from dps.wire.endpoint import new_loop
 
@@ -26,6 +28,8 @@ hypothesis.settings.register_profile("quick", QUICK, derandomize=True, database=
 hypothesis.settings.register_profile("thorough", QUICK, max_examples=2_000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+get_mp_context()  # once it has said what the process imports from which workers are forked, more may be said
+multiprocessing.get_context("forkserver").set_forkserver_preload(["distributed", "pandas", "dps", "dps.models"])
 new_loop().close()  # the first loop of a process makes a pipe that libuv keeps for ever: that is no leak
 os.environ[leaks.MARK] = str(os.getpid())
 # Every JVM of the tests lives for seconds on few cores, where the second compiler takes half of its time.
