@@ -31,7 +31,7 @@ from dps.wire.driver_messages import SavedRun
 
 __all__ = ["RunOptions", "begin", "launch", "resumed"]
 
-POLL = 0.05  # seconds between two looks at the trainers' tasks,
+POLL = 0.05  # seconds between two looks at the trainers' tasks, once a run is a second old,
 SHOW = 0.25  # at their clocks,
 LOOK = 2.0  # and, while no trainer is missing, at their workers
 LATE = 1.0  # seconds that a trainer's own error may arrive after it has left
@@ -213,7 +213,7 @@ def watch(tasks: Tasks, progress: Callable[[], RunStatus], stop: Callable[[str],
                     f"{joined} of {len(tasks.seats)} trainers have joined within {config.seconds('join'):g} s "
                     f"(dps.timeouts.join); their workers may be busy with other tasks, or gone: {missing}"
                 )
-        time.sleep(POLL)
+        time.sleep(min(POLL, max(now - began, 0.02) / 20))  # a run is known to be over soon after its end
     if tasks.ended():
         raise_first(tasks, progress, stop)
     bar.show(progress())
