@@ -63,14 +63,19 @@ def wait_for_leaks(before: Snapshot, *, patience: float = PATIENCE, orphans: boo
 
 
 def forget_closed_workers() -> None:
-    """Clear the caches by which Dask keeps each worker and scheduler of this process for ever, as methods of handlers.
+    """Clear the caches by which Dask keeps each worker and scheduler of this process for ever.
 
-    A worker that was closed before it had released a task would keep the task's arguments, and their connections.
+    They are keyed by methods of these, and by the schedulers that have a dashboard. A worker that was closed before it
+    had released a task, and the work stealing of a scheduler, would keep the arguments of tasks and their connections.
     """
     for module, name in (("distributed.core", "_expects_comm"), ("distributed.utils", "has_keyword")):
         cached = getattr(sys.modules.get(module), name, None)
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
+    memoized = getattr(sys.modules.get("distributed.dashboard.scheduler"), "template_variables", None)
+    for cell in getattr(memoized, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, dict):
+            cell.cell_contents.clear()
 
 
 def _leaks(before: Snapshot, orphans: bool) -> list[str]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import leaks
 import pytest
@@ -45,14 +46,18 @@ def test_an_event_loop_that_is_not_closed_is_named(before):
     assert leaks_since(before) == []
 
 
-def test_what_a_task_had_goes_with_its_closed_worker():
-    """Dask's caches keep the worker, and the worker a task that it had not released when it was closed."""
+@pytest.mark.parametrize("dashboard", [None, ":0"], ids=["without dashboard", "with dashboard"])
+def test_what_a_task_had_goes_with_its_closed_cluster(dashboard):
+    """Dask's caches keep workers and schedulers, and these a task that was not released when they were closed."""
     held = socket.socketpair()
     before = leaks.snapshot()
-    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=dashboard) as cluster, Client(cluster) as client:
+        if dashboard:
+            link = client.dashboard_link
+            urllib.request.urlopen(link, timeout=60).read()
         client.submit(len, [1], pure=False).result()
         (worker,) = cluster.workers.values()
-        worker.kept_by_a_task = [each.dup() for each in held]
+        worker.kept_by_a_task, cluster.scheduler.kept_by_stealing = ([each.dup() for each in held] for _ in range(2))
         del worker
     del cluster, client
     assert leaks.wait_for_leaks(before, patience=PATIENCE) == []
