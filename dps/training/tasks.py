@@ -148,8 +148,9 @@ class Tasks:
                 with contextlib.suppress(TimeoutError):  # its worker died: the task will be run again
                     seat.result = seat.future.result(timeout=config.seconds("request"))
                     seat.over, seat.future = True, None
-        self.threads.give_back([seat.key for seat in self.seats if seat.over])
-        return all(seat.over for seat in self.seats)
+        if over := [seat.key for seat in self.seats if seat.over]:
+            self.threads.give_back(over)
+        return len(over) == len(self.seats)
 
     def ended(self) -> bool:
         """Whether a trainer has ended otherwise than by returning."""
