@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from pathlib import Path
 
-# A worker process starts in a tenth of the time where it is forked from one that has imported Dask. Such a process
+# A worker process starts in half of the time where it is forked from one that has imported Dask. Such a process
 # cannot be told the number of its threads for linear algebra afterwards, as Dask tells those that it spawns.
 os.environ.setdefault("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))

@@ -625,7 +625,7 @@ class ParameterServer:
         """
         role = {server.worker for server in self._connection.describe().servers}
         makers = [functools.partial(make, number) for number in range(count)]
-        return kept.send(self.dask_client, makers, kept.free_threads(self.dask_client, role))
+        return kept.send(self.dask_client, makers, kept.threads_outside_servers(self.dask_client, role))
 
     def map_scattered(self, function: Callable, futures: Sequence[Future], *columns: Sequence) -> list[Future]:
         """As ``client.map(function, futures, *columns, pure=False)``, and :meth:`run` does not lose the results either.

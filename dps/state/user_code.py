@@ -112,15 +112,15 @@ def code_of_function(function: object) -> str:
     sums, seen = hashlib.sha256(), set[int]()
 
     def add(value: object) -> None:
-        if id(value) in seen:
-            return
-        seen.add(id(value))
         if isinstance(value, types.ModuleType):
             sums.update(value.__name__.encode())
         elif isinstance(value, functools.partial):
             for each in (value.func, *value.args, *sorted(value.keywords.items())):
                 add(each)
         elif isinstance(value, FunctionType):
+            if id(value) in seen:  # functions may refer to each other
+                return
+            seen.add(id(value))
             sums.update(repr((value.__defaults__, value.__kwdefaults__)).encode())
             add_code(sums, value.__code__)
             used = inspect.getclosurevars(value)

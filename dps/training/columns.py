@@ -194,7 +194,7 @@ def scattered(
     rows = row_count(data)
     if not rows:
         raise InputError(f"the data, a {type(data).__name__} in memory, has no rows")
-    threads = kept.free_threads(client, role)
+    threads = kept.threads_outside_servers(client, role)
     before = 0 if restored is None else sum(map(len, restored.partitions))
     count = min(before or trainers or sum(threads.values()), rows)
     cut, edges = cutter(data), [n * rows // count for n in range(count + 1)]

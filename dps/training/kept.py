@@ -7,6 +7,7 @@ memory, and not the partition itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -17,14 +18,14 @@ from distributed import Client, Future
 from dps.errors import TooFewWorkersError
 from dps.training.types import Partition
 
-__all__ = ["cannot_be_sent_again", "free_threads", "send", "send_again", "send_mapped"]
+__all__ = ["cannot_be_sent_again", "send", "send_again", "send_mapped", "threads_outside_servers"]
 
 Make: TypeAlias = Callable[[], Partition]
 
 _makers: weakref.WeakKeyDictionary[Future, Make] = weakref.WeakKeyDictionary()
 
 
-def free_threads(client: Client, role: Container[str]) -> dict[str, int]:
+def threads_outside_servers(client: Client, role: Container[str]) -> dict[str, int]:
     """Address -> threads of each worker that is not for servers.
 
     Parameters
@@ -68,9 +69,9 @@ def send(client: Client, makers: Iterable[Make], workers: Iterable[str]) -> list
 
 
 def send_mapped(client: Client, function: Callable, futures: Sequence[Future], *columns: Sequence) -> list[Future]:
-    """As ``client.map(function, futures, *columns)``, which computes on the workers; each result is impure.
+    """As ``client.map(function, futures, *columns, pure=False)``, which computes on the workers.
 
-    A result that is lost together with a partition that was sent is computed in this process and sent.
+    Where a result is lost together with the partition that it was made of, :func:`send_again` computes it here.
     """
     results = client.map(function, futures, *columns, pure=False)
     for result, future, *arguments in zip(results, futures, *columns, strict=True):
@@ -84,11 +85,16 @@ def _made(function: Callable, make: Make, arguments: Sequence) -> Partition:
 
 
 def cannot_be_sent_again(futures: Iterable[Future]) -> list[Future]:
-    """Those of which this process does not know how to make them."""
+    """The futures whose partitions this process cannot make."""
     return [future for future in futures if future not in _makers]
 
 
 def send_again(client: Client, futures: Iterable[Future], workers: Sequence[str]) -> None:
-    """Make lost partitions and scatter them under the keys that they had, so that their futures are finished again."""
+    """Make lost partitions and scatter them under the keys that they had, so that their futures are finished again.
+
+    A partition stays lost where the worker that was to get it has gone meanwhile; its caller looks again.
+    """
     for number, future in enumerate(futures):
-        client.scatter({future.key: _makers[future]()}, workers=[workers[number % len(workers)]])
+        partition = _makers[future]()
+        with contextlib.suppress(KeyError, OSError):  # of Dask, for an unknown worker and a broken connection
+            client.scatter({future.key: partition}, workers=[workers[number % len(workers)]])

@@ -179,7 +179,8 @@ class Tasks:
                 )
             if around:
                 kept.send_again(self.client, lost, around)
-            if seat.worker not in there or (lost and seat.status in ("cancelled", "lost")):
+            taken_back = lost and seat.status in ("cancelled", "lost")  # by Dask, because it lacked its data
+            if seat.worker not in there or taken_back or seat.future is None:
                 self._move(seat)
 
     def among(self, trainers: list[int]) -> set[int]:
@@ -248,6 +249,8 @@ class Tasks:
             gone, seat.homeless = seat.worker, None
             ((seat.worker, seat.key),) = found["seats"]
             kept.send_again(self.client, seat.lost(), [seat.worker])
+            if seat.lost():  # that worker has gone, too
+                return
             self._submit(seat)
             logger.warning("trainer %d lost its worker %s and is run again on %s", seat.number, gone, seat.worker)
             return

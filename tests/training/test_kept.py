@@ -10,6 +10,7 @@ from distributed import Client, LocalCluster
 from servers import wait_until
 
 from dps.training import kept
+from dps.training.tasks import Tasks, TrainerTask
 
 
 @pytest.fixture
@@ -74,3 +75,50 @@ def test_nothing_is_kept_for_futures_that_are_gone(client):
     assert len(kept._makers) == before + 2
     del parts, made
     assert len(kept._makers) == before
+
+
+class Threads:
+    """Has no thread for the first who asks, and one afterwards."""
+
+    def __init__(self, worker):
+        self.worker, self.asked, self.given_back = worker, 0, []
+
+    def ask(self, *_):
+        self.asked += 1
+        return {"seats": [(self.worker, "again")] if self.asked > 1 else [], "numbers": "0 threads are free"}
+
+    def give_back(self, keys):
+        self.given_back += keys
+
+
+def test_a_trainer_whose_worker_lives_waits_for_a_thread_after_its_data_was_lost(client, monkeypatch):
+    first, second = sorted(client.nthreads())
+    part, other = kept.send(client, [functools.partial(cut, 3)] * 2, [first])
+    client.run_on_scheduler(lose, first)
+    wait_until(lambda: part.cancelled() and other.cancelled())
+    seat = TrainerTask(0, (second, "before"), [0], [part])
+    seat.future = other  # cancelled, as Dask leaves the task that lacked its data
+    tasks = Tasks(client, None, Threads(second), [seat])
+    submitted = []
+    monkeypatch.setattr(Tasks, "_submit", lambda self, seat: submitted.append(seat.key))
+    monkeypatch.setattr(kept, "send_again", lambda *_: None)  # the worker that was to get it has gone
+    tasks.look()
+    assert (seat.future, seat.homeless is not None, submitted) == (None, True, [])
+    tasks.look()
+    assert submitted == [], "its data are still lost"
+    monkeypatch.undo()
+    monkeypatch.setattr(Tasks, "_submit", lambda self, seat: submitted.append(seat.key))
+    tasks.look()
+    assert submitted == ["again"]
+    assert part.result().tolist() == cut(3).tolist()
+
+
+def test_a_worker_that_is_gone_leaves_a_partition_lost(client):
+    first, second = sorted(client.nthreads())
+    (part,) = kept.send(client, [functools.partial(cut, 3)], [first])
+    client.run_on_scheduler(lose, first)
+    wait_until(part.cancelled)
+    kept.send_again(client, [part], [first])
+    assert part.cancelled()
+    kept.send_again(client, [part], [second])
+    assert part.result().tolist() == cut(3).tolist()
