@@ -737,20 +737,47 @@ def die(trainer, parts, who):
     push_for_ever(trainer, parts)
 
 
+HELD = """
+import os, time
+
+while os.path.exists({path!r}):
+    time.sleep(0.01)
+"""
+
+
 @pytest.mark.processes
-def test_a_trainer_that_vanishes(impatient):
+def test_a_trainer_that_vanishes(impatient, tmp_path):
+    held, preload = tmp_path / "held", tmp_path / "hold.py"
+    preload.write_text(HELD.format(path=os.fspath(held)))
     with (
-        dask.config.set({"dps.timeouts.clock": "60 s"}),
+        dask.config.set({"dps.timeouts.clock": "60 s", "distributed.worker.preload": [os.fspath(preload)]}),
         dps.LocalCluster(trainers=2, dashboard_address=None) as cluster,
         Client(cluster) as client,
         dps.ParameterServer(client) as ps,
     ):
         ps.table("n")
+        held.touch()  # because a nanny may restart its worker sooner than the limit ends
         words = (  # controller and driver wait equally long: either may be the first to say so
             r"trainer 1 (of run 1 \(on tcp://.*\) vanished at clock 5 and was not back within 0.5 s|"
             r"lost its worker tcp://.*, and for 0.5 s .* no thread was free to run it again)"
         )
         with pytest.raises(TrainerLostError, match=words):
+            ps.run(die, da.arange(2, chunks=1), args=(1,))
+        held.unlink()
+        wait_until(lambda: len(client.cluster.scheduler.running) == 2)
+        assert len(ps.run(epochs, client.scatter([0, 1]))) == 2
+
+
+@pytest.mark.processes
+def test_a_trainer_that_is_lost_again_and_again():
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        dps.LocalCluster(trainers=2, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client) as ps,
+    ):
+        ps.table("n")
+        with pytest.raises(TrainerLostError, match=r"trainer 1 has lost its worker 2 times, .* is 1\)"):
             ps.run(die, da.arange(2, chunks=1), args=(1,))
         wait_until(lambda: len(client.cluster.scheduler.running) == 2)
         assert len(ps.run(epochs, client.scatter([0, 1]))) == 2
