@@ -6,5 +6,6 @@ cordon     keeps ordinary tasks off the workers of servers; a task's key and run
 protocols  what dps uses of the scheduler, its workers and its tasks
 processes  hosts, TLS, and which version of dps each process has
 refusals   errors that come back from the scheduler as values
+workers    what the scheduler says of its workers
 ========== =====================================================================================================
 """

@@ -592,6 +592,29 @@ class ParameterServer:
         """
         return mapped(self._connection.client(), function, data, tables, meta, args, kwargs or {})
 
+    def trainer_threads(self) -> dict[str, int]:
+        """Count the threads for trainers.
+
+        Returns
+        -------
+        dict of str to int
+            Address -> threads of each worker that has no server. As many partitions as there are threads give each
+            trainer a partition.
+
+        Raises
+        ------
+        TooFewWorkersError
+            All workers are for servers.
+
+        Examples
+        --------
+        >>> with dps.LocalCluster(trainers=2, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+        ...     list(ps.trainer_threads().values())
+        [1, 1]
+        """
+        servers = {server.worker for server in self._connection.describe().servers}
+        return kept.threads_outside_servers(self.dask_client, servers)
+
     def scatter(self, make: Callable[[int], Any], count: int) -> list[Future]:
         """Send partitions to the workers that have no server, where a run does not lose them with a worker.
 
@@ -623,9 +646,8 @@ class ParameterServer:
         ...     sorted(ps.run(lambda trainer, parts: int(sum(part.sum() for part in parts)), parts))
         [0, 3]
         """
-        role = {server.worker for server in self._connection.describe().servers}
         makers = [functools.partial(make, number) for number in range(count)]
-        return kept.send(self.dask_client, makers, kept.threads_outside_servers(self.dask_client, role))
+        return kept.send(self.dask_client, makers, self.trainer_threads())
 
     def map_scattered(self, function: Callable, futures: Sequence[Future], *columns: Sequence) -> list[Future]:
         """As ``client.map(function, futures, *columns, pure=False)``, and :meth:`run` does not lose the results either.

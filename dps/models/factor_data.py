@@ -20,7 +20,6 @@ from dask.distributed import Future
 
 import dps
 from dps.errors import InputError, InputTypeError
-from dps.models.partitions import trainers_threads
 from dps.models.spark_pieces import is_spark
 
 __all__ = ["BY_ITEM", "BY_USER", "RatingSource", "Ratings", "checked_ids", "joined", "of_side", "source_of"]
@@ -97,7 +96,7 @@ class HomeRatings:
     def by_owner(self, ps: dps.ParameterServer, sides: Sequence[int]) -> Iterator[list[Future]]:
         """A part for each trainer, on the workers."""
         assert self.home is not None
-        home, count = self.home, max(1, sum(trainers_threads(ps.dask_client).values()))
+        home, count = self.home, sum(ps.trainer_threads().values())
         parts: list[Any] = list(dealt(home, sides, count))
 
         def part(number: int) -> Any:
@@ -130,7 +129,7 @@ class DaskRatings:
     @contextlib.contextmanager
     def by_owner(self, ps: dps.ParameterServer, sides: Sequence[int]) -> Iterator[list[Future]]:
         """A part for each trainer: each partition is cut by owner, and the pieces of an owner are joined."""
-        count = max(1, sum(trainers_threads(ps.dask_client).values()))
+        count = sum(ps.trainer_threads().values())
         cut = [dask.delayed(dealt, nout=count, pure=False)(part, sides, count) for part in self._parts]
         owned = [dask.delayed(stacked, pure=False)([pieces[number] for pieces in cut]) for number in range(count)]
         futures = ps.dask_client.compute(owned)

@@ -25,7 +25,7 @@ from dps.models.encoding import Layout
 from dps.models.types import Block, Features, Labels
 
 __all__ = ["DaskPieces", "Piece", "Pieces", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of"]
-__all__ += ["blocks_of", "taking_turns", "trainers_threads"]
+__all__ += ["blocks_of", "taking_turns"]
 
 
 T = TypeVar("T")
@@ -237,7 +237,7 @@ def _aligned(client: DaskClient, X: Features, y: Labels, weights: Labels) -> lis
         if len(column) != sum(lengths):
             raise InputError(f"X has {sum(lengths)} rows and {what} {len(column)}")
         cuts = np.split(column, np.cumsum(lengths)[:-1])
-        columns.append(client.scatter(cuts, workers=list(trainers_threads(client)) or None, hash=False))
+        columns.append(client.scatter(cuts, hash=False))
     return list(zip(rows, *columns, strict=True))
 
 
@@ -295,20 +295,14 @@ def _scattered(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels)
             )
     if rows == 0:
         raise InputError("X has 0 rows: there is nothing to learn from")
-    threads = trainers_threads(ps.dask_client)
-    parts = min(max(1, sum(threads.values())) * (PARTS if rows >= PARTS * LARGE_PART_ROWS else 1), rows)
+    threads = ps.trainer_threads()
+    parts = min(sum(threads.values()) * (PARTS if rows >= PARTS * LARGE_PART_ROWS else 1), rows)
     cut = X.iloc if hasattr(X, "iloc") else X
 
     def pair(number: int) -> tuple:
         return tuple(each[number::parts] for each in (cut, *columns))
 
     return ps.scatter(pair, parts)
-
-
-def trainers_threads(client: DaskClient) -> dict[str, int]:
-    """Address -> threads of each worker without a server."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    return {name: info["nthreads"] for name, info in workers.items() if not info.get("resources", {}).get("dps")}
 
 
 def _release(futures: list[Future]) -> None:

@@ -19,7 +19,6 @@ import dps
 from dps.errors import DPSError, InputError, InputTypeError
 from dps.kernels import margins
 from dps.models.encoding import Layout
-from dps.models.partitions import trainers_threads
 from dps.models.spark_pieces import is_spark
 from dps.models.types import Features, Predictions
 
@@ -202,7 +201,7 @@ def shared(weights: LiveWeights | AtHome) -> Predictions:
         return dask.delayed(weights)
     if client.asynchronous:
         return dask.delayed(weights)
-    return dask.delayed(client.scatter(weights, workers=list(trainers_threads(client)) or None, hash=False))
+    return dask.delayed(client.scatter(weights, hash=False))
 
 
 def drop(ps: dps.ParameterServer, tables: Iterable[str], attached: bool) -> None:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from distributed import Client, Future
 
+from dps.daskapi.workers import workers_of
 from dps.errors import TooFewWorkersError
 from dps.training.types import Partition
 
@@ -38,7 +39,7 @@ def threads_outside_servers(client: Client, role: Container[str]) -> dict[str, i
     TooFewWorkersError
         All workers are for servers.
     """
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = workers_of(client)
     threads = {
         worker: int(info["nthreads"])
         for worker, info in workers.items()

@@ -420,6 +420,7 @@ def test_no_worker_carries_the_resource(plain):
         ps.table("w")
         (server,) = ps.status().servers
         other = ({*plain.scheduler_info()["workers"]} - {server.worker}).pop()
+        assert ps.trainer_threads() == {other: 1}
         assert ps.run(where, plain.scatter([1, 2, 3])) == [other]
         assert ps.client().pull("w", [7]) == 3
         assert plain.submit(sum, [1, 2]).result() == 3
@@ -434,6 +435,8 @@ def test_no_worker_is_left_for_trainers(plain):
             match=r"no thread is free.*: of 2 workers with 2 threads, 2 workers with 2 threads are for servers, 0",
         ):
             ps.run(where, plain.scatter([1]))
+        with pytest.raises(TooFewWorkersError, match="all 2 are for servers"):
+            ps.trainer_threads()
     with pytest.raises(TooFewWorkersError, match=r"needs 3 workers.*0 of 2 workers carry the resource dps"):
         dps.ParameterServer(plain, servers=3, timeout=0.2)
 

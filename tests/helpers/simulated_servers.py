@@ -109,9 +109,12 @@ class SimulatedServers(dps.ParameterServer):
         keys = np.concatenate([[], *self._client.keys(table)]).astype(np.int64)
         return keys, self._client.pull(table, keys).reshape(len(keys), -1)
 
+    def trainer_threads(self) -> dict[str, int]:
+        return dict(self._dask.nthreads())
+
     def scatter(self, make: Any, count: int) -> list:
         makers = [functools.partial(make, number) for number in range(count)]
-        return kept.send(self._dask, makers, self._dask.nthreads())
+        return kept.send(self._dask, makers, self.trainer_threads())
 
     def map_scattered(self, function: Any, futures: Sequence, *columns: Sequence) -> list:
         return kept.send_mapped(self._dask, function, futures, *columns)
