@@ -46,12 +46,6 @@ cdef extern from "sparse.h" nogil:
     const dps_loops dps_loops_ones, dps_loops_float, dps_loops_double
 
 cdef extern from "pairs.h" nogil:
-    ctypedef struct dps_entries:
-        const int64_t *ends
-        const uint32_t *indices
-        const float *values
-        int64_t rows
-
     void dps_pair_scores(
         const dps_entries *batch, const float *rows, int64_t k, float b, float *s, float *z
     ) noexcept nogil
@@ -67,7 +61,6 @@ cdef extern from "pairs.h" nogil:
         const float *residual, float *out
     ) noexcept nogil
 
-
 cdef enum:
     BLOCK_ROWS = 256  # with 39 non-zeros each they are 80 kB; a product of so many terms in [1, 2] fits a double
 
@@ -75,18 +68,18 @@ cdef enum:
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-cdef const float *_floats(cnp.ndarray array) except? NULL:
+cdef const float *floats(cnp.ndarray array) except? NULL:
     return <const float *> memory(array, cnp.NPY_FLOAT32, False)
 
 
-cdef float *_writeable_floats(cnp.ndarray array) except? NULL:
+cdef float *writeable_floats(cnp.ndarray array) except? NULL:
     return <float *> memory(array, cnp.NPY_FLOAT32, True)
 
 
-cdef const float *_optional_floats(cnp.ndarray array) except? NULL:
+cdef const float *optional_floats(cnp.ndarray array) except? NULL:
     if array is None:
         return NULL
-    return _floats(array)
+    return floats(array)
 
 
 cdef const dps_loops *_loops(cnp.ndarray data):
@@ -123,7 +116,7 @@ cdef dps_batch _batch(cnp.ndarray indptr, cnp.ndarray indices, cnp.ndarray data,
     return batch
 
 
-cdef int _fits(str name, cnp.ndarray array, int64_t rows, int64_t columns) except -1:
+cdef int check_shape(str name, cnp.ndarray array, int64_t rows, int64_t columns) except -1:
     """Whether an array has these rows and columns; a flat one has one column."""
     cdef int64_t width = array.shape[1] if array.ndim > 1 else 1
     if not 1 <= array.ndim <= 2 or array.shape[0] != rows or width != columns:
@@ -147,14 +140,14 @@ def margins(
     For one output, the non-zeros of a row are added up in three sums, so that the adds overlap: number j of a row goes
     to sum j % 3 (those that remain after the last whole three, to the first), and then these sums are added in order.
     """
-    cdef const float *weights = _floats(w)
-    cdef const float *offsets = _floats(b)
-    cdef float *z = _writeable_floats(out)
+    cdef const float *weights = floats(w)
+    cdef const float *offsets = floats(b)
+    cdef float *z = writeable_floats(out)
     cdef int64_t k = w.shape[0], m = cnp.PyArray_SIZE(b)
     cdef dps_batch batch = _batch(indptr, indices, data, k)
     cdef const dps_loops *loops = _loops(data)
-    _fits("w", w, k, m)
-    _fits("out", out, batch.rows, m)
+    check_shape("w", w, k, m)
+    check_shape("out", out, batch.rows, m)
     with nogil:
         if m == 1:
             loops.margins(&batch, weights, offsets[0], 0, batch.rows, z)
@@ -170,13 +163,13 @@ def gradient(
     cnp.ndarray out not None,
 ) -> None:
     """out += X.T @ residual for residual[rows, m] and out[k, m]."""
-    cdef const float *r = _floats(residual)
-    cdef float *slope = _writeable_floats(out)
+    cdef const float *r = floats(residual)
+    cdef float *slope = writeable_floats(out)
     cdef int64_t k = out.shape[0], m = out.shape[1] if out.ndim > 1 else 1
     cdef dps_batch batch = _batch(indptr, indices, data, k)
     cdef const dps_loops *loops = _loops(data)
-    _fits("out", out, k, m)
-    _fits("residual", residual, batch.rows, m)
+    check_shape("out", out, k, m)
+    check_shape("residual", residual, batch.rows, m)
     with nogil:
         if m == 1:
             loops.gradient(&batch, r, 0, batch.rows, slope)
@@ -191,16 +184,16 @@ def binary_residuals(
     cnp.ndarray z not None, cnp.ndarray y not None, cnp.ndarray weights, cnp.ndarray residual not None
 ) -> float:
     """residual = weight * (probability - y); returns the sum of weight * loss. All are float32[n]."""
-    cdef const float *margin = _floats(z)
-    cdef const float *target = _floats(y)
-    cdef const float *weight = _optional_floats(weights)
-    cdef float *out = _writeable_floats(residual)
+    cdef const float *margin = floats(z)
+    cdef const float *target = floats(y)
+    cdef const float *weight = optional_floats(weights)
+    cdef float *out = writeable_floats(residual)
     cdef int64_t n = cnp.PyArray_SIZE(z), start = 0, rows
     cdef double loss = 0
-    _fits("y", y, n, 1)
-    _fits("residual", residual, n, 1)
+    check_shape("y", y, n, 1)
+    check_shape("residual", residual, n, 1)
     if weights is not None:
-        _fits("weights", weights, n, 1)
+        check_shape("weights", weights, n, 1)
     with nogil:
         while start < n:
             rows = min(<int64_t> BLOCK_ROWS, n - start)
@@ -238,16 +231,16 @@ def multinomial_residuals(
     cnp.ndarray z not None, cnp.ndarray y not None, cnp.ndarray weights, cnp.ndarray residual not None
 ) -> float:
     """residual = weight * (probabilities - one-hot y) for z[n, m] and int64 y[n] below m; the sum of weight * loss."""
-    cdef const float *margin = _floats(z)
+    cdef const float *margin = floats(z)
     cdef const int64_t *target = int64s(y)
-    cdef const float *weight = _optional_floats(weights)
-    cdef float *out = _writeable_floats(residual)
+    cdef const float *weight = optional_floats(weights)
+    cdef float *out = writeable_floats(residual)
     cdef int64_t n = cnp.PyArray_SIZE(y), m = z.shape[1] if z.ndim > 1 else 1
     cdef double loss
-    _fits("z", z, n, m)
-    _fits("residual", residual, n, m)
+    check_shape("z", z, n, m)
+    check_shape("residual", residual, n, m)
     if weights is not None:
-        _fits("weights", weights, n, 1)
+        check_shape("weights", weights, n, 1)
     if not dps_all_inside(target, n, m):
         raise InputError(f"targets must be class numbers 0 to {m - 1}")
     with nogil:
@@ -298,21 +291,21 @@ def logistic(
 
     `w` and `out` are float32[k], `y` and `weights` float32[rows]. Margins are summed as in :func:`margins`.
     """
-    cdef const float *values = _floats(w)
-    cdef const float *target = _floats(y)
-    cdef const float *weight = _optional_floats(weights)
-    cdef float *slope = _writeable_floats(out)
+    cdef const float *values = floats(w)
+    cdef const float *target = floats(y)
+    cdef const float *weight = optional_floats(weights)
+    cdef float *slope = writeable_floats(out)
     cdef int64_t k = w.shape[0], start = 0, rows, i
     cdef dps_batch batch = _batch(indptr, indices, data, k)
     cdef const dps_loops *loops = _loops(data)
     cdef float z[BLOCK_ROWS]
     cdef float residual[BLOCK_ROWS]
     cdef double loss = 0, intercept = 0
-    _fits("w", w, k, 1)
-    _fits("out", out, k, 1)
-    _fits("y", y, batch.rows, 1)
+    check_shape("w", w, k, 1)
+    check_shape("out", out, k, 1)
+    check_shape("y", y, batch.rows, 1)
     if weights is not None:
-        _fits("weights", weights, batch.rows, 1)
+        check_shape("weights", weights, batch.rows, 1)
     with nogil:
         while start < batch.rows:
             rows = min(<int64_t> BLOCK_ROWS, batch.rows - start)
@@ -328,11 +321,11 @@ def logistic(
 # ---- factorization machines -----------------------------------------------------------------------------------------
 
 
-cdef dps_entries _entries(cnp.ndarray indptr, cnp.ndarray indices, cnp.ndarray data, int64_t k) except *:
+cdef dps_entries entries_of(cnp.ndarray indptr, cnp.ndarray indices, cnp.ndarray data, int64_t k) except *:
     """The memory of a batch whose values are float32, or None."""
     cdef dps_entries entries
     if data is not None:
-        _floats(data)
+        floats(data)
     cdef dps_batch batch = _batch(indptr, indices, data, k)
     entries.ends, entries.indices, entries.rows = batch.ends, batch.indices, batch.rows
     entries.values = <const float *> batch.values
@@ -365,14 +358,14 @@ def pair_scores(
     cnp.ndarray out not None,
 ) -> None:
     """out = the scores of a factorization machine, and s[n, k] = the sums of factors; rows[features, 1 + k]."""
-    cdef const float *parameters = _floats(rows)
-    cdef float *sums = _writeable_floats(s)
-    cdef float *z = _writeable_floats(out)
+    cdef const float *parameters = floats(rows)
+    cdef float *sums = writeable_floats(s)
+    cdef float *z = writeable_floats(out)
     cdef int64_t k = rows.shape[1] - 1 if rows.ndim == 2 else -1
-    cdef dps_entries batch = _entries(indptr, indices, data, rows.shape[0])
-    _fits("rows", rows, rows.shape[0], 1 + k)
-    _fits("s", s, batch.rows, k)
-    _fits("out", out, batch.rows, 1)
+    cdef dps_entries batch = entries_of(indptr, indices, data, rows.shape[0])
+    check_shape("rows", rows, rows.shape[0], 1 + k)
+    check_shape("s", s, batch.rows, k)
+    check_shape("out", out, batch.rows, 1)
     with nogil:
         dps_pair_scores(&batch, parameters, k, b, sums, z)
 
@@ -387,16 +380,16 @@ def pair_gradient(
     cnp.ndarray out not None,
 ) -> None:
     """out += the gradient of the scores times residual[n]; `s` as `pair_scores` made it."""
-    cdef const float *parameters = _floats(rows)
-    cdef const float *sums = _floats(s)
-    cdef const float *r = _floats(residual)
-    cdef float *slope = _writeable_floats(out)
+    cdef const float *parameters = floats(rows)
+    cdef const float *sums = floats(s)
+    cdef const float *r = floats(residual)
+    cdef float *slope = writeable_floats(out)
     cdef int64_t k = rows.shape[1] - 1 if rows.ndim == 2 else -1
-    cdef dps_entries batch = _entries(indptr, indices, data, rows.shape[0])
-    _fits("rows", rows, rows.shape[0], 1 + k)
-    _fits("out", out, rows.shape[0], 1 + k)
-    _fits("s", s, batch.rows, k)
-    _fits("residual", residual, batch.rows, 1)
+    cdef dps_entries batch = entries_of(indptr, indices, data, rows.shape[0])
+    check_shape("rows", rows, rows.shape[0], 1 + k)
+    check_shape("out", out, rows.shape[0], 1 + k)
+    check_shape("s", s, batch.rows, k)
+    check_shape("residual", residual, batch.rows, 1)
     with nogil:
         dps_pair_gradient(&batch, parameters, k, sums, r, slope)
 
@@ -412,12 +405,12 @@ def field_scores(
     cnp.ndarray out not None,
 ) -> None:
     """out = the scores of a field-aware machine; fields int32[non-zeros], rows[features, 1 + n_fields * k]."""
-    cdef const float *parameters = _floats(rows)
-    cdef float *z = _writeable_floats(out)
+    cdef const float *parameters = floats(rows)
+    cdef float *z = writeable_floats(out)
     cdef const int32_t *places = _fields_of(fields, indices, rows, n_fields)
     cdef int64_t k = (rows.shape[1] - 1) // n_fields
-    cdef dps_entries batch = _entries(indptr, indices, data, rows.shape[0])
-    _fits("out", out, batch.rows, 1)
+    cdef dps_entries batch = entries_of(indptr, indices, data, rows.shape[0])
+    check_shape("out", out, batch.rows, 1)
     with nogil:
         dps_field_scores(&batch, places, parameters, n_fields, k, b, z)
 
@@ -433,13 +426,13 @@ def field_gradient(
     cnp.ndarray out not None,
 ) -> None:
     """out += the gradient of the scores times residual[n]."""
-    cdef const float *parameters = _floats(rows)
-    cdef const float *r = _floats(residual)
-    cdef float *slope = _writeable_floats(out)
+    cdef const float *parameters = floats(rows)
+    cdef const float *r = floats(residual)
+    cdef float *slope = writeable_floats(out)
     cdef const int32_t *places = _fields_of(fields, indices, rows, n_fields)
     cdef int64_t k = (rows.shape[1] - 1) // n_fields
-    cdef dps_entries batch = _entries(indptr, indices, data, rows.shape[0])
-    _fits("out", out, rows.shape[0], rows.shape[1])
-    _fits("residual", residual, batch.rows, 1)
+    cdef dps_entries batch = entries_of(indptr, indices, data, rows.shape[0])
+    check_shape("out", out, rows.shape[0], rows.shape[1])
+    check_shape("residual", residual, batch.rows, 1)
     with nogil:
         dps_field_gradient(&batch, places, parameters, n_fields, k, r, slope)

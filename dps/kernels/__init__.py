@@ -10,6 +10,7 @@ sparse   products of a sparse batch with weights; residuals; logistic regression
 machines scores and gradients of factorization machines, plain and field-aware
 factors  steps of factor models on pulled rows; least squares
 words    steps of word2vec
+ftrl     steps of logistic regression, row by row
 topics   documents by variational inference and by Gibbs sampling
 lines    rows of libsvm's and libffm's text
 arrays   arrays as the loops take them
@@ -17,6 +18,7 @@ arrays   arrays as the loops take them
 """
 
 from dps.kernels.factors import least_squares, ranking_steps, rating_steps
+from dps.kernels.ftrl import ftrl_steps, ftrl_weights
 from dps.kernels.lines import TextRows, parse_rows
 from dps.kernels.machines import field_gradient, field_scores, pair_gradient, pair_scores
 from dps.kernels.sparse import binary_residuals, gradient, logistic, margins, multinomial_residuals
@@ -31,6 +33,8 @@ __all__ = [
     "field_gradient",
     "field_scores",
     "fit_documents",
+    "ftrl_steps",
+    "ftrl_weights",
     "gradient",
     "least_squares",
     "logistic",

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from dps.errors import InputError
 
-__all__ = ["as_array", "as_csr", "per_row", "result_array", "weights_of_rows"]
+__all__ = ["as_array", "as_csr", "mean_loss", "per_row", "result_array", "weights_of_rows"]
 
 
 def as_array(values: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
@@ -44,6 +44,12 @@ def per_row(values: npt.ArrayLike, n: int, dtype: npt.DTypeLike, what: str) -> n
 def weights_of_rows(weights: npt.ArrayLike | None, n: int) -> np.ndarray | None:
     """The weights of a batch's rows; None: all are 1."""
     return None if weights is None else per_row(weights, n, np.float32, "weights")
+
+
+def mean_loss(loss: float, n: int, weights: np.ndarray | None) -> float:
+    """The mean of a sum of losses over n rows, by their weights; 0 for none."""
+    total = float(n) if weights is None else float(weights.sum(dtype=np.float64))
+    return loss / total if total else 0.0
 
 
 def result_array(out: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dps.core import sparse as loops
 from dps.errors import InputError
-from dps.kernels.arrays import as_array, as_csr, per_row, result_array, weights_of_rows
+from dps.kernels.arrays import as_array, as_csr, mean_loss, per_row, result_array, weights_of_rows
 
 __all__ = ["binary_residuals", "gradient", "logistic", "margins", "multinomial_residuals"]
 
@@ -140,7 +140,7 @@ def binary_residuals(
     n = z.size
     sample = weights_of_rows(weights, n)
     loss = loops.binary_residuals(z.reshape(-1), _targets(y, n), sample, residual.reshape(-1))
-    return residual, _mean(loss, n, sample)
+    return residual, mean_loss(loss, n, sample)
 
 
 def multinomial_residuals(
@@ -181,12 +181,7 @@ def multinomial_residuals(
     residual = np.empty(z.shape, np.float32)
     sample = weights_of_rows(weights, n)
     loss = loops.multinomial_residuals(z, per_row(classes, n, np.int64, "targets"), sample, residual)
-    return residual, _mean(loss, n, sample)
-
-
-def _mean(loss: float, n: int, weights: np.ndarray | None) -> float:
-    total = float(n) if weights is None else float(weights.sum(dtype=np.float64))
-    return loss / total if total else 0.0
+    return residual, mean_loss(loss, n, sample)
 
 
 def logistic(
@@ -240,4 +235,4 @@ def logistic(
     targets, sample = _targets(y, n), weights_of_rows(weights, n)
     out = result_array(out, w.shape)
     loss, intercept = loops.logistic(ends, places, values, w.reshape(-1), b, targets, sample, scale, out.reshape(-1))
-    return _mean(loss, n, sample), out, intercept
+    return mean_loss(loss, n, sample), out, intercept

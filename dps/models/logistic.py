@@ -86,7 +86,9 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         "lbfgs", and with l1 "owlqn", find the minimum itself: each iteration goes through all the data, the trainers
         add up the gradient, and the solver (``dps.optimize``) runs in this process, where the weights come to lie.
         They leave `learning_rate`, `epochs`, `staleness`, `aggregate` and `shuffle` alone. Spark reads its data twice
-        for them: cache what is expensive to make.
+        for them: cache what is expensive to make. "ftrl" makes a step after each row, in the trainer, and sends what
+        the sums of FTRL have gained (:func:`dps.kernels.ftrl_steps`): for one trainer, `batch_size` says how often that
+        is and not what is learnt. With `aggregate`, it makes a step for each batch, as the others do.
     learning_rate : float or dps schedule, optional
         Defaults: adagrad 0.1, sgd 0.2, adam 0.01; FTRL's alpha 0.1. "sgd" wants columns of about one scale.
     l1, l2 : float
@@ -417,10 +419,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
                 seen = summary(surveys())
                 self._begin(ps, seen, classes, ours)
                 counts = seen.counts
+            assert isinstance(self._weights, LiveWeights)
             return Plan(
                 *self._tables, self.classes_, class_weights(self.class_weight, self.classes_, counts),
                 self.n_features_in_, epochs, self._ending() if epochs > 1 else None, self._batch, self.shuffle,
-                self.fit_intercept, self.solver == "ftrl",
+                self.fit_intercept, self.solver == "ftrl", self._weights.rule,
             )  # fmt: skip
 
         with contextlib.closing(pieces_of(ps, data, layout, self.hash_bits, self.shuffle)) as pieces:
@@ -458,16 +461,25 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         outputs, tag = 1 if len(labels) == 2 else len(labels), uuid.uuid4().hex[:8]
         together = ("sum" if self.solver == "ftrl" else "mean") if self.aggregate else None
         self._tables, self._ps = (f"coef-{tag}", f"intercept-{tag}"), ps
-        weights = LiveWeights(ps.client(), *self._tables, layout, seen.dense)
+        rule = self._rule_of_rows()
+        weights = LiveWeights(ps.client(), *self._tables, layout, seen.dense, rule)
         if not ours:
             attached = isinstance(self.client, Address)
             self._dropping = weakref.finalize(weights, drop_later, ps, self._tables, attached)
             self._dropping.atexit = False  # at exit, the user's parameter server goes on and keeps the tables
         rows = layout.features if seen.dense else None
-        ps.table(self._tables[0], outputs, rows=rows, optimizer=self._optimizer(self._batch), aggregate=together)
-        free = self._optimizer(self._batch, free=True)
-        ps.table(self._tables[1], outputs, rows=1, optimizer=free, aggregate=together)
+        for table, count, free in zip(self._tables, (rows, 1), (False, True), strict=True):
+            if rule is None:
+                optimizer = self._optimizer(self._batch, free)
+                ps.table(table, outputs, rows=count, optimizer=optimizer, aggregate=together)
+            else:
+                ps.table(table, 2 * outputs, rows=count)  # the sums z and n
         self._weights = weights
+
+    def _rule_of_rows(self) -> dps.FTRL | None:
+        """The rule of the steps that trainers make after each row; None: servers make a step for each push."""
+        rule = self._optimizer(self._batch)
+        return rule if isinstance(rule, dps.FTRL) and not self.aggregate else None
 
     def _optimizer(self, batch: int, free: bool = False) -> dps.SGD | dps.Adagrad | dps.FTRL | dps.AdamW:
         """The servers' optimizer; without penalties if `free`."""

@@ -8,13 +8,15 @@ import math
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 import dps
-from dps.kernels import binary_residuals, gradient, logistic, margins, multinomial_residuals
+from dps.kernels import binary_residuals, ftrl_steps, gradient, logistic, margins, multinomial_residuals
 from dps.models.classes import coded
 from dps.models.partitions import Piece
 from dps.models.stopping import Ending, Part, without_held_out
 from dps.models.types import Block
+from dps.models.weights import weights_from, without_penalties
 
 __all__ = ["Plan", "train"]
 
@@ -34,6 +36,7 @@ class Plan:
     shuffle: int | None
     with_intercept: bool
     summed: bool  # hand over the sum of a batch's gradients, not their mean
+    rule: dps.FTRL | None  # step after each row, in the trainer, and hand over what the sums of FTRL have gained
 
 
 def train(
@@ -69,7 +72,7 @@ def train(
 def learned(trainer: dps.Trainer, part: Part, plan: Plan) -> tuple[float, float]:
     """(mean loss of a batch before its step, weight of its rows)."""
     X, y, weights = part
-    loss = learn(trainer, X, y, weights, plan)
+    loss = (learn if plan.rule is None else learn_by_rows)(trainer, X, y, weights, plan)
     trainer.log(loss=loss)
     return loss, len(y) if weights is None else float(weights.sum())
 
@@ -92,8 +95,9 @@ def judged(trainer: dps.Trainer, parts: list[Part], plan: Plan) -> tuple[float, 
 def pulled(trainer: dps.Trainer, X: Block, plan: Plan) -> tuple[np.ndarray, Block, np.ndarray, Any]:
     """(the features of a block, the block with these as columns, their weights, the intercept)."""
     keys, local = (np.arange(plan.features), X) if isinstance(X, np.ndarray) else dps.localize(X)
-    weights = trainer.pull({plan.coef: keys, plan.intercept: slice(0, 1)})
-    return keys, local, weights[plan.coef], weights[plan.intercept][0]
+    rows = trainer.pull({plan.coef: keys, plan.intercept: slice(0, 1)})
+    b = weights_from(rows[plan.intercept], without_penalties(plan.rule))
+    return keys, local, weights_from(rows[plan.coef], plan.rule), b[0]
 
 
 def margins_with(local: Block, w: np.ndarray, b: Any) -> np.ndarray:
@@ -126,5 +130,23 @@ def learn(trainer: dps.Trainer, X: Block, y: np.ndarray, rows: np.ndarray | None
     pushes: dict[str, tuple[np.ndarray | slice, np.ndarray]] = {plan.coef: (keys, slope)}
     if plan.with_intercept:
         pushes[plan.intercept] = (slice(0, 1), np.asarray([level], np.float32))
+    trainer.push(pushes)
+    return loss
+
+
+def learn_by_rows(trainer: dps.Trainer, X: Block, y: np.ndarray, rows: np.ndarray | None, plan: Plan) -> float:
+    """A step after each row of the batch, from one pull to one push. Returns the mean loss before these steps."""
+    assert plan.rule is not None
+    dense = isinstance(X, np.ndarray)
+    keys, local = (np.arange(plan.features), scipy.sparse.csr_matrix(X)) if dense else dps.localize(X)
+    sums = trainer.pull({plan.coef: keys, plan.intercept: slice(0, 1)})
+    loss, gains, level = ftrl_steps(
+        local.indptr, local.indices, local.data, sums[plan.coef], sums[plan.intercept], y, rows,
+        alpha=plan.rule.alpha, beta=plan.rule.beta, l1=plan.rule.l1, l2=plan.rule.l2, fit_intercept=plan.with_intercept,
+        trainers=trainer.trainers,
+    )  # fmt: skip
+    pushes: dict[str, tuple[np.ndarray | slice, np.ndarray]] = {plan.coef: (keys, gains)}
+    if plan.with_intercept:
+        pushes[plan.intercept] = (slice(0, 1), level)
     trainer.push(pushes)
     return loss

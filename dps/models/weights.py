@@ -17,13 +17,13 @@ from dask.distributed import Client as DaskClient
 
 import dps
 from dps.errors import DPSError, InputError, InputTypeError
-from dps.kernels import margins
+from dps.kernels import ftrl_weights, margins
 from dps.models.encoding import Layout
 from dps.models.spark_pieces import is_spark
 from dps.models.types import Features, Predictions
 
 __all__ = ["LARGEST", "HomeWeights", "LiveWeights", "drop", "drop_later", "is_lazy", "lazily", "margins_of"]
-__all__ += ["probabilities_of", "shared", "softmax", "take"]
+__all__ += ["probabilities_of", "shared", "softmax", "take", "weights_from", "without_penalties"]
 
 LARGEST = 1 << 28  # features of a model that is copied into one process, and coefficients in a `coef_`
 PULL_FEATURES = 1 << 20  # in one pull
@@ -43,22 +43,25 @@ class LiveWeights:
 
     nbytes = 0
 
-    def __init__(self, client: dps.Client, coef: str, intercept: str, layout: Layout, dense: bool):
+    def __init__(
+        self, client: dps.Client, coef: str, intercept: str, layout: Layout, dense: bool, rule: dps.FTRL | None = None
+    ):
         self.client = client
         self.coef = coef
         self.intercept_table = intercept
         self.layout = layout
         self.dense = dense  # the table has a row for each feature, not only for those that were seen
+        self.rule = rule  # the tables hold the sums of FTRL, from which weights follow; None: they hold weights
 
     def through(self, client: dps.Client) -> LiveWeights:
         """The same weights, through another client."""
-        return LiveWeights(client, self.coef, self.intercept_table, self.layout, self.dense)
+        return LiveWeights(client, self.coef, self.intercept_table, self.layout, self.dense, self.rule)
 
     def of(self, keys: np.ndarray) -> np.ndarray:
-        return self.client.pull(self.coef, keys)
+        return weights_from(self.client.pull(self.coef, keys), self.rule)
 
     def intercept(self) -> np.ndarray:
-        return self.client.pull(self.intercept_table).reshape(-1)
+        return weights_from(self.client.pull(self.intercept_table), without_penalties(self.rule)).reshape(-1)
 
     def coefficients(self) -> np.ndarray:
         """[outputs, features], dense."""
@@ -81,6 +84,16 @@ class LiveWeights:
             keys.append(piece[there])
             values.append(rows[there])
         return HomeWeights(np.concatenate(keys), np.concatenate(values), intercept, self.layout)
+
+
+def weights_from(rows: np.ndarray, rule: dps.FTRL | None) -> np.ndarray:
+    """The weights that rows of a table stand for."""
+    return rows if rule is None else ftrl_weights(rows, rule.alpha, rule.beta, rule.l1, rule.l2)
+
+
+def without_penalties(rule: dps.FTRL | None) -> dps.FTRL | None:
+    """The rule of an intercept."""
+    return None if rule is None else dps.FTRL(rule.alpha, rule.beta)
 
 
 class HomeWeights:

@@ -133,6 +133,73 @@ def test_defaults_are_good(client, solver, staleness):
     assert set(model.seconds_) == {"compute", "pull", "push", "wait", "serialise"}
 
 
+def follow(X, y, classes, alpha, l1, passes):
+    """FTRL of the paper with a step after each row, in one process and float64."""
+    whole, m = np.column_stack([X, np.ones(len(X))]), 1 if classes == 2 else classes
+    z, n, losses = np.zeros((X.shape[1] + 1, m)), np.zeros((X.shape[1] + 1, m)), []
+    penalty = np.append(np.full(X.shape[1], l1), 0.0)[:, None]
+
+    def weights():
+        return np.where(abs(z) <= penalty, 0, -(z - np.sign(z) * penalty) / ((1 + np.sqrt(n)) / alpha))
+
+    for _ in range(passes):
+        losses.append(0.0)
+        for x, label in zip(whole, y, strict=True):
+            w = weights()
+            p = 1 / (1 + np.exp(-x @ w)) if m == 1 else np.exp(x @ w) / np.exp(x @ w).sum()
+            losses[-1] -= np.log(p[label] if m > 1 else p[0] if label else 1 - p[0]) / len(y)
+            g = np.outer(x, p - (np.arange(m) == label if m > 1 else label))
+            z += g - (np.sqrt(n + g**2) - np.sqrt(n)) / alpha * w
+            n += g**2
+    return weights(), losses
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(("batch_size", "l1"), [(7, 0.0), (150, 8.0), (1000, 0.0)])
+def test_ftrl_of_one_trainer_is_that_of_the_paper_in_batches_of_any_size(classes, sparse, batch_size, l1):
+    X, y = gaussian(150, classes=classes)
+    w, losses = follow(X, y, classes, 0.3, l1, 3)
+    how = {"learning_rate": 0.3, "batch_size": batch_size, "l1": l1, "epochs": 3, "shuffle": None}
+    made = dps.LocalCluster(servers=1, trainers=1, processes=False, dashboard_address=None)
+    with made as cluster, Client(cluster) as client, dps.ParameterServer(client) as ps:
+        model = LogisticRegression(client=ps, solver="ftrl", **how)
+        model.fit(scipy.sparse.csr_matrix(X) if sparse else X, y)
+        np.testing.assert_allclose(model.coef_, w[:-1].T, rtol=2e-3, atol=2e-4)
+        np.testing.assert_allclose(model.intercept_, w[-1], rtol=2e-3, atol=2e-4)
+        np.testing.assert_allclose(model.loss_curve_, losses, rtol=1e-3)
+        assert (model.coef_ == 0).any() == (l1 > 0)
+        probabilities = model.predict_proba(X)
+        (twice,) = dask.compute(model.predict_proba(da.from_array(X, chunks=(50, -1))))
+        np.testing.assert_array_equal(twice, probabilities)
+        in_parts = LogisticRegression(client=ps, solver="ftrl", **how)
+        for _ in range(3):
+            in_parts.partial_fit(scipy.sparse.csr_matrix(X) if sparse else X, y)
+        np.testing.assert_array_equal(in_parts.coef_, model.coef_)
+
+
+def test_ftrl_keeps_its_rule_when_settings_change(ps):
+    X, y = gaussian()
+    model = LogisticRegression(client=ps, solver="ftrl", learning_rate=0.3).partial_fit(X, y)
+    before = model.coef_
+    np.testing.assert_array_equal(model.set_params(learning_rate=3.0).coef_, before)
+    model.set_params(aggregate=True).partial_fit(X, y)
+    assert 0 < abs(model.coef_ - before).max() < 1
+
+
+def test_ftrl_with_weights_without_an_intercept_and_with_an_early_end(client):
+    X, y = gaussian(1200)
+    model = LogisticRegression(client=client, solver="ftrl", fit_intercept=False).fit(X, y)
+    assert model.intercept_.tolist() == [0]
+    np.testing.assert_allclose(model.decision_function(X), X @ model.coef_[0], rtol=1e-3, atol=1e-5)
+    heavy = LogisticRegression(client=client, solver="ftrl", class_weight={1: 3.0}).fit(X, y)
+    assert heavy.predict(X).mean() > model.predict(X).mean() + 0.02
+    short = LogisticRegression(client=client, solver="ftrl", early_stopping=True, n_iter_no_change=2, epochs=100)
+    short.fit(X, y)
+    assert 2 < short.n_iter_ < 100
+    assert min(short.validation_loss_curve_) == pytest.approx(log_loss(y, short.predict_proba(X)), abs=0.1)
+
+
 def test_ftrl_makes_exact_zeros(client):
     X, y = zipf_clicks(6000, 1 << 16, nonzeros=(5, 10))
     plain, sparse = (LogisticRegression(client=client, solver="ftrl", l1=l1).fit(X, y).coef_ for l1 in (0.0, 5.0))

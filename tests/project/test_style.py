@@ -26,7 +26,7 @@ ROOMS = {
     "config": "",
     "spark": "training driver deploy",
     "yarn": "deploy",
-    "kernels": "core.factors core.inference core.lines core.sparse core.tokens core.words",
+    "kernels": "core.factors core.ftrl core.inference core.lines core.sparse core.tokens core.words",
     # rules and bytes: these do not know each other
     "core": "",
     "state": "core",
