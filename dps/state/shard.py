@@ -26,7 +26,7 @@ import abc
 
 import numpy as np
 
-from dps.core.blocks import empty
+from dps.core.blocks import Block, empty
 from dps.core.cuts import flag, occupy
 from dps.core.index import KeyIndex, keys_of
 from dps.core.initializers import fill_missing, fill_new, fill_range
@@ -338,6 +338,11 @@ class Shard(CutShard):
         """An empty side buffer for the pushes of `clock`."""
 
 
+def has_its_memory(array: np.ndarray) -> bool:
+    """Whether an array is no view of another: its memory is numpy's own, or a block."""
+    return array.flags.owndata or isinstance(array.base, Block)
+
+
 class DenseShard(Shard):
     """Rows `low` to `high - 1` of a dense table."""
 
@@ -408,7 +413,7 @@ class DenseShard(Shard):
     def step_rows(self, op: Op) -> None:
         self.reserve(len(op.values))
         whole = op.keys is None and len(op.values) == len(self.rows) > 0
-        if op.rule == ROWS and whole and op.values.flags.owndata and self.cut is None:
+        if op.rule == ROWS and whole and has_its_memory(op.values) and self.cut is None:
             self.rows = op.values  # all of them, in memory that is nowhere else: no copy
             if self.changed is not None:
                 flag(self.changed, NO_INDEX, 0, len(self.rows), CHANGED)
