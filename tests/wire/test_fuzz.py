@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import mmap
 import os
 import random
 import socket
@@ -263,7 +264,8 @@ def test_a_slow_or_greedy_variant_is_caught(monkeypatch, words: str) -> None:
         return pull(self, connection, header, body)
 
     def greedy(self, connection, header, body):
-        hoard.append(bytearray(b"x") * (1 << 16))  # zeros might take no memory
+        hoard.append(mmap.mmap(-1, 1 << 16))  # fresh memory, though earlier tests may have left some to the process
+        hoard[-1].write(b"x" * (1 << 16))
         return pull(self, connection, header, body)
 
     monkeypatch.setattr(Connection, "_answer_plain", lambda *_: 0)
