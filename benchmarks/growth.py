@@ -162,8 +162,9 @@ class Case(NamedTuple):
     size: Size
 
 
-def by_gradients(ps: dps.ParameterServer) -> Any:
-    return models.LogisticRegression(client=ps, epochs=2, progress=False)
+def by_gradients(solver: str) -> Callable:
+    """A logistic regression by a stochastic solver."""
+    return lambda ps: models.LogisticRegression(client=ps, solver=solver, epochs=2, progress=False)
 
 
 def by_lbfgs(ps: dps.ParameterServer) -> Any:
@@ -175,7 +176,8 @@ def machine(ps: dps.ParameterServer) -> Any:
 
 
 CASES = {
-    "LogisticRegression, ftrl": Case(supervised(by_gradients), clicks, Size(40_000, 20_000)),
+    "LogisticRegression, adagrad": Case(supervised(by_gradients("adagrad")), clicks, Size(40_000, 20_000)),
+    "LogisticRegression, ftrl": Case(supervised(by_gradients("ftrl")), clicks, Size(40_000, 20_000)),
     "LogisticRegression, lbfgs": Case(supervised(by_lbfgs), clicks, Size(40_000, 20_000)),
     "FactorizationMachine": Case(supervised(machine), clicks, Size(20_000, 20_000)),
     "MatrixFactorization, sgd": Case(factors("sgd"), ratings, Size(100_000, 2_000)),

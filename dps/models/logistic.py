@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 __all__ = ["BATCH_SOLVERS", "LogisticRegression"]
 
 # The default learning rates. Test log-loss of two trainers after 5 epochs on Census-Income, flights (numbers in
-# buckets), zipf_clicks, Gaussians: adagrad .118 .525 .315 .431, adam .118 .528 .316 .431, ftrl .118 .525 .313 .431,
-# sgd .131 .522 .332 .430. Half or twice the rate is better on one data set and worse on another; sgd with 0.3 diverges
-# on flights if the distance is a logarithm.
+# buckets), zipf_clicks, Gaussians: adagrad .118 .525 .315 .431, adam .118 .528 .316 .431, sgd .131 .522 .332 .430. On
+# other rows of these, ftrl .118 .523 .317 .407 and adagrad .118 .525 .319 .407. Half or twice the rate is better on one
+# data set and worse on another; sgd with 0.3 diverges on flights if the distance is a logarithm.
 RATES = {"sgd": 0.2, "adagrad": 0.1, "adam": 0.01, "ftrl": 0.1}
 BATCH_ROWS = 1_000  # of the largest default batch
 MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller for that
