@@ -88,7 +88,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         They leave `learning_rate`, `epochs`, `staleness`, `aggregate` and `shuffle` alone. Spark reads its data twice
         for them: cache what is expensive to make. "ftrl" makes a step after each row, in the trainer, and sends what
         the sums of FTRL have gained (:func:`dps.kernels.ftrl_steps`): for one trainer, `batch_size` says how often that
-        is and not what is learnt. With `aggregate`, it makes a step for each batch, as the others do.
+        is, and changes no step but by the order in which `shuffle` puts the batches. With `aggregate`, it makes a step
+        for each batch, as the others do.
     learning_rate : float or dps schedule, optional
         Defaults: adagrad 0.1, sgd 0.2, adam 0.01; FTRL's alpha 0.1. "sgd" wants columns of about one scale.
     l1, l2 : float

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import scipy.sparse
@@ -207,8 +205,7 @@ WRONG = [  # the text of core/ftrl.h, and the wrong text
 
 @pytest.mark.parametrize(("old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])])
 def test_a_broken_variant_is_caught(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    checked: Callable[[], None] = check_all
-    checked()
+    check_all()
     monkeypatch.setattr("dps.kernels.ftrl.loops", variant("ftrl", "ftrl.h", old, new))
     with pytest.raises(AssertionError):
-        checked()
+        check_all()
