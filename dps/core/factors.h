@@ -45,6 +45,19 @@ typedef struct {
     float rate, penalty;
 } dps_factor_rows;
 
+/* Rows of a large mini-batch lie anywhere in memory, and few of them are in the cache: ask for those of `place` some steps
+   before they are needed. */
+#define DPS_STEPS_AHEAD 8
+#define DPS_LINE 16 /* floats of a cache line */
+
+static inline __attribute__((always_inline)) void dps_fetch_row(const float *rows, int64_t place, int64_t width) {
+    const float *row = rows + place * width;
+    for (int64_t k = 0; k < width; k += DPS_LINE) {
+        __builtin_prefetch(row + k, 1);
+    }
+    __builtin_prefetch(row + width - 1, 1); /* a row need not begin with a line */
+}
+
 /* For each rating the step of its squared error; the sum of the squared errors before these. */
 DPS_CLONES static double dps_rating_steps(
     const dps_factor_rows *rows, const int32_t *users, const int32_t *items, const float *ratings, int64_t count,
@@ -54,6 +67,10 @@ DPS_CLONES static double dps_rating_steps(
     const float penalty = rows->penalty;
     double total = 0;
     for (int64_t j = 0; j < count; j++) {
+        if (j + DPS_STEPS_AHEAD < count) {
+            dps_fetch_row(rows->p, users[j + DPS_STEPS_AHEAD], n + 1);
+            dps_fetch_row(rows->q, items[j + DPS_STEPS_AHEAD], n + 1);
+        }
         float *restrict p = rows->p + users[j] * (n + 1), *restrict q = rows->q + items[j] * (n + 1);
         const float e = ratings[j] - mean - p[0] - q[0] - dps_dot(p + 1, q + 1, n);
         const float p_size = 1.0f + dps_dot(p + 1, p + 1, n), q_size = 1.0f + dps_dot(q + 1, q + 1, n);
@@ -75,6 +92,36 @@ DPS_CLONES static double dps_rating_steps(
     return total;
 }
 
+/* What a comparison of two rows q and o by a row p needs: p . (q - o), |q - o|^2 and |p|^2, in one pass. */
+typedef struct {
+    float margin, apart, size;
+} dps_comparison;
+
+static inline __attribute__((always_inline)) dps_comparison dps_compare(
+    const float *p, const float *q, const float *o, int64_t n
+) {
+    float margin[DPS_LANES] = {0}, apart[DPS_LANES] = {0}, size[DPS_LANES] = {0};
+    int64_t i = 0;
+    for (; i + DPS_LANES <= n; i += DPS_LANES) {
+        for (int k = 0; k < DPS_LANES; k++) {
+            const float difference = q[i + k] - o[i + k];
+            margin[k] += p[i + k] * difference;
+            apart[k] += difference * difference;
+            size[k] += p[i + k] * p[i + k];
+        }
+    }
+    for (int k = 0; i < n; i++, k++) {
+        const float difference = q[i] - o[i];
+        margin[k] += p[i] * difference;
+        apart[k] += difference * difference;
+        size[k] += p[i] * p[i];
+    }
+    return (dps_comparison){dps_sum_of_lanes(margin), dps_sum_of_lanes(apart), dps_sum_of_lanes(size)};
+}
+
+/* A sum of log(1 + small), with small <= 1, has one logarithm for so many terms: their product stays below 2^64. */
+#define DPS_FACTORS 64
+
 /* For each user, item and other item the step of log sigmoid(x_ui - x_uj); the sum of the losses before these. An item
    and the other one are two rows. */
 DPS_CLONES static double dps_ranking_steps(
@@ -82,18 +129,26 @@ DPS_CLONES static double dps_ranking_steps(
 ) {
     const int64_t n = rows->n;
     const float penalty = rows->penalty;
-    double total = 0;
+    double total = 0, product = 1;
     for (int64_t j = 0; j < count; j++) {
+        if (j + DPS_STEPS_AHEAD < count) {
+            dps_fetch_row(rows->p, users[j + DPS_STEPS_AHEAD], n + 1);
+            dps_fetch_row(rows->q, items[j + DPS_STEPS_AHEAD], n + 1);
+            dps_fetch_row(rows->q, others[j + DPS_STEPS_AHEAD], n + 1);
+        }
         float *restrict p = rows->p + users[j] * (n + 1);
         float *restrict q = rows->q + items[j] * (n + 1), *restrict o = rows->q + others[j] * (n + 1);
-        const float margin = q[0] - o[0] + dps_dot(p + 1, q + 1, n) - dps_dot(p + 1, o + 1, n);
-        const float q_size = dps_dot(q + 1, q + 1, n), o_size = dps_dot(o + 1, o + 1, n);
-        const float apart = fmaxf(q_size + o_size - 2.0f * dps_dot(q + 1, o + 1, n), 0.0f);
-        const float p_size = 1.0f + dps_dot(p + 1, p + 1, n);
+        const dps_comparison by = dps_compare(p + 1, q + 1, o + 1, n);
+        const float margin = q[0] - o[0] + by.margin, apart = by.apart, p_size = 1.0f + by.size;
         const float rate = fminf(rows->rate, 1.0f / ((apart + 2.0f * p_size) / 4.0f + penalty));
         const double small = exp(-fabs((double)margin)); /* never above 1, so that nothing overflows */
         const float move = rate * (float)((margin >= 0 ? small : 1.0) / (1.0 + small)), keep = 1.0f - rate * penalty;
-        total += log1p(small) + (margin < 0 ? -margin : 0);
+        product *= 1.0 + small;
+        if (j % DPS_FACTORS == DPS_FACTORS - 1) {
+            total += log(product);
+            product = 1;
+        }
+        total += margin < 0 ? -margin : 0;
         q[0] = keep * q[0] + move;
         o[0] = keep * o[0] - move;
         for (int64_t k = 1; k <= n; k++) {
@@ -108,7 +163,7 @@ DPS_CLONES static double dps_ranking_steps(
             rows->q_reach[others[j]] += p_size / 4.0f + penalty;
         }
     }
-    return total;
+    return total + log(product);
 }
 
 /* The system of one owner: (gram + Y' E Y) x = Y' (1 + e), where Y has `count` of the rows of y, and E is diagonal. */
@@ -151,7 +206,6 @@ static inline __attribute__((always_inline)) void dps_times_gram(
 /* Rows of others lie anywhere in memory, and for an owner with many ratings few of them are in the cache: ask for them
    some ratings before they are needed. */
 #define DPS_RATINGS_AHEAD 12
-#define DPS_LINE 16 /* floats of a cache line */
 
 static inline __attribute__((always_inline)) void dps_fetch_ahead(const dps_system *system, int64_t j) {
     const int64_t from = j + DPS_RATINGS_AHEAD, to = from + 4 < system->count ? from + 4 : system->count;

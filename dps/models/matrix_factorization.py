@@ -139,7 +139,8 @@ class MatrixFactorization(BaseEstimator):
         Of the solver "cg".
     batch_size : int
         Ratings in a mini-batch of a trainer, of "sgd" and "bpr": how many it handles on rows that it has pulled. With
-        one trainer the method does not depend on it; larger ones are faster.
+        one trainer the method does not depend on it. A larger one has fewer rows to pull for each rating; several
+        trainers see later what the others have learnt.
     init_std : float
         Standard deviation of the initial factors. Biases begin at 0.
     staleness : int or math.inf
@@ -207,7 +208,7 @@ class MatrixFactorization(BaseEstimator):
         alpha: float = 1.0,
         solver: str = "cg",
         cg_steps: int = 3,
-        batch_size: int = 5000,
+        batch_size: int = 20_000,
         init_std: float = 0.1,
         staleness: float = 0,
         columns: tuple[str, str, str] = ("user", "item", "rating"),

@@ -199,19 +199,20 @@ class SortedItems:
     """Of a matrix whose rows are sorted: searched where they lie, so a draw costs the same for a long history."""
 
     def __init__(self, users: np.ndarray, seen: CSR):
-        self._indices = np.ascontiguousarray(seen.indices)
-        self._starts, self._stops = (seen.indptr[users + n].astype(np.int64) for n in (0, 1))
-        self.counts = self._stops - self._starts
+        self._users, self._indices = users, np.ascontiguousarray(seen.indices)
+        self._ends = np.ascontiguousarray(seen.indptr, self._indices.dtype)
+        self.counts = np.diff(self._ends)[users]
 
     def have(self, owners: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Which of these users have seen these items, place by place."""
         out = np.empty(len(items), bool)
-        are_in_rows(self._starts, self._stops, self._indices, owners, items, out)
+        are_in_rows(self._ends, self._indices, self._users[owners], items, out)
         return out
 
     def of(self, owner: int) -> np.ndarray:
         """What one of them has seen, each item once."""
-        return self._indices[self._starts[owner] : self._stops[owner]]
+        user = self._users[owner]
+        return self._indices[self._ends[user] : self._ends[user + 1]]
 
 
 class GatheredItems:

@@ -13,9 +13,8 @@ from dps.errors import InputError
 
 def told(core, matrix, rows, items, kind=np.int32) -> np.ndarray:
     csr = scipy.sparse.csr_array(matrix)
-    starts, stops = (csr.indptr[n : n + matrix.shape[0]].astype(np.int64) for n in (0, 1))
     out = np.ones(len(rows), bool)
-    core.are_in_rows(starts, stops, csr.indices.astype(kind), rows, items, out)
+    core.are_in_rows(csr.indptr.astype(kind), csr.indices.astype(kind), rows, items, out)
     return out
 
 
@@ -39,33 +38,35 @@ def test_what_is_stored_is_there(seed, kind):
     check(members, seed, kind)
 
 
-ONE, TWO = np.zeros(1, np.int64), np.full(1, 2)
+HERE, TWO = np.zeros(1, np.int64), np.zeros(2, np.int32)
 
 
 @pytest.mark.parametrize(
-    ("error", "starts", "stops", "indices", "rows"),
+    ("error", "ends", "indices", "rows"),
     [
-        (InputError, ONE, TWO, np.zeros(1, np.int32), ONE),  # it ends behind the indices
-        (InputError, TWO, ONE, np.zeros(2, np.int32), ONE),
-        (InputError, ONE - 1, TWO, np.zeros(2, np.int32), ONE),
-        (InputError, ONE, TWO, np.zeros(2, np.int32), ONE + 1),
-        (InputError, ONE, TWO, np.zeros(2, np.int32), ONE - 1),
-        (ValueError, ONE, np.zeros(2, np.int64), np.zeros(2, np.int32), ONE),
-        (ValueError, ONE, TWO, np.zeros(2, np.int32), np.zeros(2, np.int64)),
-        (TypeError, ONE, TWO, np.zeros(2), ONE),
-        (TypeError, ONE.astype(np.int32), TWO, np.zeros(2, np.int32), ONE),
+        (InputError, [0, 3], TWO, HERE),  # it ends behind the indices
+        (InputError, [2, 0], TWO, HERE),
+        (InputError, [-1, 2], TWO, HERE),
+        (InputError, [0, 2], TWO, HERE + 1),
+        (InputError, [0, 2], TWO, HERE - 1),
+        (InputError, [0], TWO, HERE),
+        (InputError, [], TWO, HERE),
+        (ValueError, [0, 2], TWO, np.zeros(2, np.int64)),
+        (TypeError, [0, 2], TWO.astype(float), HERE),
+        (TypeError, [0, 2], TWO.astype(np.int64), HERE),  # of another dtype than the ends
+        (TypeError, [0, 2], TWO, HERE.astype(np.int32)),
     ],
 )
-def test_arrays_that_do_not_fit(error, starts, stops, indices, rows):
+def test_arrays_that_do_not_fit(error, ends, indices, rows):
     with pytest.raises(error):
-        members.are_in_rows(starts, stops, indices, rows, np.zeros(1, np.int64), np.zeros(1, bool))
+        members.are_in_rows(np.array(ends, np.int32), indices, rows, np.zeros(1, np.int64), np.zeros(1, bool))
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("if indices[middle] < items[i]:", "if indices[middle] <= items[i]:"),
-        pytest.param("low = starts[rows[i]]", "low = 0", marks=pytest.mark.slow),
+        ("(indices[low + half - 1] < items[i])", "(indices[low + half - 1] <= items[i])"),
+        pytest.param("low, size = ends[rows[i]]", "low, size = 0", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_searches_are_noticed(old, new):
