@@ -45,8 +45,8 @@ typedef struct {
     float rate, penalty;
 } dps_factor_rows;
 
-/* Rows of a large mini-batch lie anywhere in memory, and few of them are in the cache: ask for those of `place` some steps
-   before they are needed. */
+/* Rows of a large mini-batch lie anywhere in memory, and few of them are in the cache: ask for those of `place` some
+   steps before they are needed. */
 #define DPS_STEPS_AHEAD 8
 #define DPS_LINE 16 /* floats of a cache line */
 

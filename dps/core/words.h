@@ -1,4 +1,4 @@
-/* Steps of word2vec on the rows of a batch of text; dps/models/word_steps.py has the same in numpy, and says why.
+/* Steps of word2vec on the rows of a batch of text; tests/helpers/word_steps.py has the same in numpy, and says why.
 
    A step copies its rows into blocks whose rows are padded with zeros to a multiple of LANES. So the inner loops have a
    constant width, and all sums are made in an order that does not depend on the processor. */
@@ -16,6 +16,8 @@ enum {
     DPS_BLOCK = 6, /* rows of a product that are computed together, so that their sums stay in registers */
     DPS_TERMS = 512 /* factors between 1 and 2 of a product that a double can hold */
 };
+
+#define DPS_FARTHEST 2.0f /* ways to the optimum that trainers go together */
 
 typedef float dps_eight __attribute__((vector_size(32), aligned(4), may_alias));
 
@@ -41,8 +43,8 @@ typedef struct {
     float *pool_v, *pool_t, *pool_g, *scores; /* the pool's rows, these transposed, their gradients; [queries, lanes] */
     float *nh, *nv, *bent_h, *bent_v, *bent_i; /* squared norms; curvatures */
     float *weight, *keep; /* of each query; 1 for a lane with a negative, 0 for padding */
-    /* memory of a batch, where there are several trainers: rows as they were, and for each the share of the way to its
-       optimum that the steps have left */
+    /* memory of a batch, where trainers could go too far together: rows as they were, and for each the share of the way
+       to its optimum that the steps have left */
     float *inside_old, *outside_old, *inside_left, *outside_left;
     double loss;
     int64_t count;
@@ -300,13 +302,17 @@ static inline __attribute__((always_inline)) void dps_descend(
     }
 }
 
-/* What the trainers add up is between the sum and the mean of their ways: d / (1 + (trainers - 1) * share gone). */
+/* Trainers step from the same rows at the same time, and the servers add up how far each of them has come. Where all
+   of them together would go more than DPS_FARTHEST ways to the optimum, each pushes the share with which they go just
+   that: two ways lead as far beyond an optimum as the row was before it, and the true optimum is farther away, because
+   the curvatures are upper bounds. */
 static void dps_share_way(
     float *rows, const float *old, const float *left, int64_t count, int64_t dim, float trainers
 ) {
     for (int64_t i = 0; i < count; i++) {
-        const float shared = 1.0f / (1.0f + (trainers - 1) * (1.0f - left[i]));
-        for (int64_t k = i * dim; left[i] < 1 && k < (i + 1) * dim; k++) {
+        const float together = trainers * (1.0f - left[i]);
+        const float shared = together > DPS_FARTHEST ? DPS_FARTHEST / together : 1.0f;
+        for (int64_t k = i * dim; shared < 1 && k < (i + 1) * dim; k++) {
             rows[k] = old[k] + shared * (rows[k] - old[k]);
         }
     }
@@ -357,7 +363,7 @@ static void dps_word_steps(dps_words *w) {
             w->count += n.pairs;
         }
     }
-    if (w->trainers > 1) {
+    if (w->inside_old) {
         dps_share_way(w->inside, w->inside_old, w->inside_left, w->inside_count, w->dim, w->trainers);
         dps_share_way(w->outside, w->outside_old, w->outside_left, w->outside_count, w->dim, w->trainers);
     }

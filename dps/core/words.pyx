@@ -23,6 +23,8 @@ cdef extern from "words.h" nogil:
     enum:
         DPS_LANES
 
+    const float DPS_FARTHEST
+
     ctypedef struct dps_words:
         float *inside
         float *outside
@@ -194,7 +196,7 @@ def word_steps(
         widest = min(<int64_t> reach.max(), places)
     _take_memory(&w, taken, widest)
     w.inside_old = w.outside_old = w.inside_left = w.outside_left = NULL
-    if trainers > 1:
+    if trainers > DPS_FARTHEST:
         w.inside_old, w.inside_left = taken.copy(inside), taken.ones(inside.shape[0])
         w.outside_old, w.outside_left = taken.copy(outside), taken.ones(outside.shape[0])
     with nogil:

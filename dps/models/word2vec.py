@@ -72,7 +72,7 @@ class Word2Vec(BaseEstimator):
     sample : float
         The share of a word in the text from which on its places are left out at random; 0 keeps all.
     batch_words : int
-        Words of a batch: rows are pulled and pushed once for each.
+        Words of a batch: rows are pulled and pushed once for each. A larger one has fewer rows for each word.
     staleness : int or math.inf
         The number of batches by which the fastest trainer may lead the slowest.
     servers : int
@@ -125,7 +125,7 @@ class Word2Vec(BaseEstimator):
         negative: int = 5,
         ns_exponent: float = 0.75,
         sample: float = 1e-3,
-        batch_words: int = 10_000,
+        batch_words: int = 20_000,
         staleness: float = 0,
         servers: int = 1,
         seed: int = 1,

@@ -190,5 +190,6 @@ def steps(
             for share, way in zip(left, gone, strict=True):
                 share *= 1 - way
     for rows, before, share in zip((inside, outside), old, left, strict=True):
-        rows[:] = before + (rows - before) / (1 + (trainers - 1) * (1 - share[:, None]))
+        together = trainers * (1 - share[:, None])
+        rows[:] = before + (rows - before) * np.minimum(1, 2 / np.maximum(together, 1e-30))
     return total, count
