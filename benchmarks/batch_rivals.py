@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 from benchmarks.common import ROOT, Report, installed
 
@@ -45,7 +46,7 @@ def spark_session() -> Iterator[Any]:
     options = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "3g",
+        "spark.driver.memory": f"{max(3, psutil.virtual_memory().total >> 31)}g",  # half of what there is
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.log.level": "ERROR",

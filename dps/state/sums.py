@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dps.core.cuts import flag
+from dps.core.rows import use_small_pages
 from dps.core.states import SumsState
 from dps.errors import FunctionError
 from dps.state.custom import Custom
@@ -22,6 +23,7 @@ __all__ = ["ADD_KERNEL", "NO_INDEX", "NO_NUMBERS", "DenseSums", "KeyedSums", "Su
 NO_INDEX = np.zeros(0, np.int64)
 NO_NUMBERS = np.zeros(0)
 ADD_KERNEL = Add().kernel
+LARGE = 1 << 26  # bytes: of a table of this size, a clock is likely to have few rows, which lie in pages far apart
 
 
 class Sums(SumsState, abc.ABC):
@@ -75,6 +77,8 @@ class DenseSums(Sums):
         self.low = shard.low
         self.sums = np.zeros((len(shard), shard.spec.dim), shard.spec.dtype)
         self.touched = np.zeros(len(shard), np.bool_)
+        if self.sums.nbytes >= LARGE:
+            use_small_pages(self.sums)
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -96,12 +100,12 @@ class DenseSums(Sums):
         self.sums[:], self.touched[:] = arrays
 
     def as_op(self, mean: bool) -> Op:
+        keys = None if self.touched.all() else np.flatnonzero(self.touched)
+        sums = self.sums if keys is None else self.sums[keys]  # few of them, perhaps, of a table that is large
         if mean:
-            self.sums /= self.divisor
-        if self.touched.all():
-            return Op(PUSH, None, self.low, self.sums, self.clock, self.parties)
-        keys = np.flatnonzero(self.touched)
-        return Op(PUSH, keys + self.low, 0, self.sums[keys], self.clock, self.parties)
+            sums /= self.divisor
+        start, named = (self.low, None) if keys is None else (0, keys + self.low)
+        return Op(PUSH, named, start, sums, self.clock, self.parties)
 
 
 class KeyedSums(Sums):

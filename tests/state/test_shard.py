@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -259,6 +260,20 @@ def test_answers_are_the_values_after_the_op(rows: int | None) -> None:
         np.testing.assert_array_equal(shard.ledger.answer(6, 0, 0), shard.rows[2:5, :2])
     shard.apply(stamped(spec, [5], 0, 0, 0, answer=True))
     assert shard.ledger.answer(0, 0, 0) is None, "no client asks again"
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "mean"])
+def test_few_sums_of_a_large_table_take_little_memory(aggregate: str) -> None:
+    """A clock reads and writes the rows that were pushed, not all 512 MB."""
+    shard = make_shard(TableSpec("t", dim=64, rows=2_000_000, shards=1, aggregate=aggregate), 0)
+    shard.rows[:] = 0  # now they are there
+    keys = np.arange(0, 2_000_000, 1000)
+    before = psutil.Process().memory_info().rss
+    shard.apply(Op(PUSH, keys, 0, np.ones((len(keys), 64), np.float32), 0, 2))
+    summed = shard.sums.as_op(mean=aggregate == "mean")
+    assert psutil.Process().memory_info().rss - before < 128e6
+    assert summed.keys.tolist() == keys.tolist()
+    assert (summed.values == (1 if aggregate == "sum" else 0.5)).all()
 
 
 def test_closing_is_a_change_also_when_there_is_nothing_to_close() -> None:
