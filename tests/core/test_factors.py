@@ -10,7 +10,7 @@ from dps.core import factors
 from dps.errors import InputError
 from dps.kernels import least_squares, ranking_steps, rating_steps
 
-USERS, ITEMS, STEPS = 6, 9, 40
+USERS, ITEMS, STEPS = 6, 9, 150  # more than the factors of which a loss has the logarithm
 
 
 def rows_of(factors_count: int) -> tuple[np.ndarray, np.ndarray]:
