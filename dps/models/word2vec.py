@@ -33,7 +33,7 @@ from dps.models.word_data import (
     vocabulary_of,
     walk_text,
 )
-from dps.models.word_training import WordPlan, train_walks, train_words
+from dps.models.word_training import WordPlan, train_walks, train_words, words_of_batch
 from dps.models.word_vectors import WordVectors
 
 __all__ = ["Word2Vec"]
@@ -72,7 +72,8 @@ class Word2Vec(BaseEstimator):
     sample : float
         The share of a word in the text from which on its places are left out at random; 0 keeps all.
     batch_words : int
-        Words of a batch: rows are pulled and pushed once for each. A larger one has fewer rows for each word.
+        Words of a batch, at most: rows are pulled and pushed once for each. A larger one has fewer rows for each word.
+        A text has at least 32 batches, unless these would have less than 1,000 words.
     staleness : int or math.inf
         The number of batches by which the fastest trainer may lead the slowest.
     servers : int
@@ -252,7 +253,8 @@ class Word2Vec(BaseEstimator):
         vocabulary = self._fitted()
         plan = WordPlan(
             *tables, cbow=not self.sg, window=self.window, negative=self.negative, alpha=self.alpha,
-            min_alpha=self.min_alpha, epochs=epochs, batch_words=self.batch_words, seed=self.seed,
+            min_alpha=self.min_alpha, epochs=epochs, seed=self.seed,
+            batch_words=words_of_batch(self.batch_words, int(vocabulary.counts.sum())),
             noise=dps.sampling.unigram_table(vocabulary.counts, self.ns_exponent),
             keep=dps.sampling.subsample(vocabulary.counts, self.sample) if self.sample else None,
         )  # fmt: skip

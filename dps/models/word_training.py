@@ -12,7 +12,7 @@ import dps
 from dps import kernels
 from dps.models.word_data import WalkText, batches_of
 
-__all__ = ["WordPlan", "train_walks", "train_words"]
+__all__ = ["WordPlan", "train_walks", "train_words", "words_of_batch"]
 
 # Places of a step, and negatives that its pairs share. With fewer places, frequent words take more steps on a text. The
 # held-out loss of State of the Union was 2.67 with 256 places, 2.62 with 32, 2.55 with 16, 2.56 with 8. A pool of 16
@@ -20,6 +20,9 @@ __all__ = ["WordPlan", "train_walks", "train_words"]
 # drawn from these: with a quarter of them, the loss of words that were not trained on was 6 % higher.
 STEP_WORDS = 16
 POOL = 64
+# The learning rate falls from batch to batch, and trainers meet behind each. With one batch of 20,000 words in an
+# epoch, the vertices of a small graph were told apart less well than with batches of 2,000, also by one trainer.
+BATCHES_OF_TEXT, LEAST_WORDS = 32, 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,17 @@ class WordPlan:
     seed: int
     noise: dps.sampling.AliasTable  # what negatives are drawn from
     keep: np.ndarray | None  # the probability with which a place of each word is kept
+
+
+def words_of_batch(most: int, text: int) -> int:
+    """How many words a batch of a text has.
+
+    Examples
+    --------
+    >>> words_of_batch(20_000, 1_000_000), words_of_batch(20_000, 100_000), words_of_batch(20_000, 100)
+    (20000, 3125, 1000)
+    """
+    return min(most, max(text // BATCHES_OF_TEXT, LEAST_WORDS))
 
 
 def train_words(trainer: dps.Trainer, partitions: Sequence[Any], plan: WordPlan, words: list[str]) -> list[float]:
