@@ -61,7 +61,8 @@ def exchanged(trainer: dps.Trainer, mailbox: str, number: int, rows: np.ndarray,
     receivers : ndarray of int64, [n]
     """
     width, me, count = rows.shape[1], trainer.number, trainer.trainers
-    narrow = receivers.astype(np.uint16) if count <= 1 << 16 else receivers  # these numpy sorts by their digits
+    # numpy sorts numbers of 16 bits digit by digit, in half of the time.
+    narrow = receivers.astype(np.uint16) if count <= 1 << 16 else receivers
     order = np.argsort(narrow, kind="stable")
     ends = np.concatenate([[0], np.cumsum(np.bincount(narrow, minlength=count))])
     kept = rows.take(order[ends[me] : ends[me + 1]], axis=0)

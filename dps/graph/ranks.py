@@ -164,11 +164,11 @@ def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> R
     jump, unknown = own_jumps(trainer, own.vertices, plan, count)
     if unknown:
         return RankEnd(0, np.inf, unknown)
-    passes, share, dangling = passing(own)
+    passes, dangling = passing(own)
     receivers = own.vertices[own.receiving]
     rank = np.full(len(own.vertices), 1 / count)
     lost = float(trainer.allreduce(rank[dangling].sum()))
-    trainer.push(plan.sums[0], own.targets, passes @ (share * rank))
+    trainer.push(plan.sums[0], own.targets, passes @ rank)
     trainer.tick()
     iteration, change = 0, np.inf
     for iteration in range(1, plan.max_iter + 1):
@@ -180,7 +180,7 @@ def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> R
         if change <= plan.tol or iteration == plan.max_iter:
             break
         trainer.log(loss=change)
-        trainer.push(other, own.targets, passes @ (share * rank))
+        trainer.push(other, own.targets, passes @ rank)
         trainer.tick()
     trainer.assign(plan.ranks, own.vertices, rank)
     return RankEnd(iteration, change, [])
@@ -193,16 +193,14 @@ def _next(received: np.ndarray, receiving: np.ndarray, lost: float, jump: np.nda
     return new
 
 
-def passing(own: OwnedEdges) -> tuple[csr_array, np.ndarray, np.ndarray]:
-    """What ranks pass on: (edges by target and source, the share of a rank for a weight of 1, vertices without edges).
-
-    The sums for the targets are ``edges @ (share * ranks)``.
-    """
+def passing(own: OwnedEdges) -> tuple[csr_array, np.ndarray]:
+    """The matrix from ranks of own vertices to sums for their targets; the places of vertices that pass nothing on."""
     weight = np.ones(len(own.source)) if own.weight is None else own.weight
     total = np.bincount(own.source, weight, len(own.vertices))
     dangling = total == 0
-    edges = csr_array((weight, (own.target, own.source)), shape=(len(own.targets), len(own.vertices)))
-    return edges, 1.0 / np.where(dangling, 1.0, total), np.flatnonzero(dangling)
+    share = weight / np.where(dangling, 1.0, total)[own.source]
+    passes = csr_array((share, (own.target, own.source)), shape=(len(own.targets), len(own.vertices)))
+    return passes, np.flatnonzero(dangling)
 
 
 def own_jumps(trainer: dps.Trainer, vertices: np.ndarray, plan: RankPlan, count: int) -> tuple[np.ndarray, list[int]]:

@@ -73,7 +73,7 @@ class Word2Vec(BaseEstimator):
         The share of a word in the text from which on its places are left out at random; 0 keeps all.
     batch_words : int
         Words of a batch, at most: rows are pulled and pushed once for each. A larger one has fewer rows for each word.
-        A text has at least 32 batches, unless these would have less than 1,000 words.
+        The text whose words were counted has at least 32 batches, unless these would have less than 1,000 words.
     staleness : int or math.inf
         The number of batches by which the fastest trainer may lead the slowest.
     servers : int

@@ -44,7 +44,7 @@ class WordPlan:
 
 
 def words_of_batch(most: int, text: int) -> int:
-    """How many words a batch of a text has.
+    """How many words a batch has: `most`, or less where the text has few words.
 
     Examples
     --------

@@ -218,8 +218,8 @@ WRONG = [
     ("passing", "total == 0", "total < 0"),
     (
         "ranked",
-        "trainer.push(other, own.targets, passes @ (share * rank))",
-        "trainer.push(other, own.targets, passes @ (share * rank) / 2)",
+        "trainer.push(other, own.targets, passes @ rank)",
+        "trainer.push(other, own.targets, passes @ rank / 2)",
     ),
 ]
 
