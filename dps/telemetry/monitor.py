@@ -312,7 +312,7 @@ class Monitor:
             events=[(round(at, 3), text) for at, text in self.membership.events if run.began - 1 <= at <= ended + 1],
             trainers=[],
         )
-        return history, [] if watch is None else watch.rows(wall - now, run.places())
+        return history, [] if watch is None else watch.rows(now, wall, run.places())
 
     def set_staleness(self, staleness: float, number: int = 0) -> None:
         """Set the staleness of a run, or of all runs that go on (0), and end the automatic setting there."""
@@ -488,7 +488,7 @@ def run_status(run: MonitoredRun, now: float, wall: float, brief: bool = False) 
             "stragglers": telemetry.stragglers(),
             "metrics": telemetry.latest() if brief else telemetry.curves(),
             "logged": {} if brief else telemetry.logged(),
-            "strips": [] if brief else telemetry.strips(wall - now),
+            "strips": [] if brief else telemetry.strips(now, wall),
         }
     return RunStatus(
         run=run.number,

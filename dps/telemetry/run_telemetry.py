@@ -144,7 +144,7 @@ class RunTelemetry:
 
     def ended(self, now: float, wall: float) -> None:
         """The run is over: no finding holds any longer, and recent rates are from now on those at its end."""
-        self._end = now
+        self._end, self._offset = now, wall - now
         self._draw(wall, self._clock)
         for finding in self.findings:
             self._close(finding, wall)
@@ -179,12 +179,12 @@ class RunTelemetry:
         sums = self.history.totals().sum(axis=0)
         return TimeSplit(*(round(float(sums[i]), 6) for i in PART_COLUMNS))
 
-    def strips(self, offset: float) -> list[TrainerStrip]:
-        """The recent reports of some trainers: of slow ones first, then of others evenly. `offset` is wall time less
-        the time of the history."""
+    def strips(self, now: float, wall: float) -> list[TrainerStrip]:
+        """The recent reports of some trainers: of slow ones first, then of others evenly."""
         slow = [f.trainer for f in self.findings if f.trainer is not None]
         step = max(1, self.trainers // MAX_STRIPS)
         shown = list(dict.fromkeys([*slow, *range(0, self.trainers, step)]))[:MAX_STRIPS]
+        offset = self._wall_offset(now, wall)
         return [self._strip(trainer, offset) for trainer in shown]
 
     def curves(self, max_points: int = SNAPSHOT_POINTS) -> dict[str, Curve]:
@@ -214,16 +214,21 @@ class RunTelemetry:
         """All findings of the run, also those that no longer hold."""
         return list(self._past)
 
-    def rows(self, offset: float, where: Mapping[int, str]) -> list[KeptReports]:
+    def rows(self, now: float, wall: float, where: Mapping[int, str]) -> list[KeptReports]:
         """The whole run, trainer by trainer. `encode_history` turns it into plain values, outside of the endpoint's
         thread, because that takes long."""
-        trainers = []
+        trainers, offset = [], self._wall_offset(now, wall)
         for trainer in range(self.trainers):
             times, clocks, rows = self.history.rows(trainer)
             trainers.append(KeptReports(trainer, where.get(trainer, ""), times + offset, clocks, rows))
         return trainers
 
     # -- inside
+
+    def _wall_offset(self, now: float, wall: float) -> float:
+        """Wall time less the time of the history. It is kept from the end of the run on, so that the history of a run
+        that is over stays the same: two clocks are not read at the same moment, and wall time is corrected."""
+        return wall - now if math.isinf(self._end) else self._offset
 
     def _recent(self, now: float, waiting: Mapping[int, float], left: Collection[int] = ()) -> np.ndarray:
         """Sums over the last RECENT_SECONDS. For a trainer whose iterations are longer, its last report and the time

@@ -171,8 +171,23 @@ def test_memory_of_many_trainers_is_bounded():
     for number in range(1, 4):
         for trainer in range(0, 4096, 64):
             watch.reported(trainer, 0, report(number), number, number / 4)
-    assert len(watch.strips(0.0)) == 32
+    assert len(watch.strips(1.0, 1.0)) == 32
     assert watch.totals().compute == pytest.approx(3 * 64 * 0.25)
+
+
+def test_the_history_of_a_run_that_is_over_does_not_move_with_wall_time():
+    watch = RunTelemetry(1)
+    watch.reported(0, 0, report(1), 5, 2.0)
+
+    def times(now, wall):
+        (kept,), (strip,) = watch.rows(now, wall, {}), watch.strips(now, wall)
+        assert strip.time == kept.time.tolist()
+        return strip.time
+
+    assert times(3.0, 1003.0) == [1002.0]
+    assert times(3.0, 1003.5) == [1002.5]
+    watch.ended(4.0, 1004.25)
+    assert times(5.0, 1005.0) == times(6.0, 2000.0) == [1002.25]
 
 
 # -- a server's reports

@@ -170,33 +170,40 @@ def test_a_closed_turn_polls_no_more(turn):
     assert DONE == []
 
 
-def test_a_loop_that_polls_answers_and_sleeps():
-    """On a real loop: a message ends the polling, and the loop takes it."""
+@pytest.fixture
+def real():
+    """A real loop, and the two ends of a connection, of which the loop watches the first."""
     loop = asyncio.new_event_loop()
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with ours, theirs, contextlib.closing(loop):
         ours.setblocking(False)
-        waits = Polling(1e-3)
-        turn = Turn(loop, waits)
-        turn.watch(None, ours)
+        yield loop, ours, theirs
 
-        async def echo() -> bytes:
-            turn.answered()
-            theirs.send(b"x")
-            return await loop.sock_recv(ours, 1)
 
-        async def idle() -> None:
-            turn.answered()
-            await asyncio.sleep(0.001)
+def test_a_loop_that_polls_takes_a_message(real):
+    loop, ours, theirs = real
+    turn = Turn(loop, Polling(1e-3))
+    turn.watch(None, ours)
 
-        try:
-            assert loop.run_until_complete(asyncio.wait_for(echo(), 10)) == b"x"
-            before = waits.spent + waits.away
-            for _ in range(20):  # a wait that took long, because the machine is busy, may have ended polling
-                loop.run_until_complete(idle())
-                if waits.spent + waits.away > before:
-                    break
-            assert waits.spent + waits.away > before
-        finally:
-            turn.close()
-            loop.close()
+    async def echo() -> bytes:
+        turn.answered()
+        theirs.send(b"x")
+        return await loop.sock_recv(ours, 1)
+
+    with contextlib.closing(turn):
+        assert loop.run_until_complete(asyncio.wait_for(echo(), 10)) == b"x"
+
+
+def test_a_loop_that_has_answered_polls_before_it_sleeps(real):
+    loop, ours, _ = real
+    waits = Polling(1e-3)  # a new one polls once at least, also on a busy machine
+    turn = Turn(loop, waits)
+    turn.watch(None, ours)
+
+    async def idle() -> None:
+        turn.answered()
+        await asyncio.sleep(0.001)
+
+    with contextlib.closing(turn):
+        loop.run_until_complete(idle())
+        assert waits.spent + waits.away > 0
