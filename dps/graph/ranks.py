@@ -1,10 +1,14 @@
 """PageRank by power iteration: trainers hold edges, servers add up what vertices receive.
 
-In an iteration a trainer pulls what its vertices have received (those at which an edge ends, because the others receive
-nothing), computes their ranks, and pushes the sums of what its edges pass on, one number for each distinct target. The
-tables aggregate: a clock's pushes are added aside, and become visible together when the clock is over. Two tables take
-turns, so the sums of the iteration before are still there for a trainer that runs again: it needs them for the change
-of its ranks, because its last two iterations are the same then.
+In an iteration a trainer pulls what its vertices have received, computes their ranks, and pushes the sums of what its
+edges pass on, one number for each distinct target. Vertices at which no edge ends, "still" ones here, receive nothing.
+After the first iteration their ranks are their shares of the jumps times a number that all of them have in common, the
+scale. So what they pass on is added up once, and an iteration takes the time of the other vertices and their edges
+only: in graphs of links these are often few.
+
+The tables aggregate: a clock's pushes are added aside, and become visible together when the clock is over. Two tables
+take turns, so the sums of the iteration before are still there for a trainer that runs again: it needs them for the
+change of its ranks, because its last two iterations are the same then.
 """
 
 from __future__ import annotations
@@ -157,6 +161,31 @@ def _jumps(personalization: Any) -> tuple[np.ndarray, np.ndarray] | None:
 # -- on the trainers
 
 
+class Receiving(NamedTuple):
+    """A trainer's vertices at which an edge ends."""
+
+    places: np.ndarray  # in the trainer's vertices
+    jump: np.ndarray  # of each, its share of the jumps
+    dangling: np.ndarray  # places, here, of those that pass nothing on
+    passes: csr_array  # the matrix from their ranks to sums for the targets
+
+
+class Still(NamedTuple):
+    """A trainer's vertices at which no edge ends. Their ranks are their shares of the jumps, times the scale."""
+
+    jump: np.ndarray  # of each, its share of the jumps
+    dangling: float  # shares of those that pass nothing on, added up
+    passes: np.ndarray  # sums for the targets where the scale is 1
+
+    def first_change(self, scale: float, rank: float) -> float:
+        """The absolute changes of their ranks, added up, where all of them were `rank` before."""
+        return float(np.abs(scale * self.jump - rank).sum())
+
+    def change(self, scale: float, before: float) -> float:
+        """The absolute changes of their ranks, added up, where the scale was `before`."""
+        return float(abs(scale - before) * self.jump.sum())
+
+
 def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> RankEnd:
     """A trainer's part: own vertices, their edges, and the iterations."""
     own = owned_edges(trainer, plan.mailbox, partitions)
@@ -164,43 +193,69 @@ def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> R
     jump, unknown = own_jumps(trainer, own.vertices, plan, count)
     if unknown:
         return RankEnd(0, np.inf, unknown)
-    passes, dangling = passing(own)
-    receivers = own.vertices[own.receiving]
-    rank = np.full(len(own.vertices), 1 / count)
-    lost = float(trainer.allreduce(rank[dangling].sum()))
-    trainer.push(plan.sums[0], own.targets, passes @ rank)
+    share, dangling = shares(own)
+    receiving, still = receiving_part(own, share, dangling, jump), still_part(own, share, dangling, jump)
+    receivers = own.vertices[receiving.places]
+    rank, before = np.full(len(receivers), 1 / count), 1.0
+    lost = float(trainer.allreduce(dangling.sum() / count))
+    trainer.push(plan.sums[0], own.targets, np.bincount(own.target, share, len(own.targets)) / count)
     trainer.tick()
     iteration, change = 0, np.inf
     for iteration in range(1, plan.max_iter + 1):
         now, other = plan.sums[(iteration - 1) % 2], plan.sums[iteration % 2]
-        new = _next(trainer.pull(now, receivers), own.receiving, lost, jump, plan.damping)
-        np.subtract(new, rank, out=rank)
-        change, lost = trainer.allreduce([np.abs(rank, out=rank).sum(), new[dangling].sum()]).tolist()
-        rank = new
+        scale = plan.damping * lost + 1 - plan.damping
+        new = _next(trainer.pull(now, receivers), scale, receiving.jump, plan.damping)
+        moved = still.first_change(scale, 1 / count) if iteration == 1 else still.change(scale, before)
+        changed = np.abs(new - rank).sum() + moved
+        dangled = new[receiving.dangling].sum() + scale * still.dangling
+        change, lost = trainer.allreduce([changed, dangled]).tolist()
+        rank, before = new, scale
         if change <= plan.tol or iteration == plan.max_iter:
             break
         trainer.log(loss=change)
-        trainer.push(other, own.targets, passes @ rank)
+        trainer.push(other, own.targets, receiving.passes @ rank + scale * still.passes)
         trainer.tick()
-    trainer.assign(plan.ranks, own.vertices, rank)
+    ranks = scale * jump
+    ranks[receiving.places] = rank
+    trainer.assign(plan.ranks, own.vertices, ranks)
     return RankEnd(iteration, change, [])
 
 
-def _next(received: np.ndarray, receiving: np.ndarray, lost: float, jump: np.ndarray, damping: float) -> np.ndarray:
-    """Ranks from what the vertices in the places `receiving` receive; `lost` is the rank of vertices without edges."""
-    new = (damping * lost + 1 - damping) * jump
-    new[receiving] += damping * received.reshape(-1)
-    return new
+def _next(received: np.ndarray, scale: float, jump: np.ndarray, damping: float) -> np.ndarray:
+    """Ranks from what vertices receive, and from their shares of the jumps."""
+    return scale * jump + damping * received.reshape(-1)
 
 
-def passing(own: OwnedEdges) -> tuple[csr_array, np.ndarray]:
-    """The matrix from ranks of own vertices to sums for their targets; the places of vertices that pass nothing on."""
+def shares(own: OwnedEdges) -> tuple[np.ndarray, np.ndarray]:
+    """(which share of its source's rank each edge passes on, whether each vertex passes nothing on)."""
     weight = np.ones(len(own.source)) if own.weight is None else own.weight
     total = np.bincount(own.source, weight, len(own.vertices))
     dangling = total == 0
-    share = weight / np.where(dangling, 1.0, total)[own.source]
-    passes = csr_array((share, (own.target, own.source)), shape=(len(own.targets), len(own.vertices)))
-    return passes, np.flatnonzero(dangling)
+    return weight / np.where(dangling, 1.0, total)[own.source], dangling
+
+
+def receiving_part(own: OwnedEdges, share: np.ndarray, dangling: np.ndarray, jump: np.ndarray) -> Receiving:
+    """The vertices at which an edge ends."""
+    places, is_receiving = own.receiving, receives(own)
+    edges = np.flatnonzero(is_receiving[own.source])
+    columns = np.cumsum(is_receiving)[own.source[edges]] - 1
+    shape = len(own.targets), len(places)
+    passes = csr_array((share[edges], (own.target[edges], columns)), shape=shape)
+    return Receiving(places, jump[places], np.flatnonzero(dangling[places]), passes)
+
+
+def still_part(own: OwnedEdges, share: np.ndarray, dangling: np.ndarray, jump: np.ndarray) -> Still:
+    """The vertices at which no edge ends."""
+    still = ~receives(own)
+    passed = share * np.where(still, jump, 0.0)[own.source]
+    return Still(jump[still], float(jump[still & dangling].sum()), np.bincount(own.target, passed, len(own.targets)))
+
+
+def receives(own: OwnedEdges) -> np.ndarray:
+    """Whether an edge ends at each vertex."""
+    found = np.zeros(len(own.vertices), np.bool_)
+    found[own.receiving] = True
+    return found
 
 
 def own_jumps(trainer: dps.Trainer, vertices: np.ndarray, plan: RankPlan, count: int) -> tuple[np.ndarray, list[int]]:
