@@ -154,6 +154,53 @@ def graph(algorithm: str, **settings: Any) -> Callable:
     return fit
 
 
+def vertices(ps: dps.ParameterServer, size: Size) -> None:
+    """A fit of vectors of vertices."""
+    walks = {"walk_length": 10, "num_walks": 2}
+    settings = {"vector_size": 16, "epochs": 1, "seed": 0, "progress": False}
+    models.Node2Vec(client=ps, **walks, **settings).fit(array(edges, size))
+
+
+def count(trainer: dps.Trainer, partitions: Any) -> None:
+    """Count how often each feature occurs with each label."""
+    for X, y in trainer.iterate(partitions, batch_size=500):
+        trainer.push("counts", X.indices, np.eye(2, dtype=np.int64)[np.repeat(y, np.diff(X.indptr))])
+
+
+def counted(ps: dps.ParameterServer, size: Size) -> None:
+    """Counts by feature and label, of which a naive Bayes classifier is made."""
+    ps.table("counts", dim=2, dtype="int64")
+    ps.run(count, parts(clicks, size), progress=False)
+    ps.drop_table("counts")
+
+
+def train_bags(trainer: dps.Trainer, partitions: Any) -> None:
+    """A logistic regression on the mean of 16 numbers for each feature, in torch."""
+    import torch
+
+    torch.set_num_threads(1)
+    bags, tower = dps.torch.EmbeddingBag(trainer, "bags", 16), torch.nn.Linear(16, 1)
+    dense = dps.torch.DenseParameters(trainer, "tower", tower)
+    wanted = lambda batch: {"bags": batch[0]}  # noqa: E731
+    for (_, y), rows in trainer.iterate(partitions, 2, 500, pull=wanted):
+        dense.pull()
+        labels = torch.from_numpy(y.astype(np.float32))
+        logits = tower(bags(rows["bags"]))[:, 0]
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
+        dps.torch.push_gradients(bags, dense)
+
+
+def bags(ps: dps.ParameterServer, size: Size) -> None:
+    """Training of a module of torch whose rows and parameters lie on the servers."""
+    import torch
+
+    ps.table("bags", dim=16, init=dps.Normal(0.1), optimizer=dps.Adagrad(0.1))
+    dps.torch.dense_table(ps, "tower", torch.nn.Linear(16, 1), optimizer=dps.Adagrad(0.1))
+    ps.run(train_bags, parts(clicks, size), staleness=1, progress=False)
+    for table in ("bags", "tower"):
+        ps.drop_table(table)
+
+
 class Case(NamedTuple):
     """A model, the data that it is fitted on, and how many."""
 
@@ -175,15 +222,24 @@ def machine(ps: dps.ParameterServer) -> Any:
     return models.FactorizationMachine(factors=8, client=ps, epochs=2, progress=False)
 
 
+def aware(ps: dps.ParameterServer, size: Size) -> None:
+    """A fit of a machine in which each feature has 4 numbers for each of 4 fields."""
+    fields = np.arange(size.features) % 4
+    model = models.FactorizationMachine(factors=4, fields=fields, client=ps, epochs=2, progress=False)
+    model.fit(parts(clicks, size))
+
+
 CASES = {
     "LogisticRegression, adagrad": Case(supervised(by_gradients("adagrad")), clicks, Size(40_000, 20_000)),
     "LogisticRegression, ftrl": Case(supervised(by_gradients("ftrl")), clicks, Size(40_000, 20_000)),
     "LogisticRegression, lbfgs": Case(supervised(by_lbfgs), clicks, Size(40_000, 20_000)),
     "FactorizationMachine": Case(supervised(machine), clicks, Size(20_000, 20_000)),
+    "FactorizationMachine, field-aware": Case(aware, clicks, Size(20_000, 20_000)),
     "MatrixFactorization, sgd": Case(factors("sgd"), ratings, Size(100_000, 2_000)),
     "MatrixFactorization, als": Case(factors("als"), ratings, Size(100_000, 2_000)),
     "MatrixFactorization, bpr": Case(factors("bpr"), ratings, Size(50_000, 2_000)),
     "Word2Vec": Case(words, sentences, Size(50_000, 5_000)),
+    "Node2Vec": Case(vertices, edges, Size(40_000, 4_000)),
     "LatentDirichletAllocation, batch": Case(topics("batch"), counts, Size(800, 500)),
     "LatentDirichletAllocation, online": Case(topics("online"), counts, Size(800, 500)),
     "LatentDirichletAllocation, gibbs": Case(topics("gibbs"), counts, Size(800, 500)),
@@ -194,6 +250,8 @@ CASES = {
     "connected_components": Case(graph("connected_components"), edges, Size(100_000, 10_000)),
     "label_propagation": Case(graph("label_propagation", max_iter=3), edges, Size(100_000, 10_000)),
     "k_core": Case(graph("k_core"), edges, Size(40_000, 10_000)),
+    "torch, EmbeddingBag": Case(bags, clicks, Size(40_000, 20_000)),
+    "counts for naive Bayes": Case(counted, clicks, Size(40_000, 20_000)),
 }
 
 
