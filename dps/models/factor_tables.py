@@ -150,14 +150,16 @@ class Factors(NamedTuple):
 # -- top-N
 
 
-def best_items(factors: Factors, liked: LikedPairs | None, users: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `n` items with the largest scores for each user, without those of `liked`."""
+def best_items(
+    factors: Factors, liked: list[np.ndarray] | None, users: np.ndarray, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `n` items with the largest scores for each user, without those of `liked`, which has ids for each user."""
     rows = rows_of(factors.users, users.reshape(-1), "users")
     offsets = rows[:, 0] + np.float32(factors.mean) if factors.biases else np.zeros(len(rows), np.float32)
     if factors.biases:
         rows = rows.copy()
         rows[:, 0] = 1  # so that the inner product has the item's bias
-    known = [np.empty(0, np.int64)] * len(rows) if liked is None else liked.items_of(users.reshape(-1))
+    known = [np.empty(0, np.int64)] * len(rows) if liked is None else liked
     return leaders(factors.items, rows, n, users.shape, known, offsets)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import uuid
 import weakref
 from collections.abc import Callable
@@ -411,7 +412,12 @@ class MatrixFactorization(BaseEstimator):
         return factors.scores(*(each.reshape(-1) for each in pair)).reshape(pair[0].shape)
 
     def recommend(
-        self, users: npt.ArrayLike, N: int = 10, *, filter_already_liked: bool = True
+        self,
+        users: npt.ArrayLike,
+        N: int = 10,
+        *,
+        filter_already_liked: bool = True,
+        user_items: Any = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The items with the largest scores for users, found where the items are.
 
@@ -421,7 +427,9 @@ class MatrixFactorization(BaseEstimator):
         N : int
             How many items for each.
         filter_already_liked : bool
-            Leave out the items of each user in the training data.
+            Leave out the items of each user in the training data, or those of `user_items`.
+        user_items : sparse matrix [users, items] or list of array_like of int, optional
+            The items to leave out for each of `users`: a row whose columns are ids, or ids.
 
         Returns
         -------
@@ -432,15 +440,22 @@ class MatrixFactorization(BaseEstimator):
         Raises
         ------
         InputError
-            A user was not in the ratings; or the items of users are not known, because there were too many ratings.
+            A user was not in the ratings; `user_items` has another number of rows than there are users; or the items of
+            users are not known, because there were too many ratings: pass `user_items` then.
         """
-        factors = self._fitted()
-        if filter_already_liked and self._pairs is None:
+        factors, ids = self._fitted(), _as_ids(users, "users")
+        if not filter_already_liked:
+            liked = None
+        elif user_items is not None:
+            liked = _as_liked(user_items, ids.size)
+        elif self._pairs is not None:
+            liked = self._pairs.items_of(ids.reshape(-1))
+        else:
             raise InputError(
-                f"the model keeps the items of its users up to {KEPT_PAIRS:,} ratings, and there were more: pass "
-                f"filter_already_liked=False"
+                f"the model keeps the items of its users up to {KEPT_PAIRS:,} ratings, and there were more: pass those "
+                f"of these users as user_items=, or filter_already_liked=False"
             )
-        return best_items(factors, self._pairs if filter_already_liked else None, _as_ids(users, "users"), N)
+        return best_items(factors, liked, ids, N)
 
     def similar_items(self, items: npt.ArrayLike, N: int = 10) -> tuple[np.ndarray, np.ndarray]:
         """The items whose factors have the largest cosines with those of an item, itself the first.
@@ -562,3 +577,15 @@ def seed_of(random_state: int | np.random.RandomState | None) -> int:
 def _as_ids(ids: npt.ArrayLike, what: str) -> np.ndarray:
     made = np.asarray(ids)
     return checked_ids(made.reshape(-1), what).reshape(made.shape)
+
+
+def _as_liked(user_items: Any, users: int) -> list[np.ndarray]:
+    """The items of each user, of which there are so many."""
+    if hasattr(user_items, "tocsr"):
+        matrix = user_items.tocsr()
+        rows = [matrix.indices[start:end] for start, end in itertools.pairwise(matrix.indptr)]
+    else:
+        rows = list(user_items)
+    if len(rows) != users:
+        raise InputError(f"user_items has {len(rows)} rows, and there are {users} users: pass a row for each")
+    return [checked_ids(np.atleast_1d(row), "user_items") if np.size(row) else np.empty(0, np.int64) for row in rows]

@@ -668,8 +668,32 @@ def test_too_many_pairs_to_keep(ps, monkeypatch):
     model = MatrixFactorization(client=ps, **SMALL).fit(dd.from_pandas(FRAME, npartitions=2))
     with pytest.raises(InputError, match="keeps the items of its users up to 10 ratings"):
         model.recommend(3)
-    assert len(model.recommend(3, filter_already_liked=False)[0]) == 10
+    everything, _ = model.recommend(3, filter_already_liked=False)
+    assert len(everything) == 10
+    left = [item for item in everything.tolist() if item not in everything[[0, 4]]]
+    assert model.recommend(3, N=8, user_items=[everything[[4, 0]]])[0].tolist() == left
     model.forget()
+
+
+@pytest.mark.parametrize("where", ["live", "home"])
+def test_items_of_users_are_given(models, where):
+    """In place of those of the training data, as a sparse matrix or as lists of ids."""
+    model = models[where]
+    best, _ = model.recommend([2, 9, 4], N=ITEMS, filter_already_liked=False)
+    given = [best[0, :3], [], best[2, [1]]]
+    matrix = scipy.sparse.lil_matrix((3, ITEMS))
+    for row, items in enumerate(given):
+        matrix[row, items] = 1.0
+    expected = [best[0, 3:6].tolist(), best[1, :3].tolist(), best[2, [0, 2, 3]].tolist()]
+    assert model.recommend([2, 9, 4], N=3, user_items=given)[0].tolist() == expected
+    assert model.recommend([2, 9, 4], N=3, user_items=matrix)[0].tolist() == expected
+    assert model.recommend(2, N=3, user_items=matrix[:1])[0].tolist() == expected[0]
+    unfiltered, _ = model.recommend([2, 9, 4], N=3, user_items=given, filter_already_liked=False)
+    assert unfiltered.tolist() == best[:, :3].tolist()
+    with pytest.raises(InputError, match="user_items has 3 rows, and there are 2 users"):
+        model.recommend([2, 9], user_items=matrix)
+    with pytest.raises(InputTypeError, match="user_items"):
+        model.recommend(2, user_items=[["a"]])
 
 
 def test_one_user(ps):
