@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-pytest.importorskip("sklearn")
-
-from functools import partial
-
 import numpy as np
+import pytest
 from distributed import Client
 
 import dps
-import dps.graph
-from dps import models
 from dps.errors import DPSError
 
 ROWS = np.random.default_rng(0).normal(size=(12, 3))
@@ -39,28 +32,27 @@ def changed(array, value):
     return array
 
 
-SUPERVISED = {
-    name: getattr(models, name)
-    for name in (
-        "LogisticRegression",
-        "LinearSVC",
-        "LinearRegression",
-        "Ridge",
-        "Lasso",
-        "ElasticNet",
-        "PoissonRegressor",
-    )
-}
-SUPERVISED |= {name: getattr(models, name) for name in ("FactorizationMachine", "FactorizationMachineRegressor")}
-CLASSIFIERS = ("LogisticRegression", "LinearSVC", "FactorizationMachine")
-UNSUPERVISED = {
-    "KMeans": partial(models.KMeans, n_clusters=2),
-    "Similarity": partial(models.Similarity, n_neighbors=2),
-    **{
-        f"LatentDirichletAllocation {method}": partial(models.LatentDirichletAllocation, 2, learning_method=method)
-        for method in ("batch", "online", "gibbs")
-    },
-}
+CLASSIFIERS = ["LogisticRegression", "LinearSVC", "FactorizationMachine"]
+REGRESSORS = ["LinearRegression", "Ridge", "Lasso", "ElasticNet", "PoissonRegressor", "FactorizationMachineRegressor"]
+SUPERVISED = CLASSIFIERS + REGRESSORS
+METHODS = [f"LatentDirichletAllocation {method}" for method in ("batch", "online", "gibbs")]
+SETTINGS = {"KMeans": {"n_clusters": 2}, "Similarity": {"n_neighbors": 2}}
+SETTINGS |= {name: {"n_components": 2, "learning_method": name.split()[1]} for name in METHODS}
+UNSUPERVISED = list(SETTINGS)
+
+
+def model(ps, name, **settings):
+    """The model of this name; the test is skipped where scikit-learn is missing."""
+    pytest.importorskip("sklearn")
+    return getattr(dps.models, name.split()[0])(client=ps, **SETTINGS.get(name, {}), **settings)
+
+
+def edge_algorithm(name):
+    """The algorithm of this name; the test is skipped where scipy is missing."""
+    pytest.importorskip("scipy")
+    return getattr(dps.graph, name)
+
+
 MATRICES = {
     "empty": (ROWS[:0], r"0 rows|0 sample"),
     "NaN": (changed(COUNTS, np.nan), "NaN"),
@@ -73,7 +65,7 @@ TARGETS = {
     "NaN": (changed(LABELS.astype(float), np.nan), SUPERVISED, "y contains NaN: 1 of 12"),
     "too few": (LABELS[:5], SUPERVISED, r"12 rows and y is of shape \(5,\)"),
     "one class": (np.ones(12, int), CLASSIFIERS, "y has 1 class"),
-    "text": (np.full(12, "a"), [name for name in SUPERVISED if name not in CLASSIFIERS], "dtype|number"),
+    "text": (np.full(12, "a"), REGRESSORS, "dtype|number"),
     "negative counts": (LABELS - 1, ["PoissonRegressor"], "y has -1; counts are 0 or more"),
 }
 
@@ -91,20 +83,20 @@ def refused(ps, words, fit):
 def test_matrices(ps, name, what):
     X, words = MATRICES[what]
     if name in SUPERVISED:
-        refused(ps, words, lambda: SUPERVISED[name](client=ps).fit(X, LABELS[: len(X)]))
+        refused(ps, words, lambda: model(ps, name).fit(X, LABELS[: len(X)]))
     else:
-        refused(ps, words, lambda: UNSUPERVISED[name](client=ps).fit(X))
+        refused(ps, words, lambda: model(ps, name).fit(X))
 
 
 @pytest.mark.parametrize(("name", "what"), [(name, what) for what in TARGETS for name in TARGETS[what][1]])
 def test_targets(ps, name, what):
     y, _, words = TARGETS[what]
-    refused(ps, words, lambda: SUPERVISED[name](client=ps).fit(ROWS, y))
+    refused(ps, words, lambda: model(ps, name).fit(ROWS, y))
 
 
-@pytest.mark.parametrize("name", [name for name in UNSUPERVISED if name.startswith("Latent")])
+@pytest.mark.parametrize("name", METHODS)
 def test_negative_counts_of_words(ps, name):
-    refused(ps, "Negative values", lambda: UNSUPERVISED[name](client=ps).fit(changed(COUNTS, -1)))
+    refused(ps, "Negative values", lambda: model(ps, name).fit(changed(COUNTS, -1)))
 
 
 RATINGS = {
@@ -121,12 +113,12 @@ RATINGS = {
 @pytest.mark.parametrize("method", ["sgd", "als", "bpr"])
 def test_ratings(ps, method, what):
     data, words = RATINGS[what]
-    refused(ps, words, lambda: models.MatrixFactorization(method, client=ps).fit(data))
+    refused(ps, words, lambda: model(ps, "MatrixFactorization", method=method).fit(data))
 
 
 def test_negative_strength_of_feedback(ps):
     data = (USERS, ITEMS, -VALUES)
-    refused(ps, "3 ratings are negative", lambda: models.MatrixFactorization("als", client=ps).fit(data))
+    refused(ps, "3 ratings are negative", lambda: model(ps, "MatrixFactorization", method="als").fit(data))
 
 
 @pytest.mark.parametrize("sg", [1, 0])
@@ -136,7 +128,7 @@ def test_negative_strength_of_feedback(ps):
     ids=["empty", "one word", "numbers", "text"],
 )
 def test_sentences(ps, sentences, words, sg):
-    refused(ps, words, lambda: models.Word2Vec(client=ps, sg=sg, min_count=1).fit(sentences))
+    refused(ps, words, lambda: model(ps, "Word2Vec", sg=sg, min_count=1).fit(sentences))
 
 
 ALGORITHMS = ["page_rank", "connected_components", "label_propagation", "k_core"]
@@ -154,17 +146,17 @@ EDGES = {
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_edges(ps, algorithm, what):
     edges, words = EDGES[what]
-    refused(ps, words, lambda: getattr(dps.graph, algorithm)(ps, edges))
+    refused(ps, words, lambda: edge_algorithm(algorithm)(ps, edges))
 
 
 def test_a_graph_in_pieces(ps):
     """The pieces do not see each other: each has the values that it has alone, page rank its share of them."""
     pieces = [[[1, 2], [2, 1]], [[7, 8], [8, 9], [9, 7]]]
     for algorithm in ALGORITHMS:
-        with getattr(dps.graph, algorithm)(ps, pieces[0] + pieces[1]) as result:
+        with edge_algorithm(algorithm)(ps, pieces[0] + pieces[1]) as result:
             together = result.to_dict()
         for piece in pieces:
-            with getattr(dps.graph, algorithm)(ps, piece) as result:
+            with edge_algorithm(algorithm)(ps, piece) as result:
                 share = len(result.vertices) / 5 if algorithm == "page_rank" else 1
                 alone = {vertex: value * share for vertex, value in result.to_dict().items()}
             assert {vertex: together[vertex] for vertex in alone} == pytest.approx(alone, abs=1e-6), algorithm
