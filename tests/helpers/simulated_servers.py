@@ -72,6 +72,7 @@ class SimulatedServers(dps.ParameterServer):
         self._client = self.sim.client()
         self.lengths: list[float] = []  # of the runs, in virtual seconds
         self.attempts: set[tuple[int, int, int]] = set()  # that began: run, trainer, attempt
+        self.harmed: dict[str, int] = {}  # by party that ended: the number of the run
 
     def __enter__(self) -> SimulatedServers:
         self.sim.__enter__()
@@ -152,5 +153,6 @@ class SimulatedServers(dps.ParameterServer):
         began = self.sim.now
         made = self.sim.run(noted, parts, staleness=staleness, args=args, kwargs=kwargs, reassign=reassign)
         self.lengths.append(self.sim.now - began)
+        self.harmed |= dict.fromkeys((party for party in self._left if party in self.sim.hit), number)
         self._left = [party for party in self._left if party not in self.sim.hit]
         return made

@@ -26,7 +26,7 @@ import dps
 from dps.errors import InputError, InputTypeError
 from dps.models import KMeans, kmeans_training, seeding
 from dps.models.centers import nearest
-from dps.models.clustering import Beginning, trained
+from dps.models.clustering import Beginning, begun_at, trained
 from dps.models.encoding import Layout
 from dps.models.partitions import Piece, Survey
 from dps.models.seeding import SeedPlan, Seeds, seeds_of
@@ -302,6 +302,9 @@ class Dying:
         return call
 
 
+SURVEY = Survey(np.zeros(0), np.zeros(0), Layout(5, 0), True, 600)
+
+
 class Rehearsal:
     """Pieces whose run has two trainers in threads; one of them ends after some calls and is run again."""
 
@@ -309,7 +312,7 @@ class Rehearsal:
         self.ps, self.parts, self.who, self.calls, self.died = ps, parts, who, calls, False
 
     def train(self, plan, function, *, staleness, progress):
-        made, results = plan(None), [None, None]
+        made, results = plan(lambda: [SURVEY]), [None, None]
 
         def work(run, number):
             name = f"trainer {number}"
@@ -342,7 +345,7 @@ def test_a_trainer_that_dies_and_runs_again(ps, who, size):
     """After each of the calls of its first passes. The rows are whole numbers: sums are the same in any order."""
     whole = np.round(X)
     parts: list[list[Piece]] = [[piece(whole[::2])], [piece(whole[1::2])]]
-    begun = Beginning(np.round(far_starts()), Survey(None, None, Layout(5, 0), True, 600), 1.0)
+    begun = Beginning(np.round(far_starts()), SURVEY, 1.0)
     model = KMeans(n_clusters=K, tol=0.0, batch_size=size)
 
     def result(calls):
@@ -356,6 +359,30 @@ def test_a_trainer_that_dies_and_runs_again(ps, who, size):
         np.testing.assert_array_equal(made.centers, expected.centers, err_msg=f"after {calls} calls")
         assert made.inertia == pytest.approx(expected.inertia)
         assert made.passes == expected.passes
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_trainer_that_dies_while_it_draws_candidates(ps, monkeypatch, number):
+    """After each of its calls. The candidates and their weights are those of trainers that did not die."""
+    whole = np.round(X)
+    parts: list[list[Piece]] = [[piece(whole[::2])], [piece(whole[1::2])]]
+    seen = []
+    monkeypatch.setattr("dps.models.clustering.reduced", lambda rows, weights, k, seed: seen.append((rows, weights)))
+
+    def candidates(calls):
+        rehearsal = Rehearsal(ps, parts, number, calls)
+        begun_at(ps, rehearsal, K, "k-means++", 7)
+        return rehearsal, *seen.pop()
+
+    _, rows, weights = candidates(-1)
+    assert weights.sum() == 600
+    for calls in itertools.count(1):
+        rehearsal, found, found_weights = candidates(calls)
+        np.testing.assert_array_equal(found, rows, err_msg=f"after {calls} calls")
+        np.testing.assert_array_equal(found_weights, weights, err_msg=f"after {calls} calls")
+        if not rehearsal.died:
+            break
+    assert calls > 5 * seeding.ROUNDS, "five calls in each round"
 
 
 # -- data
