@@ -35,6 +35,7 @@ SENTENCES = [list(map(str, rng.choice(GROUPS[n % 3], 8))) for n in range(90)]
 COUNTS = np.concatenate([rng.poisson(np.repeat([2.0, 0.1], 10), (30, 20)) for _ in range(2)])
 EDGES = np.concatenate([rng.integers(0, 30, (60, 2)), 100 + rng.integers(0, 9, (12, 2)), [[200, 201]]])  # disconnected
 CLOUD = rng.integers(-50, 51, (240, 2)).astype(np.float32)  # without clusters: where k-means begins decides its result
+BASKETS = rng.integers(0, 25, (len(USERS), 3))
 
 
 class Made(NamedTuple):
@@ -156,6 +157,33 @@ def torch_modules(ps) -> Made:
     return Made([rows, dense], float(np.square(predicted[USERS] - RATINGS).mean()))
 
 
+def torch_training_ahead(trainer, partitions):
+    import torch
+
+    rows, bags = dps.torch.Embedding(trainer, "rows", 3), dps.torch.EmbeddingBag(trainer, "bags", 3, mode="mean")
+
+    def wanted(batch):
+        users, baskets, _ = batch
+        return {"rows": users, "bags": baskets}
+
+    settings = {"epochs": 3, "batch_size": 20, "pull": wanted, "ahead": 1}
+    for (_, _, values), pulled in trainer.iterate(partitions, **settings):
+        predicted = (rows(pulled["rows"]) * bags(pulled["bags"])).sum(1)
+        (predicted - torch.as_tensor(values)).square().mean().backward()
+        dps.torch.push_gradients(rows, bags)
+
+
+def torch_bags(ps) -> Made:
+    """Embeddings of users and of baskets of items, whose rows are pulled while the batch before is computed."""
+    for name, seed in (("rows", 1), ("bags", 2)):
+        ps.table(name, 3, init=dps.Normal(0.5, seed=seed), optimizer=dps.Adagrad(0.5))
+    data = [dask.array.from_array(each, 30) for each in (USERS, BASKETS, RATINGS)]
+    ps.run(torch_training_ahead, tuple(data), staleness=1)
+    rows, bags = ps.client().pull("rows", np.arange(20)), ps.client().pull("bags", np.arange(25))
+    predicted = np.einsum("nk,nk->n", rows[USERS], bags[BASKETS].mean(axis=1))
+    return Made([rows, bags], float(np.square(predicted - RATINGS).mean()))
+
+
 class Case(NamedTuple):
     """A model, and whether two trainers give the same model (within float32's accuracy) or one that is as good."""
 
@@ -188,6 +216,7 @@ CASES = {
     "labels": Case(graph("label_propagation"), True, needs="scipy"),
     "cores": Case(graph("k_core"), True, needs="scipy"),
     "torch": Case(torch_modules, needs="torch"),
+    "torch ahead": Case(torch_bags, tolerance=0.1, needs="torch"),
 }
 HARMS = {
     "a trainer": Harm(("trainer-0",), (0.37,)),
