@@ -36,6 +36,7 @@ COUNTS = np.concatenate([rng.poisson(np.repeat([2.0, 0.1], 10), (30, 20)) for _ 
 EDGES = np.concatenate([rng.integers(0, 30, (60, 2)), 100 + rng.integers(0, 9, (12, 2)), [[200, 201]]])  # disconnected
 CLOUD = rng.integers(-50, 51, (240, 2)).astype(np.float32)  # without clusters: where k-means begins decides its result
 BASKETS = rng.integers(0, 25, (len(USERS), 3))
+KINDS = rng.integers(0, 3, len(COUNTS))  # of the texts of COUNTS
 
 
 class Made(NamedTuple):
@@ -129,6 +130,28 @@ def graph(algorithm: str, **settings) -> Callable:
     return fit
 
 
+def count(trainer, partitions):
+    for texts, kinds in trainer.iterate(partitions, epochs=2, batch_size=4):
+        trainer.push("kinds", kinds, np.column_stack([texts, np.ones(len(kinds), int)]))
+        trainer.add("times", [0], len(kinds))
+        place, word = np.nonzero(texts)
+        trainer.increment("words", word * 1_000_003, texts[place, word][:, None] * np.eye(3, dtype=int)[kinds[place]])
+
+
+def counts(ps) -> Made:
+    """Words by kind of text, as naive Bayes takes them, counted by three verbs: all of them are right."""
+    for name, dim, rows in (("kinds", 21, 3), ("times", None, 1), ("words", 3, None)):
+        ps.table(name, dim, rows=rows, dtype="int64")
+    ps.run(count, (dask.array.from_array(COUNTS, (10, 20)), dask.array.from_array(KINDS, 10)), staleness=1)
+    client, words = ps.client(), np.arange(20) * 1_000_003
+    found = [client.pull("kinds"), client.pull("times"), client.pull("words", words)]
+    by_kind = 2 * np.array([COUNTS[KINDS == kind].sum(axis=0) for kind in range(3)])
+    right = [np.column_stack([by_kind, 2 * np.bincount(KINDS, minlength=3)]), [2 * len(KINDS)], by_kind.T]
+    for ours, theirs in zip(found, right, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    return Made(found, 0.0)
+
+
 def torch_training(trainer, partitions):
     import torch
 
@@ -215,6 +238,7 @@ CASES = {
     "components": Case(graph("connected_components"), True, needs="scipy"),
     "labels": Case(graph("label_propagation"), True, needs="scipy"),
     "cores": Case(graph("k_core"), True, needs="scipy"),
+    "counts": Case(counts, True, needs=None),
     "torch": Case(torch_modules, needs="torch"),
     "torch ahead": Case(torch_bags, tolerance=0.1, needs="torch"),
 }
