@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse
 from compiled import variant
 from dask.distributed import Client
-from oracles import mutant
+from oracles import GOLDEN, mix, mutant
 from sklearn import decomposition
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -347,6 +347,70 @@ def test_random_numbers_are_even():
     assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.01
     for other in (gibbs.uniforms(np.arange(100_000), 1, 3), gibbs.uniforms(np.arange(100_000), 2, 2)):
         assert abs(np.corrcoef(numbers, other)[0, 1]) < 0.01
+
+
+def learnt_one_by_one(csr, seed, passes, alpha, eta):
+    """(counts [words, topics], topics of the tokens) after a whole fit: the tables are arrays, and there is no trainer.
+
+    `mix` adds GOLDEN to its argument, and the numbers of the sampler are mixed as they are.
+    """
+    state = np.random.RandomState(seed)
+    state.gamma(100.0, 0.01, (TOPICS, WORDS))  # from which variational inference would begin
+    seed, seen = int(state.randint(1 << 31)), np.repeat(csr.indices, csr.data.astype(int))
+
+    def random(number):
+        stream = mix(seed * GOLDEN + number - GOLDEN)
+        return np.array([(mix(token * GOLDEN + stream - GOLDEN) >> 11) / 2**53 for token in range(len(seen))])
+
+    def counted(topics):
+        counts = np.zeros((WORDS, TOPICS), int)
+        np.add.at(counts, (seen, topics), 1)
+        return counts
+
+    topics = (random(0) * TOPICS).astype(int)
+    for number in range(1, 1 + passes):
+        counts = counted(topics)
+        topics = drawn_one_by_one(csr, topics, counts, counts.sum(axis=0), random(number), alpha, eta, WORDS)
+    return counted(topics), topics
+
+
+def fits_as_one_by_one(alone, monkeypatch, passes) -> bool:
+    """Whether the counts of one trainer, and the topics of all its tokens, are those of the plain program."""
+    put, put_last = gibbs.Assignments.put, {}
+
+    def noted(self, first, topics, number):
+        put_last[first] = topics
+        put(self, first, topics, number)
+
+    monkeypatch.setattr(gibbs.Assignments, "put", noted)
+    priors = {"doc_topic_prior": 0.3, "topic_word_prior": 0.02}
+    model = alone(X[:40], learning_method="gibbs", random_state=3, max_iter=passes, batch_size=7, **priors)
+    counts, topics = learnt_one_by_one(scipy.sparse.csr_matrix(X[:40]), 3, passes, *priors.values())
+    same = np.array_equal(model.counts_, counts.T) and np.array_equal(model.components_, counts.T + 0.02)
+    return same and np.array_equal(np.concatenate([put_last[first] for first in sorted(put_last)]), topics)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 5])
+def test_a_whole_fit_beside_a_plain_program(alone, monkeypatch, passes):
+    assert fits_as_one_by_one(alone, monkeypatch, passes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("uniforms(tokens, plan.seed, number)", "uniforms(tokens, plan.seed, number // 2)"),
+        ("corpus.first_token[int(ids[0])]", "2 * corpus.first_token[int(ids[0])]"),
+        ("len(tokens), number - 1)", "len(tokens), number)"),
+        ("tables.begin(number)", "pass"),
+        ("1 + plan.passes)", "plan.passes)"),
+        ("alpha, eta = plan.inference.alpha, plan.eta", "eta, alpha = plan.inference.alpha, plan.eta"),
+    ],
+)
+def test_wrong_variants_of_a_whole_fit(alone, monkeypatch, old, new):
+    wrong = mutant(gibbs.learn_by_sampling, old, new)
+    monkeypatch.setitem(models.topics.METHODS, "gibbs", wrong)
+    monkeypatch.setattr(models.topics, "learn_by_sampling", wrong)
+    assert not fits_as_one_by_one(alone, monkeypatch, 3)
 
 
 def test_counts_are_the_same_for_any_number_of_trainers_and_batches(ps):
