@@ -15,7 +15,7 @@ from distributed import Client
 from servers import wait_until
 
 import dps
-from dps.models.clustering import Beginning, trained
+from dps.models.clustering import Beginning, begun_at, trained
 from dps.models.encoding import Layout
 from dps.models.kmeans import KMeans
 from dps.models.partitions import Piece, Survey
@@ -23,6 +23,30 @@ from dps.models.similarity import Similarity
 
 pytestmark = pytest.mark.processes
 CLUSTERS, FEATURES = 5, 4
+LAYOUT = Layout(FEATURES, 0)
+SURVEY = Survey(np.zeros(0), np.zeros(0), LAYOUT, True, 400)
+ROWS = np.random.default_rng(0).integers(-50, 50, (400, FEATURES)).astype(np.float32)  # whole: sums in any order
+
+
+@pytest.fixture
+def ps():
+    with (
+        dps.LocalCluster(servers=2, trainers=2, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+        dps.ParameterServer(client, servers=2, copies=2) as ps,
+    ):
+        yield ps
+
+
+@pytest.fixture
+def pieces(ps):
+    parts = [Piece(part, np.zeros(len(part)), LAYOUT) for part in (ROWS[::2], ROWS[1::2])]
+    return ps.dask_client.scatter(parts, hash=False)
+
+
+def pid_of_first_server(ps):
+    (address,) = [server.worker for server in ps.status().servers if server.number == 0]
+    return ps.dask_client.run(os.getpid, workers=[address])[address]
 
 
 class Killing:
@@ -53,33 +77,31 @@ class Parts:
         self.ps, self.pieces, self.pid, self.pulls = ps, pieces, pid, pulls
 
     def train(self, plan, function, *, staleness, progress):
-        return self.ps.run(killing, self.pieces, args=(plan(None), function, self.pid, self.pulls), staleness=staleness)
+        return self.ps.run(
+            killing, self.pieces, args=(plan(lambda: [SURVEY]), function, self.pid, self.pulls), staleness=staleness
+        )
 
 
 @pytest.mark.parametrize("size", [None, 40], ids=["lloyd", "minibatches"])
-def test_the_centers_are_those_of_undisturbed_servers(size):
-    """The rows are whole numbers, so their sums are the same in whatever order."""
-    rows = np.random.default_rng(0).integers(-50, 50, (400, FEATURES)).astype(np.float32)
-    layout = Layout(FEATURES, 0)
-    starts = rows[:CLUSTERS].astype(float)
+def test_the_centers_are_those_of_undisturbed_servers(ps, pieces, size):
+    starts = ROWS[:CLUSTERS].astype(float)
     starts[3] = 1e4  # without a row, so that it is moved elsewhere
-    begun = Beginning(starts, Survey(None, None, layout, True, 400), 1.0)
-    with (
-        dps.LocalCluster(servers=2, trainers=2, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-        dps.ParameterServer(client, servers=2, copies=2) as ps,
-    ):
-        pieces = client.scatter(
-            [Piece(part, np.zeros(len(part)), layout) for part in (rows[::2], rows[1::2])], hash=False
-        )
-        plan = KMeans(n_clusters=CLUSTERS, tol=0.0, batch_size=size, random_state=0)._plan(begun, 1, 6)
-        expected = trained(ps, Parts(ps, pieces), plan, begun, 0, False)
-        (address,) = [server.worker for server in ps.status().servers if server.number == 0]
-        pid = client.run(os.getpid, workers=[address])[address]
-        made = trained(ps, Parts(ps, pieces, pid, 7), plan, begun, 0, False)
-        np.testing.assert_array_equal(made.centers, expected.centers)
-        assert made.inertia == expected.inertia
-        wait_until(lambda: min(server.number for server in ps.status().servers if server.alive) >= 1)
+    begun = Beginning(starts, SURVEY, 1.0)
+    plan = KMeans(n_clusters=CLUSTERS, tol=0.0, batch_size=size, random_state=0)._plan(begun, 1, 6)
+    expected = trained(ps, Parts(ps, pieces), plan, begun, 0, False)
+    made = trained(ps, Parts(ps, pieces, pid_of_first_server(ps), 7), plan, begun, 0, False)
+    np.testing.assert_array_equal(made.centers, expected.centers)
+    assert made.inertia == expected.inertia
+    wait_until(lambda: min(server.number for server in ps.status().servers if server.alive) >= 1)
+
+
+def test_the_centers_from_which_it_begins_are_those_of_undisturbed_servers(ps, pieces):
+    """A server is killed before the third of the pulls of drawn rows, of which k-means|| makes six or more."""
+    expected = begun_at(ps, Parts(ps, pieces), CLUSTERS, "k-means++", 7)
+    made = begun_at(ps, Parts(ps, pieces, pid_of_first_server(ps), 3), CLUSTERS, "k-means++", 7)
+    np.testing.assert_array_equal(made.starts, expected.starts)
+    assert made.variance == expected.variance
+    wait_until(lambda: min(server.number for server in ps.status().servers if server.alive) >= 1)
 
 
 def test_the_neighbours_are_those_of_undisturbed_servers():
@@ -91,8 +113,7 @@ def test_the_neighbours_are_those_of_undisturbed_servers():
     ):
         model = Similarity(n_neighbors=3, client=ps).fit(rows)
         expected = model.kneighbors()
-        (address,) = [server.worker for server in ps.status().servers if server.number == 0]
-        os.kill(client.run(os.getpid, workers=[address])[address], signal.SIGKILL)
+        os.kill(pid_of_first_server(ps), signal.SIGKILL)
         for found, right in zip(model.kneighbors(), expected, strict=True):
             np.testing.assert_array_equal(found, right)
         model.close()
