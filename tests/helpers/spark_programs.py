@@ -226,3 +226,24 @@ def log_loss(batch, w):
     X, y = batch if isinstance(batch, tuple) else (np.array([x for x, _ in batch]), np.array([y for _, y in batch]))
     z = y * (X @ w)
     return float(np.logaddexp(0, -z).sum()), -(X.T @ (y / (1 + np.exp(z))))
+
+
+def embed(trainer, partitions, table):
+    """Whole partitions as batches: rows of a table and a layer of torch, both stepped by means over the trainers."""
+    import torch
+
+    import dps.torch
+
+    torch.set_num_threads(1)
+    rows, line = dps.torch.Embedding(trainer, table, 3), torch.nn.Linear(3, 1, bias=False)
+    with torch.no_grad():
+        line.weight.fill_(1.0 if trainer.number == 0 else 100.0)
+    dps.torch.broadcast_parameters(line, trainer)
+    descent = torch.optim.SGD(line.parameters(), lr=0.5)
+    for users, targets in trainer.iterate(partitions, epochs=5):
+        descent.zero_grad()
+        (line(rows(users))[:, 0] - torch.from_numpy(targets)).square().mean().backward()
+        dps.torch.push_gradients(rows)
+        dps.torch.allreduce_gradients(line, trainer)
+        descent.step()
+    return line.weight.detach().numpy()

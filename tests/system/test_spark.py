@@ -142,6 +142,30 @@ def test_columns_are_the_arrays_that_they_are_on_dask(spark, ps):
         ps.run(programs.given, frame.rdd, columns=["id"])
 
 
+def test_modules_of_torch_train_on_executors(spark, ps):
+    """An embedding on the servers, and a layer whose gradients the trainers average, beside torch in one process."""
+    torch = pytest.importorskip("torch")
+    table = uuid.uuid4().hex
+    ps.table(table, 3, rows=7, init=dps.Constant(0.1), optimizer=dps.SGD(0.5), aggregate="mean")
+    frame = spark.range(40, numPartitions=2).selectExpr("id % 7 as user", "float(id) / 20 as target")
+    weights = ps.run(programs.embed, frame, columns=("user", "target"), args=(table,))
+    rows, line = torch.nn.Embedding(7, 3), torch.nn.Linear(3, 1, bias=False)
+    with torch.no_grad():
+        rows.weight.fill_(0.1)
+        line.weight.fill_(1.0)
+    descent = torch.optim.SGD([*rows.parameters(), *line.parameters()], lr=0.5)
+    users, targets = torch.arange(40) % 7, torch.arange(40) / 20
+    for _ in range(5):
+        descent.zero_grad()
+        (line(rows(users))[:, 0] - targets).square().mean().backward()
+        descent.step()
+    assert len(weights) == 2
+    for found in weights:
+        np.testing.assert_allclose(found, line.weight.detach().numpy(), rtol=1e-5)
+    np.testing.assert_allclose(ps.client().pull(table), rows.weight.detach().numpy(), rtol=1e-5)
+    ps.drop_table(table)
+
+
 def test_dataframe_read_by_a_function(spark, ps):
     frame = dps.spark.read_with(spark.range(100, numPartitions=5).where("id >= 20 and id < 41"), programs.read_ids)
     parts = [(n, [i for i in range(20 * n, 20 * n + 20) if 20 <= i < 41]) for n in range(5)]
