@@ -156,9 +156,14 @@ $(DEMO): $(REQUIREMENTS) $(CORE) | compiler
 	fi
 	@touch $@
 
+# What takes a developer's patience is left out: `make test-integration` runs it, and so does .ci/run.
 .PHONY: test
-test: $(READY)  ## the tests, without the slow ones
-	$(PYTEST) $(PARALLEL) $(ARGS)
+test: $(READY)  ## the tests, without those of integration and the slow ones
+	$(PYTEST) $(PARALLEL) -m "not slow and not integration" $(ARGS)
+
+.PHONY: test-integration
+test-integration: $(READY)  ## Spark, YARN, and all pages, examples and packages as a user meets them
+	$(PYTEST) $(PARALLEL) -m "integration and not slow" $(ARGS)
 
 # The suite of the standard's own project is not on PyPI: it needs a clone with its submodule.
 .PHONY: array-api
@@ -282,7 +287,7 @@ sanitize-fuzz: sanitized  ## the fuzz of `make fuzz` with the sanitizers: FRAMES
 	$(UNDER_SANITIZERS) tests/wire/test_fuzz.py -s -k random $(ARGS)
 
 .PHONY: test-all
-test-all: test chaos  ## both
+test-all: test test-integration chaos  ## all three
 
 .PHONY: lint
 lint: $(READY)  ## ruff: rules and format

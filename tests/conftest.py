@@ -45,12 +45,15 @@ OTHERS = 2
 
 
 def pytest_collection_modifyitems(items):
-    """Files that start processes come first: the quick ones then fill what is left of the time of each process.
+    """Tests with Spark and YARN are tests of integration. Files that start processes come first: the quick ones then
+    fill what is left of the time of each process.
 
     The name of a test is the same in each process: with an address in it, `make test` would run nothing.
     """
     turn: dict[Path, int] = {}
     for item in items:
+        if {"spark", "yarn"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker("integration")
         marked = [MARKS.get(mark.name, OTHERS) for mark in item.iter_markers()]
         turn[item.path] = min([turn.get(item.path, OTHERS), *marked])
     items.sort(key=lambda item: turn[item.path])  # stable: tests of one file stay together

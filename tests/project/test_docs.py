@@ -97,6 +97,7 @@ def test_blocks_have_a_known_language(page):
         assert block.language in LANGUAGES, f"{page}:{block.line - 1}"
 
 
+@pytest.mark.integration
 @pytest.mark.processes
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in PROGRAMS])
@@ -124,6 +125,7 @@ def programs() -> list:
     ]
 
 
+@pytest.mark.integration
 @pytest.mark.processes
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("code", programs())
@@ -163,6 +165,7 @@ def test_settings_that_a_page_names_exist(page):
 # The pages as Sphinx builds them
 
 
+@pytest.mark.integration
 @pytest.mark.timeout(SECONDS)
 def test_the_pages_build_without_a_warning(tmp_path):
     pytest.importorskip("sphinx")

@@ -36,7 +36,7 @@ NAMES = [
 LINES = 70
 SECONDS = 300  # a limit for what hangs, on a busy machine
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(SECONDS + 30)]
+pytestmark = [pytest.mark.integration, pytest.mark.processes, pytest.mark.timeout(SECONDS + 30)]
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ BESIDE = [".ci", "benchmarks", "docs", "examples", "tests"]  # folders that the 
 SECONDS = 500  # for one build, on a busy machine
 QUICK = os.environ | {"DPS_BUILD": "quick"}  # what is in a wheel does not depend on how well it is compiled
 
-pytestmark = pytest.mark.timeout(2 * SECONDS)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2 * SECONDS)]
 
 
 def build(source: Path, *args: object) -> None:
