@@ -45,7 +45,7 @@ if __name__ == "__main__":
             first = ranks.to_pandas().nlargest(5)
             iterations = ranks.iterations
         with dps.graph.page_rank(ps, lazy, personalization={int(pages[-1]): 1.0}) as near:
-            print(f"the page {pages[-1]} has {near.table[[pages[-1]]][0]:.3f} of the rank near itself")
+            print(f"the page {pages[-1]} has {near[pages[-1]]:.3f} of the rank near itself")
 
     for page, rank in first.items():
         print(f"page {page:5} has rank {rank:.5f}")

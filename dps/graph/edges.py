@@ -139,7 +139,7 @@ def vertex_ids(ids: Any, what: str) -> np.ndarray:
         return array.astype(np.int64)
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
-            raise InputError(f"{what} contain NaN or infinity: drop these edges, or fill them")
+            raise InputError(f"{what} contain NaN or infinity: drop or fill these")
         if (wrong := array[(array != np.floor(array)) | (np.abs(array) > LARGEST_WHOLE)]).size:
             raise InputError(f"{what} contain {wrong[0]!s}, which is no whole number up to 2**53: pass integers")
         return array.astype(np.int64)

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from dps.errors import ClosedError, InputError
+from dps.functions import library, products
+from dps.graph.edges import vertex_ids
+
 if TYPE_CHECKING:
     import dask.array as da
     import pandas as pd
@@ -15,9 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["VertexValues"]
 
+LOOKUP_IDS = 1 << 16  # in one call to the servers
+SHOWN = 5  # vertices that a message names
+
 
 class VertexValues:
     """A value for each vertex of a graph, in a table of a parameter server.
+
+    ``result[vertex]`` is the value of a vertex, and ``result[vertices]`` an array of the values of several.
 
     Leaving a ``with`` block, or :meth:`close`, drops the table. Arrays that were read before stay.
 
@@ -34,7 +43,7 @@ class VertexValues:
     Attributes
     ----------
     table : dps.Table
-        ``table[ids]`` pulls the values of some vertices. A vertex that the graph does not have reads as 0.
+        For trainers, and for whatever else pulls from a table. A vertex that the graph does not have reads as 0 there.
     iterations : int
     converged : bool
 
@@ -43,13 +52,17 @@ class VertexValues:
     >>> import dps, dps.graph
     >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
     ...     with dps.graph.page_rank(ps, [[1, 2], [2, 1], [3, 1]]) as ranks:
-    ...         ranks.vertices, ranks.values.round(3), ranks.table[[3]].round(3)
-    (array([1, 2, 3]), array([0.486, 0.464, 0.05 ]), array([0.05]))
+    ...         ranks.vertices, ranks.values.round(3), ranks[[3, 1]].round(3), round(float(ranks[2]), 3)
+    (array([1, 2, 3]), array([0.486, 0.464, 0.05 ]), array([0.05 , 0.486]), 0.464)
     """
+
+    __iter__ = None  # else Python would look up vertices 0, 1, ... without an end
+    __contains__ = None
 
     def __init__(self, ps: dps.ParameterServer, table: dps.Table, iterations: int, converged: bool):
         self._ps, self.table = ps, table
         self.iterations, self.converged = iterations, converged
+        self._closed = False
 
     def __repr__(self) -> str:
         end = "converged" if self.converged else "not converged"
@@ -62,12 +75,97 @@ class VertexValues:
         self.close()
 
     def close(self) -> None:
-        """Drop the table."""
+        """Drop the table; further calls do nothing."""
+        self._closed = True
         if self.table.name in self._ps.tables():
             self._ps.drop_table(self.table)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(
+                f"close() has dropped the values in {self.table.name!r}: look them up, or read `values`, before it or "
+                f"the end of the `with` block"
+            )
+
+    def __getitem__(self, ids: Any) -> Any:
+        """The values of some vertices, from the servers; after :meth:`close`, from arrays that were read before.
+
+        Parameters
+        ----------
+        ids : int or array_like of int
+            Vertices, of any shape. A vertex may occur more than once.
+
+        Returns
+        -------
+        scalar or ndarray
+            A value for each vertex, in the same shape.
+
+        Raises
+        ------
+        InputError
+            Vertices that the graph does not have. The message names some of them.
+        InputTypeError
+            Ids that are no numbers.
+        ClosedError
+            The table was dropped, and `vertices` or `values` were not read before.
+
+        Examples
+        --------
+        >>> import dps.graph
+        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        >>> with dps.ParameterServer(cluster) as ps:
+        ...     components = dps.graph.connected_components(ps, [[5, 1], [1, 3], [2, 4]])
+        ...     print(components[3], components[[5, 4]])
+        ...     try:
+        ...         components[[6, 3, 0]]
+        ...     except dps.errors.InputError as error:
+        ...         print(error)
+        1 [1 2]
+        2 of the ids are not among the 5 vertices of the graph: 0, 6; leave them out, `vertices` has all that there are
+        >>> cluster.close()
+        """
+        wanted = vertex_ids(ids, "ids of vertices")
+        distinct, places = np.unique(wanted, return_inverse=True)
+        values, there = self._found(distinct)
+        if not there.all():
+            raise self._unknown(distinct[~there])
+        return values[places.reshape(wanted.shape)]
+
+    def _found(self, distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(the values of distinct, ascending ids; whether the graph has these)."""
+        if self._closed and "_arrays" in self.__dict__:
+            known, known_values = self._arrays
+        else:
+            self._check_open()
+            known, known_values = self._existing(distinct)
+        values = np.zeros(len(distinct), self.table.spec.dtype)
+        there = np.isin(distinct, known)
+        values[there] = known_values[np.searchsorted(known, distinct[there])]
+        return values, there
+
+    def _existing(self, distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(those ids that the servers have, ascending; their values)."""
+        keys, values = [np.empty(0, np.int64)], [np.empty(0, self.table.spec.dtype)]
+        for first in range(0, len(distinct), LOOKUP_IDS):
+            found = self._ps.call(products.existing, self.table, distinct[first : first + LOOKUP_IDS])
+            keys.append(found[0])
+            values.append(found[1].reshape(-1))
+        known = np.concatenate(keys)
+        order = np.argsort(known)
+        return known[order], np.concatenate(values)[order]
+
+    def _unknown(self, ids: np.ndarray) -> InputError:
+        count = len(self._arrays[0]) if "_arrays" in self.__dict__ else self._ps.call(library.size, self.table)
+        shown = ", ".join(map(str, ids[:SHOWN].tolist())) + (", ..." if len(ids) > SHOWN else "")
+        verb = "is" if len(ids) == 1 else "are"
+        return InputError(
+            f"{len(ids):,} of the ids {verb} not among the {count:,} vertices of the graph: {shown}; leave them out, "
+            f"`vertices` has all that there are"
+        )
+
     @functools.cached_property
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        self._check_open()
         vertices, values = self._ps.export(self.table)
         order = np.argsort(vertices)
         return vertices[order], values[order, 0]
@@ -93,6 +191,7 @@ class VertexValues:
 
         They need the table, so compute them before :meth:`close`.
         """
+        self._check_open()
         vertices, values = self._ps.export(self.table, "dask")
         return vertices, values[:, 0]
 

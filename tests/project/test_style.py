@@ -52,7 +52,7 @@ ROOMS = {
     "server controller training dashboard",
     "deploy": "config daskapi wire.once controller",
     "cli": "dps config telemetry dashboard models",
-    "graph": "features.localize state.optimizers training.spark",
+    "graph": "features.localize functions.library functions.products state.optimizers training.spark",
     "torch": "client.table state.ops state.optimizers training.batches training.pulled_rows training.row_sums",
     "optimize": "training.spark",
     "models": "dps functions graph kernels optimize spark",
