@@ -7,14 +7,12 @@ import pytest
 pytest.importorskip("scipy")
 pytest.importorskip("networkx")
 
-from collections import Counter
-
 import dask.array as da
 import networkx as nx
 import numpy as np
 import pandas as pd
 from dask.distributed import Client
-from graphs import interrupted, random_edges
+from graphs import communities, interrupted, random_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import mutant
@@ -54,34 +52,6 @@ def core_numbers(edges, **_) -> dict[int, int]:
     graph = simple_graph(edges)
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     return nx.core_number(graph)
-
-
-def communities(edges, max_iter=100, seed=0) -> dict[int, int]:
-    """Label propagation vertex by vertex; hashes are those of dps."""
-    vertices = sorted({int(vertex) for vertex in np.ravel(edges)})
-    near = {vertex: [] for vertex in vertices}
-    for a, b in np.array(edges).tolist():
-        if a != b:
-            near[a].append(b)
-            near[b].append(a)
-    salt = int(labels.mixed(np.array([2 * seed]))[0])
-    label = {vertex: vertex for vertex in vertices}
-
-    def rank(name: int) -> int:
-        return int(labels.mixed(np.array([(name % 2**64) ^ salt], np.uint64))[0])
-
-    for iteration in range(max_iter):
-        wanted = dict(label)
-        for vertex in vertices:
-            counts = Counter(label[other] for other in near[vertex])
-            best = [name for name, count in counts.items() if count == max(counts.values())]
-            if best and label[vertex] not in best:
-                wanted[vertex] = min(best, key=rank)
-        if wanted == label:
-            break
-        may = labels.drawn(np.array(vertices), seed, iteration)
-        label = {vertex: wanted[vertex] if now else label[vertex] for vertex, now in zip(vertices, may, strict=True)}
-    return label
 
 
 ALGORITHMS = {

@@ -9,7 +9,7 @@ pytest.importorskip("pyspark")
 
 import numpy as np
 import sparks
-from graphs import random_edges
+from graphs import communities, core_numbers, random_edges
 
 import dps.graph
 
@@ -21,7 +21,7 @@ KEPT = "PySpark keeps threads, sockets and workers for its session; after the mo
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.leaks_ok(KEPT)
-def test_ranks_and_components_are_those_of_one_process(ps, spark):
+def test_values_are_those_of_one_process(ps, spark):
     edges = random_edges(150, 60)
     weights = np.random.default_rng(0).exponential(size=150)
     rows = [(weight, *edge) for weight, edge in zip(weights.tolist(), edges.tolist(), strict=True)]
@@ -45,3 +45,9 @@ def test_ranks_and_components_are_those_of_one_process(ps, spark):
             least[a] = least[b] = min(least[a], least[b])
     with dps.graph.connected_components(ps, frame, **ends) as result:
         np.testing.assert_array_equal(result.values, least[there])
+    with dps.graph.label_propagation(ps, frame, seed=3, **ends) as result:
+        assert result.converged
+        assert result.to_dict() == communities(edges, seed=3)
+    with dps.graph.k_core(ps, frame, **ends) as result:
+        assert result.to_dict() == core_numbers(edges)
+        assert len(set(result.values)) > 2, "cores differ"
