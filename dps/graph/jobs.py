@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 import uuid
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from dps.errors import InputError
 from dps.graph.edges import EdgeSource
@@ -16,7 +19,7 @@ from dps.state.optimizers import Assign
 if TYPE_CHECKING:
     import dps
 
-__all__ = ["GraphJob", "checked_count"]
+__all__ = ["GraphJob", "checked_count", "checked_number"]
 
 
 def checked_count(name: str, value: Any, least: int = 1) -> int:
@@ -30,6 +33,21 @@ def checked_count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
         raise InputError(f"{name} is a whole number, {least} or more; not {value!r}")
     return int(value)
+
+
+def checked_number(name: str, value: Any, among: str, within: Callable[[float], bool]) -> float:
+    """`value`, if it is a number for which `within` holds; `among` names these numbers in messages.
+
+    Examples
+    --------
+    >>> checked_number("damping", 0.5, "a number from 0 to below 1", lambda number: 0 <= number < 1)
+    0.5
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real) or not within(float(value)):
+        raise InputError(f"{name} is {among}; not {value!r}")
+    return float(value)
 
 
 class GraphJob:

@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 
 from dps.errors import InputError
 from dps.graph.edges import edge_source, vertex_ids
-from dps.graph.jobs import GraphJob, checked_count
+from dps.graph.jobs import GraphJob, checked_count, checked_number
 from dps.graph.local_edges import OwnedEdges, owned_edges
 from dps.graph.results import VertexValues
 
@@ -116,15 +116,13 @@ def page_rank(
     ...         ranks.values.round(3)
     array([0.389, 0.33 , 0.281, 0.   ])
     """
-    if not (np.ndim(damping) == 0 and 0 <= damping < 1):
-        raise InputError(f"damping is a number from 0 to below 1; not {damping!r}")
-    if not (np.ndim(tol) == 0 and 0 <= tol < np.inf):
-        raise InputError(f"tol is a finite number, 0 or more; not {tol!r}")
+    damping = checked_number("damping", damping, "a number from 0 to below 1", lambda number: 0 <= number < 1)
+    tol = checked_number("tol", tol, "a finite number, 0 or more", lambda number: 0 <= number < np.inf)
     max_iter = checked_count("max_iter", max_iter)
     source, jumps = edge_source(edges, weights, columns), _jumps(personalization)
     with GraphJob(ps, "page-rank") as job:
         sums = job.table("even", "float64", aggregate="sum"), job.table("odd", "float64", aggregate="sum")
-        plan = RankPlan(job.mailbox(), sums, job.table("ranks", "float64"), float(damping), jumps, float(tol), max_iter)
+        plan = RankPlan(job.mailbox(), sums, job.table("ranks", "float64"), damping, jumps, tol, max_iter)
         end: RankEnd = job.run(ranked, source, (plan,), trainers, retries)[0]
         if end.unknown:
             shown = ", ".join(map(str, end.unknown[:SHOWN])) + (", ..." if len(end.unknown) > SHOWN else "")

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dps.errors import InputError
+from dps.errors import ClosedError, InputError
 from dps.features.localize import localize
 from dps.graph.edges import edge_source
-from dps.graph.jobs import GraphJob, checked_count
+from dps.graph.jobs import GraphJob, checked_count, checked_number
 from dps.graph.local_edges import owned_edges
 
 if TYPE_CHECKING:
@@ -120,8 +120,17 @@ class RandomWalks:
             self.ps.drop_table(table.name)
         self._tables = {}
 
+    def check_open(self) -> None:
+        """Raise a :class:`dps.errors.ClosedError` if :meth:`close` has dropped the walks."""
+        if not self._tables:
+            raise ClosedError(
+                f"close() has dropped the walks in {self.table.name!r}: read them, or fit models to them, before it or "
+                f"the end of the `with` block"
+            )
+
     def __iter__(self) -> Iterator[np.ndarray]:
         """Each walk as vertices."""
+        self.check_open()
         for first in range(0, self.count, CALL_ROWS // self.length + 1):
             keys = np.arange(first, min(self.count, first + CALL_ROWS // self.length + 1))
             for walk in self.table.pull(keys).reshape(len(keys), self.length):
@@ -194,9 +203,12 @@ def random_walks(
     ...         walks, sorted({len(walk) for walk in walks}), sorted(walks.vertices)
     (<6 walks of 4 over 3 vertices>, [4], [np.int64(7), np.int64(8), np.int64(9)])
     """
-    for name, value in (("p", p), ("q", q)):
-        if isinstance(value, bool) or not (np.ndim(value) == 0 and 0 < value < np.inf):
-            raise InputError(f"{name} is a finite number above 0; not {value!r}")
+    p, q = (
+        checked_number(name, value, "a finite number above 0", lambda number: 0 < number < np.inf)
+        for name, value in (("p", p), ("q", q))
+    )
+    if not isinstance(directed, (bool, np.bool_)):
+        raise InputError(f"directed is True or False; not {directed!r}")
     length, per_vertex = checked_count("walk_length", walk_length), checked_count("num_walks", num_walks)
     seed = checked_count("seed", seed, 0)
     source = edge_source(edges, weights, columns)

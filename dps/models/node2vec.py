@@ -8,6 +8,7 @@ from typing import Any, Self
 from sklearn.base import BaseEstimator
 
 from dps import graph
+from dps.errors import InputError
 from dps.models.types import ClusterLike, Settings
 from dps.models.where import address_of, aside, serving
 from dps.models.word2vec import Word2Vec
@@ -32,7 +33,7 @@ class Node2Vec(BaseEstimator):
         How unlikely a walk is to go back, and to go away from the vertex before. A small q goes far and finds
         communities; a large one stays near, and finds vertices with the same part in their surroundings.
     walk_length, num_walks : int
-        Vertices of a walk, and the number of walks that begin at each vertex.
+        Vertices of a walk, 2 or more, and the number of walks that begin at each vertex.
     directed : bool
         If not, each edge is gone in both directions.
     window, epochs, alpha, min_alpha, sg, negative, ns_exponent, sample, batch_words, staleness, servers, seed, progress
@@ -128,6 +129,8 @@ class Node2Vec(BaseEstimator):
         taken = Word2Vec().get_params().keys() - {"client", "min_count"}
         words = Word2Vec(min_count=1, **{name: getattr(self, name) for name in taken})
         words.check()
+        if self.walk_length == 1:
+            raise InputError("walk_length is 2 or more, because vectors are learnt from pairs of vertices; not 1")
         with aside(), serving(self.client, edges, self.servers, detaches=lambda: self._words is None) as (ps, ours):
             words.client = ps
             with graph.random_walks(

@@ -209,6 +209,7 @@ class Word2Vec(BaseEstimator):
             return sentence_parts(sentences)
         if self.client is not sentences.ps:
             raise InputError("these walks lie on a parameter server, and the model trains there: pass client=walks.ps")
+        sentences.check_open()
         return sentences
 
     def _count(self, ps: dps.ParameterServer, text: Text) -> Vocabulary:

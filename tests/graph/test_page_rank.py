@@ -209,6 +209,8 @@ REFUSED = [
     (InputError, "two columns", pd.DataFrame({"a": [1], "b": [1]}), {"columns": "ab"}),
     (InputError, "damping is a number from 0 to below 1; not 1.0", [[1, 2]], {"damping": 1.0}),
     (InputError, "damping", [[1, 2]], {"damping": -0.1}),
+    (InputError, "damping is a number from 0 to below 1; not 'much'", [[1, 2]], {"damping": "much"}),
+    (InputError, "tol is a finite number, 0 or more; not None", [[1, 2]], {"tol": None}),
     (InputError, "tol is a finite", [[1, 2]], {"tol": np.nan}),
     (InputError, "max_iter is a whole", [[1, 2]], {"max_iter": 0}),
     (InputError, "no edge has: 5, 6", [[1, 2]], {"personalization": {5: 1.0, 1: 1.0, 6: 2.0}}),

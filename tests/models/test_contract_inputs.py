@@ -139,14 +139,42 @@ EDGES = {
     "text": ([["a", "b"]], "hash_strings"),
     "booleans": (np.array([[True, False]]), "bool"),
     "three columns": ([[1, 2, 3]], r"shape \(1, 3\)"),
+    "infinity": ([[1.0, np.inf]], "infinity"),
+    "too large": (np.array([[2**63, 1]], np.uint64), "9223372036854775808, which is no int64"),
+}
+WEIGHTS = {
+    "NaN": ([1, np.nan], "weights contain NaN"),
+    "infinity": ([1, np.inf], "NaN or infinity"),
+    "negative": ([1, -2.5], "weights contain -2.5: a weight is 0 or more"),
+    "text": (["a", "b"], "weights have dtype <U1: pass numbers"),
+    "too few": ([1], r"weights have shape \(1,\), and there are 2 edges"),
+    "a name": ("w", "weights='w' names a column"),
 }
 
 
+WEIGHTED = ["page_rank", "random_walks", "Node2Vec"]
+TAKING_EDGES = [*ALGORITHMS, "random_walks", "Node2Vec"]
+
+
+def run_on(ps, name, edges, **how):
+    """What this algorithm or model makes of edges."""
+    if name == "Node2Vec":
+        return model(ps, name, walk_length=5, progress=False).fit(edges, **how)
+    return edge_algorithm(name)(ps, edges, **how)
+
+
 @pytest.mark.parametrize("what", EDGES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_edges(ps, algorithm, what):
+@pytest.mark.parametrize("name", TAKING_EDGES)
+def test_edges(ps, name, what):
     edges, words = EDGES[what]
-    refused(ps, words, lambda: edge_algorithm(algorithm)(ps, edges))
+    refused(ps, words, lambda: run_on(ps, name, edges))
+
+
+@pytest.mark.parametrize("what", WEIGHTS)
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weights_of_edges(ps, name, what):
+    weights, words = WEIGHTS[what]
+    refused(ps, words, lambda: run_on(ps, name, [[1, 2], [2, 3]], weights=weights))
 
 
 def test_a_graph_in_pieces(ps):

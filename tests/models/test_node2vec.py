@@ -13,7 +13,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import dps
 import dps.graph
-from dps.errors import InputError, InputTypeError, UnknownWordError
+from dps.errors import ClosedError, InputError, InputTypeError, UnknownWordError
 from dps.models import Node2Vec, Word2Vec
 
 SMALL = {"walk_length": 10, "num_walks": 8, "window": 4, "epochs": 5, "progress": False}
@@ -94,6 +94,11 @@ def test_word2vec_of_walks_goes_on(ps):
             Word2Vec(8, progress=False).fit(walks)
         with pytest.raises(InputError, match="lower min_count"):
             Word2Vec(8, client=ps, min_count=10**6, progress=False).fit(walks)
+    tables = set(ps.tables())
+    for train in (Word2Vec(8, client=ps, min_count=1, progress=False).fit, model.partial_fit):
+        with pytest.raises(ClosedError, match=r"close\(\) has dropped the walks"):
+            train(walks)
+    assert set(ps.tables()) == tables, "the vectors so far stay, and no others come"
     model.forget()
 
 
@@ -125,6 +130,8 @@ def failing_once(rows):
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"p": 0}, "p is a finite number above 0"), ({"q": np.nan}, "q is a finite"), ({"walk_length": 0}, "walk_length"),
+    ({"p": "1"}, "p is a finite number above 0; not '1'"), ({"walk_length": 1}, "walk_length is 2 or more"),
+    ({"directed": "no"}, "directed is True or False; not 'no'"), ({"seed": -1}, "seed is a whole number"),
     ({"num_walks": 1.5}, "num_walks"), ({"window": 0}, "window"), ({"vector_size": -1}, "vector_size"),
 ])  # fmt: skip
 def test_bad_settings(ps, change, message):
@@ -139,9 +146,39 @@ def test_bad_edges(ps):
         (np.empty((0, 2), int), None, "0 edges"), ([1, 2], None, "shape"), ([[1, 1]], None, "vectors need two"),
         ([[1, 2], [2, 3]], [0.0, 0.0], "all weights are 0"), ([[1, 2]], [-1.0], "0 or more"),
         ([[1.5, 2]], None, "no whole number"), ([[1, 2]], [1.0, 2.0], "weights have shape"),
+        ([[1, np.nan]], None, "targets of edges contain NaN"), ([[1, 2]], [np.nan], "weights contain NaN"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
             model.fit(edges, weights=weights)
     with pytest.raises(InputTypeError, match="hash_strings"):
         model.fit([["a", "b"]])
     assert not ps.tables()
+
+
+GRAPHS = {
+    "disconnected": ([[1, 2], [2, 3], [3, 1], [11, 12], [12, 13], [13, 11], [20, 20]], False),
+    "only itself": ([[1, 1], [1, 1], [2, 3], [3, 4]], True),
+    "no edges out": ([[1, 9], [2, 9], [3, 9]], True),
+    "all alone": ([[1, 1], [2, 2]], True),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_in_which_walks_cannot_go_everywhere(ps, name):
+    edges, directed = GRAPHS[name]
+    model = Node2Vec(4, client=ps, directed=directed, **SMALL).fit(edges)
+    try:
+        assert sorted(model.wv.index_to_key) == np.unique(edges).tolist(), "each vertex has a vector"
+        assert np.isfinite(model.wv.vectors).all()
+        assert (np.abs(model.wv.vectors).max(axis=1) > 0).all()
+        assert np.isfinite(model.loss_curve_).all()
+    finally:
+        model.forget()
+    assert not ps.tables()
+
+
+def test_the_nearest_vertices_are_in_the_same_component(client):
+    edges = np.concatenate([np.array(nx.connected_watts_strogatz_graph(15, 4, 0.2, seed=0).edges) + 100 * part
+                            for part in range(3)])  # fmt: skip
+    model = Node2Vec(8, client=client, seed=2, **SMALL | {"num_walks": 20}).fit(edges)
+    assert share_of_near_in_group(model, {vertex: vertex // 100 for vertex in np.unique(edges).tolist()}) > 0.95
