@@ -1,7 +1,11 @@
-"""Random walks beside the exact probabilities of the second order; trainers that run again; all kinds of edges."""
+"""Random walks beside the exact probabilities of the second order, and beside a plain program walk by walk.
+
+Trainers that run again; all kinds of edges, and edges that are refused.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import dask.array as da
@@ -11,11 +15,12 @@ import pandas as pd
 import pytest
 import scipy.stats
 from dask.distributed import Client
-from graphs import interrupted
+from graphs import counted, interrupted, plain_walks, random_edges
 from oracles import mutant
 
 import dps
 import dps.graph
+from dps.errors import ClosedError, InputError, InputTypeError
 from dps.graph import walks as walks_module
 
 EDGES = np.array([[1, 2], [1, 3], [2, 3], [3, 4], [4, 5], [5, 3], [5, 6], [6, 6], [2, 3], [4, 7]])
@@ -124,8 +129,140 @@ def test_all_kinds_of_edges_give_the_same_walks(ps):
     assert walks_of(ps, weights=WEIGHTS, p=0.5, q=2, seed=2) != expected
 
 
-@pytest.mark.parametrize("call", ["allreduce", "push", "barrier"])
-def test_a_trainer_that_runs_again_makes_the_same_walks(ps, monkeypatch, call):
-    expected = walks_of(ps, p=0.5)
-    with interrupted(monkeypatch, call, 0):
-        assert walks_of(ps, p=0.5, retries=1) == expected
+PLAIN = [
+    {},
+    {"p": 0.25, "q": 4.0},
+    {"p": 4.0, "q": 0.25, "weights": True},
+    {"p": 0.5, "q": 0.5, "weights": True, "directed": True},
+    {"q": 3.0, "directed": True, "seed": 9},
+]
+
+
+def check_beside_the_plain_program(ps, how, trainers=1):
+    """The same walks in the same order; more blocks than trainers."""
+    edges = np.concatenate([EDGES, 10 + random_edges(60, 25)])
+    how = {"seed": 3, **how}
+    if how.get("weights"):
+        how["weights"] = np.random.default_rng(1).integers(0, 4, len(edges)).astype(float)
+    made = walks_of(ps, edges, **how, walk_length=8, num_walks=4, trainers=trainers)
+    assert made == plain_walks(edges, 8, 4, **how, trainers=trainers, block=walks_module.BLOCK_WALKERS)
+    assert len(set(map(len, made))) > 1 or not how.get("directed"), "some walks end early"
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+@pytest.mark.parametrize("how", PLAIN, ids=str)
+def test_walks_are_those_of_a_plain_program(ps, monkeypatch, how, trainers):
+    monkeypatch.setattr(walks_module, "BLOCK_WALKERS", 40)
+    monkeypatch.setattr(walks_module, "CALL_ROWS", 50)
+    check_beside_the_plain_program(ps, how, trainers)
+
+
+OTHER = [
+    ("next_vertices", "rng.random(len(waiting)) * ", "(1 - rng.random(len(waiting))) * "),
+    ("unbiased", "1 / graph.plan.p, 1.0", "graph.plan.p, 1.0"),
+    ("walks_from", "place - 2", "place - 1"),
+    ("stored_edges", "np.lexsort((weight, target, source))", "np.lexsort((weight, -target, source))"),
+    ("walked", "np.random.default_rng((plan.seed, block))", "np.random.default_rng((plan.seed, 0))"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), OTHER)
+def test_the_plain_program_notices_wrong_variants(ps, monkeypatch, name, old, new):
+    monkeypatch.setattr(walks_module, "BLOCK_WALKERS", 40)
+    monkeypatch.setattr(walks_module, name, mutant(getattr(walks_module, name), old, new))
+    with pytest.raises(AssertionError):
+        check_beside_the_plain_program(ps, PLAIN[2])
+
+
+def test_where_each_vertex_has_one_neighbour_there_is_one_walk(ps):
+    after = {vertex: (7 * vertex + 5) % 31 for vertex in range(31)}
+    for p, q in [(1, 1), (0.5, 4)]:
+        for walk in walks_of(ps, list(after.items()), directed=True, p=p, q=q):
+            assert len(walk) == 6
+            assert all(after[one] == other for one, other in itertools.pairwise(walk))
+
+
+def test_walks_stay_in_their_component(ps):
+    parts = [EDGES, 100 + EDGES[:4], [[200, 200]], [[-5, -6]]]
+    component = {int(vertex): number for number, part in enumerate(parts) for vertex in np.ravel(part)}
+    for q in (1, 0.1):
+        made = walks_of(ps, np.concatenate(parts), q=q, num_walks=20)
+        assert Counter(walk[0] for walk in made) == dict.fromkeys(component, 20)
+        assert {len(walk) for walk in made} == {6}
+        for walk in made:
+            assert {component[vertex] for vertex in walk} == {component[walk[0]]}
+
+
+@pytest.mark.parametrize("directed", [True, False])
+@pytest.mark.parametrize("p", [1, 0.01])
+def test_a_vertex_that_only_points_to_itself(ps, p, directed):
+    made = walks_of(ps, [[1, 1], [2, 3], [3, 2]], p=p, directed=directed, num_walks=2)
+    assert sorted(made) == [*[(1,) * 6] * 2, *[(2, 3) * 3] * 2, *[(3, 2) * 3] * 2]
+
+
+def test_vertices_that_no_edge_leaves(ps):
+    made = walks_of(ps, [[1, 9], [2, 9], [9, 8], [3, 2], [3, 1]], directed=True, num_walks=2, weights=[1, 1, 0, 0, 1])
+    assert sorted(made) == sorted([(1, 9), (2, 9), (3, 1, 9), (8,), (9,)] * 2), "edges of weight 0 are not gone"
+
+
+REFUSED = [
+    (InputError, "0 edges", np.empty((0, 2), int), {}),
+    (InputError, "0 edges", da.from_array(np.empty((0, 2), int)), {}),
+    (InputError, "0 edges", pd.DataFrame({"a": [], "b": []}), {}),
+    (InputError, "targets of edges contain NaN", [[1.0, np.nan]], {}),
+    (InputError, "sources of edges contain NaN", pd.DataFrame({"a": [1, None], "b": [1, 2]}), {}),
+    (InputTypeError, "hash_strings", [["a", "b"]], {}),
+    (InputTypeError, "hash_strings", pd.DataFrame({"a": ["x"], "b": ["y"]}), {}),
+    (InputError, "weights contain NaN", [[1, 2], [2, 1]], {"weights": [1, np.nan]}),
+    (InputError, "-2.0: a weight is 0 or more", pd.DataFrame({"a": [1], "b": [2], "w": [-2.0]}), {"weights": "w"}),
+    (InputError, "all weights are 0", [[1, 2], [2, 1]], {"weights": [0, 0]}),
+    (InputError, "p is a finite number above 0; not 'near'", [[1, 2]], {"p": "near"}),
+    (InputError, "q is a finite number above 0; not True", [[1, 2]], {"q": True}),
+    (InputError, "q is a finite number above 0; not inf", [[1, 2]], {"q": np.inf}),
+    (InputError, "walk_length is a whole number, 1 or more; not 0", [[1, 2]], {"walk_length": 0}),
+    (InputError, "num_walks is a whole number, 1 or more; not '3'", [[1, 2]], {"num_walks": "3"}),
+    (InputError, "seed is a whole number, 0 or more; not -1", [[1, 2]], {"seed": -1}),
+    (InputError, "directed is True or False; not 'no'", [[1, 2]], {"directed": "no"}),
+]
+
+
+@pytest.mark.parametrize(("error", "words", "edges", "how"), REFUSED)
+def test_what_is_refused(ps, error, words, edges, how):
+    with pytest.raises(error, match=words):
+        dps.graph.random_walks(ps, edges, **how)
+    assert not ps.tables(), "no table is left behind"
+
+
+def test_closed_walks(ps):
+    walks = dps.graph.random_walks(ps, EDGES, 4, 2)
+    walks.close()
+    walks.close()
+    with pytest.raises(ClosedError, match=r"close\(\) has dropped the walks"):
+        list(walks)
+
+
+CALLS = ["allgather", "allreduce", "push", "pull", "barrier"]
+SECOND_ORDER = {"p": 0.5, "q": 2.0, "weights": WEIGHTS, "num_walks": 8}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("share", [0, 0.5, 0.999], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_trainer_that_runs_again_makes_the_same_walks(ps, monkeypatch, call, share, when):
+    monkeypatch.setattr(walks_module, "BLOCK_WALKERS", 8)
+    with counted(monkeypatch, CALLS) as counts:
+        expected = walks_of(ps, **SECOND_ORDER)
+    with interrupted(monkeypatch, call, 0, when, skipped=int(share * counts[call])):
+        assert walks_of(ps, **SECOND_ORDER, retries=1) == expected
+
+
+def test_a_wrong_variant_of_running_again_is_noticed(ps, monkeypatch):
+    """The servers keep what the first attempt has pushed, and the second one would draw other numbers for the rest."""
+    monkeypatch.setattr(walks_module, "BLOCK_WALKERS", 8)
+    with counted(monkeypatch, ["push"]) as counts:
+        expected = walks_of(ps, **SECOND_ORDER)
+    wrong = mutant(walks_module.walked, "(plan.seed, block)", "(plan.seed, block, trainer.attempt)")
+    monkeypatch.setattr(walks_module, "walked", wrong)
+    assert walks_of(ps, **SECOND_ORDER) == expected, "a first attempt is right"
+    with interrupted(monkeypatch, "push", 0, skipped=counts["push"] - 3), pytest.raises(AssertionError):
+        assert walks_of(ps, **SECOND_ORDER, retries=1) == expected
