@@ -14,6 +14,7 @@ pytest.importorskip("greenlet")
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
+from unittest import mock
 
 import dask.array
 import numpy as np
@@ -152,6 +153,24 @@ def counts(ps) -> Made:
     return Made(found, 0.0)
 
 
+def random_walks(ps) -> Made:
+    """Walks of the second order; each trainer moves several blocks."""
+    with (
+        mock.patch("dps.graph.walks.BLOCK_WALKERS", 20),
+        dps.graph.random_walks(ps, EDGES, 8, 4, p=0.5, q=2.0, seed=5) as made,
+    ):
+        rows = ps.client().pull(made.table, np.arange(made.count))
+        return Made([made.vertices, made.visits, rows], float(np.count_nonzero(rows < 0)))
+
+
+def vectors_of_vertices(ps) -> Made:
+    settings = {"walk_length": 8, "num_walks": 4, "window": 3, "batch_words": 150, "epochs": 3, "seed": 3}
+    model = dps.models.Node2Vec(6, client=ps, q=2.0, progress=False, **settings).fit(EDGES)
+    made = Made([model.wv.vectors], model.loss_curve_[-1])
+    model.forget()
+    return made
+
+
 def torch_training(trainer, partitions):
     import torch
 
@@ -238,6 +257,8 @@ CASES = {
     "components": Case(graph("connected_components"), True, needs="scipy"),
     "labels": Case(graph("label_propagation"), True, needs="scipy"),
     "cores": Case(graph("k_core"), True, needs="scipy"),
+    "walks": Case(random_walks, True, needs="scipy"),
+    "vertices": Case(vectors_of_vertices),
     "counts": Case(counts, True, needs=None),
     "torch": Case(torch_modules, needs="torch"),
     "torch ahead": Case(torch_bags, tolerance=0.1, needs="torch"),
