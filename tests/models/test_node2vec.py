@@ -8,6 +8,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from dask.distributed import Client
+from graphs import plain_walks, random_edges
 from sklearn.base import clone
 from sklearn.metrics import normalized_mutual_info_score
 
@@ -102,9 +103,52 @@ def test_word2vec_of_walks_goes_on(ps):
     model.forget()
 
 
-def test_one_trainer_repeats_its_model(ps, monkeypatch):
+@pytest.fixture
+def one_trainer(ps, monkeypatch):
+    """All runs have one trainer."""
     run = ps.run
     monkeypatch.setattr(ps, "run", lambda *args, **options: run(*args, **(options | {"trainers": 1, "retries": 1})))
+
+
+TEXTBOOK = {
+    "window": 3, "epochs": 2, "alpha": 0.07, "min_alpha": 0.01, "negative": 3, "ns_exponent": 0.5, "sample": 0.02,
+    "batch_words": 600, "seed": 7,
+}  # fmt: skip
+WALKED = {"p": 0.5, "q": 3.0, "directed": False}
+
+
+def vectors_of(model, words):
+    vectors = model.wv[words]
+    model.forget()
+    return vectors
+
+
+@pytest.mark.usefixtures("one_trainer")
+@pytest.mark.parametrize("sg", [1, 0], ids=["skip-gram", "CBOW"])
+def test_vectors_are_those_of_word2vec_on_the_walks_of_a_plain_program(ps, sg):
+    """Bit by bit: the walks are lists of words, whose alphabetic order is that of the vertices."""
+    edges = random_edges(200, 60)
+    weights = np.random.default_rng(0).integers(1, 4, len(edges)).astype(float)
+    vertices = np.unique(edges).tolist()
+    model = Node2Vec(8, client=ps, walk_length=12, num_walks=9, sg=sg, progress=False, **WALKED, **TEXTBOOK)
+    ours = vectors_of(model.fit(edges, weights=weights), vertices)
+
+    walks = plain_walks(edges, 12, 9, weights=weights, seed=TEXTBOOK["seed"], **WALKED)
+    sentences = [[f"{vertex:03}" for vertex in walk] for walk in walks]
+
+    def theirs(**other):
+        words = Word2Vec(8, client=ps, min_count=1, progress=False, **{"sg": sg, **TEXTBOOK, **other})
+        return vectors_of(words.fit(sentences), [f"{vertex:03}" for vertex in vertices])
+
+    np.testing.assert_array_equal(ours, theirs())
+    others = {"window": 4, "epochs": 3, "alpha": 0.06, "min_alpha": 0.0, "negative": 4, "ns_exponent": 0.6,
+              "sg": 1 - sg, "sample": 0, "batch_words": 900, "seed": 8}  # fmt: skip
+    for name, value in others.items():
+        assert not np.array_equal(ours, theirs(**{name: value})), f"{name} makes a difference"
+
+
+@pytest.mark.usefixtures("one_trainer")
+def test_one_trainer_repeats_its_model(ps, monkeypatch):
     edges, _ = blocks(2, 15)
     vectors = []
     for disturbed in (False, True):
