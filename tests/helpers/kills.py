@@ -1,4 +1,4 @@
-"""Kill processes while a run goes on, each when the slowest trainer has reached a clock."""
+"""Kill processes while a run goes on: when the slowest trainer has reached a clock, or when a condition holds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from servers import wait_until
 
 import dps
 
-__all__ = ["killed_at", "pids_of"]
+__all__ = ["killed_at", "killed_when", "pids_of"]
 
 
 @contextlib.contextmanager
@@ -32,6 +32,23 @@ def killed_at(ps: dps.ParameterServer, pids: Mapping[int, int]) -> Iterator[None
     yield
     thread.join()
     assert sorted(killed) == sorted(pids.values())
+
+
+@contextlib.contextmanager
+def killed_when(condition: Callable[[], bool], pid: int) -> Iterator[None]:
+    """Within the block, kill this process when the condition holds. It has to hold."""
+    killed = []
+
+    def kill() -> None:
+        wait_until(condition)
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    yield
+    thread.join()
+    assert killed == [pid]
 
 
 def pids_of(ps: dps.ParameterServer) -> tuple[list[int], list[int]]:
