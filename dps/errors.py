@@ -158,7 +158,7 @@ class StoppedError(DPSError, RuntimeError):
 
 
 class ClosedError(DPSError, RuntimeError):
-    """A parameter server or client was used after it was closed."""
+    """A parameter server, a client, or a result on the servers was used after it was closed."""
 
 
 class ProtocolError(DPSError, ConnectionError):
