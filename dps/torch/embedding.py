@@ -83,7 +83,7 @@ class Embedding(TableRows):
     The forward pass pulls the rows of the distinct ids of a batch, backward computes their gradient, and :meth:`push`
     hands it to the optimizer of the table. The ids of a keyed table are any int64, so there is no number of embeddings
     to choose; a row is `init` of the table until its first push. The module has no parameters of torch: no optimizer of
-    torch steps it, and ``state_dict`` is empty (:func:`dps.torch.save`).
+    torch steps it, and ``state_dict`` is empty; :func:`dps.torch.save` writes the rows.
 
     Parameters
     ----------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 import safetensors
-import safetensors.numpy
+import safetensors.torch
+import torch
 
 from dps.errors import InputError, InputTypeError
 from dps.torch.dense import DenseParameters
@@ -17,22 +20,29 @@ from dps.torch.inputs import checked_table
 __all__ = ["load", "save"]
 
 FORMAT = "dps.torch 1"
-Savable: TypeAlias = TableRows | DenseParameters
-Tensors: TypeAlias = dict[str, np.ndarray]
+Savable: TypeAlias = torch.nn.Module | DenseParameters  # embeddings are modules of torch, too
+Tensors: TypeAlias = dict[str, torch.Tensor]
 
 
 def save(path: str | os.PathLike[str], *modules: Savable) -> None:
-    """Write what lies on the servers of some modules to a file, in the format safetensors.
+    """Write modules, and what lies on the servers of them, to a file, in the format safetensors.
 
     Its tensors: for an embedding of the keyed table T, ``T.keys`` int64 [m], ascending, and ``T.values`` [m, dim]; of a
-    dense table, ``T.values`` alone; for `DenseParameters`, ``T.NAME`` for each parameter, of its shape. The states of
+    dense table, ``T.values`` alone; for `DenseParameters`, ``T.NAME`` for each parameter, of its shape. Of another
+    module of torch, those of the embeddings in it, and its ``state_dict`` under the names that this has. The states of
     the optimizers are not in it; *checkpoints* have these. The rows are read into this process, so they have to fit.
 
     Parameters
     ----------
     path : str or path
-    *modules : Embedding, EmbeddingBag or DenseParameters
-        Of a client or a trainer, after the run or between two clocks.
+    *modules : Embedding, EmbeddingBag, DenseParameters or torch.nn.Module
+        Of a client or a trainer, after the run or between two clocks. Where the parameters of a module lie on the
+        servers, these are the `DenseParameters` of it; the module itself has them as they were when they were pulled.
+
+    Raises
+    ------
+    InputError
+        Two of the modules have a tensor of one name.
 
     Examples
     --------
@@ -46,15 +56,18 @@ def save(path: str | os.PathLike[str], *modules: Savable) -> None:
     {'items.keys': tensor([5, 7]), 'items.values': tensor([[3., 4.], [1., 2.]])}
     """
     contents: Tensors = {}
-    for module in checked_modules(modules):
-        contents |= parameters_of(module) if isinstance(module, DenseParameters) else rows_of(module)
-    content = safetensors.numpy.save(contents, {"format": FORMAT})
+    for part in parts_of(modules):
+        more = contents_of(part)
+        if twice := sorted(contents.keys() & more.keys()):
+            raise InputError(f"two of the modules have a tensor {twice[0]!r}: save them in files of their own")
+        contents |= more
+    content = safetensors.torch.save(contents, {"format": FORMAT})
     with open(path, "wb") as file:
         file.write(content)
 
 
 def load(path: str | os.PathLike[str], *modules: Savable) -> None:
-    """Assign what :func:`save` has written to the tables of some modules; one process does it, before the run.
+    """Assign what :func:`save` has written to some modules and their tables; one process does it, before the run.
 
     Rows that the file does not have stay as they are, and so do the states of the optimizers. Nothing is assigned
     unless the file has all that is asked for.
@@ -62,16 +75,16 @@ def load(path: str | os.PathLike[str], *modules: Savable) -> None:
     Parameters
     ----------
     path : str or path
-    *modules : Embedding, EmbeddingBag or DenseParameters
+    *modules : Embedding, EmbeddingBag, DenseParameters or torch.nn.Module
         Their tables have the names that they had when the file was written.
 
     Raises
     ------
     InputError
-        Another kind of file; no tensor of a table in it, or one of another shape.
+        Another kind of file; no tensor of a table or module in it, or one of another shape.
     """
     try:
-        with safetensors.safe_open(path, "numpy") as file:
+        with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             contents = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except safetensors.SafetensorError as error:
@@ -80,76 +93,91 @@ def load(path: str | os.PathLike[str], *modules: Savable) -> None:
         raise InputError(
             f"{path} is of the format {metadata.get('format')!r}, not {FORMAT!r}, which dps.torch.save writes"
         )
-    changes = [change_of(path, module, contents) for module in checked_modules(modules)]
-    for module, (keys, values) in zip(modules, changes, strict=True):
-        if len(values):
-            module.caller.assign(module.table, keys, values)
+    for assign in [assignment(path, part, contents) for part in parts_of(modules)]:
+        assign()
 
 
-def checked_modules(modules: tuple[Any, ...]) -> tuple[Savable, ...]:
-    """The modules, if they are such."""
+def parts_of(modules: tuple[Any, ...]) -> Iterator[Savable]:
+    """Embeddings, also those within modules; dense parameters; modules with a state of their own. Each once."""
+    parts: dict[Savable, None] = {}
     for module in modules:
-        if not isinstance(module, (TableRows, DenseParameters)):
+        if isinstance(module, (TableRows, DenseParameters)):
+            parts[module] = None
+        elif isinstance(module, torch.nn.Module):
+            inside = [each for each in module.modules() if isinstance(each, TableRows)]
+            parts |= dict.fromkeys(inside)
+            if not inside and not module.state_dict():
+                raise InputError(
+                    f"the module {type(module).__name__} has no embedding of dps and no state: leave it out"
+                )
+            parts[module] = None
+        else:
             raise InputTypeError(
-                "dps.torch.save and load take Embedding, EmbeddingBag and DenseParameters, not "
-                f"{type(module).__name__}; a torch.nn.Module of your own: name these of its parts"
+                f"dps.torch.save and load take modules of torch and DenseParameters, not {type(module).__name__}"
             )
-    return modules
+    return iter(parts)
+
+
+def contents_of(part: Savable) -> Tensors:
+    """The tensors of a part, by the names that they have in the file."""
+    if isinstance(part, TableRows):
+        return rows_of(part)
+    if isinstance(part, DenseParameters):
+        return parameters_of(part)
+    return {name: each.detach().clone().contiguous() for name, each in part.state_dict().items()}
 
 
 def rows_of(module: TableRows) -> Tensors:
     """All rows of a module's table."""
     caller, table = module.caller, module.table
     if not checked_table(caller, table).keyed:
-        return {f"{table}.values": caller.pull(table).reshape(-1, module.dim)}
+        return {f"{table}.values": torch.from_numpy(caller.pull(table).reshape(-1, module.dim))}
     blocks = list(caller.keys(table))
     keys = np.unique(np.concatenate(blocks)) if blocks else np.empty(0, np.int64)
-    return {f"{table}.keys": keys, f"{table}.values": caller.pull(table, keys).reshape(-1, module.dim)}
+    values = caller.pull(table, keys).reshape(-1, module.dim)
+    return {f"{table}.keys": torch.from_numpy(keys), f"{table}.values": torch.from_numpy(values)}
 
 
 def parameters_of(module: DenseParameters) -> Tensors:
     """All parameters of a module's table, by name, in their shapes."""
-    values = module.caller.pull(module.table)
-    cut = np.split(values, np.cumsum([each.numel() for each in module.parameters.values()])[:-1])
+    values = torch.from_numpy(module.caller.pull(module.table))
+    cut = values.split([each.numel() for each in module.parameters.values()])
     named = zip(module.parameters.items(), cut, strict=True)
-    return {f"{module.table}.{name}": part.reshape(tuple(each.shape)) for (name, each), part in named}
+    return {f"{module.table}.{name}": part.reshape(each.shape).clone() for (name, each), part in named}
 
 
-def change_of(path: Any, module: Savable, contents: Tensors) -> tuple[np.ndarray | None, np.ndarray]:
-    """Keys (None for all rows) and values to assign."""
-    if isinstance(module, DenseParameters):
-        return dense_change(path, module, contents)
-    return row_change(path, module, contents)
+def assignment(path: Any, part: Savable, contents: Tensors) -> Callable[[], object]:
+    """What assigns the tensors of a part; all that it needs is there, and of the right shape."""
+    if isinstance(part, TableRows):
+        keys, values = saved_rows(path, part, contents)
+        return functools.partial(part.caller.assign, part.table, keys, values) if len(values) else list
+    if isinstance(part, DenseParameters):
+        return functools.partial(part.caller.assign, part.table, None, saved_parameters(path, part, contents))
+    state = {name: found(path, name, contents, tuple(each.shape)) for name, each in part.state_dict().items()}
+    return functools.partial(part.load_state_dict, state)
 
 
-def row_change(path: Any, module: TableRows, contents: Tensors) -> tuple[np.ndarray | None, np.ndarray]:
-    """Keys and rows to assign."""
+def saved_rows(path: Any, module: TableRows, contents: Tensors) -> tuple[np.ndarray | None, np.ndarray]:
+    """Keys (None for all rows) and rows to assign."""
     spec = checked_table(module.caller, module.table)
-    values = found(path, f"{module.table}.values", contents)
-    keys = found(path, f"{module.table}.keys", contents) if spec.keyed else None
+    keys = found(path, f"{module.table}.keys", contents).numpy() if spec.keyed else None
     shape = (spec.rows if keys is None else len(keys), module.dim)
-    check_shape(path, f"{module.table}.values", values, shape)
+    values = found(path, f"{module.table}.values", contents, shape).numpy()
     return keys, values.astype(spec.dtype, copy=False)
 
 
-def dense_change(path: Any, module: DenseParameters, contents: Tensors) -> tuple[None, np.ndarray]:
+def saved_parameters(path: Any, module: DenseParameters, contents: Tensors) -> np.ndarray:
     """The parameters to assign, one after the other."""
-    parts = []
-    for name, parameter in module.parameters.items():
-        values = found(path, f"{module.table}.{name}", contents)
-        check_shape(path, f"{module.table}.{name}", values, tuple(parameter.shape))
-        parts.append(values.reshape(-1))
-    return None, np.concatenate(parts)
+    named = module.parameters.items()
+    parts = [found(path, f"{module.table}.{name}", contents, tuple(each.shape)) for name, each in named]
+    return np.concatenate([part.numpy().reshape(-1) for part in parts])
 
 
-def found(path: Any, name: str, contents: Tensors) -> np.ndarray:
-    """A tensor of the file."""
+def found(path: Any, name: str, contents: Tensors, shape: tuple[Any, ...] | None = None) -> torch.Tensor:
+    """A tensor of the file, of this shape if one is given."""
     if name not in contents:
         raise InputError(f"{path} has no tensor {name!r}; it has {', '.join(sorted(contents)) or 'none'}")
-    return contents[name]
-
-
-def check_shape(path: Any, name: str, values: np.ndarray, shape: tuple[Any, ...]) -> None:
-    """Raise InputError for a tensor of another shape."""
-    if values.shape != shape:
-        raise InputError(f"{path}: the tensor {name!r} is of the shape {values.shape}, and {shape} is wanted")
+    tensor = contents[name]
+    if shape is not None and tuple(tensor.shape) != shape:
+        raise InputError(f"{path}: the tensor {name!r} is of the shape {tuple(tensor.shape)}, and {shape} is wanted")
+    return tensor

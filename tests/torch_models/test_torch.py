@@ -522,7 +522,7 @@ def test_files_that_do_not_fit(ps, tables, tmp_path):
     items = dps.torch.Embedding(client, "items", DIM)
     dps.torch.save(path, items)  # a table without rows
     dps.torch.load(path, items)
-    with pytest.raises(InputError, match=r"no tensor 'user.values'; it has items.keys, items.values"):
+    with pytest.raises(InputError, match=r"no tensor 'user.keys'; it has items.keys, items.values"):
         dps.torch.load(path, dps.torch.Embedding(client, "user", DIM))
     with pytest.raises(InputError, match=r"no tensor 'dense.0.weight'"):
         dps.torch.load(path, items, dps.torch.DenseParameters(client, "dense", tower()))
@@ -536,8 +536,53 @@ def test_files_that_do_not_fit(ps, tables, tmp_path):
     (tmp_path / "text").write_text("no tensors at all")
     with pytest.raises(InputError, match=r"no file that dps.torch.save has written, or it is damaged"):
         dps.torch.load(tmp_path / "text", items)
-    with pytest.raises(InputTypeError, match=r"not Sequential; a torch.nn.Module of your own: name these of its parts"):
-        dps.torch.save(path, tower())
+    with pytest.raises(InputTypeError, match=r"take modules of torch and DenseParameters, not str"):
+        dps.torch.save(path, "items")
+    with pytest.raises(InputError, match=r"the module ReLU has no embedding of dps and no state"):
+        dps.torch.save(path, torch.nn.ReLU())
+    with pytest.raises(InputError, match=r"two of the modules have a tensor '0.bias'"):
+        dps.torch.save(path, tower(), tower())
+
+
+class Recommender(torch.nn.Module):
+    """A module of a user: two embeddings on the servers, and layers in the trainer, of which one is tied."""
+
+    def __init__(self, client, seed):
+        super().__init__()
+        self.user, self.items = (dps.torch.Embedding(client, name, DIM) for name in ("user", "items"))
+        torch.manual_seed(seed)
+        self.tower = torch.nn.Sequential(torch.nn.Linear(DIM, DIM), torch.nn.BatchNorm1d(DIM))
+        self.again = self.tower[0]
+
+
+def test_a_module_with_embeddings_in_it(ps, tables, tmp_path):
+    tables(dps.SGD(1.0))
+    ps.client().push({"user": ([5, -3], np.ones((2, DIM))), "items": ([2], np.ones((1, DIM)))})
+    client, path = ps.client(), tmp_path / "model.safetensors"
+    before, module = client.pull({"user": [5, -3], "items": [2]}), Recommender(client, 1)
+    module.tower[1].running_mean += 3.0
+    dps.torch.save(path, module, module.user)
+    file = safetensors.torch.load_file(path)
+    assert file.keys() >= {"user.keys", "user.values", "items.keys", "items.values", "tower.1.running_mean"}
+    assert file["user.keys"].tolist() == [-3, 5]
+
+    ps.client().push({"user": ([5, -3], np.ones((2, DIM))), "items": ([2], np.ones((1, DIM)))})
+    other = Recommender(client, 2)
+    assert not torch.equal(other.tower[0].weight, module.tower[0].weight)
+    dps.torch.load(path, other)
+    for name, values in client.pull({"user": [5, -3], "items": [2]}).items():
+        np.testing.assert_array_equal(values, before[name])
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], tensor, rtol=0, atol=0)
+
+    third = Recommender(client, 3)
+    third.tower.append(torch.nn.Linear(DIM, 1))
+    ps.client().push("items", [2], np.ones((1, DIM)))
+    rows, weight = client.pull("items", [2]), third.tower[0].weight.detach().clone()
+    with pytest.raises(InputError, match=r"no tensor 'tower.2.weight'"):
+        dps.torch.load(path, third)
+    np.testing.assert_array_equal(client.pull("items", [2]), rows)
+    assert torch.equal(third.tower[0].weight, weight)
 
 
 # Partitions as tensors
