@@ -21,7 +21,7 @@ from dps.errors import InputError
 from dps.functions import products
 from dps.kernels import least_squares
 from dps.models.factor_data import BY_ITEM, BY_USER, Ratings, RatingSource, of_side
-from dps.models.factor_sgd import FactorReport, kept_pairs
+from dps.models.factor_sgd import FactorReport, kept_pairs, totals_of_feedback
 from dps.models.factor_steps import TableNames, begin_rows
 
 __all__ = ["ImplicitALS"]
@@ -78,12 +78,13 @@ class ImplicitALS:
         self, trainer: dps.Trainer, partitions: Sequence[Any], tables: TableNames, mean: float | None, keep: int
     ) -> FactorReport:
         """The training function."""
-        sides = [self._positive(of_side(partitions, side)) for side in (BY_USER, BY_ITEM)]
-        pairs = kept_pairs(trainer, sides[BY_USER], keep)
+        ratings = of_side(partitions, BY_USER)
+        sides = [self._positive(ratings), self._positive(of_side(partitions, BY_ITEM))]
+        totals = totals_of_feedback(trainer, ratings, "als")
         folds = self.folds_in and mean is not None
         if folds:
             sides = self._of_known_items(trainer, tables.items, sides)
-        begin_rows(trainer, tables.users, of_side(partitions, BY_USER).users, 0)
+        begin_rows(trainer, tables.users, ratings.users, 0)
         if not folds:
             begin_rows(trainer, tables.items, sides[BY_ITEM].users, 0)
         blocks = [list(blocks_of(side, self.alpha)) for side in sides]
@@ -102,7 +103,7 @@ class ImplicitALS:
                 norms = self.regularization * float(np.trace(gram)) if trainer.number == 0 else 0.0
                 losses[half // 2] = loss + norms, weight + cells
                 trainer.log(loss=(loss + norms) / max(weight + cells, 1.0))
-        return FactorReport(losses, 0.0, pairs, trainer.time_spent())
+        return FactorReport(losses, 0.0, kept_pairs(ratings, totals, keep), trainer.time_spent())
 
     @staticmethod
     def _shaped(trainer: dps.Trainer, gram: np.ndarray, table: str) -> np.ndarray:
@@ -119,6 +120,8 @@ class ImplicitALS:
                 f"{wrong} ratings are negative, the least {ratings.values.min():g}; method 'als' takes them for the "
                 f"strength of feedback, 0 or more"
             )
+        if ratings.values.all():
+            return ratings
         rows = np.flatnonzero(ratings.values)
         return Ratings(*(column[rows] for column in ratings))
 

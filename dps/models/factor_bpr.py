@@ -13,7 +13,7 @@ import scipy.sparse
 import dps
 from dps.kernels import ranking_steps
 from dps.models.factor_data import BY_USER, Ratings, RatingSource, of_side
-from dps.models.factor_sgd import FactorReport, kept_pairs
+from dps.models.factor_sgd import FactorReport, kept_pairs, totals_of_feedback
 from dps.models.factor_steps import Reach, TableNames, begin_rows, by_random_user, push_steps
 
 __all__ = ["BPR"]
@@ -78,9 +78,9 @@ class BPR:
     ) -> FactorReport:
         """The training function."""
         ratings = of_side(partitions, BY_USER)
+        totals = totals_of_feedback(trainer, ratings, "bpr")
         for table, ids in ((tables.users, ratings.users), (tables.items, ratings.items)):
             begin_rows(trainer, table, ids, self.biases)
-        pairs = kept_pairs(trainer, ratings, keep)
         trainer.barrier()  # so that all items are there
         positives = positives_of(ratings, np.sort(np.concatenate([*trainer.keys(tables.items)])))
         batches = self._batches(positives, np.random.default_rng((self.seed, trainer.number)))
@@ -91,7 +91,7 @@ class BPR:
             loss = self._learn(trainer, positives, tables, batch, others)
             trainer.log(loss=loss / len(batch.rows))
             losses[trainer.clock // len(batches)] += loss, len(batch.rows)
-        return FactorReport(losses, 0.0, pairs, trainer.time_spent())
+        return FactorReport(losses, 0.0, kept_pairs(ratings, totals, keep), trainer.time_spent())
 
     def _batches(self, positives: Positives, rng: np.random.Generator) -> list[LikedBatch]:
         """The pairs in random order. Users who have all items teach nothing."""

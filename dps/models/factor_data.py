@@ -22,7 +22,8 @@ import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.spark_pieces import is_spark
 
-__all__ = ["BY_ITEM", "BY_USER", "RatingSource", "Ratings", "checked_ids", "joined", "of_side", "source_of"]
+__all__ = ["BY_ITEM", "BY_USER", "RatingSource", "Ratings", "checked_ids", "joined", "none_at_all", "of_side"]
+__all__ += ["source_of"]
 
 BY_USER, BY_ITEM = 0, 1  # sides
 RatingsLike: TypeAlias = Any  # what `fit` takes
@@ -62,7 +63,7 @@ def source_of(data: RatingsLike, columns: Columns) -> RatingSource:
     Raises
     ------
     InputError, InputTypeError
-        There are no ratings in it, or wrong ones.
+        There are no ratings in this process, or wrong ones. Trainers check those that are elsewhere.
     """
     if is_spark(data):
         if not hasattr(data, "mapInArrow"):
@@ -78,12 +79,17 @@ def source_of(data: RatingsLike, columns: Columns) -> RatingSource:
     return HomeRatings(checked(data, columns))
 
 
+def none_at_all() -> InputError:
+    """The error of data without ratings."""
+    return InputError("there are 0 ratings: there is nothing to learn from")
+
+
 class HomeRatings:
     """Ratings in this process."""
 
     def __init__(self, ratings: Ratings):
         if not len(ratings.values):
-            raise InputError("there are 0 ratings: there is nothing to learn from")
+            raise none_at_all()
         self.home: Ratings | None = ratings
 
     @contextlib.contextmanager

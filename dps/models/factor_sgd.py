@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 import dps
+from dps.errors import InputError
 from dps.kernels import rating_steps
-from dps.models.factor_data import Ratings, RatingSource, joined
+from dps.models.factor_data import Ratings, RatingSource, joined, none_at_all
 from dps.models.factor_steps import PairBatch, Reach, TableNames, batches_of, begin_rows, push_steps
 
-__all__ = ["BiasedSGD", "FactorReport"]
+__all__ = ["BiasedSGD", "FactorReport", "Totals", "kept_pairs", "totals_of", "totals_of_feedback"]
 
 
 class FactorReport(NamedTuple):
@@ -24,6 +25,14 @@ class FactorReport(NamedTuple):
     mean: float  # of all ratings
     pairs: tuple[np.ndarray, np.ndarray] | None  # its users and items, where the driver does not have them
     seconds: dict[str, float]
+
+
+class Totals(NamedTuple):
+    """The ratings of all trainers, summed up."""
+
+    ratings: int
+    above_zero: int  # of these ratings
+    mean: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +74,8 @@ class BiasedSGD:
     ) -> FactorReport:
         """The training function."""
         ratings = joined(partitions)
-        mean = mean_of(trainer, ratings) if mean is None else mean
+        totals = totals_of(trainer, ratings)
+        mean = totals.mean if mean is None else mean
         for table, ids in ((tables.users, ratings.users), (tables.items, ratings.items)):
             begin_rows(trainer, table, ids, self.biases)
         batches = batches_of(ratings, self.batch_size, np.random.default_rng((self.seed, trainer.number)))
@@ -74,7 +84,7 @@ class BiasedSGD:
             loss = self._learn(trainer, batch, tables, mean)
             trainer.log(loss=loss / batch.rows)
             losses[trainer.clock // len(batches)] += loss, batch.rows
-        return FactorReport(losses, mean, kept_pairs(trainer, ratings, keep), trainer.time_spent())
+        return FactorReport(losses, mean, kept_pairs(ratings, totals, keep), trainer.time_spent())
 
     def _learn(self, trainer: dps.Trainer, batch: PairBatch, tables: TableNames, mean: float) -> float:
         """The steps of a batch; the sum of the squared errors, each before its step."""
@@ -87,14 +97,27 @@ class BiasedSGD:
         return push_steps(trainer, tables, (batch.users, batch.items), rows, self.rate, step)
 
 
-def mean_of(trainer: dps.Trainer, ratings: Ratings) -> float:
-    """The mean of all ratings."""
-    total, count = trainer.allreduce(np.array([ratings.values.sum(dtype=np.float64), len(ratings.values)]))
-    return float(total / max(count, 1))
+def totals_of(trainer: dps.Trainer, ratings: Ratings) -> Totals:
+    """The totals of all trainers. Without any ratings all of them raise an error."""
+    values = ratings.values
+    own = np.array([len(values), np.count_nonzero(values > 0), values.sum(dtype=np.float64)])
+    count, above_zero, total = trainer.allreduce(own).tolist()
+    if not count:
+        raise none_at_all()
+    return Totals(int(count), int(above_zero), total / count)
 
 
-def kept_pairs(trainer: dps.Trainer, ratings: Ratings, keep: int) -> tuple[np.ndarray, np.ndarray] | None:
+def totals_of_feedback(trainer: dps.Trainer, ratings: Ratings, method: str) -> Totals:
+    """The totals of all trainers. Where no rating is above 0, all of them raise an error."""
+    totals = totals_of(trainer, ratings)
+    if not totals.above_zero:
+        raise InputError(
+            f"none of the {totals.ratings} ratings is above 0: method {method!r} takes those above 0 for feedback, and "
+            f"without any there is nothing to learn from"
+        )
+    return totals
+
+
+def kept_pairs(ratings: Ratings, totals: Totals, keep: int) -> tuple[np.ndarray, np.ndarray] | None:
     """The users and items of this trainer, if those of all trainers are at most `keep`."""
-    if not keep or int(trainer.allreduce(len(ratings.values))) > keep:
-        return None
-    return ratings.users, ratings.items
+    return (ratings.users, ratings.items) if totals.ratings <= keep else None

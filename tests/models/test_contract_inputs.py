@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dask.array
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 
@@ -99,8 +102,17 @@ def test_negative_counts_of_words(ps, name):
     refused(ps, "Negative values", lambda: model(ps, name).fit(changed(COUNTS, -1)))
 
 
+EMPTY = USERS[:0], ITEMS[:0], VALUES[:0]
 RATINGS = {
-    "empty": ((USERS[:0], ITEMS[:0], VALUES[:0]), "0 ratings"),
+    "empty": (EMPTY, "0 ratings"),
+    "empty frame of Dask": (
+        dd.from_pandas(
+            pd.DataFrame(dict(zip(("user", "item", "rating"), (USERS, ITEMS, VALUES), strict=True))), 2
+        ).query("rating < 0"),
+        "0 ratings",
+    ),
+    "empty array of Dask": (dask.array.zeros((0, 3)), "0 ratings"),
+    "empty delayed": ([dask.delayed(EMPTY), dask.delayed(EMPTY)], "0 ratings"),
     "NaN": ((USERS, ITEMS, [1, np.nan, 2, 3]), "1 of 4 values are NaN"),
     "text": ((USERS, ITEMS, list("abcd")), "values are numbers"),
     "halves": ((USERS + 0.5, ITEMS, VALUES), "users are whole numbers"),
@@ -113,6 +125,13 @@ RATINGS = {
 @pytest.mark.parametrize("method", ["sgd", "als", "bpr"])
 def test_ratings(ps, method, what):
     data, words = RATINGS[what]
+    refused(ps, words, lambda: model(ps, "MatrixFactorization", method=method).fit(data))
+
+
+@pytest.mark.parametrize(("method", "value"), [("als", 0), ("bpr", 0), ("bpr", -1)])
+def test_no_feedback(ps, method, value):
+    data = (USERS, ITEMS, value * VALUES)
+    words = f"none of the 4 ratings is above 0: method '{method}'"
     refused(ps, words, lambda: model(ps, "MatrixFactorization", method=method).fit(data))
 
 

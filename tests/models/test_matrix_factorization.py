@@ -456,6 +456,40 @@ def test_users_who_have_everything_and_single_items(ps):
         each.forget()
 
 
+MIXED = np.where((U + V) % 3, COUNTS, np.where(V % 2, -2.0, 0.0))  # a third is 0 or negative
+
+
+@pytest.mark.parametrize("where", [tuple, dask.delayed], ids=["here", "delayed"])
+def test_bpr_takes_ratings_above_zero_for_feedback(one, where):
+    """Zeros and negative ratings train nothing. Their users and items are in the model, because items are drawn."""
+    liked = MIXED > 0
+    model = MatrixFactorization(client=one, learning_rate=0.1, **BPR_SETTINGS)
+    expected = [rows.copy() for rows in rows_of(model.fit((U[liked], V[liked], np.ones(liked.sum()))))]
+    for ours, theirs in zip(rows_of(model.fit(where((U, V, MIXED)))), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert set(model.recommend(0, N=ITEMS)[0]) == set(range(ITEMS)) - set(V[U == 0]), "rated, though not liked"
+    model.fit(where(([*U, 1000, 7], [*V, 3, 1000], [*MIXED, -1.0, 0.0])))
+    assert (model.user_ids_.tolist(), model.item_ids_.tolist()) == ([*range(USERS), 1000], [*range(ITEMS), 1000])
+    assert model.item_biases[-1] < 0, "the item was drawn, and never liked"
+    model.forget()
+
+
+@pytest.mark.parametrize("where", [tuple, dask.delayed], ids=["here", "delayed"])
+def test_als_does_not_recommend_what_was_rated_zero(ps, where):
+    model = MatrixFactorization(client=ps, **ALS).fit(where((U, V, np.maximum(MIXED, 0))))
+    assert set(model.recommend(0, N=ITEMS)[0]) == set(range(ITEMS)) - set(V[U == 0])
+    model.forget()
+
+
+@pytest.mark.parametrize("where", [tuple, dask.delayed], ids=["here", "delayed"])
+@pytest.mark.parametrize(("method", "value"), [("als", 0.0), ("bpr", 0.0), ("bpr", -1.0)])
+def test_feedback_of_which_nothing_is_above_zero(ps, method, value, where):
+    before = ps.tables().keys()
+    with pytest.raises(InputError, match=f"none of the 3 ratings is above 0: method '{method}'"):
+        MatrixFactorization(method, client=ps).fit(where(([1, 2, 2], [7, 7, 8], [value, 0.0, value])))
+    assert ps.tables().keys() == before
+
+
 def test_negative_strength_of_feedback(ps):
     with pytest.raises(InputError, match="1 ratings are negative, the least -2; method 'als'"):
         MatrixFactorization("als", client=ps).fit(([1, 2], [7, 7], [1, -2]))
@@ -626,9 +660,14 @@ def test_bad_settings(ps, settings, message):
     assert not any(name.startswith("users-") for name in ps.tables()) or len(ps.tables()) == 2
 
 
+EMPTY = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
 BAD_RATINGS = {
     "none": (([], [], []), "0 ratings"),
     "empty matrix": (scipy.sparse.csr_matrix((3, 3)), "0 ratings"),
+    "empty frame of dask": (dd.from_pandas(FRAME, npartitions=3).query("rating < -100"), "0 ratings"),
+    "empty array of dask": (da.zeros((0, 3)), "0 ratings"),
+    "empty columns of dask": (tuple(da.from_array(column) for column in EMPTY), "0 ratings"),
+    "empty delayed": ([dask.delayed(EMPTY), dask.delayed(scipy.sparse.csr_matrix((3, 3)))], "0 ratings"),
     "nan": (([1], [2], [np.nan]), "1 of 1 values are NaN"),
     "lengths": (([1, 2], [2], [3.0]), "columns of one length"),
     "width": (np.zeros((3, 2)), "have 3 columns"),
@@ -648,11 +687,29 @@ BAD_RATINGS = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_RATINGS)
-def test_bad_ratings(ps, name):
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [(name, "sgd") for name in BAD_RATINGS]
+    + [(name, method) for name in BAD_RATINGS if name.startswith("empty") for method in ("als", "bpr")],
+)
+def test_bad_ratings(ps, name, method):
     ratings, message = BAD_RATINGS[name]
+    before = ps.tables().keys()
     with pytest.raises((InputError, InputTypeError), match=message):
-        MatrixFactorization(client=ps, **SMALL).fit(ratings)
+        MatrixFactorization(method, client=ps, **SMALL).fit(ratings)
+    assert ps.tables().keys() == before
+
+
+@pytest.mark.parametrize("method", ["sgd", "als", "bpr"])
+def test_a_model_stays_when_there_are_no_more_ratings(ps, method):
+    model = MatrixFactorization(method, client=ps, **SMALL).fit((U, V, np.abs(R)))
+    before, losses = [rows.copy() for rows in rows_of(model)], list(model.loss_curve_)
+    with pytest.raises(InputError, match="0 ratings"):
+        model.partial_fit(dask.delayed(EMPTY))
+    for ours, theirs in zip(rows_of(model), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert model.loss_curve_ == losses
+    model.forget()
 
 
 def test_bad_ratings_on_the_workers(ps):

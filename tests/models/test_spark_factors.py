@@ -53,6 +53,21 @@ def test_a_server_beside_the_driver_is_started_for_a_fit(spark):
     assert model.item_factors.shape == (ITEMS, 3)
 
 
+@pytest.mark.parametrize("method", ["sgd", "als", "bpr"])
+def test_empty_frames(spark, ps, method):
+    """Whether there are partitions, all of them empty, or none."""
+    frame, before = spark.createDataFrame(FRAME).repartition(3), ps.tables().keys()
+    for empty in (frame.where("rating < 0"), spark.createDataFrame([], frame.schema)):
+        with pytest.raises(InputError, match="there are 0 ratings"):
+            MatrixFactorization(method, client=ps, factors=2).fit(empty)
+        assert ps.tables().keys() == before
+
+
+def test_feedback_of_which_nothing_is_above_zero(spark, ps):
+    with pytest.raises(InputError, match=f"none of the {len(FRAME)} ratings is above 0: method 'bpr'"):
+        MatrixFactorization("bpr", client=ps).fit(spark.createDataFrame(FRAME.assign(rating=-FRAME.rating)))
+
+
 def test_wrong_frames(spark, ps):
     with pytest.raises(InputError, match="no column 'rating'"):
         MatrixFactorization(client=ps).fit(spark.createDataFrame(FRAME[["user", "item"]]))
