@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import uuid
 from typing import NamedTuple
@@ -121,9 +120,7 @@ def trained(
         if counts is not None:
             rows = np.column_stack([begun.starts * counts[:, None], counts, np.zeros(k)])
             client.assign(plan.centers, slice(None), rows)
-        made = pieces.train(
-            functools.partial(planned, plan), function, staleness=staleness if plan.batch_size else 0, progress=progress
-        )
+        made = pieces.run(plan, function, staleness=staleness if plan.batch_size else 0, progress=progress)
         reports = [ClusterReport(*each) for each in made]
         rows, starts = client.pull(plan.centers), client.pull(plan.starts).reshape(k, features)
     finally:
@@ -139,8 +136,3 @@ def trained(
 def total(arrays: list[np.ndarray]) -> np.ndarray:
     """The sum of arrays of one shape."""
     return np.sum(arrays, axis=0)
-
-
-def planned(plan: ClusterPlan, surveys: Surveys) -> ClusterPlan:
-    """The plan, which is made before the pieces are surveyed again."""
-    return plan

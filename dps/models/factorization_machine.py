@@ -228,7 +228,7 @@ class SecondOrderModel(ABC, BaseEstimator):
                 epochs, self.tol if epochs > 1 else None, self._batch, self.shuffle, self._seed + self.n_iter_,
                 self.fit_intercept, self.solver == "ftrl", self.aggregate, fields=self._fields,
             )  # fmt: skip
-            made = pieces.train(lambda _: plan, train, staleness=self.staleness, progress=self.progress)
+            made = pieces.run(plan, train, staleness=self.staleness, progress=self.progress)
         reports = [MachineReport(*each) for each in made]
         self._note(reports)
         return any(report.stopped for report in reports)

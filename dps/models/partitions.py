@@ -74,6 +74,9 @@ class Pieces(Protocol):
     ) -> list[tuple]:
         """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
 
+    def run(self, plan: object, function: Callable, *, staleness: float, progress: bool | None) -> list[tuple]:
+        """Call ``function(trainer, pieces, plan)`` on the trainers of a run, with a plan that needs no surveys."""
+
     def close(self) -> None:
         """Release what is held for the pieces."""
 
@@ -128,6 +131,11 @@ class DaskPieces:
         with taking_turns(self._client):
             args = (plan(self.surveys),)
             return self._ps.run(function, self._pieces, args=args, staleness=staleness, progress=progress)
+
+    def run(self, plan: object, function: Callable, *, staleness: float, progress: bool | None) -> list[tuple]:
+        """Call ``function(trainer, pieces, plan)`` on the trainers of a run, with a plan that needs no surveys."""
+        with taking_turns(self._client):
+            return self._ps.run(function, self._pieces, args=(plan,), staleness=staleness, progress=progress)
 
     @contextlib.contextmanager
     def converted(self, function: Callable, *arguments: object) -> Iterator[list[Future]]:

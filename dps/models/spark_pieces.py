@@ -159,6 +159,10 @@ class SparkPieces:
                     raise wrong from None  # because this error has stopped the trainers
                 raise
 
+    def run(self, plan: object, function: Callable, *, staleness: float, progress: bool | None) -> list[tuple]:
+        """Call ``function(trainer, pieces, plan)`` on the trainers of a run, with a plan that needs no surveys."""
+        return self._ps.run(_with_rows, self._data, args=(plan, function), staleness=staleness, progress=progress)
+
     def close(self) -> None:
         """Nothing to release, because Spark holds no futures of this object."""
 
@@ -321,6 +325,16 @@ def _there(partitions: list[Piece | DPSError | None]) -> list[Piece]:
         if isinstance(piece, DPSError):
             raise piece
     return [piece for piece in partitions if isinstance(piece, Piece)]
+
+
+def _with_rows(
+    trainer: dps.Trainer, partitions: list[Piece | DPSError | None], plan: object, function: Callable
+) -> tuple:
+    """Wait until all trainers have read their pieces, and train if any of them has rows."""
+    pieces = _there(partitions)
+    if not sum(_gathered(trainer, [len(piece.labels) for piece in pieces])):
+        raise InputError("X has 0 rows: there is nothing to learn from")
+    return function(trainer, pieces, plan)
 
 
 def _surveyed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import dps
 from dps.errors import InputError
 from dps.functions.neighbours import packed
 from dps.models.encoding import Layout
-from dps.models.partitions import Piece, Pieces, Surveys
+from dps.models.partitions import Piece, Pieces
 from dps.models.spark_pieces import is_spark, pieces_of
 from dps.models.types import Block, Features
 from dps.models.unlabelled import is_lazy_list, unlabelled
@@ -142,13 +141,8 @@ def stored_pieces(ps: dps.ParameterServer, table: str, pieces: Pieces) -> Stored
         table, rows.width, rows.sparse, {size.number: start for size, start in zip(sizes, starts, strict=False)},
         {size.number: size for size in sizes},
     )  # fmt: skip
-    pieces.train(functools.partial(put_plan, plan), put, staleness=0, progress=False)
+    pieces.run(plan, put, staleness=0, progress=False)
     return rows
-
-
-def put_plan(plan: PutPlan, surveys: Surveys) -> PutPlan:
-    """The plan, which is made before the trainers are asked."""
-    return plan
 
 
 def put(trainer: dps.Trainer, pieces: Sequence[Piece], plan: PutPlan) -> None:
