@@ -311,8 +311,11 @@ class Rehearsal:
     def __init__(self, ps, parts, who, calls):
         self.ps, self.parts, self.who, self.calls, self.died = ps, parts, who, calls, False
 
-    def train(self, plan, function, *, staleness, progress):
-        made, results = plan(lambda: [SURVEY]), [None, None]
+    def train(self, plan, function, **how):
+        return self.run(plan(lambda: [SURVEY]), function, **how)
+
+    def run(self, plan, function, *, staleness, progress):
+        results = [None, None]
 
         def work(run, number):
             name = f"trainer {number}"
@@ -320,7 +323,7 @@ class Rehearsal:
                 trainer = Trainer.join(run.ticket, run.number, run.reserve(name=name), attempt)
                 mine = Dying(trainer, self.calls if number == self.who and not attempt else -1)
                 try:
-                    results[trainer.number] = function(mine, self.parts[trainer.number], made)
+                    results[trainer.number] = function(mine, self.parts[trainer.number], plan)
                     trainer.leave()
                     return
                 except InterruptedError:

@@ -76,10 +76,11 @@ class Parts:
     def __init__(self, ps, pieces, pid=0, pulls=-1):
         self.ps, self.pieces, self.pid, self.pulls = ps, pieces, pid, pulls
 
-    def train(self, plan, function, *, staleness, progress):
-        return self.ps.run(
-            killing, self.pieces, args=(plan(lambda: [SURVEY]), function, self.pid, self.pulls), staleness=staleness
-        )
+    def train(self, plan, function, **how):
+        return self.run(plan(lambda: [SURVEY]), function, **how)
+
+    def run(self, plan, function, *, staleness, progress):
+        return self.ps.run(killing, self.pieces, args=(plan, function, self.pid, self.pulls), staleness=staleness)
 
 
 @pytest.mark.parametrize("size", [None, 40], ids=["lloyd", "minibatches"])
