@@ -117,6 +117,8 @@ def problem_of_classes(
     """(the problem of a classifier, the survey of its data, the sum of the rows' weights)."""
     seen = summary(pieces.surveys())
     labels = seen.labels
+    if not seen.rows:
+        raise InputError("X has 0 rows: there is nothing to learn from")
     if len(labels) < 2:
         raise InputError(f"y has {len(labels)} class ({labels}); a classifier needs two or more")
     weights = class_weights(class_weight, labels, seen.counts)

@@ -494,6 +494,8 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
 
     def _targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
         seen = summary(pieces.surveys())
+        if not seen.rows:
+            raise InputError("X has 0 rows: there is nothing to learn from")
         labels = seen.labels if classes is None else np.unique(np.asarray(classes))
         if len(labels) < 2:
             raise InputError(f"y has {len(labels)} class ({labels}); a factorization machine needs two")

@@ -445,6 +445,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     def _begin(self, ps: dps.ParameterServer, seen: Survey, classes: npt.ArrayLike | None, ours: bool) -> None:
         """Make the tables."""
+        if not seen.rows:
+            raise InputError("X has 0 rows: there is nothing to learn from")
         labels = seen.labels if classes is None else np.unique(np.asarray(classes))
         if len(labels) < 2:
             raise InputError(f"y has {len(labels)} class ({labels}); logistic regression needs two or more")

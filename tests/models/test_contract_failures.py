@@ -26,6 +26,7 @@ import dps
 rng = np.random.default_rng(0)
 X = rng.normal(size=(240, 6)).astype(np.float32)
 MARGINS = X @ rng.normal(size=6)
+FIELDS = [0, 0, 1, 1, 1, 2]  # of the columns of X
 Y = (MARGINS + 0.3 * rng.normal(size=240) > 0).astype(int)
 WHOLE = np.concatenate([rng.integers(-4, 5, (80, 3)) + center for center in (-20, 0, 20)]).astype(np.float32)
 USERS, ITEMS = np.divmod(np.flatnonzero(rng.random(20 * 15) < 0.6), 15)
@@ -59,9 +60,9 @@ def logistic(**settings) -> Callable:
     return fit
 
 
-def machine(solver: str) -> Callable:
+def machine(solver: str, **more) -> Callable:
     def fit(ps) -> Made:
-        settings = {"batch_size": 30, "epochs": 3, "random_state": 1, "progress": False}
+        settings = {"batch_size": 30, "epochs": 3, "random_state": 1, "progress": False, **more}
         model = dps.models.FactorizationMachine(factors=2, solver=solver, client=ps, **settings).fit(X, Y)
         return Made([model.coef_, model.factors_, np.array(model.intercept_)], log_loss(model))
 
@@ -241,6 +242,8 @@ CASES = {
     "logistic adagrad": Case(logistic(solver="adagrad", aggregate=True), True),
     "machine ftrl": Case(machine("ftrl")),
     "machine adagrad": Case(machine("adagrad")),
+    "fields ftrl": Case(machine("ftrl", fields=FIELDS)),
+    "fields adagrad": Case(machine("adagrad", fields=FIELDS, aggregate=True), True),
     "factors sgd": Case(factors("sgd")),
     "factors als": Case(factors("als"), True),
     "factors bpr": Case(factors("bpr")),

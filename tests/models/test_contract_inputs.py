@@ -35,13 +35,16 @@ def changed(array, value):
     return array
 
 
-CLASSIFIERS = ["LogisticRegression", "LinearSVC", "FactorizationMachine"]
-REGRESSORS = ["LinearRegression", "Ridge", "Lasso", "ElasticNet", "PoissonRegressor", "FactorizationMachineRegressor"]
+AWARE = [f"{name} with fields" for name in ("FactorizationMachine", "FactorizationMachineRegressor")]
+CLASSIFIERS = ["LogisticRegression", "LinearSVC", "FactorizationMachine", AWARE[0]]
+REGRESSORS = ["LinearRegression", "Ridge", "Lasso", "ElasticNet", "PoissonRegressor"]
+REGRESSORS += ["FactorizationMachineRegressor", AWARE[1]]
 SUPERVISED = CLASSIFIERS + REGRESSORS
 METHODS = [f"LatentDirichletAllocation {method}" for method in ("batch", "online", "gibbs")]
 SETTINGS = {"KMeans": {"n_clusters": 2}, "Similarity": {"n_neighbors": 2}}
 SETTINGS |= {name: {"n_components": 2, "learning_method": name.split()[1]} for name in METHODS}
 UNSUPERVISED = list(SETTINGS)
+SETTINGS |= {name: {"fields": [0, 1, 1]} for name in AWARE}
 
 
 def model(ps, name, **settings):
@@ -91,6 +94,17 @@ def test_matrices(ps, name, what):
         refused(ps, words, lambda: model(ps, name).fit(X))
 
 
+@pytest.mark.parametrize("name", [*SUPERVISED, *UNSUPERVISED])
+def test_data_of_dask_without_rows(ps, name):
+    words = MATRICES["empty"][1]
+    if name in SUPERVISED:
+        parts = [dask.delayed((ROWS[:0], LABELS[:0])) for _ in range(2)]
+        refused(ps, words, lambda: model(ps, name).fit(parts))
+    else:
+        X = dask.array.from_array(ROWS, 6)
+        refused(ps, words, lambda: model(ps, name).fit(X[X[:, 0] > 100]))
+
+
 @pytest.mark.parametrize(("name", "what"), [(name, what) for what in TARGETS for name in TARGETS[what][1]])
 def test_targets(ps, name, what):
     y, _, words = TARGETS[what]
@@ -103,6 +117,29 @@ def test_negative_counts_of_words(ps, name):
 
 
 EMPTY = USERS[:0], ITEMS[:0], VALUES[:0]
+FRAME = pd.DataFrame({"word": list("ab") * 6, "number": COUNTS[:, 0]})
+FRAMES = {
+    "empty": (FRAME[:0], LABELS[:0], "0 rows"),
+    "infinity": (FRAME.assign(number=changed(COUNTS[:, 0], np.inf)), LABELS, "infinity"),
+    "complex": (FRAME.assign(number=changed(COUNTS[:, 0], 1j)), LABELS, "Complex|complex"),
+    "no columns": (FRAME[[]], LABELS, "no columns"),
+    "an array": (COUNTS, LABELS, 'fields="columns" is for DataFrames'),
+    "one class": (FRAME, np.ones(12, int), "y has 1 class"),
+    "NaN for a label": (FRAME, changed(LABELS.astype(float), np.nan), "y contains NaN: 1 of 12"),
+    "too few labels": (FRAME, LABELS[:5], r"12 rows and y is of shape \(5,\)"),
+}
+
+
+@pytest.mark.parametrize("where", ["here", "Dask"])
+@pytest.mark.parametrize("what", FRAMES)
+def test_frames_whose_columns_are_fields(ps, what, where):
+    X, y, words = FRAMES[what]
+    data = (X, y) if where == "here" else ([dask.delayed((X, y))],)
+    if (what, where) == ("too few labels", "Dask"):
+        words = r"partition 0: X has 12 rows, and y is of shape \(5,\)"
+    refused(ps, words, lambda: models.FactorizationMachine(fields="columns", client=ps).fit(*data))
+
+
 RATINGS = {
     "empty": (EMPTY, "0 ratings"),
     "empty frame of Dask": (
