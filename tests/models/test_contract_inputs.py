@@ -137,7 +137,7 @@ def test_frames_whose_columns_are_fields(ps, what, where):
     data = (X, y) if where == "here" else ([dask.delayed((X, y))],)
     if (what, where) == ("too few labels", "Dask"):
         words = r"partition 0: X has 12 rows, and y is of shape \(5,\)"
-    refused(ps, words, lambda: models.FactorizationMachine(fields="columns", client=ps).fit(*data))
+    refused(ps, words, lambda: model(ps, "FactorizationMachine", fields="columns").fit(*data))
 
 
 RATINGS = {
