@@ -22,8 +22,9 @@ import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.spark_pieces import is_spark
 
-__all__ = ["BY_ITEM", "BY_USER", "RatingSource", "Ratings", "checked_ids", "joined", "none_at_all", "of_side"]
-__all__ += ["source_of"]
+__all__ = [
+    "BY_ITEM", "BY_USER", "RatingSource", "Ratings", "checked_ids", "joined", "none_at_all", "of_side", "source_of",
+]  # fmt: skip
 
 BY_USER, BY_ITEM = 0, 1  # sides
 RatingsLike: TypeAlias = Any  # what `fit` takes
