@@ -8,10 +8,13 @@ partitions: what grows with the rows beyond them is for the reader to ask about.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import dask
@@ -33,11 +36,21 @@ TIMES = 10  # as many rows, and features
 MIB = 1 << 20
 
 
+Places = Callable[[], AbstractContextManager["Place"]]
+
+
 class Size(NamedTuple):
     """How many rows a fit has, and how many features (or items, words, vertices)."""
 
     rows: int
     features: int
+
+
+class Place(NamedTuple):
+    """Where a fit is measured."""
+
+    client: Client
+    ps: dps.ParameterServer
 
 
 class Measured(NamedTuple):
@@ -278,23 +291,30 @@ def traffic(ps: dps.ParameterServer) -> int:
     return int(total)
 
 
-def measured(fit: Callable, size: Size) -> Measured:
-    """What one fit takes in a new cluster."""
+@contextlib.contextmanager
+def new_cluster() -> Iterator[Place]:
+    """One server and two trainers, in processes."""
     with (
         dps.LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster,
         Client(cluster) as client,
         dps.ParameterServer(client) as ps,
-        warnings.catch_warnings(),
     ):
+        yield Place(client, ps)
+
+
+def measured(place: Place, fit: Callable, size: Size) -> Measured:
+    """What one fit takes."""
+    client, ps = place
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # too few iterations to converge
         fit(ps, Size(PARTS * 40, 40))  # imports, connections and compiled code are no growth
         before, ours = client.run(begin_peak), begin_peak()
         bytes_before = traffic(ps)
         fit(ps, size)
-        peaks, ours = client.run(memory, "VmHWM"), memory("VmHWM") - ours
-        grown = {worker: max(0, peaks[worker] - before[worker]) for worker in peaks}
-        server = sum(grown.pop(server.worker) for server in ps.status().servers)
-        return Measured(max(0, ours), sum(grown.values()), server, traffic(ps) - bytes_before)
+    peaks, ours = client.run(memory, "VmHWM"), memory("VmHWM") - ours
+    grown = {worker: max(0, peaks[worker] - before[worker]) for worker in peaks}
+    server = sum(grown.pop(server.worker) for server in ps.status().servers)
+    return Measured(max(0, ours), sum(grown.values()), server, traffic(ps) - bytes_before)
 
 
 def bytes_of(make: Callable, size: Size) -> int:
@@ -307,14 +327,17 @@ def bytes_of(make: Callable, size: Size) -> int:
     return PARTS * int(part.nbytes)
 
 
-def show(report: Report, name: str, case: Case, quick: bool) -> None:
-    """The rows of one model."""
+def show(report: Report, name: str, case: Case, quick: bool, places: Places) -> None:
+    """The rows of one model, each of whose fits has a place of its own."""
     rows, features = case.size if not quick else Size(max(case.size.rows // 20, 40 * PARTS), case.size.features // 10)
     sizes = {"n": Size(rows, features), "10 n": Size(TIMES * rows, features)}
     sizes["10 n, 10 x the features"] = Size(TIMES * rows, TIMES * features)
     if case.data is counts:  # its data are dense, so they would be 100 x as many
         del sizes["10 n, 10 x the features"]
-    found = {label: measured(case.fit, size) for label, size in sizes.items()}
+    found = {}
+    for label, size in sizes.items():
+        with places() as place:
+            found[label] = measured(place, case.fit, size)
     data = {label: bytes_of(case.data, size) for label, size in sizes.items()}
     for label in list(sizes)[1:]:
         report.add(f"{name}: {label}: data", data[label] / MIB, "MiB", "n", data["n"] / MIB)
@@ -329,10 +352,15 @@ def main(argv: list[str] | None = None) -> None:
     args = options.parse_args(argv)
     if not os.access("/proc/self/clear_refs", os.W_OK):
         sys.exit("growth needs Linux: it reads peaks of memory from /proc")
-    with Report("memory and traffic of each model at 10 x the rows", args.json) as report:
+    with contextlib.ExitStack() as stack:
+        report = stack.enter_context(Report("memory and traffic of each model at 10 x the rows", args.json))
+        places: Places = new_cluster
+        if args.quick:  # one cluster for all: the figures mean nothing then
+            place = stack.enter_context(new_cluster())
+            places = functools.partial(contextlib.nullcontext, place)
         for name, case in CASES.items():
             if args.only is None or args.only.lower() in name.lower():
-                show(report, name, case, args.quick)
+                show(report, name, case, args.quick, places)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def traffic(report: Report, ps: dps.ParameterServer, size: int) -> None:
 def main(argv: list[str] | None = None) -> None:
     args = parser(__doc__).parse_args(argv)
     warnings.filterwarnings("ignore")
-    rows, rounds, sizes = (20_000, 2, [10**5]) if args.quick else (None, ROUNDS, [10**6, 10**7])
+    rows, rounds, sizes = (4_000, 1, [10**5]) if args.quick else (None, ROUNDS, [10**6, 10**7])
     with (
         threadpool_limits(2),
         Report("L-BFGS over all the data", args.json) as report,
