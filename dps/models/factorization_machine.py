@@ -32,6 +32,7 @@ from dps.models.fm_training import MachinePlan, MachineReport, moments_of, train
 from dps.models.fm_weights import LiveFactors, scores_of
 from dps.models.partitions import Pieces, named, summary
 from dps.models.spark_pieces import pieces_of
+from dps.models.stopping import curve_of
 from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
 from dps.models.weights import LARGEST, HomeWeights, drop, drop_later, is_lazy, lazily, softmax, take
 from dps.models.where import Address, address_of, aside, serving
@@ -236,9 +237,8 @@ class SecondOrderModel(ABC, BaseEstimator):
     def _note(self, reports: list[MachineReport]) -> None:
         """Add up the trainers' losses by epoch, and their seconds."""
         losses = np.sum([report.losses for report in reports], axis=0)
+        self.loss_curve_ += curve_of(losses)
         self._progressive += losses[0]  # because later epochs have seen the rows before
-        made = 1 + int(np.flatnonzero(losses[:, 1])[-1]) if losses[:, 1].any() else 1
-        self.loss_curve_ += [loss / weight if weight else math.nan for loss, weight in losses[:made].tolist()]
         self.n_iter_ = len(self.loss_curve_)
         for report in reports:
             for kind, spent in report.seconds.items():

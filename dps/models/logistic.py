@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import uuid
 import warnings
 import weakref
@@ -27,7 +26,7 @@ from dps.models.logistic_training import Plan, train
 from dps.models.partitions import Survey, Surveys, named, summary
 from dps.models.saved import Saved
 from dps.models.spark_pieces import pieces_of
-from dps.models.stopping import Ending
+from dps.models.stopping import Ending, curve_of
 from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions, Schedule, Settings
 from dps.models.weights import (
     LARGEST,
@@ -434,8 +433,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     def _note(self, reports: list[tuple]) -> None:
         """Add up the trainers' losses by epoch, and their seconds."""
         losses = sum(report[0] for report in reports)
-        made = 1 + int(np.flatnonzero(losses[:, 1])[-1]) if losses[:, 1].any() else 0
-        self.loss_curve_ += [loss / weight if weight else math.nan for loss, weight in losses[: made or None].tolist()]
+        self.loss_curve_ += curve_of(losses)
         self.n_iter_ = len(self.loss_curve_)
         self.validation_loss_curve_ = max((report[2] for report in reports), key=len)
         self._stopped = any(report[3] for report in reports)

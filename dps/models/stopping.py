@@ -1,15 +1,17 @@
-"""What decides when the training of stochastic solvers ends: the training loss, or rows that are held out."""
+"""The losses of the epochs of stochastic solvers, and what decides when training ends: these, or rows held out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from dps.errors import InputError
 from dps.models.types import Block
 
-__all__ = ["Ending", "Part", "without_held_out"]
+__all__ = ["Ending", "Part", "curve_of", "without_held_out"]
 
 Part: TypeAlias = tuple[Block, np.ndarray, np.ndarray | None]  # features, numbers of classes, weights of rows
 
@@ -38,3 +40,27 @@ def without_held_out(parts: Sequence[Part], fraction: float) -> tuple[list[Part]
         for rows, side in ((~chosen, both[0]), (chosen, both[1])):
             side.append((X[rows], y[rows], None if weights is None else weights[rows]))
     return both
+
+
+def curve_of(losses: np.ndarray) -> list[float]:
+    """The mean loss of each epoch, up to the last one that was made.
+
+    Parameters
+    ----------
+    losses : ndarray of float64, [epochs, 2]
+        Of all trainers together: the sum of losses, and of the rows' weights.
+
+    Raises
+    ------
+    InputError
+        No row with a weight.
+
+    Examples
+    --------
+    >>> curve_of(np.array([[3.0, 4.0], [1.0, 4.0], [0.0, 0.0]]))
+    [0.75, 0.25]
+    """
+    made = np.flatnonzero(losses[:, 1])
+    if not len(made):
+        raise InputError("X has 0 rows, or the weights of all of them are 0: there is nothing to learn from")
+    return [loss / weight if weight else math.nan for loss, weight in losses[: made[-1] + 1].tolist()]

@@ -105,6 +105,17 @@ def test_data_of_dask_without_rows(ps, name):
         refused(ps, words, lambda: model(ps, name).fit(X[X[:, 0] > 100]))
 
 
+@pytest.mark.parametrize("name", ["LogisticRegression", "FactorizationMachine", "FactorizationMachineRegressor"])
+def test_further_data_of_dask_without_rows(ps, name):
+    made, parts = model(ps, name, progress=False).fit(ROWS, LABELS), [dask.delayed((ROWS[:0], LABELS[:0]))] * 2
+    before, coef = list(made.loss_curve_), made.coef_.copy()
+    with pytest.raises(DPSError, match="X has 0 rows"):
+        made.partial_fit(parts)
+    assert made.loss_curve_ == before
+    np.testing.assert_array_equal(made.coef_, coef)
+    made.forget()
+
+
 @pytest.mark.parametrize(("name", "what"), [(name, what) for what in TARGETS for name in TARGETS[what][1]])
 def test_targets(ps, name, what):
     y, _, words = TARGETS[what]
