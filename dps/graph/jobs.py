@@ -85,10 +85,9 @@ class GraphJob:
         self._tables.append(name)
         return name
 
-    def kept(self, name: str) -> dps.Table:
-        """A table that outlives the job."""
+    def keep(self, name: str) -> None:
+        """Let a table outlive the job."""
         self._tables.remove(name)
-        return self._ps.tables()[name]
 
     def mailbox(self) -> str:
         """Make a table for :func:`dps.graph.exchange.exchanged`; its name."""
@@ -102,4 +101,6 @@ class GraphJob:
 
     def result(self, table: str, iterations: int, converged: bool) -> VertexValues:
         """The result in a table, which outlives the job."""
-        return VertexValues(self._ps, self.kept(table), iterations, converged)
+        values = VertexValues(self._ps, self._ps.tables()[table], iterations, converged)
+        self.keep(table)
+        return values

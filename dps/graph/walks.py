@@ -220,8 +220,11 @@ def random_walks(
             job.mailbox(), **made, length=length, per_vertex=per_vertex, p=p, q=q, directed=directed, seed=seed
         )
         vertices: int = job.run(walked, source, (plan,), trainers, retries)[0]
-        kept = {name: job.kept(made[name]) for name in ("walks", "vertices", "visits")}
-    return RandomWalks(ps, kept, vertices, plan, source.data, source.columns)
+        tables = {name: ps.tables()[made[name]] for name in ("walks", "vertices", "visits")}
+        walks = RandomWalks(ps, tables, vertices, plan, source.data, source.columns)
+        for table in tables.values():  # which outlive the job, now that nothing can fail any more
+            job.keep(table.name)
+    return walks
 
 
 # -- on the trainers

@@ -233,6 +233,16 @@ def test_what_is_refused(ps, error, words, edges, how):
     assert not ps.tables(), "no table is left behind"
 
 
+def test_walks_that_cannot_be_read_leave_nothing(ps, monkeypatch):
+    def fails(table, count):
+        raise ConnectionError("the servers are gone")
+
+    monkeypatch.setattr(walks_module, "_pulled", fails)
+    with pytest.raises(ConnectionError):
+        dps.graph.random_walks(ps, EDGES, 3, 2)
+    assert not ps.tables()
+
+
 def test_closed_walks(ps):
     walks = dps.graph.random_walks(ps, EDGES, 4, 2)
     walks.close()
