@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 
 def execute(notebook, folder) -> list[list[dict]]:

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ["docs/dask.md"]
 
 
+@pytest.mark.integration
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES)
