@@ -19,6 +19,7 @@ from dps.wire.plain_answers import ROOM_BYTES
 NO_RUNNER: Any = SimpleNamespace(close=lambda: None)  # of servers without functions
 
 FOREVER = 1e12
+MOST_PIECES = 10_000  # of an answer; a wrong variant may have more of it for ever
 
 
 class Endpoint:
@@ -106,10 +107,11 @@ class LoneServer:
         """What the compiled step makes of these bytes: how many it answers, and its answers."""
         inbox = np.frombuffer(bytearray(arrived), np.uint8)
         answered, made = self.role.service.step(inbox, 0, len(inbox), self._answers, self.peer, self.backup)
-        answers = self._answers[:made].tobytes()
+        answers = [self._answers[:made].tobytes()]
         while self.role.service.left:
-            answers += self._answers[: self.role.service.more(self._answers)].tobytes()
-        return answered, answers
+            answers.append(self._answers[: self.role.service.more(self._answers)].tobytes())
+            assert len(answers) <= MOST_PIECES, "an answer has no end"
+        return answered, b"".join(answers)
 
     def take(self, arrived: bytes) -> bytes:
         """Answer all these frames, as a connection does; what it sends."""
