@@ -156,7 +156,7 @@ $(DEMO): $(REQUIREMENTS) $(CORE) | compiler
 	fi
 	@touch $@
 
-# What takes a developer's patience is left out: `make test-integration` runs it, and so does .ci/run.
+# Two hundred tests of integration take a third of the time of all, so they have a target of their own. .ci/run runs both.
 .PHONY: test
 test: $(READY)  ## the tests, without those of integration and the slow ones
 	$(PYTEST) $(PARALLEL) -m "not slow and not integration" $(ARGS)

@@ -194,7 +194,7 @@ def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> R
     share, dangling = shares(own)
     receiving, still = receiving_part(own, share, dangling, jump), still_part(own, share, dangling, jump)
     receivers = own.vertices[receiving.places]
-    rank, before = np.full(len(receivers), 1 / count), 1.0
+    rank, before = np.full(len(receivers), 1 / count), 0.0  # ranks and scale of the last iteration; it has no scale yet
     lost = float(trainer.allreduce(dangling.sum() / count))
     trainer.push(plan.sums[0], own.targets, np.bincount(own.target, share, len(own.targets)) / count)
     trainer.tick()

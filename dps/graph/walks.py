@@ -222,7 +222,7 @@ def random_walks(
         vertices: int = job.run(walked, source, (plan,), trainers, retries)[0]
         tables = {name: ps.tables()[made[name]] for name in ("walks", "vertices", "visits")}
         walks = RandomWalks(ps, tables, vertices, plan, source.data, source.columns)
-        for table in tables.values():  # which outlive the job, now that nothing can fail any more
+        for table in tables.values():  # not before: the job drops them if the walks cannot be read
             job.keep(table.name)
     return walks
 

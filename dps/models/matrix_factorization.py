@@ -580,7 +580,7 @@ def _as_ids(ids: npt.ArrayLike, what: str) -> np.ndarray:
 
 
 def _as_liked(user_items: Any, users: int) -> list[np.ndarray]:
-    """The items of each user, of which there are so many."""
+    """The ids of the items to leave out for each user; `users` says how many users there are."""
     if hasattr(user_items, "tocsr"):
         matrix = user_items.tocsr()
         rows = [matrix.indices[start:end] for start, end in itertools.pairwise(matrix.indptr)]
