@@ -78,7 +78,7 @@ class Node2Vec(BaseEstimator):
         negative: int = 5,
         ns_exponent: float = 0.75,
         sample: float = 0,
-        batch_words: int = 20_000,
+        batch_words: int = 50_000,
         staleness: float = 0,
         servers: int = 1,
         seed: int = 1,

@@ -66,7 +66,8 @@ class Word2Vec(BaseEstimator):
     sg : {1, 0}
         1: skip-gram, a word predicts those around it. 0: CBOW, the mean of the words around predicts the word.
     negative : int
-        How many negatives a pair counts for. The pairs of a step share a pool of 64, each with a part of the weight.
+        How many negatives a pair counts for. The pairs of a step share a pool of 32, each with a part of the weight;
+        of 64 where the text has less than 160,000 words.
     ns_exponent : float
         Negatives are drawn by their counts to this power.
     sample : float
@@ -126,7 +127,7 @@ class Word2Vec(BaseEstimator):
         negative: int = 5,
         ns_exponent: float = 0.75,
         sample: float = 1e-3,
-        batch_words: int = 20_000,
+        batch_words: int = 50_000,
         staleness: float = 0,
         servers: int = 1,
         seed: int = 1,

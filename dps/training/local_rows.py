@@ -23,6 +23,7 @@ import numpy as np
 from dps.client.client import Client
 from dps.client.inputs import as_rows
 from dps.client.table import T, TableLike, name_of
+from dps.core.differences import take_differences
 from dps.errors import InputError
 from dps.state.ops import TableSpec
 from dps.state.optimizers import Add
@@ -74,19 +75,21 @@ def spec_of(client: Client, table: TableLike) -> TableSpec:
 
 
 def change_of(table: TableLike, spec: TableSpec, rows: PulledRows, before: np.ndarray) -> Change:
-    """Which rows differ from what they were, and by how much; checked as a push is."""
+    """Which rows differ from what they were, and by how much; checked as a push is. `before` is used up."""
     values = np.asarray(rows.values)
     if values.shape != before.shape:
         raise InputError(
             f"table {spec.name!r}: the values of trainer.rows had shape {before.shape}, and have {values.shape} at the "
             "end of the block: change them in place, rows.values[...] = new"
         )
-    differs = values != before
-    changed = np.flatnonzero(differs if differs.ndim == 1 else differs.any(axis=1))
-    with np.errstate(invalid="ignore"):  # a difference of infinities is NaN, which the table may refuse
-        difference = values[changed] - before[changed]
-    checked = as_rows(difference, (len(changed),), len(changed), spec)
-    return Change(table, rows.keys[changed], checked.reshape(difference.shape))
+    count, shape = len(before), (len(before), spec.dim)
+    if values.dtype != before.dtype:
+        values = as_rows(values, rows.keys.shape, count, spec)
+    numbers = np.empty(count, np.int64)
+    found = take_differences(np.ascontiguousarray(values).reshape(shape), before.reshape(shape), numbers)
+    keys = rows.keys if found == count else rows.keys[numbers[:found]]
+    as_rows(before[:found], keys.shape, found, spec)  # a difference of infinities is NaN, which the table may refuse
+    return Change(table, keys, before[:found])
 
 
 def push(client: Client, changes: list[Change], counts: list[int]) -> None:

@@ -49,7 +49,9 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def textbook(inside, outside, words, counts, batches, sg, alpha=0.025, last=0.0001, window=5, k=5, epochs=2, seed=3):
+def textbook(
+    inside, outside, words, counts, batches, sg, many, alpha=0.025, last=0.0001, window=5, k=5, epochs=2, seed=3
+):
     """Pair after pair, in float64; a step for each 16 places, from the rows of before it."""
     noise, keep = dps.sampling.unigram_table(counts), dps.sampling.subsample(counts)
     clock = 0
@@ -62,8 +64,8 @@ def textbook(inside, outside, words, counts, batches, sg, alpha=0.025, last=0.00
             kept = draw.random(len(w)) < keep[w]
             w, s = w[kept], s[kept]
             reach = draw.integers(1, window + 1, len(w))
-            drawn = noise.draw(max(64, len(w)), draw)
-            pools = drawn[draw.integers(0, len(drawn), (-(-len(w) // 16), 64))]
+            drawn = noise.draw(max(many, len(w)), draw)
+            pools = drawn[draw.integers(0, len(drawn), (-(-len(w) // 16), many))]
             for number, pool in enumerate(pools):
                 g_in, g_out = np.zeros_like(inside), np.zeros_like(outside)
                 c_in, c_out = np.full(len(inside), 1e-30), np.full(len(outside), 1e-30)
@@ -72,7 +74,7 @@ def textbook(inside, outside, words, counts, batches, sg, alpha=0.025, last=0.00
                     around = [w[j] for j in around if s[j] == s[i]]
                     for source, target in [([w[i]], v) for v in around] if sg else [(around, w[i])] * bool(around):
                         h = inside[source].mean(axis=0)
-                        for v, label, weight in [(target, 1, 1), *((n, 0, k / 64) for n in pool)]:
+                        for v, label, weight in [(target, 1, 1), *((n, 0, k / many) for n in pool)]:
                             error = weight * (sigmoid(h @ outside[v]) - label)
                             bent = weight * (h @ h + outside[v] @ outside[v]) / 4 + abs(error)
                             g_out[v] += error * h
@@ -85,8 +87,10 @@ def textbook(inside, outside, words, counts, batches, sg, alpha=0.025, last=0.00
     return inside, outside
 
 
-@pytest.mark.parametrize("sg", [1, 0])
-def test_one_trainer_is_the_textbook_program(one, sg):
+@pytest.mark.parametrize(("sg", "pool"), [(1, 64), (0, 64), (1, 32)])
+def test_one_trainer_is_the_textbook_program(one, sg, pool, monkeypatch):
+    if pool == 32:  # as with long texts
+        monkeypatch.setattr(word_training, "SHORT_BATCH", 700)
     sentences = SENTENCES[:120]
     model = Word2Vec(client=one, sg=sg, **SMALL).fit(sentences)
     one.table("first", 6, rows=len(model.wv), init=dps.Uniform(-0.5 / 6, 0.5 / 6, seed=3))
@@ -94,7 +98,7 @@ def test_one_trainer_is_the_textbook_program(one, sg):
     one.drop_table("first")
     words = model.wv.index_to_key
     batches = batches_of([sentences[n : n + 2] for n in range(0, 120, 2)], words, 700)
-    expected = textbook(begin, np.zeros_like(begin), words, model.counts_, batches, sg)
+    expected = textbook(begin, np.zeros_like(begin), words, model.counts_, batches, sg, pool)
     outside = model._outside.find(np.arange(len(words)))[0]
     model_vectors = model.wv.vectors
     model.forget()

@@ -45,8 +45,8 @@ ROOMS = {
     "controller": PLACED + " checkpoints coordination",
     # what stands around them
     "dashboard": "telemetry state.ops",
-    "training": "client features.localize functions config core.grouping core.polling core.tick state wire telemetry "
-    "daskapi dashboard.notebook",
+    "training": "client features.localize functions config core.differences core.grouping core.polling core.tick "
+    "state wire telemetry daskapi dashboard.notebook",
     "arrays": "config core.chunks functions.definition functions.library functions.rows wire.remembered",
     "driver": "config arrays functions.definition functions.deletion state wire telemetry daskapi checkpoints client "
     "server controller training dashboard",

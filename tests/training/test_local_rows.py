@@ -156,7 +156,7 @@ def test_an_exception_pushes_nothing() -> None:
             v.values -= 0.5
         assert len(next(iter(trainer.keys("w")))) == 1, "a row that has not changed is not pushed"
         with trainer.rows({"w": [1, 2]}) as (w,):  # another block at the same clock
-            w.values *= 3
+            w.values = np.asfortranarray(w.values * np.float64(3))  # of another dtype and layout
 
     with Simulation(0, servers=2, trainers=1) as sim:
         sim.table("w", 2)
@@ -226,6 +226,8 @@ def test_what_is_refused() -> None:
             put(trainer, 1.0, np.zeros(3))
         with pytest.raises(NotFiniteError, match="'f' refuses NaN"):
             put(trainer, np.nan, np.ones((1, 2)))
+        with pytest.raises(InputError, match="'w' holds float32; values of complex128 would lose numbers"):
+            put(trainer, 1.0, np.ones((1, 2), complex))
         with trainer.rows({}) as nothing:
             assert nothing == ()
         assert not trainer.pull("w", [1]).any()
@@ -256,9 +258,9 @@ VARIANTS = [
     ("push", "origin.number = first + count", "pass"),
     ("push", "first + count", "first"),
     ("push", "pending.result()", "pass"),
-    ("change_of", "values[changed] - before[changed]", "values[changed]"),
-    ("change_of", "values != before", "values == before"),
-    ("change_of", "rows.keys[changed]", "rows.keys[: len(changed)]"),
+    ("change_of", "Change(table, keys, before[:found])", "Change(table, keys, values[:found])"),
+    ("change_of", "found == count", "True"),
+    ("change_of", "rows.keys[numbers[:found]]", "rows.keys[:found]"),
     ("local_rows", "each.values.copy()", "each.values"),
     ("local_rows", "    finally:", "    except ZeroDivisionError:\n        raise\n    else:"),
 ]

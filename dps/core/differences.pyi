@@ -1,0 +1,3 @@
+import numpy as np
+
+def take_differences(rows: np.ndarray, before: np.ndarray, changed: np.ndarray) -> int: ...
