@@ -104,9 +104,11 @@ def train(trainer: dps.Trainer, partitions: Any, task: Task) -> tuple[Turn, floa
     losses = []
     trainer.barrier()
     clock, processor = time.perf_counter(), time.process_time()
-    options = {"batch_size": task.batch // trainer.trainers, "pull": lambda batch: {"rows": batch["ids"]}}
-    for batch, rows in trainer.iterate([data], ahead=1, **options):
-        dense.pull()
+    # All that a step needs comes in one round trip. It is not pulled ahead, because the cores have no time to spare:
+    # rows that the trainer's own push makes stale would be pulled twice.
+    options = {"batch_size": task.batch // trainer.trainers, "ahead": 0}
+    for batch, rows in trainer.iterate([data], pull=lambda batch: {"rows": batch["ids"], "network": None}, **options):
+        dense.pull(rows["network"])
         loss = loss_of(task, tower, items(rows["rows"]), batch)
         loss.backward()
         dps.torch.push_gradients(items, dense)

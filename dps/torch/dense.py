@@ -12,6 +12,7 @@ from dps.errors import InputError, InputTypeError
 from dps.state.optimizers import Optimizer
 from dps.torch.gradients import push_gradients
 from dps.torch.inputs import checked_table, stepping_spec
+from dps.training.pulled_rows import PulledRows
 
 __all__ = ["DenseParameters", "dense_table", "flat", "trained_parameters"]
 
@@ -131,13 +132,34 @@ class DenseParameters:
         """What the module makes of its inputs, with the parameters as they are in it."""
         return self.module(*inputs, **options)
 
-    def pull(self) -> None:
-        """Load the parameters into the module, and forget its gradients."""
-        values = torch.from_numpy(self.caller.pull(self.table))
+    def pull(self, rows: PulledRows | None = None) -> None:
+        """Load the parameters into the module, and forget its gradients.
+
+        Parameters
+        ----------
+        rows : PulledRows, optional
+            All rows of the table, if ``trainer.iterate(pull=)`` has pulled them: with the rows of the embeddings, in
+            one round trip. By default they are pulled now.
+
+        Raises
+        ------
+        InputError
+            The rows are not all of the table, in their order.
+        """
+        values = torch.from_numpy(self.caller.pull(self.table) if rows is None else self._values(rows))
         with torch.no_grad():
             for each, end in zip(self.parameters.values(), self._ends.tolist(), strict=True):
                 each.copy_(values[end - each.numel() : end].view(each.shape))
                 each.grad = None
+
+    def _values(self, rows: PulledRows) -> np.ndarray:
+        """What these rows hold, if they are the parameters."""
+        if not np.array_equal(rows.keys, np.arange(self._ends[-1])) or rows.values.ndim != 1:
+            raise InputError(
+                f"table {self.table!r} has {self._ends[-1]} parameters, and these are {rows!r}: pull all rows of the "
+                f"table in their order, pull=lambda batch: {{{self.table!r}: None}}"
+            )
+        return np.ascontiguousarray(rows.values)
 
     def push(self, rows: int | None = None) -> None:
         """Push the gradients, and forget them; see :func:`dps.torch.push_gradients`.

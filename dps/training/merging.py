@@ -32,7 +32,7 @@ def flat_keys(spec: TableSpec, keys: Any) -> tuple[np.ndarray, tuple[int, ...]]:
     if keys is None or isinstance(keys, slice):
         if spec.rows is None:
             raise InputError(f"table {spec.name!r} is keyed: name the keys")
-        keys = np.arange(spec.rows)[slice(None) if keys is None else keys]
+        keys = np.arange(*(slice(None) if keys is None else keys).indices(spec.rows))
     sparse = split_sparse(spec.name, spec, keys)
     return as_keys(keys if sparse is None else sparse[0], spec.name)
 

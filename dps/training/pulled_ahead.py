@@ -74,13 +74,12 @@ class StaleRows:
     array([False,  True, False])
     """
 
-    __slots__ = ("_hashes", "_order", "mask")
+    __slots__ = ("_hashes", "_keys", "_order", "mask")
 
     def __init__(self, keys: np.ndarray):
-        hashes = hashes_of(keys)
-        # Keys of `distinct_keys` are in the order of their hashes already.
-        self._order = None if bool((hashes[1:] > hashes[:-1]).all()) else np.argsort(hashes)
-        self._hashes = hashes if self._order is None else hashes[self._order]
+        self._keys = keys
+        self._hashes: np.ndarray | None = None  # in ascending order; found when they are needed
+        self._order: np.ndarray | None = None  # of the keys; None: they are in the order of their hashes
         self.mask = np.zeros(len(keys), np.bool_)
 
     def take(self) -> np.ndarray | None:
@@ -95,10 +94,18 @@ class StaleRows:
         if keys is None:
             self.mask[:] = True
         elif len(self.mask):
-            hashes = hashes_of(keys)
-            places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-            places = places[self._hashes[places] == hashes]
+            mine, hashes = self._sorted(), hashes_of(keys)
+            places = np.minimum(np.searchsorted(mine, hashes), len(mine) - 1)
+            places = places[mine[places] == hashes]
             self.mask[places if self._order is None else self._order[places]] = True
+
+    def _sorted(self) -> np.ndarray:
+        """The hashes of the keys, which those of `distinct_keys` are in the order of already."""
+        if self._hashes is None:
+            hashes = hashes_of(self._keys)
+            self._order = None if bool((hashes[1:] > hashes[:-1]).all()) else np.argsort(hashes)
+            self._hashes = hashes if self._order is None else hashes[self._order]
+        return self._hashes
 
 
 def hashes_of(keys: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dps.client.client import Client
 from dps.client.inputs import as_keys
-from dps.client.table import T, Table, TableLike
+from dps.client.table import Keys, T, Table, TableLike
 from dps.errors import InputTypeError
 from dps.features.localize import localize
 from dps.training.merging import flat_keys
@@ -104,7 +104,9 @@ class WantedRows(Generic[T]):
     Attributes
     ----------
     keys : dict of ndarray
-        The distinct keys of each table.
+        The distinct keys of each table; of a slice, or of all rows, in the order of the rows.
+    asked : dict of Keys
+        The same as a pull takes them: a slice of step 1, or None, is not cut into keys.
 
     Raises
     ------
@@ -118,17 +120,22 @@ class WantedRows(Generic[T]):
         if not isinstance(ids, Mapping):
             raise InputTypeError(f"{what} takes a dict, {{table: ids}}, not {type(ids).__name__}")
         self.keys: dict[T, np.ndarray] = {}
+        self.asked: dict[T, Keys] = {}
         self._codes: dict[T, Any] = {}
         for table, some in ids.items():
             if some is None or isinstance(some, slice):
-                some, _ = flat_keys(client.table(table).spec, some)
-            self.keys[table], self._codes[table] = distinct_keys(some, name_in_messages(table))
+                self.keys[table], _ = flat_keys(client.table(table).spec, some)
+                self._codes[table] = np.arange(len(self.keys[table]), dtype=np.int32)
+            else:
+                self.keys[table], self._codes[table] = distinct_keys(some, name_in_messages(table))
+            whole = some is None or (isinstance(some, slice) and some.step in (None, 1))
+            self.asked[table] = some if whole else self.keys[table]
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def filled(self, values: Mapping[T, np.ndarray]) -> dict[T, PulledRows]:
-        """The rows, given what a pull of `keys` has returned."""
+        """The rows, given what a pull of `asked` has returned."""
         return {table: PulledRows(keys, values[table], self._codes[table]) for table, keys in self.keys.items()}
 
 
@@ -160,4 +167,4 @@ def pull_rows(client: Client, ids: Mapping[T, Any], what: str = "rows") -> dict[
     ([1, 2], (2,))
     """
     wanted = WantedRows(client, ids, what)
-    return wanted.filled(client.pull(wanted.keys)) if len(wanted) else {}
+    return wanted.filled(client.pull(wanted.asked)) if len(wanted) else {}

@@ -210,7 +210,7 @@ class RowsAhead:
         if pull is not None and may_serve(pull.others_clock, clock, self._standing.staleness):
             return pull.rows()
         wanted = self._wanted(current)
-        return wanted.filled(self._client.pull(wanted.keys)) if len(wanted) else {}
+        return wanted.filled(self._client.pull(wanted.asked)) if len(wanted) else {}
 
     def _send(self) -> None:
         """Send pulls for the next batches, as far as they may serve."""
@@ -219,7 +219,7 @@ class RowsAhead:
             if coming.pull is None and may_serve(standing.others_clock, clock + step, standing.staleness):
                 wanted = self._wanted(coming)
                 if len(wanted) and not self._aggregates(wanted):
-                    coming.pull = SentPull(wanted, standing.others_clock, self._client.pull_async(wanted.keys))
+                    coming.pull = SentPull(wanted, standing.others_clock, self._client.pull_async(wanted.asked))
 
     def _wanted(self, batch: BatchAhead) -> WantedRows:
         """The rows that a batch wants; its user is asked once for each batch."""

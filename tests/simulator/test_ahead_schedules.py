@@ -30,7 +30,7 @@ WRONG = {
     "the others are a clock further": [(Participant, "_go_on", "answer.lowest", "answer.lowest + 1")],
     "there are no others": [(Participant, "_go_on", "answer.lowest if answer.trainers > 1 else math.inf", "math.inf")],
     "the trainer does not see its own pushes": [(SentPull, "change", "rows.change(keys)", "pass")],
-    "only the first of several stale rows": [(StaleRows, "change", "places[self._hashes", "places[:1][self._hashes")],
+    "only the first of several stale rows": [(StaleRows, "change", "places[mine", "places[:1][mine")],
     "stale rows are pulled before what was merged is sent": [
         (RowsAhead, "finish", "send_merged()", "pass"),
     ],

@@ -93,8 +93,8 @@ def train(trainer, partitions, mode="mean", pulled=False):
     return losses
 
 
-def train_ahead(trainer, partitions):
-    """The rows of the next batch are pulled while torch computes."""
+def train_ahead(trainer, partitions, ahead=1, together=False):
+    """The rows of the next batch are pulled while torch computes; the parameters `together` with them, or alone."""
     users = dps.torch.Embedding(trainer, "user", DIM)
     items = dps.torch.EmbeddingBag(trainer, "items", DIM, mode="mean")
     module = tower(seed=99)
@@ -102,11 +102,11 @@ def train_ahead(trainer, partitions):
     losses = []
 
     def wanted(batch):
-        return {"user": batch["user"], "items": batch["items"]}
+        return {"user": batch["user"], "items": batch["items"]} | ({"dense": None} if together else {})
 
     options = {"epochs": EPOCHS, "batch_size": BATCH, "shuffle": 5}
-    for batch, rows in trainer.iterate(partitions, pull=wanted, ahead=1, **options):
-        dense.pull()
+    for batch, rows in trainer.iterate(partitions, pull=wanted, ahead=ahead, **options):
+        dense.pull(rows.get("dense"))
         loss = loss_of(users(rows["user"]), items(rows["items"]), module, batch["label"])
         loss.backward()
         dps.torch.push_gradients(users, items, dense)
@@ -176,11 +176,11 @@ def test_rows_that_are_pulled_already_are_taken(ps, tables):
     assert ps.run(train, [dask.delayed(DATA)], args=("mean",), trainers=1) == [losses]
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_rows_that_are_pulled_ahead_contain_the_pushes_of_the_trainer(ps, tables, staleness):
+@pytest.mark.parametrize(("staleness", "ahead", "together"), [(0, 1, False), (2, 1, True), (2, 0, True), (2, 3, True)])
+def test_rows_that_are_pulled_ahead_contain_the_pushes_of_the_trainer(ps, tables, staleness, ahead, together):
     tables(dps.Adagrad(0.1))
     alone = Alone(ps, OPTIMIZERS["adagrad"][1])
-    (losses,) = ps.run(train_ahead, [dask.delayed(DATA)], trainers=1, staleness=staleness)
+    (losses,) = ps.run(train_ahead, [dask.delayed(DATA)], args=(ahead, together), trainers=1, staleness=staleness)
     np.testing.assert_allclose(losses, alone.fit(), atol=1e-5)
 
 
@@ -675,6 +675,9 @@ def test_modules_that_do_not_fit(ps, tables):
     module = tower()
     dense = dps.torch.DenseParameters(client, "dense", module)
     assert repr(dense) == "<dps.torch.DenseParameters: 81 in table 'dense'>"
+    for rows in (slice(0, 80), np.arange(81)):  # these are in the order of their hashes
+        with pytest.raises(InputError, match=r"'dense' has 81 parameters, and these are <PulledRows: 8[01] keys"):
+            dense.pull(pull_rows(client, {"dense": rows})["dense"])
     with pytest.raises(InputError, match=r"no gradient of table 'dense' to push: call loss.backward\(\) first"):
         dense.push()
     twin = dps.torch.DenseParameters(client, "dense", tower())

@@ -75,7 +75,7 @@ VARIANTS = [
     (StaleRows, "change", "places if self._order is None else self._order[places]", "places"),
     (StaleRows, "change", " - 1)", ")"),
     (StaleRows, "take", ", np.zeros(len(self.mask), np.bool_)", ", self.mask"),
-    (StaleRows, "__init__", "> hashes[:-1]", ">= 0 * hashes[:-1]"),
+    (StaleRows, "_sorted", "> hashes[:-1]", ">= 0 * hashes[:-1]"),
 ]
 
 
