@@ -52,10 +52,19 @@ def test_the_rows_of_a_batch_are_those_of_a_plain_pull(client, ids) -> None:
 
 def test_rows_of_dense_tables(client) -> None:
     everything = client.pull("dense")
-    for ids in (None, slice(2, 7, 2), [8, 0, 8]):
+    for ids in (None, slice(2, 7, 2), slice(1, 4), slice(4, 1), slice(-3, 99), slice(6, 2, -1), [8, 0, 8]):
         rows = pull_rows(client, {client.table("dense"): ids})[client.table("dense")]
         expected = everything[slice(None) if ids is None else ids]
         np.testing.assert_array_equal(rows.values[rows.codes], expected)
+        np.testing.assert_array_equal(everything[rows.keys], rows.values)
+
+
+def test_a_slice_travels_as_such(client) -> None:
+    for ids in (None, slice(1, 4), slice(1, 4, 1)):
+        wanted = WantedRows(client, {"dense": ids})
+        assert wanted.asked == {"dense": ids}
+        assert wanted.keys["dense"].tolist() == list(range(9)[ids or slice(None)])
+    assert WantedRows(client, {"dense": slice(8, 2, -3)}).asked["dense"].tolist() == [8, 5]
 
 
 def test_columns_of_a_sparse_batch(client) -> None:
@@ -106,6 +115,7 @@ VARIANTS = [
         "distinct_keys(some, name_in_messages(table))",
         "np.asarray(some).reshape(-1), slice(None)",
     ),
+    (WantedRows, "__init__", "some.step in (None, 1)", "True"),
 ]
 
 
@@ -113,5 +123,10 @@ VARIANTS = [
 def test_a_wrong_variant_is_noticed(monkeypatch, client, owner, name, old, new) -> None:
     assert inspect.getsource(getattr(owner, name)).count(old) == 1
     monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
-    with pytest.raises((AssertionError, ValueError, IndexError, AttributeError)):
-        test_the_rows_of_a_batch_are_those_of_a_plain_pull(client, [[1, 1], [2, 1]])
+    with pytest.raises((AssertionError, ValueError, IndexError, AttributeError, InputError)):
+        _everything(client)
+
+
+def _everything(client) -> None:
+    test_the_rows_of_a_batch_are_those_of_a_plain_pull(client, [[1, 1], [2, 1]])
+    test_rows_of_dense_tables(client)
