@@ -122,22 +122,30 @@ def compare(
     """Rows for one size of a batch; the three ways take turns. The rate with ahead=1."""
     parts = [delayed({name: column[n::trainers] for name, column in data.items()}) for n in range(trainers)]
     seconds: dict[object, list[float]] = {0: [], 1: [], "numpy": []}
-    shares: dict[int, dict[str, float]] = {}
+    turns: dict[int, list[dict[str, float]]] = {0: [], 1: []}
     for _ in range(rounds):
         for ahead in (0, 1):
             results = ps.run(train, parts, staleness=staleness, args=(size, ahead))
             seconds[ahead].append(max(each for each, _ in results))
-            shares[ahead] = {name: sum(spent[name] / each for each, spent in results) / trainers for name in SHARES}
+            turns[ahead].append(
+                {name: sum(spent[name] / each for each, spent in results) / trainers for name in SHARES}
+            )
         began = time.perf_counter()
         in_process(data, size)()
         seconds["numpy"].append(time.perf_counter() - began)
     rate = {way: len(data["r"]) / float(np.median(taken)) / 1e3 for way, taken in seconds.items()}
+    shares = {
+        ahead: {name: float(np.median([turn[name] for turn in each])) for name in SHARES}
+        for ahead, each in turns.items()
+    }
     name = f"overlap, {run_name(trainers, staleness)}, batches of {size:,}"
     report.add(f"{name}: ahead=0", rate[0], "k ratings/s", "numpy in one process", rate["numpy"])
     report.add(f"{name}: ahead=1", rate[1], "k ratings/s", "ahead=0", rate[0])
     for share in SHARES:
         report.add(f"{name}: {share}", 100 * shares[1][share], "%", "ahead=0", 100 * shares[0][share])
-    travel, before = (100 * sum(shares[ahead][share] for share in TRAVEL) for ahead in (1, 0))
+    travel, before = (
+        100 * float(np.median([sum(turn[share] for share in TRAVEL) for turn in turns[ahead]])) for ahead in (1, 0)
+    )
     reach = "<= 25 %" if size == JUDGED_SIZE else None
     report.add(f"{name}: all but computing", travel, "%", "ahead=0", before, reach)
     return rate[1]
