@@ -32,7 +32,7 @@ def take_differences(cnp.ndarray rows not None, cnp.ndarray before not None, cnp
     cdef void *now
     cdef void *old
     if rows.ndim != 2 or (<object> rows).shape != (<object> before).shape:
-        raise ValueError(f"rows of shape {(<object> rows).shape} and, before, {(<object> before).shape}: [n, dim] wanted")
+        raise ValueError(f"rows of shape {(<object> rows).shape}, before {(<object> before).shape}: [n, dim] wanted")
     count, dim = rows.shape[0], rows.shape[1]
     if cnp.PyArray_SIZE(changed) != count:
         raise ValueError(f"{count} rows, and room for {cnp.PyArray_SIZE(changed)} numbers")
