@@ -60,7 +60,7 @@ def words_of_batch(most: int, text: int) -> int:
 
 
 def pool_of_step(batch_words: int) -> int:
-    """How many negatives the pairs of a step share."""
+    """How many negatives the pairs of a step share, where batches have so many words."""
     return POOL if batch_words >= SHORT_BATCH else POOL_OF_SHORT_TEXTS
 
 

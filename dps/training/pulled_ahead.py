@@ -100,7 +100,7 @@ class StaleRows:
             self.mask[places if self._order is None else self._order[places]] = True
 
     def _sorted(self) -> np.ndarray:
-        """The hashes of the keys, which those of `distinct_keys` are in the order of already."""
+        """The hashes of the keys in ascending order. Keys of `distinct_keys` are in this order already."""
         if self._hashes is None:
             hashes = hashes_of(self._keys)
             self._order = None if bool((hashes[1:] > hashes[:-1]).all()) else np.argsort(hashes)

@@ -96,7 +96,7 @@ class WantedRows(Generic[T]):
     ----------
     client : Client
         Knows the tables.
-    ids : mapping of str, Table or PSVector to ids
+    ids : mapping of str or Table to ids
         For each table the ids of the batch; None or a slice names rows of a dense table.
     what : str
         For messages: what has said which rows these are.
