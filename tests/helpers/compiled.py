@@ -1,22 +1,33 @@
-"""Deliberately wrong variants of the compiled core: a module of dps/core, compiled with some of its text replaced."""
+"""Deliberately wrong variants of the compiled core: a module of dps/core, compiled with some of its text replaced.
+
+What was compiled is kept in `build/variants`, under a hash of all that it was made of, because a variant takes five
+seconds to compile and there are some hundreds: only those of which a source has changed are compiled again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.machinery import ExtensionFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import Cython
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "dps" / "core"
+KEPT = ROOT / "build" / "variants"
+MAX_KEPT = 2_000  # folders, of one variant each; a module compiled without optimisation has about 0.3 MB
+BUILD = "quick"  # in setup.py: without optimisation
 
 
 def variant(module: str, file: str, old: str, new: str) -> ModuleType:
@@ -29,23 +40,74 @@ def variant(module: str, file: str, old: str, new: str) -> ModuleType:
 
 def variants(modules: list[str], file: str, old: str, new: str) -> list[ModuleType]:
     """As :func:`variant`, for modules of which later ones use earlier ones."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "dps", "core")
-        copy.mkdir(parents=True)
-        sources = [CORE / f"{module}.pyx" for module in modules]
-        for source in [CORE / "__init__.py", *sources, *CORE.glob("*.pxd"), *CORE.glob("*.h")]:
-            shutil.copy(source, copy)
-        text = (copy / file).read_text()
-        assert old in text, f"dps/core/{file} no longer contains {old!r}"
-        (copy / file).write_text(text.replace(old, new))
-        shutil.copy(ROOT / "setup.py", folder)
+    texts = {path.name: path.read_text() for path in sources(modules)}
+    assert old in texts[file], f"dps/core/{file} no longer contains {old!r}"
+    texts[file] = texts[file].replace(old, new)
+    kept = compiled(modules, texts)
+    # Python refuses to initialise a module of Cython twice from the same file, so each variant is loaded from a copy.
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules):
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
+        return [loaded(f"dps.core.{module}", *Path(folder).glob(f"{module}.*.so")) for module in modules]
+
+
+def sources(modules: list[str]) -> list[Path]:
+    """The files of dps/core of which modules are made: their own, and all declarations and headers that these name."""
+    waiting = [CORE / "__init__.py", *(CORE / f"{module}.pyx" for module in modules)]
+    waiting += [path for module in modules if (path := CORE / f"{module}.pxd").exists()]
+    needed: list[Path] = []
+    while waiting:
+        path = waiting.pop()
+        if path not in needed:
+            needed.append(path)
+            text = path.read_text()
+            names = [f"{name}.pxd" for name in re.findall(r"^from dps\.core\.(\w+) cimport", text, re.M)]
+            names += re.findall(r'^\s*(?:#\s*include|cdef extern from) "(\w+\.h)"', text, re.M)
+            waiting += [CORE / name for name in names]
+    return sorted(needed)
+
+
+def compiled(modules: list[str], texts: dict[str, str]) -> Path:
+    """The folder with these modules, compiled now where they are not kept from before."""
+    setup = (ROOT / "setup.py").read_text()
+    versions = [sys.version, EXTENSION_SUFFIXES[0], Cython.__version__, np.__version__, os.environ.get("CC"), BUILD]
+    made_of = repr((modules, sorted(texts.items()), setup, versions))
+    kept = KEPT / hashlib.sha256(made_of.encode()).hexdigest()
+    if kept.exists():
+        os.utime(kept)  # its last use, by which the oldest are found
+        return kept
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=KEPT) as folder:  # on the same disk, so that it moves in one step
+        core, libraries = Path(folder, "dps", "core"), Path(folder, "libraries")
+        core.mkdir(parents=True)
+        libraries.mkdir()
+        for name, text in texts.items():
+            (core / name).write_text(text)
+        Path(folder, "setup.py").write_text(setup)
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-        done = subprocess.run(
-            build, cwd=folder, env={**os.environ, "DPS_BUILD": "quick"}, capture_output=True, text=True
-        )
+        done = subprocess.run(build, cwd=folder, env={**os.environ, "DPS_BUILD": BUILD}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        with mock.patch.dict(sys.modules):
-            return [loaded(f"dps.core.{module}", *copy.glob(f"{module}.*.so")) for module in modules]
+        for module in modules:
+            shutil.copy(*core.glob(f"{module}.*.so"), libraries)
+        try:
+            libraries.rename(kept)
+        except OSError:  # another process has compiled the same meanwhile
+            assert kept.exists()
+    forget_oldest()
+    return kept
+
+
+def forget_oldest() -> None:
+    """Remove the variants whose last use is longest ago, beyond MAX_KEPT."""
+    folders = sorted((path for path in KEPT.iterdir() if re.fullmatch("[0-9a-f]{64}", path.name)), key=last_use)
+    for path in folders[:-MAX_KEPT]:
+        shutil.rmtree(path, ignore_errors=True)  # another process may remove it, too
+
+
+def last_use(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # gone meanwhile
+        return 0.0
 
 
 # Modules of the compiled step of servers, each with those that are compiled anew with it.

@@ -1,0 +1,73 @@
+"""Which wrong variants of the core are compiled again: those of which something has changed, and no others."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import compiled
+import pytest
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """A stand-in for the compiler, which writes what it was given; the list of what it was asked to compile."""
+    asked = []
+
+    def run(command, cwd, env, **options):
+        core = Path(cwd, "dps", "core")
+        asked.append(sorted(path.name for path in core.glob("*.pyx")))
+        for path in core.glob("*.pyx"):
+            path.with_suffix(".test.so").write_text("".join(file.read_text() for file in sorted(core.iterdir())))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(compiled, "KEPT", tmp_path / "variants")
+    monkeypatch.setattr(compiled.subprocess, "run", run)
+    return asked
+
+
+def texts_of(modules: list[str]) -> dict[str, str]:
+    return {path.name: path.read_text() for path in compiled.sources(modules)}
+
+
+def test_a_module_is_made_of_all_that_it_names_and_of_nothing_else():
+    names = texts_of(["index"]).keys()
+    assert {"index.pyx", "index.pxd", "slots.h", "arrays.pxd"} <= names  # slots.h is named by the declarations only
+    assert "mixing.h" in texts_of(["grouping"])  # named by a header
+    assert not {"service.pyx", "words.h", "arrays.pyx"} & names
+
+
+def test_the_same_sources_are_compiled_once(compiler):
+    first = compiled.compiled(["index"], texts_of(["index"]))
+    assert compiled.compiled(["index"], texts_of(["index"])) == first
+    assert compiler == [["index.pyx"]]
+    assert [path.name for path in first.iterdir()] == ["index.test.so"]
+
+
+@pytest.mark.parametrize("file", ["index.pyx", "index.pxd", "slots.h", "arrays.pxd"])
+def test_another_text_is_compiled_again(compiler, file):
+    texts = texts_of(["index"])
+    first = compiled.compiled(["index"], texts)
+    second = compiled.compiled(["index"], texts | {file: texts[file] + "\n"})
+    assert second != first
+    assert len(compiler) == 2
+    assert (second / "index.test.so").read_text() != (first / "index.test.so").read_text()
+
+
+def test_a_variant_that_does_not_compile_is_not_kept(compiler, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, "", "index.pyx:1: no")
+    monkeypatch.setattr(compiled.subprocess, "run", lambda *args, **options: failed)
+    with pytest.raises(AssertionError, match=r"index\.pyx:1: no"):
+        compiled.compiled(["index"], texts_of(["index"]))
+    assert list(compiled.KEPT.iterdir()) == []
+
+
+def test_only_so_many_are_kept_and_the_last_used_stay(compiler, monkeypatch):
+    monkeypatch.setattr(compiled, "MAX_KEPT", 2)
+    texts = texts_of(["index"])
+    made = []
+    for n in range(3):
+        made.append(compiled.compiled(["index"], texts | {"slots.h": f"{n}"}))
+        if n == 1:
+            compiled.os.utime(made[1], (1, 1))  # as if it was used long ago
+    assert set(compiled.KEPT.iterdir()) == {made[0], made[2]}
