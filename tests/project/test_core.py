@@ -19,6 +19,7 @@ from cython_sources import (
     signature,
     stub_signature,
 )
+from rules import each
 from test_style import LINES_OF_FILE, LINES_OF_FUNCTION
 from test_words import nounless, repeats_name
 
@@ -29,8 +30,7 @@ CORE = ROOT / "dps" / "core"
 MODULES = {path.stem: path for path in sorted(CORE.glob("*.pyx"))}
 SOURCES = {path.name: path for pattern in ("*.pyx", "*.pxd", "*.h") for path in sorted(CORE.glob(pattern))}
 
-each_module = pytest.mark.parametrize("module", MODULES)
-each_source = pytest.mark.parametrize("source", SOURCES)
+each_module, each_source = each(MODULES), each(SOURCES)
 
 
 # ---- stubs ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import walks
+from rules import each
 from test_style import ROOMS
 from walks import Seen
 
@@ -40,7 +41,7 @@ def unnamed(text: str) -> list[str]:
     return sorted(str(f) for f in files if not f.stem.startswith("__") and str(f) not in named)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each(PAGES)
 def test_the_pages_name_no_file_that_is_gone(page):
     assert not absent(page.read_text())
 

@@ -18,6 +18,7 @@ import dask
 import numpy as np
 import pytest
 from blocks import Block, blocks
+from rules import each
 
 import dps
 
@@ -91,7 +92,7 @@ def check_command(command: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each(PAGES)
 def test_blocks_have_a_known_language(page):
     for block in blocks((ROOT / page).read_text()):
         assert block.language in LANGUAGES, f"{page}:{block.line - 1}"
@@ -137,7 +138,7 @@ def test_a_block_runs_as_a_file(code, tmp_path):
     assert f'File "{ROOT}/dps/' not in output, "a traceback; Dask's own may come when it closes, on a busy machine"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each(PAGES)
 def test_commands_exist(page):
     for block in blocks((ROOT / page).read_text()):
         if block.language in {"bash", "console"}:
@@ -147,14 +148,14 @@ def test_commands_exist(page):
                     assert not wrong, f"{page}:{block.line + i}: {wrong}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each(PAGES)
 def test_links_inside_the_project_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
     targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
     assert not [t for t in targets if t and not ((ROOT / page).parent / t).exists()]
 
 
-@pytest.mark.parametrize("page", ["docs/production.md", "docs/concepts.md"])
+@each(["docs/production.md", "docs/concepts.md"])
 def test_settings_that_a_page_names_exist(page):
     groups = "timeouts|limits|adaptive|yarn"
     names = re.findall(rf"`dps\.((?:{groups})\.[a-z-]+|shards-per-server)`", (ROOT / page).read_text())

@@ -12,6 +12,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from rules import each
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "dps").rglob("*.py"))
@@ -164,7 +165,16 @@ def ours(module: str):
     return [name for name in imports(module) if within(name, "dps")]
 
 
-each_module = pytest.mark.parametrize("module", MODULES)
+each_module = each(MODULES)
+
+
+def test_a_loop_over_a_rule_tells_each_item_that_breaks_it():
+    def rule(number: int) -> None:
+        assert number % 2, "even"
+
+    each([1, 3])(rule)()
+    with pytest.raises(AssertionError, match=r"(?s)2: even.*4: even"):
+        each([1, 2, 3, 4])(rule)()
 
 
 def test_test_files_have_names_of_their_own():
@@ -191,7 +201,7 @@ def test_the_rooms_have_no_circles():
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("own", ROOMS)
+@each(ROOMS)
 def test_every_arrow_is_used(own):
     """So that ROOMS says what there is."""
     used = {name for m in MODULES if room(m) == own for name in [*ours(m), *(n for _, n in lazy_imports(m))]}
@@ -286,7 +296,7 @@ def test_files_and_functions_are_short(module):
             assert length <= LINES_OF_FUNCTION, f"{node.name} has {length} lines"
 
 
-@pytest.mark.parametrize("folder", ["dps", "tests", "examples", "benchmarks"])
+@each(["dps", "tests", "examples", "benchmarks"])
 def test_nothing_is_left_to_do(folder):
     words = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b")
     files = [f for f in (ROOT / folder).rglob("*") if f.suffix in {".py", ".yaml", ".md"}]
