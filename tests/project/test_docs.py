@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import dask
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from blocks import Block, blocks
 from rules import each
+from shared_clusters import SharedClusters
 
 import dps
 
@@ -253,8 +255,20 @@ def modules() -> list[str]:
     return ["dps", *sorted(m.name for m in pkgutil.walk_packages(dps.__path__, "dps.", onerror=lambda name: None))]
 
 
+# A cluster takes ten times as long to make as most examples to run. Examples of the room of clusters make their own.
+OWN_CLUSTERS = "dps.deploy"
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    shared = SharedClusters()
+    yield shared
+    shared.close()
+
+
+@pytest.mark.leaks_ok("clusters stay for the examples of other modules; the module's fixture judges what is left")
 @pytest.mark.parametrize("name", [m for m in modules() if not m.endswith("__main__")])
-def test_docstrings(name):
+def test_docstrings(name, clusters):
     try:
         module = importlib.import_module(name)
     except ImportError as e:
@@ -265,8 +279,24 @@ def test_docstrings(name):
     failed = []
     runner = doctest.DocTestRunner(optionflags=flags, verbose=False)
     for example in doctest.DocTestFinder().find(module, name, extraglobs={"dps": dps, "np": np}):
-        runner.run(example, out=failed.append)
+        with nullcontext() if name.startswith(OWN_CLUSTERS) else clusters.shared():
+            runner.run(example, out=failed.append)
     assert not failed, "".join(failed)
+
+
+def test_examples_share_a_cluster_and_leave_it_empty(clusters):
+    before = clusters.made
+    with clusters.shared():
+        first = dps.LocalCluster(servers=1, trainers=1, processes=False)
+        left = dps.ParameterServer(first, name="left-open")
+        first.close()
+    with clusters.shared(), dps.LocalCluster(servers=1, trainers=1, processes=False) as second:
+        assert second is first
+        with dps.ParameterServer(second, name="left-open") as ps:  # the name is free again
+            assert len(ps.table("w")) == 0
+    left.close()
+    assert clusters.made <= before + 1
+    assert dps.LocalCluster is not first.__class__
 
 
 # The tools of this file
