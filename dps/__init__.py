@@ -6,6 +6,7 @@ The map: what users import stands on the street, everything else in rooms. Each 
 errors, config   every error; settings from ``dps.yaml``
 kernels          loops over sparse batches: margins, gradients, residuals
 spark, yarn      a parameter server beside Spark; a cluster on YARN
+opentelemetry    spans around calls, for processes that ask for them
 ---------------- --------------------------------------------------------------------------------------
 core/            compiled loops over keys and rows, and the classes that own their memory. Cython and C
 state/           what a server holds: tables, shards, key index, optimizers, ledgers. Pure

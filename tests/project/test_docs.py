@@ -227,6 +227,7 @@ def on_the_api_page() -> list[str]:
         "dps.graph",
         "dps.kernels",
         "dps.models",
+        "dps.opentelemetry",
         "dps.optimize",
         "dps.sampling",
         "dps.spark",

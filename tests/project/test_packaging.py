@@ -29,6 +29,7 @@ EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
     "": "dps, dps.cli, dps.driver.preload, distributed",
     "models": "dps.models, dps.optimize, dps.graph",
     "progress": "tqdm",
+    "opentelemetry": "dps.opentelemetry, opentelemetry.trace; dps.opentelemetry.instrument()",
     "demo": "examples.demo, bokeh",
     "checkpoint": "dps.checkpoints.store, safetensors, xxhash, pyarrow",
     "testing": "dps.testing, greenlet",

@@ -27,6 +27,7 @@ ROOMS = {
     "config": "",
     "spark": "training driver deploy",
     "yarn": "deploy",
+    "opentelemetry": "client training",
     "kernels": "core.factors core.ftrl core.inference core.lines core.sparse core.tokens core.words",
     # rules and bytes: these do not know each other
     "core": "",
@@ -87,7 +88,7 @@ ONLY = {  # all that these may import beside the standard library and themselves
 # Imports inside functions: packages that are optional or slow to import, ...
 OPTIONAL = {"sklearn", "scipy", "pandas", "pyarrow", "sparse", "cryptography"}
 OPTIONAL |= {"fsspec", "safetensors", "xxhash", "tqdm", "IPython", "bokeh", "pyspark", "skein", "torch", "rich"}
-OPTIONAL |= {"prometheus_client", "playwright", "matplotlib"}
+OPTIONAL |= {"prometheus_client", "playwright", "matplotlib", "opentelemetry"}
 LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
     ("dps", "dps.arrays"): "takes 20 ms, and most programs use tables only",
