@@ -19,7 +19,7 @@ from dps.training.participant import Participant
 from dps.training.trainer import Trainer
 from dps.wire import frames
 from dps.wire.channel import Channel, Request, Sink
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.frames import HEADER_SIZE, Header, byte_views, decode_header, encode_header
 from dps.wire.handshake import ConnectingHandshake
 from dps.wire.sockets import SLICE_SECONDS
 
@@ -86,7 +86,7 @@ class SimChannel(Channel, End):
         self.traffic.sent += HEADER_SIZE + header.body
         frame = bytearray(encode_header(header, number))
         for piece in pieces:
-            frame += memoryview(piece).cast("B")
+            frame += b"".join(byte_views([piece]))
         if len(frame) != HEADER_SIZE + header.body:
             raise RuntimeError(f"a frame of {len(frame) - HEADER_SIZE} bytes announces {header.body}")
         try:

@@ -19,7 +19,7 @@ from dps.testing.network import END, End, Network
 from dps.testing.world import Party, Timer
 from dps.wire import frames
 from dps.wire.endpoint import Handler
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.wire.frames import HEADER_SIZE, Header, byte_views, decode_header, encode_header
 from dps.wire.handshake import MAX_HELLO_BYTES, ConnectingHandshake, ListeningHandshake
 from dps.wire.plain_answers import ROOM_BYTES, PlainStep
 from dps.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
@@ -66,7 +66,7 @@ class Transport:
             self._end.emit(bytearray(data))
 
     def writelines(self, buffers: Sequence[Buffer]) -> None:
-        for data in buffers:
+        for data in byte_views(buffers):
             self.write(data)
 
     def is_closing(self) -> bool:
@@ -316,14 +316,14 @@ class SimLink(End):
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         if not self.over:
             frame = bytearray(encode_header(header))
-            for piece in buffers:
-                frame += memoryview(piece).cast("B")
+            for piece in byte_views(buffers):
+                frame += piece
             if len(frame) != HEADER_SIZE + header.body:
                 raise RuntimeError(f"a frame of {len(frame) - HEADER_SIZE} bytes announces {header.body}")
             self.outward.write(frame, len(frame))
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        frames_ = b"".join(memoryview(piece).cast("B") for piece in buffers)
+        frames_ = b"".join(byte_views(buffers))
         while frames_ and not self.over:
             size = _size(frames_)
             self.outward.write(bytearray(frames_[:size]), size)

@@ -22,7 +22,7 @@ from dps.core.part import Part
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 from dps.wire import frames
 from dps.wire.frame_reader import Destination, FrameReader, Sink, WholeBody, pour
-from dps.wire.frames import HEADER_SIZE, Header, encode_header
+from dps.wire.frames import HEADER_SIZE, Header, byte_views, encode_header
 from dps.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
 from dps.wire.keepalive import keep_alive
 from dps.wire.local_sockets import connected_locally
@@ -244,8 +244,8 @@ class Channel:
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
         deadline = None
-        rest = [memoryview(b).cast("B") for b in buffers]
-        while True:
+        rest = byte_views(buffers)
+        while rest:
             try:
                 sent = self._socket.send(rest)
             except OSError as error:

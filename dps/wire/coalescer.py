@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from dps.wire.frames import byte_views
+
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
@@ -43,5 +45,14 @@ class Coalescer:
         """Send the frames that wait; to be called before a frame is written past the coalescer."""
         if self._buffers:
             buffers, self._buffers, self.nbytes = self._buffers, [], 0
-            if not self._transport.is_closing():
-                self._transport.writelines(buffers)  # type: ignore[arg-type]  # it takes any buffer
+            self._send(buffers)
+
+    def writelines(self, buffers: Iterable[Buffer]) -> None:
+        """Send these buffers now, after the frames that wait."""
+        self.flush()
+        self._send(buffers)
+
+    def _send(self, buffers: Iterable[Buffer]) -> None:
+        """Pass buffers on to the transport, in the one form that each transport takes."""
+        if not self._transport.is_closing():
+            self._transport.writelines(byte_views(buffers))

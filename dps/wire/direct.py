@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dps.core.socket_calls import send, send_soon
 from dps.wire.coalescer import Coalescer
+from dps.wire.frames import byte_views
 from dps.wire.local_sockets import is_local
 
 if TYPE_CHECKING:
@@ -67,10 +68,8 @@ class DirectWriter:
 
     def writelines(self, buffers: Sequence[Buffer]) -> None:
         """Send these buffers, which must not change before the transport has sent them."""
-        if len(buffers) == 1:
-            self.write(buffers[0], memoryview(buffers[0]).nbytes)
-            return
-        if self._coalescer.nbytes:
-            self._coalescer.flush()
-        if not self._transport.is_closing():
-            self._transport.writelines(buffers)  # type: ignore[arg-type]  # it takes any buffer
+        views = byte_views(buffers)
+        if len(views) == 1:
+            self.write(views[0], len(views[0]))
+        else:
+            self._coalescer.writelines(views)

@@ -51,7 +51,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HEADER_SIZE",
     "Header",
+    "byte_views",
     "decode_error",
     "decode_header",
     "encode_error",
@@ -213,6 +214,18 @@ def unpack_arrays(text_bytes: int, body: memoryview) -> tuple[dict[str, Any], li
         return layout["meta"], arrays
     except (TypeError, KeyError, ValueError) as error:
         raise ProtocolError(f"a piece of a dump that cannot be read: {error}") from None
+
+
+def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
+    """The buffers of a message as a transport or socket takes them: flat bytes, and none that is empty.
+
+    The reason: uvloop refuses an empty array of two dimensions, and asyncio counts what is left of a buffer by its
+    `len`, which of an array is not its number of bytes.
+
+    >>> [len(view) for view in byte_views([b"head", np.empty((3, 0)), np.zeros((2, 2)), b""])]
+    [4, 32]
+    """
+    return [view.cast("B") for buffer in buffers if (view := memoryview(buffer)).nbytes]
 
 
 def pack_item(content: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +15,7 @@ from dps.errors import DPSError
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
 from dps.state.shard import Shard
+from dps.wire import endpoint
 
 COUNT = 60
 KEYS = np.arange(COUNT)
@@ -163,3 +165,16 @@ def test_what_is_wrong_is_noticed(monkeypatch, name) -> None:
 
     checks = [(test_a_deletion_that_is_sent_again_counts_once, how, True, False) for how in ("delete", "clear")]
     assert any(is_noticed(*each) for each in [*checks, (test_a_primary_that_is_lost_after_a_deletion, "delete", True)])
+
+
+@pytest.mark.parametrize("count", [10_000, 60_000])
+@pytest.mark.parametrize("make_loop", [endpoint.new_loop, asyncio.new_event_loop])
+def test_the_copies_follow_a_large_deletion(make_loop, count, monkeypatch) -> None:
+    """What goes to the copies of a large one are views of its body; its values have no bytes."""
+    monkeypatch.setattr(endpoint, "new_loop", make_loop)
+    with Servers(2) as servers, servers.client() as client:
+        servers.table(TableSpec("w", dim=1, shards=4, copies=2))
+        client.push("w", np.arange(70_000), np.ones((70_000, 1)))
+        client.delete("w", np.arange(count))
+        assert sorted(np.concatenate(list(client.keys("w"))).tolist()) == list(range(count, 70_000))
+        assert not servers.differences()
