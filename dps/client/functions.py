@@ -227,7 +227,10 @@ class FunctionCaller:
                 if mode == PREPARES:
                     running.prepared.remove(run)
                 continue
-            running.values.update({part.shard: decode_values(part.value) for part in parts})
+            for part in parts:
+                # Where the effect counts already, a second result may be of later rows, so the first one stays.
+                if not (part.done and part.shard in running.values):
+                    running.values[part.shard] = decode_values(part.value)
             running.asked.difference_update(run.shards)
         if errors:
             raise min(errors, key=urgency)

@@ -11,17 +11,19 @@ BEAT         request; a report (see `reports.py`)   OK, which renews the lease
 CAUGHT_UP    `CaughtUp`                             the joiner becomes the last of the chain
 STEPPED_DOWN `SteppedDown`                          the chain goes on without the server, or in another order
 SUSPECT      `Suspect`                              a server that takes no ops leaves the chains of the shards
+FAILED       `Failed`                               the server has ended itself: it leaves all chains
 ============ ====================================== =======================================================
 
 `wire/membership_messages.py` has the fields of these messages.
 
 When another server takes over. A server is *lost* when Dask has removed its worker and its connection to the controller
-is broken: its own kernel has closed two connections. It is *silent* when no heartbeat has come for
-`dps.timeouts.silence`, which is longer than its lease: from then on it answers no pulls of replicated tables, whatever
-it does. Then the next server in each of its chains takes over. A silent server keeps the shards of which no other
-server has a replica, because it may wake up. A server that takes over must not have died itself meanwhile. So the
-silent one leaves a chain only when another server of that chain has sent a heartbeat since; until then the others are
-*doubted*. (The server that goes on alone may acknowledge ops that the silent one does not have.)
+is broken: its own kernel has closed two connections. It has *failed* when it says so itself: then it has ended already.
+It is *silent* when no heartbeat has come for `dps.timeouts.silence`, which is longer than its lease: from then on it
+answers no pulls of replicated tables, whatever it does. Then the next server in each of its chains takes over. A silent
+server keeps the shards of which no other server has a replica, because it may wake up. A server that takes over must
+not have died itself meanwhile. So the silent one leaves a chain only when another server of that chain has sent a
+heartbeat since; until then the others are *doubted*. (The server that goes on alone may acknowledge ops that the silent
+one does not have.)
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ from dps.telemetry.snapshot import ServerPhase
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
-from dps.wire.membership_messages import CaughtUp, Serve, SteppedDown, Suspect
+from dps.wire.membership_messages import CaughtUp, Failed, Serve, SteppedDown, Suspect
 from dps.wire.placement_messages import Located, Placement, Route, ShardPlace
 from dps.wire.protocols import RoleConnection, RoleEndpoint
 
@@ -80,6 +82,7 @@ class ServerRecord:
         self.worker_removed = False  # by Dask
         self.ready = False  # it has all tables and functions
         self.silent = False  # no heartbeat has come for `dps.timeouts.silence`
+        self.failed = False  # it has ended itself, and is to be closed
         self.doubted = False  # no heartbeat has come since its connection broke, or since another server fell silent
         self.leaving = False  # it is to be emptied and closed
         # Calls about tables and functions, (method, arguments), that it could not take while it was out of reach.
@@ -88,7 +91,7 @@ class ServerRecord:
 
     @property
     def up(self) -> bool:
-        return self.connection is not None and not self.silent
+        return self.connection is not None and not self.silent and not self.failed
 
     @property
     def serves(self) -> bool:
@@ -161,6 +164,7 @@ class Membership:
             frames.CAUGHT_UP: self.caught_up,
             frames.STEPPED_DOWN: self.stepped_down,
             frames.SUSPECT: self.suspect,
+            frames.FAILED: self.failed,
         }
         self._publish()
 
@@ -349,6 +353,17 @@ class Membership:
                 self.servers[suspected].unfit_until = self.endpoint.now() + UNFIT_SECONDS
             self._publish()
 
+    def failed(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        message = decode(Failed, body)
+        server = self.servers.get(message.server)
+        if server is None:  # it is being closed
+            connection.transport.close()
+        elif not server.failed:
+            server.failed = True
+            self.failures += not server.silent
+            self.note(f"server {server.number} on {server.worker} has failed: {shown(message.why, 1000)}")
+            self._fail_over()
+
     def disconnected(self, connection: RoleConnection) -> None:
         """The connection of a server broke."""
         server = connection.party
@@ -436,7 +451,8 @@ class Membership:
 
     def _fail_over(self) -> None:
         """Have other servers take over from those that are lost or silent."""
-        lost = {n for n, server in self.servers.items() if server.worker_removed and not server.up}
+        gone = {n for n, server in self.servers.items() if server.worker_removed and not server.up}
+        lost = gone | {n for n, server in self.servers.items() if server.failed}
         silent = {n for n, server in self.servers.items() if server.silent}
         doubted = {n for n, server in self.servers.items() if server.doubted}
         changed = False
@@ -454,10 +470,10 @@ class Membership:
                         lost_shards.append(shard)
             if lost_shards:
                 self.note(f"the last copy of {_list_shards(lost_shards)} of table {name!r} is gone")
-        for number in lost:
-            self.failures += not self.servers[number].silent
+        for number in gone:
+            self.failures += not (self.servers[number].silent or self.servers[number].failed)
             self.remove_server(number)
-        if changed or lost:
+        if changed or gone:
             self._publish()
 
     # -- inside
@@ -501,7 +517,7 @@ class Membership:
     def _publish(self) -> None:
         """Begin a new epoch: send the placement to the servers, and renew the route for clients."""
         self.epoch += 1
-        addresses = {n: server.address for n, server in self.servers.items() if server.address is not None}
+        addresses = {n: s.address for n, s in self.servers.items() if s.address is not None and not s.failed}
         tables = {
             self.specs[name]["id"]: [ShardPlace([*p.chain], p.joiner, [*p.fences], p.stepping_down) for p in places]
             for name, places in self.places.items()

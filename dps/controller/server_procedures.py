@@ -8,6 +8,7 @@ Which server holds which shard is the matter of `failover.py`. Here it is which 
   been silent for longer than its lease. When it is back, there may be too many servers, and the surplus is emptied.
 * A server is closed only when no chain has it: `Membership.retire` and `trim` mark it as leaving, its shards move, and
   then it is *empty*. No table is made meanwhile, because a table may put shards on an empty server.
+* A server that has failed is closed, and another one takes its place, perhaps on the same worker.
 * A start that fails, or is cancelled, leaves nothing: the actor is closed, and the membership forgets the server.
 * Two changes of the number of servers do not overlap, because a lock is held.
 """
@@ -269,7 +270,9 @@ class ServerProcedures:
                     # The second lock, because a table that is being made may put shards on an empty server.
                     yield from holding([self.scaling, self.tables_change], self._shrink(servers))
                 for server in servers:
-                    if server.missed and server.up:
+                    if server.failed:
+                        yield from self._close_server(server)
+                    elif server.missed and server.up:
                         yield from holding([self.tables_change], self._catch_up(server))
                 for worker in self.spares()[: max(0, self._missing())]:
                     if self._missing() > 0:  # else a silent server has come back while another one was started
@@ -292,7 +295,7 @@ class ServerProcedures:
 
     def _missing(self) -> int:
         """How many servers are to be started. Those that start slowly are there already."""
-        return self.wanted - sum(not (s.leaving or s.silent) for s in self.servers())
+        return self.wanted - sum(not (s.leaving or s.silent or s.failed) for s in self.servers())
 
     def _shrink(self, servers: list[ServerRecord]) -> Procedure[None]:
         """Retire surplus servers, and close those that are empty."""

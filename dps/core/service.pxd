@@ -16,10 +16,11 @@ cdef class Service:
     cdef dict _tables
     cdef ServerCounters _counters
     cdef Forwards _ops
-    cdef object _clock, _holds_lease, _close_before, _refuse, _throttle
+    cdef object _clock, _holds_lease, _close_before, _refuse, _throttle, _fail
     cdef object _peer, _inbox  # of the frames that are being answered
     cdef int64_t _whole  # bytes that all of their answers may take
     cdef bint _is_halted  # the peer has to wait
+    cdef bint _has_changed  # a replica, in this step
     cdef Parts _parts
     cdef Gathering _values
     cdef int64_t _limit
@@ -28,6 +29,9 @@ cdef class Service:
     cdef size_t _sizes[2]
 
     cdef void *_room(self, int which, size_t nbytes) except NULL
+    cdef int64_t _answer_all(
+        self, cnp.ndarray inbox, int64_t start, int64_t end, cnp.ndarray out, bint from_server, int64_t *made_bytes
+    ) except -1
     cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
     cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
     cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1

@@ -20,6 +20,7 @@ class Service:
         ops: Forwards,
         refuse: Callable[[Any, int, Any], object],
         throttle: Callable[[Any], bool],
+        fail: Callable[[Exception], Exception],
         limit: int,
     ) -> None: ...
     def step(

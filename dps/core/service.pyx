@@ -82,6 +82,9 @@ cdef class Service:
         Tells a peer (first argument) that its request (its number) failed, because of an error (third argument).
     throttle : callable
         Whether a peer has to wait, because too much is on its way.
+    fail : callable
+        Ends the server because of an exception after the first change of a step: see `server/changes.py`. Returns the
+        error to raise.
     limit : int
         Bytes that a body may have.
 
@@ -101,11 +104,13 @@ cdef class Service:
         Forwards ops not None,
         refuse,
         throttle,
+        fail,
         int64_t limit,
     ):
         self._tables, self._counters, self._clock, self._limit = tables, counters, clock, limit
         self._holds_lease, self._close_before, self._ops = holds_lease, close_before, ops
-        self._refuse, self._throttle, self._parts, self._values = refuse, throttle, Parts(), Gathering()
+        self._refuse, self._throttle, self._fail = refuse, throttle, fail
+        self._parts, self._values = Parts(), Gathering()
         for n in range(MEMORIES):
             self._memory[n], self._sizes[n] = NULL, 0
 
@@ -134,14 +139,29 @@ cdef class Service:
         (int, int)
             Bytes of the inbox that are answered, and bytes of the answers.
         """
+        cdef int64_t done, made
+        if not 0 <= start <= end <= cnp.PyArray_SIZE(inbox) or start & 7:
+            raise ValueError(f"bytes {start} to {end} of an inbox of {cnp.PyArray_SIZE(inbox)}")
+        self._peer, self._inbox, self._whole = peer, inbox, cnp.PyArray_SIZE(out)
+        self._is_halted = self._has_changed = False
+        self._values.left = 0
+        try:
+            done = self._answer_all(inbox, start, end, out, from_server, &made)
+        except Exception as error:
+            if self._has_changed:
+                raise self._fail(error) from error
+            raise
+        self._peer = self._inbox = None
+        return done - start, made
+
+    cdef int64_t _answer_all(
+        self, cnp.ndarray inbox, int64_t start, int64_t end, cnp.ndarray out, bint from_server, int64_t *made_bytes
+    ) except -1:
+        """Answer frames, and send what they have made for others; where they end."""
         cdef const char *arrived = <const char *> uint8s(inbox)
         cdef char *answers = <char *> writeable_uint8s(out)
         cdef int64_t room = cnp.PyArray_SIZE(out), done = start, made = 0, size
         cdef const dps_header *head
-        if not 0 <= start <= end <= cnp.PyArray_SIZE(inbox) or start & 7:
-            raise ValueError(f"bytes {start} to {end} of an inbox of {cnp.PyArray_SIZE(inbox)}")
-        self._peer, self._inbox, self._whole, self._is_halted = peer, inbox, room, False
-        self._values.left = 0
         self._ops.collect()
         try:
             while end - done >= HEADER and not self._is_halted and self._values.left == 0:
@@ -158,8 +178,8 @@ cdef class Service:
                 made += size
         finally:
             self._ops.release()
-        self._peer = self._inbox = None
-        return done - start, made
+        made_bytes[0] = made
+        return done
 
     @property
     def left(self) -> int:
@@ -206,6 +226,7 @@ cdef class Service:
                 if (<ShardState> part[n].shard).sums is not None:
                     self._close_before(<object> part[n].replica, head.clock)
         self.requests += 1  # from here on the frame is not declined any more
+        self._has_changed = self._has_changed or pushed
         begin_answer(head, out, size if size <= room else HEADER)
         for n in range(count):
             if pushed:
@@ -257,7 +278,7 @@ cdef class Service:
         for n in range(count):
             spans[n].replica, spans[n].version = part[n].replica, (<ShardState> part[n].shard).version
             spans[n].start, spans[n].a, spans[n].b = part[n].start, part[n].a, part[n].b
-        self._ops.pass_on(head, spans, count, table.row_bytes, keys, values, None, None, owed)
+        self._ops.pass_on(head, spans, count, table.row_bytes, keys, values, None, None, owed, b"")
         return 0
 
     cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
@@ -285,6 +306,7 @@ cdef class Service:
         if not self._make_room(table, head, part, count):
             return DECLINED
         values = body + <int64_t> head.body - nbytes
+        self._has_changed = True
         for n in range(count):
             self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
             if head.flags & ANSWER and head.trainer:

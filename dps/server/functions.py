@@ -22,10 +22,13 @@ differ, whatever the function does.
 What can happen, and what then:
 
 * The connection breaks, or no COMMIT comes in time: the hold ends, its effects are dropped. The client calls again.
-* A CALL is repeated after its effect was applied: the ledger says so. The function runs once more for its result, and
-  the effect is dropped. (The answer to a call of one server is kept in the ledger, so that its repeat gets the same.)
+* A CALL is repeated after its effect was applied: the ledger says so. What the function returned on a shard is a part
+  of the op, so the ledgers of all copies keep it (`MAX_KEPT_RESULT_BYTES`), and the repeat gets it again, also from the
+  next primary. A longer result is made once more: the function runs on the rows as they are now, and its effect is
+  dropped.
 * A trainer is run again and calls what its earlier attempt has called (REPLAYED): that counts already on all shards on
-  which it was to count. The new attempt may name others, so the ledger is not asked, and the effect is dropped.
+  which it was to count. The new attempt may name others, for which the ledgers have no result; there the function runs,
+  and its effect is dropped.
 * Two calls that need COMMIT meet at a shard: the second one is refused (BusyError), because they could wait for each
   other at two servers. Its client gives back what it holds, and tries again a little later. All others wait.
 * The controller changes a held shard (it closes the sums of a clock, another server takes over): the hold is
@@ -47,12 +50,13 @@ from dps.core.forwards import Forwards, OwedAnswer
 from dps.errors import BusyError, DPSError, FunctionError, FunctionTimeoutError, InputError, LimitError, ProtocolError
 from dps.functions.definition import opened
 from dps.functions.rows import Effect, Rows
+from dps.server.changes import Changes
 from dps.server.function_thread import Outcome, Runner
-from dps.server.replicas import Replica, ReplicaPart
-from dps.server.tables import ServerTable, rows_header
-from dps.state.ops import DELETE, NO_CLOCK, ROWS, Op, Selection
+from dps.server.replicas import Replica
+from dps.server.tables import MAX_KEPT_RESULT_BYTES, ServerTable
+from dps.state.ops import NO_CLOCK, ROWS, Op, Selection
 from dps.wire import frames
-from dps.wire.frames import Header, encode_header
+from dps.wire.frames import Header, padded
 from dps.wire.function_messages import ALONE, PREPARES, READS, FunctionCall, PartAnswer, encode_parts
 from dps.wire.protocols import RoleConnection, RoleEndpoint
 from dps.wire.values import decode_values, encode_values
@@ -60,7 +64,6 @@ from dps.wire.values import decode_values, encode_values
 __all__ = ["FunctionCalls", "Hold"]
 
 MAX_DIRECT_BYTES = 1 << 18  # of rows and arguments on which a function of dps itself runs in the endpoint's thread
-MAX_KEPT_RESULT_BYTES = 1 << 16  # of the answer to a call of one server, which the ledger keeps
 TRACEBACK_LINES = 6  # of a user's function, in errors
 
 
@@ -70,6 +73,7 @@ class Owner(Protocol):
     endpoint: RoleEndpoint
     number: int
     tables: dict[int, ServerTable]
+    changes: Changes
 
     @property
     def ops(self) -> Forwards: ...
@@ -85,13 +89,24 @@ class Target(NamedTuple):
     keys: np.ndarray | None
 
 
+class Made(NamedTuple):
+    """What a function has made for a shard, and what it returned there, encoded."""
+
+    replica: Replica
+    effect: Effect | None
+    result: bytes
+
+
+Repeated = dict[int, bytes | None]  # from a shard to a result; None: the ledger has kept none
+
+
 class Hold:
     """Shards that a function reads or changes, and the connections whose requests wait for it."""
 
     def __init__(self, header: Header, connection: RoleConnection, targets: list[Target], commits: bool):
         self.header, self.connection, self.targets = header, connection, targets
         self.commits = commits  # it ends with a COMMIT
-        self.effects: list[tuple[Replica, Effect | None]] = []
+        self.effects: list[Made] = []
         self.waiting: list[RoleConnection] = []
         self.running, self.revoked = True, False
         self._lent: list[tuple[Replica, weakref.ref[np.ndarray]]] = []
@@ -189,8 +204,6 @@ class FunctionCalls:
             holds[0].wait(connection, header, body)
             return
         repeated = self._repeated(table, header, targets, changes)
-        if call.mode == ALONE and len(repeated) == len(targets) and self._answer_again(connection, header, targets):
-            return
         hold = Hold(header, connection, targets, call.mode == PREPARES)
         self.holds.add(hold)
         try:
@@ -274,8 +287,8 @@ class FunctionCalls:
         shards = range(header.shard, header.shard + header.shards)
         return [Target(table.replica(number, primary=True), None) for number in shards], body
 
-    def _repeated(self, table: ServerTable, header: Header, targets: list[Target], changes: bool) -> set[int]:
-        """On which shards the effect of the call counts already."""
+    def _repeated(self, table: ServerTable, header: Header, targets: list[Target], changes: bool) -> Repeated:
+        """The shards on which the effect of the call counts already, and what it returned there."""
         for replica, _ in targets:
             if changes and header.trainer:
                 replica.shard.ledger.check(header.trainer, header.attempt)
@@ -283,7 +296,8 @@ class FunctionCalls:
             for replica, _ in targets:
                 self._owner.close_before(replica, header.clock)
         known = header.flags & frames.REPLAYED  # to its client, which has the acknowledgement of an earlier attempt
-        return {replica.number for replica, _ in targets if changes and (known or _has(replica, header))}
+        counts = [replica for replica, _ in targets if changes and (known or _has(replica, header))]
+        return {replica.number: _kept_result(replica, header) for replica in counts}
 
     def _end_older(self, header: Header) -> None:
         """The client calls: what it has prepared before will never be committed, but for other shards of this call."""
@@ -346,7 +360,7 @@ class FunctionCalls:
             connection.reply(reply, answer)
         return False
 
-    def _prepare(self, hold: Hold, effects: list[tuple[Replica, Effect | None]]) -> None:
+    def _prepare(self, hold: Hold, effects: list[Made]) -> None:
         hold.effects = effects
         self._prepared[hold.stamp] = hold
         self._owner.endpoint.later(2 * self._seconds, self._drop, hold)
@@ -355,54 +369,33 @@ class FunctionCalls:
         """Apply the effects of a call to all its shards, and answer when their copies have them."""
         table = self._owner.leased(header)
         nothing = Effect(np.empty(0, np.int64), 0, np.empty((0, table.spec.dim + table.spec.slots), table.dtype))
-        effects = [(table.replica(replica.number, primary=True), each or nothing) for replica, each in hold.effects]
-        for replica, made in effects:  # all that can fail comes before the first change
+        effects = [
+            (table.replica(made.replica.number, primary=True), made.effect or nothing, made.result)
+            for made in hold.effects
+        ]
+        for replica, made, _ in effects:  # all that can fail comes before the first change
             if header.trainer:
                 replica.shard.ledger.check(header.trainer, header.attempt)
-            table.check_copied(len(made.rows), "a function changed")
+            gone = 0 if made.deleted is None else len(made.deleted)
+            table.check_copied(len(made.rows), "a function changed", gone)
             replica.shard.reserve(len(made.rows))
             if made.deleted is not None:
-                replica.shard.make_room(deletion_of(header, made.deleted, table), len(made.deleted))
-        owed, ops = OwedAnswer(), self._owner.ops
-        kept = as_rows(answer, table) if 0 < len(answer) <= MAX_KEPT_RESULT_BYTES and not table.replicated else None
-        for replica, made in effects:
-            if made.deleted is not None and not _has(replica, header):
-                self._delete(table, header, replica, made.deleted, owed)
+                replica.shard.reserve_deletion(gone)
+        owed = OwedAnswer()
+        kept: dict[bytes, np.ndarray] = {}  # results, which are often the same on all shards
+        ops = []
+        for replica, made, result in effects:
             if replica.successor is not None:  # a view, because the shard would take over memory that a forward reads
                 made = made._replace(rows=made.rows.view())
-            if not replica.shard.apply(op_of(header, made)):
-                ops.follow(replica, owed)
-                continue
-            if kept is not None and header.trainer:
-                replica.shard.ledger.keep(header.trainer, header.clock, header.number, kept)
-            if replica.successor is not None:
-                part = ReplicaPart(replica, made.keys, made.start, 0, len(made.rows))
-                forwarded = rows_header(table.spec.id, replica.number, op_of(header, made))
-                ops.forward(encode_header(forwarded), [(part, replica.shard.version)], made.keys, made.rows, owed)
-
-        changed = {replica.number for replica, _ in effects}
+            keeps = header.trainer and len(result) <= MAX_KEPT_RESULT_BYTES
+            if keeps and result not in kept:
+                kept[result] = as_rows(result, table)
+            ops.append((replica, op_of(header, made, kept[result] if keeps else None)))
+        self._owner.changes.effects(table, ops, owed)
+        changed = {replica.number for replica, _, _ in effects}
         before = [target.replica for target in hold.targets if target.replica.number not in changed]
         self._answer_when_confirmed(table, connection, reply, before, answer, owed)
         self._owner.throttle(connection)
-
-    def _delete(self, table: ServerTable, header: Header, replica: Replica, keys: np.ndarray, owed: OwedAnswer) -> None:
-        """Delete rows, as an op of its own before the one that says that the effect counts: it may come twice."""
-        op = deletion_of(header, keys, table)
-        replica.shard.apply(op)
-        if replica.successor is not None:
-            part = ReplicaPart(replica, keys, 0, 0, len(keys))
-            made = Header(
-                frames.REPLICATE,
-                frames.RULE_DELETE,
-                table=header.table,
-                clock=header.clock,
-                parties=header.parties,
-                shard=replica.number,
-                shards=1,
-                count=len(keys),
-            )
-            version = replica.shard.version
-            self._owner.ops.forward(encode_header(made), [(part, version)], keys, op.values, owed)
 
     def _answer_when_confirmed(
         self,
@@ -429,14 +422,6 @@ class FunctionCalls:
         else:
             OwedAnswer().then(respond)
 
-    def _answer_again(self, connection: RoleConnection, header: Header, targets: list[Target]) -> bool:
-        """Give a repeated call the answer that it was given first; False if the ledger has it no more."""
-        kept = targets[0].replica.shard.ledger.answer(header.trainer, header.clock, header.number) if targets else None
-        if kept is None:
-            return False
-        connection.reply(Header(frames.OK, request=header.request), of_rows(kept))
-        return True
-
 
 class Direct:
     """Runs work at once, in the endpoint's thread, because the way to another thread and back would take longer."""
@@ -462,10 +447,10 @@ class FunctionWork:
         replicas: list[Replica],
         selections: list[Selection],
         changes: bool,
-        repeated: set[int],
+        repeated: Repeated,
     ):
         self.name = getattr(part, "__qualname__", "?")
-        self.effects: list[tuple[Replica, Effect | None]] = []
+        self.effects: list[Made] = []
         self.views = [
             Rows(replica.spec, replica.number, selection, changes, call.seed, call.time)
             for replica, selection in zip(replicas, selections, strict=True)
@@ -486,12 +471,13 @@ class FunctionWork:
     def __call__(self) -> list[PartAnswer]:
         answers = []
         for replica, rows in zip(self._replicas, self.views, strict=True):
-            where = f"the result of function {self.name!r}"
-            arguments, self._decoded = self._decoded or decode_values(self._encoded), None
-            value = encode_values(self._part(rows, **arguments), where)
-            repeated = rows.shard in self._repeated
+            repeated, value = rows.shard in self._repeated, self._repeated.get(rows.shard)
+            if value is None:
+                where = f"the result of function {self.name!r}"
+                arguments, self._decoded = self._decoded or decode_values(self._encoded), None
+                value = encode_values(self._part(rows, **arguments), where)
             if self._changes and not repeated:
-                self.effects.append((replica, rows.effect()))
+                self.effects.append(Made(replica, rows.effect(), value))
             answers.append(PartAnswer(rows.shard, value, repeated))
         return answers
 
@@ -522,10 +508,9 @@ def _told(error: BaseException, name: str) -> DPSError:
 
 
 def as_rows(answer: bytes, table: ServerTable) -> np.ndarray:
-    """Bytes as values of rows, which is what a ledger keeps."""
+    """Bytes as values of a table, which is what a ledger keeps."""
     whole = len(answer).to_bytes(8, "little") + answer
-    whole = whole.ljust(-(-len(whole) // table.row_bytes) * table.row_bytes, b"\0")
-    return np.frombuffer(whole, table.dtype).reshape(-1, table.spec.dim)
+    return np.frombuffer(whole.ljust(padded(len(whole)), b"\0"), table.dtype).reshape(-1, 1)
 
 
 def of_rows(kept: np.ndarray) -> bytes:
@@ -545,12 +530,14 @@ def _has(replica: Replica, header: Header) -> bool:
     return bool(header.trainer) and replica.shard.ledger.seen(*stamp)
 
 
-def op_of(header: Header, made: Effect) -> Op:
-    """The op that applies an effect."""
+def _kept_result(replica: Replica, header: Header) -> bytes | None:
+    """What the call has returned on this shard, if the ledger has kept it."""
+    kept = replica.shard.ledger.answer(header.trainer, header.clock, header.number)
+    return None if kept is None else of_rows(kept)
+
+
+def op_of(header: Header, made: Effect, result: np.ndarray | None) -> Op:
+    """The op that applies an effect, and has the ledger keep a result."""
     stamp = header.trainer, header.attempt, header.number
-    return Op(ROWS, made.keys, made.start, made.rows, header.clock, header.parties, *stamp)
-
-
-def deletion_of(header: Header, keys: np.ndarray, table: ServerTable) -> Op:
-    """The op that deletes rows in the name of a call. It has no stamp, because the call's own op comes behind it."""
-    return Op(DELETE, keys, 0, np.empty((len(keys), 0), table.dtype), header.clock, header.parties)
+    op = Op(ROWS, made.keys, made.start, made.rows, header.clock, header.parties, *stamp)
+    return op._replace(deleted=made.deleted, result=result)

@@ -16,7 +16,7 @@ from dps import config
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
-from dps.wire.membership_messages import Serve
+from dps.wire.membership_messages import Failed, Serve
 from dps.wire.placement_messages import Placement
 from dps.wire.protocols import RoleEndpoint, RoleLink
 
@@ -60,6 +60,7 @@ class Heartbeat:
         self._last_beat = 0
         self._connection_is_new = False  # no report has gone over this connection
         self._stopped = False
+        self._failure: Failed | None = None
 
     def connect(self) -> None:
         """Connect to the controller, and again whenever the connection breaks."""
@@ -93,6 +94,11 @@ class Heartbeat:
             self._connection_is_new = False
             self._link.send(Header(frames.BEAT, request=self._last_beat, epoch=epoch, body=len(body)), (body,))
 
+    def fail(self, why: str) -> None:
+        """Give the lease up, and tell the controller that this server has failed, now and on each new connection."""
+        self._failure, self.lease_until = Failed(self.number, why), 0.0
+        self.report(frames.FAILED, self._failure)
+
     def report(self, kind: int, message: msgspec.Struct) -> None:
         """Send a message to the controller. It is lost while there is no connection, so a caller that needs its effect
         repeats it."""
@@ -100,11 +106,16 @@ class Heartbeat:
             _send(self._link, kind, message)
 
     def _on_up(self, link: RoleLink) -> None:
+        if self._failure is not None:
+            _send(link, frames.FAILED, self._failure)
+            return
         _send(link, frames.SERVE, Serve(self.number, self.endpoint.host, self.endpoint.port))
         self._connection_is_new = True
         self.beat(0)
 
     def _on_frame(self, link: RoleLink, header: Header, body: memoryview) -> None:
+        if self._failure is not None:
+            return
         if header.kind == frames.PLACE:
             self._adopt(decode(Placement, body))
         elif header.kind == frames.OK:

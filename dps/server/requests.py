@@ -32,14 +32,15 @@ from dps.errors import (
     ProtocolError,
     UnknownTableError,
 )
+from dps.server.changes import Changes
 from dps.server.function_thread import Runner
 from dps.server.functions import FunctionCalls
 from dps.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from dps.server.replicas import Replica, ReplicaPart
 from dps.server.replication import Relay
-from dps.server.tables import ServerTable, TableRequest, control_header, op_of, rows_after, rows_header
+from dps.server.tables import ServerTable, TableRequest, op_of
 from dps.state.custom import Custom
-from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, ROWS, Op, TableSpec
+from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
 from dps.state.shard import make_shard
 from dps.state.transfer import Joining
 from dps.telemetry.reports import ServerReport
@@ -62,6 +63,7 @@ Served = tuple[TableMeter, list[ReplicaPart]]  # the table and shards of a reque
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+MAX_REASON = 1000  # characters of an error, in a message to the controller
 
 
 class ServerRole:
@@ -105,8 +107,9 @@ class ServerRole:
         self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
         self.relay = Relay(endpoint, peers, secret, self.heartbeat.report)
         self.ops = self.relay.ops
+        self.changes = Changes(self.ops, self.fail)
         self.functions = FunctionCalls(self, runner)
-        of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle
+        of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         handlers: dict[int, Handler] = {
             frames.PULL: self._when_free(self.meters.timed(self._pull)),
@@ -138,6 +141,24 @@ class ServerRole:
         self.heartbeat.stop()
         self.relay.close()
         self.tables.clear()
+
+    def fail(self, error: Exception) -> MovedError:
+        """End this server as a death would, because a change of its replicas broke off in the middle.
+
+        What it has may differ from what its backups have, so it answers nothing any more, and passes nothing on. It
+        tells the controller, which has other servers take over. Returns the error for the peer of the request.
+        """
+        why = f"{type(error).__name__}: {error}"
+        if not self.stopped:
+            logger.critical("server %d ends, because a change of its replicas broke off", self.number, exc_info=error)
+            self.stopped = True
+            self.heartbeat.fail(why[:MAX_REASON])
+            self.functions.close()
+            self.relay.close()
+            self.tables.clear()
+            for connection in list(self.endpoint.connections):
+                connection.transport.abort()
+        return MovedError(f"server {self.number} has failed: {why}")
 
     def _tick(self) -> None:
         if not self.stopped:
@@ -191,10 +212,10 @@ class ServerRole:
             primaries = [c for _, c in sorted(table.replicas.items()) if c.serves]
             done += [(table.spec.id, replica.number) for replica in primaries]
             if table.spec.aggregate is not None and keep is not None:
-                self._control(table, primaries, self._close_op(table, 0, KEEP if keep else DROP), owed)
+                self._close(table, primaries, self._close_op(table, 0, KEEP if keep else DROP), owed)
             for first, count in over:
                 retire = self._close_op(table, 0, first)._replace(rule=RETIRE, parties=count)
-                self._control(table, primaries, retire, owed)
+                self.changes.control(table, self.epoch, primaries, retire, owed)
         return done, owed
 
     def throttle(self, connection: RoleConnection) -> bool:
@@ -205,7 +226,13 @@ class ServerRole:
         """Close the sums of clocks before `clock`, on this replica and those behind it in the chain."""
         if replica.shard.would_close(clock):
             table = self.tables[replica.spec.id]
-            self._control(table, [replica], self._close_op(table, clock, OLDER))
+            self._close(table, [replica], self._close_op(table, clock, OLDER), OwedAnswer())
+
+    def _close(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer) -> None:
+        """Close sums, and the holds of functions before."""
+        for replica in replicas:
+            self._revoke(replica)
+        self.changes.control(table, self.epoch, replicas, op, owed)
 
     def _revoke(self, replica: Replica) -> None:
         """End the hold of a function, because the replica changes, or goes."""
@@ -222,7 +249,7 @@ class ServerRole:
 
     def adopt(self, placement: Placement) -> None:
         """Adopt a new placement: take up and give up roles, send unconfirmed ops to new successors."""
-        if placement.epoch <= self.epoch:
+        if placement.epoch <= self.epoch or self.stopped:
             return
         self.epoch = self.ops.epoch = placement.epoch
         self.relay.addresses = placement.servers
@@ -373,7 +400,7 @@ class ServerRole:
         if isinstance(spec.optimizer, Custom):
             self._check_copied(table, ops, request)
         owed = OwedAnswer()
-        self._change(header, ops, request, values, owed)
+        self.changes.push(header, ops, request, values, owed)
 
         def reply() -> None:
             if owed.error is not None:
@@ -410,45 +437,6 @@ class ServerRole:
                 summed = summed if table.spec.keyed else min(summed, len(shard))
                 table.check_copied(summed, "the pushes of one clock change")
 
-    def _change(
-        self, header: Header, ops: list[Op], request: TableRequest, values: np.ndarray, owed: OwedAnswer
-    ) -> None:
-        """Apply each shard's op; forward it where it was new, wait for the earlier one where it is a repeat.
-
-        A replayed op is a repeat also for a shard that does not know it, because an earlier attempt of the trainer may
-        have had other keys.
-        """
-        fresh, replayed = [], header.flags & frames.REPLAYED
-        for part, op in zip(request.parts, ops, strict=True):
-            shard = part.replica.shard
-            if not replayed and shard.apply(op):
-                fresh.append((part, shard.version))
-            else:
-                self.ops.follow(part.replica, owed)
-        if fresh and self.relay.has_successors:
-            rows = rows_after(request, ops, values)
-            if rows is not None:
-                header, values = header._replace(flags=header.flags | frames.RULE_ROWS), rows
-            self.ops.forward(encode_header(header), fresh, request.keys, values, owed)
-
-    def _control(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer | None = None) -> None:
-        """Apply an op without rows to these replicas, and to those behind them in their chains."""
-        for replica in replicas:
-            made = op
-            if op.rule == CLOSE:
-                self._revoke(replica)
-                made = replica.shard.close(op)
-            else:
-                replica.shard.apply(op)
-            if self.relay.has_successors:
-                part = ReplicaPart(replica, made.keys, made.start, 0, len(made.values))
-                if made.rule == ROWS:
-                    header = rows_header(table.spec.id, replica.number, made)
-                else:
-                    header = control_header(table.spec.id, self.epoch, made)
-                fresh = [(part, replica.shard.version)]
-                self.ops.forward(encode_header(header), fresh, made.keys, made.values, owed or OwedAnswer())
-
     @staticmethod
     def _close_op(table: ServerTable, clock: int, what: int) -> Op:
         return Op(CLOSE, None, what, np.empty((0, table.spec.dim), table.dtype), clock, 1)
@@ -471,6 +459,8 @@ class ServerRole:
         else:
             request = table.cut(header, rest, primary=False)
         values = table.values(header, rest, request.used)
+        if header.flags & frames.MORE:
+            op = table.with_more(op, header, rest, request.used)
         owed, fresh, ops = OwedAnswer(), [], []
         for part in request.parts:  # all that can fail comes before the first change
             replica, version = part.replica, versions[part.replica.number - header.shard]
@@ -490,10 +480,7 @@ class ServerRole:
                 ops.append(part.op(op, values))
             else:
                 self.ops.follow(replica, owed)
-        for (part, _), own in zip(fresh, ops, strict=True):
-            part.replica.shard.apply(own)
-        if fresh and self.relay.has_successors:
-            self.ops.forward(encode_header(header), fresh, request.keys, values, owed)
+        self.changes.follow(header, fresh, ops, request, values, owed)
         owed.at_end(release)
         owed.answer(self.ops.answers, connection, encode_header(Header(frames.OK, request=header.request)), None)
 

@@ -15,14 +15,17 @@ from dps.state.shard import DenseShard
 from dps.telemetry.server_meter import TableMeter
 from dps.telemetry.snapshot import HeldRows
 from dps.wire import frames
-from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded
+from dps.wire.frames import HEADER_SIZE, Header, encode_header, pack_item, padded, unpack_items
 from dps.wire.headers import CloseSums, RetireOrigins, Scan
 from dps.wire.protocols import RoleConnection
 
-__all__ = ["ServerTable", "TableRequest", "control_header", "op_of", "rows_after", "rows_header"]
+__all__ = ["MAX_KEPT_RESULT_BYTES", "ServerTable", "TableRequest", "control_header", "more_of", "op_of", "rows_after"]
+__all__ += ["rows_header"]
 
 # flags of a frame -> rule of the op
 RULES = {0: PUSH, frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_DELETE: DELETE, frames.RULE_ROWS: ROWS}
+MAX_KEPT_RESULT_BYTES = 1 << 16  # of what a function returned for a shard, which the ledger keeps
+MAX_MORE_BYTES = MAX_KEPT_RESULT_BYTES + 4096  # in a frame to the copies, beside rows and keys
 PIECE_BYTES = 1 << 19  # of an answer that are passed on at a time: the peer reads them while more rows are gathered
 
 
@@ -122,15 +125,24 @@ class ServerTable(TableState):
         if header.flags & frames.RULE_DELETE == frames.RULE_DELETE:
             columns = 0
         rest = used + padded(header.count * columns * self.dtype.itemsize)
-        if rest != len(body):
+        if rest != len(body) and not (header.flags & frames.MORE and rest < len(body)):
             raise ProtocolError(
                 f"{header.count} rows pushed to table {self.spec.name!r} in {len(body)} bytes, not {rest}"
             )
         return np.frombuffer(body, self.dtype, header.count * columns, used).reshape(header.count, columns)
 
-    def check_copied(self, rows: int, what: str) -> None:
-        """Raise LimitError if so many whole rows do not fit a frame to the table's copies."""
-        nbytes = rows * ((self.spec.dim + self.spec.slots) * self.dtype.itemsize + 16) + 4096
+    def with_more(self, op: Op, header: Header, body: memoryview, used: int) -> Op:
+        """The op of a function, with what :func:`more_of` has put behind its values."""
+        nbytes = header.count * (self.spec.dim + self.spec.slots) * self.dtype.itemsize
+        deleted, result = unpack_items(body[used + padded(nbytes) :])
+        return op._replace(
+            deleted=np.frombuffer(deleted, np.int64) if deleted else None,
+            result=np.frombuffer(result, self.dtype).reshape(-1, 1) if result else None,
+        )
+
+    def check_copied(self, rows: int, what: str, deleted: int = 0) -> None:
+        """Raise LimitError if so many whole rows, and keys of others, do not fit a frame to the table's copies."""
+        nbytes = rows * ((self.spec.dim + self.spec.slots) * self.dtype.itemsize + 16) + 8 * deleted + MAX_MORE_BYTES
         if self.replicated and nbytes > self.frame_limit:
             raise LimitError(
                 f"table {self.spec.name!r}: {what} {rows} rows, {nbytes} bytes, and its copies take {self.frame_limit} "
@@ -238,11 +250,19 @@ def rows_after(request: TableRequest, ops: list[Op], values: np.ndarray) -> np.n
     return rows
 
 
+def more_of(op: Op) -> bytes:
+    """What stands behind the values of an op in a frame to the backups: the keys that go, and the result."""
+    if op.deleted is None and op.result is None:
+        return b""
+    return b"".join(pack_item(b"" if array is None else array.tobytes()) for array in (op.deleted, op.result))
+
+
 def rows_header(table: int, shard: int, op: Op) -> Header:
     """The header of an op of rule ROWS, for the backups. Its `rows` say that the shard is meant also without rows."""
+    more = op.deleted is not None or op.result is not None
     return Header(
         frames.REPLICATE,
-        frames.RULE_ROWS | (frames.RANGE if op.keys is None else 0),
+        frames.RULE_ROWS | (frames.RANGE if op.keys is None else 0) | (frames.MORE if more else 0),
         table=table,
         trainer=op.origin,
         attempt=op.attempt,

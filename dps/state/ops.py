@@ -61,6 +61,8 @@ class Op(NamedTuple):
     # all rows of the shard go, whatever the op names. ROWS: CLOSING.
     rows: int = -1
     after: np.ndarray | None = None  # [m, dim + slots], the rows after a step that has been prepared
+    deleted: np.ndarray | None = None  # int64[k], ROWS of a function: keys of rows that go before
+    result: np.ndarray | None = None  # [k, 1], ROWS of a function: what it returned, which the ledger keeps
 
 
 class Selection(NamedTuple):

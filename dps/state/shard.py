@@ -110,6 +110,8 @@ class Shard(CutShard):
             self.ledger.note(origin, op.attempt, op.clock, op.number)
             if op.answer:
                 self.ledger.keep(origin, op.clock, op.number, self._values(op))
+            elif op.result is not None:
+                self.ledger.keep(origin, op.clock, op.number, op.result)
         if self.cut is not None:
             self.cut.note(op)
         return True
@@ -162,6 +164,9 @@ class Shard(CutShard):
         elif op.rule == DELETE:
             self.delete_rows(op)
         else:
+            if op.deleted is not None:
+                nothing = np.empty((len(op.deleted), 0), self.rows.dtype)
+                self.delete_rows(Op(DELETE, op.deleted, 0, nothing, op.clock, op.parties))
             self.step_rows(op)
 
     def open_sums(self, clock: int) -> Sums:

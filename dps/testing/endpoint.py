@@ -166,21 +166,13 @@ class SimConnection(End):
         """Let the role's compiled step answer the frame, or else call the handler for its kind, whose DPSError is the
         answer."""
         body = memoryview(frame)[HEADER_SIZE:]
-        if self.session is not None and self.endpoint.service is not None:
-            memory, answers = np.frombuffer(frame, np.uint8), np.empty(ROOM_BYTES, np.uint8)
-            from_server = role_of(self.session) == SERVER
-            answered, made = self.endpoint.service.step(memory, 0, len(frame), answers, self, from_server)
-            if answered:
-                self.transport.write(answers[:made])
-                while self.endpoint.service.left:
-                    self.transport.write(answers[: self.endpoint.service.more(answers)])
-                spoil(body)
-                return
-        handler = self.endpoint.handlers.get(header.kind)
-        if handler is None:
-            raise ProtocolError(f"no handler for frames of kind {header.kind}")
         self._held = self._begun = False
         try:
+            if self._answer_plain(frame):
+                return
+            handler = self.endpoint.handlers.get(header.kind)
+            if handler is None:
+                raise ProtocolError(f"no handler for frames of kind {header.kind}")
             handler(self, header, body)  # type: ignore[arg-type]
         except DPSError as error:
             if self._begun or isinstance(error, ProtocolError):
@@ -191,6 +183,20 @@ class SimConnection(End):
         finally:
             if not self._held:
                 spoil(body)
+
+    def _answer_plain(self, frame: bytearray) -> bool:
+        """Whether the role's compiled step has answered the frame."""
+        service = self.endpoint.service
+        if self.session is None or service is None:
+            return False
+        memory, answers = np.frombuffer(frame, np.uint8), np.empty(ROOM_BYTES, np.uint8)
+        from_server = role_of(self.session) == SERVER
+        answered, made = service.step(memory, 0, len(frame), answers, self, from_server)
+        if answered:
+            self.transport.write(answers[:made])
+            while service.left:
+                self.transport.write(answers[: service.more(answers)])
+        return bool(answered)
 
     def _again(self, frame: bytearray) -> None:
         """Handle a frame a second time, as if a copy of it arrived from an older connection that broke long ago."""

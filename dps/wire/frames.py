@@ -32,7 +32,9 @@ SCAN     see `Scan` in `wire/headers.py`              nothing; answer: keys int6
 REPL...  as PUSH; with CONTROL an op without rows:    versions int64[shards], then as PUSH
          see `CloseSums`, `RetireOrigins`; with
          RULE_ROWS values are [count, dim + slots];
-         with rows of 2 they end an open clock
+         with rows of 2 they end an open clock, and
+         with MORE two items stand behind them: keys
+         of rows that go before, and a result
 DUMP     see `DumpPiece`                              JSON, arrays
 JOIN...  see `controller/runs.py`                                JSON
 LEASE    see `controller/work_leases.py`                            JSON
@@ -86,12 +88,13 @@ CALL, COMMIT, ABORT = 22, 23, 24
 ROUTE, JOIN, TICK, LEAVE, COLLECT, RESERVE, PEEK = 32, 33, 34, 35, 36, 37, 38
 LEASE, ORIGIN = 39, 40
 RING, RING_RESULT = 41, 42
-SERVE, BEAT, PLACE, CAUGHT_UP, STEPPED_DOWN, SUSPECT = 48, 49, 50, 51, 52, 53
+SERVE, BEAT, PLACE, CAUGHT_UP, STEPPED_DOWN, SUSPECT, FAILED = 48, 49, 50, 51, 52, 53, 54
 OK, ERROR = 64, 65
 
 # flags
 RANGE, RULE_ADD, RULE_ASSIGN, ANSWER, CERTIFICATE, CONTROL, RULE_ROWS, REPLAYED = 1, 2, 4, 8, 16, 32, 64, 128
 RULE_DELETE = RULE_ADD | RULE_ASSIGN
+MORE = CERTIFICATE  # of REPLICATE with RULE_ROWS
 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
 HEADER_SIZE = _HEADER.size

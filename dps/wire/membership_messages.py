@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-__all__ = ["CaughtUp", "Serve", "SteppedDown", "Suspect"]
+__all__ = ["CaughtUp", "Failed", "Serve", "SteppedDown", "Suspect"]
 
 Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]  # because a negative one counts from a list's end
 Port: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -49,3 +49,10 @@ class Suspect(msgspec.Struct, frozen=True):
     shards: list[tuple[str, Index]]  # table and shard
     why: str
     epoch: int
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """FAILED: a server has ended itself, because a change of its replicas broke off in the middle."""
+
+    server: int  # its number
+    why: str

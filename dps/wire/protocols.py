@@ -37,6 +37,9 @@ class RoleTransport(Protocol):
     def close(self) -> None:
         """Close the connection, once all that was written has left."""
 
+    def abort(self) -> None:
+        """Close the connection at once."""
+
 
 class RoleConnection(Protocol):
     """A connection that a peer has opened: see :class:`dps.wire.connection.Connection`."""
@@ -117,7 +120,7 @@ class RoleEndpoint(Protocol):
     port: int
 
     @property
-    def connections(self) -> Collection[object]:
+    def connections(self) -> Collection[RoleConnection]:
         """All open connections."""
 
     def now(self) -> float:

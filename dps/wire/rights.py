@@ -18,6 +18,7 @@ from dps.wire.frames import (
     ANSWER,
     CERTIFICATE,
     CONTROL,
+    MORE,
     RANGE,
     REPLAYED,
     RULE_ADD,
@@ -58,8 +59,10 @@ PUSHES = _combinations((0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER)) | {R
 REPLAYS = _combinations((REPLAYED,), (0, RANGE), (0, RULE_ADD, RULE_ASSIGN), (0, ANSWER))
 RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE, frames.RESERVE, frames.PEEK)
 RUNS += (frames.LEASE, frames.ORIGIN)
+OF_SERVERS: tuple[int, ...] = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN)
+OF_SERVERS += (frames.SUSPECT, frames.FAILED)
 CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})  # close the sums of a clock; retire origins
-EFFECTS = _combinations((RULE_ROWS,), (0, RANGE), (0, ANSWER))  # of functions, and of optimizers of the user
+EFFECTS = _combinations((RULE_ROWS,), (0, RANGE), (0, ANSWER, MORE))  # of functions, and of optimizers of the user
 
 TO_ANY: Rights = {STRANGER: {frames.HELLO: NO_FLAGS}}
 TO_SERVER: Rights = {
@@ -76,7 +79,7 @@ TO_SERVER: Rights = {
 }
 TO_CONTROLLER: Rights = {
     CLIENT: dict.fromkeys((frames.ROUTE, *RUNS), NO_FLAGS),
-    SERVER: dict.fromkeys((frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT), NO_FLAGS),
+    SERVER: dict.fromkeys(OF_SERVERS, NO_FLAGS),
 }
 TO_TRAINER: Rights = {CLIENT: {frames.RING: frozenset({0, CONTROL}), frames.RING_RESULT: NO_FLAGS}}
 

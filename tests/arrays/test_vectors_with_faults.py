@@ -11,7 +11,7 @@ from oracles import mutant
 from dps.arrays import ArrayNamespace, ServerStore, Space
 from dps.client.functions import FunctionCaller
 from dps.server import functions
-from dps.server.functions import FunctionCalls
+from dps.server.changes import Changes
 from dps.testing import Faults, Simulation
 
 SIZE, STEPS = 40, 60
@@ -96,7 +96,7 @@ WRONG = {
             "running.stamp._replace(number=running.stamp.number + 1000 * self._session.epoch, ",
         )
     ],
-    "effects are not passed on": [(FunctionCalls, "_apply", "if replica.successor is not None:", "if False:")],
+    "effects are not passed on": [(Changes, "_pass_on", "if replica.successor is None:", "if True:")],
 }
 
 

@@ -12,7 +12,7 @@ from servers import Servers
 
 import dps
 from dps.errors import DPSError
-from dps.server.requests import ServerRole
+from dps.server.changes import Changes
 from dps.state.ops import TableSpec
 from dps.state.shard import Shard
 from dps.wire import endpoint
@@ -141,10 +141,10 @@ def test_a_joiner_is_fed_while_rows_go_and_come(servers, keyed) -> None:
 WRONG = {
     "a repeat counts again": (Shard, "apply", "if origin and self", "if origin and op.rule != 4 and self"),
     "deletions are not passed on": (
-        ServerRole,
-        "_change",
-        "if fresh and self.relay",
-        "if fresh and ops[0].rule != 4 and self.relay",
+        Changes,
+        "push",
+        "if _is_forwarded(fresh)",
+        "if ops[0].rule != 4 and _is_forwarded(fresh)",
     ),
 }
 

@@ -14,6 +14,7 @@ import dps
 from dps.client.functions import FunctionCaller
 from dps.errors import DPSError, FunctionError, InputError, InputTypeError, UnknownFunctionError
 from dps.functions import library
+from dps.server.changes import Changes
 from dps.server.functions import FunctionCalls, Hold
 from dps.state.ops import TableSpec
 
@@ -382,14 +383,14 @@ WRONG = {
                         lambda: scene(test_pushes_wait_and_pulls_do_not, 40)),
     "applied before all are prepared": (
         FunctionCalls, "_prepare", "hold.effects = effects",
-        "hold.effects = []; [replica.shard.apply(op_of(hold.header, made)) for replica, made in effects]",
+        "hold.effects = []; [m.replica.shard.apply(op_of(hold.header, m.effect, None)) for m in effects]",
         lambda: scene(test_a_part_that_fails_leaves_all_rows_of_all_servers, True, 1)),
-    "a repeat counts twice": (FunctionCalls, "_apply", "op_of(header, made)", "op_of(header._replace(trainer=0), made)",
+    "a repeat counts twice": (FunctionCalls, "_apply", "op_of(header, made", "op_of(header._replace(trainer=0), made",
                               lambda: scene(test_a_lost_answer_counts_once, [0, 0, 0, 0])),
     "abort keeps the effect": (FunctionCalls, "abort", "if hold is not None:",
                                "if hold is not None:\n        self._apply(connection, header, hold, Header(0), b'')",
                                lambda: scene(test_a_rehearsal_changes_nothing)),
-    "other rows forwarded": (FunctionCalls, "_apply", "made.keys, made.rows, owed)", "made.keys, made.rows + 1, owed)",
+    "other rows forwarded": (Changes, "_pass_on", "op.keys, op.values, owed", "op.keys, op.values + 1, owed",
                              lambda: test_copies_have_the_same_bits(False)),
     "rows on their way change": (FunctionCalls, "_apply", "made._replace(rows=made.rows.view())", "made",
                                  lambda: scene(test_what_is_on_its_way_to_a_copy_does_not_change_with_the_rows)),

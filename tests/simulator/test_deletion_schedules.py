@@ -11,9 +11,8 @@ from verdicts import assert_caught, problems
 from dps.client.functions import FunctionCaller
 from dps.errors import CheckpointError
 from dps.server import functions as functions_module
+from dps.server.changes import Changes
 from dps.server.checkpoint_writer import CheckpointWriter
-from dps.server.functions import FunctionCalls
-from dps.server.requests import ServerRole
 from dps.state import deletion
 from dps.state import shard as shard_module
 from dps.state.ops import TableSpec
@@ -106,15 +105,22 @@ WRONG = {  # and where to look first
         [5],
     ),
     "deletions are not passed on": (
-        [(ServerRole, "_change", "if fresh and self.relay.has_successors", "if fresh and ops[0].rule != 4 and self")],
+        [(Changes, "push", "if _is_forwarded(fresh)", "if ops[0].rule != 4 and _is_forwarded(fresh)")],
         [6],
     ),
     "a function's deletions are other ones on the copies": (
-        [(FunctionCalls, "_delete", "keys, op.values, owed", "np.zeros_like(keys), op.values, owed")],
+        [
+            (
+                Changes,
+                "_pass_on",
+                "more_of(op)",
+                "more_of(op._replace(deleted=op.deleted if op.deleted is None else 0 * op.deleted))",
+            )
+        ],
         [26],
     ),
     "a function's deletions are left out": (
-        [(FunctionCalls, "_apply", "made.deleted is not None and not", "False and not")],
+        [(functions_module, "op_of", "deleted=made.deleted", "deleted=None")],
         [3],
     ),
     "it does not notice that a function's deletion counts already": (

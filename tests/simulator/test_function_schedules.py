@@ -8,6 +8,7 @@ from verdicts import assert_caught, problems
 
 from dps.client.functions import FunctionCaller
 from dps.server import functions as module
+from dps.server.changes import Changes
 from dps.server.functions import FunctionCalls, FunctionWork
 
 SCHEDULES = 200
@@ -23,7 +24,7 @@ WRONG = {  # and where to look first
         [(FunctionCalls, "_answer_when_confirmed", "self._owner.ops.follow(replica, owed)", "pass")],
         [2388],
     ),
-    "effects are not passed on": ([(FunctionCalls, "_apply", "if replica.successor is not None:", "if False:")], [12]),
+    "effects are not passed on": ([(Changes, "_pass_on", "if replica.successor is None:", "if True:")], [12]),
     "pushes do not wait": ([(FunctionCalls, "postpone", "if hold is not None and", "if False and")], []),
     "requests wait for a function that has ended": (
         [(FunctionCalls, "_end", "self._owner.endpoint.later(0, connection.resume)", "pass")],
@@ -61,7 +62,10 @@ WRONG = {  # and where to look first
                 FunctionCalls,
                 "abort",
                 "if hold is not None:\n",
-                "if hold is not None:\n        [r.shard.apply(op_of(header, e)) for r, e in hold.effects if e]\n",
+                (
+                    "if hold is not None:\n"
+                    "        [m.replica.shard.apply(op_of(header, m.effect, None)) for m in hold.effects if m.effect]\n"
+                ),
             )
         ],
         [4],
