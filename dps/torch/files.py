@@ -20,7 +20,8 @@ from dps.torch.inputs import checked_table
 __all__ = ["load", "save"]
 
 FORMAT = "dps.torch 1"
-Savable: TypeAlias = torch.nn.Module | DenseParameters  # embeddings are modules of torch, too
+# As text, because torch is a stand-in without operators where the pages are built without it.
+Savable: TypeAlias = "torch.nn.Module | DenseParameters"  # embeddings are modules of torch, too
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
 
