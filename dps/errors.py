@@ -37,6 +37,7 @@ __all__ = [
     "StoppedError",
     "TooFewWorkersError",
     "TrainerLostError",
+    "UnguardedMainError",
     "UnknownColumnError",
     "UnknownFunctionError",
     "UnknownTableError",
@@ -111,6 +112,10 @@ class NameInUseError(DPSError, ValueError):
 
 class TooFewWorkersError(DPSError, RuntimeError):
     """Not enough Dask workers for the servers, or not enough free threads for the trainers."""
+
+
+class UnguardedMainError(DPSError, RuntimeError):
+    """A program starts worker processes, which import it, outside of ``if __name__ == "__main__":``."""
 
 
 class ServerGoneError(DPSError, ConnectionError):

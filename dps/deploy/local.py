@@ -20,6 +20,7 @@ from distributed.utils import NoOpAwaitable
 from dps.controller.plugin import Controller
 from dps.daskapi.cordon import RESOURCE
 from dps.deploy.interrupts import ignoring_interrupts
+from dps.deploy.main_guard import check_main_guard
 from dps.errors import DPSError, InputError, InputTypeError
 from dps.wire.once import Once
 
@@ -94,6 +95,11 @@ class LocalCluster(SpecCluster):
     **worker_kwargs : Any
         For each worker, as in :class:`distributed.Nanny`, or :class:`distributed.Worker` without processes.
 
+    Raises
+    ------
+    UnguardedMainError
+        The program starts worker processes outside of ``if __name__ == "__main__":``.
+
     Notes
     -----
     While a parameter server runs, Dask counts the workers of servers as paused: ``client.wait_for_workers(n)`` counts
@@ -145,6 +151,7 @@ class LocalCluster(SpecCluster):
         scheduler = {"cls": Scheduler, "options": {**common, **dashboard, "port": scheduler_port}}
         options = {**common, "silence_logs": silence_logs, "dashboard": False, **worker_kwargs}
         if processes:
+            check_main_guard()
             options |= ignoring_interrupts(options)
         if memory_limit is None:  # threads have none: Dask would compare each with the whole process
             memory_limit = MEMORY_LIMIT // max(1, trainers) if processes else 0

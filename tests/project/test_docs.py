@@ -140,6 +140,17 @@ def test_a_block_runs_as_a_file(code, tmp_path):
     assert f'File "{ROOT}/dps/' not in output, "a traceback; Dask's own may come when it closes, on a busy machine"
 
 
+STARTS = re.compile(r"\bLocalCluster\((?!.*\bprocesses=False)|\bdps\.spark\.(start|get_or_create)\(")
+NOTEBOOKS = ["docs/jupyter.md"]  # pages whose blocks are cells, which no process imports
+
+
+@each([page for page in PAGES if page not in NOTEBOOKS])
+def test_blocks_that_start_processes_have_a_guard(page):
+    for block in blocks((ROOT / page).read_text()):
+        if block.language == "python" and STARTS.search(block.code):
+            assert 'if __name__ == "__main__":' in block.code, f"{page}:{block.line}"
+
+
 @each(PAGES)
 def test_commands_exist(page):
     for block in blocks((ROOT / page).read_text()):
@@ -166,6 +177,22 @@ def test_settings_that_a_page_names_exist(page):
 
 
 # The pages as Sphinx builds them
+
+
+def test_dps_torch_is_described_without_torch():
+    pytest.importorskip("sphinx")
+    code = """
+from sphinx.ext.autodoc.mock import mock
+with mock(["torch", "safetensors"]):  # as docs/conf.py asks for where they are missing
+    import dps.torch
+    dps.torch.save
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ci_builds_the_pages():
+    assert "make docs" in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
 @pytest.mark.integration
