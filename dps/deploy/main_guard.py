@@ -1,9 +1,9 @@
 """Programs that start worker processes without ``if __name__ == "__main__":``, refused before any process starts.
 
-Python starts a worker process by *spawn*: the process imports the program again, under the name ``__mp_main__``. A program
-without a guard would start its cluster again in each of them, so Python refuses that, and all that Dask can tell is
-that a nanny failed to start. The program is refused in the first process if its source shows that no condition stands
-around the call, because the import would run the call again. Otherwise it is refused in the worker process.
+Python starts a worker process by *spawn*: the process imports the program again, under the name ``__mp_main__``. A
+program without a guard would start its cluster again in each of them, so Python refuses that, and all that Dask can
+tell is that a nanny failed to start. The program is refused in the first process if its source shows that no condition
+stands around the call, because the import would run the call again. Otherwise the worker process refuses it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _refusal(what: str) -> UnguardedMainError:
 
 
 def _module_level_call() -> tuple[str, int]:
-    """The file of the program and the line at its top level from which this call comes; 0 if it comes from elsewhere."""
+    """The file of the program and the line at its top level that this call comes from; 0 for a call from elsewhere."""
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None) or ""  # none in a notebook and in `python -c`: workers import nothing then
     for frame, line in traceback.walk_stack(None):

@@ -10,6 +10,7 @@ import scipy.sparse
 
 import dps
 from dps.errors import InputError, InputTypeError
+from dps.models.spark_notes import sendable
 from dps.models.types import Block, Features
 
 __all__ = ["Layout", "encode_frame"]
@@ -74,6 +75,7 @@ def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> sci
     return scipy.sparse.csr_matrix((value[there], place[there].astype(kind), indptr), shape=(rows, width))
 
 
+@sendable
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The shape of a model's X: its number of features, and the columns if it is a frame.

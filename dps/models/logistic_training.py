@@ -14,6 +14,7 @@ import dps
 from dps.kernels import binary_residuals, ftrl_steps, gradient, logistic, margins, multinomial_residuals
 from dps.models.classes import coded
 from dps.models.partitions import Piece
+from dps.models.spark_notes import sendable
 from dps.models.stopping import Ending, Part, without_held_out
 from dps.models.types import Block
 from dps.models.weights import weights_from, without_penalties
@@ -21,6 +22,7 @@ from dps.models.weights import weights_from, without_penalties
 __all__ = ["Plan", "train"]
 
 
+@sendable
 @dataclasses.dataclass
 class Plan:
     """The settings of a training that each trainer gets."""

@@ -22,6 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.encoding import Layout
+from dps.models.spark_notes import sendable
 from dps.models.types import Block, Features, Labels
 
 __all__ = ["DaskPieces", "Piece", "Pieces", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of"]
@@ -44,6 +45,7 @@ class Piece(NamedTuple):
     number: int = 0  # of the partition in the data
 
 
+@sendable
 class Survey(NamedTuple):
     """The labels, width and size of data, which the tables and the plan need before training."""
 

@@ -17,6 +17,7 @@ from sklearn.cluster import KMeans as LocalKMeans
 import dps
 from dps.models.centers import dense_rows, nearest
 from dps.models.partitions import Piece
+from dps.models.spark_notes import sendable
 
 __all__ = ["SeedPlan", "Seeds", "drawn_rows", "place_of", "reduced", "seeds_of"]
 
@@ -26,6 +27,7 @@ OVERSAMPLING = 2  # rows drawn in a round, for each cluster
 LOCAL_RUNS = 5  # of k-means of the candidates, which are few
 
 
+@sendable
 @dataclasses.dataclass
 class SeedPlan:
     """What the trainers need to know to draw rows."""

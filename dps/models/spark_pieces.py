@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -25,6 +24,7 @@ from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, 
 from dps.models.encoding import Layout
 from dps.models.files import files_of, is_path
 from dps.models.partitions import DaskPieces, Piece, Pieces, Survey, Surveys, piece_of, summary, survey_of
+from dps.models.spark_notes import from_plain, to_plain
 from dps.models.types import Block, Features, Labels
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ def _gathered(trainer: dps.Trainer, brought: list[T]) -> list[T]:
     """
     while True:
         try:
-            notes = trainer.allgather(pickle.dumps(brought))
+            notes = trainer.allgather([to_plain(each) for each in brought])
         except ClockTimeoutError:
             continue
-        return [each for note in notes for each in pickle.loads(note)]
+        return [cast(T, from_plain(each)) for note in notes for each in note]

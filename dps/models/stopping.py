@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from dps.errors import InputError
+from dps.models.spark_notes import sendable
 from dps.models.types import Block
 
 __all__ = ["Ending", "Part", "curve_of", "without_held_out"]
@@ -16,6 +17,7 @@ __all__ = ["Ending", "Part", "curve_of", "without_held_out"]
 Part: TypeAlias = tuple[Block, np.ndarray, np.ndarray | None]  # features, numbers of classes, weights of rows
 
 
+@sendable
 class Ending(NamedTuple):
     """The rule by which training ends."""
 

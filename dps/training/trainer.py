@@ -46,6 +46,7 @@ from dps.training.rows_ahead import RowsAhead, check_combination
 from dps.training.shuffling import EpochRows
 from dps.training.types import Batch, Json, Partition
 from dps.wire import frames
+from dps.wire.values import decode_values, encode_values
 
 __all__ = ["Trainer"]
 
@@ -115,7 +116,7 @@ class Trainer:
     attempt : int
         How many attempts at this trainer there were before this one.
     staleness : float
-        How far the fastest trainer may lead the slowest; ``math.inf`` for no bound. It may change in a run.
+        That of the run, see :meth:`dps.ParameterServer.run`; ``math.inf`` for no bound. It may change in a run.
     trainers : int
         How many the run began with.
 
@@ -222,7 +223,7 @@ class Trainer:
 
     @property
     def staleness(self) -> float:
-        """How far the fastest trainer may lead the slowest; ``math.inf`` for no bound. It may change in a run."""
+        """That of the run, see :meth:`dps.ParameterServer.run`; ``math.inf`` for no bound. It may change in a run."""
         return self._participant.staleness
 
     @property
@@ -882,11 +883,36 @@ class Trainer:
             raise InputError(f"broadcast from trainer {root}: the run has trainers 0 to {self.trainers - 1}")
         return self._meet("broadcast", np.asarray(value), root=root)
 
-    def allgather(self, content: bytes) -> list[bytes]:
-        """The bytes that each trainer brings, on all of them, by trainer; at most 16 MiB of all together."""
+    def allgather(self, content: Any) -> list[Any]:
+        """What each trainer brings, on all of them, by trainer; at most 16 MiB of all together.
+
+        Parameters
+        ----------
+        content : bytes, plain value or array
+            None, bool, int, float, str, bytes, arrays of numpy, and lists and dicts of them. Nothing is pickled.
+
+        Returns
+        -------
+        list
+            New values; tuples have become lists.
+
+        Examples
+        --------
+        >>> def longest(trainer, partitions):
+        ...     mine = {"name": str(trainer.number), "rows": np.array([len(part) for part in partitions])}
+        ...     return max(trainer.allgather(mine), key=lambda each: each["rows"].sum())["name"]
+        >>> with dps.LocalCluster(servers=1, trainers=2, processes=False, dashboard_address=None) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         ps.run(longest, ps.dask_client.scatter([[1, 2], [3, 4, 5]]), staleness=0)
+        ['1', '1']
+        """
         self._outside_portion("allgather")
         self._send_merged()
-        return frames.unpack_items(self._met({"op": "allgather"}, frames.pack_item(content)))
+        brought = encode_values(content, "what a trainer brings to allgather")
+        return [
+            decode_values(each)
+            for each in frames.unpack_items(self._met({"op": "allgather"}, frames.pack_item(brought)))
+        ]
 
     def _go_round(self, op: str, array: np.ndarray) -> np.ndarray:
         self._before_meeting(op, array)

@@ -25,6 +25,7 @@ import dps
 from dps.errors import (
     ClockTimeoutError,
     InputError,
+    InputTypeError,
     StoppedError,
     TooFewWorkersError,
     TrainerLostError,
@@ -488,6 +489,12 @@ def every_collective(trainer, parts):
     assert trainer.allreduce(np.array([me, 1]), "mean").tolist() == [1.0, 1.0]
     assert trainer.allreduce(np.zeros(0)).tolist() == []
     assert trainer.allgather(b"x" * 5 * me) == [b"", b"xxxxx", b"xxxxxxxxxx"]
+    brought = trainer.allgather({"me": me, "rows": np.arange(me), "more": (None, "x")})
+    assert [(each["me"], each["rows"].tolist(), each["more"]) for each in brought] == [
+        (n, list(range(n)), [None, "x"]) for n in range(3)
+    ]
+    with pytest.raises(InputTypeError, match=r"allgather: a builtins\.set does not travel"):
+        trainer.allgather({1, 2})
     assert trainer.broadcast(np.arange(3) * me, root=2).tolist() == [0, 2, 4]
     assert trainer.broadcast(me).tolist() == 0
     assert trainer.broadcast(np.full(5, me % 2 == 1), root=1).tolist() == [True] * 5
