@@ -79,6 +79,7 @@ class Sessions(Mapping[str, Session]):
         self._scheduler, self._cordon, self._actor = scheduler, cordon, actor
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, Session] = {}
+        self._announced: set[str] = set()  # machines whose overload an event has told: once for a cluster
         self._ending: dict[str, asyncio.Future[None]] = {}  # sessions that are being closed
         self.seating = Seating(scheduler, self.serving)
         # What drivers ask of the controller beside SESSION_VERBS; `name` is the parameter server's.
@@ -145,6 +146,7 @@ class Sessions(Mapping[str, Session]):
             in_endpoint=self._in_endpoint,
             serving=self.serving,
             on_event=partial(self._log_event, name),
+            announced=self._announced,
             version=version,
         )
         try:

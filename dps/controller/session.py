@@ -49,6 +49,8 @@ class Session:
         Gives the workers of all servers in this cluster, once for each server.
     on_event : callable
         Called with the text of each event, in the endpoint's thread.
+    announced : set of str
+        See :class:`Monitor`.
     version : str, optional
         The driver's version of dps, for error messages.
     """
@@ -65,6 +67,7 @@ class Session:
         in_endpoint: EndpointCaller,
         serving: Callable[[], list[str]],
         on_event: Callable[[str], None],
+        announced: set[str],
         version: str | None = None,
     ):
         self.name, self.copies = name, copies
@@ -86,6 +89,7 @@ class Session:
             wanted=lambda: actors.wanted,
             checkpoints=self.checkpointer.describe,
             adapt=lambda: self.autoscaler.describe(),
+            announced=announced,
         )
         self.autoscaler = Autoscaler(self.membership, self.monitor, actors, self.checkpointer, in_endpoint, copies)
 

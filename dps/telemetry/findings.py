@@ -26,9 +26,7 @@ LEASED_REMEDIES = dict.fromkeys(  # for runs whose work is leased out already
     ("permanent", "skew"), "the others do its work (reassign=True); if there is too little of that, another machine"
 )
 
-CROWDED_REMEDY = (
-    "its machine is overloaded: see to that first; a trainer is given less to do by ps.run(..., reassign=True)"
-)
+CROWDED_REMEDY = "another place on the same machine does not help; give trainers less to do: ps.run(..., reassign=True)"
 # These do not help a party on an overloaded machine, because the machine slows whatever runs there.
 MOVE_REMEDIES = {REMEDIES["permanent"], REMEDIES["network"], *LEASED_REMEDIES.values()}
 KIND_WEIGHTS = {"transient": 0.1, "overloaded": 1.5, "dead": 3.0}  # weight of a second of this kind; others weigh 1

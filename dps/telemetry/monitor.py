@@ -91,6 +91,9 @@ class Monitor:
         Gives the last checkpoint and the error of the last attempt.
     adapt : callable
         Gives the rule by which the number of servers follows the load; None if there is none.
+    announced : set of str
+        The machines whose overload an event has told. All parameter servers of a cluster share it, because one event
+        is enough for a cluster in which fits and runs follow one another.
     """
 
     def __init__(
@@ -103,10 +106,12 @@ class Monitor:
         wanted: Callable[[], int] = lambda: 0,
         checkpoints: Callable[[], CheckpointStatus] = CheckpointStatus,
         adapt: Callable[[], AdaptStatus | None] = lambda: None,
+        announced: set[str] | None = None,
     ):
         self.runs, self.membership, self.now, self.wall = runs, membership, now, wall
         self.wanted, self.checkpoints, self.adapt = wanted, checkpoints, adapt
         self.hosts = Hosts()
+        self._announced = set() if announced is None else announced
         self._servers: dict[int, ServerTelemetry] = {}
         self._diagnosed = self._made = self._viewed = -math.inf  # times of the last diagnosis, snapshot and view
         self._snapshot: Status | None = None
@@ -196,12 +201,13 @@ class Monitor:
 
     def _announce(self, run: int, new: list[Finding], over: list[Finding]) -> None:
         """Make events of findings that are new or over. The controller does not keep the events about transient
-        findings, because there are many."""
+        findings, because there are many, nor those about a machine whose overload an event has told already."""
         for finding in new[:MAX_FINDING_EVENTS]:
             text = f"run {run}: {_title(finding)}: {finding.why}; {finding.remedy}"
-            if finding.kind == "transient":
+            if finding.kind == "transient" or finding.host in self._announced:
                 self.membership.mention(text)
             else:
+                self._announced |= {finding.host} - {None}
                 self.membership.note(text, stands=functools.partial(self._holds, run, finding))
         if len(new) > MAX_FINDING_EVENTS:
             kinds = collections.Counter(finding.kind for finding in new[MAX_FINDING_EVENTS:])

@@ -9,6 +9,10 @@ or server there is measurably slowed. A machine is also overloaded if a trainer 
 longer, whatever the load, because a container may be limited to a few processors. Where waiting for a processor is not
 measured, the time that a trainer did not run counts instead, but only on a loaded machine: elsewhere a trainer that
 does not run sleeps, or waits for a disk.
+
+A small machine that holds a whole cluster is crowded by the cluster itself: two trainers, a server, the driver and the
+scheduler want more than its two processors. That is known beforehand and no cause for a finding, because nothing else
+runs there that could be ended. Trainers and servers are still judged by their processor time.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ CONFIRMATIONS = 2  # consecutive updates that must find an overload before it is
 HOLD_SECONDS = 6.0  # a finding that is not confirmed ends after so long; half of the evidence confirms it
 STOLEN_SHARE = 0.1  # part of the processors' time that a hypervisor takes; the kernel does not count it as waiting
 MAX_NAMED = 8  # trainers listed in a text
+EXPECTED_THREADS = 2  # the driver and the scheduler, which may run beside trainers and servers
 
 
 class Overload:
@@ -69,6 +74,7 @@ class Overload:
         self._since: dict[str, float] = {}  # overloaded machine -> when that began
         self._confirmed: dict[str, float] = {}  # machine -> when it was found overloaded last
         self._findings: dict[str, Finding] = {}
+        self._named: set[str] = set()  # overloaded machines that more than the cluster itself crowds, or has crowded
 
     def update(
         self,
@@ -97,7 +103,7 @@ class Overload:
             here = np.array([host == name for host in where], bool)
             serving = {n: (ran, ready) for n, (host, ran, ready) in servers.items() if host == name}
             self._judge(now, name, known.get(name), window, here, serving)
-        return [self._findings[name] for name in sorted(self._since)]
+        return [self._findings[name] for name in sorted(self._since.keys() & self._named)]
 
     def _judge(
         self,
@@ -137,15 +143,24 @@ class Overload:
             self._times.pop(name, None)
             if now - self._confirmed.get(name, now) > HOLD_SECONDS:
                 self._since.pop(name, None)
+                self._named.discard(name)
         if name in self._since:
             self.trainers |= here
             self.servers |= servers.keys()
             if self._confirmed[name] == now:
                 slow = np.flatnonzero(share > 0.5 * SLOWED_SHARE)
                 self._findings[name] = _finding(name, machine, self._since[name], slow, share, hungry)
+                if stolen or not crowded or machine is None or not _is_expected(machine, int(here.sum()), len(servers)):
+                    self._named.add(name)
         else:  # the overload may be confirmed at the next update, so its parties are not blamed meanwhile
             self.trainers |= share > SLOWED_SHARE
             self.servers |= servers.keys() if very else hungry.keys()
+
+
+def _is_expected(machine: HostAverage, trainers: int, servers: int) -> bool:
+    """Whether the cluster itself, with no more trainers than processors, is all that wants a machine's processors."""
+    own = min(trainers, machine.cores) + servers + EXPECTED_THREADS
+    return machine.tasks <= own + (THREADS_PER_PROCESSOR - 1) * machine.cores
 
 
 def _finding(

@@ -167,7 +167,7 @@ class RunStatus(msgspec.Struct, frozen=True):
 
     run: int  # its number
     state: RunPhase
-    staleness: float | None  # clocks that a trainer may be ahead of the slowest one; None: no bound
+    staleness: float | None  # clocks that a trainer which begins one may be ahead of the slowest; None: no bound
     auto: bool  # the staleness is set automatically
     began: float  # seconds since 1970
     seconds: float  # that it has lasted

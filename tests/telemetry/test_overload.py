@@ -146,9 +146,9 @@ def test_one_that_needs_more_processor_time_is_slow_on_an_overloaded_machine_too
     reported = crowded(range(4)) | crowded([3], 0.09, 0.03)
     run.go(12, reported=reported)
     assert {f.kind: f.trainer for f in run.findings} == {"overloaded": None, "permanent": 3}
-    assert (
-        "its machine is overloaded: see to that first" in next(f for f in run.findings if f.kind == "permanent").remedy
-    )
+    slow = next(f for f in run.findings if f.kind == "permanent")
+    assert "reassign=True" in slow.remedy
+    assert "overloaded" not in slow.remedy, "that is a finding of its own"
     assert not any(moves(findings) for findings in run.ever)
 
 
@@ -202,7 +202,7 @@ def test_a_server_that_hardly_works_is_not_told_to_retire_because_its_machine_is
 def test_a_load_that_hovers_about_the_limit_is_named_once():
     rng, run, seen = np.random.default_rng(0), There(), []
     for _ in range(60):
-        tasks = float(rng.uniform(1.5, 4.0))
+        tasks = float(rng.uniform(1.5, 8.0))
         run.hosts = (HostAverage("n7", 2, tasks, 1.0),)
         seen.append(bool(run.go(1, reported=crowded(range(4), 0.01 * max(1.0, tasks / 2)))))
     assert any(seen)
@@ -218,6 +218,19 @@ def test_the_first_finding_is_the_one_that_matters_most():
     passing, lasting = Finding("transient", 0, None, 20, 59, 0.9, "", ""), Finding("skew", 1, None, 1.5, 0, 0.3, "", "")
     assert lasting.weight(60.0) > passing.weight(60.0)
     assert json.loads(json.dumps(run.findings[0]._asdict(), allow_nan=False)) == run.findings[0]._asdict()
+
+
+def test_a_small_machine_that_only_the_cluster_crowds_is_not_named_and_excuses_its_trainers():
+    """Two trainers, a server, the driver and the scheduler on two processors, as in the demo."""
+    server = ServerReading(0, 2e-4, 3e-4, 1e-3, True, 0.2, "n7", ran=0.3, starved=0.3, cost=2e-4)
+    reported = {0: crowded([0], 0.02)[0], 1: crowded([1], 0.04)[1]}  # one of them is worse off than the other
+    run = There(hosts=(HostAverage("n7", 2, 5.0, 1.0),), trainers=2)
+    run.go(20, reported=reported, servers=[server])
+    assert not [f for findings in run.ever for f in findings if f.kind in ("overloaded", "permanent", "server")]
+    others = There(hosts=(HostAverage("n7", 2, 7.0, 1.0),), trainers=2)  # two threads more: of other programs
+    assert kinds(others.go(20, reported=reported, servers=[server])) == [("overloaded", None, None)]
+    many = There(hosts=(HostAverage("n7", 2, 7.0, 1.0),))  # four trainers on two processors
+    assert kinds(many.go(20, reported=crowded(range(4)), servers=[server])) == [("overloaded", None, None)]
 
 
 # -- telling it
@@ -243,3 +256,17 @@ def test_what_the_monitor_tells_of_a_machine_names_it_once():
     (text,) = texts
     assert text.startswith("run 1: machine n7 is overloaded: 6.0 threads want its 2 processors; trainers 0, 1, 2, 3 ")
     assert text.count("overloaded") == text.count("n7") == 1
+
+
+def test_the_parameter_servers_of_a_cluster_note_an_overload_once_and_mention_it_then():
+    run, noted, mentioned, announced = There(hosts=(BUSY,)), [], [], set()
+    run.go(10, reported=crowded(range(4)))
+    runs = SimpleNamespace(runs={}, session="s")
+    membership = SimpleNamespace(servers={}, note=lambda text, **fields: noted.append(text), mention=mentioned.append)
+    for number in range(1, 4):  # the fits of a search, each with a parameter server of its own
+        Monitor(runs, membership, lambda: 3.0, lambda: 1e9, announced=announced)._announce(number, run.findings, [])
+    assert [text[:5] for text in noted] == ["run 1"]
+    assert [text[:5] for text in mentioned] == ["run 2", "run 3"]
+    elsewhere = [run.findings[0]._replace(host="n8")]
+    Monitor(runs, membership, lambda: 3.0, lambda: 1e9, announced=announced)._announce(4, elsewhere, [])
+    assert len(noted) == 2, "another machine is news"
