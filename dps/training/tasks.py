@@ -19,6 +19,7 @@ from distributed import Client, Future, KilledWorker, get_worker
 
 from dps import config
 from dps.client.client import Ticket
+from dps.daskapi.failed_tasks import drop_failures_told_elsewhere
 from dps.errors import ControllerGoneError, StoppedError, TrainerLostError
 from dps.training import kept
 from dps.training.leased_batches import FetchablePartitions, LeasedBatches
@@ -30,6 +31,10 @@ from dps.training.types import Function, Options, Partition, Result
 __all__ = ["Stopped", "Tasks", "TrainerJob", "TrainerTask", "holders"]
 
 logger = logging.getLogger(__name__)
+
+# A worker imports this module, as all of dps, before it runs any task of dps; an estimator's tasks are plain tasks of
+# Dask, and nothing else of dps runs before they fail.
+drop_failures_told_elsewhere()
 
 
 class TrainerJob(NamedTuple):
@@ -77,7 +82,9 @@ def train(job: TrainerJob, number: int, partition_numbers: list[int], parts: lis
         _leave(trainer, error)
         return Stopped(str(error))
     except BaseException as error:
-        if not job.retries:  # else Dask may run it again, and the driver knows when not
+        if job.retries:  # Dask may run it again, and then this is all that tells of the failure
+            logger.warning("trainer %d failed, and is run again if any retry is left", number, exc_info=True)
+        else:
             _leave(trainer, error)
         raise
     finally:

@@ -15,6 +15,7 @@ import pytest
 from distributed.protocol.pickle import dumps
 
 import dps
+from dps.daskapi.failed_tasks import PACKAGE, FailuresToldElsewhere
 from dps.daskapi.refusals import as_value, value
 from dps.deploy import local
 from dps.errors import InputError, NameInUseError, UnknownTableError
@@ -171,3 +172,77 @@ def test_ctrl_c_in_a_run_leaves_one_traceback_and_the_workers_to_the_program(tmp
     assert lines[0].startswith("Traceback")
     assert lines[-1] == "KeyboardInterrupt"
     assert started.returncode == -signal.SIGINT
+
+
+FAILING = """
+import logging
+import sys
+
+import dask.array as da
+import numpy as np
+import dps
+from dps.models import LogisticRegression
+
+def train(trainer, parts):
+    for part in trainer.iterate(parts):
+        if trainer.number == 0:
+            raise ArithmeticError("thirteen is out of the question")
+
+def user(n):
+    raise ArithmeticError("a task of the user")
+
+if __name__ == "__main__":
+    X, y = np.ones((100, 3)), np.arange(100) % 2
+    X[3] = np.nan
+    blocks = da.from_array(X, chunks=(50, 3)), da.from_array(y, chunks=50)
+    with dps.LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster:
+        with dps.ParameterServer(cluster) as ps:
+            calls = {
+                "run": lambda: ps.run(train, [1, 2], staleness=1, progress=False),
+                "fit": lambda: LogisticRegression(client=ps, progress=False).fit(X, y),
+                "fit of blocks": lambda: LogisticRegression(client=ps, progress=False).fit(*blocks),
+                "task": lambda: ps.dask_client.submit(user, 1).result(),
+            }
+            for name in sys.argv[1:]:
+                try:
+                    calls[name]()
+                except (ArithmeticError, ValueError) as error:
+                    print(name, type(error).__name__, str(error)[:30], flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_an_error_that_the_driver_raises_is_not_logged_by_the_worker_before(tmp_path):
+    run = [*program(tmp_path, FAILING), "run", "fit", "fit of blocks"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.stdout.splitlines() == [
+        "run ArithmeticError thirteen is out of the question",
+        "fit InputError X has 3 values that are NaN, i",
+        "fit of blocks InputError X has 3 values that are NaN, i",
+    ]
+    busy = ("still alive after", "is overloaded")  # what a busy machine adds
+    assert [line for line in done.stderr.splitlines() if not any(words in line for words in busy)] == []
+
+
+@pytest.mark.processes
+def test_a_failed_task_of_the_user_is_logged_as_before(tmp_path):
+    done = subprocess.run([*program(tmp_path, FAILING), "task"], capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout == "task ArithmeticError a task of the user\n"
+    assert "Compute Failed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("message", "file", "kept"),
+    [
+        ("Compute Failed\nKey: %s\nTraceback: %r\n", f"{PACKAGE}/models/partitions.py", False),
+        ("Compute Failed\nKey: %s\nTraceback: %r\n", "/home/me/train.py", True),
+        ("Compute Failed\nKey: %s\nTraceback: %r\n", f"{PACKAGE}/training/lazy_tasks.py", True),
+        ("Compute Failed\nKey: %s\nTraceback: %r\n", f"{PACKAGE}/training/lazy_reads.py", True),
+        ("Something else %s %r", f"{PACKAGE}/models/partitions.py", True),
+    ],
+)
+def test_which_failures_of_tasks_are_told_elsewhere(message, file, kept):
+    trace = f'  File "{file}", line 7, in f\n    g()\n  File "{PACKAGE}/errors.py", line 8, in g\n'
+    record = logging.LogRecord("distributed.worker", logging.ERROR, "worker.py", 1, message, ("key", trace), None)
+    assert FailuresToldElsewhere().filter(record) is kept
+    assert FailuresToldElsewhere().filter(logging.LogRecord("x", 30, "", 1, "Compute Failed", None, None))
