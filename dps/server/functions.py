@@ -47,7 +47,7 @@ import numpy as np
 
 from dps import config
 from dps.core.forwards import Forwards, OwedAnswer
-from dps.errors import BusyError, DPSError, FunctionError, FunctionTimeoutError, InputError, LimitError, ProtocolError
+from dps.errors import BusyError, DPSError, FunctionError, FunctionTimeoutError, LimitError, ProtocolError
 from dps.functions.definition import opened
 from dps.functions.rows import Effect, Rows
 from dps.server.changes import Changes
@@ -219,10 +219,10 @@ class FunctionCalls:
     def commit(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         """The client has the answers of all servers: apply the effects."""
         table = self._owner.leased(header)
+        _check_shards(table, header)
         hold = self._prepared.pop(stamp_of(header), None)
         if hold is None:
-            last = min(header.shard + header.shards, table.spec.shards)
-            replicas = [table.replica(n, primary=True) for n in range(header.shard, last)]
+            replicas = [table.replica(n, primary=True) for n in range(header.shard, header.shard + header.shards)]
             if all(_has(replica, header) for replica in replicas):
                 self._answer_when_confirmed(table, connection, Header(frames.OK, request=header.request), replicas)
                 return
@@ -282,8 +282,7 @@ class FunctionCalls:
             request = table.cut(header, body)
             targets = [Target(p.replica, None if p.keys is None else p.keys.copy()) for p in request.parts]
             return targets, body[request.used :]  # copies, because the body is gone when the function runs
-        if header.shards < 1 or header.shard + header.shards > table.spec.shards:
-            raise InputError(f"table {table.spec.name!r} has {table.spec.shards} shards, and not those of the call")
+        _check_shards(table, header)
         shards = range(header.shard, header.shard + header.shards)
         return [Target(table.replica(number, primary=True), None) for number in shards], body
 
@@ -522,6 +521,15 @@ def of_rows(kept: np.ndarray) -> bytes:
 def stamp_of(header: Header) -> tuple[int, ...]:
     """What a CALL and its COMMIT have in common."""
     return header.table, header.trainer, header.attempt, header.clock, header.number, header.shard, header.shards
+
+
+def _check_shards(table: ServerTable, header: Header) -> None:
+    """Refuse a call of shards that are not there, and of none, because "all of them have the effect" would be true."""
+    if header.shards < 1 or header.shard + header.shards > table.spec.shards:
+        raise ProtocolError(
+            f"a call of {header.shards} shards from shard {header.shard}: table {table.spec.name!r} has "
+            f"{table.spec.shards}, and a call is of one at least"
+        )
 
 
 def _has(replica: Replica, header: Header) -> bool:

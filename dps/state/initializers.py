@@ -87,7 +87,7 @@ def initializer_from_dict(description: Mapping[str, object]) -> Initializer:
     return from_dict(Initializer, description)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Zeros(Initializer):
     """All zero.
 
@@ -106,7 +106,7 @@ class Zeros(Initializer):
         return (*FLOATS, "int64")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Constant(Initializer):
     """All `value`; on int64 tables a whole number up to 2**53.
 
@@ -133,7 +133,7 @@ class Constant(Initializer):
         return (*FLOATS, "int64") if exact else FLOATS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Uniform(Initializer):
     """Evenly spread over [low, high).
 
@@ -163,7 +163,7 @@ class Uniform(Initializer):
         return UNIFORM, self.low, self.high
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Normal(Initializer):
     """Normally distributed around `mean` with standard deviation `scale`.
 
@@ -190,7 +190,7 @@ class Normal(Initializer):
         return NORMAL, self.mean, self.scale
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Xavier(Initializer):
     """Uniform within ``gain * sqrt(6 / (fan_in + fan_out))`` of 0 (Glorot and Bengio, 2010).
 

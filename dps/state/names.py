@@ -69,6 +69,8 @@ def check_name(kind: str, name: object) -> str:
         raise InputError(f"{expected}, not {name!r:.100}")
     if not 0 < len(name) <= rule.max_length:
         raise InputError(f"{expected}; {name!r:.100} has {len(name)}")
+    if rule.plain and not name.strip("."):  # as the name of a directory, "." and ".." lead elsewhere
+        raise InputError(f"{expected}; {name!r} has dots only")
     forbidden = rule.first_forbidden(name)
     if forbidden is not None:
         raise InputError(f"{expected}; {name!r:.100} has {forbidden!a} (U+{ord(forbidden):04X})")

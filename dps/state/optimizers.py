@@ -148,12 +148,12 @@ def optimizer_from_dict(description: Mapping[str, object]) -> Optimizer:
     Examples
     --------
     >>> optimizer_from_dict({"name": "SGD", "lr": 0.5})
-    SGD(lr=Fixed(lr=0.5), l1=0.0, l2=0.0)
+    SGD(lr=0.5)
     """
     return from_dict(Optimizer, description)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Add(Optimizer):
     """w <- w + g.
 
@@ -174,7 +174,7 @@ class Add(Optimizer):
         return "any"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Assign(Optimizer):
     """w <- g.
 
@@ -195,7 +195,7 @@ class Assign(Optimizer):
         return "last"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SGD(Optimizer):
     """Stochastic gradient descent (Robbins and Monro, 1951): w <- w - eta g, then l1 and l2 with r = eta.
 
@@ -225,7 +225,7 @@ class SGD(Optimizer):
         return "sum" if self.l1 or self.l2 else "any"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Momentum(Optimizer):
     """Gradient descent with a velocity v (Polyak, 1964; Nesterov's form after Sutskever et al., 2013).
 
@@ -256,7 +256,7 @@ class Momentum(Optimizer):
     states = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Adagrad(Optimizer):
     """A rate for each column that falls with its past gradients (Duchi, Hazan and Singer, 2011).
 
@@ -296,7 +296,7 @@ class Adagrad(Optimizer):
         return self.initial_accumulator
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RMSprop(Optimizer):
     """A rate for each column from its recent gradients (Tieleman and Hinton, 2012).
 
@@ -326,7 +326,7 @@ class RMSprop(Optimizer):
     states = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Adam(Optimizer):
     """Momentum and a rate for each column, both corrected for their start at zero (Kingma and Ba, 2015).
 
@@ -366,7 +366,7 @@ class Adam(Optimizer):
         return 2 * dim + 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AdamW(Adam):
     """:class:`Adam` with decoupled weight decay (Loshchilov and Hutter, 2019).
 
@@ -390,7 +390,7 @@ class AdamW(Adam):
     weight_decay: float = number(0.01, least=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FTRL(Optimizer):
     """Follow the regularised leader, for each column (McMahan et al., "Ad click prediction", 2013, Algorithm 1).
 

@@ -28,7 +28,7 @@ MAX_BOUNDS = 4096  # of ranges: as many as a table may have shards. All clients 
 INT64 = np.iinfo(np.int64)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Partition(Recipe):
     """Base of what ``partition=`` of :meth:`dps.ParameterServer.table` takes: which keys lie on one shard."""
 
@@ -41,7 +41,7 @@ class Partition(Recipe):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in super().to_dict().items()}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class HashPartition(Partition):
     """Each key is placed by its own hash: the default.
 
@@ -59,7 +59,7 @@ class HashPartition(Partition):
         return None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class BlockPartition(Partition):
     """Blocks of 2^bits consecutive keys lie together: keys with the same ``key >> bits``.
 
@@ -90,7 +90,7 @@ class BlockPartition(Partition):
         return Cells(shift=self.bits)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FieldPartition(Partition):
     """Keys with the same number in a field of bits lie together: the same ``(key >> shift) & (2^bits - 1)``.
 
@@ -142,7 +142,7 @@ def _bounds(value: object, label: str, default: object) -> tuple[int, ...]:
     return tuple(map(int, bounds))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RangePartition(Partition):
     """Contiguous ranges of keys lie together, and neighbouring ranges on the same shard or on neighbouring ones.
 

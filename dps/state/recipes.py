@@ -31,6 +31,17 @@ class Recipe:
                 value = convert(getattr(self, field.name), f"{type(self).__name__}: {field.name}", field.default)
                 object.__setattr__(self, field.name, value)  # the class is frozen
 
+    def __repr__(self) -> str:
+        """The call that makes the recipe, without the parameters that have their defaults."""
+        shown = []
+        for field in dataclasses.fields(self):
+            value, usual, convert = getattr(self, field.name), field.default, field.metadata.get("convert")
+            if convert is not None and usual is not dataclasses.MISSING:
+                usual = convert(usual, field.name, usual)
+            if usual is dataclasses.MISSING or value != usual:
+                shown.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def to_dict(self) -> Description:
         """The recipe as values for JSON: the name of its class under ``"name"``, and every parameter."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

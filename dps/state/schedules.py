@@ -79,17 +79,20 @@ def as_schedule(
 RATE = {"convert": as_schedule}  # metadata of a field that holds a schedule, or a number that becomes one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fixed(Schedule):
     """The rate is always `lr`."""
 
     lr: float = number(above=0)
 
+    def __repr__(self) -> str:
+        return repr(self.lr)  # which is how a fixed rate is given
+
     def _at(self, clock: int) -> float:
         return self.lr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class InverseTime(Schedule):
     """``lr / (1 + decay * clock)``, the classic decay of stochastic approximation (Robbins and Monro, 1951).
 
@@ -113,7 +116,7 @@ class InverseTime(Schedule):
         return self.lr / (1 + self.decay * clock)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class InverseSqrt(Schedule):
     """``lr / sqrt(1 + decay * clock)``, the decay in the proof that bounded staleness converges (Ho et al., 2013).
 
@@ -137,7 +140,7 @@ class InverseSqrt(Schedule):
         return self.lr / math.sqrt(1 + self.decay * clock)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exponential(Schedule):
     """``lr * factor ** clock``.
 
@@ -161,7 +164,7 @@ class Exponential(Schedule):
         return self.lr * power(self.factor, clock)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Step(Schedule):
     """``lr * factor ** (clock // every)``: the rate is cut by `factor` every so many clocks.
 
@@ -188,7 +191,7 @@ class Step(Schedule):
         return self.lr * power(self.factor, clock // self.every)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cosine(Schedule):
     """From `lr` down to `floor` over `clocks` along half a cosine, then `floor` (Loshchilov and Hutter, 2017).
 
@@ -224,7 +227,7 @@ class Cosine(Schedule):
         return self.lr - (self.lr - self.floor) * half * half
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Warmup(Schedule):
     """A straight climb over `clocks` to the first rate of `schedule`, then `schedule` from its own clock 0.
 

@@ -12,11 +12,13 @@ from servers import Servers, held, wait_until
 
 import dps
 from dps.client.functions import FunctionCaller
-from dps.errors import DPSError, FunctionError, InputError, InputTypeError, UnknownFunctionError
+from dps.errors import DPSError, FunctionError, InputError, InputTypeError, ProtocolError, UnknownFunctionError
 from dps.functions import library
 from dps.server.changes import Changes
 from dps.server.functions import FunctionCalls, Hold
 from dps.state.ops import TableSpec
+from dps.wire import frames
+from dps.wire.frames import Header
 
 ROWS = 40
 KEYS = np.arange(ROWS)
@@ -92,6 +94,21 @@ def dense(servers: Servers, name: str = "w", **fields) -> None:
 
 
 # ---- what is called
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 0), (4, 0), (0, 5), (3, 2), (9, 1)])
+@pytest.mark.parametrize("kind", [frames.COMMIT, frames.CALL])
+def test_a_call_of_no_shard_and_of_shards_that_are_not_there_are_refused(servers, kind, first, count) -> None:
+    servers.table(TableSpec("w", rows=ROWS, shards=4, dtype="float64"), owners=[0] * 4)
+    _, role = servers.alive()[0]
+    (table,) = role.tables.values()
+    header = Header(kind, frames.RANGE, table=table.spec.id, shard=first, shards=count, trainer=1)
+    if kind == frames.COMMIT:
+        handler, subject = role.functions.commit, None
+    else:
+        handler, subject = role.functions._targets, table
+    with pytest.raises(ProtocolError, match=rf"a call of {count} shards from shard {first}: table 'w' has 4"):
+        handler(subject, header, memoryview(b""))
 
 
 @pytest.mark.parametrize("owners", [[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import pytest
 from distributed import Client
@@ -68,6 +69,23 @@ def test_what_can_be_shown_is_a_name_where_no_plain_one_is_needed(name: str) -> 
 
 def test_free_text_is_shown_without_what_cannot_be() -> None:
     assert shown("a\ud800\n\0" + "x" * 9, 6) == "a?\n?xx"
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("name", [".", "..", "..."])
+def test_dots_alone_are_no_name_of_a_directory(kind: str, name: str) -> None:
+    with pytest.raises(InputError, match=rf"a {kind}'s name is 1 to 64 letters .*; '{re.escape(name)}' has dots only"):
+        check_name(kind, name)
+    assert check_name(kind, name + "a") == name + "a"
+
+
+def test_restore_refuses_the_folder_above(ps) -> None:
+    for attempt in (
+        lambda: ps.restore("memory://names", ".."),
+        lambda: dps.export_checkpoint("memory://names", "w", checkpoint=".."),
+    ):
+        with pytest.raises(InputError, match=r"a checkpoint's name .* '\.\.' has dots only"):
+            attempt()
 
 
 # ---- every public entrance ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dps
 from dps.errors import InputError, InputTypeError
 from dps.state.optimizers import (
     FTRL,
@@ -494,3 +495,26 @@ def test_agrees_with_torch_where_every_row_is_pushed_to() -> None:
         np.testing.assert_allclose(
             rows[:, :5], theirs.detach().numpy(), rtol=1e-11, atol=1e-12, err_msg=repr(optimizer)
         )
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (dps.Adagrad(0.1), "Adagrad(lr=0.1)"),
+        (dps.Adam(), "Adam()"),
+        (dps.Adam(0.001), "Adam()"),
+        (dps.FTRL(alpha=0.5, l1=1.0), "FTRL(alpha=0.5, l1=1.0)"),
+        (dps.SGD(dps.Cosine(0.3, clocks=40)), "SGD(lr=Cosine(lr=0.3, clocks=40))"),
+        (dps.Add(), "Add()"),
+        (dps.Normal(0.1, seed=7), "Normal(scale=0.1, seed=7)"),
+        (dps.BlockPartition(8), "BlockPartition(bits=8)"),
+    ],
+)
+def test_the_repr_is_a_call_that_makes_it_without_what_goes_without_saying(made, text):
+    assert repr(made) == text
+    assert eval(text, vars(dps)) == made
+
+
+@pytest.mark.parametrize("made", OPTIMIZERS, ids=repr)
+def test_each_repr_makes_an_equal_one(made):
+    assert eval(repr(made), vars(dps)) == made
