@@ -6,6 +6,7 @@ Names and errors come from users, so they are put in as plain text and never as 
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -113,13 +114,13 @@ class StatusOverview:
             "trainers": len(self.run.trainers) if self.run else 0,
             "servers": len(self.snapshot.servers),
             "tables": len(self.snapshot.tables),
-            "events": len(self.snapshot.events),
+            "events": len(last_lines(self.snapshot.events, MAX_ROWS["events"], width - len("12:34:56  "))),
         }
         yield from head
         for section, rows in rooms(wanted, None if self.height is None else self.height - lines).items():
             if rows:
                 yield ""
-                yield getattr(self, f"_{section}")(rows, width >= WIDE)
+                yield getattr(self, f"_{section}")(rows, width)
 
     def _head(self, width: int) -> Iterator[Text]:
         snapshot, run = self.snapshot, self.run
@@ -130,7 +131,7 @@ class StatusOverview:
         parts += [f"p99 {duration_text(newest(load.p99))}", time.strftime("%H:%M:%S", time.localtime(snapshot.time))]
         yield packed([snapshot.name, *parts], width)
         for host in crowded_first(snapshot.hosts)[:MAX_MACHINES]:
-            if host.overloaded:
+            if host.overloaded and not (run and any(each.host == host.host for each in run.stragglers)):
                 yield line((machine_text(host), "bold red"))
         if snapshot.checkpoints.error:
             yield line(("checkpoints: ", "bold red"), snapshot.checkpoints.error)
@@ -151,7 +152,7 @@ class StatusOverview:
         planned = f" of {run.planned:,}" if run.planned else ""
         yield f"{duration_text(run.seconds)}"
         yield f"clocks {run.minimum:,} to {run.maximum:,}{planned}"
-        bound = "none" if run.staleness is None else run.staleness
+        bound = "none" if run.staleness is None else f"{run.staleness:g}"
         yield f"staleness {bound}{' (auto)' if run.auto else ''}"
         rates = [trainer.rate for trainer in run.trainers if trainer.rate is not None]
         yield f"{number_text(sum(rates))} clocks/s"
@@ -164,8 +165,9 @@ class StatusOverview:
         if others:
             yield f"and {others} more going on"
 
-    def _trainers(self, rows: int, wide: bool) -> Table:
+    def _trainers(self, rows: int, width: int) -> Table:
         assert self.run is not None
+        wide = width >= WIDE
         order, values = slowest_first(self.run), last_values(self.run)
         logged = learning_curve(self.run.logged) or "loss"
         names = ["trainer", "state", "clock", "step", "keys/s", logged[:MAX_METRIC_NAME]]
@@ -205,7 +207,8 @@ class StatusOverview:
         cells = [line(f"{len(rest):,} more"), line(f"{waiting:,} wait"), line(reach)]
         return [*cells, TimeSplitBar(shares_of(self.run)[:, list(rest)].sum(1).tolist()), *map(line, numbers)]
 
-    def _servers(self, rows: int, wide: bool) -> Table:
+    def _servers(self, rows: int, width: int) -> Table:
+        wide = width >= WIDE
         names = ["server", "state", "cpu", "memory", "requests/s", "keys/s", "busy", "p50", "p99"]
         names += ["lag", "behind", "unconfirmed", "rows", "shards", "worker"] if wide else []
         columns = grid(names, left=("state", "worker"))
@@ -224,7 +227,7 @@ class StatusOverview:
             columns.add_row(*map(line, cells))
         return titled(columns, len(servers) - rows)
 
-    def _tables(self, rows: int, wide: bool) -> Table:
+    def _tables(self, rows: int, width: int) -> Table:
         names = ["table", "rows", "memory", "requests/s", "keys/s", "p50", "p99", "hottest shard"]
         columns = grid(names, left=("table",))
         tables = sorted(self.snapshot.tables.items(), key=lambda entry: -entry[1].keys_rate)
@@ -239,11 +242,30 @@ class StatusOverview:
             columns.add_row(line(shortened(name)), *map(line, cells))
         return titled(columns, len(tables) - rows)
 
-    def _events(self, rows: int, wide: bool) -> Table:
+    def _events(self, rows: int, width: int) -> Table:
         columns = grid(["time", "event"], left=("time", "event"))
-        for when, text in self.snapshot.events[-rows:]:
-            columns.add_row(line(time.strftime("%H:%M:%S", time.localtime(when))), line(text))
+        for when, text in last_lines(self.snapshot.events, rows, width - len("12:34:56  ")):
+            columns.add_row(line(when), line(text))
         return columns
+
+
+def last_lines(events: Sequence[tuple[float, str]], rows: int, width: int) -> list[tuple[str, str]]:
+    """The newest events in so many lines, broken between words: (time at the first line of an event, text).
+
+    Of the oldest event that is shown, the end may be left out, and "..." says so.
+
+    >>> last_lines([(0.0, "server 1 is lost"), (0.0, "run 2: trainer 1 is slow")], 3, 12)[1:]
+    [('', 'run 2:'), ('', 'trainer 1 is'), ('', 'slow')]
+    """
+    lines: list[tuple[str, str]] = []
+    for when, text in reversed(events):
+        left = rows - len(lines)
+        if left < 1:
+            break
+        parts = textwrap.wrap(text, max(width, 1), max_lines=left, placeholder=" ...") or [""]
+        times = [time.strftime("%H:%M:%S", time.localtime(when)), *[""] * len(parts)]
+        lines[:0] = zip(times, parts, strict=False)
+    return lines
 
 
 def average(run: RunStatus) -> list[float]:
