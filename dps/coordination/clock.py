@@ -67,7 +67,7 @@ class Clock:
     Parameters
     ----------
     staleness : int or math.inf
-        How many iterations the fastest may be ahead of the slowest.
+        By how many clocks a trainer that goes on may be ahead of the slowest.
     trainers : int
         How many trainers the run has; they are numbered from 0.
     start : int
@@ -222,7 +222,8 @@ class Clock:
         behind = [self._describe(n, clock, age) for n, clock, age in self.slowest(now) if n != trainer]
         return (
             f"trainer {trainer} has waited {now - since:.0f} s at clock {self.clock_of(trainer)}: with staleness "
-            f"{self.staleness} it may be at most {self.staleness} ahead of the slowest, which is at {self.minimum}. "
+            f"{self.staleness} it goes on when it is at most {self.staleness} ahead of the slowest, which is at "
+            f"{self.minimum}. "
             f"Slowest: {'; '.join(behind) or 'none'}. See what these do (dashboard, logs of their workers); if they "
             "are merely slow, allow a larger staleness or a longer dps.timeouts.clock"
         )

@@ -52,7 +52,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...]]] = {
     "run_running": ("Whether the newest run goes on", ()),
     "run_seconds": ("How long the newest run has gone on", ()),
     "run_planned_clocks": ("Clocks that the newest run will have, as far as is known; 0: unknown", ()),
-    "staleness": ("How many clocks a trainer may be ahead of the slowest; +Inf: no bound", ()),
+    "staleness": ("How many clocks a trainer that begins one may be ahead of the slowest; +Inf: no bound", ()),
     "clock": ("Clock of the slowest and of the fastest trainer", ("end",)),
     "trainers": ("Trainers by state", ("state",)),
     "stragglers": ("Trainers, servers and machines that slow the others down, by kind", ("kind",)),

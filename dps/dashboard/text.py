@@ -13,8 +13,8 @@ from dask.utils import format_bytes
 
 from dps.telemetry.snapshot import HostStatus, Straggler
 
-__all__ = ["convergence", "counted", "crowded_first", "duration_text", "finding_text", "learning_curve", "machine_text"]
-__all__ += ["number_text", "size_text", "subject", "time_text"]
+__all__ = ["STALENESS_RULE", "convergence", "counted", "crowded_first", "duration_text", "finding_text"]
+__all__ += ["learning_curve", "machine_text", "number_text", "size_text", "subject", "time_text"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
 BUSY_SHARE = 0.8  # a serving thread that is at work for so much of its time has hardly any time left
@@ -98,6 +98,13 @@ def time_text(when: float) -> str:
     '2026-11-18 11:06:40 UTC'
     """
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(when))
+
+
+# What the staleness bounds, in the words of README.md and docs/consistency.md.
+STALENESS_RULE = (
+    "With staleness s, a trainer begins an iteration only if it has completed at most s more than the slowest trainer, "
+    "so their clocks, which count completed iterations, differ by s + 1 at most."
+)
 
 
 def machine_text(host: HostStatus) -> str:

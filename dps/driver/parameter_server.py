@@ -708,10 +708,11 @@ class ParameterServer:
             trainer: as many as asked for, or as there are threads outside the servers. It is sent to the workers, and
             a partition that is lost with its worker is sent again.
         staleness : int, math.inf or "auto"
-            How many iterations the fastest trainer may lead the slowest: 0 is bulk-synchronous (BSP), s is
-            stale-synchronous (SSP), ``math.inf`` is asynchronous. "auto" begins with 1, gives more while trainers wait
-            for transient stragglers, and takes back what makes the loss worse (``trainer.log(loss=...)``).
-            :meth:`set_staleness` changes it while the run goes on.
+            With staleness s, a trainer begins an iteration only if it has completed at most s more than the slowest
+            trainer, so their clocks, which count completed iterations, differ by s + 1 at most. 0 is bulk-synchronous
+            (BSP), s is stale-synchronous (SSP), ``math.inf`` is asynchronous. "auto" begins with 1, gives more while
+            trainers wait for transient stragglers, and takes back what makes the loss worse
+            (``trainer.log(loss=...)``). :meth:`set_staleness` changes it while the run goes on.
         trainers : int, optional
             Fewer than there are free threads (with Spark: slots).
         retries : int

@@ -51,7 +51,7 @@ class OpenRun:
     trainers : int
         How many it has, all callers together.
     staleness : float or "auto"
-        How many iterations the fastest may lead the slowest.
+        As for :meth:`dps.ParameterServer.run`.
 
     Examples
     --------

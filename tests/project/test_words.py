@@ -10,7 +10,14 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+import pytest
 from rules import each
+
+import dps
+from dps.coordination.clock import Clock
+from dps.dashboard.pages.trainers import ClocksPlot
+from dps.dashboard.text import STALENESS_RULE
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.relative_to(ROOT / "dps").as_posix(): path for path in sorted((ROOT / "dps").rglob("*.py"))}
@@ -101,3 +108,32 @@ def test_a_class_name_means_one_thing():
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(file)
     assert not {name: files for name, files in places.items() if len(files) > 1}
+
+
+PLACES_OF_THE_RULE = ["README.md", "docs/consistency.md", "docs/glossary.md", "docs/dashboard.md"]
+
+
+@pytest.mark.parametrize("page", PLACES_OF_THE_RULE)
+def test_what_the_staleness_bounds_is_said_in_one_sentence(page):
+    assert STALENESS_RULE in " ".join((ROOT / page).read_text().split())
+
+
+def test_the_sentence_stands_in_the_docstring_and_on_the_page_too():
+    assert STALENESS_RULE in " ".join(dps.ParameterServer.run.__doc__.split())
+    assert STALENESS_RULE in ClocksPlot.shows
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_the_sentence_is_true_of_the_clock(staleness):
+    rng, clock, going = np.random.default_rng(staleness), Clock(staleness, 3), {0, 1, 2}
+    for n in range(3):
+        clock.join(n, 1, 0.0)
+    apart = []
+    for _ in range(2000):
+        n = int(rng.choice(sorted(going)))
+        going -= {n}
+        going |= set(clock.tick(n, clock.clock_of(n) + 1, 0.0))
+        clocks = [clock.clock_of(n) for n in range(3)]
+        assert all(clocks[n] - min(clocks) <= staleness for n in going), "they begin an iteration"
+        apart.append(max(clocks) - min(clocks))
+    assert max(apart) == staleness + 1

@@ -26,7 +26,7 @@ from dps.dashboard.pages.style import (
 )
 from dps.dashboard.palette import BLUE, PART_COLOURS, STATE_COLOURS
 from dps.dashboard.rows import shares_of
-from dps.dashboard.text import convergence, duration_text, learning_curve, number_text, subject
+from dps.dashboard.text import STALENESS_RULE, convergence, duration_text, learning_curve, number_text, subject
 from dps.telemetry.snapshot import PARTS, RunPhase, RunStatus, Status, TrainerPhase, TrainerStrip
 
 __all__ = ["ClocksPlot", "Headline", "StragglersPlot", "TimeSplitPlot"]
@@ -153,7 +153,7 @@ class ClocksPlot(Drawn):
 
     name = "clocks"
     asks = "How far is each trainer?"
-    shows = "The band is the staleness: a trainer above it waits for the one at its lower edge."
+    shows = f"The band is the staleness, and a trainer above it waits for the slowest one. {STALENESS_RULE}"
 
     def __init__(self, **layout: Unpack[PlotLayout]) -> None:
         self.source = ColumnDataSource({})

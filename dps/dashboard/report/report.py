@@ -15,7 +15,16 @@ from dps.dashboard.palette import LINES, PART_COLOURS
 from dps.dashboard.report import svg
 from dps.dashboard.report.svg import Axis, Line
 from dps.dashboard.report.windows import Windows, together, windows
-from dps.dashboard.text import convergence, counted, duration_text, finding_text, learning_curve, number_text, subject
+from dps.dashboard.text import (
+    STALENESS_RULE,
+    convergence,
+    counted,
+    duration_text,
+    finding_text,
+    learning_curve,
+    number_text,
+    subject,
+)
 from dps.telemetry.findings import KIND_WEIGHTS
 from dps.telemetry.run_history import RunHistory
 from dps.telemetry.snapshot import PARTS, Straggler, TimeSplit
@@ -225,10 +234,10 @@ def clocks(history: RunHistory, trainers: Sequence[Windows], until: float) -> It
     times, clocks = times[known], clocks[:, known]
     names = [f"trainer {trainer.trainer}" for trainer in reporting]
     slowest, bound = np.nanmin(clocks, axis=0), history.staleness
-    rule = "no trainer waits"
+    rule = "No trainer waits."
     if bound is not None:
-        rule = f"a trainer that is further ahead than the staleness, {bound} (dashed), waits"
-    yield f'<h2>Clocks</h2><p class="soft">On the right, how far each was ahead of the slowest; {rule}.</p>'
+        rule = f"The dashed line is the staleness, {bound:g}. {STALENESS_RULE}"
+    yield f'<h2>Clocks</h2><p class="soft">On the right, how far each was ahead of the slowest. {rule}</p>'
     yield '<div class="pair">'
     front = few(list(zip(names, clocks, strict=True)), times)
     band = None if bound is None else (times.tolist(), slowest.tolist(), (slowest + bound).tolist())
@@ -284,7 +293,7 @@ def events(history: RunHistory) -> Iterator[str]:
 
 
 def settings(history: RunHistory, versions: Mapping[str, str]) -> Iterator[str]:
-    staleness = "no bound" if history.staleness is None else str(history.staleness)
+    staleness = "no bound" if history.staleness is None else f"{history.staleness:g}"
     rows = [["staleness", staleness], ["trainers", f"{len(history.trainers):,}"]]
     rows += [["servers", f"{len(history.servers):,}"], *([name, version] for name, version in versions.items())]
     yield f"<h2>Settings</h2>{table(['', ''], rows)}"
