@@ -13,6 +13,7 @@ from dask.distributed import get_client, get_worker, rejoin, secede
 import dps
 from dps import spark
 from dps.errors import InputTypeError
+from dps.models.kept_servers import kept_servers
 from dps.models.spark_pieces import is_spark, session_of
 from dps.models.types import ClusterLike, Features
 
@@ -68,6 +69,15 @@ def dask_of(scheduler: str | None) -> DaskClient | str | None:
     return get_client() if scheduler in (None, here) else scheduler
 
 
+def _in_task() -> bool:
+    """Whether a Dask task runs this. The worker of a task may end at any time, so that no servers are kept for it."""
+    try:
+        get_worker()
+    except ValueError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
     """Inside a Dask task, give the task's thread back for the duration, because the trainers need threads."""
@@ -86,7 +96,7 @@ def aside() -> Iterator[None]:
 def serving(
     client: ClusterLike, X: Features, servers: int, detaches: Callable[[], bool] = lambda: True
 ) -> Iterator[tuple[dps.ParameterServer, bool]]:
-    """(parameter server, whether it was started for this fit and ends with it).
+    """(parameter server, whether it was started for this fit and ends with it, or is kept for the next fit).
 
     A parameter server whose address `client` is, is detached from in the end, if `detaches()`.
     """
@@ -101,13 +111,17 @@ def serving(
             if detaches():
                 ps.detach()
         return
+    started: contextlib.AbstractContextManager[dps.ParameterServer]
     if is_spark(X) and (client is None or is_spark(client)):
         started = spark.start(session_of(X), servers=servers)
     elif is_spark(client):
         raise InputTypeError(f"with a Spark session, X is an RDD or a DataFrame of Spark, not {type(X).__name__}")
     else:
-        name = f"fit-{uuid.uuid4().hex[:8]}"
         where = dask_of(client) if client is None or isinstance(client, str) else client
-        started = dps.ParameterServer(where, servers=servers, name=name)
+        where = DaskClient.current() if where is None else where
+        if isinstance(where, DaskClient) and not _in_task():
+            started = kept_servers(where, servers)
+        else:  # the Dask client of this parameter server ends with it
+            started = dps.ParameterServer(where, servers=servers, name=f"fit-{uuid.uuid4().hex[:8]}")
     with started as ps:
         yield ps, True

@@ -207,7 +207,8 @@ class Monitor:
             if finding.kind == "transient" or finding.host in self._announced:
                 self.membership.mention(text)
             else:
-                self._announced |= {finding.host} - {None}
+                if finding.host is not None:
+                    self._announced.add(finding.host)
                 self.membership.note(text, stands=functools.partial(self._holds, run, finding))
         if len(new) > MAX_FINDING_EVENTS:
             kinds = collections.Counter(finding.kind for finding in new[MAX_FINDING_EVENTS:])
