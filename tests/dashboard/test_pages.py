@@ -21,7 +21,7 @@ import pytest
 import snapshots
 import tornado.escape
 from bokeh.document import Document as BokehDocument
-from bokeh.models import ColumnDataSource, Div, HelpTool, Plot
+from bokeh.models import ColumnDataSource, DataRange1d, Div, GlyphRenderer, HelpTool, Plot
 from dask.distributed import Client, LocalCluster
 from prometheus_client.parser import text_string_to_metric_families
 from servers import PATIENCE, wait_until
@@ -641,3 +641,15 @@ def test_grafana_draws_metrics_that_there_are():
         for expression in expressions:
             for labels in re.findall(rf"dask_dps_{name}{{(.*?)}}", expression):
                 assert set(re.findall(r"(\w+)=", labels)) <= {"session", *METRICS[name][1]}
+
+
+@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("seen", [None, snapshots.typed(snapshots.snapshot(4).to_dict())], ids=["nothing yet", "a run"])
+def test_each_figure_has_points_from_which_bokeh_finds_its_ranges(name, seen):
+    """Without any, Bokeh warns in the console of the browser: could not set initial ranges."""
+    plot = PLOTS[name]()
+    plot.update(seen)
+    for figure in plot.root.select({"type": Plot}):
+        if any(isinstance(each, DataRange1d) for each in (figure.x_range, figure.y_range)):
+            drawn = [r for r in figure.renderers if isinstance(r, GlyphRenderer)]
+            assert any(len(column) for r in drawn for column in r.data_source.data.values()), figure.xaxis.axis_label

@@ -74,7 +74,12 @@ def page(browser):
     """An empty page; whatever it complains of fails the test."""
     page, complaints = browser.new_page(), []
     page.set_default_timeout(1000 * PATIENCE)
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+
+    def heard(message):
+        if message.type == "error" or "initial ranges" in message.text:  # a warning of Bokeh: a figure has no axes
+            complaints.append(message.text)
+
+    page.on("console", heard)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("requestfailed", lambda request: complaints.append(f"{request.url}: {request.failure}"))
     page.on("response", lambda answer: complaints.append(f"{answer.url}: {answer.status}") if not answer.ok else None)

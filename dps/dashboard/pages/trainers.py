@@ -245,6 +245,7 @@ class TimeSplitPlot(Drawn):
             y_range=Range1d(0, 1),
         )
         self.root = self.below_heading(self.top, self.below)
+        self.anchor = Anchor(self.top)
         self.ticker = self.top.yaxis.ticker = FixedTicker(ticks=[])
         self._draw_groups(np.zeros((len(PARTS), 0)))
         self.update(None)
@@ -278,6 +279,7 @@ class TimeSplitPlot(Drawn):
         self.entitle(snapshot)
         count = len(run.trainers) if run else 0
         strips = run.strips[: MAX_LANES if count <= MAX_LANES else LANES_OF_MANY] if run else []
+        self.anchor.needed(not any(strip.time for strip in strips))
         self._draw_lanes(strips, snapshot.time if snapshot else 0.0)
         many = count > len(strips) > 0
         if many != self.below.visible:
