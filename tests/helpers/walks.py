@@ -30,6 +30,7 @@ LEFT_OUT = {
     "telemetry/": "counters that ride along",
     "deploy/": "this cluster's own",
     "daskapi/cordon.py": "it hears all status messages of workers; and it tells a client whether a task calls it",
+    "daskapi/failed_tasks.py": "a filter that sees all messages in a worker's log",
     "training/tasks.py": "a callback that asks Dask whether the task was cancelled",
     "wire/memory.py": "buffers of large bodies, given back when a connection ends",
     "state/recipes.py": "fields of optimizers and initializers: a part of state/ops.py TableSpec",
