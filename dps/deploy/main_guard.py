@@ -34,13 +34,13 @@ def check_main_guard() -> None:
         return  # because a forked process imports nothing
     # Python's own mark of a process that still imports the program that has spawned it: it has no public name.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise _refusal("a worker process has imported this program, which")
+        raise refusal("a worker process has imported this program, which")
     path, line = _module_level_call()
-    if line and not _is_conditional(path, line):
-        raise _refusal(f"{path}, line {line},")
+    if line and not is_conditional(path, line):
+        raise refusal(f"{path}, line {line},")
 
 
-def _refusal(what: str) -> UnguardedMainError:
+def refusal(what: str) -> UnguardedMainError:
     return UnguardedMainError(
         f'{what} starts worker processes outside of `if __name__ == "__main__":`. Each worker process imports the '
         "program, and would start processes in its turn. Put the lines that start the cluster and use it under such an "
@@ -59,7 +59,7 @@ def _module_level_call() -> tuple[str, int]:
     return path, 0
 
 
-def _is_conditional(path: str, line: int) -> bool:
+def is_conditional(path: str, line: int) -> bool:
     """Whether a condition stands around a line of a program, or its source cannot be read."""
     try:
         with open(path, "rb") as file:

@@ -522,8 +522,8 @@ def test_explains_a_time_out():
     assert clock.overdue(640.0, 600.0) == [0]
     assert clock.slowest(640.0) == [(3, 0, 630.0), (1, 1, 620.0), (2, 1, 610.0)]
     assert clock.explain(0, 640.0) == (
-        "trainer 0 has waited 600 s at clock 3: with staleness 2 it may be at most 2 ahead of the slowest, which is at "
-        "0. Slowest: trainer 3 never joined (630 s after the first one did); "
+        "trainer 0 has waited 600 s at clock 3: with staleness 2 it goes on when it is at most 2 ahead of the slowest, "
+        "which is at 0. Slowest: trainer 3 never joined (630 s after the first one did); "
         "trainer 1 is at clock 1, last heard of 620 s ago; "
         "trainer 2 is at clock 1, last heard of 610 s ago and lost its connection. "
         "See what these do (dashboard, logs of their workers); if they are merely slow, allow a larger staleness or a "

@@ -126,10 +126,10 @@ def test_which_lines_have_a_condition(tmp_path, text, lines):
     path = tmp_path / "first.py"
     path.write_text(text)
     starting = [n for n, line in enumerate(text.splitlines(), 1) if "start()" in line]
-    assert [n for n in starting if main_guard._is_conditional(str(path), n)] == lines
+    assert [n for n in starting if main_guard.is_conditional(str(path), n)] == lines
 
 
 def test_a_program_whose_source_cannot_be_read_is_not_refused(tmp_path):
-    assert main_guard._is_conditional(str(tmp_path / "nowhere.py"), 1)
+    assert main_guard.is_conditional(str(tmp_path / "nowhere.py"), 1)
     (tmp_path / "old.py").write_text("print 'of Python 2'")
-    assert main_guard._is_conditional(str(tmp_path / "old.py"), 1)
+    assert main_guard.is_conditional(str(tmp_path / "old.py"), 1)

@@ -20,6 +20,7 @@ from servers import wait_until
 import dps
 from dps import errors
 from dps.daskapi.processes import check_versions
+from dps.deploy import main_guard
 from dps.errors import RequestTimeoutError
 from dps.wire.channel import Channel
 
@@ -62,6 +63,10 @@ def test_what_is_written():
     assert not written(errors.ClosedError("something else"))
 
 
+def unguarded():
+    raise main_guard.refusal("first.py, line 3,")
+
+
 def made(name, make):
     with pytest.raises(getattr(errors, name)) as raised:
         make()
@@ -95,6 +100,7 @@ MADE = {
     "UnknownColumnError": lambda ps: ps.client().columns("w")["v"],
     "NameInUseError": lambda ps: ps.table("w"),
     "TooFewWorkersError": lambda ps: dps.ParameterServer(ps.dask_client, servers=2, name="more", timeout=0.01),
+    "UnguardedMainError": lambda ps: unguarded(),
     "CheckpointError": lambda ps: ps.restore("/nowhere/at/all"),
     "ClosedError": lambda ps: dps.ParameterServer.attach(ps.dask_client, "another"),
     "VersionMismatchError": lambda ps: check_versions({"this client": "1", "the scheduler tcp://a:1": "2"}),

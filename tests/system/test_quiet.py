@@ -11,6 +11,8 @@ import sys
 import textwrap
 import time
 
+import dask.array as da
+import numpy as np
 import pytest
 from distributed.protocol.pickle import dumps
 
@@ -19,6 +21,7 @@ from dps.daskapi.failed_tasks import PACKAGE, FailuresToldElsewhere
 from dps.daskapi.refusals import as_value, value
 from dps.deploy import local
 from dps.errors import InputError, NameInUseError, UnknownTableError
+from dps.models import LogisticRegression
 
 LIMIT = 120  # seconds, for a broken product on a busy machine
 
@@ -174,61 +177,45 @@ def test_ctrl_c_in_a_run_leaves_one_traceback_and_the_workers_to_the_program(tmp
     assert started.returncode == -signal.SIGINT
 
 
-FAILING = """
-import logging
-import sys
+# ---- failed tasks ---------------------------------------------------------------------------------------------------
 
-import dask.array as da
-import numpy as np
-import dps
-from dps.models import LogisticRegression
-
-def train(trainer, parts):
-    for part in trainer.iterate(parts):
-        if trainer.number == 0:
-            raise ArithmeticError("thirteen is out of the question")
-
-def user(n):
-    raise ArithmeticError("a task of the user")
-
-if __name__ == "__main__":
-    X, y = np.ones((100, 3)), np.arange(100) % 2
-    X[3] = np.nan
-    blocks = da.from_array(X, chunks=(50, 3)), da.from_array(y, chunks=50)
-    with dps.LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster:
-        with dps.ParameterServer(cluster) as ps:
-            calls = {
-                "run": lambda: ps.run(train, [1, 2], staleness=1, progress=False),
-                "fit": lambda: LogisticRegression(client=ps, progress=False).fit(X, y),
-                "fit of blocks": lambda: LogisticRegression(client=ps, progress=False).fit(*blocks),
-                "task": lambda: ps.dask_client.submit(user, 1).result(),
-            }
-            for name in sys.argv[1:]:
-                try:
-                    calls[name]()
-                except (ArithmeticError, ValueError) as error:
-                    print(name, type(error).__name__, str(error)[:30], flush=True)
-"""
+GAPS = np.ones((100, 3), np.float32)
+GAPS[3] = np.nan
+LABELS = np.arange(100) % 2
+BLOCKS = da.from_array(GAPS, chunks=(50, 3)), da.from_array(LABELS, chunks=50)
 
 
-@pytest.mark.processes
-def test_an_error_that_the_driver_raises_is_not_logged_by_the_worker_before(tmp_path):
-    run = [*program(tmp_path, FAILING), "run", "fit", "fit of blocks"]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.stdout.splitlines() == [
-        "run ArithmeticError thirteen is out of the question",
-        "fit InputError X has 3 values that are NaN, i",
-        "fit of blocks InputError X has 3 values that are NaN, i",
-    ]
-    busy = ("still alive after", "is overloaded")  # what a busy machine adds
-    assert [line for line in done.stderr.splitlines() if not any(words in line for words in busy)] == []
+def fails(*args):
+    raise ArithmeticError("thirteen is out of the question")
 
 
-@pytest.mark.processes
-def test_a_failed_task_of_the_user_is_logged_as_before(tmp_path):
-    done = subprocess.run([*program(tmp_path, FAILING), "task"], capture_output=True, text=True, timeout=LIMIT)
-    assert done.stdout == "task ArithmeticError a task of the user\n"
-    assert "Compute Failed" in done.stderr
+def fitted(ps, *data):
+    LogisticRegression(client=ps, progress=False).fit(*data)
+
+
+CALLS = {
+    "run": (lambda ps: ps.run(fails, [1], progress=False), ArithmeticError, False),
+    "retries": (lambda ps: ps.run(fails, [1], progress=False, retries=1), ArithmeticError, False),
+    "fit": (lambda ps: fitted(ps, GAPS, LABELS), InputError, False),
+    "fit of blocks": (lambda ps: fitted(ps, *BLOCKS), InputError, False),
+    "task of the user": (lambda ps: ps.dask_client.submit(fails, 1).result(), ArithmeticError, True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_error_that_the_driver_raises_is_not_logged_by_the_worker_before(caplog, name):
+    call, error, logged = CALLS[name]
+    shape = {"servers": 1, "trainers": 1, "processes": False, "dashboard_address": None, "silence_logs": False}
+    with dps.LocalCluster(**shape) as cluster, dps.ParameterServer(cluster) as ps:
+        caplog.set_level(logging.WARNING, "distributed.worker")
+        with pytest.raises(error):
+            call(ps)
+        states = {task.state for task in cluster.scheduler.tasks.values() if task.exception is not None}
+        assert states <= {"erred"}, "Dask's own view of the task is as it was"
+    told = [record.getMessage() for record in caplog.records if record.name == "distributed.worker"]
+    assert any(text.startswith("Compute Failed") for text in told) == logged
+    again = [record for record in caplog.records if "run again if any retry is left" in record.getMessage()]
+    assert bool(again) == (name == "retries"), "of these the driver may never hear"
 
 
 @pytest.mark.parametrize(
