@@ -15,7 +15,7 @@ from dps.wire.keepalive import DEAD_PEER_SECONDS
 
 __all__ = ["KINDS", "Faults", "Mischief"]
 
-KINDS = ("breaks", "partitions", "cuts", "stops", "crashes", "twins", "moves", "disks", "answers")
+KINDS = ("breaks", "partitions", "cuts", "half_cuts", "stops", "crashes", "twins", "moves", "disks", "answers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +32,16 @@ class Faults:
         The share `slow` of the parties is `slowness` times slower, in all they do.
     drift : float
         The parties' clocks run up to this much faster or slower than true time (0.001: one second in a thousand).
-    breaks, partitions, cuts, stops, crashes, twins, moves, disks, answers : float
+    breaks, partitions, cuts, half_cuts, stops, crashes, twins, moves, disks, answers : float
         Events a second, in the whole cluster, on the average. *breaks*: a connection breaks, some messages on their
         way are lost, and each side notices it at once, late, or after `keep_alive`. *partitions*: two parties, or two
         groups of parties, cannot reach each other. *cuts*: a server cannot reach the controller, and perhaps some other
-        parties, for so long that it is replaced. *stops*: a party stands still as after SIGSTOP. *crashes*: a trainer
-        ends, or a server whose shards have other replicas. *twins*: a trainer is run a second time while the first
-        attempt still works. *moves*: servers are added, or emptied and closed. *disks*: nothing can be written to the
-        store of checkpoints. *answers*: servers do what the controller calls on them, and half of the answers are lost.
+        parties, for so long that it is replaced. *half_cuts*: no message of the controller reaches a server, or none of
+        a server the controller or another server, while those of the other direction arrive; perhaps for so long that
+        the server is replaced. *stops*: a party stands still as after SIGSTOP. *crashes*: a trainer ends, or a server
+        whose shards have other replicas. *twins*: a trainer is run a second time while the first attempt still works.
+        *moves*: servers are added, or emptied and closed. *disks*: nothing can be written to the store of checkpoints.
+        *answers*: servers do what the controller calls on them, and half of the answers are lost.
     plan : tuple of (float, str)
         Single faults: seconds after the beginning of a run, and ``"breaks"``, ``"stops"``, ...
     outage : float
@@ -68,6 +70,7 @@ class Faults:
     breaks: float = 0.0
     partitions: float = 0.0
     cuts: float = 0.0
+    half_cuts: float = 0.0
     stops: float = 0.0
     crashes: float = 0.0
     twins: float = 0.0
@@ -118,6 +121,7 @@ class Faults:
             outage=draw.choice((0.1, 1.0, 10.0)) * span,
             restart=draw.choice((0.1, 1.0)) * span,
             repeats=maybe(0.5),
+            half_cuts=maybe(1.0) / span,
             span=span,
         )
 
@@ -216,12 +220,23 @@ class Mischief:
             there = ["controller", *(name for name in others if self._draw.random() < 0.3)]
             self._part([victim.name], there, config.seconds("silence") * self._draw.uniform(1.1, 2.2), one_way=False)
 
+    def _half_cuts(self) -> None:
+        """Hold up the messages of one direction between a server and the controller, or between two servers."""
+        servers = [party for party in self._alive() if party.name.startswith("server-")]
+        victim = self.choose(servers)
+        if victim is not None:
+            others = [party.name for party in servers if party is not victim]
+            pair = [victim.name, self._draw.choice(["controller"] * max(1, len(others)) + others)]
+            self._draw.shuffle(pair)
+            here, there = pair
+            self._part([here], [there], config.seconds("silence") * self._draw.uniform(0.4, 2.2), one_way=True)
+
     def _part(self, here: list[str], there: list[str], seconds: float, one_way: bool) -> None:
         if self._fragile() and "controller" in (*here, *there):
             return
         made = self._network.part(here, there, one_way)
         self.hit.update(here, there)
-        self._world.note("%s parted from %s for %.6f s", here, there, seconds)
+        self._world.note("%s parted from %s for %.6f s%s", here, there, seconds, ", one way" if one_way else "")
         self._world.at(self._world.now + seconds, None, self._network.heal, made)
 
     def _stops(self) -> None:

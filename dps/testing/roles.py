@@ -478,13 +478,16 @@ class SimController:
         network, until, pause = self._network, self.party.now() + config.seconds("request"), POLL_SECONDS
 
         def call(server: SimServer) -> None:
-            def answer(value: T) -> None:
-                answers.setdefault(server.number, value)
-
             if network.parted(self.party, server.party):
                 network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, call, server)
             else:
-                ask(server, answer)
+                ask(server, functools.partial(answer, server))
+
+        def answer(server: SimServer, value: T) -> None:
+            if network.parted(server.party, self.party):
+                network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, answer, server, value)
+            else:
+                answers.setdefault(server.number, value)
 
         for server in servers:
             network.world.at(network.world.now, server.party, call, server)

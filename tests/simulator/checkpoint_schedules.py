@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from expected_contents import ExpectedContents, ExpectedTable, delete_listed
 from expected_deletions import DeletingTable
-from fault_schedules import FaultSchedule, check_places, check_schedule, partition_for
+from fault_schedules import FaultSchedule, check_places, check_schedule, half_cuts, partition_for
 from losses import Losses
 
 from dps.checkpoints.reading import SavedShard
@@ -44,7 +44,7 @@ def draw_checkpoints(seed: int) -> FaultSchedule:
     for kind in draw.choices(kinds, k=draw.choice((0, 1, 2, 2, 3))):
         plan.append((when, kind))
         when += draw.choice((0.01, schedule.faults.outage, span / 4)) * draw.expovariate(1.0)
-    faults = dataclasses.replace(schedule.faults, plan=tuple(plan))
+    faults = dataclasses.replace(schedule.faults, plan=(*plan, *half_cuts(seed, span)))
     return dataclasses.replace(schedule, compute=compute, clocks=clocks, faults=faults)
 
 

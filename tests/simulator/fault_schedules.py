@@ -37,6 +37,7 @@ __all__ = [
     "check_places",
     "check_schedule",
     "count_ops",
+    "half_cuts",
     "partition_for",
     "problem_of",
 ]
@@ -74,7 +75,7 @@ class FaultSchedule:
             slow=draw.choice((0.0, 0.0, 0.2)),
             slowness=10.0 if latency[1] < 0.01 else 2.0,
             drift=draw.choice((0.0, 1e-3)),
-            plan=_plan(draw, span, outage, sum(latency), ("cuts",) if compute > 0.7 else ()),
+            plan=_plan(draw, span, outage, sum(latency), ("cuts",) if compute > 0.7 else ()) + half_cuts(seed, span),
             outage=outage,
             keep_alive=3.0,
             restart=draw.choice((0.01, 0.3, 1.0)),
@@ -112,6 +113,13 @@ def _plan(
         plan.append((when, kind))
         when += draw.choice((latency, outage, span / 4)) * draw.expovariate(1.0)
     return tuple(plan)
+
+
+def half_cuts(seed: int, span: float) -> tuple[tuple[float, str], ...]:
+    """In one schedule of three: one or two cuts of one direction. They have a generator of their own, so that the other
+    faults of a seed stay what they are."""
+    draw = random.Random(f"half cuts {seed}")
+    return tuple((span * draw.random(), "half_cuts") for _ in range(draw.choice((0, 0, 0, 0, 1, 2))))
 
 
 def triple(keys: np.ndarray) -> np.ndarray:

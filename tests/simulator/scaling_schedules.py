@@ -19,7 +19,7 @@ from typing import Any
 import dask
 from checkpoint_schedules import Keeper, check_servers, read_tables
 from expected_contents import ExpectedContents
-from fault_schedules import FaultSchedule, check_schedule
+from fault_schedules import FaultSchedule, check_schedule, half_cuts
 from losses import Losses
 
 from dps.checkpoints.store import Store
@@ -45,7 +45,7 @@ def draw_scaling(seed: int) -> FaultSchedule:
     for kind in draw.choices(kinds, k=draw.choice((1, 2, 2, 3, 4))):
         plan.append((when, kind))
         when += draw.choice((0.01, schedule.faults.outage, span / 4)) * draw.expovariate(1.0)
-    faults = dataclasses.replace(schedule.faults, plan=tuple(plan))
+    faults = dataclasses.replace(schedule.faults, plan=(*plan, *half_cuts(seed, span)))
     dump = draw.choice((schedule.dump, (100, 2000.0), (100, 500.0)))  # so slowly that other things happen meanwhile
     return dataclasses.replace(schedule, compute=compute, clocks=clocks, faults=faults, dump=dump)
 

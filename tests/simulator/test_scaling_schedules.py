@@ -20,7 +20,7 @@ def test_servers_come_and_go_and_nothing_is_lost_doubled_or_left(part):
 
 def test_the_schedules_hold_what_can_go_wrong_with_scaling():
     kinds = {kind for seed in range(300) for _, kind in draw_scaling(seed).faults.plan}
-    assert kinds == {"moves", "crashes", "partitions", "stops", "breaks", "answers", "cuts"}
+    assert kinds == {"moves", "crashes", "partitions", "stops", "breaks", "answers", "cuts", "half_cuts"}
 
 
 MOVING = """\

@@ -49,7 +49,7 @@ def test_every_op_counts_once_whatever_happens(part):
 def test_the_schedules_hold_all_that_can_go_wrong():
     schedules = [FaultSchedule.draw(seed) for seed in range(1000)]
     kinds = {kind for schedule in schedules for _, kind in schedule.faults.plan}
-    assert kinds == {"breaks", "partitions", "cuts", "stops", "crashes", "twins", "moves"}
+    assert kinds == {"breaks", "partitions", "cuts", "half_cuts", "stops", "crashes", "twins", "moves"}
     assert {schedule.copies for schedule in schedules} == {1, 2, 3}
     assert {schedule.staleness for schedule in schedules} == {0, 1, 2, float("inf")}
     assert len({dataclasses.replace(schedule, seed=0) for schedule in schedules}) == 1000
