@@ -8,7 +8,7 @@ failover     membership: which servers are up, which takes over, which shards mo
 actors       the servers as Dask workers and actors; server_procedures.py, table_procedures.py and
              function_procedures.py have the steps
 run          the state of one run
-runs         the frames of runs: trainers join, tick, meet, leave
+runs         the frames of runs: trainers join, tick, meet, leave; run_procedures.py has the steps of their end
 work_leases  the frames by which trainers lease batches
 collectives  the results of allreduce, allgather, broadcast and barrier
 procedures   what takes several steps, as generators that yield instructions; executor.py carries these out

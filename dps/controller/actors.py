@@ -20,6 +20,7 @@ from dps import config
 from dps.controller.executor import Executor
 from dps.controller.failover import Membership, ServerRecord
 from dps.controller.function_procedures import FunctionProcedures
+from dps.controller.procedures import TIMEOUT_SETTINGS
 from dps.controller.server_procedures import ServerProcedures
 from dps.controller.table_procedures import TableProcedures
 from dps.daskapi.cordon import Cordon, client_of
@@ -31,8 +32,6 @@ __all__ = ["ServerActors"]
 
 logger = logging.getLogger(__name__)
 
-# Method -> its setting in dps.timeouts; "request" for the others.
-TIMEOUT_SETTINGS = {"status": "connect", "create_table": "start", "close": "stop", "load": "checkpoint"}
 TIMEOUT_HINTS = {"load": ": it was reading a checkpoint"}
 
 

@@ -337,7 +337,7 @@ class Sessions(Mapping[str, Session]):
             self.endpoint.later(TICK_SECONDS, self._tick)
         for session in list(self._sessions.values()):
             session.runs.check_timeouts()
-            if session.runs.tasks.ended:
+            if session.runs.tasks.ended or session.ends.late:
                 self._loop.call_soon_threadsafe(self._begin_to_retire, session)
             session.membership.tick()
             session.monitor.tick()

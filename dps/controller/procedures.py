@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 from dps.errors import CheckpointError
 
 __all__ = [
+    "TIMEOUT_SETTINGS",
     "Acquire",
     "Ask",
     "CallServers",
@@ -44,6 +45,16 @@ __all__ = [
 ]
 
 Result = TypeVar("Result")
+
+# Method of a server's actor -> the setting in dps.timeouts that bounds a call; "request" for the others. A server that
+# does not settle in time is asked again, because by then another server may have its shards.
+TIMEOUT_SETTINGS = {
+    "status": "connect",
+    "create_table": "start",
+    "close": "stop",
+    "load": "checkpoint",
+    "settle": "silence",
+}
 
 
 class Lock(Protocol):

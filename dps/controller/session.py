@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from functools import partial
 
-from dps import config
 from dps.controller.actors import ServerActors
 from dps.controller.autoscaling import Autoscaler
 from dps.controller.checkpoints import Checkpointer
 from dps.controller.failover import Membership
+from dps.controller.run_procedures import RunProcedures
 from dps.controller.runs import Runs
 from dps.daskapi.cordon import Cordon, is_at_work, task_of
 from dps.daskapi.protocols import DaskScheduler
-from dps.errors import ServerGoneError
 from dps.telemetry.monitor import Monitor
 from dps.telemetry.reports import ReceivedReport
 from dps.wire.endpoint import Endpoint
@@ -81,6 +79,8 @@ class Session:
         self.actors = actors = ServerActors(
             scheduler, cordon, self.membership, actor, args, in_endpoint, serving, version
         )
+        clock = asyncio.get_running_loop().time
+        self.ends = RunProcedures(self.membership, self.runs, actors.up, clock)
         self.checkpointer = Checkpointer(self.runs, self.membership, actors, in_endpoint)
         self.monitor = Monitor(
             self.runs,
@@ -98,27 +98,8 @@ class Session:
         self.monitor.heartbeat(server, report)
 
     async def settle(self, keep: bool | None) -> None:
-        """A run has ended: close the clock that aggregating tables still hold open (or drop it, where `keep` is False),
-        and have every primary refuse ops of the run's trainers from now on.
-
-        It is done again where another server took over meanwhile, which does no harm. Where `keep` is None no run has
-        ended: then only the origins of ended tasks are retired, and clocks stay open.
-        """
-        over = await self.in_endpoint(self.runs.retire)
-        if not over and (keep is None or not self.collecting()):
-            return
-        left = {(spec["id"], n) for spec in self.membership.specs.values() for n in range(spec["shards"])}
-        until = asyncio.get_running_loop().time() + config.seconds("stop")
-        while left and asyncio.get_running_loop().time() < until:
-            answers = await self.actors.call_all("settle", keep, over)
-            left -= {(table, shard) for text in answers.values() for table, shard in json.loads(text)}
-            left -= await self.in_endpoint(self.membership.lost)
-            await asyncio.sleep(0.05 if left else 0)
-        if left:
-            raise ServerGoneError(
-                f"the end of a run has not reached {len(left)} shards within {config.limit('stop')}, because no server "
-                f"has them now: see dask ps status; where servers are only slow to take over, raise the setting"
-            )
+        """A run has ended, or (None) only tasks: see `RunProcedures.settle`."""
+        await self.actors.executor.run(self.ends.settle(keep))
 
     async def retire_tasks(self) -> None:
         """Tell the servers which tasks have ended, so that they refuse ops of these origins from now on."""
@@ -128,7 +109,3 @@ class Session:
             logger.warning("parameter server %r: not all servers know which tasks have ended: %s", self.name, error)
         finally:
             self.retiring = None
-
-    def collecting(self) -> list[str]:
-        """Names of the tables that collect the pushes of a clock (`aggregate=...`)."""
-        return [name for name, spec in self.membership.specs.items() if spec["aggregate"] is not None]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dps.controller.session import Session
-from dps.errors import InputError, StoppedError
+from dps.errors import DPSError, InputError, StoppedError
 from dps.telemetry.run_history import encode_history
 from dps.telemetry.snapshot import ServerAnswer
 from dps.wire.driver_messages import AdaptRule, CheckpointOptions, CheckpointSchedule, RestoreRequest
@@ -137,13 +137,17 @@ async def start_run(
     warm_start: int = 0,
 ) -> int:
     """Begin a run; returns its number. Parameters as those of `Runs.start`; None is no bound on the staleness."""
-    collecting = session.collecting()
+    collecting = session.ends.collecting()
     restored = session.checkpointer.resumable(trainers) if resume else None
     args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign, warm_start)
     run: int = await session.in_endpoint(session.runs.start, *args)
     session.checkpointer.resumed()
     if collecting and not elastic:  # because a run whose driver died has left its last clock open
-        await session.settle(keep=False)
+        try:
+            await session.settle(keep=False)
+        except DPSError as error:
+            await session.in_endpoint(session.runs.stop, run, error)
+            raise
     return run
 
 
@@ -154,7 +158,7 @@ async def progress(session: Session, *, run: int) -> bytes:
 
 async def set_staleness(session: Session, *, staleness: float | str | None, run: int = 0) -> None:
     """Set the staleness, or "auto", of an active run, or of all (0); None is no bound."""
-    if (collecting := session.collecting()) and staleness != 0:
+    if (collecting := session.ends.collecting()) and staleness != 0:
         raise InputError(
             f"table {collecting[0]!r} collects a clock's pushes (aggregate=...), which needs staleness 0; it "
             f"cannot be set to {staleness!r}"

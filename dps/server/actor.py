@@ -20,13 +20,11 @@ from distributed import Worker, get_worker
 from dps import config
 from dps.checkpoints.reading import Origins, fill_all
 from dps.checkpoints.store import Store
-from dps.core.forwards import OwedAnswer
 from dps.core.polling import Polling
 from dps.daskapi.processes import host_of, linking_tls, listening_tls
-from dps.errors import MovedError
 from dps.server.checkpoint_writer import CheckpointWriter, WritingThread
 from dps.server.function_thread import FunctionThread
-from dps.server.requests import ServerRole
+from dps.server.requests import SETTLE_SHARE, ServerRole, Settled
 from dps.state.ops import TableSpec
 from dps.telemetry.host import host_load, starved
 from dps.telemetry.server_meter import ServerMeter, process_usage
@@ -99,19 +97,19 @@ class Server:
         self.endpoint.call(self.role.drop, table)
 
     def settle(self, keep: bool | None, over: list[list[int]]) -> str:
-        """A run has ended: see :meth:`dps.server.requests.ServerRole.settle`. Returns the settled shards, as JSON."""
+        """A run has ended: see :meth:`dps.server.requests.ServerRole.settle`. Returns, as JSON, (table, shard) of those
+        whose copies have confirmed it in time.
+        """
         done = threading.Event()
 
-        def settle() -> tuple[list[tuple[int, int]], OwedAnswer]:
-            shards, owed = self.role.settle(keep, over)
-            owed.then(done.set)
-            return shards, owed
+        def settle() -> list[Settled]:
+            settled, every = self.role.settle(keep, over)
+            every.then(done.set)
+            return settled
 
-        shards, owed = self.endpoint.call(settle)
-        if not done.wait(config.seconds("request")) or owed.error is not None:
-            why = owed.error or f"the backups have not confirmed it within {config.limit('request')}"
-            raise MovedError(f"server {self.role.number}: the end of a run has not reached all replicas: {why}")
-        return json.dumps(shards)
+        settled = self.endpoint.call(settle)
+        done.wait(SETTLE_SHARE * config.seconds("silence"))
+        return json.dumps([each[:2] for each in settled if each.confirmed])
 
     def cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> str:
         """Begin a checkpoint: see `checkpoint_writer.py`. Returns the shards that are cut, as JSON."""

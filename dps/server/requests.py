@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -55,15 +55,30 @@ from dps.wire.placement_messages import Placement, ShardPlace
 from dps.wire.protocols import RoleConnection, RoleEndpoint
 from dps.wire.rights import TO_SERVER, guarded
 
-__all__ = ["ServerRole"]
+__all__ = ["SETTLE_SHARE", "ServerRole", "Settled"]
 
 Handler = Callable[[RoleConnection, Header, memoryview], None]
 Served = tuple[TableMeter, list[ReplicaPart]]  # the table and shards of a request, for its meter
 
 logger = logging.getLogger(__name__)
 
+SETTLE_SHARE = 0.5  # of dps.timeouts.silence, for which the controller waits, that a server waits until copies settle
+
 T = TypeVar("T")
 MAX_REASON = 1000  # characters of an error, in a message to the controller
+
+
+class Settled(NamedTuple):
+    """A primary that a run's end has reached, and an owed answer for which its backups have to confirm that."""
+
+    table: int
+    shard: int
+    owed: OwedAnswer
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether all copies of the shard have the end of the run."""
+        return self.owed.left == 0 and self.owed.error is None
 
 
 class ServerRole:
@@ -200,23 +215,30 @@ class ServerRole:
             self.relay.drop(replica)
         self.relay.settle()
 
-    def settle(self, keep: bool | None, over: list[list[int]]) -> tuple[list[tuple[int, int]], OwedAnswer]:
+    def settle(self, keep: bool | None, over: list[list[int]]) -> tuple[list[Settled], OwedAnswer]:
         """A run has ended: close the open clock of every primary (without `keep`, drop it); retire origins.
 
         Where `keep` is None no run has ended, and clocks stay open: then this only retires origins. `over` are pairs
-        (first origin, how many). Returns (table, shard) of the primaries, and an owed answer that is due when the
-        backups have done the same.
+        (first origin, how many). Returns the settled primaries, and an owed answer that is due when the backups of each
+        have confirmed or refused it.
         """
-        done, owed = [], OwedAnswer()
+        settled: list[Settled] = []
         for table in self.tables.values():
-            primaries = [c for _, c in sorted(table.replicas.items()) if c.serves]
-            done += [(table.spec.id, replica.number) for replica in primaries]
-            if table.spec.aggregate is not None and keep is not None:
-                self._close(table, primaries, self._close_op(table, 0, KEEP if keep else DROP), owed)
-            for first, count in over:
-                retire = self._close_op(table, 0, first)._replace(rule=RETIRE, parties=count)
-                self.changes.control(table, self.epoch, primaries, retire, owed)
-        return done, owed
+            for _, replica in sorted(table.replicas.items()):
+                if not replica.serves:
+                    continue
+                owed = OwedAnswer()
+                if table.spec.aggregate is not None and keep is not None:
+                    self._close(table, [replica], self._close_op(table, 0, KEEP if keep else DROP), owed)
+                for first, count in over:
+                    retire = self._close_op(table, 0, first)._replace(rule=RETIRE, parties=count)
+                    self.changes.control(table, self.epoch, [replica], retire, owed)
+                settled.append(Settled(table.spec.id, replica.number, owed))
+        every = OwedAnswer()
+        every.left = len(settled)
+        for _, _, owed in settled:
+            owed.then(every.confirm)
+        return settled, every
 
     def throttle(self, connection: RoleConnection) -> bool:
         """Read no more from this connection while too much is unconfirmed; whether it is."""

@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from dps import config
@@ -21,7 +21,8 @@ from dps.controller.autoscaling_procedures import AutoscalingProcedures
 from dps.controller.checkpoint_procedures import CheckpointProcedures
 from dps.controller.failover import TICK_SECONDS, Membership, ServerRecord
 from dps.controller.function_procedures import FunctionProcedures
-from dps.controller.procedures import Procedure, ServerCall
+from dps.controller.procedures import TIMEOUT_SETTINGS, Procedure, ServerCall
+from dps.controller.run_procedures import RunProcedures
 from dps.controller.runs import Runs
 from dps.controller.server_procedures import ServerProcedures
 from dps.controller.table_procedures import TableProcedures
@@ -30,7 +31,7 @@ from dps.server.checkpoint_writer import CheckpointWriter, Writing
 from dps.server.function_thread import Outcome
 from dps.server.heartbeat import HEARTBEAT_SECONDS
 from dps.server.replicas import Replica
-from dps.server.requests import ServerRole
+from dps.server.requests import SETTLE_SHARE, ServerRole
 from dps.state.ops import TableSpec
 from dps.state.snapshot import Cut, Piece
 from dps.state.transfer import first_difference
@@ -51,7 +52,7 @@ Reply: TypeAlias = Callable[[object], None]  # takes a server's answer, or its e
 SESSION, SECRET = "simulated", "00" * 32
 POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.1  # between two checks whether the called servers have answered
 REPORT_SECONDS = 0.3  # between two reports of a server's load
-BLOCKING = {"save", "end_cut", "load"}  # methods of a server that wait for its disk
+BLOCKING = {"save", "end_cut", "load", "settle"}  # methods of a server that wait, for its disk or its copies
 MAX_LOAD_SECONDS = 0.02  # that a server takes to read a shard from its store,
 MAX_PIECE_SECONDS = 0.02  # and to write a piece of one
 MAX_FUNCTION_SECONDS = 0.02  # before and after a function
@@ -95,6 +96,13 @@ class SimServer:
 
     def _drop_table(self, table: int) -> None:
         self.role.drop(table)
+
+    def _settle(self, keep: bool | None, over: list[list[int]]) -> str:
+        settled, every = self.role.settle(keep, over)
+        until = self.party.now() + SETTLE_SHARE * config.seconds("silence")
+        while every.left and self.party.now() < until:
+            self.party.sleep(POLL_SECONDS)
+        return json.dumps([each[:2] for each in settled if each.confirmed])
 
     def _cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> str:
         return json.dumps(self.checkpoint_writer.cut(tables, clock, parent, track))
@@ -300,6 +308,7 @@ class SimController:
         numbers = itertools.count(1)
         self.tables = TableProcedures(self.membership, up, self.tables_change, lambda: next(numbers))
         self.functions = FunctionProcedures(self.membership, up, self.tables_change)
+        self.ends = RunProcedures(self.membership, self.runs, up, party.now)
         self.checkpoints = CheckpointProcedures(
             self.runs,
             self.membership,
@@ -453,69 +462,40 @@ class SimController:
         return run
 
     def settle(self, keep: bool) -> None:
-        """End a run on every primary; repeat it for shards of which another server became the primary meanwhile."""
-        over = self.runs.retire()
-        left = {(spec["id"], n) for spec in self.membership.specs.values() for n in range(spec["shards"])}
-        until = self.party.now() + config.seconds("stop")
-
-        def settle(server: SimServer, reply: Callable[[Iterable[tuple[int, int]]], None]) -> None:
-            shards, waiter = server.role.settle(keep, over)
-            waiter.then(lambda: reply(shards if waiter.error is None else []))
-
-        while left and self.party.now() < until:
-            left = left.difference(*self._call(self._up(), settle)) - self.membership.lost()
-            if left:
-                self.party.sleep(MAX_POLL_SECONDS)
-        if left:
-            raise ServerGoneError(f"{len(left)} shards could not be settled: no server has them")
+        """A run has ended: see `RunProcedures.settle`."""
+        self.executor.run(self.ends.settle(keep))
 
     def _up(self) -> list[SimServer]:
         return [self.servers[n] for n, record in self.membership.servers.items() if record.up]
 
-    def _call(self, servers: list[SimServer], ask: Callable[[SimServer, Callable[[T], None]], None]) -> list[T]:
-        """Call these servers as Dask calls actors; the answers of those that have answered in time."""
-        answers: dict[int, T] = {}
-        network, until, pause = self._network, self.party.now() + config.seconds("request"), POLL_SECONDS
+    def call_servers(self, calls: list[ServerCall]) -> list[object]:
+        """Carry out the instruction `CallServers`: the answer or the error of each call."""
+        answers: dict[int, object] = {}
+        network, pause = self._network, POLL_SECONDS
+        setting = TIMEOUT_SETTINGS.get(calls[0].method, "request") if calls else "request"
+        until = self.party.now() + config.seconds(setting)
 
-        def call(server: SimServer) -> None:
+        def ask(server: SimServer, call: ServerCall) -> None:
             if network.parted(self.party, server.party):
-                network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, call, server)
-            else:
-                ask(server, functools.partial(answer, server))
+                network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, ask, server, call)
+                return
+            lost = self.lost_answers and network.world.random.random() < self.lost_answers
+            gone = ServerGoneError(f"the answer of server {server.number} was lost")
+            server.call(call.method, call.args, lambda value: answer(server, gone if lost else value))
 
-        def answer(server: SimServer, value: T) -> None:
+        def answer(server: SimServer, value: object) -> None:
             if network.parted(server.party, self.party):
                 network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, answer, server, value)
             else:
                 answers.setdefault(server.number, value)
 
-        for server in servers:
-            network.world.at(network.world.now, server.party, call, server)
-        while any(not s.party.dead and s.number not in answers for s in servers) and self.party.now() < until:
+        members = self.membership.servers.keys() & self.servers
+        called = [(self.servers[call.server], call) for call in calls if call.server in members]
+        for server, call in called:
+            network.world.at(network.world.now, server.party, ask, server, call)
+        while any(not s.party.dead and s.number not in answers for s, _ in called) and self.party.now() < until:
             self.party.sleep(pause)
             pause = min(2 * pause, MAX_POLL_SECONDS)
-        return list(answers.values())
-
-    def call_servers(self, calls: list[ServerCall]) -> list[object]:
-        """Carry out the instruction `CallServers`: the answer or the error of each call."""
-        by_number = {call.server: call for call in calls}
-        answers: dict[int, object] = {}
-        random = self._network.world.random
-
-        def ask(server: SimServer, reply: Reply) -> None:
-            lost = self.lost_answers and random.random() < self.lost_answers
-            gone = ServerGoneError(f"the answer of server {server.number} was lost")
-
-            def answer(value: object) -> None:
-                answers[server.number] = gone if lost else value
-                reply(value)
-
-            server.call(by_number[server.number].method, by_number[server.number].args, answer)
-
-        known = [
-            self.servers[number] for number in by_number if number in self.membership.servers.keys() & self.servers
-        ]
-        self._call(known, ask)
         return [answers.get(call.server, ServerGoneError(f"server {call.server} was lost meanwhile")) for call in calls]
 
     # -- frames
@@ -535,4 +515,6 @@ class SimController:
     def _look(self) -> None:
         self.membership.tick()
         self.runs.check_timeouts()
+        if self.ends.late:
+            self.party.spawn(self.executor.run, self.ends.settle(None))
         self.endpoint.later(TICK_SECONDS, self._look)

@@ -12,8 +12,9 @@ from oracles import mutant
 from dps.controller import verbs
 from dps.controller.checkpoint_procedures import saved_run
 from dps.controller.run import Run
+from dps.controller.runs import Runs
 from dps.controller.verbs import SESSION_VERBS
-from dps.errors import CheckpointError, DPSError, InputError
+from dps.errors import CheckpointError, DPSError, InputError, RequestTimeoutError
 from dps.state.ops import TableSpec
 from dps.telemetry.snapshot import LastCheckpoint
 from dps.wire import driver_messages
@@ -169,3 +170,21 @@ def test_the_run_of_an_older_checkpoint_lacks_some_fields():
 def test_a_run_that_cannot_be_read_makes_a_checkpoint_one_that_cannot_be_restored(run):
     with pytest.raises(CheckpointError, match="what it says of its run cannot be read"):
         saved_run(checkpoint_of(run))
+
+
+def test_a_run_that_cannot_begin_is_stopped():
+    runs = Runs("s")
+
+    async def in_endpoint(function, *args):
+        return function(*args)
+
+    async def settle(keep):
+        assert keep is False
+        raise RequestTimeoutError("3 shards of 'sums' have not dropped the sums")
+
+    ends, checkpointer = SimpleNamespace(collecting=lambda: ["sums"]), SimpleNamespace(resumed=lambda: None)
+    session = SimpleNamespace(runs=runs, in_endpoint=in_endpoint, settle=settle, ends=ends, checkpointer=checkpointer)
+    with pytest.raises(RequestTimeoutError, match="3 shards"):
+        asyncio.run(verbs.start_run(session, trainers=2, staleness=0))
+    assert runs.failed() == 1
+    assert "3 shards" in str(runs.known(1).stopped)

@@ -132,6 +132,27 @@ def test_a_primary_is_stopped_under_load_and_wakes_up():
         check(ps, load)
 
 
+def test_a_run_ends_although_a_server_stands_still():
+    with started(3) as (client, ps):
+        ps.table("sums", dtype="int64", aggregate="sum", copies=2)
+        pid = pid_of(client, ps, 0)
+
+        def train(trainer, parts):
+            trainer.push("sums", KEYS, np.ones(len(KEYS), np.int64))
+            trainer.barrier()
+            if trainer.number == 0:  # all work is done
+                os.kill(pid, signal.SIGSTOP)
+            return trainer.number
+
+        try:
+            assert ps.run(train, [1, 2]) == [0, 1]
+            with dps.Client(ps.ticket) as other:
+                assert other.pull("sums", KEYS).tolist() == [2] * len(KEYS)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: full(ps))
+
+
 @pytest.mark.slow
 def test_who_wakes_up_after_it_was_replaced_is_one_too_many():
     with started(2, spare=1) as (client, ps):
