@@ -42,7 +42,16 @@ EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
     "complete": "dps.models, examples.demo, dps.testing, cryptography",
 }
 OF_DEVELOPERS = {"test", "docs", "dev", "bench"}
-BESIDE = [".ci", "benchmarks", "docs", "examples", "tests"]  # folders that the sdist has beside the package
+BESIDE = [
+    ".ci",
+    ".github",
+    "benchmarks",
+    "deploy",
+    "docs",
+    "examples",
+    "release",
+    "tests",
+]  # folders that the sdist has beside the package
 
 SECONDS = 500  # for one build, on a busy machine
 QUICK = os.environ | {"DPS_BUILD": "quick"}  # what is in a wheel does not depend on how well it is compiled
