@@ -333,9 +333,10 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
     ) -> Any:
         """The variance."""
         array = self if dtype is None else self.astype(dtype)
-        if self.by_column(axis):
-            mean = array.mean(axis=0)
-            return ((array - mean) ** 2).sum(axis=0, keepdims=keepdims) / mean.dtype.type(self.shape[0] - ddof)
+        if axis == () or self.by_column(axis):
+            mean = array.mean(axis=axis)
+            squares = ((array - mean) ** 2).sum(axis=axis, keepdims=keepdims)
+            return squares / mean.dtype.type(max(self.size // mean.size - ddof, 0))
         return statistics.moments(array, axis, keepdims, ddof)[1]
 
     def std(
@@ -413,6 +414,8 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         return np.expand_dims(found, 0) if keepdims else found
 
     def _over(self, ufunc: str, kind: str, axis: Any, keepdims: bool, dtype: Any = None) -> Any:
+        if axis == ():  # over no axis: each element alone
+            return self.astype(statistics.dtype_of(kind, self.dtype) if dtype is None else dtype)
         if not self.by_column(axis):
             return statistics.reduced(self, kind, axis, keepdims, dtype)
         found = self.like(statistics.over_rows(self, ufunc, dtype))
@@ -458,7 +461,9 @@ def operands_of(space: Space, inputs: Any) -> Any:
     Arrays of numpy that are as long as vectors are brought to the servers.
     """
     found: list[Any] = []
-    width = max((each.shape[-1] for each in inputs if isinstance(each, PSArray)), default=1)
+    width = max(
+        (each.shape[-1] for each in inputs if isinstance(each, (PSArray, np.ndarray)) and each.shape), default=1
+    )
     for each in inputs:
         if isinstance(each, PSArray):
             if each.space.kind != space.kind:
@@ -482,10 +487,10 @@ def operands_of(space: Space, inputs: Any) -> Any:
 
 
 def _brought(space: Space, array: np.ndarray, inputs: Any) -> Any:
+    if array.ndim == 2 and array.shape[1] == 1:
+        return array  # also of one row, because a (1, 1) array makes a matrix of what it goes with
     if array.size == 1:
         return array.reshape(())
-    if array.ndim == 2 and array.shape[1] == 1:
-        return array
     shape_of([array.shape, *(each.shape for each in inputs if isinstance(each, PSArray))])
     return uploaded(space, array)
 

@@ -57,7 +57,7 @@ for function, name in {
 
 @implements(np.count_nonzero)
 def _count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
-    if a.by_column(axis):
+    if axis == () or a.by_column(axis):
         return (a != 0).sum(axis=axis, keepdims=keepdims)
     return statistics.reduced(a, "count", axis, keepdims)
 
@@ -90,7 +90,7 @@ def _matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 
 @implements(np.linalg.vector_norm)
 def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:  # noqa: A002
-    if not x.by_column(axis):
+    if axis != () and not x.by_column(axis):
         return statistics.normed(x, ord, axis, keepdims, flat=axis is None)
     if ord in (None, 2):
         return np.sqrt((x * x).sum(axis=axis, keepdims=keepdims))

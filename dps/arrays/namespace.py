@@ -38,7 +38,7 @@ round sign signbit sin sinh sqrt square subtract tan tanh trunc
 STATISTICS = "all any argmax argmin count_nonzero max mean min nonzero prod std sum var where"
 PRODUCTS = "matmul tensordot vecdot linalg"
 SHAPES = """
-broadcast_arrays broadcast_shapes concat expand_dims matrix_transpose moveaxis permute_dims reshape squeeze stack take
+broadcast_shapes concat expand_dims matrix_transpose moveaxis permute_dims reshape squeeze stack take
 tril triu unstack
 """
 LIKE = "empty_like full_like ones_like zeros_like"
@@ -251,6 +251,10 @@ class ArrayNamespace:
     def broadcast_to(self, x: Any, /, shape: Shape) -> Any:
         """An array repeated along the axes that it has not."""
         return spread(x, _shape(shape))
+
+    def broadcast_arrays(self, *arrays: Any) -> list[Any]:
+        """The arrays, each in the shape of all: a list, as the standard has it, where numpy gives a tuple."""
+        return list(np.broadcast_arrays(*arrays))
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002 (the standard's names)
         """The elements, none below `min` and none above `max`."""

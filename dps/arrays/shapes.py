@@ -42,9 +42,12 @@ def spread(array: Any, shape: tuple[int, ...]) -> Any:
     """An array as a larger one, in which it is repeated along the axes that it has not, or along which it has one."""
     if not isinstance(array, PSArray) or shape == array.shape:
         return array if isinstance(array, PSArray) else np.broadcast_to(array, shape)
-    if shape_of([array.shape, shape]) != shape or array.shape[-1] != shape[-1]:
+    if len(shape) < array.ndim or shape_of([array.shape, shape]) != shape:
         raise InputError(f"an array of shape {array.shape} on the servers cannot be broadcast to shape {shape}")
-    return array.like(Node(shape, array.dtype, "cast", [array.node]))
+    if array.shape[-1] == shape[-1]:
+        return array.like(Node(shape, array.dtype, "cast", [array.node]))
+    column = Literal(array.to_numpy(), array.dtype)  # because one server has it, and all need it
+    return array.like(Node(shape, array.dtype, "cast", [column]))
 
 
 @implements(np.reshape)
@@ -69,17 +72,19 @@ def _expand_dims(a: Any, axis: Any) -> Any:
     return reshaped(a, tuple(1 if each in axes else next(sizes) for each in range(a.ndim + len(places))))
 
 
-@implements(np.transpose, np.permute_dims, np.matrix_transpose, np.linalg.matrix_transpose)
-def _transpose(a: Any, axes: Any = None) -> Any:
-    if axes is None or [each % a.ndim for each in axes] == list(range(a.ndim))[::-1]:
-        return a.T
-    return a.copy()
+def _permuting(function: Any) -> Any:
+    """One of numpy's functions that give axes another order: the array's transpose, or a copy of it."""
+
+    def call(a: Any, *axes: Any, **options: Any) -> Any:
+        probe = np.empty(tuple(range(a.ndim)))  # numpy itself says what becomes of two lengths that differ
+        return a.copy() if function(probe, *axes, **options).shape == probe.shape else a.T
+
+    return call
 
 
-@implements(np.swapaxes, np.moveaxis)
-def _swapaxes(a: Any, first: Any, second: Any) -> Any:
-    places = [int(np.asarray(each).reshape(())) % a.ndim for each in (first, second)]
-    return a.copy() if places[0] == places[1] else a.T
+for function in (np.transpose, np.permute_dims, np.matrix_transpose, np.swapaxes, np.moveaxis):
+    implements(function)(_permuting(function))
+implements(np.linalg.matrix_transpose)(_permuting(np.matrix_transpose))
 
 
 @implements(np.atleast_1d)

@@ -14,7 +14,19 @@ from dps.arrays.reductions import wrapped
 from dps.arrays.space import Space
 from dps.errors import InputError
 
-__all__ = ["Computable", "Wish", "checked", "dots", "dotted", "moments", "normed", "placed", "reduced", "topped"]
+__all__ = [
+    "Computable",
+    "Wish",
+    "checked",
+    "dots",
+    "dotted",
+    "dtype_of",
+    "moments",
+    "normed",
+    "placed",
+    "reduced",
+    "topped",
+]
 
 Axis: TypeAlias = "int | tuple[int, ...] | None"
 COUNTED = {"sum", "prod"}  # whole numbers and bool are added in 64 bits, as numpy does
@@ -38,14 +50,14 @@ def reduced(array: Computable, kind: str, axis: Axis = None, keepdims: bool = Fa
     node = _cast(node, dtype)
     by_row = across(node, axis)
     (partial,) = array.space.reduce([Wish(kind, (node,), by_row)])
-    result = _dtype_of(kind, node.dtype) if dtype is None else np.dtype(dtype)
+    result = dtype_of(kind, node.dtype) if dtype is None else np.dtype(dtype)
     return _shaped(typed(partial, result), node, by_row, keepdims)
 
 
 def over_rows(array: Computable, ufunc: str, dtype: Any = None) -> Node:
     """The reduction of a matrix over its rows: a vector with an element for each column."""
     node = _cast(array.node, dtype)
-    result = _dtype_of({"add": "sum", "multiply": "prod"}.get(ufunc, ""), node.dtype)
+    result = dtype_of({"add": "sum", "multiply": "prod"}.get(ufunc, ""), node.dtype)
     result = np.dtype(np.bool_) if ufunc.startswith("logical") else result
     if ufunc in ("maximum", "minimum", "logical_and", "logical_or"):
         return Node(node.shape[1:], result, f"{ufunc}_rows", [node])
@@ -164,7 +176,8 @@ def _cast(node: Node, dtype: Any) -> Node:
     return cast
 
 
-def _dtype_of(kind: str, dtype: np.dtype) -> np.dtype:
+def dtype_of(kind: str, dtype: np.dtype) -> np.dtype:
+    """The dtype of a reduction of that name."""
     if kind in COUNTED and dtype.kind in "biu":
         return np.dtype(np.uint64 if dtype.kind == "u" else np.int64)
     if kind == "count":

@@ -183,9 +183,8 @@ def _read(vector: PSVector, start: int, stop: int) -> np.ndarray:
 def chosen(mask: Any, first: Any, second: Any) -> Node:
     """As np.where of operands of one dtype."""
     parts = [mask, first, second]
-    nodes = [each for each in parts if isinstance(each, Node)]
-    check_widths(nodes)
-    shape = shape_of([each.shape for each in nodes])
+    check_widths([each for each in parts if isinstance(each, Node)])
+    shape = shape_of([each.shape if isinstance(each, Node) else each.value.shape for each in parts])
     return Node(shape, first.dtype, "where", parts)
 
 

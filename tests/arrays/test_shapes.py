@@ -50,6 +50,15 @@ CALLS = {
     "transpose nothing": lambda v, m, s: np.transpose(m, (0, 1)),
     "swap": lambda v, m, s: np.swapaxes(m, 0, -1),
     "move": lambda v, m, s: np.moveaxis(v, 0, -1),
+    "move nothing": lambda v, m, s: np.moveaxis(m, (), ()) + np.moveaxis(v, [], []),
+    "move both": lambda v, m, s: np.moveaxis(m, (0, 1), (1, 0)),
+    "move both back": lambda v, m, s: np.moveaxis(m, (0, 1), (0, 1)),
+    "mean over no axis": lambda v, m, s: np.mean(m, axis=()) + np.mean(v > 0, axis=()),
+    "variance over no axis": lambda v, m, s: np.var(m, axis=()) + np.std(v, axis=(), keepdims=True),
+    "sums over no axis": lambda v, m, s: [np.sum(m > 0, axis=()), np.prod(m > 0, axis=(), keepdims=True)],
+    "extremes over no axis": lambda v, m, s: [m.min(axis=()), np.max(m, axis=())],
+    "truth over no axis": lambda v, m, s: [np.any(m, axis=()), (m > 0).all(axis=()), np.count_nonzero(m, axis=()) > 0],
+    "norm over no axis": lambda v, m, s: np.linalg.vector_norm(m, axis=(), ord=3),
     "index of a transpose": lambda v, m, s: m.T[:, -1],
     "outer": lambda v, m, s: np.outer([1.0, 2, 3], v),
     "outer of vectors": lambda v, m, s: np.outer(v, v),
@@ -182,6 +191,27 @@ def test_wrong_shapes_are_refused(put):
     ):
         with pytest.raises(InputError):
             call(put(VECTOR))
+
+
+def test_an_axis_that_there_is_not_is_refused_as_numpy_does(put):
+    for call in (lambda m: np.moveaxis(m, 0, 2), lambda m: np.swapaxes(m, 0, 2), lambda m: np.moveaxis(m, (0, 1), 0)):
+        messages = []
+        for matrix in (MATRIX, put(MATRIX)):
+            with pytest.raises(ValueError) as caught:
+                call(matrix)
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
+
+
+def test_the_standard_has_a_list_of_broadcast_arrays_and_numpy_a_tuple(put):
+    xp = put(VECTOR).__array_namespace__()
+    assert isinstance(xp.broadcast_arrays(put(VECTOR), put(MATRIX)), list)
+    assert isinstance(np.broadcast_arrays(put(VECTOR), put(MATRIX)), tuple)
+
+
+def test_more_taken_off_than_there_are_rows_leaves_no_variance(put):
+    with np.errstate(all="ignore"), pytest.warns(RuntimeWarning, match="Degrees of freedom"):
+        np.testing.assert_array_equal(put(MATRIX).var(axis=0, ddof=5).to_numpy(), MATRIX.var(axis=0, ddof=5))
 
 
 def test_a_namespace_is_that_of_its_space():
