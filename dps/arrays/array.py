@@ -24,7 +24,7 @@ from dps.arrays.space import Space
 from dps.arrays.text import described, described_html
 from dps.errors import InputError, InputTypeError, LimitError
 
-__all__ = ["FUNCTIONS", "PSArray", "are_vectors", "implements", "made", "operands_of", "uploaded"]
+__all__ = ["FUNCTIONS", "PSArray", "are_vectors", "implements", "made", "operands_of", "sent", "uploaded"]
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # numpy's function -> what it does for arrays on the servers
 KINDS: dict[tuple[str, int], type[PSArray]] = {}  # kind of the space, number of axes -> class
@@ -422,8 +422,10 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         return np.expand_dims(found, 0) if keepdims else found
 
 
-def made(space: Space, node: Any) -> PSArray:
-    """An array for a node."""
+def made(space: Space, node: Any) -> Any:
+    """An array for a node; without elements it is numpy's, because there is nothing that a server could hold."""
+    if 0 in node.shape:
+        return np.zeros(node.shape, node.dtype)
     kind = KINDS.get((space.kind, len(node.shape)))
     if kind is None:
         raise InputError(_axes(space, len(node.shape)))
@@ -491,8 +493,19 @@ def _brought(space: Space, array: np.ndarray, inputs: Any) -> Any:
         return array  # also of one row, because a (1, 1) array makes a matrix of what it goes with
     if array.size == 1:
         return array.reshape(())
+    if array.size == 0:
+        return array
     shape_of([array.shape, *(each.shape for each in inputs if isinstance(each, PSArray))])
     return uploaded(space, array)
+
+
+def sent(space: Space, array: np.ndarray, capacity: int | None = None) -> Any:
+    """An array on the servers with the elements of one of numpy's; a number, and what has no element, are numpy's."""
+    if array.ndim and array.size:
+        return made(space, uploaded(space, array, capacity))
+    if array.ndim > 2:
+        raise InputError(_axes(space, array.ndim))
+    return array.copy()[()]
 
 
 def uploaded(space: Space, array: np.ndarray, capacity: int | None = None) -> Node:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.arrays import indexing, statistics
-from dps.arrays.array import PSArray, are_vectors, implements, made, operands_of, uploaded
+from dps.arrays.array import PSArray, are_vectors, implements, made, operands_of, sent
 from dps.arrays.expressions import Literal, Node, applied, converted
 from dps.arrays.pools import BorrowedBlock
 from dps.arrays.programs import Wish
@@ -43,8 +43,12 @@ class PSMatrix(PSArray):
     def __getitem__(self, index: Any) -> Any:
         row, column = self._places(index)
         if isinstance(row, int):
-            vector: Any = made(self.space, Node(self.shape[1:], self.dtype, "row", [self.node, _number(row)]))
-            return vector if indexing.is_whole(column) else vector[column]
+            if indexing.is_whole(column):
+                return made(self.space, Node(self.shape[1:], self.dtype, "row", [self.node, _number(row)]))
+            pool, first = indexing.stored_at(self)
+            node = Node(self.shape[1:], self.dtype)
+            node.put(BorrowedBlock(pool, first + row))  # no copy of the row is made for some of its elements
+            return made(self.space, node)[column]
         if isinstance(column, int):
             pool, first = indexing.stored_at(self)
             if pool.dtype.itemsize != self.itemsize:
@@ -180,7 +184,7 @@ def _matmul(first: Any, second: Any) -> Any:
         if isinstance(second, PSMatrix):
             return _combined(first, second)
         # The columns go to the servers, because sums of products run along rows there.
-        second = made(first.space, uploaded(first.space, np.asarray(second).T))
+        second = sent(first.space, np.asarray(second).T)
     if np.ndim(first) == 1 and np.ndim(second) == 1:
         return np.dot(first, second)  # one of them is of numpy
     space = first.space if isinstance(first, PSArray) else second.space

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dps.arrays.array import PSArray, made, operands_of, uploaded
+from dps.arrays.array import PSArray, made, operands_of, sent
 from dps.arrays.expressions import Node, applied, converted
 from dps.arrays.functions import filled
 from dps.arrays.matrix import eye
@@ -35,11 +35,14 @@ greater_equal hypot imag isfinite isinf isnan less less_equal log log10 log1p lo
 logical_or logical_xor maximum minimum multiply negative nextafter not_equal positive pow real reciprocal remainder
 round sign signbit sin sinh sqrt square subtract tan tanh trunc
 """
-STATISTICS = "all any argmax argmin count_nonzero max mean min nonzero prod std sum var where"
+STATISTICS = """
+all any argmax argmin count_nonzero cumulative_prod cumulative_sum max mean min nonzero prod searchsorted std sum var
+where
+"""
 PRODUCTS = "matmul tensordot vecdot linalg"
 SHAPES = """
-broadcast_shapes concat expand_dims matrix_transpose moveaxis permute_dims reshape squeeze stack take
-tril triu unstack
+broadcast_shapes concat diff expand_dims flip matrix_transpose moveaxis permute_dims repeat reshape roll squeeze stack
+take tile tril triu unstack
 """
 LIKE = "empty_like full_like ones_like zeros_like"
 SHARED = " ".join([CONSTANTS, DTYPES, ELEMENTWISE, STATISTICS, PRODUCTS, SHAPES, LIKE]).split()
@@ -154,7 +157,7 @@ class ArrayNamespace:
         shape = _shape(shape)
         array = filled(self.space, shape, fill_value, dtype)
         self._pool(shape, array.dtype, capacity)
-        return array.compute()
+        return array.compute() if array.size else array
 
     def arange(
         self, start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None, device: Any = None
@@ -225,10 +228,7 @@ class ArrayNamespace:
             return self.from_items(keys, values, size=size, dtype=dtype, capacity=capacity)
         if copy is False:
             raise InputError("elements cannot get to the servers without a copy")
-        array = np.asarray(obj, dtype)
-        if array.ndim == 0:
-            return array[()]
-        return made(self.space, uploaded(self.space, array, capacity))
+        return sent(self.space, np.asarray(obj, dtype), capacity)
 
     from_array = asarray
 
@@ -256,6 +256,10 @@ class ArrayNamespace:
         """The arrays, each in the shape of all: a list, as the standard has it, where numpy gives a tuple."""
         return list(np.broadcast_arrays(*arrays))
 
+    def meshgrid(self, *arrays: Any, indexing: str = "xy") -> list[Any]:
+        """Matrices of the coordinates of a grid: a list, as the standard has it, where numpy gives a tuple."""
+        return list(np.meshgrid(*arrays, indexing=indexing))  # type: ignore[call-overload]
+
     def clip(self, x: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002 (the standard's names)
         """The elements, none below `min` and none above `max`."""
         return np.clip(x, min, max)
@@ -282,20 +286,18 @@ class ArrayNamespace:
         dtype = checked(np.dtype(dtype), "random")
         self._pool(node.shape, dtype, capacity)
         array = made(self.space, converted(node, dtype))
-        array.compute()  # once, because random numbers take longer to make than to read
-        return array
+        # Computed once, because random numbers take longer to make than to read.
+        return array.compute() if array.size else array
 
     def _pool(self, shape: tuple[int, ...], dtype: np.dtype, capacity: int | None) -> None:
-        height = 1 if len(shape) == 1 else shape[0]
-        self.space.pool(shape[-1], dtype, capacity, height)
+        if 0 not in shape:
+            self.space.pool(shape[-1], dtype, capacity, 1 if len(shape) == 1 else shape[0])
 
 
 def _shape(shape: Shape) -> tuple[int, ...]:
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    if len(shape) not in (1, 2) or min(shape) < 1:
-        raise InputError(
-            f"an array on the servers has one axis or two, each with an element at least, not shape {shape}"
-        )
+    if len(shape) not in (1, 2) or min(shape) < 0:
+        raise InputError(f"an array on the servers has one axis or two, and not shape {shape}")
     return shape
 
 

@@ -86,9 +86,14 @@ def row(operand: np.ndarray, number: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, operand[int(number)])
 
 
+def rows_at(operand: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> None:
+    """Rows of a matrix, in the order of their numbers."""
+    np.copyto(out, operand[numbers])
+
+
 FOLDED = ("add", "multiply", "maximum", "minimum", "logical_and", "logical_or")
 OPERATIONS: dict[str, Computed] = {**UFUNCS, "where": where, "cast": cast, "weighted": weighted, "row": row}
-OPERATIONS["stacked"] = stacked
+OPERATIONS |= {"stacked": stacked, "rows_at": rows_at}
 OPERATIONS["negative"] = negated
 OPERATIONS |= {f"{name}_rows": over_rows(name) for name in FOLDED}
 OPERATIONS |= {f"{name}_rows": place_over_rows(name) for name in ("argmin", "argmax")}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dps.arrays.array import PSArray, implements, made, operands_of, uploaded
+from dps.arrays.array import PSArray, implements, made, operands_of, sent
 from dps.arrays.expressions import Literal, Node, converted, shape_of
+from dps.arrays.indexing import positions
+from dps.arrays.matrix import PSMatrix
+from dps.arrays.vector import PSVector
 from dps.errors import InputError, InputTypeError
 
 __all__ = ["reshaped", "spread"]
@@ -35,7 +39,7 @@ def reshaped(array: PSArray, shape: tuple[int, ...]) -> Any:
         first = Literal(np.asarray(0), np.dtype(np.int64))
         return array.like(Node(shape, array.dtype, "row", [array.node, first]))
     # Elements go to other servers, by way of this process.
-    return made(array.space, uploaded(array.space, np.asarray(array).reshape(shape)))
+    return sent(array.space, np.asarray(array).reshape(shape))
 
 
 def spread(array: Any, shape: tuple[int, ...]) -> Any:
@@ -142,10 +146,10 @@ def _unstack(x: Any, /, *, axis: int = 0) -> Any:
 
 @implements(np.concatenate)
 def _concatenate(arrays: Sequence[Any], axis: Any = 0, out: None = None, **options: Any) -> Any:
-    if axis in (0, -2) and all(np.ndim(each) == 2 for each in arrays):
+    if axis in (0, -2) and all(np.ndim(each) == 2 and np.size(each) for each in arrays):
         return _vstack(arrays, **options)
     space = next(each.space for each in arrays if isinstance(each, PSArray))
-    return made(space, uploaded(space, np.concatenate([np.asarray(each) for each in arrays], axis, **options)))
+    return sent(space, np.concatenate([np.asarray(each) for each in arrays], axis, **options))
 
 
 @implements(np.take)
@@ -154,7 +158,67 @@ def _take(a: Any, indices: Any, axis: Any = None, out: None = None, mode: str = 
         return a[np.asarray(indices)]
     if axis not in (0, -2) or np.ndim(indices) != 1:
         raise InputTypeError("np.take on the servers takes elements of vectors, or rows (axis=0) of matrices")
-    return np.stack([a[int(each)] for each in indices])
+    numbers = np.asarray(positions(a.shape[0], indices))
+    shape = (len(numbers), a.shape[1])
+    return a.like(Node(shape, a.dtype, "rows_at", [a.node, Literal(numbers, numbers.dtype)]))
+
+
+def _brought(function: Any) -> Any:
+    """One of numpy's functions, with elements that are brought here, if they are not too many, and sent back."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        given = [each for each in (*arguments, *options.values()) if isinstance(each, PSArray)]
+        here = {name: _here(each) for name, each in options.items()}
+        return sent(given[0].space, function(*[_here(each) for each in arguments], **here))
+
+    return call
+
+
+def _here(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, PSArray) else value
+
+
+def _reordered(function: Any) -> Any:
+    """One of numpy's functions that put elements into another order; whole rows stay on the servers."""
+    signature = inspect.signature(function)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        array, *others = signature.bind(*arguments, **options).arguments.values()
+        if not isinstance(array, PSMatrix) or len(others) != len(signature.parameters) - 1 or others[-1] not in (0, -2):
+            return _brought(function)(*arguments, **options)
+        return _take(array, function(np.arange(len(array)), *others[:-1]), 0)
+
+    return call
+
+
+for brought in (np.cumulative_sum, np.cumulative_prod, np.diff, np.tile):
+    implements(brought)(_brought(brought))
+for reordered in (np.flip, np.roll, np.repeat):
+    implements(reordered)(_reordered(reordered))
+
+
+@implements(np.meshgrid)
+def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> tuple[Any, ...]:
+    if indexing not in ("xy", "ij") or len(xi) > 2:
+        raise InputError("np.meshgrid on the servers takes one vector or two, and indexing='xy' or 'ij'")
+    if len(xi) < 2:
+        return (reshaped(xi[0], (-1,)),)
+    shapes = [(1, -1), (-1, 1)] if indexing == "xy" else [(-1, 1), (1, -1)]
+    arrays = tuple(np.reshape(each, shape) for each, shape in zip(xi, shapes, strict=True))
+    return arrays if sparse else tuple(np.broadcast_arrays(*arrays))
+
+
+def _found_at(values: np.ndarray, edges: np.ndarray, side: Any) -> np.ndarray:
+    return np.searchsorted(edges, values, side)
+
+
+@implements(np.searchsorted)
+def _searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
+    """Every server needs the whole sorted vector; elements that are looked for stay where they are."""
+    edges = np.asarray(a) if sorter is None else np.asarray(a)[np.asarray(sorter)]
+    if isinstance(v, PSVector):
+        return v.map(_found_at, edges=edges, side=side, dtype=np.intp)
+    return np.searchsorted(edges, v, side) if not isinstance(v, PSArray) else _brought(np.searchsorted)(edges, v, side)
 
 
 @implements(np.outer, np.linalg.outer)

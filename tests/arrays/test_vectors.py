@@ -82,6 +82,20 @@ def test_constants_that_are_equal_but_differ_are_two(space):
     assert np.copysign(a, -0.0).tolist() == [-1, -1]
 
 
+def test_elements_of_a_row_are_read_where_they_lie(space):
+    for dtype in ("float64", "int16", "bool"):
+        expected = np.arange(12).reshape(3, 4).astype(dtype) % 3 > 0
+        m = put(space, expected.astype(dtype))
+        space.store.trips = 0
+        space.store.programs.clear()
+        assert (m[1, 2], m[-1, 0]) == (expected[1, 2], expected[2, 0])
+        assert space.store.programs == []  # no copy of the row was made
+        assert space.store.trips == (2 if dtype == "float64" else 4)  # narrow ones are read from both shards
+        assert m[2, 1:3].tolist() == expected[2, 1:3].tolist()
+        assert m[1, [3, 0]].tolist() == expected[1, [3, 0]].tolist()
+        assert (m + m)[1, 2] == bool(expected[1, 2]) * (1 if dtype == "bool" else 2)
+
+
 def test_several_dot_products_are_one_round_trip(space):
     a, b = put(space, [1.0, 2.0]), put(space, [3.0, 4.0])
     space.store.trips = 0
