@@ -79,7 +79,8 @@ class Client:
     """Pull from and push to the tables of one parameter server.
 
     Made by :meth:`dps.ParameterServer.client`, or by unpickling one. It has no clock: it neither waits for trainers nor
-    holds them back. Safe to share between threads, which then take turns.
+    holds them back. Safe to share between threads, which then take turns: one waits while another waits for an answer.
+    :meth:`dps.ParameterServer.client` gives each thread one of its own.
 
     Parameters
     ----------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -14,6 +16,7 @@ from distributed import get_client
 from distributed.deploy import Cluster
 
 from dps.client.client import Client
+from dps.client.session import ClientSession
 from dps.client.ticket import Ticket
 from dps.controller.plugin import Controller
 from dps.dashboard import Surfaces
@@ -60,7 +63,9 @@ class DriverConnection:
         self.copies = 1
         self.closed = self.attached = False
         self._closing = Once(f"closing parameter server {name!r}")
-        self._client: Client | None = None
+        self._own = threading.local()  # .client: that of the thread
+        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()  # of all threads
+        self._lock = threading.Lock()  # of these, and of `closed`
         self._when_released: list[Callable[[], None]] = []
         self._registered: set[str] = set()  # functions that the servers have
         self._own_client = client is not None and not isinstance(client, DaskClient)
@@ -166,12 +171,20 @@ class DriverConnection:
         return True
 
     def client(self) -> Client:
-        """A client of this process, without a clock; the same one until it is closed."""
-        if self.closed:
-            raise ClosedError(f"parameter server {self.name!r} was closed")
-        if self._client is None or self._client.session.closed:
-            self._client = Client(self.ticket)
-        return self._client
+        """A client of this thread, without a clock; the same one until it is closed.
+
+        Each thread has its own, because a client is held by the thread that waits for an answer. It is closed when its
+        thread has ended and nothing refers to it any more, at the latest with the connection.
+        """
+        client: Client | None = getattr(self._own, "client", None)
+        if client is None or client.session.closed or self.closed:
+            with self._lock:
+                if self.closed:
+                    raise ClosedError(f"parameter server {self.name!r} was closed")
+                client = self._own.client = Client(self.ticket)
+                self._clients.add(client)
+            weakref.finalize(client, end_session, client.session).atexit = False
+        return client
 
     def register(self, function: str, code: bytes) -> None:
         """Bring a function to all servers, once; one without code they have already."""
@@ -180,9 +193,11 @@ class DriverConnection:
             self._registered.add(function)
 
     def forget_routes(self) -> None:
-        """Have this process' client ask again what tables there are."""
-        if self._client is not None:
-            self._client.forget_routes()
+        """Have the clients of this process ask again what tables there are."""
+        with self._lock:
+            clients = list(self._clients)
+        for client in clients:
+            client.forget_routes()
 
     def scheduler_address(self) -> str:
         """Where Dask's scheduler listens."""
@@ -211,13 +226,24 @@ class DriverConnection:
 
     def release(self) -> None:
         """Close what this process has of the connection."""
-        self.closed = True
-        if self._client is not None:
-            self._client.close()
+        with self._lock:
+            self.closed = True
+            clients = list(self._clients)
+        for client in clients:
+            client.close()
         if self._own_client:
             close_client(self.dask_client)
         for action in self._when_released:
             action()
+
+
+def end_session(session: ClientSession) -> None:
+    """Wait for what a thread that has ended left on its way, because its pushes are to count; then close."""
+    if session.closed:
+        return
+    with contextlib.suppress(DPSError, OSError):
+        session.wait()
+    session.close()
 
 
 class DeferredConnection:

@@ -158,7 +158,25 @@ class ParameterServer:
         return self._connection.dask_client
 
     def client(self) -> Client:
-        """A client without a clock: for the driver, a notebook, or to be shipped into Dask tasks (it pickles)."""
+        """A client without a clock: for the driver, a notebook, or to be shipped into Dask tasks (it pickles).
+
+        Each thread gets one of its own, and so do :meth:`call` and the tables that :meth:`table` returns. So a long
+        call in one thread keeps no other thread waiting. Asynchronous calls of one client reach each shard in the order
+        in which they were made; a thread that relies on those of another thread waits for their results.
+
+        Returns
+        -------
+        Client
+            The same one to a thread, until it is closed.
+
+        Examples
+        --------
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps, ThreadPoolExecutor(1) as pool:
+        ...         ps.client() is ps.client(), ps.client() is pool.submit(ps.client).result()
+        (True, False)
+        """
         return self._connection.client()
 
     @classmethod

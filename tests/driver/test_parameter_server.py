@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import dask
@@ -38,6 +40,7 @@ from dps.errors import (
     TooFewWorkersError,
     UnknownTableError,
 )
+from dps.functions import library
 from dps.telemetry.snapshot import Status
 
 
@@ -69,6 +72,15 @@ def dps_threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("dps")]
 
 
+@dps.function(changes=True)
+def waits(rows, directory):
+    import function_gates
+
+    if rows.shard == 0:
+        function_gates.wait_at(directory)
+    rows.values += 1
+
+
 # -- from start to close
 
 
@@ -89,6 +101,54 @@ def test_a_parameter_server_starts_serves_and_closes(client):
     with pytest.raises(ClosedError):
         ps.run(push_ones, client.scatter([1]))
     ps.close()
+
+
+# -- threads
+
+
+def test_a_long_call_in_one_thread_keeps_no_other_waiting(client, tmp_path):
+    with dps.ParameterServer(client, servers=2) as ps, ThreadPoolExecutor(3) as pool:
+        held, free = ps.table("held", rows=8), ps.table("free")
+        call = pool.submit(ps.call, waits, held, directory=str(tmp_path))
+        try:
+            wait_until((tmp_path / "began").exists)
+            push = pool.submit(held.push, [0], [1.0])  # it waits for the function, as it should
+            for _ in range(2):
+                assert pool.submit(held.pull, [0, 7]).result(60).tolist() == [0, 0], "pulls do not wait"
+                pool.submit(free.push, [5], [2.0]).result(60)
+            assert ps.call(library.sum, free) == 4
+            assert free.pull([5]).tolist() == [4]
+            assert not call.done()
+            assert not push.done()
+        finally:
+            (tmp_path / "go_on").touch()
+        call.result(60)
+        push.result(60)
+        assert held.pull().tolist() == [2, *[1] * 7]
+
+
+def test_the_client_of_a_thread_ends_with_it_and_its_pushes_count(client):
+    with dps.ParameterServer(client, servers=2) as ps:
+        w = ps.table("w", dtype="int64")
+        w.push([0], 1)
+        pushing = [threading.Thread(target=w.push_async, args=(range(1000), 1)) for _ in range(8)]
+        sessions = weakref.WeakSet(each.session for each in ps._connection._clients)
+        for thread in pushing:
+            thread.start()
+        for thread in pushing:
+            thread.join()
+        assert w.pull(range(3)).tolist() == [9, 8, 8]
+        assert [each.session for each in ps._connection._clients] == list(sessions), "only this thread's is left"
+
+
+def test_a_client_that_outlives_its_thread_is_closed_with_the_parameter_server(client):
+    with dps.ParameterServer(client, servers=2) as ps, ThreadPoolExecutor(1) as pool:
+        ps.table("w").push([1], 2.0)
+        kept = pool.submit(ps.client).result()
+        assert kept is not ps.client()
+        pool.shutdown()
+        assert kept.pull("w", [1]).tolist() == [2.0]
+    assert kept.session.closed
 
 
 def test_after_close_nothing_is_left_and_the_cluster_goes_on(cluster, client):
