@@ -8,7 +8,12 @@ replicas           a server's replica of a shard, primary or backup
 replication        passes ops on along a shard's chain, and knows which ones the chain has confirmed
 feeds              brings joiners up to date: dumps that travel between the ops
 functions          runs functions of users on the rows of shards, which are held meanwhile
-function_thread    the thread in which they run, each under a time limit
+function_work      a function on the shards of one call, wherever it runs
+function_thread    the thread in which those of dps run, each under a time limit
+function_process   the process in which those of users run, each under a time limit
+function_exchange  what the server and that process exchange: messages, and arrays in memory that both map
+function_child     what runs in that process
+function_boot      the program with which it starts
 heartbeat          heartbeats to the controller, and the lease that they renew
 checkpoint_writer  cuts shards at a clock, and writes them while training goes on
 ================== ==============================================================================

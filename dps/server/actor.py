@@ -22,8 +22,9 @@ from dps.checkpoints.reading import Origins, fill_all
 from dps.checkpoints.store import Store
 from dps.core.polling import Polling
 from dps.daskapi.processes import host_of, linking_tls, listening_tls
+from dps.functions.definition import opened
 from dps.server.checkpoint_writer import CheckpointWriter, WritingThread
-from dps.server.function_thread import FunctionThread
+from dps.server.function_process import FunctionRunner
 from dps.server.requests import SETTLE_SHARE, ServerRole, Settled
 from dps.state.ops import TableSpec
 from dps.telemetry.host import host_load, starved
@@ -60,7 +61,7 @@ class Server:
         polling = Polling(seconds) if seconds else None
         self.endpoint = Endpoint(name, host, {}, None, listening_tls(worker), linking_tls(worker), polling)
         meters = ServerMeter(time.perf_counter, process_usage, starved, host_load, polling)
-        runner = FunctionThread(self.endpoint, f"dps-functions-{session}-{number}")
+        runner = FunctionRunner(self.endpoint, f"dps-functions-{session}-{number}")
         self.role = ServerRole(
             self.endpoint, session, number, secrets[1], (controller[0], controller[1]), runner, meters
         )
@@ -85,6 +86,7 @@ class Server:
 
     def add_function(self, identity: str, code: bytes) -> None:
         """Take a function of the user, as cloudpickle, under its number."""
+        opened(identity, code)  # in this thread first, because modules that it imports may take long
         self.endpoint.call(self.role.functions.add, identity, code)
 
     def create_table(self, spec: dict[str, Any], shards: list[int]) -> None:

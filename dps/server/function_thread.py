@@ -1,4 +1,6 @@
-"""FunctionThread: the thread of a server in which functions of users run, one after the other, each under a time limit.
+"""FunctionThread: a thread of a server in which functions of dps run, one after the other, each under a time limit.
+
+(Functions of users run in a process, and a thread as this one waits for it: `function_process.py`.)
 
 A function that is too slow gets an exception between two of its Python instructions. If it does not end then either,
 because it is in the middle of a long call of C, it is *abandoned*: its thread is left to itself, what it computes is
@@ -15,6 +17,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from dps.errors import DPSError, FunctionTimeoutError, LimitError
+from dps.server.function_work import FunctionWork
+from dps.server.replicas import Replica
 
 __all__ = ["FunctionThread", "Outcome", "Runner", "TimeIsOver"]
 
@@ -36,7 +40,7 @@ class Outcome(NamedTuple):
 class Runner(Protocol):
     """Runs work beside the endpoint's loop."""
 
-    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+    def run(self, work: FunctionWork[Replica], seconds: float, done: Callable[[Outcome], None]) -> None:
         """Have `work` called, for at most so many seconds; `done` is called with its outcome in the endpoint's thread.
 
         To be called in the endpoint's thread.

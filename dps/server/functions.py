@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 A CALL names a function and rows of some shards that this server is the primary of. The part of the function runs on one
-shard after the other, in a thread of its own (`function_thread.py`), so the endpoint goes on to serve other tables.
+shard after the other, in a process of the server's own (`function_process.py`) or, if it is of dps itself, in a thread
+(`function_thread.py`). So the endpoint goes on to serve other tables.
 Meanwhile the shards are *held*: each request that could change them waits, unread, behind its connection. So a function
 sees rows of one moment.
 
@@ -37,8 +38,6 @@ What can happen, and what then:
 
 from __future__ import annotations
 
-import os
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -47,24 +46,23 @@ import numpy as np
 
 from dps import config
 from dps.core.forwards import Forwards, OwedAnswer
-from dps.errors import BusyError, DPSError, FunctionError, FunctionTimeoutError, LimitError, ProtocolError
+from dps.errors import BusyError, DPSError, LimitError, ProtocolError
 from dps.functions.definition import opened
-from dps.functions.rows import Effect, Rows
+from dps.functions.rows import Effect
 from dps.server.changes import Changes
 from dps.server.function_thread import Outcome, Runner
+from dps.server.function_work import FunctionWork, Made, Repeated, failure
 from dps.server.replicas import Replica
 from dps.server.tables import MAX_KEPT_RESULT_BYTES, ServerTable
 from dps.state.ops import NO_CLOCK, ROWS, Op, Selection
 from dps.wire import frames
 from dps.wire.frames import Header, padded
-from dps.wire.function_messages import ALONE, PREPARES, READS, FunctionCall, PartAnswer, encode_parts
+from dps.wire.function_messages import ALONE, PREPARES, READS, FunctionCall, encode_parts
 from dps.wire.protocols import RoleConnection, RoleEndpoint
-from dps.wire.values import decode_values, encode_values
 
 __all__ = ["FunctionCalls", "Hold"]
 
 MAX_DIRECT_BYTES = 1 << 18  # of rows and arguments on which a function of dps itself runs in the endpoint's thread
-TRACEBACK_LINES = 6  # of a user's function, in errors
 
 
 class Owner(Protocol):
@@ -89,24 +87,13 @@ class Target(NamedTuple):
     keys: np.ndarray | None
 
 
-class Made(NamedTuple):
-    """What a function has made for a shard, and what it returned there, encoded."""
-
-    replica: Replica
-    effect: Effect | None
-    result: bytes
-
-
-Repeated = dict[int, bytes | None]  # from a shard to a result; None: the ledger has kept none
-
-
 class Hold:
     """Shards that a function reads or changes, and the connections whose requests wait for it."""
 
     def __init__(self, header: Header, connection: RoleConnection, targets: list[Target], commits: bool):
         self.header, self.connection, self.targets = header, connection, targets
         self.commits = commits  # it ends with a COMMIT
-        self.effects: list[Made] = []
+        self.effects: list[Made[Replica]] = []
         self.waiting: list[RoleConnection] = []
         self.running, self.revoked = True, False
         self._lent: list[tuple[Replica, weakref.ref[np.ndarray]]] = []
@@ -170,6 +157,7 @@ class FunctionCalls:
     def __init__(self, owner: Owner, runner: Runner):
         self._owner, self._runner = owner, runner
         self._functions: dict[str, tuple[Callable[..., Any], bool]] = {}
+        self._codes: dict[str, bytes] = {}  # of functions of users
         self.holds: set[Hold] = set()
         self._prepared: dict[tuple[int, ...], Hold] = {}
         self._seconds = config.seconds("function")
@@ -177,7 +165,7 @@ class FunctionCalls:
     def add(self, identity: str, code: bytes) -> None:
         """Take a function; DPSError if it cannot be opened here."""
         if identity not in self._functions:
-            self._functions[identity] = opened(identity, code)
+            self._functions[identity], self._codes[identity] = opened(identity, code), code
 
     def close(self) -> None:
         """Drop all that is under way."""
@@ -207,7 +195,8 @@ class FunctionCalls:
         hold = Hold(header, connection, targets, call.mode == PREPARES)
         self.holds.add(hold)
         try:
-            work = FunctionWork(part, call, [target.replica for target in targets], hold.lend(call), changes, repeated)
+            replicas, code = [target.replica for target in targets], self._codes[call.function]
+            work = FunctionWork(part, call, replicas, hold.lend(call), changes, repeated, code)
             known = ":" in call.function  # of dps itself: it does not take long on few rows
             direct = known and work.nbytes + len(call.arguments) <= MAX_DIRECT_BYTES
         except Exception as error:  # arguments that cannot be read, of which the size was to be known
@@ -319,7 +308,7 @@ class FunctionCalls:
     def _ended(self, hold: Hold, mode: int, work: FunctionWork, outcome: Outcome) -> None:
         """A function has ended, in the endpoint's thread."""
         error = None if outcome.error is None else failure(outcome.error, work.name)
-        work.views.clear()
+        work.release()
         hold.take_back()
         hold.running = False
         try:
@@ -359,7 +348,7 @@ class FunctionCalls:
             connection.reply(reply, answer)
         return False
 
-    def _prepare(self, hold: Hold, effects: list[Made]) -> None:
+    def _prepare(self, hold: Hold, effects: list[Made[Replica]]) -> None:
         hold.effects = effects
         self._prepared[hold.stamp] = hold
         self._owner.endpoint.later(2 * self._seconds, self._drop, hold)
@@ -434,76 +423,6 @@ class Direct:
 
 
 DIRECT = Direct()
-
-
-class FunctionWork:
-    """A function on the shards of one call, to be run beside the loop; its effects."""
-
-    def __init__(
-        self,
-        part: Callable[..., Any],
-        call: FunctionCall,
-        replicas: list[Replica],
-        selections: list[Selection],
-        changes: bool,
-        repeated: Repeated,
-    ):
-        self.name = getattr(part, "__qualname__", "?")
-        self.effects: list[Made] = []
-        self.views = [
-            Rows(replica.spec, replica.number, selection, changes, call.seed, call.time)
-            for replica, selection in zip(replicas, selections, strict=True)
-        ]
-        self._part, self._encoded, self._replicas = part, call.arguments, replicas
-        self._decoded: dict[str, Any] | None = None  # for the first part; each has arguments of its own
-        self._changes, self._repeated = changes, repeated
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows that the function sees; of a function of dps that says so, those that it uses."""
-        touched = getattr(self._part, "touched", None)
-        if touched is None:
-            return sum(rows.before.nbytes for rows in self.views)
-        self._decoded = decode_values(self._encoded)
-        return sum(touched(rows, **self._decoded) for rows in self.views)
-
-    def __call__(self) -> list[PartAnswer]:
-        answers = []
-        for replica, rows in zip(self._replicas, self.views, strict=True):
-            repeated, value = rows.shard in self._repeated, self._repeated.get(rows.shard)
-            if value is None:
-                where = f"the result of function {self.name!r}"
-                arguments, self._decoded = self._decoded or decode_values(self._encoded), None
-                value = encode_values(self._part(rows, **arguments), where)
-            if self._changes and not repeated:
-                self.effects.append(Made(replica, rows.effect(), value))
-            answers.append(PartAnswer(rows.shard, value, repeated))
-        return answers
-
-
-def failure(error: BaseException, name: str) -> DPSError:
-    """What a client is told of an error in a function. The error loses its traceback, whose frames have the rows."""
-    told = _told(error, name)
-    each: BaseException | None = error
-    while each is not None:
-        each.__traceback__ = None
-        each = each.__cause__ or each.__context__
-    return told
-
-
-def _told(error: BaseException, name: str) -> DPSError:
-    if isinstance(error, FunctionTimeoutError):
-        return FunctionTimeoutError(f"function {name!r}: {error}")
-    if isinstance(error, DPSError):
-        return type(error)(f"function {name!r}: {error}")
-    inner, here = error.__traceback__, os.path.dirname(__file__)
-    while inner is not None and os.path.dirname(inner.tb_frame.f_code.co_filename) == here:
-        inner = inner.tb_next
-    lines = "".join(traceback.format_exception(type(error), error, inner)).rstrip().splitlines()[-TRACEBACK_LINES:]
-    return FunctionError(
-        f"function {name!r} failed on a server, and no row was changed: {type(error).__name__}: {error}\n"
-        + "\n".join(lines)
-    )
 
 
 def as_rows(answer: bytes, table: ServerTable) -> np.ndarray:

@@ -14,7 +14,7 @@ from dps.client.environment import Environment
 from dps.client.requests import TableRoute
 from dps.client.session import ClientSession
 from dps.coordination.placement import Place, appended, joined, rechained, without
-from dps.server.function_thread import FunctionThread
+from dps.server.function_thread import FunctionThread, Runner
 from dps.server.replicas import Replica
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
@@ -43,7 +43,8 @@ def wait_until(condition: Callable[[], T], seconds: float | None = None, what: s
 class Servers:
     """Servers that share tables, with a placement that this object decides. Use as a context manager."""
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, runner: Callable[[Endpoint, str], Runner] = FunctionThread):
+        self._runner = runner  # of functions
         self.endpoints: list[Endpoint] = []
         self.servers: list[ServerRole] = []
         self.reports: list[tuple[int, int, Any]] = []  # of servers to their controller: server, kind of frame, content
@@ -58,9 +59,8 @@ class Servers:
         """One more server, which holds nothing yet; its number."""
         number = len(self.servers)
         endpoint = Endpoint(f"server-{number}", "127.0.0.1", {})
-        role = ServerRole(
-            endpoint, "s", number, SECRET, ("127.0.0.1", 1), FunctionThread(endpoint, f"functions-{number}")
-        )
+        runner = self._runner(endpoint, f"functions-{number}")
+        role = ServerRole(endpoint, "s", number, SECRET, ("127.0.0.1", 1), runner)
         endpoint.call(endpoint.handlers.update, role.handlers)
         endpoint.service = role.service
         endpoint.call(endpoint.secrets.update, {"s": SECRET, of_servers("s"): SECRET})

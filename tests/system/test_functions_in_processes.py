@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import numpy as np
@@ -156,6 +157,38 @@ def test_functions_that_misbehave() -> None:
             np.testing.assert_array_equal(table.pull(range(100)), values)
         wait_until(lambda: all(server.number for server in ps.status().servers if server.alive))
         assert ps.call(times, tables[0], by=2.0) == 100
+
+
+@dps.function(changes=True)
+def holds_the_lock(rows):
+    rows.values += 1
+    return sum(range(3 * 10**8))
+
+
+def test_one_long_call_of_c_silences_no_server() -> None:
+    """It keeps the interpreter's lock for longer than a server may be silent; no server is replaced."""
+    with (
+        dask.config.set({"dps.timeouts.function": "4s"}),  # longer than dps.timeouts.silence
+        dps.LocalCluster(servers=2, trainers=1, processes=True) as cluster,
+        dps.ParameterServer(cluster, servers=2, copies=2) as ps,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        w = ps.table("w", rows=100, shards=4)
+        ps.register(holds_the_lock)
+        assert ps.call(times, w, by=2.0) == 100, "the processes of functions run"
+        before = ps.status()
+        call = pool.submit(ps.call, holds_the_lock, w)
+        pulls = 0
+        while not call.done():
+            assert not w.pull().any()
+            pulls += 1
+        with pytest.raises(FunctionTimeoutError, match="within 4 s"):
+            call.result()
+        assert pulls > 1
+        after = ps.status()
+        assert after.epoch == before.epoch, "no server was replaced"
+        assert len(after.events) == len(before.events), "no server was silent"
+        assert ps.call(times, w, by=2.0) == 100
 
 
 def test_a_server_that_comes_later_has_the_functions() -> None:
