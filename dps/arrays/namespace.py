@@ -75,7 +75,8 @@ class NamespaceInfo:
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype]:
         """The dtypes that arrays can have, by name; those of a kind of the standard's."""
         known = np.__array_namespace_info__().dtypes(kind=kind)
-        return {name: dtype for name, dtype in known.items() if dtype.kind != "c"}
+        found = {name: np.dtype(each) for name, each in known.items()}  # numpy has a class of numbers for bool
+        return {name: dtype for name, dtype in found.items() if dtype.kind != "c"}
 
 
 class ArrayNamespace:
@@ -165,7 +166,7 @@ class ArrayNamespace:
         """Numbers with the same distance from each other, as np.arange."""
         first, last = (0, start) if stop is None else (start, stop)
         size = max(int(np.ceil((last - first) / step)), 0)
-        kind = np.arange(first, first + step, step).dtype if dtype is None else np.dtype(dtype)
+        kind = np.result_type(*[np.asarray(each) for each in (first, last, step)]) if dtype is None else np.dtype(dtype)
         index = Node(_shape(size), np.dtype(np.int64), "index")
         whole = all(isinstance(each, int) for each in (first, step))
         node = applied("add", [applied("multiply", [index, step]), first]) if whole else None
@@ -250,7 +251,7 @@ class ArrayNamespace:
 
     def broadcast_to(self, x: Any, /, shape: Shape) -> Any:
         """An array repeated along the axes that it has not."""
-        return spread(x, _shape(shape))
+        return spread(x, _shape(shape)) if isinstance(x, PSArray) else np.broadcast_to(x, shape)
 
     def broadcast_arrays(self, *arrays: Any) -> list[Any]:
         """The arrays, each in the shape of all: a list, as the standard has it, where numpy gives a tuple."""

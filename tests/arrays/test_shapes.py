@@ -225,6 +225,9 @@ def test_a_namespace_is_that_of_its_space():
     assert not info.dtypes(kind="complex floating")
     assert {each.name for each in info.default_dtypes().values()} == {"float64", "int64"}
     assert all(info.dtypes()[name] == getattr(xp, name) for name in info.dtypes())
+    assert info.dtypes(kind="bool") == info.dtypes(kind=("bool",)) == {"bool": np.dtype(bool)}
+    assert (xp.arange(2.5).dtype, xp.arange(0, 2.5).tolist()) == (np.float64, [0.0, 1.0, 2.0])
+    assert xp.broadcast_to(xp.asarray(3.0), ()) == 3.0
     assert info.capabilities()["max dimensions"] == 2
     assert xp.full((), 3.0) == 3.0
     assert xp.broadcast_to(xp.ones(3), (2, 3)).tolist() == [[1, 1, 1]] * 2
