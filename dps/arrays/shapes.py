@@ -77,7 +77,7 @@ def _expand_dims(a: Any, axis: Any) -> Any:
 
 
 def _permuting(function: Any) -> Any:
-    """One of numpy's functions that give axes another order: the array's transpose, or a copy of it."""
+    """Wrap a function of numpy that gives axes another order: the array's transpose, or a copy of it."""
 
     def call(a: Any, *axes: Any, **options: Any) -> Any:
         probe = np.empty(tuple(range(a.ndim)))  # numpy itself says what becomes of two lengths that differ
@@ -164,7 +164,7 @@ def _take(a: Any, indices: Any, axis: Any = None, out: None = None, mode: str = 
 
 
 def _brought(function: Any) -> Any:
-    """One of numpy's functions, with elements that are brought here, if they are not too many, and sent back."""
+    """Wrap a function of numpy: its elements are brought here, if they are not too many, and its results go back."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         given = [each for each in (*arguments, *options.values()) if isinstance(each, PSArray)]
@@ -179,7 +179,7 @@ def _here(value: Any) -> Any:
 
 
 def _reordered(function: Any) -> Any:
-    """One of numpy's functions that put elements into another order; whole rows stay on the servers."""
+    """Wrap a function of numpy that puts elements into another order; whole rows stay on the servers."""
     signature = inspect.signature(function)
 
     def call(*arguments: Any, **options: Any) -> Any:
