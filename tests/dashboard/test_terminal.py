@@ -380,3 +380,31 @@ def test_top_of_a_cluster():
             assert "clocks 60 to 60 of 60" in text
         missing = invoke(*where, status=1)
         assert "there is no parameter server named 'dps'" in missing.stderr
+
+
+def test_long_events_are_broken_between_words_and_fill_no_more_than_their_lines():
+    plain = snapshot(2).to_dict()
+    long = "run 1: machine n7 is overloaded: " + "7.0 threads want its 2 processors, " * 9
+    plain["events"] = [[0.0, "server 0 is up"], [1.0, long], [2.0, "server 1 is lost"]]
+    for width, height in ((80, 24), (80, 60), (160, 40), (80, None)):
+        lines = shown(typed(plain), width, height)
+        head = next(n for n, line in enumerate(lines) if line.startswith("time "))
+        events = [line[len("12:34:56  ") :].rstrip() for line in lines[head + 1 :]]
+        assert "…" not in "".join(lines)
+        assert height is None or len(lines) <= height
+        assert events[-1] == "server 1 is lost", "the newest"
+        told = " ".join(events[:-1]).removeprefix("server 0 is up").strip()
+        assert long.startswith(told.removesuffix(" ..."))
+        assert {word for line in events for word in line.split()} <= {
+            *("server", "0", "is", "up", "1", "lost", "..."),
+            *long.split(),
+        }
+    assert told == long.strip(), "with room for it, all of it"
+
+
+def test_a_staleness_is_shown_as_a_whole_number():
+    plain = snapshot(2).to_dict()
+    plain["runs"][0]["staleness"] = 3.0
+    text = words(shown(typed(plain)))
+    assert "staleness 3 " in text
+    assert "staleness 3.0" not in text
