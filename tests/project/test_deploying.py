@@ -255,23 +255,6 @@ def test_a_job_of_a_server_asks_for_what_a_server_needs(batch_system, kind, line
     assert "--nworkers" not in options, "one worker in a job"
 
 
-@needs_jobqueue
-@pytest.mark.integration
-@pytest.mark.processes
-@pytest.mark.timeout(3 * SECONDS)
-def test_jobs_of_both_kinds_make_a_parameter_server(batch_system):
-    """With dask-jobqueue's own stand-in for a batch system, whose jobs are processes of this machine."""
-    from dask_jobqueue.local import LocalCluster
-
-    with LocalCluster(cores=1, processes=1, memory="1 GB") as cluster, Client(cluster) as client:
-        cluster.scale(jobs=1)
-        batch_system.add_servers(cluster, servers=2, memory="1 GB")
-        with dps.ParameterServer(client, servers=2, copies=2) as ps:
-            counts = ps.table("counts", rows=2, dtype="int64")
-            ps.run(batch_system.count, batch_system.da.arange(1000, chunks=500))
-            assert counts.pull().tolist() == [500, 500]
-
-
 # ---- dask-gateway ---------------------------------------------------------------------------------------------------
 
 
