@@ -11,7 +11,7 @@ BEAT         request; a report (see `reports.py`)   OK, which renews the lease
 CAUGHT_UP    `CaughtUp`                             the joiner becomes the last of the chain
 STEPPED_DOWN `SteppedDown`                          the chain goes on without the server, or in another order
 SUSPECT      `Suspect`                              a server that takes no ops leaves the chains of the shards
-FAILED       `Failed`                               the server has ended itself: it leaves all chains
+FAILED       `ServerFailed`                         the server has ended itself: it leaves all chains
 ============ ====================================== =======================================================
 
 `wire/membership_messages.py` has the fields of these messages.
@@ -56,7 +56,7 @@ from dps.telemetry.snapshot import ServerPhase
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
-from dps.wire.membership_messages import CaughtUp, Failed, Serve, SteppedDown, Suspect
+from dps.wire.membership_messages import CaughtUp, Serve, ServerFailed, SteppedDown, Suspect
 from dps.wire.placement_messages import Located, Placement, Route, ShardPlace
 from dps.wire.protocols import RoleConnection, RoleEndpoint
 
@@ -354,7 +354,7 @@ class Membership:
             self._publish()
 
     def failed(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        message = decode(Failed, body)
+        message = decode(ServerFailed, body)
         server = self.servers.get(message.server)
         if server is None:  # it is being closed
             connection.transport.close()

@@ -4,6 +4,7 @@
 actor              the Dask actor: gives the role a worker and a thread
 requests           the role: what a server does with each frame
 tables             the replicas of one table; a request is cut by shard here, and answered
+changes            where ops are applied and passed on; a change that breaks off ends the server
 replicas           a server's replica of a shard, primary or backup
 replication        passes ops on along a shard's chain, and knows which ones the chain has confirmed
 feeds              brings joiners up to date: dumps that travel between the ops

@@ -16,7 +16,7 @@ from dps import config
 from dps.wire import frames
 from dps.wire.bodies import decode, encode
 from dps.wire.frames import Header
-from dps.wire.membership_messages import Failed, Serve
+from dps.wire.membership_messages import Serve, ServerFailed
 from dps.wire.placement_messages import Placement
 from dps.wire.protocols import RoleEndpoint, RoleLink
 
@@ -60,7 +60,7 @@ class Heartbeat:
         self._last_beat = 0
         self._connection_is_new = False  # no report has gone over this connection
         self._stopped = False
-        self._failure: Failed | None = None
+        self._failure: ServerFailed | None = None
 
     def connect(self) -> None:
         """Connect to the controller, and again whenever the connection breaks."""
@@ -96,7 +96,7 @@ class Heartbeat:
 
     def fail(self, why: str) -> None:
         """Give the lease up, and tell the controller that this server has failed, now and on each new connection."""
-        self._failure, self.lease_until = Failed(self.number, why), 0.0
+        self._failure, self.lease_until = ServerFailed(self.number, why), 0.0
         self.report(frames.FAILED, self._failure)
 
     def report(self, kind: int, message: msgspec.Struct) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-__all__ = ["CaughtUp", "Failed", "Serve", "SteppedDown", "Suspect"]
+__all__ = ["CaughtUp", "Serve", "ServerFailed", "SteppedDown", "Suspect"]
 
 Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]  # because a negative one counts from a list's end
 Port: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -51,7 +51,7 @@ class Suspect(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class Failed(msgspec.Struct, frozen=True):
+class ServerFailed(msgspec.Struct, frozen=True):
     """FAILED: a server has ended itself, because a change of its replicas broke off in the middle."""
 
     server: int  # its number

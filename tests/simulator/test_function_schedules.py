@@ -51,7 +51,7 @@ WRONG = {  # and where to look first
     "the keys are those of a body that is gone": ([(FunctionCalls, "_targets", "p.keys.copy()", "p.keys")], []),
     "an effect is applied by a server that was replaced": (
         [
-            (FunctionCalls, "_apply", "table.replica(replica.number, primary=True)", "replica"),
+            (FunctionCalls, "_apply", "table.replica(made.replica.number, primary=True)", "made.replica"),
             (FunctionCalls, "revoke", "hold.revoked = True", "return"),
         ],
         [130],
