@@ -14,6 +14,7 @@ as it learns that it was replaced.
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
@@ -62,6 +63,7 @@ Served = tuple[TableMeter, list[ReplicaPart]]  # the table and shards of a reque
 
 logger = logging.getLogger(__name__)
 
+MAX_DROPPED = 1024  # tables whose numbers are remembered, because a call that makes one may come after the drop
 SETTLE_SHARE = 0.5  # of dps.timeouts.silence, for which the controller waits, that a server waits until copies settle
 
 T = TypeVar("T")
@@ -114,6 +116,7 @@ class ServerRole:
     ):
         self.endpoint, self.session, self.number = endpoint, session, number
         self.tables: dict[int, ServerTable] = {}
+        self._dropped: collections.deque[int] = collections.deque(maxlen=MAX_DROPPED)
         self.epoch = 0
         self.stopped = False
         self._reports_failed = False  # then heartbeats go without reports
@@ -202,6 +205,8 @@ class ServerRole:
         """Make a table with initial replicas of these shards; a placement gives them their roles."""
         if spec.id in self.tables:  # the call was repeated, because its answer was lost
             return
+        if spec.id in self._dropped:  # the call was late, and the controller has given the table up since
+            return
         spec = spec.opened()
         table = self.tables[spec.id] = ServerTable(spec, self.number, self.endpoint.frame_limit)
         for number in shards:
@@ -209,6 +214,7 @@ class ServerRole:
 
     def drop(self, table: int) -> None:
         """Forget a table; requests that still wait for an op on it fail."""
+        self._dropped.append(table)
         gone = self.tables.pop(table, None)
         for replica in gone.replicas.values() if gone is not None else ():
             self._revoke(replica)

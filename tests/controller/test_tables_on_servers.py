@@ -6,6 +6,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from lone_server import LoneServer
 from oracles import mutant
 
 import dps
@@ -14,6 +15,7 @@ from dps.controller.procedures import Acquire, CallServers, InEndpoint, Sleep, T
 from dps.controller.server_procedures import ServerProcedures
 from dps.controller.table_procedures import TableProcedures
 from dps.errors import DPSError, ServerGoneError
+from dps.state.ops import TableSpec
 
 ROUNDS = 20  # of the maintenance, after which servers that can be reached have made up for what they missed
 
@@ -161,3 +163,16 @@ def test_what_is_wrong_is_caught(monkeypatch, method: str, old: str, new: str) -
     monkeypatch.setattr(TableProcedures, method, mutant(getattr(TableProcedures, method), old, new))
     with pytest.raises(AssertionError):
         play_all()
+
+
+def test_a_table_that_was_dropped_is_not_made_by_a_late_call() -> None:
+    """The call that makes a table may arrive behind the one that drops it, where the controller has given it up."""
+    spec, other = (TableSpec(name, shards=1, id=number) for name, number in (("v", 1), ("w", 2)))
+    server = LoneServer([spec], plain=False)
+    server.role.drop(1)
+    server.role.drop(2)
+    for late in (spec, other):
+        server.role.create(late, [0])
+    assert not server.role.tables
+    server.role.create(TableSpec("w", shards=1, id=3), [0])
+    assert [*server.role.tables] == [3]

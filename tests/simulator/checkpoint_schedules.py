@@ -113,7 +113,8 @@ def check_servers(sim: Simulation) -> None:
     controller = sim._controller
     published = {spec["id"] for spec in controller.membership.specs.values()}
     for number, record in controller.membership.servers.items():
-        if record.up and record.ready and not controller.servers[number].party.dead:  # or news of its end is on its way
+        dead = controller.servers[number].party.dead  # and news of it is on its way
+        if record.up and record.ready and not record.missed and not dead:
             kept = set(controller.servers[number].role.tables)
             assert kept == published, (
                 f"server {number} has tables {sorted(kept)}, and {sorted(published)} are published"
