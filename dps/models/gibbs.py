@@ -16,6 +16,8 @@ after odd passes, four of them in an int64.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import scipy.sparse
 
@@ -26,7 +28,7 @@ from dps.models.topic_plan import Learned, TopicPlan, TwoTables
 from dps.models.types import Features
 from dps.models.variational import Perplexities
 
-__all__ = ["ASSIGNMENT_COLUMNS", "MOST_TOPICS", "learn_by_sampling", "sampled", "uniforms"]
+__all__ = ["ASSIGNMENT_COLUMNS", "MOST_TOPICS", "Settling", "learn_by_sampling", "sampled", "uniforms"]
 
 ASSIGNMENT_COLUMNS = 64  # int64 in a row of the table of assignments
 PACKED = 4 * ASSIGNMENT_COLUMNS  # topics in it
@@ -91,7 +93,7 @@ def learn_by_sampling(trainer: dps.Trainer, partitions: list[Features], plan: To
     """The training function of ``learning_method="gibbs"``. Before the first pass, each token gets a random topic."""
     corpus = corpus_of(trainer, partitions, plan.words, plan.batch_size, whole=True)
     tables, judge = TwoTables(trainer, plan), Perplexities(trainer, corpus, plan)
-    assignments = Assignments(trainer, plan)
+    assignments, settling = Assignments(trainer, plan), Settling(plan)
     passes, ended = plan.passes, False
     for X, ids in trainer.iterate([corpus.batches], 1 + plan.passes):
         number, place = divmod(trainer.clock, corpus.steps)
@@ -110,6 +112,7 @@ def learn_by_sampling(trainer: dps.Trainer, partitions: list[Features], plan: To
         if number:
             counts, totals = tables.pull(keys)
             before = assignments.get(first, len(tokens), number - 1)
+            settling.note(number, local, before, counts, totals)
             alpha, eta = plan.inference.alpha, plan.eta
             topics, made = sampled(local, before, counts, totals, random, alpha, eta, plan.words)
         else:
@@ -118,9 +121,39 @@ def learn_by_sampling(trainer: dps.Trainer, partitions: list[Features], plan: To
             made = np.bincount(cells, minlength=len(keys) * plan.topics).reshape(len(keys), plan.topics)
         assignments.put(first, topics, number)
         tables.add(keys, made)
-    if not ended:
-        judge.end(passes, (1 + passes) % 2, 1.0)
-    return Learned(passes, passes, 1.0, judge.curve(), (1 + passes) % 2)
+    if ended:
+        return Learned(passes, passes, 1.0, judge.curve(), (1 + passes) % 2)
+    judge.end(passes, (1 + passes) % 2, 1.0)
+    falls = settling.fall(trainer)
+    return Learned(passes, passes, 1.0, judge.curve(), (1 + passes) % 2, falls)
+
+
+class Settling:
+    """How much likelier the words of all tokens, given their topics, still became in the last fifth of the passes.
+
+    A trainer that is run again has no sums of passes that were made before; the means are then of the others' tokens.
+    """
+
+    def __init__(self, plan: TopicPlan):
+        self._plan, last = plan, plan.passes
+        self._places = {max(1, last - max(1, last // 5)): 0, last: 1}  # by the pass that reads what it is about
+        self._sums = np.zeros((2, 2))  # of logarithms, and of tokens
+
+    def note(
+        self, number: int, X: scipy.sparse.csr_matrix, topics: np.ndarray, counts: np.ndarray, totals: np.ndarray
+    ) -> None:
+        """Add some documents, with the topics of their tokens and all counts before a pass."""
+        place = self._places.get(number)
+        if place is None:
+            return
+        words, eta = np.repeat(X.indices, X.data.astype(np.int64)), self._plan.eta
+        shares = (counts[words, topics] + eta) / (totals[topics] + self._plan.words * eta)
+        self._sums[place] += np.log(shares).sum(), len(words)
+
+    def fall(self, trainer: dps.Trainer) -> float:
+        """The part by which exp(-mean logarithm) fell; infinite after a single pass. All trainers call it."""
+        (early, before), (late, after) = np.asarray(trainer.allreduce(self._sums.ravel())).reshape(2, 2).tolist()
+        return 1.0 - math.exp(early / before - late / after) if before and after else math.inf
 
 
 class Assignments:

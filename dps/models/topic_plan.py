@@ -44,6 +44,7 @@ class Learned:
     scale: float  # lambda = eta + scale * the table
     perplexities: list[float]
     table: int = 0  # which of the two tables has the result
+    fall: float = 0.0  # Gibbs sampling: of the perplexity of words given their topics, in the last fifth of the passes
 
 
 class TwoTables:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import dask
 import dask.array as da
@@ -17,7 +18,7 @@ from dask.distributed import Client
 from oracles import GOLDEN, mix, mutant
 from sklearn import decomposition
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -411,6 +412,31 @@ def test_wrong_variants_of_a_whole_fit(alone, monkeypatch, old, new):
     monkeypatch.setitem(models.topics.METHODS, "gibbs", wrong)
     monkeypatch.setattr(models.topics, "learn_by_sampling", wrong)
     assert not fits_as_one_by_one(alone, monkeypatch, 3)
+
+
+def test_passes_by_default_are_those_that_a_method_needs(ps):
+    for method, passes in (("batch", 10), ("online", 10), ("gibbs", 100)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ConvergenceWarning)
+            assert ours(ps, learning_method=method).fit(X[:30]).n_iter_ == passes
+
+
+def test_topics_that_have_not_settled_are_told(ps, monkeypatch):
+    """The fall beside its formula, from the counts of fits that end at the passes that are compared."""
+    settings, fallen = {"learning_method": "gibbs", "topic_word_prior": 0.02}, []
+    fall = gibbs.Settling.fall
+    monkeypatch.setattr(gibbs.Settling, "fall", lambda self, trainer: fallen.append(fall(self, trainer)) or fallen[-1])
+    with pytest.warns(ConvergenceWarning, match="after 5 passes of Gibbs sampling the topics had not settled: .*%; give"):
+        ours(ps, max_iter=5, **settings).fit(X)
+    before, after = (ours(ps, max_iter=passes, **settings).fit(X).counts_ for passes in (3, 4))
+    logs = [
+        (counts * np.log((counts + 0.02) / (counts.sum(axis=1, keepdims=True) + WORDS * 0.02))).sum() / counts.sum()
+        for counts in (before, after)
+    ]
+    assert fallen[0] == pytest.approx(1 - np.exp(-logs[1]) / np.exp(-logs[0]), rel=1e-9)
+    assert fallen[0] == fallen[1], "both trainers come to the same"
+    with pytest.warns(ConvergenceWarning, match="after 1 passes"):
+        ours(ps, max_iter=1, **settings).fit(X)
 
 
 def test_counts_are_the_same_for_any_number_of_trainers_and_batches(ps):
