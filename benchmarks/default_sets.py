@@ -145,9 +145,8 @@ def pairs(quick: bool) -> list[Table]:
     tweets = rows_of("election-tweets-2016", quick)
     if tweets is not None:
         lines = [[line[7], re.sub(r"https?://\S+", "", line[9])] for line in tweets if len(line) > 9 and line[7]]
-        X, _ = words_of([lines[n] for n in range(len(lines))], len(lines))
-        y = np.array([line[0] for line in lines])
-        found.append(cut("two candidates' tweets", X, y))
+        X, _ = words_of(lines, len(lines) - 1)
+        found.append(cut("two candidates' tweets", X, np.array([line[0] for line in lines[:-1]])))
     return found
 
 

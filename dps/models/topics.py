@@ -256,8 +256,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             self.bound_ = learnt.perplexities[-1]
         if learnt.fall > SETTLED:
             warnings.warn(
-                f"after {passes} passes of Gibbs sampling the topics had not settled: in the last fifth of the passes the "
-                f"perplexity of words, given their topics, fell by {learnt.fall:.1%}; give a larger max_iter",
+                f"after {passes} passes of Gibbs sampling the topics had not settled: in the last fifth of the passes "
+                f"the perplexity of words, given their topics, fell by {learnt.fall:.1%}; give a larger max_iter",
                 ConvergenceWarning,
                 stacklevel=2,
             )

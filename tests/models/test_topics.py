@@ -426,7 +426,7 @@ def test_topics_that_have_not_settled_are_told(ps, monkeypatch):
     settings, fallen = {"learning_method": "gibbs", "topic_word_prior": 0.02}, []
     fall = gibbs.Settling.fall
     monkeypatch.setattr(gibbs.Settling, "fall", lambda self, trainer: fallen.append(fall(self, trainer)) or fallen[-1])
-    with pytest.warns(ConvergenceWarning, match="after 5 passes of Gibbs sampling the topics had not settled: .*%; give"):
+    with pytest.warns(ConvergenceWarning, match="after 5 passes of Gibbs sampling the topics had not settled: .*%"):
         ours(ps, max_iter=5, **settings).fit(X)
     before, after = (ours(ps, max_iter=passes, **settings).fit(X).counts_ for passes in (3, 4))
     logs = [
