@@ -59,6 +59,9 @@ MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller f
 BATCH_SOLVERS = ("lbfgs", "owlqn")  # all rows in each step
 VALIDATION_TOL = 1e-3  # default of `tol` with early stopping, as of scikit-learn's SGDClassifier
 BATCH_TOL = 1e-6  # default of `tol` for these: the norm of the gradient
+FEW_ROWS = 1_000_000  # up to which "auto" goes through all of them for each step
+# Settings of the stochastic solvers, with their defaults: where another value is given, "auto" is one of these.
+OF_STEPS = {"learning_rate": None, "epochs": 5, "early_stopping": False, "staleness": 0, "aggregate": False}
 
 
 def learns_by_parts(model: LogisticRegression) -> bool:
@@ -71,7 +74,7 @@ def learns_by_parts(model: LogisticRegression) -> bool:
 
 
 class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
-    """Binary and multinomial logistic regression on a parameter server, by stochastic gradients or by L-BFGS.
+    """Binary and multinomial logistic regression on a parameter server, by L-BFGS or by stochastic gradients.
 
     Parameters
     ----------
@@ -80,8 +83,13 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         Spark's driver for data of Spark, ``fit`` starts a parameter server, trains, and copies the weights into this
         process. On your own ParameterServer the weights stay on the servers, for models too large for one process; they
         are dropped with the model. In another process this is the address to which ``fit`` connects.
-    solver : {"adagrad", "sgd", "adam", "ftrl", "lbfgs", "owlqn"}
-        The servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
+    solver : {"auto", "adagrad", "sgd", "adam", "ftrl", "lbfgs", "owlqn"}
+        "auto", the default, goes by the data: "lbfgs" (with l1 "owlqn") for at most 1,000,000 rows whose number is
+        known without reading them, as that of arrays, sparse matrices and pandas' frames is; "adagrad" for more rows,
+        for files, lists of partitions, Dask DataFrames and Spark, on your own ParameterServer, where the weights are to
+        stay, for `partial_fit`, and where `learning_rate`, `epochs`, `early_stopping`, `staleness` or `aggregate` is
+        given. On sparse text, five epochs of "adagrad" are about a point of accuracy behind. The others name the
+        servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
         "lbfgs", and with l1 "owlqn", find the minimum itself: each iteration goes through all the data, the trainers
         add up the gradient, and the solver (``dps.optimize``) runs in this process, where the weights come to lie.
         They leave `learning_rate`, `epochs`, `staleness`, `aggregate` and `shuffle` alone. Spark reads its data twice
@@ -91,9 +99,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         for each batch, as the others do.
     learning_rate : float or dps schedule, optional
         Defaults: adagrad 0.1, sgd 0.2, adam 0.01; FTRL's alpha 0.1. "sgd" wants columns of about one scale.
-    l1, l2 : float
-        Strength of the penalties, beside the mean loss; for "ftrl" as in the paper, beside summed losses. The intercept
-        has no penalty. "adam" takes l2 only, as decoupled decay.
+    l1 : float
+    l2 : float, optional
+        Strength of the penalties, beside the mean loss; by default 0, but where "auto" takes "lbfgs" one divided by the
+        sum of the rows' weights, which is scikit-learn's ``C=1``; for "ftrl" as in the paper, beside summed losses. The
+        intercept has no penalty. "adam" takes l2 only, as decoupled decay.
     epochs : int
         The largest number of passes over the data, of the stochastic solvers.
     max_iter : int
@@ -148,6 +158,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         Columns of ``coef_``; 2**hash_bits for DataFrames.
     feature_names_in_ : ndarray
         Columns of a DataFrame, in any order.
+    solver_ : str
+        The solver that has trained the model.
     loss_curve_ : list of float
         Mean training loss of each epoch (weighted), measured during training; nan for an epoch after which all trainers
         were started again. Of "lbfgs" and "owlqn", the loss with its penalties after each iteration.
@@ -173,6 +185,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     loss_curve_: list[float]
     validation_loss_curve_: list[float]
     seconds_: dict[str, float]
+    solver_: str
     _stopped = False  # because the loss did not fall any more
     _ps: dps.ParameterServer | None = None  # that has the tables
     _kept: contextlib.ExitStack | None = None  # closes the servers that `partial_fit` has started
@@ -182,10 +195,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         self,
         *,
         client: ClusterLike = None,
-        solver: str = "adagrad",
+        solver: str = "auto",
         learning_rate: float | Schedule | None = None,
         l1: float = 0.0,
-        l2: float = 0.0,
+        l2: float | None = None,
         epochs: int = 5,
         max_iter: int = 1000,
         tol: float | None = None,
@@ -259,13 +272,15 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         TooFewWorkersError
             There is no worker for the servers, or no thread for trainers. Several fits in a cluster run one by one.
         """
-        self._check()
+        solver = self._solver_for(X)
+        self._check(solver)
         before = self.home_weights() if self.warm_start and self._weights is not None else None
         self.forget()
-        if self.solver in BATCH_SOLVERS:
-            return self._minimise((X, y, sample_weight), before)
+        if solver in BATCH_SOLVERS:
+            return self._minimise((X, y, sample_weight), before, solver)
         try:
             with aside(), self._server(X) as (ps, ours):
+                self.solver_ = solver
                 self._train(ps, (X, y, sample_weight), None, self.epochs, ours)
                 if ours:
                     self._weights = self.home_weights()  # because the servers end here
@@ -300,7 +315,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         LogisticRegression
             Itself.
         """
-        self._check()
+        solver = "adagrad" if self.solver == "auto" else self.solver
+        self._check(solver)
         if self.early_stopping:
             raise InputError(
                 "early_stopping is for fit: of partial_fit, each call is one epoch, and the caller decides"
@@ -317,6 +333,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
                 self._ps, self._ours = self._kept.enter_context(self._server(X))
             assert self._ps is not None
             try:
+                self.solver_ = solver
                 self._train(self._ps, (X, y, sample_weight), classes, 1, self._ours)
             except BaseException:
                 if self._weights is None:  # nothing is trained yet, so leave nothing behind
@@ -350,35 +367,52 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         # The end of the tables, if there are any, detaches.
         return serving(self.client, X, self.servers, detaches=lambda: self._dropping is None)
 
-    def _minimise(self, data: tuple, before: HomeWeights | None) -> LogisticRegression:
+    def _solver_for(self, X: Features) -> str:
+        """The solver by which `fit` trains."""
+        if self.solver != "auto":
+            return self.solver
+        shape = getattr(X, "shape", None)  # of a delayed value, another one
+        rows = shape[0] if isinstance(shape, tuple) and shape else None
+        known = isinstance(rows, (int, np.integer)) and rows <= FEW_ROWS
+        elsewhere = isinstance(self.client, (dps.ParameterServer, Address))
+        if self.warm_start or self.callback is not None or (known and not elsewhere and not self._speaks_of_steps()):
+            return "owlqn" if self.l1 else "lbfgs"
+        return "adagrad"
+
+    def _speaks_of_steps(self) -> bool:
+        """Whether a setting of the stochastic solvers has another value than its default."""
+        return any(getattr(self, name) != default for name, default in OF_STEPS.items())
+
+    def _minimise(self, data: tuple, before: HomeWeights | None, solver: str) -> LogisticRegression:
         """Train by a solver that goes through all the data in each step."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(aside())
             ps, _ = stack.enter_context(self._server(data[0]))
             pieces = stack.enter_context(contextlib.closing(pieces_of(ps, data, None, self.hash_bits, None)))
             problem, seen, weight = problem_of_classes("logistic", pieces, self.fit_intercept, self.class_weight)
+            l2 = 1.0 / weight if self.l2 is None and self.solver == "auto" and not self.l1 else self.l2 or 0.0
             weights, self.loss_curve_ = minimised(
-                ps, pieces, problem, seen.layout, before, weight=weight, l1=self.l1, l2=self.l2,
+                ps, pieces, problem, seen.layout, before, weight=weight, l1=self.l1, l2=l2,
                 tol=BATCH_TOL if self.tol is None else self.tol, max_iter=self.max_iter, batch_size=self.batch_size,
                 callback=self.callback,
             )  # fmt: skip
         assert problem.classes is not None
-        self.classes_, self.n_iter_, self.seconds_ = problem.classes, len(self.loss_curve_), {}
+        self.classes_, self.n_iter_, self.seconds_, self.solver_ = problem.classes, len(self.loss_curve_), {}, solver
         self.n_features_in_ = seen.layout.features
         if seen.layout.columns is not None:
             self.feature_names_in_ = np.array(seen.layout.columns, object)
         self._weights = weights
         return self
 
-    def _check(self) -> None:
+    def _check(self, solver: str) -> None:
         """Refuse impossible settings before any server starts."""
-        if self.solver not in BATCH_SOLVERS:
-            self._optimizer(1)
-        elif self.solver == "lbfgs" and self.l1:
+        if solver not in BATCH_SOLVERS:
+            self._optimizer(solver, 1)
+        elif solver == "lbfgs" and self.l1:
             raise InputError("solver 'lbfgs' has no l1 penalty; 'owlqn' has")
         else:
             for name in ("l1", "l2"):
-                if not nonnegative(getattr(self, name)):
+                if not nonnegative(getattr(self, name)) and not (name == "l2" and self.l2 is None):
                     raise InputError(f"{name} is a finite number, 0 or more; not {getattr(self, name)!r}")
         for name in ("max_iter", "epochs", "hash_bits", "batch_size", "n_iter_no_change"):
             value = getattr(self, name)
@@ -390,14 +424,14 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         if self.tol is not None and not nonnegative(self.tol):
             raise InputError(f"tol is a number, 0 or more, or None for all epochs; not {self.tol!r}")
         check_class_weight(self.class_weight)
-        self._check_stopping()
+        self._check_stopping(solver)
 
-    def _check_stopping(self) -> None:
-        batch = self.solver in BATCH_SOLVERS
+    def _check_stopping(self, solver: str) -> None:
+        batch = solver in BATCH_SOLVERS
         if self.early_stopping and batch:
-            raise InputError(f"solver {self.solver!r} holds no rows out: give a callback that raises StopIteration")
+            raise InputError(f"solver {solver!r} holds no rows out: give a callback that raises StopIteration")
         if self.callback is not None and not batch:
-            raise InputError(f"callback is for {' and '.join(BATCH_SOLVERS)}; of {self.solver!r}, early_stopping ends")
+            raise InputError(f"callback is for {' and '.join(BATCH_SOLVERS)}; of {solver!r}, early_stopping ends")
         if not (nonnegative(self.validation_fraction) and 0 < self.validation_fraction < 1):
             raise InputError(f"validation_fraction is a number between 0 and 1; not {self.validation_fraction!r}")
 
@@ -423,7 +457,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             return Plan(
                 *self._tables, self.classes_, class_weights(self.class_weight, self.classes_, counts),
                 self.n_features_in_, epochs, self._ending() if epochs > 1 else None, self._batch, self.shuffle,
-                self.fit_intercept, self.solver == "ftrl", self._weights.rule,
+                self.fit_intercept, self.solver_ == "ftrl", self._weights.rule,
             )  # fmt: skip
 
         with contextlib.closing(pieces_of(ps, data, layout, self.hash_bits, self.shuffle)) as pieces:
@@ -460,7 +494,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         self.seconds_ = dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 0.0)
         self._batch = self.batch_size or min(BATCH_ROWS, max(1, seen.rows // MIN_STEPS))
         outputs, tag = 1 if len(labels) == 2 else len(labels), uuid.uuid4().hex[:8]
-        together = ("sum" if self.solver == "ftrl" else "mean") if self.aggregate else None
+        together = ("sum" if self.solver_ == "ftrl" else "mean") if self.aggregate else None
         self._tables, self._ps = (f"coef-{tag}", f"intercept-{tag}"), ps
         rule = self._rule_of_rows()
         weights = LiveWeights(ps.client(), *self._tables, layout, seen.dense, rule)
@@ -471,7 +505,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         rows = layout.features if seen.dense else None
         for table, count, free in zip(self._tables, (rows, 1), (False, True), strict=True):
             if rule is None:
-                optimizer = self._optimizer(self._batch, free)
+                optimizer = self._optimizer(self.solver_, self._batch, free)
                 ps.table(table, outputs, rows=count, optimizer=optimizer, aggregate=together)
             else:
                 ps.table(table, 2 * outputs, rows=count)  # the sums z and n
@@ -479,22 +513,20 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     def _rule_of_rows(self) -> dps.FTRL | None:
         """The rule of the steps that trainers make after each row; None: servers make a step for each push."""
-        rule = self._optimizer(self._batch)
+        rule = self._optimizer(self.solver_, self._batch)
         return rule if isinstance(rule, dps.FTRL) and not self.aggregate else None
 
-    def _optimizer(self, batch: int, free: bool = False) -> dps.SGD | dps.Adagrad | dps.FTRL | dps.AdamW:
+    def _optimizer(self, solver: str, batch: int, free: bool = False) -> dps.SGD | dps.Adagrad | dps.FTRL | dps.AdamW:
         """The servers' optimizer; without penalties if `free`."""
-        if self.solver not in RATES:
-            raise InputError(f"solver is one of {', '.join([*RATES, *BATCH_SOLVERS])}; not {self.solver!r}")
-        rate = RATES[self.solver] if self.learning_rate is None else self.learning_rate
-        l1, l2 = (0.0, 0.0) if free else (self.l1, self.l2)
-        if self.solver == "sgd":
+        if solver not in RATES:
+            raise InputError(f"solver is one of {', '.join(['auto', *RATES, *BATCH_SOLVERS])}; not {solver!r}")
+        rate = RATES[solver] if self.learning_rate is None else self.learning_rate
+        l1, l2 = (0.0, 0.0) if free else (self.l1, self.l2 or 0.0)
+        if solver == "sgd":
             return dps.SGD(rate, l1=l1, l2=l2)
-        if (
-            self.solver == "adagrad"
-        ):  # small first steps: the accumulator starts as if a summed gradient of 1 were in it
+        if solver == "adagrad":  # small first steps: the accumulator starts as if a summed gradient of 1 were in it
             return dps.Adagrad(rate, initial_accumulator=float(batch) ** -2, l1=l1, l2=l2)
-        if self.solver == "ftrl":
+        if solver == "ftrl":
             return dps.FTRL(alpha=rate, l1=l1, l2=l2)  # type: ignore[arg-type]  # it refuses a schedule itself
         if self.l1:
             raise InputError("solver 'adam' has no l1 penalty; 'ftrl', 'adagrad' and 'sgd' have")
@@ -566,7 +598,8 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.non_deterministic = not self.aggregate and self.solver not in BATCH_SOLVERS
+        by_steps = self._speaks_of_steps() if self.solver == "auto" else self.solver not in BATCH_SOLVERS
+        tags.non_deterministic = by_steps and not self.aggregate
         return tags
 
     def __sklearn_clone__(self) -> LogisticRegression:

@@ -1,5 +1,6 @@
 """LogisticRegression: beside scikit-learn's, on all kinds of input, and what it leaves behind."""
 
+import contextlib
 import pickle
 import time
 import warnings
@@ -25,7 +26,7 @@ from sklearn.preprocessing import StandardScaler
 import dps
 from benchmarks.datasets import zipf_clicks
 from dps.errors import InputError
-from dps.models import LogisticRegression, encode_frame, read_libsvm
+from dps.models import LogisticRegression, encode_frame, logistic, read_libsvm
 from dps.models.where import Address
 
 
@@ -204,6 +205,33 @@ def test_ftrl_makes_exact_zeros(client):
     X, y = zipf_clicks(6000, 1 << 16, nonzeros=(5, 10))
     plain, sparse = (LogisticRegression(client=client, solver="ftrl", l1=l1).fit(X, y).coef_ for l1 in (0.0, 5.0))
     assert 0 < np.count_nonzero(sparse) < np.count_nonzero(plain) / 3
+
+
+def test_the_default_solver_goes_by_the_data(client, ps, monkeypatch):
+    """Few rows in memory: the model of scikit-learn's defaults. Otherwise stochastic gradients, as before."""
+    theirs = sklearn.linear_model.LogisticRegression(tol=1e-8, max_iter=1000).fit(X, Y)
+    model = LogisticRegression(client=client).fit(X, Y)
+    assert model.solver_ == "lbfgs"
+    np.testing.assert_allclose(model.coef_, theirs.coef_, atol=1e-3)
+    np.testing.assert_allclose(model.intercept_, theirs.intercept_, atol=1e-3)
+    weights = np.arange(len(Y)) % 3
+    theirs = sklearn.linear_model.LogisticRegression(tol=1e-8, max_iter=1000).fit(X, Y, weights)
+    np.testing.assert_allclose(LogisticRegression(client=client).fit(X, Y, weights).coef_, theirs.coef_, atol=1e-3)
+    chosen = {
+        "owlqn": ({"l1": 0.01}, (X, Y)),
+        "lbfgs": ({"l2": 0.1}, (da.from_array(X, (50, X.shape[1])), da.from_array(Y, 50))),
+        "adagrad": ({"epochs": 2}, (X, Y)),
+        "sgd": ({"solver": "sgd"}, (X, Y)),
+    }
+    for name, (how, data) in chosen.items():
+        assert LogisticRegression(client=client, **how).fit(*data).solver_ == name
+    assert LogisticRegression(client=ps).fit(X, Y).solver_ == "adagrad", "its weights stay on the servers"
+    with contextlib.closing(LogisticRegression(client=client)) as partial:
+        assert partial.partial_fit(X, Y).solver_ == "adagrad"
+    parts = [dask.delayed((X, Y))]
+    assert LogisticRegression(client=client).fit(parts).solver_ == "adagrad", "the number of rows is not known"
+    monkeypatch.setattr(logistic, "FEW_ROWS", len(Y) - 1)
+    assert LogisticRegression(client=client).fit(X, Y).solver_ == "adagrad"
 
 
 def test_no_intercept(client):
@@ -438,7 +466,7 @@ def test_equal_shares_for_all_trainers(ps):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"solver": "newton"}, "solver is one of sgd, adagrad, adam, ftrl, lbfgs, owlqn; not 'newton'"),
+        ({"solver": "newton"}, "solver is one of auto, sgd, adagrad, adam, ftrl, lbfgs, owlqn; not 'newton'"),
         ({"solver": "adam", "l1": 0.1}, "'adam' has no l1"),
         ({"l2": -1}, "l2"),
         ({"learning_rate": 0}, "lr"),

@@ -190,7 +190,7 @@ def test_the_loss_of_held_out_rows_of_a_model_that_rests(ps, classes):
         ({"early_stopping": True, "validation_fraction": 1.0}, "validation_fraction is a number between 0 and 1"),
         ({"n_iter_no_change": 0}, "n_iter_no_change is a whole number, 1 or more"),
         ({"early_stopping": True, "solver": "lbfgs"}, "give a callback"),
-        ({"callback": print}, "callback is for lbfgs and owlqn"),
+        ({"callback": print, "solver": "adagrad"}, "callback is for lbfgs and owlqn"),
     ],
 )
 def test_settings_of_stopping_that_are_refused(settings, message):
