@@ -16,6 +16,7 @@ from dask.distributed import Client
 from oracles import mutant
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import Ridge
 
 import dps
 from dps.errors import InputError, InputTypeError
@@ -333,6 +334,21 @@ def test_wrong_variants_of_als_are_caught(ps, name, monkeypatch):
     monkeypatch.setattr(place, name, mutant(getattr(place, name), old, new))
     with pytest.raises((AssertionError, InputError)):
         test_als_is_the_textbook_program(ps, monkeypatch, {"solver": "exact"}, 1)
+
+
+def test_defaults_of_sgd_learn_tastes_and_not_biases_alone(ps):
+    """The error of held-out ratings beside that of a number for each user and item, with a penalty that suits them."""
+    draw = np.random.default_rng(5)
+    u, i = np.divmod(draw.permutation(150 * 100)[:6000], 100)
+    tastes, kinds = draw.normal(size=(150, 2)), draw.normal(size=(100, 2))
+    r = 3 + 0.3 * draw.normal(size=150)[u] + 0.3 * draw.normal(size=100)[i] + 0.5 * (tastes[u] * kinds[i]).sum(axis=1)
+    r += 0.3 * draw.normal(size=6000)
+    places = np.stack([u, i + 150], axis=1).ravel()
+    ones = scipy.sparse.csr_matrix((np.ones(12_000), places, np.arange(0, 12_001, 2)), shape=(6000, 250))
+    biases = Ridge(alpha=3.0).fit(ones[:5000], r[:5000]).predict(ones[5000:])
+    model = MatrixFactorization(client=ps, random_state=0).fit((u[:5000], i[:5000], r[:5000]))
+    ours, theirs = (np.sqrt(np.mean((each - r[5000:]) ** 2)) for each in (model.predict(u[5000:], i[5000:]), biases))
+    assert ours < 0.7 * theirs  # it was 0.84 at half the rate, with 20 epochs and a fifth of the penalty
 
 
 def test_factors_without_regularization_that_have_too_few_ratings(ps):
