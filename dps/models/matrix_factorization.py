@@ -541,6 +541,7 @@ class MatrixFactorization(BaseEstimator):
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.input_tags.two_d_array = False  # an array has rows of (user, item, rating), and no features
         tags.non_deterministic = self.random_state is None
         return tags
 

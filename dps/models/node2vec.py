@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sklearn.base import BaseEstimator
 
@@ -13,6 +13,9 @@ from dps.models.types import ClusterLike, Settings
 from dps.models.where import address_of, aside, serving
 from dps.models.word2vec import Word2Vec
 from dps.models.word_vectors import WordVectors
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
 
 __all__ = ["Node2Vec"]
 
@@ -157,6 +160,11 @@ class Node2Vec(BaseEstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         return "wv" in self.__dict__
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False  # X is the edges of a graph
+        return tags
 
     def __sklearn_clone__(self) -> Self:
         """Clone with the same client object, because a cluster cannot be copied."""

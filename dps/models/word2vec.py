@@ -7,7 +7,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -35,6 +35,9 @@ from dps.models.word_data import (
 )
 from dps.models.word_training import WordPlan, train_walks, train_words, words_of_batch
 from dps.models.word_vectors import WordVectors
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
 
 __all__ = ["Word2Vec"]
 
@@ -311,6 +314,11 @@ class Word2Vec(BaseEstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._outside is not None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False  # X is text
+        return tags
 
     def __sklearn_clone__(self) -> Self:
         """Clone with the same client object, because a cluster cannot be copied."""
