@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["FactorizationMachine", "FactorizationMachineRegressor"]
 
 SOLVERS = ("ftrl", "adagrad")
+# The default rates, penalty and deviation were chosen by the loss of held-out rows after 5 epochs. Before (0.1, 0.1, no
+# penalty, 0.05), now, and a linear model of scikit-learn: clicks .784 .632 .650, MovieLens 100k liked .624 .611 .609,
+# rated 1.001 1.004 1.014, numbers with heavy tails 1.093 1.085 1.200.
+RIDGE = {"ftrl": 1.0, "adagrad": 0.0}  # default of `l2`
 BATCH_ROWS = 1_000  # of the largest default batch
 MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller for that
 HELD = ("_ps", "_kept", "_ours", "_tables", "_dropping")  # what a fitted model has in its cluster; it is not pickled
@@ -80,12 +84,12 @@ class SecondOrderModel(ABC, BaseEstimator):
         fields: npt.ArrayLike | str | None = None,
         client: ClusterLike = None,
         solver: str = "ftrl",
-        learning_rate: float = 0.1,
-        factor_learning_rate: float = 0.1,
+        learning_rate: float = 0.2,
+        factor_learning_rate: float = 0.02,
         l1: float = 0.0,
-        l2: float = 0.0,
+        l2: float | None = None,
         factor_l2: float = 0.0,
-        init_std: float = 0.05,
+        init_std: float = 0.02,
         epochs: int = 5,
         tol: float | None = None,
         batch_size: int | None = None,
@@ -297,7 +301,8 @@ class SecondOrderModel(ABC, BaseEstimator):
 
     def _optimizer(self, batch: int, free: bool = False) -> dps.Adagrad | dps.FTRL:
         """The optimizer of weights; without penalties if `free`."""
-        l1, l2 = (0.0, 0.0) if free else (self.l1, self.l2)
+        l2 = RIDGE[self.solver] if self.l2 is None else self.l2
+        l1, l2 = (0.0, 0.0) if free else (self.l1, l2)
         if self.solver == "ftrl":
             return dps.FTRL(alpha=self.learning_rate, l1=l1, l2=l2)
         return dps.Adagrad(self.learning_rate, initial_accumulator=float(batch) ** -2, l1=l1, l2=l2)
@@ -311,7 +316,7 @@ class SecondOrderModel(ABC, BaseEstimator):
                 raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
         for name in ("l1", "l2", "factor_l2", "tol"):
             value = getattr(self, name)
-            if not nonnegative(value) and not (name == "tol" and value is None):
+            if not nonnegative(value) and not (name in ("l2", "tol") and value is None):
                 raise InputError(f"{name} is a finite number, 0 or more; not {value!r}")
         for name in ("learning_rate", "factor_learning_rate", "init_std"):
             value = getattr(self, name)
@@ -427,9 +432,12 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
     learning_rate : float
         Of weights and intercept; alpha of "ftrl".
     factor_learning_rate : float
-        Of factors.
-    l1, l2 : float
-        Penalties of the weights: of "ftrl" beside summed losses, of "adagrad" beside the mean loss of a batch.
+        Of factors. The default is for thin data, whose pairs would be learnt by heart; where pairs tell much, and each
+        feature has hundreds of rows, 0.1 needs fewer epochs.
+    l1 : float
+    l2 : float, optional
+        Penalties of the weights: of "ftrl" beside summed losses, of "adagrad" beside the mean loss of a batch. By
+        default l2 is 1 for "ftrl", as that of scikit-learn's linear models (``C=1``, ``alpha=1``), and 0 for "adagrad".
     factor_l2 : float
         Penalty of the factors, beside the mean loss of a batch. Only the features of a batch take it.
     init_std : float

@@ -55,6 +55,7 @@ X.data = rng.normal(size=X.nnz).astype(np.float32)
 Y = (X.toarray()[:, 0] * X.toarray()[:, 1] + X.toarray()[:, 2] + rng.logistic(size=ROWS) / 4 > 0).astype(int)
 NUMBERS = 50 + 7 * X.toarray()[:, 3] + rng.normal(size=ROWS)
 SMALL = {"factors": K, "batch_size": 40, "epochs": 3, "shuffle": False, "random_state": 7, "init_std": 0.3}
+SMALL |= {"learning_rate": 0.1, "factor_learning_rate": 0.1, "l2": 0.0}
 SEED = int(np.random.RandomState(7).randint(2**31))
 PAIRS = scipy.sparse.csr_matrix((X.data, X.indices * F + FIELDS[X.indices], X.indptr), shape=(ROWS, FEATURES * F))
 
@@ -177,7 +178,15 @@ def test_the_columns_of_a_frame_are_fields(ps, form):
     frame, y = groups(3000)
     other, truth = groups(2000, seed=2)
     data = (frame, y) if form == "frame" else (dd.from_pandas(frame.assign(label=y), npartitions=3), "label")
-    settings = {"factors": 2, "hash_bits": 24, "epochs": 10, "batch_size": 50, "random_state": 0, "client": ps}
+    settings = {
+        "factor_learning_rate": 0.1,
+        "factors": 2,
+        "hash_bits": 24,
+        "epochs": 10,
+        "batch_size": 50,
+        "random_state": 0,
+        "client": ps,
+    }
     model = FactorizationMachine(fields="columns", **settings).fit(*data)
     assert roc_auc_score(truth, model.predict_proba(other)[:, 1]) > 0.85
     shuffled = other[["hour", "user", "item"]]
