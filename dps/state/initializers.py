@@ -82,7 +82,7 @@ def initializer_from_dict(description: Mapping[str, object]) -> Initializer:
     Examples
     --------
     >>> initializer_from_dict({"name": "Normal", "scale": 0.01, "seed": 7})
-    Normal(scale=0.01, mean=0.0, seed=7)
+    Normal(scale=0.01, seed=7)
     """
     return from_dict(Initializer, description)
 
@@ -179,7 +179,7 @@ class Normal(Initializer):
     Examples
     --------
     >>> Normal(0.01, seed=7)
-    Normal(scale=0.01, mean=0.0, seed=7)
+    Normal(scale=0.01, seed=7)
     """
 
     scale: float = number(above=0)

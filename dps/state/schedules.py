@@ -64,7 +64,7 @@ def as_schedule(
     Examples
     --------
     >>> as_schedule(0.1)
-    Fixed(lr=0.1)
+    0.1
     """
     if isinstance(value, Schedule):
         return value

@@ -898,13 +898,13 @@ class Trainer:
 
         Examples
         --------
-        >>> def longest(trainer, partitions):
+        >>> def lengths(trainer, partitions):
         ...     mine = {"name": str(trainer.number), "rows": np.array([len(part) for part in partitions])}
-        ...     return max(trainer.allgather(mine), key=lambda each: each["rows"].sum())["name"]
+        ...     return sorted(int(each["rows"].sum()) for each in trainer.allgather(mine))
         >>> with dps.LocalCluster(servers=1, trainers=2, processes=False, dashboard_address=None) as cluster:
         ...     with dps.ParameterServer(cluster) as ps:
-        ...         ps.run(longest, ps.dask_client.scatter([[1, 2], [3, 4, 5]]), staleness=0)
-        ['1', '1']
+        ...         ps.run(lengths, ps.dask_client.scatter([[1, 2], [3, 4, 5]]), staleness=0)
+        [[2, 3], [2, 3]]
         """
         self._outside_portion("allgather")
         self._send_merged()
