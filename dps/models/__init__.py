@@ -15,6 +15,7 @@ with needing("models"):
     from dps.models.logistic import LogisticRegression
     from dps.models.matrix_factorization import MatrixFactorization
     from dps.models.node2vec import Node2Vec
+    from dps.models.ranking import hits_at_k, mean_reciprocal_rank, ranks_of
     from dps.models.similarity import Similarity
     from dps.models.topics import LatentDirichletAllocation
     from dps.models.word2vec import Word2Vec
@@ -38,6 +39,9 @@ __all__ = [
     "Word2Vec",
     "WordVectors",
     "encode_frame",
+    "hits_at_k",
+    "mean_reciprocal_rank",
+    "ranks_of",
     "read_files",
     "read_libffm",
     "read_libsvm",
