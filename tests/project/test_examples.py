@@ -19,9 +19,11 @@ NAMES = [
     "dlrm",
     "estimator",
     "kill_a_server",
+    "knowledge_graph",
     "lbfgs_on_spark",
     "online_learning",
     "page_rank",
+    "rare_features",
     "recommender",
     "resume_run",
     "shared_table",
@@ -122,6 +124,27 @@ def test_recommender_finds_more_than_popularity(run):
     popular, ours, new = run("recommender").splitlines()
     assert numbers(ours)[0] > 3 * numbers(popular)[0]
     assert new.startswith("new viewer:")
+
+
+def test_knowledge_graph_finds_facts_that_were_held_out(run):
+    facts, *ranks = run("knowledge_graph").splitlines()
+    ours, guess = map(numbers, ranks)  # MRR, hits@10
+    assert int(re.findall(r"(\d+) of them", facts)[0]) > 500
+    assert ours[0] > 0.4 > 10 * guess[0]
+    assert ours[1] > 0.7 > 10 * guess[1]
+
+
+def test_rare_features_gives_few_of_them_a_weight_and_loses_little(run):
+    everything, admitted = run("rare_features").splitlines()
+    rows, fewer = (int(re.findall(r"(\d+) weights", line)[0]) for line in (everything, admitted))
+    assert rows > 100_000
+    assert 500 < fewer < rows / 30
+    loss, theirs = numbers(everything)[0], numbers(admitted)[0]
+    assert loss < 0.5  # a guess of the mean gives 0.6
+    assert theirs < 1.01 * loss
+    ages = [int(count) for count in re.findall(r"\d+", admitted.split("by age in days")[1])]
+    assert len(ages) == 2  # what has not been seen for two days is gone
+    assert sum(ages) == fewer
 
 
 def test_torch_embedding_learns_what_users_like(run):
