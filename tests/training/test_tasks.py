@@ -170,6 +170,8 @@ def client():
         Client(cluster) as client,
     ):
         yield client
+        # Scheduler and workers are of this process, and a task that they know keeps the connections of its arguments.
+        wait_until(lambda: not cluster.scheduler.tasks)
 
 
 @pytest.fixture(scope="module")
