@@ -194,10 +194,11 @@ class Cut(CutState):
         if self._keys is None:
             self.fetch_keys()
         shard, low = self.shard, self.shard.low
-        room = min(max(1, max_bytes // (8 + shard.width * shard.rows.itemsize)), max(self.rows, 1))
+        most = max(1, max_bytes // (8 + shard.width * shard.rows.itemsize))
+        room = min(most, max(self.rows, 1))
         buffers = np.empty((2, room, shard.width), shard.spec.dtype)
         which = np.empty(room, np.int64)
-        step = SCAN_FACTOR * room if self.changed_only else room
+        step = SCAN_FACTOR * most if self.changed_only else room  # also where few rows have changed
         for number in itertools.count():
             rows, a = buffers[number % 2], self.given
             if a >= self.stop:

@@ -331,6 +331,23 @@ def test_only_what_changed_since_the_base() -> None:
     assert shard.begin_cut(None).rows == 4
 
 
+@pytest.mark.parametrize("changed", [0, 1, 5])
+def test_an_increment_of_few_rows_takes_few_pieces(changed: int) -> None:
+    rows, room = 16_000, 100  # rows for which a piece has room
+    shard = KeyedShard(TableSpec("w", shards=1), 0)
+    shard.track_changes()
+    shard.apply(Op(ADD, np.arange(rows), 0, np.ones((rows, 1), np.float32), NO_CLOCK, 1))
+    cut = shard.begin_cut(None)
+    assert sum(len(piece) for _, piece in cut.pieces(room * 12)) == rows
+    cut.commit()
+    shard.end_cut()
+    keys = np.arange(changed) * 3000
+    shard.apply(Op(ADD, keys, 0, np.ones((changed, 1), np.float32), NO_CLOCK, 1))
+    pieces = [keys.copy() for keys, _ in shard.begin_cut(None, changed_only=True).pieces(room * 12)]
+    assert np.concatenate(pieces).tolist() == keys.tolist()
+    assert len(pieces) <= rows // (snapshot.SCAN_FACTOR * room) + 1
+
+
 def test_a_dense_increment_names_its_rows() -> None:
     shard = DenseShard(TableSpec("d", rows=20, shards=2), 1)
     shard.track_changes()
