@@ -1,10 +1,10 @@
 """The longest wait of another client's pull while a server does something large: deletes, grows, is cut, drops a table.
 
-One server, or two with copies, and two tables: a large keyed one, and a small one. A process of its own pulls one key of
-the small table and one of the large one, in turns, about a thousand times a second, while the driver asks for one large
-thing after the other. Each row is the longest of these pulls during one thing. Where the system allows it, that process
-and the servers run at a higher priority than other programs, because else a row measures those, too. The first row says
-what is left of that, while nothing large goes on.
+One server, or two with copies, and two tables: a large keyed one, and a small one. A process of its own pulls one key
+of the small table and one of the large one, in turns, about a thousand times a second, while the driver asks for one
+large thing after the other. Each row is the longest of these pulls during one thing. Where the system allows it, that
+process and the servers run at a higher priority than other programs, because else a row measures those, too. The first
+row says what is left of that, while nothing large goes on.
 
 A server that is silent for as long as `dps.timeouts.silence` would be taken for dead, so failovers are counted.
 """
@@ -60,7 +60,7 @@ def prefer(process: int) -> bool:
 
 
 def probe(ticket: Any, commands: Connection) -> None:
-    """The other client's process: pull until the next word comes, then say how long the longest pull of each table was."""
+    """The other client's process: pull until the next word comes, then say how long the longest pulls were."""
     client = dps.Client(ticket)
     tables: tuple[str, ...] = ()
     try:

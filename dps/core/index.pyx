@@ -35,6 +35,7 @@ cimport cython
 cimport numpy as cnp
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
 
 from dps.core.arrays cimport int64s, memory, uint8s, writeable_int64s
 
@@ -255,6 +256,21 @@ cdef class KeyIndex:
                     self._free_count += 1
                     self.count -= 1
         return before - self.count
+
+    def copy(self) -> KeyIndex:
+        """An index of its own with the same keys, rows and free rows. Nothing may change this one meanwhile."""
+        cdef KeyIndex made = KeyIndex(self.bits)
+        made.slots, made.old = self.slots.copy(), self.old.copy()
+        made._new, made._old = _table(made.slots), _table(made.old)
+        made.count, made.end, made.reuses, made.start, made.moved = (
+            self.count, self.end, self.reuses, self.start, self.moved
+        )
+        made._rows_in_old = self._rows_in_old
+        made._make_free(self._free_count)
+        made._free_count = self._free_count
+        if self._free_count:
+            memcpy(made._free, self._free, self._free_count * sizeof(int32_t))
+        return made
 
     def renumber(self, cnp.ndarray rows not None) -> None:
         """Give the key of row r the row rows[r], for each row below `end`; they are numbers from 0 to `count` - 1.

@@ -151,4 +151,18 @@ static inline void dps_small_pages(char *memory, int64_t bytes) {
 #endif
 }
 
+/* The system takes the pages of this memory back. Whatever reads it afterwards finds zeros. */
+static inline void dps_leave_pages(char *memory, int64_t bytes) {
+#ifdef MADV_DONTNEED
+    uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE);
+    uintptr_t first = ((uintptr_t) memory + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t) memory + (uintptr_t) bytes) / page * page;
+    uintptr_t piece = (uintptr_t) 1 << 24; /* so that page faults of other threads wait for no more than one piece */
+    for (; first < end; first += piece)
+        (void) madvise((void *) first, end - first < piece ? end - first : piece, MADV_DONTNEED);
+#else
+    (void) memory, (void) bytes;
+#endif
+}
+
 #endif

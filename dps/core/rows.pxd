@@ -20,6 +20,7 @@ cdef extern from "rows.h" nogil:
     bint dps_all_finite_float(const float *values, int64_t count)
     bint dps_all_finite_double(const double *values, int64_t count)
     void dps_small_pages(char *memory, int64_t bytes)
+    void dps_leave_pages(char *memory, int64_t bytes)
 
 
 cdef inline bint are_finite(int kind, const void *values, int64_t count) noexcept nogil:

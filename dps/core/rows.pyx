@@ -16,6 +16,7 @@ from dps.core.rows cimport (
     dps_all_finite_float,
     dps_gather,
     dps_gather_range,
+    dps_leave_pages,
     dps_scatter,
     dps_small_pages,
     dps_source,
@@ -125,3 +126,15 @@ def use_small_pages(cnp.ndarray rows not None) -> None:
     to find first, and filling rows then takes two to four times as long.
     """
     dps_small_pages(<char *> memory(rows, check_rows(rows, rows), True), cnp.PyArray_NBYTES(rows))
+
+
+def leave_pages(cnp.ndarray array not None) -> None:
+    """Give the memory of an array back without the interpreter's lock, which freeing the array would hold meanwhile.
+
+    The array has zeros afterwards, so nothing else may need it. One that does not own its memory stays as it is.
+    """
+    cdef char *memory_of = <char *> cnp.PyArray_DATA(array)
+    cdef int64_t nbytes = cnp.PyArray_NBYTES(array)
+    if cnp.PyArray_CHKFLAGS(array, cnp.NPY_ARRAY_OWNDATA) and cnp.PyArray_IS_C_CONTIGUOUS(array):
+        with nogil:
+            dps_leave_pages(memory_of, nbytes)

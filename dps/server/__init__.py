@@ -15,6 +15,7 @@ function_process   the process in which those of users run, each under a time li
 function_exchange  what the server and that process exchange: messages, and arrays in memory that both map
 function_child     what runs in that process
 function_boot      the program with which it starts
+large_ops          carries large ops out in a thread beside the loop, and puts them in place between requests
 heartbeat          heartbeats to the controller, and the lease that they renew
 checkpoint_writer  cuts shards at a clock, and writes them while training goes on
 ================== ==============================================================================

@@ -25,6 +25,8 @@ from dps.daskapi.processes import host_of, linking_tls, listening_tls
 from dps.functions.definition import opened
 from dps.server.checkpoint_writer import CheckpointWriter, WritingThread
 from dps.server.function_process import FunctionRunner
+from dps.server.large_ops import BesideThread
+from dps.server.replicas import new_replicas
 from dps.server.requests import SETTLE_SHARE, ServerRole, Settled
 from dps.state.ops import TableSpec
 from dps.telemetry.host import host_load, starved
@@ -62,8 +64,9 @@ class Server:
         self.endpoint = Endpoint(name, host, {}, None, listening_tls(worker), linking_tls(worker), polling)
         meters = ServerMeter(time.perf_counter, process_usage, starved, host_load, polling)
         runner = FunctionRunner(self.endpoint, f"dps-functions-{session}-{number}")
+        beside = BesideThread(self.endpoint, f"dps-beside-{session}-{number}")
         self.role = ServerRole(
-            self.endpoint, session, number, secrets[1], (controller[0], controller[1]), runner, meters
+            self.endpoint, session, number, secrets[1], (controller[0], controller[1]), runner, beside, meters
         )
         self.checkpoint_writer = CheckpointWriter(self.role, partial(WritingThread, self.role, self.endpoint))
         self.endpoint.call(self._begin, session, secrets, worker)
@@ -91,8 +94,8 @@ class Server:
 
     def create_table(self, spec: dict[str, Any], shards: list[int]) -> None:
         """Make a new table with initial replicas of these shards; the server serves it once a placement says so."""
-        table = TableSpec.from_dict(spec)
-        self.endpoint.call(self.role.create, table, list(shards))
+        table = TableSpec.from_dict(spec).opened()
+        self.endpoint.call(self.role.take_table, table, new_replicas(table, shards))
 
     def drop_table(self, table: int) -> None:
         """Forget a table and its rows."""

@@ -39,8 +39,8 @@ What can happen, and what then:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -54,6 +54,7 @@ from dps.server.function_thread import Outcome, Runner
 from dps.server.function_work import FunctionWork, Made, Repeated, failure
 from dps.server.replicas import Replica
 from dps.server.tables import MAX_KEPT_RESULT_BYTES, ServerTable
+from dps.state.beside import MadeBeside, is_large, leave_twin
 from dps.state.ops import NO_CLOCK, ROWS, Op, Selection
 from dps.wire import frames
 from dps.wire.frames import Header, padded
@@ -65,6 +66,21 @@ __all__ = ["FunctionCalls", "Hold"]
 MAX_DIRECT_BYTES = 1 << 18  # of rows and arguments on which a function of dps itself runs in the endpoint's thread
 
 
+BesideShards: TypeAlias = list[tuple[Replica, MadeBeside]]  # replicas, each with an op carried out beside its shard
+
+
+class Beside(Protocol):
+    """What carries out large effects: see :class:`dps.server.large_ops.LargeOps`."""
+
+    def run(
+        self,
+        hold: Hold,
+        ops: list[tuple[Replica, Op]],
+        done: Callable[[BesideShards], None],
+    ) -> None: ...
+    def clean(self, replicas: Iterable[Replica]) -> None: ...
+
+
 class Owner(Protocol):
     """What calls of functions need of their server's role: see :class:`dps.server.requests.ServerRole`."""
 
@@ -72,6 +88,7 @@ class Owner(Protocol):
     number: int
     tables: dict[int, ServerTable]
     changes: Changes
+    large: Beside
 
     @property
     def ops(self) -> Forwards: ...
@@ -96,6 +113,7 @@ class Hold:
         self.effects: list[Made[Replica]] = []
         self.waiting: list[RoleConnection] = []
         self.running, self.revoked = True, False
+        self.made: BesideShards = []  # the effects, carried out beside the shards
         self._lent: list[tuple[Replica, weakref.ref[np.ndarray]]] = []
         for target in targets:
             target.replica.hold = self
@@ -133,7 +151,7 @@ class Hold:
         for replica, _ in self.targets:
             if replica.hold is self:
                 replica.hold = None
-        self.effects = []
+        self.effects, self.made = [], []
 
     def take_back(self) -> None:
         """Have shards go on with copies of their rows where the function still has views, or has kept some."""
@@ -141,6 +159,9 @@ class Hold:
         for replica, rows in lent:
             if rows() is not None:
                 replica.shard.detach()
+        for replica, _ in self.targets:
+            if replica.shard.twin is not None:
+                leave_twin(replica.shard)
 
 
 class FunctionCalls:
@@ -247,10 +268,16 @@ class FunctionCalls:
 
     def revoke(self, replica: Replica) -> None:
         """The replica, which a function holds, is about to change, or to go."""
-        hold = replica.hold
+        hold: Any = replica.hold
         hold.revoked = True
-        self._prepared.pop(hold.stamp, None)
+        stamp = hold.stamp
+        if self._prepared.get(stamp) is hold:
+            del self._prepared[stamp]
         hold.take_back()
+        self._end(hold)
+
+    def release(self, hold: Hold) -> None:
+        """End a hold of a large op: see `large_ops.py`."""
         self._end(hold)
 
     def drop_lost(self) -> None:
@@ -310,7 +337,25 @@ class FunctionCalls:
         error = None if outcome.error is None else failure(outcome.error, work.name)
         work.release()
         hold.take_back()
-        hold.running = False
+        effects = [(made.replica, made.effect) for made in work.effects if made.effect is not None]
+        gone = sum(len(made.deleted) for _, made in effects if made.deleted is not None)
+        if error is None and is_large(sum(len(made.rows) for _, made in effects), gone) and not hold.revoked:
+            ops = [(replica, op_of(hold.header, made, None, replica)) for replica, made in effects]
+            self._owner.large.run(hold, ops, lambda made: self._settle(hold, mode, work, outcome, None, made))
+        else:
+            self._settle(hold, mode, work, outcome, error, [])
+
+    def _settle(
+        self,
+        hold: Hold,
+        mode: int,
+        work: FunctionWork,
+        outcome: Outcome,
+        error: DPSError | None,
+        made: BesideShards,
+    ) -> None:
+        """The effects of a function that has ended are carried out beside the shards, as far as that is worth it."""
+        hold.running, hold.made = False, made
         try:
             if self._conclude(hold, mode, work, outcome, error):
                 return
@@ -361,11 +406,14 @@ class FunctionCalls:
             (table.replica(made.replica.number, primary=True), made.effect or nothing, made.result)
             for made in hold.effects
         ]
+        beside, hold.made = dict(hold.made), []
         for replica, made, _ in effects:  # all that can fail comes before the first change
             if header.trainer:
                 replica.shard.ledger.check(header.trainer, header.attempt)
             gone = 0 if made.deleted is None else len(made.deleted)
             table.check_copied(len(made.rows), "a function changed", gone)
+            if replica in beside:  # its twin has the room
+                continue
             replica.shard.reserve(len(made.rows))
             if made.deleted is not None:
                 replica.shard.reserve_deletion(gone)
@@ -373,13 +421,16 @@ class FunctionCalls:
         kept: dict[bytes, np.ndarray] = {}  # results, which are often the same on all shards
         ops = []
         for replica, made, result in effects:
-            if replica.successor is not None:  # a view, because the shard would take over memory that a forward reads
-                made = made._replace(rows=made.rows.view())
             keeps = header.trainer and len(result) <= MAX_KEPT_RESULT_BYTES
             if keeps and result not in kept:
                 kept[result] = as_rows(result, table)
-            ops.append((replica, op_of(header, made, kept[result] if keeps else None)))
-        self._owner.changes.effects(table, ops, owed)
+            ops.append((replica, op_of(header, made, kept[result] if keeps else None, replica)))
+        try:
+            for replica, _ in ops:
+                replica.shard.made_beside = beside.get(replica)
+            self._owner.changes.effects(table, ops, owed)
+        finally:
+            self._owner.large.clean(replica for replica, _ in ops)
         changed = {replica.number for replica, _, _ in effects}
         before = [target.replica for target in hold.targets if target.replica.number not in changed]
         self._answer_when_confirmed(table, connection, reply, before, answer, owed)
@@ -463,8 +514,10 @@ def _kept_result(replica: Replica, header: Header) -> bytes | None:
     return None if kept is None else of_rows(kept)
 
 
-def op_of(header: Header, made: Effect, result: np.ndarray | None) -> Op:
-    """The op that applies an effect, and has the ledger keep a result."""
+def op_of(header: Header, made: Effect, result: np.ndarray | None, replica: Replica) -> Op:
+    """The op that applies an effect to a replica, and has its ledger keep a result."""
     stamp = header.trainer, header.attempt, header.number
     op = Op(ROWS, made.keys, made.start, made.rows, header.clock, header.parties, *stamp)
+    if replica.successor is not None:  # a view, because the shard would take over memory that a forward reads
+        op = op._replace(values=op.values.view())
     return op._replace(deleted=made.deleted, result=result)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dps.core.states import ReplicaState
 from dps.state.ops import Op, TableSpec
+from dps.state.shard import make_shard
 
 if TYPE_CHECKING:
     from dps.core.forwards import Forward
     from dps.server.feeds import JoinerFeed
 
-__all__ = ["Replica", "ReplicaPart"]
+__all__ = ["Replica", "ReplicaPart", "new_replicas"]
 
 
 class Replica(ReplicaState):
@@ -49,3 +51,8 @@ class ReplicaPart(NamedTuple):
         """The op on this shard, of a request with these `values`."""
         _, keys, start, a, b = self
         return request._replace(keys=keys, start=start, values=values[a:b])
+
+
+def new_replicas(spec: TableSpec, shards: Iterable[int]) -> list[Replica]:
+    """Replicas of these shards with initial rows, which take long to make. Any thread may do it."""
+    return [Replica(spec, number, make_shard(spec, number)) for number in shards]

@@ -37,12 +37,12 @@ from dps.server.changes import Changes
 from dps.server.function_thread import Runner
 from dps.server.functions import FunctionCalls
 from dps.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
-from dps.server.replicas import Replica, ReplicaPart
+from dps.server.large_ops import Carrier, LargeOps
+from dps.server.replicas import Replica, ReplicaPart, new_replicas
 from dps.server.replication import Relay
 from dps.server.tables import ServerTable, TableRequest, op_of
 from dps.state.custom import Custom
 from dps.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
-from dps.state.shard import make_shard
 from dps.state.transfer import Joining
 from dps.telemetry.reports import ServerReport
 from dps.telemetry.server_meter import ServerMeter, TableMeter
@@ -100,6 +100,8 @@ class ServerRole:
         Host and port at which the controller listens.
     runner : Runner
         Runs functions of users beside the endpoint's loop.
+    beside : Carrier
+        Carries out large ops beside the endpoint's loop.
     meters : ServerMeter, optional
         By default, one that takes the time from the endpoint.
     """
@@ -112,6 +114,7 @@ class ServerRole:
         secret: str,
         controller: tuple[str, int],
         runner: Runner,
+        beside: Carrier,
         meters: ServerMeter | None = None,
     ):
         self.endpoint, self.session, self.number = endpoint, session, number
@@ -127,17 +130,18 @@ class ServerRole:
         self.ops = self.relay.ops
         self.changes = Changes(self.ops, self.fail)
         self.functions = FunctionCalls(self, runner)
+        self.large = LargeOps(endpoint, self.functions, beside)
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         handlers: dict[int, Handler] = {
             frames.PULL: self._when_free(self.meters.timed(self._pull)),
-            frames.PUSH: self._when_free(self.meters.timed(self._push)),
+            frames.PUSH: self._when_free(self._beside(self.meters.timed(self._push))),
             frames.CALL: self.functions.call,
             frames.COMMIT: self.functions.commit,
             frames.ABORT: self.functions.abort,
             frames.SCAN: self._scan,
             frames.STATUS: self._status,
-            frames.REPLICATE: self._replicate,
+            frames.REPLICATE: self._beside(self._replicate),
             frames.DUMP: self._take_dump,
         }
         self.handlers = guarded(TO_SERVER, handlers)
@@ -156,6 +160,7 @@ class ServerRole:
         """Close all connections that this server has opened, and forget its tables."""
         self.stopped = True
         self.functions.close()
+        self.large.close()
         self.heartbeat.stop()
         self.relay.close()
         self.tables.clear()
@@ -172,6 +177,7 @@ class ServerRole:
             self.stopped = True
             self.heartbeat.fail(why[:MAX_REASON])
             self.functions.close()
+            self.large.close()
             self.relay.close()
             self.tables.clear()
             for connection in list(self.endpoint.connections):
@@ -203,14 +209,17 @@ class ServerRole:
 
     def create(self, spec: TableSpec, shards: Iterable[int]) -> None:
         """Make a table with initial replicas of these shards; a placement gives them their roles."""
+        spec = spec.opened()
+        self.take_table(spec, new_replicas(spec, shards))
+
+    def take_table(self, spec: TableSpec, replicas: list[Replica]) -> None:
+        """Take up a new table with these replicas."""
         if spec.id in self.tables:  # the call was repeated, because its answer was lost
             return
         if spec.id in self._dropped:  # the call was late, and the controller has given the table up since
             return
-        spec = spec.opened()
         table = self.tables[spec.id] = ServerTable(spec, self.number, self.endpoint.frame_limit)
-        for number in shards:
-            table.replicas[number] = Replica(spec, number, make_shard(spec, number))
+        table.replicas.update((replica.number, replica) for replica in replicas)
 
     def drop(self, table: int) -> None:
         """Forget a table; requests that still wait for an op on it fail."""
@@ -219,6 +228,7 @@ class ServerRole:
         for replica in gone.replicas.values() if gone is not None else ():
             self._revoke(replica)
             self.relay.drop(replica)
+            self.large.leave(replica)
         self.relay.settle()
 
     def settle(self, keep: bool | None, over: list[list[int]]) -> tuple[list[Settled], OwedAnswer]:
@@ -300,6 +310,7 @@ class ServerRole:
                 self._revoke(replica)
                 del table.replicas[number]
                 self.relay.drop(replica)
+                self.large.leave(replica)
             return
         place = line.index(me)
         if replica is not None and replica.fence < fences[place] and me == joiner:
@@ -364,6 +375,21 @@ class ServerRole:
 
         return handle
 
+    def _beside(self, handler: Handler) -> Handler:
+        """The handler, for frames that change rows: large ops are carried out beside the loop first."""
+
+        def handle(connection: RoleConnection, header: Header, body: memoryview) -> None:
+            table = self._table(header)
+            if self.large.first(table, connection, header, body):
+                return
+            try:
+                handler(connection, header, body)
+            finally:
+                if not self.large.leaves_nothing(header):
+                    self.large.clean(table.replicas.values())
+
+        return handle
+
     def _scan(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         self.service.requests += 1
         keys = self.leased(header).scan(Scan.of(header))
@@ -423,7 +449,8 @@ class ServerRole:
             if op.origin:
                 shard.ledger.check(op.origin, op.attempt)
             shard.check_weight(op)
-            shard.make_room(op, part.b - part.a)
+            if shard.made_beside is None:
+                shard.make_room(op, part.b - part.a)
             ops.append(shard.prepared(part.op(op, values)))
         if isinstance(spec.optimizer, Custom):
             self._check_copied(table, ops, request)

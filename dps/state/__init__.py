@@ -10,6 +10,7 @@ partition          keys to shards: hash, ranges, grouping, repeated keys
 partitioning       which keys of a keyed table lie together: blocks, fields of bits, ranges
 names              the one rule for names of tables, servers, runs, checkpoints and metrics
 shard              DenseShard, KeyedShard: rows, ledger, optimizer state; every op is applied here
+beside             large ops, carried out on a copy of the shard, and put in place in one step
 deletion           rows of a keyed shard that go, and the memory that they give back
 sums               the sums of an open clock
 optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign

@@ -67,6 +67,7 @@ def clear(shard: KeyedShard) -> None:
         shard.removed.append(shard.keys())
         shard.changed = np.zeros(0, np.uint8)
         bound_removed(shard)
+    shard.discarded = [shard.rows, *shard.index_tables]
     shard.index = KeyIndex(shard.index.bits)
     shard.rows = np.zeros((0, shard.width), shard.spec.dtype)
     shard.vacant, shard.vacancies = None, 0

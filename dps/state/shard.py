@@ -26,29 +26,17 @@ import abc
 
 import numpy as np
 
-from dps.core.blocks import Block, empty
+from dps.core.blocks import empty
 from dps.core.cuts import flag, occupy
 from dps.core.index import KeyIndex, keys_of
 from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.core.ledger import Ledger
 from dps.core.rows import all_finite, gather, gather_range, use_small_pages
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
+from dps.state.beside import MadeBeside, leave_twin, takes_memory
 from dps.state.custom import Custom
 from dps.state.deletion import clear, delete, free_vacant
-from dps.state.ops import (
-    ADD,
-    ASSIGN,
-    CLOSE,
-    CLOSING,
-    DELETE,
-    NO_CLOCK,
-    PUSH,
-    RETIRE,
-    ROWS,
-    Op,
-    Selection,
-    TableSpec,
-)
+from dps.state.ops import ADD, ASSIGN, CLOSE, CLOSING, DELETE, NO_CLOCK, PUSH, RETIRE, ROWS, Op, Selection, TableSpec
 from dps.state.optimizers import Assign
 from dps.state.partition import bound, shard_bits
 from dps.state.snapshot import CHANGED, Cut, CutShard
@@ -80,6 +68,10 @@ class Shard(CutShard):
         self.failure = None
         self.removed, self.removed_later = [], []
         self.pins = 0  # cuts and dumps that are open, while which no row gets another number
+        self.moves = 0  # how often that has changed, or rows may have moved otherwise than by an op
+        self.twin: Shard | None = None  # for which another thread reads the memory of this shard: see `beside.py`
+        self.made_beside: MadeBeside | None = None  # the next op, carried out beside the shard
+        self.discarded: list[np.ndarray] = []  # arrays whose memory is to be given back beside the loop
         self.numbers = {}  # clock -> the optimizer's numbers at that clock
         self.row_start = spec.row_start()  # what a new row holds
 
@@ -104,8 +96,9 @@ class Shard(CutShard):
             close_sums(self, op)
         elif op.rule == RETIRE:
             self.ledger.retire(op.start, op.parties)
-        else:
-            self._apply_rows(op)
+        elif self.made_beside is None or not self.made_beside.install(self, op):
+            self.carry_out(op)
+        self.made_beside = None
         if origin:
             self.ledger.note(origin, op.attempt, op.clock, op.number)
             if op.answer:
@@ -153,7 +146,8 @@ class Shard(CutShard):
             raise FunctionError(f"shard {self.number} of table {self.spec.name!r}: {error}") from None
         return op._replace(after=rows)
 
-    def _apply_rows(self, op: Op) -> None:
+    def carry_out(self, op: Op) -> None:
+        """Change rows as :meth:`apply` does, and nothing else: the version and the ledger stay."""
         self.close_before(op.clock)
         if op.rule == ROWS and op.rows == CLOSING:
             self.sums = None
@@ -230,10 +224,12 @@ class Shard(CutShard):
     def pin(self) -> None:
         """Let every row keep its number, and every key its row, until :meth:`unpin`."""
         self.pins += 1
+        self.moves += 1
 
     def unpin(self) -> None:
         """Take one :meth:`pin` back."""
         self.pins -= 1
+        self.moves += 1
 
     def track_changes(self) -> None:
         """Keep track, from now on, of which rows change. To be called before the first cut begins."""
@@ -343,11 +339,6 @@ class Shard(CutShard):
         """An empty side buffer for the pushes of `clock`."""
 
 
-def has_its_memory(array: np.ndarray) -> bool:
-    """Whether an array is no view of another: its memory is numpy's own, or a block."""
-    return array.flags.owndata or isinstance(array.base, Block)
-
-
 class DenseShard(Shard):
     """Rows `low` to `high - 1` of a dense table."""
 
@@ -417,8 +408,7 @@ class DenseShard(Shard):
 
     def step_rows(self, op: Op) -> None:
         self.reserve(len(op.values))
-        whole = op.keys is None and len(op.values) == len(self.rows) > 0
-        if op.rule == ROWS and whole and has_its_memory(op.values) and self.cut is None:
+        if takes_memory(self, op):
             self.rows = op.values  # all of them, in memory that is nowhere else: no copy
             if self.changed is not None:
                 flag(self.changed, NO_INDEX, 0, len(self.rows), CHANGED)
@@ -450,7 +440,7 @@ class KeyedShard(Shard):
         # The hashes of keys begin alike in a shard only if these hashes chose the shard.
         self.index = KeyIndex(shard_bits(spec.shards) if spec.cells is None else 0)
         self.deleted: list[np.ndarray] = []  # keys that the index may forget when nothing pins them
-        self._scratch = np.empty(1024, np.int64)
+        self.scratch = np.empty(1024, np.int64)
 
     def __len__(self) -> int:
         return self.index.end - self.vacancies
@@ -486,6 +476,11 @@ class KeyedShard(Shard):
             fill_missing(out, keys, index, self.row_start)
 
     def reserve(self, new: int) -> None:
+        self._grow(new)
+        super().reserve(new)
+
+    def _grow(self, new: int) -> None:
+        """Make room for `new` more rows."""
         have, need = len(self.rows), self.end + new
         if need > MAX_ROWS:
             where = f"shard {self.number} of table {self.spec.name!r}"
@@ -499,7 +494,6 @@ class KeyedShard(Shard):
             for flags in (self.changed, self.vacant):
                 if flags is not None:
                     flags.resize(len(self.rows), refcheck=False)
-        super().reserve(new)
 
     @property
     def index_tables(self) -> tuple[np.ndarray, ...]:
@@ -508,7 +502,10 @@ class KeyedShard(Shard):
     def step_rows(self, op: Op) -> None:
         assert op.keys is not None
         index, end = self._rows_of(len(op.keys)), self.end
-        self.reserve(len(op.keys))
+        if end + len(op.keys) > len(self.rows):  # perhaps the shard has most of them
+            self._grow(self.index.find(op.keys, index))
+        if self.cut is not None:
+            self.cut.reserve(len(op.keys))
         self.index.insert(op.keys, index)
         if (self.end > end or self.vacancies) and not self.row_start.is_zero:
             fill_new(self.rows, op.keys, index, end, self.row_start, self.vacant)
@@ -549,6 +546,8 @@ class KeyedShard(Shard):
 
     def unpin(self) -> None:
         super().unpin()
+        if self.twin is not None and not self.pins and self.deleted:
+            leave_twin(self)
         self.index.reuses = self.pins == 0
         free_vacant(self)
 
@@ -583,9 +582,9 @@ class KeyedShard(Shard):
         return rows
 
     def _rows_of(self, count: int) -> np.ndarray:
-        if len(self._scratch) < count:
-            self._scratch = np.empty(count, np.int64)
-        return self._scratch[:count]
+        if len(self.scratch) < count:
+            self.scratch = np.empty(count, np.int64)
+        return self.scratch[:count]
 
     def new_sums(self, clock: int) -> Sums:
         spec = self.spec

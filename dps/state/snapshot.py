@@ -248,6 +248,11 @@ class Cut(CutState):
         if save(self.shard, index, start, len(op.values), op.clock, op.rule == PUSH):
             self._follow(op, index, start)
 
+    def follow(self, twin: Cut) -> None:
+        """Take over what an op has changed of a copy of this cut, which a twin of the shard had (`beside.py`)."""
+        for name in ("place", "saved", "copies", "existing", "stop", "has_changes", "_failure"):
+            setattr(self, name, getattr(twin, name))
+
     def end(self) -> None:
         """End the cut: rows that ops outside it have changed count as changed since the base."""
         changed = self.shard.changed

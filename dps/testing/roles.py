@@ -65,7 +65,8 @@ class SimServer:
     def __init__(self, network: Network, party: Party, number: int, controller: tuple[str, int]):
         self.party, self.number = party, number
         self.endpoint = SimEndpoint(network, party)
-        self.role = ServerRole(self.endpoint, SESSION, number, SECRET, controller, SimRunner(party))
+        runner = SimRunner(party)
+        self.role = ServerRole(self.endpoint, SESSION, number, SECRET, controller, runner, runner)
         relay = self.role.relay
         relay.piece, relay.rate = network.dump_piece, network.dump_rate
         self.endpoint.handlers.update(self.role.handlers)
@@ -138,7 +139,7 @@ class SimServer:
 
 
 class SimRunner:
-    """Runs functions at some moment of virtual time; the server goes on meanwhile."""
+    """Runs functions and large ops at some moment of virtual time; the server goes on meanwhile."""
 
     def __init__(self, party: Party):
         self._party = party

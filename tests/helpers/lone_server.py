@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import DPSError, MovedError, ProtocolError
+from dps.server.functions import DIRECT
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
 from dps.wire import frames
@@ -16,6 +17,7 @@ from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_error, en
 from dps.wire.placement_messages import Placement, ShardPlace
 from dps.wire.plain_answers import ROOM_BYTES
 
+AT_ONCE: Any = SimpleNamespace(run=DIRECT.run, close=lambda: None)
 NO_RUNNER: Any = SimpleNamespace(close=lambda: None)  # of servers without functions
 
 FOREVER = 1e12
@@ -93,7 +95,7 @@ class LoneServer:
     def __init__(self, specs: list[TableSpec], plain: bool, backup: bool = False, room: int = ROOM_BYTES):
         self.plain, self.backup = plain, backup
         self.peer = Peer("s/servers" if backup else "s")
-        self.role = ServerRole(Endpoint(), "s", int(backup), "ab", ("there", 1), NO_RUNNER)  # type: ignore[arg-type]
+        self.role = ServerRole(Endpoint(), "s", int(backup), "ab", ("there", 1), NO_RUNNER, AT_ONCE)  # type: ignore[arg-type]
         self.role.heartbeat.lease_until = FOREVER
         self.answered = self.declined = 0
         self._answers = np.empty(room, np.uint8)

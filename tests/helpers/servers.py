@@ -15,6 +15,7 @@ from dps.client.requests import TableRoute
 from dps.client.session import ClientSession
 from dps.coordination.placement import Place, appended, joined, rechained, without
 from dps.server.function_thread import FunctionThread, Runner
+from dps.server.large_ops import BesideThread
 from dps.server.replicas import Replica
 from dps.server.requests import ServerRole
 from dps.state.ops import TableSpec
@@ -60,7 +61,9 @@ class Servers:
         number = len(self.servers)
         endpoint = Endpoint(f"server-{number}", "127.0.0.1", {})
         runner = self._runner(endpoint, f"functions-{number}")
-        role = ServerRole(endpoint, "s", number, SECRET, ("127.0.0.1", 1), runner)
+        role = ServerRole(
+            endpoint, "s", number, SECRET, ("127.0.0.1", 1), runner, BesideThread(endpoint, f"beside-{number}")
+        )
         endpoint.call(endpoint.handlers.update, role.handlers)
         endpoint.service = role.service
         endpoint.call(endpoint.secrets.update, {"s": SECRET, of_servers("s"): SECRET})

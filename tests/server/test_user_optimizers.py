@@ -241,7 +241,7 @@ WRONG = {
         "self.close_before(part.replica, header.clock)",
         "pass",
     ),
-    "closed sums stay on the copies": (Shard, "_apply_rows", "op.rule == ROWS and op.rows == CLOSING", "False"),
+    "closed sums stay on the copies": (Shard, "carry_out", "op.rule == ROWS and op.rows == CLOSING", "False"),
     "a failure stays with the primary": (shard_module, "close", "op._replace(start=FAILED)", "op._replace(start=2)"),
 }
 

@@ -216,11 +216,11 @@ WRONG = {  # and where to look first
     ),
     "a dense row is not deleted": ([(shard_module.DenseShard, "delete_rows", "self.step_rows(op)", "pass")], [3]),
     "a deletion drops the sums of its clock": (
-        [(Shard, "_apply_rows", "self.delete_rows(op)", "self.delete_rows(op); self.sums = None")],
+        [(Shard, "carry_out", "self.delete_rows(op)", "self.delete_rows(op); self.sums = None")],
         [2],
     ),
     "a deletion does not wait for the sums of earlier clocks": (
-        [(Shard, "_apply_rows", "self.close_before(op.clock)", "op.rule == 4 or self.close_before(op.clock)")],
+        [(Shard, "carry_out", "self.close_before(op.clock)", "op.rule == 4 or self.close_before(op.clock)")],
         [2],
     ),
     "increments go on from a base although changes were not tracked since": (

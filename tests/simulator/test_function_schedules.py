@@ -64,7 +64,8 @@ WRONG = {  # and where to look first
                 "if hold is not None:\n",
                 (
                     "if hold is not None:\n"
-                    "        [m.replica.shard.apply(op_of(header, m.effect, None)) for m in hold.effects if m.effect]\n"
+                    "        for m in hold.effects:\n"
+                    "            m.effect and m.replica.shard.apply(op_of(header, m.effect, None, m.replica))\n"
                 ),
             )
         ],

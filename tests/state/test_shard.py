@@ -356,13 +356,13 @@ KEYED, DENSE = TableSpec("t", shards=2), TableSpec("t", rows=13, shards=2)
 BORN = dataclasses.replace(KEYED, optimizer=dps.Adagrad(0.5, initial_accumulator=0.25), init=dps.Constant(0.5))
 RATE = dataclasses.replace(KEYED, optimizer=dps.SGD(dps.Exponential(0.5, factor=0.5)))
 MUTANTS = [
-    (RATE, Shard, "_apply_rows", "op.clock > self.clock", "op.clock >= 0"),
+    (RATE, Shard, "carry_out", "op.clock > self.clock", "op.clock >= 0"),
     (RATE, Shard, "run_kernel", "self.clock if op.clock == NO_CLOCK else op.clock", "max(op.clock, 0)"),
     (RATE, Shard, "numbers_at", "self.numbers.get(clock)", "self.numbers.get(min(self.numbers, default=-1))"),
     (KEYED, Shard, "run_kernel", "rule == ADD", "rule != ADD"),
-    (dataclasses.replace(RATE, aggregate="sum"), Shard, "_apply_rows", "self.close_before(op.clock)", "pass"),
+    (dataclasses.replace(RATE, aggregate="sum"), Shard, "carry_out", "self.close_before(op.clock)", "pass"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "would_close", ">", ">="),
-    (dataclasses.replace(KEYED, aggregate="sum"), Shard, "_apply_rows", "op.clock != NO_CLOCK", "True"),
+    (dataclasses.replace(KEYED, aggregate="sum"), Shard, "carry_out", "op.clock != NO_CLOCK", "True"),
     (dataclasses.replace(KEYED, aggregate="sum"), module, "settle", " or not keep", ""),
     (dataclasses.replace(KEYED, aggregate="sum"), module, "settle", '== "mean"', '== "sum"'),
     (dataclasses.replace(KEYED, aggregate="mean"), KeyedSums, "as_op", "self.divisor\n", "2\n"),

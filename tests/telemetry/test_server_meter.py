@@ -103,7 +103,9 @@ ONE = (TableSpec("w", id=1, shards=1),)
 
 def role(clock=None, tables=ONE, usage=None):
     endpoint = FakeEndpoint()
-    server = ServerRole(endpoint, "s", 0, "ab", ("there", 1), NO_RUNNER, ServerMeter(clock or endpoint.now, usage))
+    server = ServerRole(
+        endpoint, "s", 0, "ab", ("there", 1), NO_RUNNER, NO_RUNNER, ServerMeter(clock or endpoint.now, usage)
+    )
     places = {}
     for spec in tables:
         server.create(spec, range(spec.shards))

@@ -1,0 +1,68 @@
+"""Schedules of faults in which ops are carried out beside the loop, as large ones are: nothing else may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from deletion_schedules import check_deletions
+from fault_schedules import check_functions
+from test_broken_changes import check as check_broken_changes
+from verdicts import problems
+
+from dps.server.functions import FunctionCalls
+from dps.state import beside
+from dps.state.beside import MadeBeside
+
+SCHEDULES = 60
+
+
+class Count:
+    """What became of the ops that were carried out beside their shards."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.made, self.installed, self.revoked = 0, 0, 0
+        carry_out, install, revoke = MadeBeside.carry_out, MadeBeside.install, FunctionCalls.revoke
+
+        def carried_out(made) -> None:
+            self.made += 1
+            carry_out(made)
+
+        def put_in_place(made, shard, op) -> bool:
+            done = install(made, shard, op)
+            self.installed += done
+            return done
+
+        def revoked(calls, replica) -> None:
+            self.revoked += replica.shard.twin is not None
+            revoke(calls, replica)
+
+        monkeypatch.setattr(MadeBeside, "carry_out", carried_out)
+        monkeypatch.setattr(MadeBeside, "install", put_in_place)
+        monkeypatch.setattr(FunctionCalls, "revoke", revoked)
+
+
+@pytest.fixture
+def count(monkeypatch) -> Count:
+    """All ops that may be carried out beside their shards are, on however few rows."""
+    monkeypatch.setattr(beside, "LARGE", 1)
+    monkeypatch.setattr(beside, "COPIED_PER_ROW", 1 << 20)
+    return Count(monkeypatch)
+
+
+@pytest.mark.parametrize("check", [check_functions, check_deletions])
+def test_ops_beside_the_loop_amid_faults(count: Count, check: Callable[[int], str]) -> None:
+    assert not problems(check, SCHEDULES, 0, parts=1)
+    assert count.installed > 10 * SCHEDULES
+    assert count.made > count.installed, "some were dropped"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_seed_carries_out_the_same_ops(count: Count, seed: int) -> None:
+    assert check_deletions(seed) == check_deletions(seed)
+
+
+def test_a_server_that_breaks_off_amid_ops_beside_the_loop(count: Count) -> None:
+    ended = sum(check_broken_changes(seed, False)[0] for seed in range(8))
+    assert ended > 3
+    assert count.installed > 20
