@@ -14,10 +14,14 @@ from oracles import mutant
 import dps
 from dps.errors import DPSError
 from dps.functions.rows import Effect
+from dps.server import functions as module
+from dps.server.changes import Changes
 from dps.server.function_thread import Outcome
+from dps.server.function_work import FunctionWork
 from dps.server.functions import FunctionCalls, op_of
 from dps.state.ops import ADD, NO_CLOCK, Op, TableSpec
 from dps.state.partition import group
+from dps.state.shard import Shard
 from dps.wire import frames
 from dps.wire.frames import HEADER_SIZE, Header, decode_error, decode_header, encode_header
 from dps.wire.function_messages import ALONE, PREPARES, FunctionCall, decode_parts
@@ -122,8 +126,8 @@ def taken(sent: bytes) -> list[Any]:
 def shards_that_there_are(stage: Stage) -> None:
     """A call names shards of the table, or no function runs."""
     for shards in (0, 3):
-        refused(stage.call(add_one, 0, ALONE, shards=shards), "InputError")
-    refused(stage.call(add_one, 0, ALONE, shard=1, shards=2), "InputError")
+        refused(stage.call(add_one, 0, ALONE, shards=shards), "ProtocolError")
+    refused(stage.call(add_one, 0, ALONE, shard=1, shards=2), "ProtocolError")
     assert not stage.hand.waiting
 
 
@@ -189,8 +193,8 @@ def answered_from_memory(stage: Stage) -> None:
     assert first == [0.0, 0.0]
     stage.call(add_one, 1, ALONE)
     stage.end()
-    assert taken(stage.call(add_one, 0, ALONE)) == first
-    assert not stage.hand.waiting
+    assert stage.call(add_one, 0, ALONE) == b""
+    assert taken(stage.end()) == first
     assert stage.values == [[2], [2]]
 
 
@@ -205,8 +209,9 @@ def counted_already(stage: Stage) -> None:
     """The effect of this call counts, as if it had come by another way, and rows have come again since."""
     header = Header(frames.COMMIT, number=0, **OWN)
     nothing = Effect(np.empty(0, np.int64), 0, np.empty((0, 1)))
-    for shard, keys in zip(stage.shards, stage.keys(), strict=True):
-        assert shard.apply(op_of(header, nothing))
+    replicas = stage.server.role.tables[1].replicas
+    for number, (shard, keys) in enumerate(zip(stage.shards, stage.keys(), strict=True)):
+        assert shard.apply(op_of(header, nothing, None, replicas[number]))
         shard.apply(Op(ADD, keys, 0, np.ones((len(keys), 1)), NO_CLOCK, 1))
 
 
@@ -222,11 +227,11 @@ def deletes_once(stage: Stage) -> None:
 
 
 def one_deletion_is_one_op(stage: Stage) -> None:
-    """A deletion by a function is two ops of a shard: the rows go, and the call counts."""
+    """A deletion by a function is one op of a shard: the rows go, and the call counts."""
     before = [shard.version for shard in stage.shards]
     stage.call(delete_all, 0, ALONE)
     taken(stage.end())
-    assert [shard.version - old for shard, old in zip(stage.shards, before, strict=True)] == [2, 2]
+    assert [shard.version - old for shard, old in zip(stage.shards, before, strict=True)] == [1, 1]
     assert stage.values == [[], []]
 
 
@@ -291,29 +296,31 @@ def test_each_rule_of_a_call_holds(rule) -> None:
     rule(Stage(RULES[rule]))
 
 
+CALLS = FunctionCalls
 WRONG = {
-    "shards are not checked": ("_targets", "header.shards < 1 or", "False and", shards_that_there_are),
-    "any mode": ("call", "changes != (call.mode != READS)", "False", changes_as_said),
-    "an older attempt counts": ("_apply", "if header.trainer:", "if False:", fenced_meanwhile),
-    "an older hold stays": ("call", "self._end_older(header)", "pass", older_is_dropped),
-    "each hold is older": ("_end_older", "not hold.belongs_beside(header)", "True", beside_is_kept),
-    "abort lets it run": ("abort", "running.revoked = True", "pass", abort_revokes),
-    "a repeat runs again": ("_answer_again", "if kept is None:", "if True:", answered_from_memory),
-    "no answer is kept": ("_apply", "if kept is not None and", "if False and", answered_from_memory),
-    "a replay counts": ("_repeated", "(known or ", "(", replayed_is_known),
-    "what counts deletes": ("_apply", "if made.deleted is not None and not _has(replica, header):",
-                            "if made.deleted is not None:", deletes_once),
-    "it deletes twice": ("_apply", "self._delete(", ("[self._delete(table, header, replica, made.deleted, owed)]; "
-                         "self._delete("), one_deletion_is_one_op),
-    "a repeat does not follow": ("_answer_when_confirmed", "self._owner.ops.follow(replica, owed)", "pass",
+    "shards are not checked": (module, "_check_shards", "header.shards < 1 or", "False and", shards_that_there_are),
+    "any mode": (CALLS, "call", "changes != (call.mode != READS)", "False", changes_as_said),
+    "an older attempt counts": (CALLS, "_apply", "if header.trainer:", "if False:", fenced_meanwhile),
+    "an older hold stays": (CALLS, "call", "self._end_older(header)", "pass", older_is_dropped),
+    "each hold is older": (CALLS, "_end_older", "not hold.belongs_beside(header)", "True", beside_is_kept),
+    "abort lets it run": (CALLS, "abort", "running.revoked = True", "pass", abort_revokes),
+    "a repeat runs again": (FunctionWork, "__call__", "if value is None:", "if True:", answered_from_memory),
+    "no answer is kept": (CALLS, "_apply", "kept[result] if keeps else None", "None", answered_from_memory),
+    "a replay counts": (CALLS, "_repeated", "(known or ", "(", replayed_is_known),
+    "what counts deletes": (Shard, "apply", "if origin and self", "if False and self", deletes_once),
+    "it deletes twice": (Changes, "effects", "if replica.shard.apply(op):", (
+                         "if replica.shard.apply(op) | replica.shard.apply(op._replace(origin=0)):"),
+                         one_deletion_is_one_op),
+    "a repeat does not follow": (CALLS, "_answer_when_confirmed", "self._owner.ops.follow(replica, owed)", "pass",
                                  repeat_waits_for_copies),
-    "what counts does not follow": ("_apply", "ops.follow(replica, owed)", "pass", counted_waits_for_copies),
+    "what counts does not follow": (Changes, "effects", "self._ops.follow(replica, owed)", "pass",
+                                    counted_waits_for_copies),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_of_a_call_is_caught(monkeypatch, name) -> None:
-    method, old, new, rule = WRONG[name]
-    monkeypatch.setattr(FunctionCalls, method, mutant(getattr(FunctionCalls, method), old, new))
+    owner, function, old, new, rule = WRONG[name]
+    monkeypatch.setattr(owner, function, mutant(getattr(owner, function), old, new))
     with pytest.raises((AssertionError, DPSError)):
         rule(Stage(RULES[rule]))
