@@ -754,7 +754,8 @@ class ParameterServer:
             the batch alone in which keys they name, and how many they are. See *Work re-assignment* in the
             documentation.
         columns : str, or list of names and of lists of names, optional
-            Of a DataFrame of Dask, Spark or pandas, or a dict of columns: each partition is a tuple of numpy arrays,
+            Of a DataFrame of Dask, Spark, pandas, polars or Arrow, a list of such frames in memory, which are its
+            partitions, or a dict of columns: each partition is a tuple of numpy arrays,
             the same for all of them. A name gives an array [rows], a list of names within the list an array [rows,
             names]: ``columns=(["a", "b"], "y")``. One name alone gives an array instead of a tuple.
         by : {"trainer", "partition"}
@@ -803,7 +804,7 @@ class ParameterServer:
         of_servers = {server.worker for server in description.servers}
         restored = description.restored
         if columns is not None:
-            data = chosen(self.dask_client, data, columns)
+            data = chosen(self.dask_client, data, columns, of_servers)
         try:
             if spark.is_spark(data):
                 if reassign:

@@ -20,6 +20,7 @@ from dask import is_dask_collection
 from dps.core.grouping import mix
 from dps.core.hashing import combine, hash_bytes, hash_fixed, hash_points
 from dps.errors import InputError, InputTypeError
+from dps.features.frames import as_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -214,8 +215,9 @@ def hash_columns(
     Parameters
     ----------
     frame
-        A pandas DataFrame, or a dict of column name to values; columns as for :func:`hash_strings`, or booleans.
-        Numeric columns are refused: leave them out, or make them ``category`` if they are codes.
+        A DataFrame of pandas, polars or Arrow, or a dict of column name to values; columns as for
+        :func:`hash_strings`, or booleans. Numeric columns are refused: leave them out, or make them ``category`` if
+        they are codes.
     bits
         Keep only so many bits, for keys below ``2**bits`` (rows of a dense table, say); 1 to 63. ``None``: all 64,
         where collisions do not matter in practice.
@@ -252,9 +254,10 @@ def hash_columns(
     """
     if bits is not None and (isinstance(bits, bool) or not isinstance(bits, (int, np.integer)) or not 1 <= bits <= 63):
         raise InputError(f"bits is a whole number from 1 to 63, or None; not {bits!r}")
+    frame = as_pandas(frame)
     if is_dask_collection(frame) or not hasattr(frame, "items") or _is_pandas(frame):
         raise InputTypeError(
-            f"hash_columns takes a pandas DataFrame or a dict of columns, not {type(frame).__name__}"
+            f"hash_columns takes a DataFrame or a dict of columns, not {type(frame).__name__}"
             " (a Dask DataFrame: frame.map_partitions(dps.hash_columns); one column: series.to_frame())"
         )
     start, mask = _seed(seed), WORD_MASK if bits is None else 2**bits - 1

@@ -10,6 +10,7 @@ import scipy.sparse
 
 import dps
 from dps.errors import InputError, InputTypeError
+from dps.features.frames import as_pandas
 from dps.models.spark_notes import sendable
 from dps.models.types import Block, Features
 
@@ -17,15 +18,15 @@ __all__ = ["Layout", "encode_frame"]
 
 
 def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> scipy.sparse.csr_matrix:
-    """A pandas DataFrame as sparse rows of 2**bits hashed features.
+    """A DataFrame as sparse rows of 2**bits hashed features.
 
     A text or categorical column gives each row one feature, hash(column, value), of value 1. A numeric column is one
     feature, hash(column), with the number as its value; a missing number is a feature of its own.
 
     Parameters
     ----------
-    frame : pandas.DataFrame
-        Any mix of columns.
+    frame : DataFrame
+        Of pandas, polars or Arrow, with any mix of columns.
     bits : int
         Features are numbered 0 to 2**bits - 1; with many more values than that, some share a number.
     by_field : bool
@@ -46,6 +47,7 @@ def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> sci
     """
     if not 1 <= bits <= 31:
         raise InputError(f"bits is 1 to 31, not {bits}: features of a sparse matrix are numbered by int32")
+    frame = as_pandas(frame)
     if not frame.columns.is_unique:
         raise InputError(f"columns of one name: {sorted(set(frame.columns[frame.columns.duplicated()].map(str)))}")
     numeric = [c for c in frame.columns if frame[c].dtype.kind in "iufb"]
@@ -106,6 +108,7 @@ class Layout:
 
     def block(self, X: Features) -> Block:
         """Check a block in memory and convert it for the kernels: CSR, or a dense array; float32."""
+        X = as_pandas(X)
         if self.columns is not None and hasattr(X, "columns"):
             different = sorted(set(self.columns) ^ set(map(str, X.columns)))
             if different:

@@ -20,6 +20,7 @@ from dask.distributed import Future
 
 import dps
 from dps.errors import InputError, InputTypeError
+from dps.features.frames import as_pandas
 from dps.models.spark_pieces import is_spark
 
 __all__ = [
@@ -219,6 +220,7 @@ def checked(data: RatingsLike, columns: Columns = ("user", "item", "rating"), wh
     >>> checked(([1, 2], [7, 7], [5, 3]))
     Ratings(users=array([1, 2]), items=array([7, 7]), values=array([5., 3.], dtype=float32))
     """
+    data = as_pandas(data)
     if isinstance(data, Ratings):
         return data
     if scipy.sparse.issparse(data):

@@ -21,6 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 import dps
 from dps.errors import InputError, InputTypeError
+from dps.features.frames import as_pandas
 from dps.models.encoding import Layout
 from dps.models.spark_notes import sendable
 from dps.models.types import Block, Features, Labels
@@ -191,6 +192,7 @@ def named(X: Features, *columns: Labels) -> tuple[Features, ...]:
     >>> list(X.columns), y.tolist(), weights
     (['age'], [1, 0], None)
     """
+    X, columns = as_pandas(X), tuple(map(as_pandas, columns))
     names = [column for column in columns if isinstance(column, str)]
     if not names:
         return X, *columns
@@ -336,7 +338,7 @@ def piece_of(
         raise InputTypeError(
             f"partition {number} is an (X, y) or an (X, y, sample_weight), not a {type(pair).__name__}"
         )
-    X, y, weights = (*pair, None)[:3]
+    X, y, weights = map(as_pandas, (*pair, None)[:3])
     layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits, by_field)
     block, y = layout.block(X), np.asarray(y)
     if y.ndim == 2 and y.shape[1] == 1:

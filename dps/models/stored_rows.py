@@ -12,6 +12,7 @@ from dask.base import is_dask_collection
 
 import dps
 from dps.errors import InputError
+from dps.features.frames import as_pandas
 from dps.functions.neighbours import packed
 from dps.models.encoding import Layout
 from dps.models.partitions import Piece, Pieces
@@ -107,6 +108,7 @@ def stored_rows(ps: dps.ParameterServer, table: str, X: Features) -> StoredRows:
     if is_dask_collection(X) or is_lazy_list(X) or is_spark(X):
         with contextlib.closing(pieces_of(ps, unlabelled(X), None, 0, None)) as pieces:
             return stored_pieces(ps, table, pieces)
+    X = as_pandas(X)
     X = X if hasattr(X, "shape") else np.asarray(X)
     layout = Layout.of(X if len(X.shape) == 2 else np.atleast_2d(X), 0)
     block = layout.block(X)

@@ -1,8 +1,8 @@
 """Data in memory, and columns of tables as arrays: what `ps.run` makes of them before it looks for partitions.
 
 A training function should see one kind of partition, whatever the data comes from. With ``columns=``, the partitions of
-Dask's, Spark's and pandas' frames are all tuples of numpy arrays. Data in memory is cut by rows into partitions, one
-for each thread that may take a trainer, and sent to the workers (`kept.py`).
+all frames are tuples of numpy arrays. Data in memory is cut by rows into partitions, one for each thread that may take
+a trainer, and sent to the workers (`kept.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dask.delayed import Delayed
 from distributed import Client, Future
 
 from dps.errors import InputError, InputTypeError
+from dps.features.frames import as_pandas, names_of
 from dps.training import kept, spark, spark_tasks
 from dps.training.batches import cutter, row_count
 from dps.training.types import Batch, Columns, Data, Partition
@@ -34,7 +35,7 @@ def arrays(frame: Partition, columns: Columns) -> Partition:
 
     Parameters
     ----------
-    frame : pandas.DataFrame or mapping of names to columns
+    frame : DataFrame of pandas, polars or Arrow, or mapping of names to columns
     columns : str, or list of names and of lists of names
         A name gives an array [rows]; a list of names within the list gives one array [rows, names].
 
@@ -49,6 +50,7 @@ def arrays(frame: Partition, columns: Columns) -> Partition:
     (array([[1, 3],
            [2, 4]]), array([0.5, 1.5]))
     """
+    frame = as_pandas(frame, _names(columns))
     if not isinstance(columns, (list, tuple)):
         return _array(frame[columns])
     return tuple(
@@ -95,15 +97,18 @@ def _check(known: Sequence[Hashable], names: list[Hashable]) -> None:
         raise InputError(f"the data has several columns of the name {', '.join(map(repr, twice))}: rename them")
 
 
-def chosen(client: Client, data: Data, columns: Columns) -> Data:
+def chosen(client: Client, data: Data, columns: Columns, role: set[str]) -> Data:
     """`data` with partitions that are tuples of arrays: these columns of each.
 
     Parameters
     ----------
     client : distributed.Client
-    data : DataFrame of Dask, Spark or pandas, dict of columns, or list of delayed or future frames
+    data : DataFrame of Dask, Spark, pandas, polars or Arrow, dict of columns, or list of frames
+        The frames of a list are partitions, in memory, delayed or futures.
     columns
         As in :func:`arrays`.
+    role : set of str
+        Workers with servers, where partitions in memory are not sent.
 
     Raises
     ------
@@ -125,16 +130,24 @@ def chosen(client: Client, data: Data, columns: Columns) -> Data:
             return [delayed(pick)(part) for part in data]
         if all(isinstance(part, Future) for part in data):
             return client.map(pick, data, pure=False)
-    if hasattr(data, "columns") and hasattr(data, "iloc"):
-        _check(data.columns, names)
-        return pick(data)
-    if isinstance(data, dict):
-        _check(list(data), names)
+        tables = [known for part in data if (known := _columns_of_frame(part)) is not None]
+        if len(tables) == len(data):
+            for known in tables:
+                _check(known, names)
+            makers = [functools.partial(pick, part) for part in data]
+            return kept.send(client, makers, kept.threads_outside_servers(client, role))
+    if (known := list(data) if isinstance(data, dict) else _columns_of_frame(data)) is not None:
+        _check(known, names)
         return pick(data)
     raise InputTypeError(
-        f"columns= names columns of a table, and a {type(data).__name__} has none: pass a DataFrame of Dask, Spark or "
-        "pandas, or a dict of arrays (a bag or an RDD becomes a frame by .to_dataframe() or .toDF())"
+        f"columns= names columns of a table, and a {type(data).__name__} has none: pass a DataFrame of Dask, Spark, "
+        "pandas, polars or Arrow, or a dict of arrays (a bag or an RDD becomes a frame by .to_dataframe() or .toDF())"
     )
+
+
+def _columns_of_frame(frame: Partition) -> Sequence[Hashable] | None:
+    """The names of the columns of a frame in memory; None for what is no frame."""
+    return list(frame.columns) if hasattr(frame, "iloc") and hasattr(frame, "columns") else names_of(frame)
 
 
 def _of_spark(data: Data, names: list[Hashable], pick: Pick) -> spark.ReadWith:

@@ -27,7 +27,7 @@ SETUP.read(ROOT / "setup.cfg")
 LARGEST = 1_000_000  # bytes of a file in the repository
 EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
     "": "dps, dps.cli, dps.driver.preload, distributed",
-    "models": "dps.models, dps.optimize, dps.graph",
+    "models": "narwhals, dps.models, dps.optimize, dps.graph",
     "progress": "tqdm",
     "opentelemetry": "dps.opentelemetry, opentelemetry.trace; dps.opentelemetry.instrument()",
     "demo": "examples.demo, bokeh",

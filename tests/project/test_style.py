@@ -47,8 +47,8 @@ ROOMS = {
     "controller": PLACED + " checkpoints coordination",
     # what stands around them
     "dashboard": "telemetry state.ops",
-    "training": "client features.localize functions config core.differences core.grouping core.polling core.tick "
-    "state wire telemetry daskapi dashboard.notebook",
+    "training": "client features.frames features.localize functions config core.differences core.grouping core.polling "
+    "core.tick state wire telemetry daskapi dashboard.notebook",
     "arrays": "config core.chunks functions.definition functions.library functions.rows wire.remembered",
     "driver": "config arrays functions.definition functions.deletion state wire telemetry daskapi checkpoints client "
     "server controller training dashboard",
@@ -57,7 +57,7 @@ ROOMS = {
     "graph": "features.localize functions.library functions.products state.optimizers training.spark",
     "torch": "client.table state.ops state.optimizers training.batches training.pulled_rows training.row_sums",
     "optimize": "training.spark",
-    "models": "dps functions graph kernels optimize spark",
+    "models": "dps features.frames functions graph kernels optimize spark",
     "testing": "config core functions.definition state wire checkpoints coordination telemetry client server "
     "controller training",
 }
@@ -76,6 +76,7 @@ ONLY = {  # all that these may import beside the standard library and themselves
         "tqdm",
         "dps",
         "dps.errors",
+        "dps.features.frames",
         "dps.functions",
         "dps.graph",
         "dps.functions.neighbours",
@@ -88,7 +89,7 @@ ONLY = {  # all that these may import beside the standard library and themselves
 # Imports inside functions: packages that are optional or slow to import, ...
 OPTIONAL = {"sklearn", "scipy", "pandas", "pyarrow", "sparse", "cryptography"}
 OPTIONAL |= {"fsspec", "safetensors", "xxhash", "tqdm", "IPython", "bokeh", "pyspark", "skein", "torch", "rich"}
-OPTIONAL |= {"prometheus_client", "playwright", "matplotlib", "opentelemetry"}
+OPTIONAL |= {"narwhals", "prometheus_client", "playwright", "matplotlib", "opentelemetry"}
 LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
     ("dps", "dps.arrays"): "takes 20 ms, and most programs use tables only",

@@ -8,6 +8,8 @@ import dask.bag as db
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import scipy.sparse
 from distributed import Client
@@ -16,6 +18,7 @@ import dps
 from dps.errors import InputError, InputTypeError
 from dps.training.columns import arrays, in_memory, scattered
 
+pl.LazyFrame({"a": [1]}).collect_schema()  # starts polars' threads, which stay until the process ends
 ROWS = 10
 FRAME = pd.DataFrame(
     {
@@ -149,8 +152,23 @@ def as_delayed():
     return [dask.delayed(FRAME[:4]), dask.delayed(FRAME[4:])]
 
 
+def as_arrow():
+    return pa.Table.from_pandas(FRAME)
+
+
+def as_polars():
+    return pl.DataFrame(FRAME.drop(columns="n").to_dict("list") | {"n": [*range(ROWS - 1), None]})
+
+
 SOURCES = {
     "pandas": lambda client: FRAME,
+    "polars": lambda client: as_polars(),
+    "arrow": lambda client: as_arrow(),
+    "list of pandas": lambda client: [FRAME[:4], FRAME[4:]],
+    "list of polars": lambda client: [as_polars()[:4], as_polars()[4:]],
+    "list of arrow": lambda client: [as_arrow()[:4], as_arrow()[4:]],
+    "delayed polars": lambda client: [dask.delayed(as_polars()[:4]), dask.delayed(as_polars()[4:])],
+    "delayed arrow": lambda client: [dask.delayed(as_arrow()[:4]), dask.delayed(as_arrow()[4:])],
     "dict": lambda client: {name: FRAME[name] for name in FRAME},
     "dask": lambda client: dd.from_pandas(FRAME, npartitions=3),
     "persisted": lambda client: client.persist(dd.from_pandas(FRAME, npartitions=3)),
@@ -193,6 +211,11 @@ def test_columns_are_cut_into_batches(ps):
         (lambda: FRAME, [["user", ["item"]]], InputError, "columns is a name, or a list of names"),
         (lambda: FRAME, [[]], InputError, "columns is a name, or a list of names"),
         (lambda: FRAME[["user", "user"]], ["user"], InputError, "several columns of the name 'user'"),
+        (lambda: [{"a": 1}, {"a": 2}], "a", InputTypeError, "a list has none"),
+        (as_polars, "nope", InputError, "no columns 'nope'; it has 'user', 'item', 'rating'"),
+        (lambda: [as_arrow(), as_arrow().drop(["n"])], ["n"], InputError, "no columns 'n'; it has 'user'"),
+        (lambda: as_polars().lazy(), ["user"], InputTypeError, r"a LazyFrame is lazy.*: pass those, data.collect\(\)"),
+        (lambda: pa.table([[1], [2]], ["a", "a"]), ["a"], InputError, "several columns of one name"),
         (lambda: np.ones((3, 2)), ["user"], InputTypeError, "a ndarray has none: pass a DataFrame"),
         (lambda: db.from_sequence([1]), ["user"], InputTypeError, r"a Bag has none.*\.to_dataframe\(\)"),
     ],
