@@ -1,4 +1,4 @@
-"""Export: a table's values, from a checkpoint or from servers, as numpy, pandas, scipy.sparse, Parquet or dask."""
+"""Export: a table's values, from a checkpoint or from servers, as arrays, data frames, Parquet or dask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from dps.checkpoints.reading import SavedShard
 from dps.checkpoints.store import Store
-from dps.errors import CheckpointError, InputError, UnknownTableError, needing
+from dps.errors import CheckpointError, InputError, MissingPackageError, UnknownTableError, needing
 from dps.state.names import Named, table_name
 from dps.state.ops import TableSpec
 from dps.state.partition import bound
@@ -18,6 +18,8 @@ from dps.state.partition import bound
 if TYPE_CHECKING:
     import dask.array as da
     import pandas as pd
+    import polars as pl
+    import pyarrow as pa
     from scipy.sparse import csr_matrix
 
 __all__ = ["Part", "export", "export_checkpoint", "saved_parts"]
@@ -74,7 +76,7 @@ def export_checkpoint(
     url : str
         The directory of checkpoints, as in :meth:`dps.ParameterServer.checkpoint`.
     table : str or Table
-    format : {"numpy", "pandas", "scipy", "parquet", "dask"}
+    format : {"numpy", "pandas", "polars", "arrow", "scipy", "parquet", "dask"}
         As in :meth:`dps.ParameterServer.export`.
     path : str
         The file to write, for Parquet only.
@@ -85,7 +87,7 @@ def export_checkpoint(
 
     Returns
     -------
-    ndarray, DataFrame, coo_array, dask array or None
+    ndarray, DataFrame, Arrow table, coo_array, dask array or None
         As in :meth:`dps.ParameterServer.export`.
 
     Raises
@@ -136,12 +138,13 @@ def export(parts: Sequence[Part], spec: TableSpec, form: str, path: str | None =
     >>> export([part], spec, "scipy").shape
     (8, 2)
     """
-    forms = {"numpy": _numpy, "pandas": _pandas, "scipy": _scipy, "parquet": _parquet, "dask": _dask}
+    forms = {"numpy": _numpy, "pandas": _pandas, "polars": _polars, "arrow": _arrow}
+    forms |= {"scipy": _scipy, "parquet": _parquet, "dask": _dask}
     if form not in forms:
         raise InputError(f"a table is exported to {', '.join(forms)}, not to {form!r}")
     if (path is None) == (form == "parquet"):
         raise InputError(f"export to {form}: {'it needs a path' if path is None else 'it takes no path'}")
-    with needing("checkpoint" if form == "parquet" else "models"):
+    with needing("checkpoint" if form in ("arrow", "parquet") else "models"):
         return forms[form](parts, spec) if path is None else _parquet(parts, spec, path)
 
 
@@ -183,6 +186,30 @@ def _pandas(parts: Sequence[Part], spec: TableSpec) -> pd.DataFrame:
         return pd.DataFrame(_filled(parts, spec, 0, spec.rows), copy=False)
     keys, values = _pairs(parts, spec)
     return pd.DataFrame(values, index=pd.Index(keys, name="key"), copy=False)
+
+
+def _columns(parts: Sequence[Part], spec: TableSpec) -> dict[str, np.ndarray]:
+    """The columns of a frame without an index: "key" of a keyed table, then the values as "0", "1" and so on."""
+    if spec.rows is None:
+        keys, values = _pairs(parts, spec)
+        columns = {"key": keys}
+    else:
+        columns, values = {}, _filled(parts, spec, 0, spec.rows)
+    return columns | {str(n): np.ascontiguousarray(values[:, n]) for n in range(spec.dim)}
+
+
+def _polars(parts: Sequence[Part], spec: TableSpec) -> pl.DataFrame:
+    try:
+        import polars as pl
+    except ImportError as error:
+        raise MissingPackageError(f"{error}: pip install polars", name=error.name) from error
+    return pl.DataFrame(_columns(parts, spec))
+
+
+def _arrow(parts: Sequence[Part], spec: TableSpec) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table(_columns(parts, spec))
 
 
 def _scipy(parts: Sequence[Part], spec: TableSpec) -> csr_matrix:

@@ -1121,7 +1121,7 @@ class ParameterServer:
         Parameters
         ----------
         table : str or Table
-        format : {"numpy", "pandas", "scipy", "parquet", "dask"}
+        format : {"numpy", "pandas", "polars", "arrow", "scipy", "parquet", "dask"}
             See Returns.
         path : str
             Where Parquet goes: a URL that fsspec understands.
@@ -1132,6 +1132,9 @@ class ParameterServer:
             An array [rows, dim]; of a keyed table keys and values, two arrays.
         pandas
             A DataFrame of `dim` columns with the row numbers or keys as index.
+        polars, arrow
+            A DataFrame of polars, or a table of Arrow, with columns "0" to str(dim - 1); of a keyed table, the column
+            "key" comes first. Arrow does not copy the columns.
         scipy
             A ``coo_array`` of what is not zero, [rows, dim]; of a keyed table, [largest key + 1, dim].
         parquet

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +15,7 @@ from checkpoint_contents import DENSE, KEYED, content_of, save
 import dps
 from dps.checkpoints.export import export, saved_parts
 from dps.checkpoints.store import Store
-from dps.errors import InputError
+from dps.errors import InputError, MissingPackageError
 
 SCALAR = dps.TableSpec("w", dim=1, shards=4)
 INTEGER = dps.TableSpec("n", rows=10, dim=2, dtype="int64", shards=3)
@@ -63,6 +66,26 @@ def test_pandas(spec, saved):
 
 
 @each_table
+@pytest.mark.parametrize(("form", "kind"), [("polars", pl.DataFrame), ("arrow", pa.Table)])
+def test_frames_without_an_index(spec, saved, form, kind):
+    parts, expected = saved
+    frame, names = export(parts, spec, form), [str(n) for n in range(spec.dim)]
+    assert isinstance(frame, kind)
+    assert (frame.columns if form == "polars" else frame.column_names) == ["key"] * spec.keyed + names
+    values = np.column_stack([frame[name].to_numpy() for name in names])
+    check(spec, frame["key"].to_numpy() if spec.keyed else np.arange(spec.rows), values, expected)
+    same = export(parts, spec, "pandas")
+    assert np.array_equal(values, same.to_numpy())
+    assert not spec.keyed or frame["key"].to_numpy().tolist() == same.index.tolist()
+
+
+def test_polars_that_is_not_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(MissingPackageError, match="pip install polars"):
+        export([], KEYED, "polars")
+
+
+@each_table
 def test_scipy(spec, saved):
     parts, expected = saved
     matrix = export(parts, spec, "scipy")
@@ -103,10 +126,11 @@ def test_no_rows():
     assert [a.shape for a in export([], KEYED, "numpy")] == [(0,), (0, 2)]
     assert export([], KEYED, "scipy").shape == (0, 2)
     assert export([list], KEYED, "pandas").shape == (0, 2)
+    assert export([], KEYED, "polars").shape == export([], KEYED, "arrow").shape == (0, 3)
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(InputError, match="numpy, pandas, scipy, parquet, dask, not to 'csv'"):
+    with pytest.raises(InputError, match="numpy, pandas, polars, arrow, scipy, parquet, dask, not to 'csv'"):
         export([], KEYED, "csv")
     with pytest.raises(InputError, match="needs a path"):
         export([], KEYED, "parquet")

@@ -89,7 +89,7 @@ ONLY = {  # all that these may import beside the standard library and themselves
 # Imports inside functions: packages that are optional or slow to import, ...
 OPTIONAL = {"sklearn", "scipy", "pandas", "pyarrow", "sparse", "cryptography"}
 OPTIONAL |= {"fsspec", "safetensors", "xxhash", "tqdm", "IPython", "bokeh", "pyspark", "skein", "torch", "rich"}
-OPTIONAL |= {"narwhals", "prometheus_client", "playwright", "matplotlib", "opentelemetry"}
+OPTIONAL |= {"narwhals", "polars", "prometheus_client", "playwright", "matplotlib", "opentelemetry"}
 LAZY = {  # ... and these, each with its reason
     ("dps", "dps.models"): "scikit-learn takes a second to import",
     ("dps", "dps.arrays"): "takes 20 ms, and most programs use tables only",
@@ -101,7 +101,7 @@ LAZY = {  # ... and these, each with its reason
     ("dps.driver.parameter_server", "dps.arrays"): "takes 20 ms, and most programs use tables only",
     ("dps.cli.train", "dps.models"): "scikit-learn takes a second to import",
     ("dps.models.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
-    ("dps.checkpoints.export", "dask.array"): "brings half of scientific Python, for one of five forms",
+    ("dps.checkpoints.export", "dask.array"): "brings half of scientific Python, for one of seven forms",
     ("dps.driver.mapping", "dask.array"): "is there already where there is an array",
     ("dps.driver.mapping", "dask.dataframe.dispatch"): "is there already where there is a frame",
     ("dps.driver.lazy", "dask.bag"): "is there already where there is a bag; the same holds for the next three",
