@@ -187,6 +187,25 @@ def needing(extra: str) -> Iterator[None]:
         raise MissingPackageError(f"{error}: pip install 'dps[{extra}]'", name=error.name) from error
 
 
+def told(value: object, length: int = 100) -> str:
+    """A value as an error shows it: of what has rows, type and shape, because errors go to logs and data may be secret.
+
+    Anything else is shown by its `repr`, cut to `length` characters.
+
+    >>> import numpy as np
+    >>> told(np.ones((3, 2))), told([np.ones(3)]), told("much"), told((1, None))
+    ('a ndarray of shape (3, 2)', 'a list of 1', "'much'", '(1, None)')
+    """
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"a {type(value).__name__} of shape {shape}"
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
+        items = [*value, *value.values()] if isinstance(value, dict) else list(value)
+        if any(hasattr(item, "shape") or isinstance(item, (list, tuple, set, dict)) for item in items):
+            return f"a {type(value).__name__} of {len(value)}"
+    return f"{value!r:.{length}}"
+
+
 def by_name(name: str) -> type[DPSError]:
     """The error class of that name, or :class:`DPSError` if there is none: a newer peer may have more errors."""
     kind = globals().get(name)

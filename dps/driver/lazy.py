@@ -22,7 +22,7 @@ from dask.delayed import Delayed
 from dps.daskapi.cordon import meta_of
 from dps.driver.kinds import Kind, kind_of
 from dps.driver.parameter_server import ParameterServer
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.training.lazy_tasks import BagStage, BlockStage, Stage, rehearsal
 from dps.training.spark import is_spark
 from dps.training.types import Data, Function, Options, Partition, Result
@@ -143,7 +143,7 @@ def end_run(data: Data) -> None:
                 ps.connection.call("end_run", run=run)
             return
     raise InputError(
-        f"{data!r:.200} is not a result of map_partitions_with_ps, as it was returned to this process, or its run "
+        f"{told(data, 200)} is not a result of map_partitions_with_ps, as it was returned to this process, or its run "
         f"was ended before"
     )
 

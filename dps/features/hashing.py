@@ -19,7 +19,7 @@ from dask import is_dask_collection
 
 from dps.core.grouping import mix
 from dps.core.hashing import combine, hash_bytes, hash_fixed, hash_points
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.features.frames import as_pandas
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ WORD_MASK = 2**64 - 1
 
 def _seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise InputError(f"seed is a whole number, not {seed!r}")
+        raise InputError(f"seed is a whole number, not {told(seed)}")
     return int(seed) & WORD_MASK
 
 
@@ -253,7 +253,7 @@ def hash_columns(
     ((2, 1048576), 4)
     """
     if bits is not None and (isinstance(bits, bool) or not isinstance(bits, (int, np.integer)) or not 1 <= bits <= 63):
-        raise InputError(f"bits is a whole number from 1 to 63, or None; not {bits!r}")
+        raise InputError(f"bits is a whole number from 1 to 63, or None; not {told(bits)}")
     frame = as_pandas(frame)
     if is_dask_collection(frame) or not hasattr(frame, "items") or _is_pandas(frame):
         raise InputTypeError(

@@ -18,7 +18,7 @@ from typing import Any, overload
 import cloudpickle
 import numpy as np
 
-from dps.errors import DPSError, InputError, InputTypeError, UnknownFunctionError
+from dps.errors import DPSError, InputError, InputTypeError, UnknownFunctionError, told
 from dps.functions.rows import Rows
 from dps.state.ops import TableSpec
 
@@ -63,7 +63,9 @@ class Function:
         slots: int | None = None,
     ):
         if not callable(part):
-            raise InputTypeError(f"a function is made of a callable with rows as its first argument, not of {part!r}")
+            raise InputTypeError(
+                f"a function is made of a callable with rows as its first argument, not of {told(part)}"
+            )
         self.part, self.changes = part, changes
         self.dtypes = None if dtypes is None else tuple(np.dtype(each).name for each in dtypes)
         self.dim, self.slots = dim, slots

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dps.errors import InputError
+from dps.errors import InputError, told
 from dps.models.partitions import Piece
 from dps.models.types import Block
 
@@ -41,8 +41,8 @@ def check_class_weight(wanted: object) -> None:
         wrong = {label: weight for label, weight in wanted.items() if not nonnegative(weight)}
         if wrong:
             raise InputError(f"class_weight has {wrong}: weights are numbers, 0 or more")
-    elif wanted is not None and wanted != "balanced":
-        raise InputError(f'class_weight is a dict, "balanced" or None; not {wanted!r}')
+    elif wanted is not None and not (isinstance(wanted, str) and wanted == "balanced"):
+        raise InputError(f'class_weight is a dict, "balanced" or None; not {told(wanted)}')
 
 
 def class_weights(wanted: dict | str | None, classes: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:

@@ -157,12 +157,12 @@ def _columns_of(frame: Features) -> np.ndarray:
     """The columns of a frame of numbers as a matrix; missing numbers are NaN."""
     try:
         return frame.to_numpy(np.float32, na_value=np.nan)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError):
         wrong = [column for column in frame.columns if frame[column].dtype.kind not in "iufb"]
         raise InputTypeError(
-            f"X is a DataFrame with columns that are no numbers ({error}; {_listed(wrong)}): leave them out, or make "
+            f"X is a DataFrame with columns that are no numbers ({_listed(wrong)}): leave them out, or make "
             f"numbers of them, for example by dps.models.encode_frame"
-        ) from error
+        ) from None  # because that of pandas quotes a value
 
 
 def _listed(columns: Iterable[object]) -> str:
@@ -176,7 +176,8 @@ def _numbers(block: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(block, np.float32)
     except (TypeError, ValueError) as error:
         kind = InputTypeError if isinstance(error, TypeError) else InputError
+        why = f" ({error})" if kind is InputTypeError else ""  # a ValueError quotes a value
         raise kind(
-            f"X is an array with values that are no numbers ({error}). Text goes in as a column of a DataFrame, where "
+            f"X is an array with values that are no numbers{why}. Text goes in as a column of a DataFrame, where "
             f"each word is hashed to a feature of its own: pandas.DataFrame(X)"
-        ) from error
+        ) from None

@@ -23,7 +23,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
 
 import dps
-from dps.errors import InputError
+from dps.errors import InputError, told
 from dps.models.classes import nonnegative
 from dps.models.encoding import Layout
 from dps.models.field_aware import Fields, check_fields, fields_for
@@ -313,15 +313,15 @@ class SecondOrderModel(ABC, BaseEstimator):
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             if not (whole and value >= 1) and not (name == "batch_size" and value is None):
-                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
         for name in ("l1", "l2", "factor_l2", "tol"):
             value = getattr(self, name)
             if not nonnegative(value) and not (name in ("l2", "tol") and value is None):
-                raise InputError(f"{name} is a finite number, 0 or more; not {value!r}")
+                raise InputError(f"{name} is a finite number, 0 or more; not {told(value)}")
         for name in ("learning_rate", "factor_learning_rate", "init_std"):
             value = getattr(self, name)
             if not nonnegative(value) or not value:
-                raise InputError(f"{name} is a finite number above 0; not {value!r}")
+                raise InputError(f"{name} is a finite number above 0; not {told(value)}")
         if self.aggregate and self.staleness != 0:
             raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
         check_fields(self.fields)

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from dask.delayed import Delayed
 
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.kernels import parse_rows
 from dps.models.encoding import Layout
 from dps.models.types import Block, Features, Labels
@@ -193,7 +193,7 @@ def _read_lines(paths: str | Sequence[str], how: Lines, block_bytes: int) -> lis
     urls = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     for name, value in (("n_features", how.n_features), ("n_fields", how.n_fields), ("block_bytes", block_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1):
-            raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+            raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
     files = sorted(fsspec.open_files(urls, "rb", compression="infer"), key=lambda file: file.path)
     if not files:
         raise InputError(f"no file matches {paths!r}")

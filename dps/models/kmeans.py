@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.utils import check_random_state
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.models.centers import HomeCenters, nearest, squared_distances
 from dps.models.classes import nonnegative
 from dps.models.clustering import Beginning, Clustering, begun_at, trained
@@ -256,7 +256,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             other = (name == "batch_size" and value is None) or (name == "n_init" and str(value) == "auto")
             if not (whole and value >= 1) and not other:
-                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
         for name in ("tol", "reassignment_ratio"):
             if not nonnegative(getattr(self, name)):
                 raise InputError(f"{name} is a finite number, 0 or more; not {getattr(self, name)!r}")

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import d2_tweedie_score, r2_score
 
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.models.batch_solvers import minimised, problem_of_classes
 from dps.models.classes import check_class_weight, nonnegative
 from dps.models.encoding import Layout
@@ -119,12 +119,12 @@ class LinearModel(BaseEstimator):
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             if not (whole and value >= 1) and not (name == "batch_size" and value is None):
-                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
         for name in self.get_params(deep=False).keys() & {"tol", "alpha", "l1_ratio", "C"}:
             value = getattr(self, name)
             if not nonnegative(value) or (name == "l1_ratio" and value > 1) or (name == "C" and value == 0):
                 bounds = {"l1_ratio": "from 0 to 1", "C": "above 0"}.get(name, "0 or more")
-                raise InputError(f"{name} is a finite number, {bounds}; not {value!r}")
+                raise InputError(f"{name} is a finite number, {bounds}; not {told(value)}")
 
     def home_weights(self) -> HomeWeights:
         """The fitted weights."""

@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.utils.metaestimators import available_if
 
 import dps
-from dps.errors import InputError
+from dps.errors import InputError, told
 from dps.models.batch_solvers import minimised, problem_of_classes
 from dps.models.classes import check_class_weight, class_weights, nonnegative
 from dps.models.files import features_of
@@ -418,7 +418,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             if not (whole and value >= 1) and not (name == "batch_size" and value is None):
-                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
         if self.aggregate and self.staleness != 0:
             raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
         if self.tol is not None and not nonnegative(self.tol):

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 import dps
-from dps.errors import InputError
+from dps.errors import InputError, told
 from dps.models.classes import nonnegative
 from dps.models.factor_als import ImplicitALS
 from dps.models.factor_bpr import BPR
@@ -383,14 +383,14 @@ class MatrixFactorization(BaseEstimator):
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
             if not (whole and value >= 1) and not (name == "epochs" and value is None):
-                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
         for name in ("learning_rate", "regularization", "init_std", "alpha"):
             value = getattr(self, name)
             if value is None and name in ("learning_rate", "regularization"):
                 continue
             if not nonnegative(value) or (name in ("learning_rate", "init_std") and value == 0):
                 bounds = "above 0" if name in ("learning_rate", "init_std") else "0 or more"
-                raise InputError(f"{name} is a finite number, {bounds}; not {value!r}")
+                raise InputError(f"{name} is a finite number, {bounds}; not {told(value)}")
         names = self.columns
         if not (isinstance(names, (tuple, list)) and len(names) == 3 and all(isinstance(each, str) for each in names)):
             raise InputError(f"columns are the names of three columns, (user, item, rating); not {names!r}")

@@ -368,8 +368,8 @@ def _plain(y: np.ndarray) -> np.ndarray:
 def _checked_weights(number: int, weights: Labels, rows: int) -> np.ndarray:
     try:
         checked = np.asarray(weights, np.float32)
-    except (TypeError, ValueError) as error:
-        raise InputTypeError(f"sample_weight is a number for each row: {error}") from error
+    except (TypeError, ValueError):  # it quotes a value
+        raise InputTypeError("sample_weight is a number for each row, and has values that are none") from None
     if checked.shape != (rows,):
         raise InputError(f"partition {number}: sample_weight is of shape {checked.shape}, and there are {rows} rows")
     wrong = np.count_nonzero(~((checked >= 0) & np.isfinite(checked)))

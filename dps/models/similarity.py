@@ -15,7 +15,7 @@ from dask.base import is_dask_collection
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.functions.neighbours import best_pairs, closest_pairs, nearest_rows
 from dps.models.partitions import blocks_of
 from dps.models.spark_pieces import is_spark
@@ -265,7 +265,7 @@ class Similarity(BaseEstimator):
 def _whole(name: str, value: object) -> int:
     """A whole number, 1 or more."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+        raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
     return int(value)
 
 

@@ -20,7 +20,7 @@ import pandas as pd
 import scipy.sparse
 
 import dps
-from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError, TrainerLostError
+from dps.errors import ClockTimeoutError, DPSError, InputError, InputTypeError, StoppedError, TrainerLostError, told
 from dps.models.encoding import Layout
 from dps.models.files import files_of, is_path
 from dps.models.partitions import DaskPieces, Piece, Pieces, Survey, Surveys, piece_of, summary, survey_of
@@ -258,7 +258,7 @@ def _checked(part: object) -> tuple[Block, ...]:
     if not isinstance(part, tuple) or len(part) not in (2, 3) or len(getattr(part[0], "shape", ())) != 2:
         raise InputTypeError(
             f"items of an RDD are pairs (X, y), each a block of rows and its labels, or (X, y, sample_weight); not "
-            f"{part!r:.80}"
+            f"{told(part)}"
         )
     X, y, *weights = part[0], *map(np.asarray, part[1:])
     if X.shape[:1] != y.shape[:1]:

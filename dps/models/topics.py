@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.models.classes import nonnegative
 from dps.models.dirichlet import (
     Inference,
@@ -381,11 +381,11 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1
             if not (whole or (name in ("batch_size", "max_iter") and value is None)):
-                raise InputError(f"{name} is a whole number, 1 or more; not {value!r}")
+                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
         for name in ("doc_topic_prior", "topic_word_prior", "total_samples"):
             value = getattr(self, name)
             if not (value is None and name != "total_samples") and not (nonnegative(value) and value > 0):
-                raise InputError(f"{name} is a finite number above 0; not {value!r}")
+                raise InputError(f"{name} is a finite number above 0; not {told(value)}")
         for name in ("perp_tol", "mean_change_tol", "learning_decay", "learning_offset"):
             if not nonnegative(getattr(self, name)):
                 raise InputError(f"{name} is a finite number, 0 or more; not {getattr(self, name)!r}")

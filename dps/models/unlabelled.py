@@ -8,7 +8,7 @@ from dask.base import is_dask_collection
 from dask.delayed import Delayed
 from dask.distributed import Future
 
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.models.partitions import blocks_of, named
 from dps.models.spark_pieces import is_spark
 from dps.models.types import Block, Features, Labels
@@ -61,7 +61,7 @@ def with_zeros(part: Block) -> tuple[Block, ...]:
     """A partition X, (X, y) or (X, y, sample_weight) as (X, zeros) or (X, zeros, sample_weight)."""
     X, *rest = part if isinstance(part, (tuple, list)) else (part,)
     if len(getattr(X, "shape", ())) != 2:
-        raise InputError(f"a partition is a matrix [rows, features], alone or first in a tuple; not {X!r:.80}")
+        raise InputError(f"a partition is a matrix [rows, features], alone or first in a tuple; not {told(X)}")
     return X, _zeros(X), *rest[1:2]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from dps.errors import InputError
+from dps.errors import InputError, told
 
 __all__ = ["Named", "check_name", "shown", "table_name"]
 
@@ -66,7 +66,7 @@ def check_name(kind: str, name: object) -> str:
     rule = RULES[kind]
     expected = f"a {kind}'s name is {rule}"
     if not isinstance(name, str):
-        raise InputError(f"{expected}, not {name!r:.100}")
+        raise InputError(f"{expected}, not {told(name)}")
     if not 0 < len(name) <= rule.max_length:
         raise InputError(f"{expected}; {name!r:.100} has {len(name)}")
     if rule.plain and not name.strip("."):  # as the name of a directory, "." and ".." lead elsewhere

@@ -18,7 +18,7 @@ from dask.base import is_dask_collection
 from dask.delayed import Delayed
 from distributed import Client, Future
 
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.features.frames import as_pandas, names_of
 from dps.training import kept, spark, spark_tasks
 from dps.training.batches import cutter, row_count
@@ -83,7 +83,7 @@ def _names(columns: Columns) -> list[Hashable]:
     if not names:
         raise InputError(
             "columns is a name, or a list of names and of lists of names, such as ['user', 'item'] or (['a', 'b'],"
-            f" 'y'); not {columns!r}"
+            f" 'y'); not {told(columns)}"
         )
     return list(dict.fromkeys(names))
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
-from dps.errors import InputError
+from dps.errors import InputError, told
 from dps.training.batches import rows
 from dps.training.shuffling import EpochRows
 from dps.training.types import Batch
@@ -277,4 +277,4 @@ def as_number(name: str, value: SupportsFloat) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} is a number, not {value!r}") from error
+        raise InputError(f"{name} is a number, not {told(value)}") from error

@@ -18,7 +18,7 @@ from distributed import Client
 from dps import config
 from dps.client.client import Ticket
 from dps.daskapi.processes import check_versions_of
-from dps.errors import DPSError, InputError, TooFewWorkersError, by_name
+from dps.errors import DPSError, InputError, TooFewWorkersError, by_name, told
 from dps.telemetry.snapshot import RunStatus
 from dps.training.data import ByPartition, Shares, by_partition, partitions
 from dps.training.leased_batches import FetchablePartitions
@@ -62,12 +62,12 @@ class RunOptions:
         if self.by not in ("trainer", "partition"):
             raise InputError(f'results come by="trainer" or by="partition", not by={self.by!r}')
         if trainers is not None and (not isinstance(trainers, int) or isinstance(trainers, bool) or trainers < 1):
-            raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {trainers!r}")
+            raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {told(trainers)}")
         if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
-            raise InputError(f"retries is 0 or more, not {retries!r}")
+            raise InputError(f"retries is 0 or more, not {told(retries)}")
         warm = self.warm_start
         if not isinstance(warm, int) or isinstance(warm, bool) or warm < 0:
-            raise InputError(f"warm_start is a number of clocks, 0 or more, not {warm!r}")
+            raise InputError(f"warm_start is a number of clocks, 0 or more, not {told(warm)}")
         if warm and (self.run is not None or self.reassign):
             raise InputError("warm_start= counts the batches of one caller's trainers: leave out run= and reassign=")
         if self.resume and self.run is not None:

@@ -12,7 +12,7 @@ from types import TracebackType
 import msgspec
 
 from dps.client.client import Client, Ticket
-from dps.errors import DPSError, InputError
+from dps.errors import DPSError, InputError, told
 from dps.state.names import check_name
 from dps.telemetry.snapshot import RunStatus
 from dps.training.trainer import Trainer
@@ -28,8 +28,9 @@ __all__ = ["OpenRun", "checked_bound"]
 def checked_bound(staleness: float | str) -> float | str | None:
     """A staleness as it travels: None is no bound. Refuses what is neither a number of clocks nor "auto"."""
     whole = isinstance(staleness, numbers.Real) and staleness >= 0 and staleness in (math.inf, staleness // 1)
-    if staleness != "auto" and (not whole or isinstance(staleness, bool)):
-        raise InputError(f'staleness is 0, 1, 2, ..., math.inf or "auto", not {staleness!r}')
+    auto = isinstance(staleness, str) and staleness == "auto"
+    if not auto and (not whole or isinstance(staleness, bool)):
+        raise InputError(f'staleness is 0, 1, 2, ..., math.inf or "auto", not {told(staleness)}')
     return staleness if isinstance(staleness, str) else None if math.isinf(staleness) else int(staleness)
 
 
