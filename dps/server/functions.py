@@ -53,7 +53,7 @@ from dps.server.changes import Changes
 from dps.server.function_thread import Outcome, Runner
 from dps.server.function_work import FunctionWork, Made, Repeated, failure
 from dps.server.replicas import Replica
-from dps.server.tables import MAX_KEPT_RESULT_BYTES, ServerTable
+from dps.server.tables import MAX_KEPT_RESULT_BYTES, MAX_MORE_BYTES, ServerTable
 from dps.state.beside import MadeBeside, is_large, leave_twin
 from dps.state.ops import NO_CLOCK, ROWS, Op, Selection
 from dps.wire import frames
@@ -411,7 +411,7 @@ class FunctionCalls:
             if header.trainer:
                 replica.shard.ledger.check(header.trainer, header.attempt)
             gone = 0 if made.deleted is None else len(made.deleted)
-            table.check_copied(len(made.rows), "a function changed", gone)
+            table.check_copied(len(made.rows), "a function changed", 8 * gone + MAX_MORE_BYTES)
             if replica in beside:  # its twin has the room
                 continue
             replica.shard.reserve(len(made.rows))

@@ -19,8 +19,8 @@ from dps.wire.frames import HEADER_SIZE, Header, encode_header, pack_item, padde
 from dps.wire.headers import CloseSums, RetireOrigins, Scan
 from dps.wire.protocols import RoleConnection
 
-__all__ = ["MAX_KEPT_RESULT_BYTES", "ServerTable", "TableRequest", "control_header", "more_of", "op_of", "rows_after"]
-__all__ += ["rows_header"]
+__all__ = ["MAX_KEPT_RESULT_BYTES", "MAX_MORE_BYTES", "ServerTable", "TableRequest", "control_header", "more_of"]
+__all__ += ["op_of", "rows_after", "rows_header"]
 
 # flags of a frame -> rule of the op
 RULES = {0: PUSH, frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_DELETE: DELETE, frames.RULE_ROWS: ROWS}
@@ -140,9 +140,9 @@ class ServerTable(TableState):
             result=np.frombuffer(result, self.dtype).reshape(-1, 1) if result else None,
         )
 
-    def check_copied(self, rows: int, what: str, deleted: int = 0) -> None:
-        """Raise LimitError if so many whole rows, and keys of others, do not fit a frame to the table's copies."""
-        nbytes = rows * ((self.spec.dim + self.spec.slots) * self.dtype.itemsize + 16) + 8 * deleted + MAX_MORE_BYTES
+    def check_copied(self, rows: int, what: str, more: int = 0) -> None:
+        """Raise LimitError if so many whole rows, and so many bytes beside them, do not fit a frame to the copies."""
+        nbytes = rows * ((self.spec.dim + self.spec.slots) * self.dtype.itemsize + 16) + more
         if self.replicated and nbytes > self.frame_limit:
             raise LimitError(
                 f"table {self.spec.name!r}: {what} {rows} rows, {nbytes} bytes, and its copies take {self.frame_limit} "

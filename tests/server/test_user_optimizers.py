@@ -19,7 +19,7 @@ from user_optimizers import Averaged, Oracle, Picky, SignSGD
 
 import dps
 from dps.errors import DPSError, FunctionError, LimitError, NameInUseError
-from dps.server import requests
+from dps.server import changes
 from dps.server.requests import ServerRole
 from dps.state import shard as shard_module
 from dps.state.ops import TableSpec
@@ -233,7 +233,7 @@ def test_more_rows_than_a_frame_takes_are_refused_before_they_count(aggregate) -
 
 
 WRONG = {
-    "backups step themselves": (requests, "rows_after", "if op.after is not None", "if False"),
+    "backups step themselves": (changes, "rows_after", "if op.after is not None", "if False"),
     "sums are stepped by each copy": (shard_module, "close", "if step is None or step.after is None", "if True"),
     "pushes close clocks on each copy": (
         ServerRole,
