@@ -200,9 +200,9 @@ class LargeOps:
         self.forget(left)
 
     def leave(self, replica: Replica) -> None:
-        """A replica is dropped: give back its memory."""
+        """A replica is dropped: give back its memory, unless a checkpoint or a dump still reads it."""
         shard = replica.shard
-        if isinstance(shard, Shard):
+        if isinstance(shard, Shard) and not shard.pins:
             self.forget(give_up(shard))
 
     def forget(self, arrays: list[np.ndarray]) -> None:
