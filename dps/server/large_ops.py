@@ -20,8 +20,8 @@ gigabytes.
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import queue
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -70,35 +70,39 @@ class Carrier(Protocol):
 
 
 class BesideThread:
-    """The thread of one server in which ops are prepared, one request after the other; made with the first."""
+    """The thread of one server in which ops are prepared, one request after the other. It ends when none is left."""
 
     def __init__(self, endpoint: Endpoint, name: str):
         self._endpoint, self._name = endpoint, name
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Outcome], None]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._jobs: collections.deque[tuple[Callable[[], Any], Callable[[Outcome], None]]] = collections.deque()
+        self._works = False
+        self._lock = threading.Lock()  # of both
 
     def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            thread.start()
-            self._thread = thread
-        self._jobs.put((work, done))
+        with self._lock:
+            if not self._works:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._works = True
+            self._jobs.append((work, done))
 
     def close(self) -> None:
-        self._jobs.put(None)
+        with self._lock:
+            self._jobs.clear()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            work, done = job
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._works = False
+                    return
+                work, done = self._jobs.popleft()
             try:
                 outcome = Outcome(work(), None)
             except Exception as error:
                 outcome = Outcome(None, error)
-            try:
+            with contextlib.suppress(RuntimeError):  # the endpoint's loop is closed
                 self._endpoint.submit(done, outcome)
-            except RuntimeError:  # the endpoint's loop is closed
-                return
-            del job, work, done, outcome  # so that the thread keeps no rows while it waits
+            del work, done, outcome
 
 
 class LargeOps:

@@ -5,7 +5,7 @@ children, so that it can be taken around every test. What Dask keeps for ever af
 here (found by experiment with distributed 2026.8.0: one offload thread, and the resource tracker of
 multiprocessing). While a cluster of a wider fixture runs, its own threads, connections and processes come and go,
 and do not count; nor do the links of its servers, which a server makes again when it gets no answer for two seconds
-(on a busy machine), nor their threads for large ops and processes for functions, which start with the first of each.
+(on a busy machine), nor their processes for functions, which start with the first function of a user.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE = 60.0  # a limit for what hangs: processes take long to end while the 
 FOREVER_THREADS = re.compile("^Dask-Offload")
 FOREVER_PROCESSES = re.compile("resource_tracker|multiprocessing.forkserver")
 LIVE_THREADS = re.compile("Dask-|^IO loop|^AsyncProcess |^QueueFeederThread|^Profile|^TCP-Executor|^asyncio_|^bokeh-")
-SERVER_THREADS = re.compile("^dps-(functions-.*-process|beside-.*)$")
+FUNCTION_THREADS = re.compile("^dps-functions-.*-process$")
 FUNCTION_PROCESSES = re.compile(r"/function_boot\.py ")
 HOLDERS = 8  # how far up the references to a socket are followed
 
@@ -124,7 +124,7 @@ class _Dask:
         if thread in getattr(pool, "_threads", ()):
             return True
         if thread.name.startswith("dps"):
-            return self.live and bool(SERVER_THREADS.search(thread.name))
+            return self.live and bool(FUNCTION_THREADS.search(thread.name))
         return self.live and bool(LIVE_THREADS.search(thread.name))
 
     def owns_process(self, process: psutil.Process) -> bool:
