@@ -170,8 +170,8 @@ def client():
         Client(cluster) as client,
     ):
         yield client
-        # Scheduler and workers are of this process, and a task that they know keeps the connections of its arguments.
-        wait_until(lambda: not cluster.scheduler.tasks)
+        # What the scheduler keeps of a task, with its arguments' connections, goes with the worker's next heartbeat.
+        wait_until(lambda: not any(worker.executing for worker in cluster.scheduler.workers.values()))
 
 
 @pytest.fixture(scope="module")
