@@ -136,7 +136,15 @@ def test_a_wrong_line_of_a_later_block_has_its_number_in_the_file(tmp_path, bloc
 
 
 def test_machines_learn_from_paths(client, folder):
-    settings = {"factors": 2, "epochs": 5, "batch_size": 20, "random_state": 0, "client": client, "hash_bits": 5}
+    settings = {
+        "factors": 2,
+        "epochs": 5,
+        "batch_size": 20,
+        "random_state": 0,
+        "factor_learning_rate": 0.1,
+        "client": client,
+        "hash_bits": 5,
+    }
     paths = [str(folder / "*.ffm"), folder / "1.ffm.gz"]
     model = FactorizationMachine(fields=F, **settings).fit(paths)
     assert model.factors_.shape == (32, F, 2)
