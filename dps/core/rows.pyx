@@ -131,7 +131,7 @@ def use_small_pages(cnp.ndarray rows not None) -> None:
 def leave_pages(cnp.ndarray array not None) -> None:
     """Give the memory of an array back without the interpreter's lock, which freeing the array would hold meanwhile.
 
-    The array has zeros afterwards, so nothing else may need it. One that does not own its memory stays as it is.
+    The array has zeros afterwards, so nothing else may need it. An array that does not own its memory stays as it is.
     """
     cdef char *memory_of = <char *> cnp.PyArray_DATA(array)
     cdef int64_t nbytes = cnp.PyArray_NBYTES(array)
