@@ -476,11 +476,6 @@ class KeyedShard(Shard):
             fill_missing(out, keys, index, self.row_start)
 
     def reserve(self, new: int) -> None:
-        self._grow(new)
-        super().reserve(new)
-
-    def _grow(self, new: int) -> None:
-        """Make room for `new` more rows."""
         have, need = len(self.rows), self.end + new
         if need > MAX_ROWS:
             where = f"shard {self.number} of table {self.spec.name!r}"
@@ -494,6 +489,7 @@ class KeyedShard(Shard):
             for flags in (self.changed, self.vacant):
                 if flags is not None:
                     flags.resize(len(self.rows), refcheck=False)
+        super().reserve(new)
 
     @property
     def index_tables(self) -> tuple[np.ndarray, ...]:
@@ -501,11 +497,10 @@ class KeyedShard(Shard):
 
     def step_rows(self, op: Op) -> None:
         assert op.keys is not None
-        index, end = self._rows_of(len(op.keys)), self.end
-        if end + len(op.keys) > len(self.rows):  # perhaps the shard has most of them
-            self._grow(self.index.find(op.keys, index))
-        if self.cut is not None:
-            self.cut.reserve(len(op.keys))
+        index, end, new = self._rows_of(len(op.keys)), self.end, len(op.keys)
+        if op.rule == ROWS and self.cut is None and end + new > len(self.rows):
+            new = self.index.find(op.keys, index)  # an effect of a function is mostly of rows that there are
+        self.reserve(new)
         self.index.insert(op.keys, index)
         if (self.end > end or self.vacancies) and not self.row_start.is_zero:
             fill_new(self.rows, op.keys, index, end, self.row_start, self.vacant)

@@ -28,7 +28,7 @@ def test_each_checkpoint_is_one_model_and_a_restore_gives_exactly_that(part):
 def test_the_schedules_hold_what_can_go_wrong_with_checkpoints():
     schedules = [draw_checkpoints(seed) for seed in range(300)]
     kinds = {kind for schedule in schedules for _, kind in schedule.faults.plan}
-    assert kinds == {"disks", "answers", "moves", "crashes", "partitions", "stops", "breaks", "twins"}
+    assert kinds == {"disks", "answers", "moves", "crashes", "partitions", "half_cuts", "stops", "breaks", "twins"}
 
 
 def test_the_same_seed_gives_the_same_checkpoints():

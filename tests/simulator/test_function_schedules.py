@@ -20,10 +20,6 @@ def test_no_schedule_loses_or_repeats_an_effect(part):
 
 
 WRONG = {  # and where to look first
-    "a repeat is acknowledged before the backups have its effect": (
-        [(FunctionCalls, "_answer_when_confirmed", "self._owner.ops.follow(replica, owed)", "pass")],
-        [2388],
-    ),
     "effects are not passed on": ([(Changes, "_pass_on", "if replica.successor is None:", "if True:")], [12]),
     "pushes do not wait": ([(FunctionCalls, "postpone", "if hold is not None and", "if False and")], []),
     "requests wait for a function that has ended": (
