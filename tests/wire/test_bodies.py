@@ -9,7 +9,7 @@ from oracles import mutant
 from dps.errors import ProtocolError
 from dps.wire import bodies, frames, membership_messages, placement_messages, run_messages
 from dps.wire.bodies import decode, encode
-from dps.wire.membership_messages import CaughtUp, Serve, SteppedDown, Suspect
+from dps.wire.membership_messages import CaughtUp, Serve, ServerFailed, SteppedDown, Suspect
 from dps.wire.placement_messages import Located, Placement, Route, ShardPlace
 from dps.wire.run_messages import (
     Join,
@@ -35,6 +35,7 @@ MESSAGES = [
     SteppedDown("w", 41, 1 << 40),
     Suspect(1, [("w", 0), ("v", 7)], 'has "confirmed" nothing', 9),
     Suspect(0, [], "", 0),
+    ServerFailed(3, "MemoryError: 9 bytes"),
     ShardPlace([1, 0], None, [3, 4], False),
     Placement(
         7, {0: ("here", 1), 12: ("::1", 9)}, {3: [ShardPlace([0], 12, [1, 7], True), ShardPlace([], None, [], False)]}
