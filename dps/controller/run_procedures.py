@@ -29,7 +29,7 @@ from dps.errors import RequestTimeoutError
 __all__ = ["RunProcedures"]
 
 BACK_OFF_SECONDS = (0.002, 0.1)  # between two rounds: the first pause, the longest. As between two tries of a client
-MAX_REASONS = 3  # that an error names
+MAX_REASONS = 3  # the most reasons that an error names, because shards that fail together mostly have the same one
 
 Shards = set[tuple[int, int]]  # (number of the table, shard)
 

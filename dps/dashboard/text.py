@@ -100,7 +100,7 @@ def time_text(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(when))
 
 
-# What the staleness bounds, in the words of README.md and docs/consistency.md.
+# One sentence says what the staleness bounds, so that README.md, the pages and the report cannot differ.
 STALENESS_RULE = (
     "With staleness s, a trainer begins an iteration only if it has completed at most s more than the slowest trainer, "
     "so their clocks, which count completed iterations, differ by s + 1 at most."

@@ -26,7 +26,8 @@ class FailuresToldElsewhere(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not str(record.msg).startswith("Compute Failed") or not isinstance(record.args, tuple) or not record.args:
             return True
-        first = FIRST_FILE.search(str(record.args[-1]))  # of the traceback, which begins with the task's function
+        # The last argument is the traceback, and its first file is that of the task's function.
+        first = FIRST_FILE.search(str(record.args[-1]))
         return first is None or not first[1].startswith(PACKAGE) or OF_USERS.search(first[1]) is not None
 
 

@@ -64,8 +64,8 @@ class DriverConnection:
         self.closed = self.attached = False
         self._closing = Once(f"closing parameter server {name!r}")
         self._own = threading.local()  # .client: that of the thread
-        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()  # of all threads
-        self._lock = threading.Lock()  # of these, and of `closed`
+        self._clients: weakref.WeakSet[Client] = weakref.WeakSet()  # the clients of all threads, which `release` closes
+        self._lock = threading.Lock()  # guards `_clients` and `closed`
         self._when_released: list[Callable[[], None]] = []
         self._registered: set[str] = set()  # functions that the servers have
         self._own_client = client is not None and not isinstance(client, DaskClient)

@@ -75,7 +75,7 @@ def _opened(data: Any) -> nw.DataFrame | nw.Series | None:
     lazy = hasattr(data, "collect_schema")
     if isinstance(data, type) or hasattr(data, "iloc") or not (lazy or hasattr(data, "__arrow_c_stream__")):
         return None
-    names = getattr(data, "column_names", [])  # of Arrow, which allows for twins
+    names = getattr(data, "column_names", [])  # an Arrow table may have two columns of one name
     if len(set(names)) < len(names):
         raise InputError(f"a {type(data).__name__} has several columns of one name: rename them")
     with needing("models"):

@@ -32,7 +32,7 @@ class Kept(NamedTuple):
 
     ps: dps.ParameterServer
     client: DaskClient
-    address: str  # of the client's scheduler
+    address: str  # where the client's scheduler listens
     taken: threading.Event  # set when a fit takes the servers, or when they are closed
 
 

@@ -371,7 +371,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         """The solver by which `fit` trains."""
         if self.solver != "auto":
             return self.solver
-        shape = getattr(X, "shape", None)  # of a delayed value, another one
+        shape = getattr(X, "shape", None)  # of a delayed value, `shape` is a delayed value, too
         rows = shape[0] if isinstance(shape, tuple) and shape else None
         known = isinstance(rows, (int, np.integer)) and rows <= FEW_ROWS
         elsewhere = isinstance(self.client, (dps.ParameterServer, Address))

@@ -18,7 +18,7 @@ __all__ = ["from_plain", "sendable", "to_plain"]
 T = TypeVar("T", bound=type)
 
 KIND = "kind"  # the key of a dict that stands for an object of KINDS
-KINDS: dict[str, type] = {}  # what may travel, by name
+KINDS: dict[str, type] = {}  # the classes whose objects may travel, by their names
 OBJECTS = "objects"  # the kind of an array of Python's objects: labels that are texts
 MAX_DEPTH = 8  # objects within objects
 
