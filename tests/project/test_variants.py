@@ -1,4 +1,4 @@
-"""Which wrong variants of the core are compiled again: those of which something has changed, and no others."""
+"""Wrong variants: one that no check notices is named; of the core, those are compiled again that have changed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from pathlib import Path
 
 import compiled
 import pytest
+from noticing import assert_noticed
+
+from dps.training import pulled_ahead, rows_ahead
+from dps.wire.frames import Header
+from dps.wire.headers import RetireOrigins
 
 
 @pytest.fixture
@@ -71,3 +76,45 @@ def test_only_so_many_are_kept_and_the_last_used_stay(compiler, monkeypatch):
         if n == 1:
             compiled.os.utime(made[1], (1, 1))  # as if it was used long ago
     assert set(compiled.KEPT.iterdir()) == {made[0], made[2]}
+
+
+EQUAL = pulled_ahead, "may_serve", ">= clock", "> clock"
+
+
+def equal_clocks() -> None:
+    """Of both modules that know the function."""
+    assert pulled_ahead.may_serve(5, 5, 0)
+    assert rows_ahead.may_serve(5, 5, 0)
+
+
+def test_what_one_check_notices_is_noticed_and_then_put_right() -> None:
+    assert_noticed(*EQUAL, lambda: None, equal_clocks)
+    assert_noticed(*EQUAL, lambda: pytest.fail("at once"))
+    equal_clocks()
+
+
+def test_the_modules_that_have_imported_a_function_get_the_wrong_one_too() -> None:
+    places: list[object] = []
+    with pytest.raises(pytest.fail.Exception):
+        assert_noticed(*EQUAL, lambda: places.extend([pulled_ahead.may_serve, rows_ahead.may_serve]))
+    assert places[0] is places[1] is not pulled_ahead.may_serve
+
+
+def test_what_no_check_notices_is_named() -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"pulled_ahead\.may_serve went unnoticed with '> clock'"):
+        assert_noticed(*EQUAL, lambda: None)
+
+
+def test_a_text_that_is_gone_is_named() -> None:
+    with pytest.raises(AssertionError, match="may_serve no longer contains 'staleness"):
+        assert_noticed(pulled_ahead, "may_serve", "staleness + 1", "staleness", equal_clocks)
+
+
+def test_a_wrong_text_that_names_what_there_is_not_counts_for_nothing() -> None:
+    with pytest.raises(NameError, match="clocks"):
+        assert_noticed(pulled_ahead, "may_serve", "clock - staleness", "clocks - staleness", equal_clocks)
+
+
+def test_a_static_method_stays_one() -> None:
+    with pytest.raises(pytest.fail.Exception, match="went unnoticed"):
+        assert_noticed(RetireOrigins, "matches", "bool(", "not (", lambda: RetireOrigins(1, 1, 1, 1).matches(Header(0)))
