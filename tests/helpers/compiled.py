@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -40,14 +40,40 @@ def variant(module: str, file: str, old: str, new: str) -> ModuleType:
 
 def variants(modules: list[str], file: str, old: str, new: str) -> list[ModuleType]:
     """As :func:`variant`, for modules of which later ones use earlier ones."""
-    texts = {path.name: path.read_text() for path in sources(modules)}
-    assert old in texts[file], f"dps/core/{file} no longer contains {old!r}"
-    texts[file] = texts[file].replace(old, new)
-    kept = compiled(modules, texts)
+    kept = compiled(modules, replaced(modules, file, old, new))
     # Python refuses to initialise a module of Cython twice from the same file, so each variant is loaded from a copy.
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules):
         shutil.copytree(kept, folder, dirs_exist_ok=True)
         return [loaded(f"dps.core.{module}", *Path(folder).glob(f"{module}.*.so")) for module in modules]
+
+
+def error_beside(module: str, old: str, new: str, code: str) -> str:
+    """The error of code in a process where dps.core.`module` is a variant for all other modules, too; "" if none.
+
+    For classes whose objects compiled modules have: these take no object of a variant of the class.
+    """
+    (library,) = compiled([module], replaced([module], f"{module}.pyx", old, new)).glob(f"{module}.*.so")
+    start = f"import compiled, sys; sys.meta_path.insert(0, compiled.Instead('dps.core.{module}', {str(library)!r}))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", f"{start}; {code}"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True).stderr
+
+
+class Instead:
+    """Finds a module in a library that is not its own."""
+
+    def __init__(self, module: str, library: str):
+        self._module, self._library = module, library
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return spec_from_file_location(name, self._library) if name == self._module else None
+
+
+def replaced(modules: list[str], file: str, old: str, new: str) -> dict[str, str]:
+    """The files of modules, by their names; one of them with `new` in place of `old`."""
+    texts = {path.name: path.read_text() for path in sources(modules)}
+    assert old in texts[file], f"dps/core/{file} no longer contains {old!r}"
+    return {**texts, file: texts[file].replace(old, new)}
 
 
 def sources(modules: list[str]) -> list[Path]:
