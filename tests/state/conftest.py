@@ -9,7 +9,7 @@ import pytest
 from dps.state import deletion
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def small_shards_are_compacted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deletion, "COMPACT_AT", 1)
