@@ -54,7 +54,7 @@ from dps.server.function_thread import Outcome, Runner
 from dps.server.function_work import FunctionWork, Made, Repeated, failure
 from dps.server.replicas import Replica
 from dps.server.tables import MAX_KEPT_RESULT_BYTES, MAX_MORE_BYTES, ServerTable
-from dps.state.beside import MadeBeside, is_large, leave_twin
+from dps.state.beside import MadeBeside, is_large
 from dps.state.ops import NO_CLOCK, ROWS, Op, Selection
 from dps.wire import frames
 from dps.wire.frames import Header, padded
@@ -161,7 +161,7 @@ class Hold:
                 replica.shard.detach()
         for replica, _ in self.targets:
             if replica.shard.twin is not None:
-                leave_twin(replica.shard)
+                replica.shard.leave_twin()
 
 
 class FunctionCalls:

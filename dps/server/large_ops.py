@@ -32,7 +32,7 @@ from dps.server.function_thread import Outcome
 from dps.server.functions import BesideShards, FunctionCalls, Hold, Target
 from dps.server.replicas import Replica, ReplicaPart
 from dps.server.tables import ServerTable, TableRequest, op_of
-from dps.state.beside import MadeBeside, forget, give_up, gone_of, is_large, worth_it
+from dps.state.beside import MadeBeside, forget, gone_of, is_large, worth_it
 from dps.state.ops import DELETE, Op
 from dps.state.shard import Shard
 from dps.wire import frames
@@ -207,7 +207,7 @@ class LargeOps:
         """A replica is dropped: give back its memory, unless a checkpoint or a dump still reads it."""
         shard = replica.shard
         if isinstance(shard, Shard) and not shard.pins:
-            self.forget(give_up(shard))
+            self.forget(shard.give_up())
 
     def forget(self, arrays: list[np.ndarray]) -> None:
         """Give back the memory of these arrays."""

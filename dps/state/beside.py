@@ -12,21 +12,19 @@ carried out at once. So are ops that do more than change rows: pushes that are s
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dps.core.blocks import Block
-from dps.core.index import KeyIndex
 from dps.core.rows import leave_pages, use_small_pages
 from dps.state.custom import Custom
 from dps.state.ops import ADD, ASSIGN, CLOSING, DELETE, NO_CLOCK, PUSH, ROWS, Op
-from dps.state.snapshot import Cut
 
 if TYPE_CHECKING:
     from dps.state.shard import Shard
 
-__all__ = ["MadeBeside", "forget", "give_up", "gone_of", "is_large", "leave_twin", "takes_memory", "worth_it"]
+__all__ = ["MadeBeside", "forget", "gone_of", "is_large", "takes_memory", "worth_it"]
 
 LARGE = 1 << 18  # rows of a request, whose shards change in one turn of a server's loop: about 30 ms of work
 OF_DELETION = 8  # a row that goes makes as much work as so many others
@@ -44,8 +42,8 @@ class MadeBeside:
     Parameters
     ----------
     shard : Shard
-        Nothing but pulls may use it until :meth:`install`. What has to change it all the same calls
-        :func:`leave_twin` before, so that it goes on with memory of its own.
+        Nothing but pulls may use it until :meth:`install`. What has to change it all the same calls its `leave_twin`
+        before, so that it goes on with memory of its own.
     op : Op
 
     Attributes
@@ -56,7 +54,7 @@ class MadeBeside:
 
     def __init__(self, shard: Shard, op: Op):
         self._op, self._before = op, (objects_of(shard), numbers_of(shard))
-        self.twin = shared_twin(shard)
+        self.twin = shard.shared_twin()
         shard.twin = self.twin
 
     def carry_out(self) -> None:
@@ -83,7 +81,7 @@ class MadeBeside:
         if stamp_of(op) != stamp_of(self._op) or numbers != before or not same:
             return False
         shard.discarded = [shard.rows, *shard.index_tables]
-        take_over(shard, self.twin)
+        shard.take_over(self.twin)
         return True
 
 
@@ -133,81 +131,15 @@ def numbers_of(shard: Shard) -> tuple[object, ...]:
     return shard.cut is not None and shard.cut.is_complete, shard.version, shard.moves
 
 
-def shared_twin(shard: Shard) -> Shard:
-    """A twin that shares the memory of the shard yet."""
-    twin: Shard = type(shard).__new__(type(shard))
-    twin.__dict__.update(shard.__dict__)
-    for name in ("number", "low", "clock", "version", "vacancies", "ledger", "sums", "index", "rows"):
-        setattr(twin, name, getattr(shard, name))
-    twin.numbers, twin.discarded, twin.made_beside, twin.twin = dict(shard.numbers), [], None, None
-    twin.changed, twin.vacant = shard.changed, shard.vacant
-    twin.removed, twin.removed_later = list(shard.removed), list(shard.removed_later)
-    if shard.cut is not None:
-        twin.cut = shared_cut(shard.cut, twin)
-    return twin
-
-
-def shared_cut(cut: Cut, twin: Shard) -> Cut:
-    """An open cut for a twin, which shares the memory of the shard's cut yet."""
-    made = Cut.__new__(Cut)
-    made.__dict__.update(cut.__dict__)
-    for name in ("before", "latest", "copies", "existing", "given", "stop", "is_complete", "has_changes", "ledger"):
-        setattr(made, name, getattr(cut, name))
-    made.place, made.saved, made.shard = cut.place, cut.saved, twin
-    return made
-
-
 def own_memory(twin: Shard, op: Op) -> None:
     """Let a twin have copies of all that the op may change."""
-    rows, end = twin.rows, twin.end
-    twin.changed = None if twin.changed is None else twin.changed.copy()
-    twin.vacant = None if twin.vacant is None else twin.vacant.copy()
-    twin.rows = np.zeros(rows.shape, rows.dtype)
-    use_small_pages(twin.rows)
+    shared, end = twin.rows, twin.end
+    rows = np.zeros(shared.shape, shared.dtype)
+    use_small_pages(rows)
     has_all_rows = op.rule == ROWS and op.keys is None and op.deleted is None and len(op.values) == end
     if not has_all_rows or twin.cut is not None:  # the cut saves rows as they were
-        twin.rows[:end] = rows[:end]
-    own_index(twin)
-    if twin.cut is not None:
-        twin.cut.place, twin.cut.saved = twin.cut.place.copy(), twin.cut.saved.copy()
-
-
-def leave_twin(shard: Shard) -> None:
-    """Have a shard go on with copies of all that it shares with its twin, because the shard is about to change."""
-    shard.twin = None
-    shard.detach()
-    shard.changed = None if shard.changed is None else shard.changed.copy()
-    shard.vacant = None if shard.vacant is None else shard.vacant.copy()
-    if shard.cut is not None:
-        shard.cut.place, shard.cut.saved = shard.cut.place.copy(), shard.cut.saved.copy()
-    own_index(shard)
-
-
-def own_index(shard: Any) -> None:
-    """Copy what only keyed shards have, in a shard that shares it with another."""
-    if shard.spec.keyed:
-        shard.index, shard.deleted, shard.scratch = shard.index.copy(), list(shard.deleted), np.empty(0, np.int64)
-
-
-def give_up(shard: Any) -> list[np.ndarray]:
-    """Let a shard that is dropped have no rows any more; its arrays."""
-    arrays = [shard.rows, *shard.index_tables]
-    shard.rows = shard.rows[:0].copy()
-    if shard.spec.keyed:
-        shard.index = KeyIndex(shard.index.bits)
-    return arrays
-
-
-def take_over(shard: Any, twin: Any) -> None:
-    """Let a shard have what its twin has."""
-    for name in ("rows", "index", "changed", "vacant", "vacancies", "clock"):
-        setattr(shard, name, getattr(twin, name))
-    shard.removed, shard.removed_later = twin.removed, twin.removed_later
-    if shard.spec.keyed:
-        shard.deleted = twin.deleted
-    if shard.cut is not None:
-        assert twin.cut is not None
-        shard.cut.follow(twin.cut)
+        rows[:end] = shared[:end]
+    twin.own_memory(rows)
 
 
 def forget(arrays: list[np.ndarray]) -> None:

@@ -23,6 +23,8 @@ the sums of a clock, goes to the other replicas as rows (ROWS).
 from __future__ import annotations
 
 import abc
+import copy
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,7 +35,7 @@ from dps.core.initializers import fill_missing, fill_new, fill_range
 from dps.core.ledger import Ledger
 from dps.core.rows import all_finite, gather, gather_range, use_small_pages
 from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
-from dps.state.beside import MadeBeside, leave_twin, takes_memory
+from dps.state.beside import MadeBeside, takes_memory
 from dps.state.custom import Custom
 from dps.state.deletion import clear, delete, free_vacant
 from dps.state.ops import ADD, ASSIGN, CLOSE, CLOSING, DELETE, NO_CLOCK, PUSH, RETIRE, ROWS, Op, Selection, TableSpec
@@ -49,6 +51,8 @@ MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25
 MAX_CLOCKS = 64  # clocks for which a shard remembers the optimizer's numbers: trainers are seldom further apart
 MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
 ASSIGN_KERNEL = Assign().kernel
+
+S = TypeVar("S", bound="Shard")
 
 
 class Shard(CutShard):
@@ -290,6 +294,45 @@ class Shard(CutShard):
         """Go on with a copy of the rows, because their memory may still be read elsewhere."""
         self.rows = self.rows.copy()
 
+    # -- a twin, on which an op is carried out: see `beside.py`
+
+    def shared_twin(self: S) -> S:
+        """A twin, which shares all memory with the shard until one of the two has its own."""
+        twin = copy.copy(self)
+        twin.numbers, twin.discarded, twin.made_beside, twin.twin = dict(self.numbers), [], None, None
+        twin.removed, twin.removed_later = list(self.removed), list(self.removed_later)
+        if self.cut is not None:
+            twin.cut = self.cut.shared_with(twin)
+        return twin
+
+    def own_memory(self, rows: np.ndarray) -> None:
+        """Go on with these rows, and with copies of all else that a twin shares and an op may change."""
+        self.rows = rows
+        self.changed = None if self.changed is None else self.changed.copy()
+        self.vacant = None if self.vacant is None else self.vacant.copy()
+        if self.cut is not None:
+            self.cut.own_memory()
+
+    def leave_twin(self) -> None:
+        """Share nothing with the twin any more, because the shard is about to change."""
+        self.twin = None
+        self.own_memory(self.rows.copy())
+
+    def take_over(self, twin: Shard) -> None:
+        """Have what an op has made of the twin."""
+        self.rows, self.changed, self.clock = twin.rows, twin.changed, twin.clock
+        self.index, self.vacant, self.vacancies = twin.index, twin.vacant, twin.vacancies
+        self.removed, self.removed_later = twin.removed, twin.removed_later
+        if self.cut is not None:
+            assert twin.cut is not None
+            self.cut.follow(twin.cut)
+
+    def give_up(self) -> list[np.ndarray]:
+        """Have no rows any more, because the shard is dropped; the arrays in which they were."""
+        arrays = [self.rows, *self.index_tables]
+        self.rows = self.rows[:0].copy()
+        return arrays
+
     @property
     def _nbytes_aside(self) -> int:
         return sum(each.nbytes for each in (self.sums, self.cut, self.changed) if each is not None)
@@ -495,6 +538,20 @@ class KeyedShard(Shard):
     def index_tables(self) -> tuple[np.ndarray, ...]:
         return self.index.tables
 
+    def own_memory(self, rows: np.ndarray) -> None:
+        super().own_memory(rows)
+        self.index, self.deleted, self.scratch = self.index.copy(), list(self.deleted), np.empty(0, np.int64)
+
+    def take_over(self, twin: Shard) -> None:
+        assert isinstance(twin, KeyedShard)
+        super().take_over(twin)
+        self.deleted = twin.deleted
+
+    def give_up(self) -> list[np.ndarray]:
+        arrays = super().give_up()
+        self.index = KeyIndex(self.index.bits)
+        return arrays
+
     def step_rows(self, op: Op) -> None:
         assert op.keys is not None
         index, end, new = self._rows_of(len(op.keys)), self.end, len(op.keys)
@@ -542,7 +599,7 @@ class KeyedShard(Shard):
     def unpin(self) -> None:
         super().unpin()
         if self.twin is not None and not self.pins and self.deleted:
-            leave_twin(self)
+            self.leave_twin()
         self.index.reuses = self.pins == 0
         free_vacant(self)
 

@@ -23,6 +23,7 @@ old base. The keys of deleted rows are kept as lists, `removed` and `removed_lat
 from __future__ import annotations
 
 import abc
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -248,8 +249,18 @@ class Cut(CutState):
         if save(self.shard, index, start, len(op.values), op.clock, op.rule == PUSH):
             self._follow(op, index, start)
 
+    def shared_with(self, twin: CutShard) -> Cut:
+        """This cut, for a twin of the shard (`beside.py`); it shares all memory with this one."""
+        made = copy.copy(self)
+        made.shard = twin
+        return made
+
+    def own_memory(self) -> None:
+        """Go on with copies of what a twin shares."""
+        self.place, self.saved = self.place.copy(), self.saved.copy()
+
     def follow(self, twin: Cut) -> None:
-        """Take over what an op has changed of a copy of this cut, which a twin of the shard had (`beside.py`)."""
+        """Take over what an op has changed of a twin's cut."""
         for name in ("place", "saved", "copies", "existing", "stop", "has_changes", "_failure"):
             setattr(self, name, getattr(twin, name))
 

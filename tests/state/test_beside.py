@@ -10,9 +10,9 @@ from oracles import mutant
 
 import dps
 from dps.state import beside
-from dps.state.beside import MadeBeside, forget, is_large, leave_twin, worth_it
+from dps.state.beside import MadeBeside, forget, is_large, worth_it
 from dps.state.ops import ADD, ASSIGN, DELETE, NO_CLOCK, PUSH, ROWS, Op, TableSpec
-from dps.state.shard import DenseShard, KeyedShard, make_shard
+from dps.state.shard import DenseShard, KeyedShard, Shard, make_shard
 from dps.state.transfer import Dump, Joining, first_difference
 
 COUNT, DIM = 600, 2
@@ -190,7 +190,7 @@ def test_a_shard_and_its_twin_share_no_memory_that_changes(cut: bool) -> None:
         if cut:
             shard.begin_cut(None)
     made = MadeBeside(one, op(DELETE, np.arange(300), 5))
-    leave_twin(one)
+    one.leave_twin()
     for shard in (one, other):
         shard.apply(op(PUSH, np.arange(100, 400), 6))
     made.carry_out()
@@ -266,19 +266,19 @@ def test_memory_is_left_only_where_nothing_else_has_it() -> None:
 
 
 WRONG = {
-    "flags stay behind": (beside, "take_over", '"changed", ', ""),
-    "vacant rows stay behind": (beside, "take_over", '"vacant", "vacancies", ', ""),
-    "deleted keys stay behind": (beside, "take_over", "shard.deleted = twin.deleted", "pass"),
-    "the index is shared": (beside, "own_index", "shard.index.copy()", "shard.index"),
-    "saved rows stay behind": (beside, "take_over", "shard.cut.follow(twin.cut)", "pass"),
-    "a shard that has changed": (MadeBeside, "install", "numbers != before or", ""),
+    "flags stay behind": (Shard, "take_over", mutant(Shard.take_over, "self.changed, ", "flags, ")),
+    "vacant rows stay behind": (Shard, "take_over", mutant(Shard.take_over, "self.vacant, ", "vacant, ")),
+    "deleted keys stay behind": (KeyedShard, "take_over", Shard.take_over),
+    "the index is shared": (KeyedShard, "own_memory", Shard.own_memory),
+    "saved rows stay behind": (Shard, "take_over", mutant(Shard.take_over, "self.cut.follow(twin.cut)", "pass")),
+    "a shard that has changed": (MadeBeside, "install", mutant(MadeBeside.install, "numbers != before or", "")),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_variants_are_caught(monkeypatch, name: str) -> None:
-    owner, function, old, new = WRONG[name]
-    monkeypatch.setattr(owner, function, mutant(getattr(owner, function), old, new))
+    owner, function, wrong = WRONG[name]
+    monkeypatch.setattr(owner, function, wrong)
     with pytest.raises((AssertionError, ValueError, IndexError, TypeError, dps.errors.DPSError)):
         caught()
 
