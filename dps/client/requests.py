@@ -20,6 +20,7 @@ from dps.core import call as core
 from dps.core.blocks import empty
 from dps.core.form import Form
 from dps.errors import InputError
+from dps.state.custom import Custom
 from dps.state.ops import ADD, ASSIGN, PUSH, TableSpec
 from dps.state.partition import group, shard_bits
 from dps.wire import frames
@@ -30,6 +31,8 @@ __all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_deletion
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
 MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
+# Of a request that may be one of several, because a server serves nothing else meanwhile: some milliseconds.
+MOST_BYTES, MOST_KEYS, MOST_DELETED = 1 << 24, 1 << 15, 1 << 14
 
 
 class TableRoute:
@@ -68,17 +71,27 @@ class TableTerms:
     """
 
     def __init__(self, route: TableRoute, epoch: int, chunk: int, clocked: bool):
-        spec, common = route.spec, (route.form, epoch, chunk)
+        spec, form = route.spec, route.form
+        whole, parts = (form, epoch, chunk), (form, epoch, min(chunk, MOST_BYTES))
         at_once = spec.aggregate is None or not clocked  # else the servers sum, also repeats
         sums = at_once and spec.optimizer.repeats == "sum"
         self.clocked = clocked
-        self.pull = core.Terms(*common, frames.PULL, 0, False, True, False)
-        self.certified = core.Terms(*common, frames.PULL, frames.CERTIFICATE, False, True, False)
-        self.deletion = core.Terms(*common, frames.PUSH, frames.RULE_DELETE, True, False, False)
+        self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_KEYS)
+        self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_KEYS)
+        self.deletion = core.Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED)
+
+        def change(flags: int, answered: bool, merges: bool) -> core.Terms:
+            kind = (frames.PUSH, flags, True, answered, merges)
+            # The user's code may refuse a push, and one that is refused has changed nothing. And if a key may come
+            # twice, an answer to one part would lack what the next part changes.
+            if isinstance(spec.optimizer, Custom) or (answered and not merges):
+                return core.Terms(*whole, *kind)
+            return core.Terms(*parts, *kind, MOST_KEYS)
+
         rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, False), (ASSIGN, False)]
         self.changes, self.replays = (
             {
-                (rule, answered): core.Terms(*common, frames.PUSH, FLAGS[rule] | asks | more, True, answered, merges)
+                (rule, answered): change(FLAGS[rule] | asks | more, answered, merges)
                 for rule, merges in rules
                 for answered, asks in ((False, 0), (True, frames.ANSWER))
             }

@@ -35,7 +35,7 @@ cdef class Terms:
     cdef readonly Form form
     cdef readonly int kind, flags
     cdef readonly bint pushes, answered, merges, carries
-    cdef readonly int64_t epoch, most
+    cdef readonly int64_t epoch, most, keys
 
 
 cdef class Call:

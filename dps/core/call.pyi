@@ -19,6 +19,7 @@ class Terms:
     flags: int
     epoch: int
     most: int
+    keys: int
     pushes: bool
     answered: bool
     merges: bool
@@ -33,6 +34,7 @@ class Terms:
         pushes: bool,
         answered: bool,
         merges: bool,
+        keys: int = ...,
     ) -> None: ...
 
 class Call:

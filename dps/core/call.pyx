@@ -69,6 +69,8 @@ cdef class Terms:
         Rows come back.
     merges : bool
         The rows of a repeated key are summed before they are sent.
+    keys : int, optional
+        Of a request, at most, as `most` bounds its bytes.
     """
 
     def __cinit__(
@@ -81,8 +83,10 @@ cdef class Terms:
         bint pushes,
         bint answered,
         bint merges,
+        int64_t keys=LARGEST,
     ):
         self.form, self.epoch, self.most, self.kind, self.flags = form, epoch, most, kind, flags
+        self.keys = max(1, keys)
         self.pushes, self.answered, self.merges = pushes, answered, merges
         self.carries = pushes and flags & RULE_DELETE != RULE_DELETE
 
@@ -292,6 +296,7 @@ cdef class Call:
         """Cut the call into chunks, and these into legs; how many there are."""
         cdef Form form = self.form
         cdef int64_t most = max(1, self.terms.most // (form.row_bytes + (0 if self.keys == NULL else 8))), chunk
+        most = most if self.keys == NULL else min(most, self.terms.keys)
         cdef Leg whole
         cdef int n = 0
         self.numbers = max((self.count + most - 1) // most, self.stamp.rows > 0)

@@ -2,9 +2,9 @@
 
 Elsewhere a call (`core/call.pyx`) is prepared in the same way, and `client/session.py` and `wire/channel.py` write and
 read its parts. This is the same for connections that are not encrypted and hold no half-read answer. What a call cannot
-take as it is, is *declined* before anything is sent. A call that is cut into chunks, and one that meets the unusual
-later (an error as the answer, an answer that is late, a connection that breaks), goes on over the channels with the
-legs that are not done and the bytes that have arrived. The interpreter's lock is released in between.
+take as it is, is *declined* before anything is sent. A call that meets the unusual later (an error as the answer, an
+answer that is late, a connection that breaks) goes on over the channels with the legs that are not done and the bytes
+that have arrived. The interpreter's lock is released in between.
 
 Calls to several tables are made in the same step: all of them are prepared before anything is sent. The memory of calls
 is kept for the next ones. A session's calls take turns under its lock, so one exchange is enough.
@@ -257,9 +257,6 @@ cdef class Exchange:
     cdef int _run(self) except -1:
         """Write requests and read answers, until all are there or something is left in `open`."""
         cdef int written = 1, n, count = len(self.calls)
-        for each in self.calls:
-            if (<Call> each).numbers > 1:  # it is cut into chunks, so all of them go on over the channels
-                return 0
         while written and not self.open:
             written, self._ahead = 0, 0
             for n in range(count):

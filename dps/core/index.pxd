@@ -14,6 +14,7 @@ cdef extern from "slots.h" nogil:
     void dps_homes(const int64_t *keys, int64_t count, int bits, int64_t capacity, int64_t *homes)
     int32_t dps_shared_row(const Slot *slot)
     void dps_prefetch_slots(const Slot *slot)
+    void dps_provide(Slot *slot)
 
 
 cdef struct Table:

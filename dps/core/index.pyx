@@ -33,11 +33,12 @@ import numpy as np
 
 cimport cython
 cimport numpy as cnp
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from dps.core.arrays cimport int64s, memory, uint8s, writeable_int64s
+from dps.core.rows cimport dps_small_pages
 
 cnp.import_array()
 
@@ -55,13 +56,19 @@ cdef double grow_at = GROW_AT, full_at = FULL_AT, growth = GROWTH
 cdef int64_t max_rows = MAX_ROWS
 cdef enum:
     BLOCK = 64  # keys whose slots are being loaded at a time
+    PAGE = 4096  # bytes that the system provides at a time, or more
 
 
 cdef cnp.ndarray _empty(int64_t capacity):
-    """An empty table. It is zeroed by the system, which provides each page at its first use."""
+    """An empty table. It is zeroed by the system, which provides each page at its first use.
+
+    Small pages, because a huge one may take the system 10 ms, and a step of growing uses several.
+    """
     cdef cnp.npy_intp shape[2]
     shape[0], shape[1] = capacity, 3
-    return cnp.PyArray_ZEROS(2, shape, cnp.NPY_INT32, 0)
+    cdef cnp.ndarray table = cnp.PyArray_ZEROS(2, shape, cnp.NPY_INT32, 0)
+    dps_small_pages(<char *> cnp.PyArray_DATA(table), cnp.PyArray_NBYTES(table))
+    return table
 
 
 cdef cnp.ndarray NO_SLOTS = _empty(0)
@@ -447,6 +454,7 @@ cdef class KeyIndex:
         nothing, and a copy of a removed key is nowhere.)
         """
         cdef int64_t end = min(self.moved + quota, self._old.capacity), home
+        cdef uint64_t page, provided = 0
         cdef const Slot *slot
         while True:
             slot = self._old.slots + (self.start + self.moved) % self._old.capacity
@@ -456,6 +464,10 @@ cdef class KeyIndex:
                     return
                 continue
             home = dps_home(slot.key, self.bits, self._new.capacity)
+            page = <uint64_t> (self._new.slots + home) // PAGE
+            if page != provided:
+                provided = page
+                dps_provide(self._new.slots + home)
             _probe(self._new, slot.key, home)[0] = slot[0]
 
 

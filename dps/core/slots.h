@@ -49,4 +49,10 @@ static inline void dps_prefetch_slots(const dps_slot *slot) {
     __builtin_prefetch(slot + DPS_NEAR - 1);
 }
 
+/* Have the system provide the page of a slot for writing. If it were read first, the system would provide it twice. */
+static inline void dps_provide(dps_slot *slot) {
+    int32_t empty = 0;
+    (void)__atomic_compare_exchange_n(&slot->row, &empty, 0, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
 #endif

@@ -125,6 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         self._suspended = False  # the role takes no more requests for now
         self._postponed: tuple[Header, memoryview, Buffer | None] | None = None  # a frame that waits for `resume`,
         self._kept: Buffer | None = None  # and the buffer of its body, while it is handled again
+        self._rests = False  # a large frame was handled in this turn of the loop
         self._awaits_memory = False  # it is in line for the memory of a large body,
         self._admitted_now = False  # and its turn has come
         self._lent: weakref.WeakSet[Buffer] | None = None  # buffers of bodies that the role holds; None: it never did
@@ -215,7 +216,8 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def _held_up(self) -> bool:
-        return self._paused or self._suspended or self._awaits_memory or self.transport.is_closing()
+        waits = self._paused or self._suspended or self._rests or self._awaits_memory
+        return waits or self.transport.is_closing()
 
     def _expect_progress(self) -> None:
         """Start the timer that ends a peer which takes no byte of an answer, or sends none of a body, in time."""
@@ -300,6 +302,19 @@ class Connection(asyncio.BufferedProtocol):
         if self.endpoint.incoming.contended:
             self.drop()
             self.endpoint.memory_is_free()
+        self._rest()
+
+    def _rest(self) -> None:
+        """Read on in the next turn of the loop, because the frames of other connections have waited meanwhile."""
+        if not self._held_up():
+            self._rests = True
+            self.transport.pause_reading()
+            self.endpoint.soon(self._rested)
+
+    def _rested(self) -> None:
+        self._rests = False
+        if not self._held_up():
+            self._go_on()
 
     def _place(self, header: Header) -> GrowingBody | None:
         """The buffer of a large body; None while there is no room for it."""
