@@ -120,6 +120,7 @@ class LargeOps:
     def __init__(self, endpoint: RoleEndpoint, functions: FunctionCalls, runner: Carrier):
         self._endpoint, self._functions, self._runner = endpoint, functions, runner
         self._ready: dict[RoleConnection, Ready] = {}
+        self._tidied: set[Replica] = set()
         self._closed = False
 
     def close(self) -> None:
@@ -203,6 +204,13 @@ class LargeOps:
                 replica.shard.discarded = []
         self.forget(left)
 
+    def tidy(self, replicas: Iterable[Replica]) -> None:
+        """Free what deletions have left during cuts and dumps, a little in each turn of the loop."""
+        for replica in replicas:
+            if isinstance(replica.shard, Shard) and replica.shard.is_untidy and replica not in self._tidied:
+                self._tidied.add(replica)
+                self._tidy(replica)
+
     def leave(self, replica: Replica) -> None:
         """A replica is dropped: give back its memory, unless a checkpoint or a dump still reads it."""
         shard = replica.shard
@@ -230,6 +238,13 @@ class LargeOps:
         connection.resume()
         hold.waiting = others
         self._functions.release(hold)
+
+    def _tidy(self, replica: Replica) -> None:
+        if self._closed or replica.hold is not None or not replica.shard.is_untidy:
+            self._tidied.discard(replica)
+        else:
+            replica.shard.tidy()
+            self._endpoint.later(0, self._tidy, replica)
 
     def _drop(self, connection: RoleConnection, header: Header) -> None:
         ready = self._ready.get(connection)

@@ -191,6 +191,7 @@ class ServerRole:
             self.relay.tick()
             if self.functions.holds:
                 self.functions.drop_lost()
+            self.large.tidy(replica for table in self.tables.values() for replica in table.replicas.values())
             self.endpoint.later(HEARTBEAT_SECONDS, self._tick)
 
     def _make_report(self, anew: bool) -> bytes:

@@ -4,7 +4,7 @@ A deleted row is *vacant*: it gets the initial values and state of its key, and 
 While nothing pins the shard, the index forgets the key at once, and the row is free: a new key gets it. A cut or a dump
 pins the shard, because both know rows by their numbers, and a cut may have to take ops on a key that the shard has
 deleted. Then the index keeps the key, and an op that names the key has the row again; what is vacant at the end of the
-last cut or dump is freed then.
+last cut or dump is freed from then on, a bounded number of rows at a time (`tidy` of the shard).
 
 When more than half of the rows are free, the last rows move into the free ones, and the rows, the flags and the index
 become as small as what they hold. This takes time in proportion to the rows, but so did the deletions before it.
@@ -23,8 +23,9 @@ from dps.state.partition import distinct
 if TYPE_CHECKING:
     from dps.state.shard import KeyedShard
 
-__all__ = ["clear", "delete", "free_vacant", "vacate"]
+__all__ = ["FREED_AT_ONCE", "clear", "delete", "free_vacant", "vacate"]
 
+FREED_AT_ONCE = 1 << 14  # keys: 3 ms of work
 COMPACT_AT = 1024  # free rows: fewer are not worth moving others
 MAX_LISTS = 64  # of keys that were deleted since the base: more become one
 MAX_REMOVED = 1 << 16  # such keys: if there are more of them than of rows, too, the next checkpoint is a full one
@@ -46,7 +47,7 @@ def delete(shard: KeyedShard, op: Op) -> None:
         (shard.removed if is_inside else shard.removed_later).append(keys)
     shard.run_on_rows(op._replace(keys=keys, values=np.empty((len(keys), 0), shard.rows.dtype)), index, 0)
     vacate(shard, keys)
-    free_vacant(shard)
+    free_vacant(shard, FREED_AT_ONCE + len(keys))
     bound_removed(shard)
 
 
@@ -70,7 +71,7 @@ def clear(shard: KeyedShard) -> None:
     shard.discarded = [shard.rows, *shard.index_tables]
     shard.index = KeyIndex(shard.index.bits)
     shard.rows = np.zeros((0, shard.width), shard.spec.dtype)
-    shard.vacant, shard.vacancies = None, 0
+    shard.vacant, shard.vacancies, shard.deleted = None, 0, []
 
 
 def bound_removed(shard: KeyedShard) -> None:
@@ -83,17 +84,23 @@ def bound_removed(shard: KeyedShard) -> None:
         shard.changed, shard.removed = None, []
 
 
-def free_vacant(shard: KeyedShard) -> None:
-    """Free the rows of deleted keys that have not come again, unless something pins them."""
+def free_vacant(shard: KeyedShard, most: int) -> None:
+    """Free the rows of so many deleted keys that have not come again, unless something pins them."""
     if shard.pins or not shard.deleted:
         return
-    keys, shard.deleted = distinct(np.concatenate(shard.deleted)), []
-    index = np.empty(len(keys), np.int64)
-    shard.index.find(keys, index)
-    assert shard.vacant is not None
-    shard.index.remove(keys[shard.vacant[index] != 0])
+    while shard.deleted and most > 0:
+        keys = shard.deleted.pop()
+        if len(keys) > most:
+            shard.deleted.append(keys[most:])
+        keys = keys[:most]
+        most -= len(keys)
+        index = np.empty(len(keys), np.int64)
+        shard.index.find(keys, index)
+        assert shard.vacant is not None
+        keys, index = keys[index >= 0], index[index >= 0]  # a key may be listed twice
+        shard.index.remove(keys[shard.vacant[index] != 0])
     free = shard.end - len(shard.index)
-    if free >= COMPACT_AT and free > shard.end // 2:
+    if not shard.deleted and free >= COMPACT_AT and free > shard.end // 2:
         compact(shard)
 
 

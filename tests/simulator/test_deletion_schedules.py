@@ -175,8 +175,8 @@ WRONG = {  # and where to look first
             (
                 shard_module,
                 "delete",
-                "free_vacant(shard)",
-                "p, shard.pins = shard.pins, 0; free_vacant(shard); shard.pins = p",
+                "free_vacant(shard, FREED_AT_ONCE + len(keys))",
+                "p, shard.pins = shard.pins, 0; free_vacant(shard, FREED_AT_ONCE); shard.pins = p",
             )
         ],
         [5],

@@ -157,8 +157,8 @@ def test_an_effect_on_as_many_rows_as_a_dense_shard_has(keys: np.ndarray | None)
     assert given[:1] == given[1:]
 
 
-def test_a_shard_that_must_change_meanwhile_leaves_its_memory_to_the_twin() -> None:
-    """A checkpoint ends: deleted keys are freed and rows move. The twin copies the shard as it was, and is dropped."""
+def test_deleted_keys_are_freed_when_no_twin_reads_them() -> None:
+    """A checkpoint ends meanwhile: the twin copies the shard as it was, and is dropped; then rows move."""
     one, other = both(SPECS["keyed"])
     for shard in (one, other):
         shard.apply(op(PUSH, np.arange(COUNT, 8 * COUNT), 2))
@@ -168,8 +168,9 @@ def test_a_shard_that_must_change_meanwhile_leaves_its_memory_to_the_twin() -> N
     made = MadeBeside(one, each)
     shared = made.twin.rows, made.twin.index, made.twin.vacant
     before = [part.tobytes() for part in (*shared[1].tables, shared[0], shared[2])]
+    capacity = len(one.rows)
     one.end_cut()
-    assert len(one.rows) < len(shared[0])
+    one.tidy()
     assert [part.tobytes() for part in (*shared[1].tables, shared[0], shared[2])] == before
     made.carry_out()
     made.end(one)
@@ -178,6 +179,8 @@ def test_a_shard_that_must_change_meanwhile_leaves_its_memory_to_the_twin() -> N
     for shard in (one, other):
         shard.apply(each)
     assert one.rows is not made.twin.rows
+    one.tidy()
+    assert len(one.rows) < capacity
     assert first_difference(one, other) is None
 
 

@@ -167,6 +167,27 @@ def test_each_rule_of_deletions_holds(rule) -> None:
     rule()
 
 
+def test_what_a_cut_has_kept_is_freed_a_little_at_a_time(monkeypatch) -> None:
+    """Also keys that were deleted twice, and not those that have come again meanwhile."""
+    monkeypatch.setattr("dps.state.shard.FREED_AT_ONCE", 700)
+    shard = KeyedShard(TableSpec("w", shards=1), 0)
+    keys = np.arange(3000)
+    ones = np.ones((3000, 1), np.float32)
+    shard.apply(Op(ADD, keys, 0, ones, NO_CLOCK, 1))
+    shard.begin_cut(None)
+    for rule, first, end in [(DELETE, 0, 2000), (ADD, 500, 1000), (DELETE, 500, 1000), (ADD, 0, 10)]:
+        shard.apply(Op(rule, keys[first:end], 0, ones[first:end, : rule == ADD], NO_CLOCK, 1))
+    shard.end_cut()
+    left = [len(shard.index)]
+    while shard.is_untidy:
+        shard.apply(Op(ADD, keys[10:20], 0, ones[:10], NO_CLOCK, 1))
+        shard.tidy()
+        left.append(len(shard.index))
+    assert max(np.diff(left) * -1) <= 700
+    assert len(shard.index) == len(shard) == 1020
+    assert sorted(shard.keys().tolist()) == [*range(20), *range(2000, 3000)]
+
+
 WRONG = {
     "missing keys go": ("delete", "keys[first[index >= 0]], index[index >= 0]", "keys[first], index",
                         only_what_there_is_goes),
