@@ -15,7 +15,7 @@ import numpy as np
 
 from dps.core.blocks import empty
 from dps.errors import InputError, NotFiniteError
-from dps.state.ops import Selection, TableSpec
+from dps.state.ops import Selected, TableSpec
 
 __all__ = ["Effect", "Rows"]
 
@@ -60,7 +60,7 @@ class Rows:
     """
 
     def __init__(
-        self, spec: TableSpec, shard: int, selection: Selection, changes: bool = False, seed: int = 0, time: float = 0.0
+        self, spec: TableSpec, shard: int, selection: Selected, changes: bool = False, seed: int = 0, time: float = 0.0
     ):
         self.spec, self.shard, self.start, self.time = spec, shard, selection.start, time
         self._selection, self._changes, self._seed = selection, changes, seed

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from dps.errors import DPSError, FunctionError, FunctionTimeoutError
 from dps.functions.rows import Effect, Rows
-from dps.state.ops import Selection, TableSpec
+from dps.state.ops import Selected, TableSpec
 from dps.wire.function_messages import FunctionCall, PartAnswer
 from dps.wire.values import decode_values, encode_values
 
@@ -77,7 +77,7 @@ class FunctionWork(Generic[R]):
         part: Callable[..., Any],
         call: FunctionCall,
         replicas: Sequence[R],
-        selections: list[Selection],
+        selections: list[Selected],
         changes: bool,
         repeated: Repeated,
         code: bytes = b"",
@@ -98,7 +98,7 @@ class FunctionWork(Generic[R]):
         """Bytes of the rows that the function sees; of a function of dps that says so, those that it uses."""
         touched = getattr(self._part, "touched", None)
         if touched is None:
-            return sum(rows.before.nbytes for rows in self.views)
+            return sum(selection.nbytes for selection in self.selections)
         self._decoded = decode_values(self.call.arguments)
         return sum(touched(rows, **self._decoded) for rows in self.views)
 

@@ -55,7 +55,7 @@ from dps.server.function_work import FunctionWork, Made, Repeated, failure
 from dps.server.replicas import Replica
 from dps.server.tables import MAX_KEPT_RESULT_BYTES, MAX_MORE_BYTES, ServerTable
 from dps.state.beside import MadeBeside, is_large
-from dps.state.ops import NO_CLOCK, ROWS, Op, Selection
+from dps.state.ops import NO_CLOCK, ROWS, Op, Selected
 from dps.wire import frames
 from dps.wire.frames import Header, padded
 from dps.wire.function_messages import ALONE, PREPARES, READS, FunctionCall, encode_parts
@@ -118,15 +118,15 @@ class Hold:
         for target in targets:
             target.replica.hold = self
 
-    def lend(self, call: FunctionCall) -> list[Selection]:
+    def lend(self, call: FunctionCall) -> list[Selected]:
         """The rows of each shard. Those that need no copy are views of the shard's memory, which cannot be written."""
         selections = []
         for replica, keys in self.targets:
             selection = replica.shard.select(keys, call.start, call.stop)
-            if selection.is_view and len(selection.rows):
-                rows = np.asarray(memoryview(selection.rows).toreadonly())  # the base of all views that are made of it
+            if selection.memory is not None and len(selection.memory):
+                rows = np.asarray(memoryview(selection.memory).toreadonly())  # the base of all views of it
                 self._lent.append((replica, weakref.ref(rows)))
-                selection = selection._replace(rows=rows)
+                selection = selection.over(rows)
             selections.append(selection)
         return selections
 

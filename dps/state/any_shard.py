@@ -15,7 +15,7 @@ from dps.core.rows import all_finite
 from dps.errors import FunctionError, InputError
 from dps.state.beside import MadeBeside
 from dps.state.custom import Custom
-from dps.state.ops import ADD, ASSIGN, CLOSE, CLOSING, DELETE, NO_CLOCK, PUSH, RETIRE, ROWS, Op, Selection, TableSpec
+from dps.state.ops import ADD, ASSIGN, CLOSE, CLOSING, DELETE, NO_CLOCK, PUSH, RETIRE, ROWS, Op, Selected, TableSpec
 from dps.state.optimizers import Assign
 from dps.state.snapshot import CHANGED, Cut, CutShard
 from dps.state.sums import ADD_KERNEL, NO_INDEX, NO_NUMBERS, Sums, close, close_sums, settle
@@ -319,7 +319,7 @@ class Shard(CutShard):
         return sum(each.nbytes for each in (self.sums, self.cut, self.changed) if each is not None)
 
     @abc.abstractmethod
-    def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selection:
+    def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selected:
         """Rows for a function: those of the keys, or, without keys, of a dense shard those from `start` to `stop` - 1
         that it has, of a keyed one all."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dps.core.cells import Cells
+from dps.core.index import keys_of
 from dps.core.initializers import RowStart
 from dps.errors import InputError, InputTypeError
 from dps.state.columns import ColumnLayout, ColumnOptimizers, row_start
@@ -22,7 +23,8 @@ from dps.state.partitioning import HashPartition, Partition, partition_from_dict
 from dps.state.recipes import Description
 
 __all__ = ["ADD", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "FAILED", "KEEP", "NO_CLOCK", "OLDER", "PUSH"]
-__all__ += ["RETIRE", "ROWS", "Op", "Selection", "TableSpec", "html_renderers", "wants_finite"]
+__all__ += ["RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
+__all__ += ["html_renderers", "wants_finite"]
 
 # Functions that show a TableSpec in a notebook; the last one is used. dps.dashboard.notebook registers one here,
 # because this package is pure: it may import neither the dashboard nor Dask, not even when a method is called.
@@ -73,6 +75,60 @@ class Selection(NamedTuple):
     rows: np.ndarray  # [m, dim + slots]: a view of the shard's memory, or a copy
     is_view: bool
     present: np.ndarray | None  # bool[m]: the shard has the row; None: all of them
+
+    @property
+    def memory(self) -> np.ndarray | None:
+        """What it reads of the shard's memory, if it does."""
+        return self.rows if self.is_view else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, about."""
+        return self.rows.nbytes
+
+    def over(self, memory: np.ndarray) -> Selection:
+        """The same, of another view of that memory."""
+        return self._replace(rows=memory)
+
+
+class WholeShard:
+    """A :class:`Selection` of all rows of a keyed shard. Any thread may use it while the shard does not change.
+
+    The keys are listed at the first use, because that takes long, and so are rows, where some are vacant.
+
+    Parameters
+    ----------
+    tables : tuple of ndarray
+        Of the shard's index.
+    memory : ndarray
+        The rows up to the last one.
+    occupied : ndarray of bool, optional
+        Which of them are not vacant.
+    """
+
+    start, present = 0, None
+
+    def __init__(self, tables: tuple[np.ndarray, ...], memory: np.ndarray, occupied: np.ndarray | None):
+        self._tables, self.memory, self._occupied = tables, memory, occupied
+
+    @functools.cached_property
+    def keys(self) -> np.ndarray:
+        keys = keys_of(self._tables, len(self.memory))
+        return keys if self._occupied is None else keys[self._occupied]
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        return self.memory if self._occupied is None else self.memory[self._occupied]
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    def over(self, memory: np.ndarray) -> WholeShard:
+        return WholeShard(self._tables, memory, self._occupied)
+
+
+Selected: TypeAlias = Selection | WholeShard
 
 
 def wants_finite(optimizer: Optimizer) -> bool:

@@ -33,7 +33,7 @@ from dps.errors import KeyRangeError, LimitError
 from dps.state.any_shard import Shard
 from dps.state.beside import takes_memory
 from dps.state.deletion import FREED_AT_ONCE, clear, delete, free_vacant
-from dps.state.ops import ROWS, Op, Selection, TableSpec
+from dps.state.ops import ROWS, Op, Selected, Selection, TableSpec, WholeShard
 from dps.state.partition import bound, shard_bits
 from dps.state.snapshot import CHANGED
 from dps.state.sums import NO_INDEX, DenseSums, KeyedSums, Sums
@@ -272,9 +272,10 @@ class KeyedShard(Shard):
         if self.is_untidy:
             free_vacant(self, FREED_AT_ONCE)
 
-    def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selection:
+    def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selected:
         if keys is None:
-            return Selection(self.keys(), 0, self.all_rows(), not self.vacancies, None)
+            occupied = self.vacant[: self.end] == 0 if self.vacant is not None and self.vacancies else None
+            return WholeShard(self.index.tables, self.rows[: self.end], occupied)
         index = np.empty(len(keys), np.int64)
         self.index.find(keys, index)
         present = index >= 0
