@@ -145,9 +145,11 @@ class Bench:
             count = min(batch, self.rows - first)
             self.ps.client().push(LARGE, np.arange(first, first + count), values[:count])
 
-    def held(self) -> float:
-        """Bytes that the servers hold for the large table, over its rows' bytes when it was full."""
-        return sum(server.tables[LARGE].bytes for server in self.ps.status().servers) / (self.rows * DIM * 4)
+    def tell_held(self, what: str) -> None:
+        """Bytes that the servers hold for the large table, and those without rows, over its rows' bytes when full."""
+        held, full = [server.tables[LARGE] for server in self.ps.status().servers], self.rows * DIM * 4
+        for name, nbytes in ("held", sum(each.bytes for each in held)), ("kept", sum(each.kept for each in held)):
+            self.report.add(f"{self.case}: memory {name} after {what}", nbytes / full, "of the full rows")
 
     def run(self, folder: Path) -> None:
         """All things, one after the other."""
@@ -164,9 +166,9 @@ class Bench:
         self.tell(f"delete of {len(keys):,} keys", lambda: client.delete(LARGE, keys), *both)
         count = self.tell("delete_where, 2 of 3 rows", lambda: self.ps.delete_where(LARGE, is_cold), *both)
         self.report.note(f"{count:,} rows deleted, {len(self.ps.tables()[LARGE]):,} are left")
-        self.report.add(f"{self.case}: memory kept after delete_where", self.held(), "of the full rows")
+        self.tell_held("delete_where")
         self.tell("clear", lambda: client.clear(LARGE), *both)
-        self.report.add(f"{self.case}: memory kept after clear", self.held(), "of the full rows")
+        self.tell_held("clear")
         self.tell(f"growth by pushes of {100 * BATCH:,} new keys", lambda: self.fill(100 * BATCH), *both)
         self.tell("drop of the table", lambda: self.ps.drop_table(LARGE), SMALL)
         self.tell("a dense table, made with random rows", self.make_dense, SMALL)

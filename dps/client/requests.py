@@ -72,7 +72,7 @@ class TableTerms:
 
     def __init__(self, route: TableRoute, epoch: int, chunk: int, clocked: bool):
         spec, form = route.spec, route.form
-        whole, parts = (form, epoch, chunk), (form, epoch, min(chunk, MOST_BYTES))
+        parts = form, epoch, min(chunk, MOST_BYTES)
         at_once = spec.aggregate is None or not clocked  # else the servers sum, also repeats
         sums = at_once and spec.optimizer.repeats == "sum"
         self.clocked = clocked
@@ -81,12 +81,11 @@ class TableTerms:
         self.deletion = core.Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED)
 
         def change(flags: int, answered: bool, merges: bool) -> core.Terms:
-            kind = (frames.PUSH, flags, True, answered, merges)
             # The user's code may refuse a push, and one that is refused has changed nothing. And if a key may come
             # twice, an answer to one part would lack what the next part changes.
             if isinstance(spec.optimizer, Custom) or (answered and not merges):
-                return core.Terms(*whole, *kind)
-            return core.Terms(*parts, *kind, MOST_KEYS)
+                return core.Terms(form, epoch, chunk, frames.PUSH, flags, True, answered, merges)
+            return core.Terms(*parts, frames.PUSH, flags, True, answered, merges, MOST_KEYS)
 
         rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, False), (ASSIGN, False)]
         self.changes, self.replays = (

@@ -220,12 +220,13 @@ class ServerTable(TableState):
         return rows, sum(replica.shard.nbytes for replica in self.replicas.values() if not replica.joining)
 
     def held(self) -> HeldRows:
-        """Rows, bytes, and the shards that this server is the primary and the backup of."""
+        """Rows, bytes, the shards that this server is the primary and the backup of, and bytes without rows."""
         rows, nbytes = self.size()
         by_role: dict[bool, list[int]] = {True: [], False: []}
         for number, replica in sorted(self.replicas.items()):
             by_role[replica.primary].append(number)
-        return HeldRows(rows, nbytes, by_role[True], by_role[False])
+        kept = sum(replica.shard.kept for replica in self.replicas.values() if not replica.joining)
+        return HeldRows(rows, nbytes, by_role[True], by_role[False], kept)
 
 
 def op_of(header: Header) -> Op:

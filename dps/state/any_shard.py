@@ -268,6 +268,11 @@ class Shard(CutShard):
         self.rows = self.rows.copy()
 
     @property
+    def kept(self) -> int:
+        """Bytes of the rows' array in which no row is."""
+        return (len(self.rows) - len(self)) * self.width * self.rows.itemsize
+
+    @property
     def is_untidy(self) -> bool:
         """Whether :meth:`tidy` has something to do now."""
         return False

@@ -259,6 +259,7 @@ class HeldRows(msgspec.Struct, frozen=True):
     bytes: int  # of all its replicas
     shards: list[int] = msgspec.field(default_factory=list)  # of which it is the primary
     copies: list[int] = msgspec.field(default_factory=list)  # of which it is a backup
+    kept: int = 0  # of the bytes, those in which no row is now: deleted rows have left them, or they wait for new rows
 
 
 class ShardMove(msgspec.Struct, frozen=True):

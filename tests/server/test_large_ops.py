@@ -173,3 +173,23 @@ def test_a_table_that_is_dropped_meanwhile(servers) -> None:
         with pytest.raises(dps.errors.DPSError):
             pending.result()
     assert not role.functions.holds
+
+
+def test_what_a_checkpoint_has_kept_is_freed_between_requests(servers, monkeypatch) -> None:
+    """Until then the server says that it keeps the memory."""
+    monkeypatch.setattr("dps.state.shard.FREED_AT_ONCE", 100)
+    table(servers, copies=1)
+    endpoint, role = servers.alive()[0]
+    held = next(iter(role.tables.values()))
+    shards = [replica.shard for replica in held.replicas.values()]
+    for shard in shards:
+        endpoint.call(shard.pin)
+    with servers.client() as client:
+        client.delete("w", KEYS[COLD])
+        for shard in shards:
+            endpoint.call(shard.unpin)
+        assert endpoint.call(held.held).kept >= 16 * COLD.sum()
+        endpoint.call(role.large.tidy, list(held.replicas.values()))  # as a server does with each heartbeat
+        wait_until(lambda: not any(shard.is_untidy for shard in shards))
+        assert endpoint.call(held.held).kept == 0
+        assert np.array_equal(client.pull("w", KEYS[COLD]), np.zeros((COLD.sum(), 2)))

@@ -178,6 +178,7 @@ def test_what_a_cut_has_kept_is_freed_a_little_at_a_time(monkeypatch) -> None:
     for rule, first, end in [(DELETE, 0, 2000), (ADD, 500, 1000), (DELETE, 500, 1000), (ADD, 0, 10)]:
         shard.apply(Op(rule, keys[first:end], 0, ones[first:end, : rule == ADD], NO_CLOCK, 1))
     shard.end_cut()
+    assert shard.kept == shard.rows.nbytes - 4 * 1010
     left = [len(shard.index)]
     while shard.is_untidy:
         shard.apply(Op(ADD, keys[10:20], 0, ones[:10], NO_CLOCK, 1))
@@ -186,6 +187,7 @@ def test_what_a_cut_has_kept_is_freed_a_little_at_a_time(monkeypatch) -> None:
     assert max(np.diff(left) * -1) <= 700
     assert len(shard.index) == len(shard) == 1020
     assert sorted(shard.keys().tolist()) == [*range(20), *range(2000, 3000)]
+    assert shard.kept == 0, "rows were moved together"
 
 
 WRONG = {
