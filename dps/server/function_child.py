@@ -35,7 +35,7 @@ from dps.server.function_exchange import (
 )
 from dps.server.function_thread import keep_memory
 from dps.server.function_work import FunctionWork, failure
-from dps.state.ops import Selection, TableSpec
+from dps.state.ops import Selected, Selection, TableSpec
 from dps.wire.frames import encode_error
 from dps.wire.function_messages import FunctionCall
 
@@ -113,7 +113,7 @@ class FunctionChild:
         for each in request.parts:
             if each.spec:
                 self._specs[each.table] = TableSpec.from_dict(msgspec.msgpack.decode(each.spec)).opened()
-        selections = [self._selection(given, each) for each in request.parts]
+        selections: list[Selected] = [self._selection(given, each) for each in request.parts]
         room = self._base + given.size + made.size + sum(each.rows.nbytes for each in selections) + self._memory
         shards = [ShardOfCall(self._specs[each.table], each.shard) for each in request.parts]
         places = {shard.number: place for place, shard in enumerate(shards)}
