@@ -106,6 +106,27 @@ def test_bodies_of_all_sizes_both_ways(ways) -> None:
         fulfilled(reversed(everything))
 
 
+def test_large_frames_of_one_connection_leave_turns_to_others(kit, monkeypatch) -> None:
+    """Many of them arrive at once, and no two are handled in the same turn of the loop."""
+    turns, handled, handle = [0], [], Connection._handle_large
+
+    def count() -> None:
+        turns[0] += 1
+        kit.endpoint.loop.call_soon(count)
+
+    def noted(connection: Connection, *frame) -> None:
+        handled.append(turns[0])
+        handle(connection, *frame)
+
+    monkeypatch.setattr(Connection, "_handle_large", noted)
+    kit.endpoint.call(count)
+    with kit.channels() as (channel,):
+        body = bytes(INBOX_BYTES)
+        for request in [channel.send(Header(EAT, body=len(body)), (body,)) for _ in range(20)]:
+            request.result(soon())
+    assert len(handled) == len(set(handled)) == 20
+
+
 def test_bodies_in_pieces(ways) -> None:
     """Many small buffers, empty ones among them; and a generator that reuses its memory."""
     words = pattern(50_000, 1)
