@@ -32,7 +32,7 @@ FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
 MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 # Of a request that may be one of several, because a server serves nothing else meanwhile: some milliseconds.
-MOST_BYTES, MOST_KEYS, MOST_DELETED = 1 << 24, 1 << 15, 1 << 14
+MOST_BYTES, MOST_PULLED, MOST_KEYS, MOST_DELETED = 1 << 24, 1 << 17, 1 << 15, 1 << 14
 
 
 class TableRoute:
@@ -76,8 +76,8 @@ class TableTerms:
         at_once = spec.aggregate is None or not clocked  # else the servers sum, also repeats
         sums = at_once and spec.optimizer.repeats == "sum"
         self.clocked = clocked
-        self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_KEYS)
-        self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_KEYS)
+        self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_PULLED)
+        self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_PULLED)
         self.deletion = core.Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED)
 
         def change(flags: int, answered: bool, merges: bool) -> core.Terms:
