@@ -1,8 +1,9 @@
-"""Servers that a fit has started, kept for some seconds for the next fit of the same Dask client.
+"""Servers that a fit has started, kept for some seconds for the next fit in the same place.
 
-A search over parameters fits one model after the other, and to start servers takes longer than a small fit. So the
-servers of a fit end only when `dps.timeouts.reuse` has passed without another fit that asks for as many servers, when
-the Dask client is closed, or when the process ends. What a fit has made on them is dropped as soon as it ends.
+The place is what the estimator was given: a Dask client, a cluster, or the address of a scheduler. A search over
+parameters fits one model after the other, and to start servers takes longer than a small fit. So the servers of a fit
+end only when `dps.timeouts.reuse` has passed without another fit that asks for as many servers, when the Dask client or
+the cluster is closed, or when the process ends. What a fit has made on them is dropped as soon as it ends.
 """
 
 from __future__ import annotations
@@ -13,39 +14,47 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import dask
 from dask.distributed import Client as DaskClient
 from dask.utils import parse_timedelta
+from distributed.deploy import Cluster
 
 import dps
 
-__all__ = ["close_kept", "kept_servers"]
+__all__ = ["close_kept", "kept_servers", "new_servers"]
 
 POLL_SECONDS = 0.2  # between two checks whether the Dask client has been closed
 CONNECT_SECONDS = 2.0  # the longest wait for a scheduler whose Dask client has been closed
+
+# In a cluster and at an address, the parameter server has a Dask client of its own, which ends with it.
+Place: TypeAlias = DaskClient | Cluster | str
 
 
 class Kept(NamedTuple):
     """Servers that wait for the next fit."""
 
     ps: dps.ParameterServer
-    client: DaskClient
-    address: str  # where the client's scheduler listens
+    address: str  # where the scheduler listens
     taken: threading.Event  # set when a fit takes the servers, or when they are closed
 
 
-_kept: dict[tuple[int, int], Kept] = {}  # by the identity of the Dask client and the number of servers
+_kept: dict[tuple[Place, int], Kept] = {}  # by the place and the number of servers
 _lock = threading.Lock()
 
 
+def new_servers(place: Place, servers: int) -> dps.ParameterServer:
+    """A parameter server for one fit, of a name that no other has."""
+    return dps.ParameterServer(place, servers=servers, name=f"fit-{uuid.uuid4().hex[:8]}")
+
+
 @contextlib.contextmanager
-def kept_servers(client: DaskClient, servers: int) -> Iterator[dps.ParameterServer]:
+def kept_servers(place: Place, servers: int) -> Iterator[dps.ParameterServer]:
     """A parameter server for one fit: that of the fit before, or a new one. If the fit fails, its servers end."""
-    ps = _taken(client, servers)
+    ps = _taken(place, servers)
     if ps is None:
-        ps = dps.ParameterServer(client, servers=servers, name=f"fit-{uuid.uuid4().hex[:8]}")
+        ps = new_servers(place, servers)
     try:
         yield ps
         seconds = parse_timedelta(dask.config.get("dps.timeouts.reuse"))
@@ -56,7 +65,7 @@ def kept_servers(client: DaskClient, servers: int) -> Iterator[dps.ParameterServ
         ps.close()
         raise
     if seconds > 0:
-        _keep(client, servers, ps, seconds)
+        _keep(place, servers, ps, seconds)
     else:
         ps.close()
 
@@ -74,25 +83,23 @@ def close_kept() -> None:
 atexit.register(close_kept)
 
 
-def _taken(client: DaskClient, servers: int) -> dps.ParameterServer | None:
-    """The servers that are kept for this client, if they still work."""
+def _taken(place: Place, servers: int) -> dps.ParameterServer | None:
+    """The servers that are kept for this place, if they still work."""
     with _lock:
-        kept = _kept.pop((id(client), servers), None)
+        kept = _kept.pop((place, servers), None)
     if kept is None:
         return None
     kept.taken.set()
     with contextlib.suppress(dps.DPSError, OSError):
-        if kept.client is client and kept.ps.servers() >= servers:
+        if kept.ps.servers() >= servers:
             return dps.ParameterServer.over(kept.ps.connection)  # without the arrays of the fit before
     _close(kept)
     return None
 
 
-def _keep(client: DaskClient, servers: int, ps: dps.ParameterServer, seconds: float) -> None:
+def _keep(place: Place, servers: int, ps: dps.ParameterServer, seconds: float) -> None:
     """Keep servers for the next fit; close them if others wait already, because another thread has fitted, too."""
-    assert client.scheduler is not None, "the fit was over it"
-    kept = Kept(ps, client, str(client.scheduler.address), threading.Event())
-    key = id(client), servers
+    kept, key = Kept(ps, ps.connection.scheduler_address(), threading.Event()), (place, servers)
     with _lock:
         full = key in _kept
         if not full:
@@ -103,12 +110,12 @@ def _keep(client: DaskClient, servers: int, ps: dps.ParameterServer, seconds: fl
         threading.Thread(target=_watch, args=(key, kept, seconds), name="dps-kept-servers", daemon=True).start()
 
 
-def _watch(key: tuple[int, int], kept: Kept, seconds: float) -> None:
+def _watch(key: tuple[Place, int], kept: Kept, seconds: float) -> None:
     """Close the servers once their time is over or their Dask client is closed, unless a fit takes them before."""
     for _ in range(max(1, round(seconds / POLL_SECONDS))):
         if kept.taken.wait(min(POLL_SECONDS, seconds)):
             return
-        if kept.client.status != "running":
+        if kept.ps.dask_client.status != "running":
             break
     with _lock:
         mine = _kept.get(key) is kept
@@ -126,10 +133,10 @@ def _close(kept: Kept) -> None:
         except OSError:  # the cluster has closed all its parameter servers
             kept.ps.detach()
             return
-        if kept.client.status == "running":
+        if kept.ps.dask_client.status == "running":
             kept.ps.close()
             return
         kept.ps.detach()
-        options = {"security": kept.client.security, "set_as_default": False, "timeout": CONNECT_SECONDS}
+        options = {"security": kept.ps.dask_client.security, "set_as_default": False, "timeout": CONNECT_SECONDS}
         with DaskClient(kept.address, **options) as another:
             dps.ParameterServer.attach(another, kept.ps.name).close()

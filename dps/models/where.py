@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from dask.distributed import get_client, get_worker, rejoin, secede
 import dps
 from dps import spark
 from dps.errors import InputTypeError
-from dps.models.kept_servers import kept_servers
+from dps.models.kept_servers import kept_servers, new_servers
 from dps.models.spark_pieces import is_spark, session_of
 from dps.models.types import ClusterLike, Features
 
@@ -119,9 +118,6 @@ def serving(
     else:
         where = dask_of(client) if client is None or isinstance(client, str) else client
         where = DaskClient.current() if where is None else where
-        if isinstance(where, DaskClient) and not _in_task():
-            started = kept_servers(where, servers)
-        else:  # the Dask client of this parameter server ends with it
-            started = dps.ParameterServer(where, servers=servers, name=f"fit-{uuid.uuid4().hex[:8]}")
+        started = new_servers(where, servers) if _in_task() else kept_servers(where, servers)
     with started as ps:
         yield ps, True

@@ -1,4 +1,4 @@
-"""Servers that a fit has started, kept for the next fit of the same Dask client."""
+"""Servers that a fit has started, kept for the next fit in the same place."""
 
 from __future__ import annotations
 
@@ -59,9 +59,11 @@ def sessions(cluster) -> list[str]:
     return [] if controller is None else list(controller.sessions)
 
 
-def test_a_search_with_nine_fits_starts_servers_once(client, started, cluster):
+@pytest.mark.parametrize("place", ["client", "cluster", "address"])
+def test_a_search_with_nine_fits_starts_servers_once(place, client, started, cluster):
+    where = {"client": client, "cluster": cluster, "address": cluster.scheduler_address}[place]
     with dask.config.set(LONG):
-        search = GridSearchCV(model(client), {"learning_rate": [0.1, 0.2, 0.5, 1.0]}, cv=2, refit=True).fit(X, Y)
+        search = GridSearchCV(model(where), {"learning_rate": [0.1, 0.2, 0.5, 1.0]}, cv=2, refit=True).fit(X, Y)
     assert len(search.cv_results_["params"]) * 2 + 1 == 9
     assert len(started) == 1
     assert sessions(cluster) == [started[0].name]
@@ -78,12 +80,13 @@ def test_without_the_time_each_fit_has_servers_of_its_own(client, started, clust
     assert sessions(cluster) == []
 
 
-def test_another_number_of_servers_and_another_client_get_their_own(client, started, cluster):
+def test_another_number_of_servers_and_another_place_get_their_own(client, started, cluster):
     with dask.config.set(LONG), Client(cluster, set_as_default=False) as another:
-        for which, servers in ((client, 1), (client, 2), (another, 1), (client, 1), (client, 2), (another, 1)):
+        places = (client, 1), (client, 2), (another, 1), (cluster, 1), (cluster.scheduler_address, 1)
+        for which, servers in 2 * places:
             model(which, servers=servers).fit(X, Y)
-        assert len(started) == 3
-        assert len(sessions(cluster)) == 3
+        assert len(started) == 5
+        assert len(sessions(cluster)) == 5
         kept_servers.close_kept()
 
 
@@ -138,11 +141,14 @@ def test_threads_that_fit_at_once_share_nothing_and_leave_one(client, started, c
     wait_until(lambda: len(sessions(cluster)) == 1)
 
 
-def test_the_cluster_may_be_closed_before(started):
+@pytest.mark.parametrize("place", ["client", "cluster", "address"])
+def test_the_cluster_may_be_closed_before(place, started):
     with (
         dask.config.set(LONG),
         dps.LocalCluster(servers=1, trainers=1, processes=False, dashboard_address=None) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        model(client).fit(X, Y)
+        where = {"client": client, "cluster": cluster, "address": cluster.scheduler_address}[place]
+        model(where).fit(X, Y)
     wait_until(lambda: not kept_servers._kept)
+    wait_until(lambda: started[0].closed)
