@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse
 
 import dps
 from dps.errors import InputError, InputTypeError
@@ -14,12 +15,13 @@ from dps.kernels import binary_residuals
 from dps.models.classes import coded
 from dps.models.encoding import Layout
 from dps.models.field_aware import FieldBatch, Fields, split
-from dps.models.partitions import Piece
+from dps.models.partitions import Piece, Survey, survey_of
 from dps.models.second_order import canonical, gradients, scores
 from dps.models.stopping import Part
 from dps.models.types import Block
 
-__all__ = ["MachinePlan", "MachineReport", "Moments", "learn", "local_of", "moments_of", "train"]
+__all__ = ["MachinePlan", "MachineReport", "Moments", "learn", "local_of", "moments_of", "squares_of", "train"]
+__all__ += ["survey_with_squares"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +55,14 @@ class MachineReport(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """The numbers to learn of a piece, summed up."""
+    """The numbers to learn of a piece, and its features, summed up."""
 
     layout: Layout
     rows: int
     weight: float
     mean: float
     squares: float  # of the distances from the mean
+    lengths: float  # of the rows, squared
 
 
 def moments_of(piece: Piece) -> Moments:
@@ -73,7 +76,26 @@ def moments_of(piece: Piece) -> Moments:
     weights = np.ones(len(y)) if piece.weights is None else piece.weights.astype(np.float64)
     weight = float(weights.sum())
     mean = float(weights @ y) / weight if weight else 0.0
-    return Moments(piece.layout, len(y), weight, mean, float(weights @ (y - mean) ** 2))
+    return Moments(piece.layout, len(y), weight, mean, float(weights @ (y - mean) ** 2), squares_of(piece))
+
+
+def survey_with_squares(piece: Piece) -> tuple[Survey, float]:
+    """The survey of a piece, and the squares of its features."""
+    return survey_of(piece), squares_of(piece)
+
+
+def squares_of(piece: Piece) -> float:
+    """The sum of the squares of all features, by the rows' weights.
+
+    Examples
+    --------
+    >>> squares_of(Piece(np.array([[3.0, 4.0], [1.0, 0.0]]), np.zeros(2), Layout(2, 0), np.array([1.0, 2.0])))
+    27.0
+    """
+    X = piece.block
+    squares = X.multiply(X) if scipy.sparse.issparse(X) else X * X
+    lengths = np.asarray(squares.sum(axis=1, dtype=np.float64)).reshape(-1)
+    return float(lengths.sum() if piece.weights is None else lengths @ piece.weights)
 
 
 def train(trainer: dps.Trainer, pieces: Sequence[Piece], plan: MachinePlan) -> MachineReport:

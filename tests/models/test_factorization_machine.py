@@ -148,6 +148,18 @@ def test_defaults_are_no_worse_than_a_linear_model_on_thin_data(client):
     assert ours < 1.02 * linear  # it was 1.05 with weights without a penalty, at half the rate
 
 
+@pytest.mark.parametrize("make", [FactorizationMachine, FactorizationMachineRegressor])
+@pytest.mark.parametrize(("features", "rate"), [(1, 0.1), (5, 0.04), (100, 0.01)])
+@pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_matrix])
+def test_by_default_factors_learn_more_slowly_the_longer_rows_are(ps, make, features, rate, kind):
+    rows = np.concatenate([np.ones((20, features)), np.full((20, features), 30.0)])
+    weights = np.repeat([1.0, 0.0], 20)  # rows without a weight do not count
+    model = make(client=ps, epochs=1).fit(kind(rows), np.arange(40) % 2, weights)
+    (spec,) = (table.spec for name, table in ps.tables().items() if name.startswith("machine"))
+    assert dict(zip(spec.optimizer.names, spec.optimizer.optimizers, strict=True))["v"].lr == dps.Adagrad(rate).lr
+    model.forget()
+
+
 PENALTIES = {"l1": 0.02, "l2": 0.01, "factor_l2": 0.005}
 
 
