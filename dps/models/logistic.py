@@ -21,7 +21,7 @@ import dps
 from dps.errors import InputError, told
 from dps.models.batch_solvers import minimised, problem_of_classes
 from dps.models.classes import check_class_weight, class_weights, nonnegative
-from dps.models.files import features_of
+from dps.models.files import features_of, is_path
 from dps.models.logistic_training import Plan, train
 from dps.models.partitions import Survey, Surveys, named, summary
 from dps.models.saved import Saved
@@ -64,6 +64,22 @@ FEW_ROWS = 1_000_000  # up to which "auto" goes through all of them for each ste
 OF_STEPS = {"learning_rate": None, "epochs": 5, "early_stopping": False, "staleness": 0, "aggregate": False}
 
 
+def rows_known(X: Features, y: Labels) -> int | None:
+    """The number of rows, if it is known without reading the data.
+
+    Examples
+    --------
+    >>> rows_known(np.zeros((3, 2)), None), rows_known([[1.0, 2.0], [3.0, 4.0]], [0, 1]), rows_known("day.csv", "label")
+    (3, 2, None)
+    """
+    if isinstance(X, (list, tuple)):  # rows; without labels, partitions that have some
+        return None if y is None or is_path(X) else len(X)
+    array = hasattr(X, "__array__") and not hasattr(X, "shape")
+    shape = np.asarray(X).shape if array else getattr(X, "shape", None)
+    rows = shape[0] if isinstance(shape, tuple) and shape else None  # of a delayed value, both are delayed
+    return int(rows) if isinstance(rows, (int, np.integer)) else None
+
+
 def learns_by_parts(model: LogisticRegression) -> bool:
     """Whether the solver has `partial_fit`; without it, the model has no such attribute, as scikit-learn wants it."""
     if model.solver in BATCH_SOLVERS:
@@ -85,11 +101,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         are dropped with the model. In another process this is the address to which ``fit`` connects.
     solver : {"auto", "adagrad", "sgd", "adam", "ftrl", "lbfgs", "owlqn"}
         "auto", the default, goes by the data: "lbfgs" (with l1 "owlqn") for at most 1,000,000 rows whose number is
-        known without reading them, as that of arrays, sparse matrices and pandas' frames is; "adagrad" for more rows,
-        for files, lists of partitions, Dask DataFrames and Spark, on your own ParameterServer, where the weights are to
-        stay, for `partial_fit`, and where `learning_rate`, `epochs`, `early_stopping`, `staleness` or `aggregate` is
-        given. On sparse text, five epochs of "adagrad" are about a point of accuracy behind. The others name the
-        servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
+        known without reading them, as that of arrays, lists of rows, sparse matrices and pandas' frames is; "adagrad"
+        for more rows, for files, lists of partitions, Dask DataFrames and Spark, on your own ParameterServer, where the
+        weights are to stay, for `partial_fit`, and where `learning_rate`, `epochs`, `early_stopping`, `staleness` or
+        `aggregate` is given. On sparse text, five epochs of "adagrad" are about a point of accuracy behind. The others
+        name the servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
         "lbfgs", and with l1 "owlqn", find the minimum itself: each iteration goes through all the data, the trainers
         add up the gradient, and the solver (``dps.optimize``) runs in this process, where the weights come to lie.
         They leave `learning_rate`, `epochs`, `staleness`, `aggregate` and `shuffle` alone. Spark reads its data twice
@@ -272,7 +288,7 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         TooFewWorkersError
             There is no worker for the servers, or no thread for trainers. Several fits in a cluster run one by one.
         """
-        solver = self._solver_for(X)
+        solver = self._solver_for(X, y)
         self._check(solver)
         before = self.home_weights() if self.warm_start and self._weights is not None else None
         self.forget()
@@ -367,13 +383,12 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         # The end of the tables, if there are any, detaches.
         return serving(self.client, X, self.servers, detaches=lambda: self._dropping is None)
 
-    def _solver_for(self, X: Features) -> str:
+    def _solver_for(self, X: Features, y: Labels) -> str:
         """The solver by which `fit` trains."""
         if self.solver != "auto":
             return self.solver
-        shape = getattr(X, "shape", None)  # of a delayed value, `shape` is a delayed value, too
-        rows = shape[0] if isinstance(shape, tuple) and shape else None
-        known = isinstance(rows, (int, np.integer)) and rows <= FEW_ROWS
+        rows = rows_known(X, y)
+        known = rows is not None and rows <= FEW_ROWS
         elsewhere = isinstance(self.client, (dps.ParameterServer, Address))
         if self.warm_start or self.callback is not None or (known and not elsewhere and not self._speaks_of_steps()):
             return "owlqn" if self.l1 else "lbfgs"

@@ -207,6 +207,13 @@ def test_ftrl_makes_exact_zeros(client):
     assert 0 < np.count_nonzero(sparse) < np.count_nonzero(plain) / 3
 
 
+class Readable:
+    """What numpy can read, and has no shape."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(X, dtype)
+
+
 def test_the_default_solver_goes_by_the_data(client, ps, monkeypatch):
     """Few rows in memory: the model of scikit-learn's defaults. Otherwise stochastic gradients, as before."""
     theirs = sklearn.linear_model.LogisticRegression(tol=1e-8, max_iter=1000).fit(X, Y)
@@ -228,6 +235,8 @@ def test_the_default_solver_goes_by_the_data(client, ps, monkeypatch):
     assert LogisticRegression(client=ps).fit(X, Y).solver_ == "adagrad", "its weights stay on the servers"
     with contextlib.closing(LogisticRegression(client=client)) as partial:
         assert partial.partial_fit(X, Y).solver_ == "adagrad"
+    assert LogisticRegression(client=client).fit(X.tolist(), Y.tolist()).solver_ == "lbfgs", "lists of rows"
+    assert LogisticRegression(client=client).fit(Readable(), Y).solver_ == "lbfgs", "what numpy can read"
     parts = [dask.delayed((X, Y))]
     assert LogisticRegression(client=client).fit(parts).solver_ == "adagrad", "the number of rows is not known"
     monkeypatch.setattr(logistic, "FEW_ROWS", len(Y) - 1)
