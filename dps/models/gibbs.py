@@ -30,6 +30,7 @@ from dps.models.variational import Perplexities
 
 __all__ = ["ASSIGNMENT_COLUMNS", "MOST_TOPICS", "Settling", "learn_by_sampling", "sampled", "uniforms"]
 
+DOCUMENTS = 2048  # in a step of a trainer
 ASSIGNMENT_COLUMNS = 64  # int64 in a row of the table of assignments
 PACKED = 4 * ASSIGNMENT_COLUMNS  # topics in it
 MOST_TOPICS = 1 << 16  # a topic's number fits 16 bits
@@ -91,7 +92,7 @@ def sampled(
 
 def learn_by_sampling(trainer: dps.Trainer, partitions: list[Features], plan: TopicPlan) -> Learned:
     """The training function of ``learning_method="gibbs"``. Before the first pass, each token gets a random topic."""
-    corpus = corpus_of(trainer, partitions, plan.words, plan.batch_size, whole=True)
+    corpus = corpus_of(trainer, partitions, plan.words, plan.batch_size or DOCUMENTS, whole=True)
     tables, judge = TwoTables(trainer, plan), Perplexities(trainer, corpus, plan)
     assignments, settling = Assignments(trainer, plan), Settling(plan)
     passes, ended = plan.passes, False

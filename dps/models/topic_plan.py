@@ -24,7 +24,7 @@ class TopicPlan:
     eta: float
     inference: Inference
     passes: int
-    batch_size: int
+    batch_size: int | None  # documents in a step of a trainer; None: as many as are good for the method
     decay: float  # kappa of the learning rate
     offset: float  # tau 0
     first: int  # number of the first update, from 1

@@ -51,7 +51,6 @@ Training: TypeAlias = Callable[[dps.Trainer, list[Features], TopicPlan], Learned
 METHODS: dict[str, Training] = {"online": learn_online, "batch": learn_in_batches, "gibbs": learn_by_sampling}
 PASSES = {"online": 10, "batch": 10, "gibbs": 100}
 SETTLED = 0.01  # fall of the perplexity in the last fifth of the passes of Gibbs sampling, from which on `fit` warns
-BATCH_SIZES = {"online": 128, "batch": 128, "gibbs": 2048}  # documents
 NUMBERS_AT_A_TIME = 1 << 22  # of an assign or pull of the driver
 START = 100.0  # shape of the gamma distribution from which lambda is drawn, as of scikit-learn
 
@@ -104,8 +103,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         not settled, ``fit`` warns: the perplexity of words, given their topics, fell by more than 1 % in the last fifth
         of the passes.
     batch_size : int, optional
-        Documents in a step of a trainer. "online": a mini-batch is a step of all trainers together. By default 128, and
-        2,048 for "gibbs", whose result does not depend on it: the more documents, the less traffic.
+        Documents in a step of a trainer. By default 128, and 2,048 for "gibbs", whose result does not depend on it: the
+        more documents, the less traffic. "online": a mini-batch is a step of all trainers together, and the default is
+        128 divided by their number, at least 32, because a larger mini-batch has fewer updates in a pass.
     evaluate_every : int
         After how many passes the perplexity of all documents is computed; 0 or less: never. It takes about as long as
         a pass.
@@ -341,8 +341,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return TopicPlan(
             tables=(f"{tag}-a", f"{tag}-b"), totals=f"{tag}-totals", history=f"{tag}-history", topics=self.n_components,
             words=self.n_features_in_, eta=self.topic_word_prior_, inference=self._inference, passes=passes,
-            batch_size=self.batch_size or BATCH_SIZES[self.learning_method],
-            decay=float(self.learning_decay), offset=float(self.learning_offset),
+            batch_size=self.batch_size, decay=float(self.learning_decay), offset=float(self.learning_offset),
             first=self.n_batch_iter_, total=total, evaluate_every=0 if total else self.evaluate_every,
             perp_tol=float(self.perp_tol), seed=seed,
             assignments=(f"{tag}-even", f"{tag}-odd") if sampling else None,

@@ -32,6 +32,8 @@ from dps.models.types import Features
 
 __all__ = ["Discount", "Perplexities", "learn_in_batches", "learn_online"]
 
+DOCUMENTS = 128  # in a step of a trainer; online, of all trainers together
+FEW_DOCUMENTS = 32  # in a step of one of many trainers, whose rounds would otherwise take longer than its work
 LEAST_SCALE = 1e-12  # with counts up to 1e9 the table stays below 1e21, and float32 ends at 3e38
 WORDS_AT_A_TIME = 1 << 14  # rows of a pull for the bound
 
@@ -127,7 +129,8 @@ class Perplexities:
 
 def learn_online(trainer: dps.Trainer, partitions: list[Features], plan: TopicPlan) -> Learned:
     """The training function of ``learning_method="online"``."""
-    corpus = corpus_of(trainer, partitions, plan.words, plan.batch_size)
+    share = max(FEW_DOCUMENTS, -(-DOCUMENTS // trainer.trainers))
+    corpus = corpus_of(trainer, partitions, plan.words, plan.batch_size or share)
     numbers = plan.first + np.arange(plan.passes * corpus.steps)
     rates = (plan.offset + numbers) ** -plan.decay
     discount, judge = Discount(rates), Perplexities(trainer, corpus, plan)
@@ -176,7 +179,7 @@ def bring_in(trainer: dps.Trainer, plan: TopicPlan, scale: float) -> None:
 
 def learn_in_batches(trainer: dps.Trainer, partitions: list[Features], plan: TopicPlan) -> Learned:
     """The training function of ``learning_method="batch"``: lambda <- eta + the statistics of all documents."""
-    corpus = corpus_of(trainer, partitions, plan.words, plan.batch_size)
+    corpus = corpus_of(trainer, partitions, plan.words, plan.batch_size or DOCUMENTS)
     tables, judge = TwoTables(trainer, plan), Perplexities(trainer, corpus, plan)
     passes, ended = plan.passes, False
     for X, ids in trainer.iterate([corpus.batches], plan.passes):

@@ -133,6 +133,13 @@ def test_several_trainers_are_one_with_larger_batches(ps):
         assert apart.perplexity(X) < 1.5 * expected.perplexity(X)
 
 
+def test_by_default_trainers_share_the_documents_of_a_mini_batch(ps):
+    """Otherwise more trainers would mean fewer updates, and topics that are less far."""
+    many = np.ones((512, 3))
+    model = models.LatentDirichletAllocation(2, client=ps, learning_method="online", max_iter=1).fit(many)
+    assert model.n_batch_iter_ - 1 == 512 / 128
+
+
 def test_the_scale_is_brought_in_without_a_trace(alone, ps, monkeypatch):
     """The servers multiply the table by its scale many times, as after very many updates."""
     settings = {"learning_method": "online", "max_iter": 3, **TIGHT}
