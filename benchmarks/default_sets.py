@@ -1,8 +1,9 @@
 """The data on which `defaults.py` reports. No default of an estimator was chosen on any of these.
 
 Defaults were chosen on others: Census-Income, flights, MovieLens 100k, Reuters R8, State of the Union addresses, and
-what `datasets.zipf_clicks` and `model_factors.generated` make. Files of packages are read where these are installed
-(``make rivals``); what scikit-learn brings is always there. Two sets are functions of a seed.
+what `datasets.zipf_clicks` and `model_factors.generated` make; the mini-batch of topics also on articles of 20
+Newsgroups that are not here. Files of packages are read where these are installed (``make rivals``); what scikit-learn
+brings is always there. Two sets are functions of a seed.
 """
 
 from __future__ import annotations

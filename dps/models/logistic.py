@@ -104,8 +104,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         known without reading them, as that of arrays, lists of rows, sparse matrices and pandas' frames is; "adagrad"
         for more rows, for files, lists of partitions, Dask DataFrames and Spark, on your own ParameterServer, where the
         weights are to stay, for `partial_fit`, and where `learning_rate`, `epochs`, `early_stopping`, `staleness` or
-        `aggregate` is given. On sparse text, five epochs of "adagrad" are about a point of accuracy behind. The others
-        name the servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes exact zeros.
+        `aggregate` is given. On sparse text with many classes, five epochs of "adagrad" are behind: by 0.7 points of
+        accuracy on 20 Newsgroups, and by 31 points on 44 small classes of Reuters. With "lbfgs" as "auto" takes it, the
+        log-loss of images of digits is 2 % above scikit-learn's (0.126 and 0.123), which ends before the minimum.
+        The others name the servers' optimizer. "ftrl" (McMahan et al. 2013) is the one for sparse models: l1 makes
+        exact zeros.
         "lbfgs", and with l1 "owlqn", find the minimum itself: each iteration goes through all the data, the trainers
         add up the gradient, and the solver (``dps.optimize``) runs in this process, where the weights come to lie.
         They leave `learning_rate`, `epochs`, `staleness`, `aggregate` and `shuffle` alone. Spark reads its data twice
