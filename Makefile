@@ -28,7 +28,7 @@ install: $(READY)  ## .venv with dps and all that its tests and benchmarks need
 
 # The core is compiled when dps is installed. When only its sources have changed, nothing is installed again: what has
 # changed is compiled, and a change of the Python files needs nothing, because the installation is editable.
-CORE := setup.py $(wildcard dps/core/*.pyx dps/core/*.pxd dps/core/*.h)
+CORE := setup.py $(wildcard $(foreach end,pyx pxd h,dps/engine/core/*.$(end) dps/engine/core/*/*.$(end) dps/kernels/loops/*.$(end)))
 REQUIREMENTS := setup.cfg pyproject.toml
 INSTALL_ANEW = ! [[ $@ -nt setup.cfg && $@ -nt pyproject.toml ]]
 
@@ -170,7 +170,7 @@ test-integration: $(READY)  ## Spark, YARN, and all pages, examples and packages
 
 # The suite of the standard's own project is not on PyPI: it needs a clone with its submodule.
 .PHONY: array-api
-array-api: $(READY)  ## ps.arrays against the array API standard; ARRAY_API_TESTS=folder runs the standard's suite, too
+array-api: $(READY)  ## dps.arrays against the array API standard; ARRAY_API_TESTS=folder runs the standard's suite, too
 	@PYTHONPATH=tests/helpers $(PY) tests/helpers/array_api.py
 	@if [[ -n "$(ARRAY_API_TESTS)" ]]; then \
 		$(PIP) install --requirement "$(ARRAY_API_TESTS)/requirements.txt"; \
@@ -255,7 +255,7 @@ fuzz: $(READY)  ## random and mutated frames at a live server, the controller an
 	@echo "seed $(SEED)"
 	FUZZ_FRAMES=$(FRAMES) FUZZ_SEED=$(SEED) $(PYTEST) tests/wire/test_fuzz.py -s -k random $(ARGS)
 
-# In a copy, so that no sanitized module is left in dps/core. The sanitizers are loaded before Python, which is not
+# In a copy, so that no sanitized module is left in dps/engine/core. The sanitizers are loaded before Python, which is not
 # compiled with them. Leaks are not looked for, because Python itself frees little of its memory when it ends.
 SANITIZED := build/sanitized
 UNDER_SANITIZERS = cd $(SANITIZED) && \
@@ -308,6 +308,10 @@ types: $(READY)  ## mypy
 .PHONY: docs
 docs: $(READY)  ## the pages, in build/docs
 	$(PY) -m sphinx -W --keep-going -q -a -b html -d build/doctrees docs build/docs
+
+.PHONY: house
+house: $(READY)  ## figures of the package's structure: lines, rooms, arrows, circles
+	@$(PY) tests/helpers/house.py
 
 # The sdist, and the wheel that is built from it: for this Python and this kind of machine. See docs/installation.md.
 .PHONY: wheel

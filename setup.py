@@ -1,4 +1,4 @@
-"""Compile dps/core. Everything else about the package stands in setup.cfg."""
+"""Compile the loops of dps. Everything else about the package stands in setup.cfg."""
 
 import multiprocessing
 import os
@@ -18,13 +18,19 @@ from setuptools.command.build_ext import build_ext
 # are parameters, because functions with such parameters are inlined.
 EXACT = ["-ffp-contract=off", "-fno-math-errno", "-Wno-psabi"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
+FOLDERS = [
+    Path("dps/engine/core"),
+    Path("dps/engine/core/requests"),
+    Path("dps/engine/core/shards"),
+    Path("dps/kernels/loops"),
+]
 BUILDS = {  # by the environment variable DPS_BUILD
     "release": ["-O3", "-g0", *EXACT],
     "sanitized": ["-O1", *SANITIZERS, *EXACT],  # see `make sanitize`
     "quick": ["-O0", "-g0", *EXACT],  # for the wrong variants of the tests
 }
 NO_COMPILER = """
-dps could not compile its core (dps/core), because the C compiler {compiler!r} {problem}.
+dps could not compile its loops (dps/engine/core and dps/kernels/loops), because the C compiler {compiler!r} {problem}.
 Install a C compiler and the headers of Python, then repeat:
     Debian, Ubuntu     apt-get install gcc python3-dev
     Fedora, RHEL       dnf install gcc python3-devel
@@ -57,11 +63,12 @@ def headers(source):
     waiting = [source, source.with_suffix(".pxd")]
     while waiting:
         text = file.read_text() if (file := waiting.pop()).exists() else ""
-        names = [f"{name}.pxd" for name in re.findall(r"^from dps\.core\.(\w+) cimport", text, re.M)]
-        names += re.findall(r'^(?:#include|cdef extern from) "(\w+\.h)"', text, re.M)
-        new = {source.with_name(name) for name in names} - found
+        declared = re.findall(r"^from (dps\.[\w.]+) cimport", text, re.M)
+        included = re.findall(r'^(?:#include|cdef extern from) "(\w+\.h)"', text, re.M)
+        new = {Path(*name.split(".")).with_suffix(".pxd") for name in declared}
+        new |= {folder / name for name in included for folder in FOLDERS if (folder / name).exists()}
+        waiting += new - found
         found |= new
-        waiting += new
     return sorted(str(file) for file in found if file.suffix == ".h")
 
 
@@ -69,15 +76,16 @@ def extensions():
     flags = BUILDS[os.environ.get("DPS_BUILD", "release")]
     return [
         Extension(
-            f"dps.core.{source.stem}",
+            ".".join(source.with_suffix("").parts),
             [str(source)],
             depends=["setup.py", *headers(source)],  # which has the flags
-            include_dirs=[np.get_include()],
+            include_dirs=[np.get_include(), *map(str, FOLDERS)],
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
             extra_compile_args=flags,
             extra_link_args=[flag for flag in flags if flag.startswith("-fsanitize")],
         )
-        for source in sorted(Path("dps/core").glob("*.pyx"))
+        for folder in FOLDERS
+        for source in sorted(folder.glob("*.pyx"))
     ]
 
 

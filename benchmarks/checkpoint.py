@@ -23,7 +23,7 @@ from distributed import Client
 
 import dps
 from benchmarks.common import Report, parser
-from dps.checkpoints.store import Store
+from dps.engine.checkpoints.store import Store
 
 DIM, BATCH, EXPONENT = 16, 10_000, 1.3
 ROUNDS = 5

@@ -38,9 +38,9 @@ from distributed.worker import Worker
 
 import dps
 from benchmarks.common import Report, parser
-from dps.telemetry.run_history import RunHistory
-from dps.telemetry.snapshot import RunPhase, RunStatus, Status
-from dps.wire import frames
+from dps.engine.telemetry.run_history import RunHistory
+from dps.engine.telemetry.snapshot import RunPhase, RunStatus, Status
+from dps.engine.wire import frames
 
 STEP, DELAY, TRAINERS, SERVERS = 0.02, 0.05, 3, 2
 BEFORE, WITHIN = 6.0, 20.0

@@ -22,10 +22,10 @@ import dps
 from benchmarks.common import Cost, cores, costs
 from benchmarks.peers import KINDS, Bare
 from dps import config
-from dps.state.ops import NO_CLOCK, PUSH, Op, TableSpec
-from dps.state.partition import bound, group
-from dps.state.shard import make_shard
-from dps.wire.frames import padded
+from dps.engine.state.ops import NO_CLOCK, PUSH, Op, TableSpec
+from dps.engine.state.partition import bound, group
+from dps.engine.state.shard import make_shard
+from dps.engine.wire.frames import padded
 
 __all__ = ["Local", "Parties", "Plan", "Wanted", "distinct_keys", "fill", "measure"]
 

@@ -40,8 +40,8 @@ from benchmarks.processes import (
     wait_for,
     whole,
 )
+from dps.engine.state.partition import group
 from dps.errors import MovedError, ServerGoneError
-from dps.state.partition import group
 
 TABLE, TRAINERS, SERVERS = "count", 2, 3
 BATCHES, KEYS, SPACE = 16, 128, 1 << 40
@@ -73,7 +73,9 @@ def batches(shards: int) -> list[np.ndarray]:
     return found
 
 
-def push_for_ever(ticket: dps.client.client.Ticket, run: int, number: int, shards: int, commands: Connection) -> None:
+def push_for_ever(
+    ticket: dps.engine.client.client.Ticket, run: int, number: int, shards: int, commands: Connection
+) -> None:
     """A trainer's process: push until told to stop; gives back how often each batch was acknowledged, and when."""
     try:
         trainer = dps.Trainer.join(ticket, run, number)

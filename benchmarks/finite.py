@@ -15,7 +15,7 @@ import numpy as np
 
 import dps
 from benchmarks.common import Report, interleave, parser
-from dps.core.rows import all_finite
+from dps.engine.core.shards.rows import all_finite
 
 ROUNDS, DIM = 21, 16
 PUSHES = {1_000: 300, 100_000: 20}  # keys of a push: pushes of a turn

@@ -3,8 +3,8 @@
 A thousand connections that have proved the secret announce a request of 1 GiB each, send its first 64 KiB, and from
 then on eight bytes now and then: a thousand times more than the memory for requests on their way
 (`dps.limits.incoming`). An honest client pushes 8 MiB at a time meanwhile. The endpoint gives each body a small buffer
-that grows with what has come of it (`dps/wire/memory.py`), so the honest pushes need not wait for the giants; and
-`dps.timeouts.trickle` is raised for the measurement, because a giant would be given up after 10 seconds otherwise.
+that grows with what has come of it (`dps/engine/wire/memory.py`), so the honest pushes need not wait for the giants;
+and `dps.timeouts.trickle` is raised for the measurement, because a giant would be given up after 10 seconds otherwise.
 
 Clients and endpoint share one process. The turns alone and beside the giants cannot take turns A B A B, because the
 giants hold on from the time they come; so the rate alone is taken before them and after them, and the mean counts.
@@ -22,11 +22,11 @@ import dask
 import numpy as np
 
 from benchmarks.common import Report, parser
-from dps.wire import frames, memory
-from dps.wire.channel import Channel
-from dps.wire.endpoint import Connection, Endpoint
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
-from dps.wire.handshake import ConnectingHandshake, new_secret
+from dps.engine.wire import frames, memory
+from dps.engine.wire.channel import Channel
+from dps.engine.wire.endpoint import Connection, Endpoint
+from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.engine.wire.handshake import ConnectingHandshake, new_secret
 
 GIANTS, ROUNDS, SECONDS = 1000, 7, 1.0  # turns of each, and how long a turn is
 ANNOUNCED, FIRST, MORE = 1 << 30, 1 << 16, 8  # bytes of a giant's request; that it sends at once; and in each turn

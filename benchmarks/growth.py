@@ -29,7 +29,7 @@ import dps
 import dps.graph
 from benchmarks.common import Report, parser
 from dps import models
-from dps.telemetry.run_history import RunHistory
+from dps.engine.telemetry.run_history import RunHistory
 
 PARTS = 8
 TIMES = 10  # as many rows, and features

@@ -180,7 +180,7 @@ def traffic(report: Report, ps: dps.ParameterServer, size: int) -> None:
         points.append(float(result.fun))
 
     settings: dict[str, Any] = {"m": 10, "tol": 1e-30, "max_iter": TRAFFIC_ITERATIONS, "callback": seen}
-    found = optimize.minimize(ps, curve, places, ps.zeros(size, capacity=48), scale=1 / size, **settings)
+    found = optimize.minimize(ps, curve, places, dps.arrays.on(ps).zeros(size, capacity=48), scale=1 / size, **settings)
     spent = np.diff(totals)[-4:]
     report.add(f"{size:,} parameters: bytes of the driver in an iteration", float(spent.mean()), "B", reach="<= 1000")
     if size > 10**6:

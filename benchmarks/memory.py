@@ -26,9 +26,9 @@ from distributed import Client
 import dps
 from benchmarks.common import ROOT, Report, parser
 from benchmarks.exchange import distinct_keys
-from dps.state.ops import NO_CLOCK, PUSH, Op, TableSpec
-from dps.state.partition import group
-from dps.state.shard import make_shard
+from dps.engine.state.ops import NO_CLOCK, PUSH, Op, TableSpec
+from dps.engine.state.partition import group
+from dps.engine.state.shard import make_shard
 
 BATCH = 10_000
 SHARDS = 4

@@ -22,7 +22,7 @@ import psutil
 import dps
 from benchmarks.common import Report, parser
 from benchmarks.processes import machines, primaries, server_pid, wait_for, whole
-from dps.state.partition import group
+from dps.engine.state.partition import group
 
 SERVERS = 3
 KINDS: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ from distributed import Client
 import dps
 from benchmarks.common import ROOT, Cost, Report, costs, installed
 from benchmarks.exchange import Local, Plan, Wanted, dps_call, fill, pick, values_for
-from dps.state.ops import TableSpec
+from dps.engine.state.ops import TableSpec
 
 __all__ = ["RIVALS", "compare"]
 

@@ -23,7 +23,7 @@ from distributed import Client
 import dps
 from benchmarks.common import Report, parser
 from benchmarks.datasets import zipf_clicks
-from dps.coordination.clock import Clock
+from dps.engine.coordination.clock import Clock
 from dps.kernels import logistic
 
 BOUNDS = (0, 1, 2, 4, 8, 16)

@@ -25,9 +25,9 @@ from distributed import Client
 
 import dps
 from benchmarks.common import ROOT, Report, parser
-from dps.client.client import Ticket
-from dps.wire import frames
-from dps.wire.frames import Header
+from dps.engine.client.client import Ticket
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
 
 MOST_PROCESSES = 8
 ROUNDS, TICKS = 5, 20_000  # ticks of a round, of all trainers together

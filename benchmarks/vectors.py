@@ -34,7 +34,7 @@ class Vectors:
     """Operands on the servers, whose first one is changed in place."""
 
     def __init__(self, ps: dps.ParameterServer, size: int):
-        self.operands = [ps.random(size, seed=n, dtype="float32", capacity=VECTORS) for n in range(5)]
+        self.operands = [dps.arrays.on(ps).random(size, seed=n, dtype="float32", capacity=VECTORS) for n in range(5)]
 
     def cases(self) -> dict[str, Any]:
         a, g = self.operands[:2]

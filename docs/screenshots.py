@@ -20,9 +20,9 @@ from distributed import Scheduler
 from PIL import Image, ImageChops
 from playwright.async_api import async_playwright
 
-from dps.dashboard import Surfaces
-from dps.dashboard.pages.plots import PLOTS
-from dps.telemetry.snapshot import Status
+from dps.engine.dashboard import Surfaces
+from dps.engine.dashboard.pages.plots import PLOTS
+from dps.engine.telemetry.snapshot import Status
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests" / "helpers"))

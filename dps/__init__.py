@@ -1,43 +1,28 @@
 """dps: the parameter server that lives inside a Dask cluster.
 
-The map: what users import stands on the street, everything else in rooms. Each room's ``__init__.py`` lists its files.
+The map: what users import stands here, and the engine that makes it work stands in one folder.
 
 ================ ======================================================================================
-errors, config   every error; settings from ``dps.yaml``
-kernels          loops over sparse batches: margins, gradients, residuals
+models/          scikit-learn estimators
+graph/           PageRank and other algorithms over edges on trainers
+arrays/          vectors and matrices whose elements lie on the servers and compute there
+optimize/        solvers for numpy arrays and for vectors on parameter servers
+torch/           embeddings, dense parameters and gradients of torch on the servers
+kernels/         loops over sparse batches: margins, gradients, residuals; compiled loops of models
+sampling/        random draws for training: negatives by weight, items that a user has not seen
+features/        raw data to int64 keys: hashing, ``localize``
+functions/       functions that run on the servers, and those that come with dps
 spark, yarn      a parameter server beside Spark; a cluster on YARN
 opentelemetry    spans around calls, for processes that ask for them
+testing          a cluster in one thread, on virtual time, with faults, for tests of training functions
+errors, config   every error; settings from ``dps.yaml``
 ---------------- --------------------------------------------------------------------------------------
-core/            compiled loops over keys and rows, and the classes that own their memory. Cython and C
-state/           what a server holds: tables, shards, key index, optimizers, ledgers. Pure
-coordination/    which server holds a shard, which trainer may go on: placement, clocks, leases, meetings. Pure
-wire/            how bytes travel: frames, the endpoint that listens, channels and links that connect
-daskapi/         everything that touches Dask's own processes and private interfaces
-features/        raw data to int64 keys: hashing, ``localize``
-sampling/        random draws for training: negatives by weight, items that a user has not seen
-functions/       functions that run on the servers: what a user writes, what they see, those that come with dps
-checkpoints/     a model as files: shards, manifests, the store of them; export
-telemetry/       count, report, keep, diagnose
----------------- --------------------------------------------------------------------------------------
-client/          pull, push, add, assign, push_pull; again after failures   ] the three parties:
-server/          the Dask actor that holds shards, and answers frames       ] they never import
-controller/      the scheduler plugin: failover, runs, checkpoints, scaling ] each other
----------------- --------------------------------------------------------------------------------------
-training/        the loop on each partition: trainers, batches, tasks, Spark
-driver/          the user's handle: start, tables, run, status, checkpoint, close; lazy stages
-arrays/          vectors and matrices whose elements lie on the servers and compute there
-dashboard/       pages on the scheduler's dashboard, metrics, reports; the notebook and the terminal
-deploy/          LocalCluster, YarnCluster
-graph/           PageRank and other algorithms over edges on trainers
-torch/           embeddings, dense parameters and gradients of torch on the servers
-optimize/        solvers for numpy arrays and for vectors on parameter servers
-models/          scikit-learn estimators, on the public API only
-cli/             ``dask ps``
-testing/         the same roles in one thread, on virtual time, with faults
+engine/          clients, servers, the controller and all that they are made of; it knows no model
 ================ ======================================================================================
 
-Imports run downwards in ``tests/project/test_style.py`` (ROOMS); ``docs/design.md`` walks a push, a tick and a failover
-through these files.
+The rooms of the library import public names only, so they are written as users' programs are. Imports run one way:
+``tests/project/test_style.py`` has the table, and ``docs/design.md`` walks a push, a tick and a failover through the
+engine.
 """
 
 from __future__ import annotations
@@ -46,26 +31,28 @@ import importlib
 from typing import Any
 
 from dps import spark
-from dps.checkpoints.export import export_checkpoint
-from dps.client.client import Client, Pending, Ticket
-from dps.client.table import Table
-from dps.client.ticket import Certificate
-from dps.deploy.local import LocalCluster
-from dps.driver.lazy import end_run, map_partitions_with_ps
-from dps.driver.parameter_server import ParameterServer
+from dps.engine.checkpoints.export import export_checkpoint
+from dps.engine.client.client import Client, Pending, Ticket
+from dps.engine.client.table import Table
+from dps.engine.client.ticket import Certificate
+from dps.engine.deploy.local import LocalCluster
+from dps.engine.driver.lazy import end_run, map_partitions_with_ps
+from dps.engine.driver.parameter_server import ParameterServer
+from dps.engine.functions.definition import Function, function
+from dps.engine.state.columns import Column
+from dps.engine.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, Optimizer, RMSprop
+from dps.engine.state.partitioning import BlockPartition, FieldPartition, HashPartition, RangePartition
+from dps.engine.state.schedules import Cosine, Exponential, InverseSqrt, InverseTime, Step, Warmup
+from dps.engine.training.batches import Batches
+from dps.engine.training.localize import localize
+from dps.engine.training.open_run import OpenRun
+from dps.engine.training.pulled_rows import PulledRows, distinct_keys
+from dps.engine.training.row_sums import gather_sum
+from dps.engine.training.trainer import Trainer
 from dps.errors import DPSError
 from dps.features.hashing import hash_columns, hash_strings
-from dps.features.localize import localize
-from dps.functions.definition import Function, function
-from dps.state.columns import Column
-from dps.state.initializers import Constant, Normal, Uniform, Xavier, Zeros
-from dps.state.ops import TableSpec
-from dps.state.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, Add, Assign, Momentum, Optimizer, RMSprop
-from dps.state.partitioning import BlockPartition, FieldPartition, HashPartition, RangePartition
-from dps.state.schedules import Cosine, Exponential, InverseSqrt, InverseTime, Step, Warmup
-from dps.training.open_run import OpenRun
-from dps.training.pulled_rows import PulledRows
-from dps.training.trainer import Trainer
 
 __version__ = "0.9.0"
 
@@ -77,6 +64,7 @@ __all__ = [
     "AdamW",
     "Add",
     "Assign",
+    "Batches",
     "BlockPartition",
     "Certificate",
     "Client",
@@ -109,9 +97,11 @@ __all__ = [
     "Warmup",
     "Xavier",
     "Zeros",
+    "distinct_keys",
     "end_run",
     "export_checkpoint",
     "function",
+    "gather_sum",
     "hash_columns",
     "hash_strings",
     "localize",
@@ -136,7 +126,7 @@ def __getattr__(name: str) -> Any:
     if name == "optimize":  # needs scipy
         return importlib.import_module("dps.optimize")
     if name in ("dask_setup", "dask_teardown"):  # of `--preload dps`
-        return getattr(importlib.import_module("dps.driver.preload"), name)
+        return getattr(importlib.import_module("dps.engine.driver.preload"), name)
     if name in ("YarnCluster", "yarn"):  # need skein
         module = importlib.import_module("dps.yarn")
         return module if name == "yarn" else module.YarnCluster

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from distributed import Scheduler, SchedulerPlugin, Worker
 
-from dps.client.client import Client
+from dps.engine.client.client import Client
+from dps.engine.training.trainer import Trainer
 from dps.errors import needing
-from dps.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider

@@ -12,17 +12,26 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dps.deploy.local import LocalCluster
-from dps.driver.parameter_server import ParameterServer
+from dps.engine.deploy.local import LocalCluster
+from dps.engine.driver.parameter_server import ParameterServer
+from dps.engine.training import spark
+from dps.engine.training.spark import is_spark
 from dps.errors import DPSError, InputError, InputTypeError
-from dps.training import spark
 
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["end_run", "foreach_partition_with_ps", "get_or_create", "map_partitions_with_ps", "read_with", "start"]
+__all__ = [
+    "end_run",
+    "foreach_partition_with_ps",
+    "get_or_create",
+    "is_spark",
+    "map_partitions_with_ps",
+    "read_with",
+    "start",
+]
 
 POLL_SECONDS = 0.5  # between two checks whether the Spark application has ended
 RUN_ATTRIBUTE = "_dps_run"  # of an RDD or DataFrame: the run that computes it
@@ -88,7 +97,7 @@ def map_partitions_with_ps(
     >>> even_and_odd(SparkSession.builder.getOrCreate())  # doctest: +SKIP
     (45, 10, array([5, 5]))
     """
-    if not spark.is_spark(data) or isinstance(data, spark.ReadWith):
+    if not is_spark(data) or isinstance(data, spark.ReadWith):
         raise InputTypeError(f"an RDD or a DataFrame of Spark's, not a {type(data).__name__}")
     if staleness != math.inf:
         raise InputError(
@@ -183,7 +192,7 @@ def read_with(data: DataFrame | RDD, function: Callable[..., object]) -> spark.R
     >>> def train_on(ps, frame, train):
     ...     return ps.run(train, dps.spark.read_with(frame, longest), staleness=1)
     """
-    if not spark.is_spark(data) or isinstance(data, spark.ReadWith):
+    if not is_spark(data) or isinstance(data, spark.ReadWith):
         raise InputTypeError(f"an RDD or a DataFrame of Spark's, not a {type(data).__name__}")
     return spark.ReadWith(data, function)
 

@@ -28,7 +28,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import dps
 from benchmarks import datasets
-from dps.dashboard.notebook import dashboard_link
+from dps.engine.dashboard.notebook import dashboard_link
 from dps.models import LogisticRegression, encode_frame
 
 BITS = 18

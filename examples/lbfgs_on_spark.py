@@ -38,7 +38,7 @@ def main() -> None:
             ps,
             log_loss,
             frame,
-            ps.zeros(len(FEATURES), capacity=40),  # and so the solver's vectors lie on the servers
+            dps.arrays.on(ps).zeros(len(FEATURES), capacity=40),  # and so the solver's vectors lie on the servers
             columns=(FEATURES, "y"),
             scale=1 / ROWS,
             callback=lambda so_far: print(f"iteration {so_far.nit}: loss {so_far.fun:.6f}"),

@@ -16,7 +16,8 @@ import dask.array as da
 import numpy as np
 
 import dps
-import dps.core
+import dps.engine.core
+import dps.kernels.loops
 
 KEYS = np.array([7, -3, 7, 2**40])
 
@@ -34,9 +35,10 @@ def train(trainer, partitions):
 
 def check_modules() -> int:
     """How many compiled modules were imported. Each of them has to come from the installed wheel."""
-    names = [module.name for module in pkgutil.iter_modules(dps.core.__path__)]
+    names = [module.name for module in pkgutil.walk_packages(dps.engine.core.__path__, "dps.engine.core.")]
+    names += [module.name for module in pkgutil.walk_packages(dps.kernels.loops.__path__, "dps.kernels.loops.")]
     for name in names:
-        file = importlib.import_module(f"dps.core.{name}").__file__
+        file = importlib.import_module(name).__file__
         assert Path(file).is_relative_to(sysconfig.get_path("platlib")), f"{file} is not part of an installed wheel"
     assert len(names) > 30, names
     return len(names)
@@ -48,7 +50,7 @@ def check_tables(ps) -> None:
     assert counts.pull([-3, 7, 2**40, 5]).tolist() == [[1, 1], [2, 2], [1, 1], [0, 0]]
     ps.call(double, counts)
     assert counts.pull([7]).tolist() == [[4, 4]]
-    assert float(np.linalg.norm(ps.from_array(np.array([3.0, 0.0, 4.0])))) == 5
+    assert float(np.linalg.norm(dps.arrays.on(ps).asarray(np.array([3.0, 0.0, 4.0])))) == 5
 
 
 def check_training(ps) -> None:

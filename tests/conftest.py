@@ -18,7 +18,7 @@ import leaks
 import pytest
 from distributed.utils import get_mp_context
 
-from dps.wire.endpoint import new_loop
+from dps.engine.wire.endpoint import new_loop
 
 # No test fails because the machine is busy, or because chance made the first examples large or useless; and fixtures
 # that all examples of a test share are meant. The quick examples are the same in each run, so that a change is judged

@@ -5,6 +5,7 @@ array.py          ``PSArray``: operators, numpy's protocols, conversion
 vector.py         ``PSVector``
 matrix.py         ``PSMatrix``
 sparse_vector.py  ``PSSparseVector``
+servers.py        ``on(ps)``: the namespace of a parameter server
 namespace.py      the array API standard; arrays of zeros, random numbers, ...
 functions.py      numpy's functions beyond ufuncs
 shapes.py         ... and those that change shapes
@@ -33,8 +34,9 @@ from dps.arrays.array import PSArray
 from dps.arrays.matrix import PSMatrix
 from dps.arrays.namespace import ArrayNamespace
 from dps.arrays.server_store import ServerStore
+from dps.arrays.servers import on
 from dps.arrays.space import Space
 from dps.arrays.sparse_vector import PSSparseVector
 from dps.arrays.vector import PSVector
 
-__all__ = ["ArrayNamespace", "PSArray", "PSMatrix", "PSSparseVector", "PSVector", "ServerStore", "Space"]
+__all__ = ["ArrayNamespace", "PSArray", "PSMatrix", "PSSparseVector", "PSVector", "ServerStore", "Space", "on"]

@@ -471,7 +471,7 @@ def operands_of(space: Space, inputs: Any) -> Any:
             if each.space.kind != space.kind:
                 raise InputError(
                     "a sparse vector and a dense one lie in different tables: bring one to the other with "
-                    "ps.from_array(v.to_numpy()), or ps.zeros(n, sparse=True) and w[:] = v.to_numpy()"
+                    "xp.asarray(v.to_numpy()), or xp.zeros(n, sparse=True) and w[:] = v.to_numpy()"
                 )
             if each.space is not space:
                 raise InputError(

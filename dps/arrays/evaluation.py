@@ -14,7 +14,7 @@ from dps.arrays.layout import PoolLayout
 from dps.arrays.operations import OPERATIONS, UFUNCS
 from dps.arrays.programs import ProgramPlan
 from dps.arrays.reductions import REDUCTIONS
-from dps.core.chunks import loop_number, run_steps
+from dps.kernels.loops.chunks import loop_number, run_steps
 
 __all__ = ["KeyedRows", "Operands", "PreparedPlan", "ShardRows", "evaluated", "evaluated_keyed"]
 
@@ -80,7 +80,7 @@ class Elements(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """A plan that is carried out without the interpreter: see ``dps.core.chunks.run_steps``."""
+    """A plan that is carried out without the interpreter: see ``dps.kernels.loops.chunks.run_steps``."""
 
     registers: list[np.dtype]
     steps: list[tuple[np.ufunc, int, list[int]]]

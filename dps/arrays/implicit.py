@@ -43,7 +43,9 @@ def background(root: Node) -> np.ndarray:
 def _computed(node: Node, made: dict[int, np.ndarray]) -> np.ndarray:
     if node.op not in OPERATIONS:
         made_of = "random numbers" if node.op == "uniform" else "the numbers of elements"
-        raise InputTypeError(f"a sparse vector is not made of {made_of}: make it with ps.from_items(keys, values)")
+        raise InputTypeError(
+            f"a sparse vector is not made of {made_of}: make it with dps.arrays.on(ps).from_items(keys, values)"
+        )
     out = np.empty(1, node.dtype)
     operands = [each.value.reshape(-1) if isinstance(each, Literal) else made[id(each)] for each in node.operands]
     with np.errstate(all="ignore"):
@@ -104,5 +106,5 @@ def _check_size(count: int) -> None:
     if count > EVERY_KEY // 2:
         raise InputError(
             "the result depends on how many zeros there are, and a sparse vector without a size has no number of them: "
-            "ps.zeros(n, sparse=True) makes vectors with a size"
+            "dps.arrays.on(ps).zeros(n, sparse=True) makes vectors with a size"
         )

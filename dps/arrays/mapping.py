@@ -11,8 +11,7 @@ from dps.arrays.evaluation import Elements
 from dps.arrays.layout import PoolLayout
 from dps.arrays.operations import checked
 from dps.errors import InputError, InputTypeError
-from dps.functions.definition import Function
-from dps.functions.rows import Rows
+from dps.functions import Function, Rows
 
 __all__ = ["check_zeros", "mapping", "result_dtype"]
 

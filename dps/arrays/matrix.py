@@ -22,7 +22,7 @@ __all__ = ["PSMatrix", "Transposed", "eye"]
 
 
 class PSMatrix(PSArray):
-    """A matrix on the servers; made by ``ps.zeros((rows, columns))`` and the like.
+    """A matrix on the servers; made by ``dps.arrays.on(ps).zeros((rows, columns))`` and the like.
 
     Attributes
     ----------

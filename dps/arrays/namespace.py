@@ -80,7 +80,9 @@ class NamespaceInfo:
 
 
 class ArrayNamespace:
-    """The arrays of a parameter server: ``ps.arrays``, and what ``vector.__array_namespace__()`` returns.
+    """The arrays of a parameter server: `dps.arrays.on` gives it, and so does ``vector.__array_namespace__()``.
+
+    Its names are those of the array API standard, and some more.
 
     Parameters
     ----------
@@ -125,7 +127,37 @@ class ArrayNamespace:
         sparse: bool = False,
         device: Any = None,
     ) -> Any:
-        """Zeros; see :meth:`dps.ParameterServer.zeros`."""
+        """A vector or matrix of zeros on the servers, which computes there.
+
+        Parameters
+        ----------
+        shape : int, tuple of int or None
+            Number of elements; or rows and columns. None: a sparse vector with an element for each int64.
+        dtype : dtype
+            float32, float64 (the default) or int64; others up to 64 bits may be computed with, and not pushed to by
+            trainers.
+        capacity : int, optional
+            How many vectors of this length and dtype there may be at a time, those in between included. It counts for
+            the first one. By default 32, or four times the rows of a matrix; 8 sparse vectors.
+        sparse : bool
+            A vector of which only the elements take room that are not zero, or were not once.
+
+        Returns
+        -------
+        PSVector, PSMatrix or PSSparseVector
+
+        Examples
+        --------
+        >>> import dps
+        >>> import numpy as np
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         xp = dps.arrays.on(ps)
+        ...         w, g = xp.zeros(4, dtype="float32"), xp.asarray(np.arange(4, dtype="float32"))
+        ...         w -= 0.5 * g / (np.sqrt(g) + 1)
+        ...         w.to_numpy(), w @ g
+        (array([ 0.       , -0.25     , -0.41421354, -0.5490381 ], dtype=float32), np.float32(-2.7255414))
+        """
         dtype = dtype or np.float64
         if sparse:
             return self.from_items([], np.zeros(0, dtype), size=_length(shape), capacity=capacity)
@@ -136,7 +168,7 @@ class ArrayNamespace:
     def ones(
         self, shape: Shape, *, dtype: npt.DTypeLike | None = None, capacity: int | None = None, device: Any = None
     ) -> Any:
-        """Every element is 1; see :meth:`dps.ParameterServer.ones`."""
+        """Every element is 1; parameters as in :meth:`zeros`."""
         return self.full(shape, 1, dtype=dtype or np.float64, capacity=capacity)
 
     def empty(self, shape: Shape, *, dtype: npt.DTypeLike | None = None, device: Any = None) -> Any:
@@ -152,7 +184,7 @@ class ArrayNamespace:
         capacity: int | None = None,
         device: Any = None,
     ) -> Any:
-        """One number everywhere; in shape () that number."""
+        """One number everywhere, in shape () that number; parameters as in :meth:`zeros`."""
         if shape == ():
             return np.asarray(fill_value, dtype)[()]
         shape = _shape(shape)
@@ -195,7 +227,10 @@ class ArrayNamespace:
         return eye(self.space, n_rows, n_cols, k, dtype or np.float64)
 
     def random(self, shape: Shape, *, seed: int, dtype: npt.DTypeLike = np.float64, capacity: int | None = None) -> Any:
-        """Random numbers in [0, 1): for a vector those of ``np.random.Generator(np.random.Philox(key=seed))``."""
+        """Random numbers in [0, 1), the same for a seed on any number of servers; parameters as in :meth:`zeros`.
+
+        Those of a vector are those of ``np.random.Generator(np.random.Philox(key=seed))``.
+        """
         return self._computed(self._uniform(_shape(shape), seed), dtype, capacity)
 
     def normal(self, shape: Shape, *, seed: int, dtype: npt.DTypeLike = np.float64, capacity: int | None = None) -> Any:
@@ -217,7 +252,7 @@ class ArrayNamespace:
         capacity: int | None = None,
         device: Any = None,
     ) -> Any:
-        """An array on the servers with these elements."""
+        """A vector or matrix with these elements; of a sparse array of scipy, a sparse vector."""
         if isinstance(obj, PSArray):
             if obj.space is not self.space:
                 raise InputError("an array of another parameter server: convert with to_numpy() first")
@@ -242,7 +277,35 @@ class ArrayNamespace:
         dtype: Any = None,
         capacity: int | None = None,
     ) -> Any:
-        """A sparse vector; see :meth:`dps.ParameterServer.from_items`."""
+        """A sparse vector on the servers with these elements, and zero at all other keys.
+
+        Parameters
+        ----------
+        keys : array_like of int
+            The numbers of the elements; those of a key that occurs twice are added up.
+        values : array_like
+            As many, or one number for all.
+        size : int, optional
+            The keys are 0 to size - 1. Without it, any int64 is a key.
+        dtype : dtype, optional
+            float32, float64 or int64; by default that of the values.
+        capacity : int, optional
+            As in :meth:`zeros`.
+
+        Returns
+        -------
+        PSSparseVector
+
+        Examples
+        --------
+        >>> import dps
+        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
+        ...     with dps.ParameterServer(cluster) as ps:
+        ...         v = dps.arrays.on(ps).from_items([7, 2**40], [1.0, -3.0])
+        ...         v *= 2
+        ...         v.nnz, v.sum(), v.items()
+        (2, np.float64(-4.0), (array([            7, 1099511627776]), array([ 2., -6.])))
+        """
         return from_items(self.space.of_kind(SparseSpace), keys, values, size, dtype, capacity)
 
     def astype(self, x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:

@@ -19,7 +19,7 @@ import msgspec
 
 from dps.arrays.expressions import Block, Node, Operand
 from dps.arrays.operations import UFUNCS
-from dps.wire.remembered import Remembered
+from dps.functions import Remembered
 
 __all__ = ["Program", "ProgramPlan", "Wish", "compiled"]
 

@@ -12,10 +12,8 @@ from dps.arrays.evaluation import Operands, PreparedPlan, evaluated, evaluated_k
 from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.programs import Program
 from dps.errors import InputError
-from dps.functions.definition import Function, function
+from dps.functions import Function, Remembered, Rows, function
 from dps.functions.library import combine
-from dps.functions.rows import Rows
-from dps.wire.remembered import Remembered
 
 __all__ = ["ArrayClient", "ServerStore", "delete_zeros", "read_keyed", "read_program", "run_keyed", "run_program"]
 

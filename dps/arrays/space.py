@@ -20,7 +20,7 @@ from dps.arrays.programs import Wish, compiled
 from dps.arrays.reductions import REDUCTIONS
 from dps.arrays.store import ArrayStore
 from dps.errors import InputError
-from dps.functions.definition import Function
+from dps.functions import Function
 
 __all__ = ["CAPACITY", "Space"]
 

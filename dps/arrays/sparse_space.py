@@ -21,7 +21,7 @@ from dps.arrays.programs import Wish
 from dps.arrays.reductions import REDUCTIONS
 from dps.arrays.space import Space
 from dps.errors import InputError, InputTypeError
-from dps.functions.definition import Function
+from dps.functions import Function
 
 __all__ = ["SparseSpace", "check_dtype"]
 

@@ -20,7 +20,7 @@ __all__ = ["PSSparseVector", "from_items"]
 
 
 class PSSparseVector(PSVector, kind="sparse"):
-    """A sparse vector on the servers; made by ``ps.zeros(n, sparse=True)`` or ``ps.from_items(keys, values)``.
+    """A sparse vector on the servers; made by ``zeros(n, sparse=True)`` and ``from_items`` of a namespace.
 
     Its keys are the numbers of its elements: 0 to n - 1 or, without a size, any int64, such as hashes of features.
 
@@ -139,7 +139,7 @@ class PSSparseVector(PSVector, kind="sparse"):
         if self.size == EVERY_KEY:
             raise InputError(
                 f"a sparse vector without a size has no {what}: its elements that are not zero are v.items(), and "
-                f"ps.zeros(n, sparse=True) makes vectors with a size"
+                f"dps.arrays.on(ps).zeros(n, sparse=True) makes vectors with a size"
             )
 
 

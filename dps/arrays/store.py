@@ -8,7 +8,7 @@ import numpy as np
 
 from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.programs import Program
-from dps.functions.definition import Function
+from dps.functions import Function
 
 __all__ = ["ArrayStore"]
 

@@ -19,7 +19,7 @@ __all__ = ["PSVector", "chosen"]
 
 
 class PSVector(PSArray):
-    """A vector on the servers; made by ``ps.zeros``, ``ps.from_array`` and the like, and by computing with others.
+    """A vector on the servers; made by the namespace ``dps.arrays.on(ps)``, and by computing with others.
 
     Attributes
     ----------
@@ -140,7 +140,8 @@ class PSVector(PSArray):
         >>> import dps
         >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
         ...     with dps.ParameterServer(cluster) as ps:
-        ...         v, w = ps.from_array([3.0, 1.0, 2.0]), ps.from_array([1.0, 5.0, 2.0])
+        ...         xp = dps.arrays.on(ps)
+        ...         v, w = xp.asarray([3.0, 1.0, 2.0]), xp.asarray([1.0, 5.0, 2.0])
         ...         v.map(np.hypot, w).tolist()
         ...         v.map(lambda x, index, step: x + step * (index % 2), index=True, step=10).tolist()
         [3.1622776601683795, 5.0990195135927845, 2.8284271247461903]

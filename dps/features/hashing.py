@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 from dask import is_dask_collection
 
-from dps.core.grouping import mix
-from dps.core.hashing import combine, hash_bytes, hash_fixed, hash_points
+from dps.engine.core.grouping import mix
+from dps.engine.training.dataframes import as_pandas
 from dps.errors import InputError, InputTypeError, told
-from dps.features.frames import as_pandas
+from dps.kernels.loops.hashing import combine, hash_bytes, hash_fixed, hash_points
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,17 +1,15 @@
-"""Functions that run where the parameters are.
+"""Functions that run where the parameters are: what users write, and those that come with dps.
 
 ========== ====================================================================================
-definition ``@dps.function``: a part that runs on each shard, and how the results are merged
-rows       what a part sees: the rows of one shard
-deletion   functions that delete the rows for which a predicate holds
-library    functions that come with dps: aggregates, element by element, initial values, queries
+library    aggregates, element by element, initial values, queries
 neighbours functions that find the nearest rows, dense or sparse, and the closest pairs of rows
 products   functions on rows that are vectors of features: Gramian, nearest rows, rows that there are
 ========== ====================================================================================
 """
 
-from dps.functions.definition import Function, function
-from dps.functions.deletion import deleting
-from dps.functions.rows import Rows
+from dps.engine.functions.definition import Function, function
+from dps.engine.functions.deletion import deleting
+from dps.engine.functions.rows import Rows
+from dps.engine.wire.remembered import Remembered
 
-__all__ = ["Function", "Rows", "deleting", "function"]
+__all__ = ["Function", "Remembered", "Rows", "deleting", "function"]

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from dps.engine.functions.combining import BINARY, combine, known
 from dps.errors import InputError
-from dps.functions.definition import Function, function
-from dps.functions.rows import Rows
+from dps.functions import Function, Rows, function
 
 __all__ = [
     "BINARY",
@@ -68,7 +68,6 @@ UNARY = {
     name: getattr(np, name)
     for name in ("abs", "sqrt", "exp", "expm1", "log", "log10", "log1p", "ceil", "floor", "rint", "sign", "negative")
 }
-BINARY = {name: getattr(np, name) for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")}
 
 
 def _blocks(values: np.ndarray) -> list[np.ndarray]:
@@ -222,7 +221,7 @@ equal.merge(all)
 @function(changes=True)
 def map_values(rows: Rows, name: str) -> None:
     """Replace each value by a function of it, one of `UNARY`: ``"abs"``, ``"sqrt"``, ``"exp"``, ``"log1p"``, ..."""
-    made = _known(UNARY, name)
+    made = known(UNARY, name)
     for block in _blocks(rows.values):
         made(block, out=block, casting="same_kind")
 
@@ -264,23 +263,6 @@ def soft_threshold(rows: Rows, value: float) -> None:
         block[...] = np.sign(block) * np.maximum(np.abs(block) - value, 0)
 
 
-@function(changes=True)
-def combine(rows: Rows, name: str, at: np.ndarray, values: np.ndarray, column: int | None = None) -> None:
-    """Combine each row with its value by one of `BINARY`, or `"assign"` the value.
-
-    `at` are the keys of the values, sorted; with `column`, rows change in this column only.
-    """
-    which = np.searchsorted(at, rows.keys)
-    if len(at) != len(values) or not np.array_equal(at[np.minimum(which, len(at) - 1)], rows.keys):
-        raise InputError("combine takes a value for each of its keys, and the keys sorted")
-    there = rows.values[:, ALL if column is None else slice(column, column + 1)]
-    given = values[which].reshape(there.shape).astype(there.dtype, copy=False)
-    if name == "assign":
-        there[...] = given
-    else:
-        _known(BINARY, name)(there, given, out=there, casting="same_kind")
-
-
 # -- column by column
 
 
@@ -288,7 +270,7 @@ def combine(rows: Rows, name: str, at: np.ndarray, values: np.ndarray, column: i
 def combine_columns(rows: Rows, name: str, a: int, b: int, to: int) -> None:
     """Set a column to a function of two columns, one of `BINARY`: ``"add"``, ``"maximum"``, ..."""
     values = rows.values
-    values[:, to] = _known(BINARY, name)(values[:, a], values[:, b])
+    values[:, to] = known(BINARY, name)(values[:, a], values[:, b])
 
 
 @function(changes=True)
@@ -332,12 +314,6 @@ def normal(rows: Rows, mean: float = 0.0, std: float = 1.0) -> None:
 
 
 # -- queries
-
-
-def _known(functions: dict[str, Any], name: str) -> Any:
-    if name not in functions:
-        raise InputError(f"{name!r} is none of {', '.join(functions)}")
-    return functions[name]
 
 
 def _columns(parts: list[Any]) -> list[np.ndarray]:
@@ -457,7 +433,7 @@ def where(rows: Rows, comparison: str, value: float, column: int | None = None, 
 
     `column` says which value of a row is compared; without it any of them may be; with ``by="norm"`` it is the norm.
     """
-    compare = _known(COMPARISONS, comparison)
+    compare = known(COMPARISONS, comparison)
     if by is not None:
         chosen = compare(_scores(rows, by, None), value)
     elif column is not None:

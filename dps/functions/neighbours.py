@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import InputError
-from dps.functions.definition import function
-from dps.functions.rows import Rows
+from dps.functions import Rows, function
 
 __all__ = ["best_of", "closest_pairs", "nearest_rows", "packed", "products", "unpacked"]
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from dps.errors import InputError
-from dps.functions.definition import function
-from dps.functions.rows import Rows
+from dps.functions import Rows, function
 
 __all__ = ["create", "existing", "gram", "nearest"]
 

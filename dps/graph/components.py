@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csgraph, csr_array
 
-from dps.features.localize import localize
+from dps import localize
 from dps.graph.edges import EdgeList, edge_list, edge_source, none_at_all
 from dps.graph.jobs import GraphJob
 from dps.graph.results import VertexValues

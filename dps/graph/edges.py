@@ -9,7 +9,7 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from dps.errors import InputError, InputTypeError
-from dps.training.spark import is_spark
+from dps.spark import is_spark
 
 __all__ = ["EdgeList", "EdgeSource", "edge_list", "edge_source", "none_at_all", "vertex_ids"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from dps import Assign
 from dps.errors import InputError
 from dps.graph.edges import EdgeSource
 from dps.graph.exchange import BLOCK
 from dps.graph.results import VertexValues
-from dps.state.optimizers import Assign
 
 if TYPE_CHECKING:
     import dps

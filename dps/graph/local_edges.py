@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dps.features.localize import localize
+from dps import localize
 from dps.graph.edges import EdgeList, edge_list, none_at_all
 from dps.graph.exchange import exchanged, owners
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dps import localize
 from dps.errors import ClosedError, InputError
-from dps.features.localize import localize
 from dps.graph.edges import edge_source
 from dps.graph.jobs import GraphJob, checked_count, checked_number
 from dps.graph.local_edges import owned_edges

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dps.core import ftrl as loops
 from dps.errors import InputError
 from dps.kernels.arrays import as_array, as_csr, mean_loss, per_row, weights_of_rows
+from dps.kernels.loops import ftrl as loops
 
 __all__ = ["ftrl_steps", "ftrl_weights"]
 

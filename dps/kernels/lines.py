@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dps.core import lines as loops
 from dps.errors import InputError
+from dps.kernels.loops import lines as loops
 
 __all__ = ["TextRows", "parse_rows"]
 

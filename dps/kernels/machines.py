@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dps.core import sparse as loops
 from dps.errors import InputError
 from dps.kernels.arrays import as_array, as_csr, result_array
+from dps.kernels.loops import sparse as loops
 
 __all__ = ["field_gradient", "field_scores", "pair_gradient", "pair_scores"]
 

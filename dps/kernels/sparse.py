@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dps.core import sparse as loops
 from dps.errors import InputError
 from dps.kernels.arrays import as_array, as_csr, mean_loss, per_row, result_array, weights_of_rows
+from dps.kernels.loops import sparse as loops
 
 __all__ = ["binary_residuals", "gradient", "logistic", "margins", "multinomial_residuals"]
 

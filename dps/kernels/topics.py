@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dps.core import inference, tokens
 from dps.errors import InputError
 from dps.kernels.arrays import as_array, as_csr
+from dps.kernels.loops import inference, tokens
 
 __all__ = ["EPSILON", "draw_topics", "exp_digamma", "fit_documents"]
 

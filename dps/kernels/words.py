@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dps.core import words as loops
 from dps.errors import InputError
 from dps.kernels.arrays import as_array
+from dps.kernels.loops import words as loops
 
 __all__ = ["word_steps"]
 

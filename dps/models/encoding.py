@@ -10,7 +10,7 @@ import scipy.sparse
 
 import dps
 from dps.errors import InputError, InputTypeError
-from dps.features.frames import as_pandas
+from dps.features import as_pandas
 from dps.models.spark_notes import sendable
 from dps.models.types import Block, Features
 

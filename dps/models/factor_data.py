@@ -20,7 +20,7 @@ from dask.distributed import Future
 
 import dps
 from dps.errors import InputError, InputTypeError
-from dps.features.frames import as_pandas
+from dps.features import as_pandas
 from dps.models.spark_pieces import is_spark
 
 __all__ = [

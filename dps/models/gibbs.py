@@ -5,7 +5,7 @@ topic. In a pass, a trainer draws a new topic for each of its tokens, given the 
 document, which it knows, and the counts as they were at the beginning of the pass; from the latter it takes the token
 itself away. Counts that are delayed by a pass are those of AD-LDA (Newman et al. 2009) and WarpLDA (Chen et al. 2016).
 The new topics are counted in a second table, by additions of whole numbers, and in the next pass the two change places.
-So the counts that trainers read add up to the number of tokens, always. `core/tokens.pyx` draws, and says why counts
+So the counts that trainers read add up to the number of tokens, always. `tokens.pyx` draws, and says why counts
 that stay the same in a pass make exact draws fast.
 
 A draw depends on the seed, the pass, the number of the token in the data, and on counts that are fixed in the pass.

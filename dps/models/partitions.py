@@ -21,7 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 import dps
 from dps.errors import InputError, InputTypeError
-from dps.features.frames import as_pandas
+from dps.features import as_pandas
 from dps.models.encoding import Layout
 from dps.models.spark_notes import sendable
 from dps.models.types import Block, Features, Labels

@@ -12,7 +12,7 @@ from dask.base import is_dask_collection
 
 import dps
 from dps.errors import InputError
-from dps.features.frames import as_pandas
+from dps.features import as_pandas
 from dps.functions.neighbours import packed
 from dps.models.encoding import Layout
 from dps.models.partitions import Piece, Pieces

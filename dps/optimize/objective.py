@@ -27,11 +27,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import OptimizeResult
 
+from dps.arrays import on
 from dps.errors import ClosedError, DPSError, InputError, InputTypeError
 from dps.optimize.minimization import counted, nonnegative, positive, start_of
 from dps.optimize.quasi_newton import lbfgs
 from dps.optimize.vectors import Vector, combine, dots, stored
-from dps.training.spark import is_spark
+from dps.spark import is_spark
 
 if TYPE_CHECKING:
     import dps
@@ -151,7 +152,7 @@ class Objective:
             places[0], places[1], board, self._size, batch_size, loss_and_gradient, elements, args
         )
         if not self._here and isinstance(self._l2, np.ndarray):
-            self._l2 = ps.from_array(self._l2, dtype="float64")  # once, and not in each evaluation
+            self._l2 = on(ps).asarray(self._l2, dtype="float64")  # once, and not in each evaluation
         self._options: dict[str, Any] = {
             "trainers": trainers,
             "retries": retries,
@@ -272,8 +273,8 @@ def minimize(
     ps, loss_and_gradient, data, elements, scale, l2, batch_size, trainers, retries, columns, args
         As for :class:`Objective`.
     x0 : array_like, PSVector or int
-        Where to begin. With a vector on the servers, such as ``ps.zeros(n)``, the solver's vectors lie there,
-        too, and the driver sees numbers only. A number of elements stands for zeros on the servers.
+        Where to begin. With a vector on the servers, such as ``dps.arrays.on(ps).zeros(n)``, the solver's vectors
+        lie there, too, and the driver sees numbers only. A number of elements stands for zeros on the servers.
     solver : callable
         :func:`lbfgs`, :func:`owlqn`, :func:`fista`, ...
     **settings
@@ -300,7 +301,7 @@ def minimize(
     array([1. , 0. , 0.5])
     """
     if isinstance(x0, int):
-        x0 = ps.zeros(x0, capacity=2 * settings.get("m", 10) + BESIDE_PAIRS)
+        x0 = on(ps).zeros(x0, capacity=2 * settings.get("m", 10) + BESIDE_PAIRS)
     start = start_of(x0)
     size = len(start) if isinstance(start, np.ndarray) else start
     options: dict[str, Any] = {"elements": elements, "scale": scale, "l2": l2, "batch_size": batch_size, "args": args}

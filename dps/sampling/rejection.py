@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dps.core.members import are_in_rows
 from dps.errors import InputError, InputTypeError
+from dps.kernels.loops.members import are_in_rows
 from dps.sampling.alias import AliasTable
 
 __all__ = ["negative_items", "negatives"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from dps.training.batches import Batches, made
+from dps import Batches
 
 __all__ = ["PartitionDataset", "tensors"]
 
@@ -76,4 +76,4 @@ class PartitionDataset(IterableDataset):
         if worker is not None:  # each process of a DataLoader has its share of the batches
             order = order[worker.id :: worker.num_workers]
         for index in order.tolist():
-            yield tensors(made(self._batches.batches[index]))
+            yield tensors(self._batches.batch(index))

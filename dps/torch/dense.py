@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dps.client.table import Table, TableLike
+from dps import Optimizer, PulledRows, Table
 from dps.errors import InputError, InputTypeError
-from dps.state.optimizers import Optimizer
 from dps.torch.gradients import push_gradients
 from dps.torch.inputs import checked_table, stepping_spec
-from dps.training.pulled_rows import PulledRows
 
 __all__ = ["DenseParameters", "dense_table", "flat", "trained_parameters"]
 
@@ -111,7 +109,7 @@ class DenseParameters:
     array([[3., 1.]])
     """
 
-    def __init__(self, caller: Any, table: TableLike, module: torch.nn.Module):
+    def __init__(self, caller: Any, table: str | Table, module: torch.nn.Module):
         spec = stepping_spec(checked_table(caller, table))
         self.parameters = trained_parameters(module)
         sizes = [each.numel() for each in self.parameters.values()]

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from dps.client.table import TableLike
+from dps import PulledRows, Table, distinct_keys
 from dps.errors import InputError, InputTypeError
 from dps.torch.gradients import UnpushedGradients, push_gradients
 from dps.torch.inputs import checked_ids, checked_table, is_sparse, stepping_spec
-from dps.training.pulled_rows import PulledRows, distinct_keys
 
 __all__ = ["Embedding", "EmbeddingBag", "TableRows"]
 
@@ -30,7 +29,7 @@ class TableRows(torch.nn.Module):
         Numbers in a row.
     """
 
-    def __init__(self, caller: Any, table: TableLike, dim: int):
+    def __init__(self, caller: Any, table: str | Table, dim: int):
         super().__init__()
         spec = stepping_spec(checked_table(caller, table))
         if dim != spec.dim:
@@ -166,7 +165,7 @@ class EmbeddingBag(TableRows):
     ([[3.0], [3.0]], [[3.0], [0.0]])
     """
 
-    def __init__(self, caller: Any, table: TableLike, dim: int, mode: str = "sum"):
+    def __init__(self, caller: Any, table: str | Table, dim: int, mode: str = "sum"):
         super().__init__(caller, table, dim)
         if mode not in ("sum", "mean"):
             raise InputError(f"EmbeddingBag of table {self.table!r}: mode is 'sum' or 'mean', not {mode!r}")

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from dps import gather_sum
 from dps.errors import InputError, InputTypeError
-from dps.training.row_sums import gather_sum
 
 __all__ = ["PushesGradients", "UnpushedGradients", "push_gradients"]
 

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dps.client.table import Table, TableLike
+from dps import Add, Assign, Table, TableSpec
 from dps.errors import InputError, InputTypeError
-from dps.state.ops import TableSpec
-from dps.state.optimizers import Add, Assign
 
 __all__ = ["checked_ids", "checked_table", "is_sparse", "stepping_spec"]
 
 
-def checked_table(caller: Any, table: TableLike) -> TableSpec:
+def checked_table(caller: Any, table: str | Table) -> TableSpec:
     """The definition of a table of floats, as a trainer or a client knows it."""
     if not (hasattr(caller, "table") and hasattr(caller, "pull") and hasattr(caller, "keys")):
         raise InputTypeError(

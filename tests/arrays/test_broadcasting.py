@@ -114,7 +114,7 @@ def test_pairs_on_real_servers():
         dps.LocalCluster(servers=2, trainers=1, processes=False) as cluster,
         dps.ParameterServer(cluster, servers=2) as ps,
     ):
-        ps.zeros(1, capacity=400)
-        ps.zeros(WIDTH, capacity=400)
+        dps.arrays.on(ps).zeros(1, capacity=400)
+        dps.arrays.on(ps).zeros(WIDTH, capacity=400)
         calls = {"subtract": np.subtract, "where": CALLS["where"]}
-        assert not differences(ps.arrays, calls, PAIRS, [("stored", "stored"), ("lazy", "numpy")], "float64")
+        assert not differences(dps.arrays.on(ps), calls, PAIRS, [("stored", "stored"), ("lazy", "numpy")], "float64")

@@ -21,7 +21,7 @@ def ps(request):
         dps.LocalCluster(servers=count, trainers=1, processes=False) as cluster,
         dps.ParameterServer(cluster, servers=count, copies=count) as ps,
     ):
-        ps.zeros(2_000_000)  # the first long function starts a thread on each server, which stays
+        dps.arrays.on(ps).zeros(2_000_000)  # the first long function starts a thread on each server, which stays
         yield ps
 
 
@@ -34,7 +34,7 @@ def ps(request):
 )
 def test_random_programs_do_what_numpy_does(ps, shape, dtypes, program, seed):
     machine = Machine(1, shape, [], seed)
-    machine.space = Space(ps.arrays.space.store)
+    machine.space = Space(dps.arrays.on(ps).space.store)
     for size in {shape[-1]}:
         for dtype in ("float32", "float64", "int64"):
             machine.space.pool(size, np.dtype(dtype), 256)
@@ -47,16 +47,16 @@ def test_random_programs_do_what_numpy_does(ps, shape, dtypes, program, seed):
 
 
 def test_what_is_made(ps):
-    assert ps.zeros(3).tolist() == [0, 0, 0]
-    assert ps.ones((2, 3), dtype="float32").sum() == 6
-    assert ps.full(3, 7).dtype == np.int64
-    assert ps.from_array([1.5, 2]).tolist() == [1.5, 2]
-    xp = ps.arrays
+    assert dps.arrays.on(ps).zeros(3).tolist() == [0, 0, 0]
+    assert dps.arrays.on(ps).ones((2, 3), dtype="float32").sum() == 6
+    assert dps.arrays.on(ps).full(3, 7).dtype == np.int64
+    assert dps.arrays.on(ps).asarray([1.5, 2]).tolist() == [1.5, 2]
+    xp = dps.arrays.on(ps)
     np.testing.assert_array_equal(
-        ps.random(101, seed=5).to_numpy(), np.random.Generator(np.random.Philox(key=5)).random(101)
+        dps.arrays.on(ps).random(101, seed=5).to_numpy(), np.random.Generator(np.random.Philox(key=5)).random(101)
     )
     numbers = np.random.Generator(np.random.Philox(key=6)).random((3, 21))
-    np.testing.assert_array_equal(ps.random((3, 21), seed=6).to_numpy(), numbers)
+    np.testing.assert_array_equal(dps.arrays.on(ps).random((3, 21), seed=6).to_numpy(), numbers)
     normal = xp.normal(10_001, seed=1).to_numpy()
     assert abs(normal.mean()) < 0.05
     assert abs(normal.std() - 1) < 0.05
@@ -71,7 +71,7 @@ def test_what_is_made(ps):
 
 
 def test_clients_and_tables(ps):
-    client, v = ps.client(), ps.from_array(np.arange(6.0))
+    client, v = ps.client(), dps.arrays.on(ps).asarray(np.arange(6.0))
     client.add(v, [1, 4], [10, 20])
     v *= 2
     client.push(v, None, np.ones(6))
@@ -83,14 +83,14 @@ def test_clients_and_tables(ps):
 
 
 def test_a_push_reaches_no_earlier_expression(ps):
-    v = ps.from_array(np.arange(3.0))
+    v = dps.arrays.on(ps).asarray(np.arange(3.0))
     doubled = v * 2
     ps.client().add(v, [1], 5)
     assert (v.tolist(), doubled.tolist()) == ([0, 6, 2], [0, 2, 4])
 
 
 def test_trainers_add_to_a_vector(ps):
-    w, g = ps.zeros(8, dtype="float32"), ps.from_array(np.arange(8, dtype="float32"))
+    w, g = dps.arrays.on(ps).zeros(8, dtype="float32"), dps.arrays.on(ps).asarray(np.arange(8, dtype="float32"))
 
     def train(trainer, partitions):
         for part in partitions:
@@ -104,7 +104,10 @@ def test_trainers_add_to_a_vector(ps):
 
 def test_a_sparse_vector(ps):
     """Trainers push to it by key, beside others in its table."""
-    w, g = ps.zeros(None, dtype="float32", sparse=True), ps.from_items([1, 7, -5], [1.0, 2.0, 3.0], dtype="float32")
+    w, g = (
+        dps.arrays.on(ps).zeros(None, dtype="float32", sparse=True),
+        dps.arrays.on(ps).from_items([1, 7, -5], [1.0, 2.0, 3.0], dtype="float32"),
+    )
     client = ps.client()
 
     def train(trainer, partitions):
@@ -138,7 +141,7 @@ def test_a_sparse_vector(ps):
 
 def test_a_function_of_the_user_is_mapped(ps):
     numbers = np.arange(300_000.0)
-    v, base = ps.from_array(numbers), 3
+    v, base = dps.arrays.on(ps).asarray(numbers), 3
 
     def shifted(values, others, index, by):
         return np.where(index % base == 0, values + by, -others)
@@ -153,12 +156,12 @@ def test_a_function_of_the_user_is_mapped(ps):
         with pytest.raises((FunctionError, InputError), match=message):
             v.map(wrong)
     np.testing.assert_array_equal(v.to_numpy(), numbers)
-    sparse = ps.from_items([5, 2**50], [2.0, -3.0])
+    sparse = dps.arrays.on(ps).from_items([5, 2**50], [2.0, -3.0])
     assert sparse.map(lambda x, index: x * (index > 5), index=True).items()[1].tolist() == [-3]
 
 
 def test_trainers_merge_into_vectors(ps):
-    dense, sparse = ps.zeros(7), ps.from_items([2, 5], [9.0, -1.0])
+    dense, sparse = dps.arrays.on(ps).zeros(7), dps.arrays.on(ps).from_items([2, 5], [9.0, -1.0])
 
     def train(trainer, partitions):
         for part in trainer.iterate(partitions, batch_size=1):
@@ -181,27 +184,27 @@ def test_sparse_vectors_of_scipy(ps):
     from scipy.sparse import coo_array, csr_matrix
 
     for matrix in (coo_array(([1.0, 2.0], ([3, 5],)), shape=(9,)), csr_matrix(([1.0, 2.0], ([0, 0], [3, 5])), (1, 9))):
-        v = ps.from_array(matrix)
+        v = dps.arrays.on(ps).asarray(matrix)
         assert (v.size, v.to_scipy().toarray().tolist()) == (9, [0, 0, 0, 1, 0, 2, 0, 0, 0])
     with pytest.raises(InputError, match="one axis"):
-        ps.from_array(csr_matrix(np.eye(3)))
+        dps.arrays.on(ps).asarray(csr_matrix(np.eye(3)))
     with pytest.raises(InputError, match="lie in different tables"):
-        v + ps.zeros(9)
+        v + dps.arrays.on(ps).zeros(9)
 
 
 @pytest.mark.parametrize("capacity", [1, 8])
 def test_a_sparse_vector_with_a_size_takes_no_other_keys(ps, capacity):
-    v = ps.zeros(5, dtype="int64", sparse=True, capacity=capacity)
+    v = dps.arrays.on(ps).zeros(5, dtype="int64", sparse=True, capacity=capacity)
     with pytest.raises(KeyRangeError):
         ps.client().add(v, [5], 1)
     ps.client().add(v, [4, 4, 0], [1, 2, 3])
     assert v.tolist() == [3, 0, 0, 0, 3]
     ps.drop_table(v.node.block.pool.table)
-    ps.arrays.space.of_kind(SparseSpace)._pools.clear()
+    dps.arrays.on(ps).space.of_kind(SparseSpace)._pools.clear()
 
 
 def test_a_trainer_makes_no_vectors(ps):
-    w = ps.zeros(8)
+    w = dps.arrays.on(ps).zeros(8)
 
     def train(trainer, partitions):
         with pytest.raises(PoolFullError, match="change it in place"):
@@ -215,9 +218,9 @@ def test_a_trainer_makes_no_vectors(ps):
 
 
 def test_to_dask_array(ps):
-    v = ps.from_array(np.arange(11.0))
+    v = dps.arrays.on(ps).asarray(np.arange(11.0))
     array = v.to_dask_array()
-    assert array.chunks == ((11,),) if ps.arrays.space.store.shards == 1 else ((6, 5),)
+    assert array.chunks == ((11,),) if dps.arrays.on(ps).space.store.shards == 1 else ((6, 5),)
     assert float((array * 2).sum().compute()) == 110
 
 
@@ -226,7 +229,7 @@ def test_servers_in_processes():
     with dps.LocalCluster(servers=2, trainers=1) as cluster, dps.ParameterServer(cluster, servers=2) as ps:
         rng = np.random.default_rng(0)
         a, g, s = rng.random((3, 100_003)).astype("f4")
-        x, y, z = map(ps.from_array, (a, g, s))
+        x, y, z = map(dps.arrays.on(ps).asarray, (a, g, s))
         x -= 0.1 * y / (np.sqrt(z) + 1e-8)
         expected = a - 0.1 * g / (np.sqrt(s) + 1e-8)
         np.testing.assert_array_equal(x.to_numpy(), expected)

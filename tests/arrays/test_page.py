@@ -35,7 +35,7 @@ def table() -> str:
         "of `PSVector`": public(PSVector),
         "further of `PSMatrix`": sorted({*public(PSMatrix)} - {*public(PSVector)}),
         "further of `PSSparseVector`": sorted({*public(PSSparseVector)} - {*public(PSVector)}),
-        "of `ps.arrays`": sorted(set(dir(namespace.ArrayNamespace)) - set(dir(object)) | set(namespace.SHARED)),
+        "of `xp`": sorted(set(dir(namespace.ArrayNamespace)) - set(dir(object)) | set(namespace.SHARED)),
     }
     lines = ["| what | names |", "| --- | --- |"]
     for what, names in rows.items():

@@ -8,11 +8,11 @@ from oracles import mutant
 
 import dps
 from dps.arrays.server_store import run_program
-from dps.client import functions
-from dps.client.functions import FunctionCaller
+from dps.engine.client import functions
+from dps.engine.client.functions import FunctionCaller
+from dps.engine.wire import values
+from dps.engine.wire.remembered import Memory, Remembered
 from dps.errors import FunctionError, UnknownFunctionError
-from dps.wire import values
-from dps.wire.remembered import Memory, Remembered
 
 
 @pytest.fixture(params=[1, 2], ids=["1 server", "2 servers"])
@@ -35,20 +35,20 @@ def forget(monkeypatch) -> None:
 
 
 def test_a_plan_travels_once(ps) -> None:
-    a, b = ps.from_array(np.arange(10.0)), ps.from_array(np.ones(10))
+    a, b = dps.arrays.on(ps).asarray(np.arange(10.0)), dps.arrays.on(ps).asarray(np.ones(10))
     lengths = []
     for factor in (2.0, 3.0, 4.0):
         before = sent_by(ps)
         a += factor * b * b / (b + 1)
         lengths.append(sent_by(ps) - before)
-    assert lengths[0] > lengths[1] + 40 * ps.arrays.space.store.shards
+    assert lengths[0] > lengths[1] + 40 * dps.arrays.on(ps).space.store.shards
     assert lengths[1] == lengths[2]
     np.testing.assert_array_equal(a.to_numpy(), np.arange(10) + 4.5)
 
 
 def check_forgotten(ps, monkeypatch) -> None:
     """Each change counts once, under one number, also where it was refused at first."""
-    a, origin = ps.zeros(10), ps.client().session.acting
+    a, origin = dps.arrays.on(ps).zeros(10), ps.client().session.acting
     numbers = []
     for n in range(4):
         if n % 2:
@@ -86,14 +86,14 @@ def test_wrong_variants_are_noticed(ps, name, old, new, monkeypatch) -> None:
 
 def test_what_a_client_expects_has_a_limit(ps, monkeypatch) -> None:
     monkeypatch.setattr(functions, "MAX_KNOWN", 3)
-    a = ps.from_array(np.ones(4))
+    a = dps.arrays.on(ps).asarray(np.ones(4))
     for _ in range(2):
         for power in range(2, 8):
             assert sum([a] * power).sum() == 4 * power
 
 
 def test_a_plan_that_cannot_be_read_changes_nothing_and_holds_nothing(ps) -> None:
-    a = ps.from_array(np.ones(4))
+    a = dps.arrays.on(ps).asarray(np.ones(4))
     pool, client = a.node.block.pool, ps.client()
     for plan in (Remembered(b"\xc1"), Remembered(b"\x90"), b"no plan"):
         with pytest.raises(FunctionError, match="no row was changed"):

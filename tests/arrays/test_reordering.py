@@ -128,4 +128,4 @@ def test_on_real_servers():
         dps.LocalCluster(servers=2, trainers=1, processes=False) as cluster,
         dps.ParameterServer(cluster, servers=2) as ps,
     ):
-        assert not wrong(ps.arrays, CALLS | EMPTY)
+        assert not wrong(dps.arrays.on(ps), CALLS | EMPTY)

@@ -15,10 +15,10 @@ from dps.arrays import server_store as module
 from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.programs import Program, ProgramPlan
 from dps.arrays.server_store import ServerStore, delete_zeros, store_over
+from dps.engine.functions.definition import Function, function
+from dps.engine.state.ops import ADD, TableSpec
+from dps.engine.wire.remembered import Remembered
 from dps.errors import InputError
-from dps.functions.definition import Function, function
-from dps.state.ops import ADD, TableSpec
-from dps.wire.remembered import Remembered
 
 POOL, KEYED = PoolLayout(10, 4, 3), KeyedLayout(100, 3)
 FLOAT32 = np.dtype("float32")

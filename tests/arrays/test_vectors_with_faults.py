@@ -9,9 +9,9 @@ import pytest
 from oracles import mutant
 
 from dps.arrays import ArrayNamespace, ServerStore, Space
-from dps.client.functions import FunctionCaller
-from dps.server import functions
-from dps.server.changes import Changes
+from dps.engine.client.functions import FunctionCaller
+from dps.engine.server import functions
+from dps.engine.server.changes import Changes
 from dps.testing import Faults, Simulation
 
 SIZE, STEPS = 40, 60

@@ -13,8 +13,8 @@ import pytest
 from checkpoint_contents import DENSE, KEYED, content_of, save
 
 import dps
-from dps.checkpoints.export import export, saved_parts
-from dps.checkpoints.store import Store
+from dps.engine.checkpoints.export import export, saved_parts
+from dps.engine.checkpoints.store import Store
 from dps.errors import InputError, MissingPackageError
 
 SCALAR = dps.TableSpec("w", dim=1, shards=4)

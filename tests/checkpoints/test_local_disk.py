@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dps
-from dps.checkpoints import local_disk
-from dps.checkpoints.local_disk import PAGE, BulkFile, ahead, page_memory
-from dps.checkpoints.reading import read_shard
-from dps.checkpoints.shard_file import ShardFile
-from dps.checkpoints.store import Store, write_shard
+from dps.engine.checkpoints import local_disk
+from dps.engine.checkpoints.local_disk import PAGE, BulkFile, ahead, page_memory
+from dps.engine.checkpoints.reading import read_shard
+from dps.engine.checkpoints.shard_file import ShardFile
+from dps.engine.checkpoints.store import Store, write_shard
+from dps.engine.server import checkpoint_writer
 from dps.errors import CheckpointError
-from dps.server import checkpoint_writer
 
 FILE = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -26,13 +26,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import dps
-from dps.checkpoints import store as module
-from dps.checkpoints.manifest import Checkpoint
-from dps.checkpoints.reading import SavedShard, fill_all, read_shard
-from dps.checkpoints.shard_file import ShardFile
-from dps.checkpoints.store import MANIFEST, Store, write_shard
+from dps.engine.checkpoints import store as module
+from dps.engine.checkpoints.manifest import Checkpoint
+from dps.engine.checkpoints.reading import SavedShard, fill_all, read_shard
+from dps.engine.checkpoints.shard_file import ShardFile
+from dps.engine.checkpoints.store import MANIFEST, Store, write_shard
+from dps.engine.state.shard import make_shard
 from dps.errors import CheckpointError, InputError
-from dps.state.shard import make_shard
 
 get_loop()  # fsspec's thread for asynchronous file systems stays for ever: that is no leak
 

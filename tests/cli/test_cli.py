@@ -22,8 +22,8 @@ from sklearn.datasets import dump_svmlight_file
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dps
-from dps.cli import ps as group
-from dps.cli.common import TextTable, _rich, plain, show
+from dps.engine.cli import ps as group
+from dps.engine.cli.common import TextTable, _rich, plain, show
 from dps.errors import InputError
 from dps.models import LogisticRegression, read_files
 
@@ -204,7 +204,7 @@ def test_a_wait_for_workers_is_announced(client, caplog):
 
 def test_a_scheduler_that_is_not_there_is_not_waited_for(run, monkeypatch, tmp_path):
     """The connection is refused at once, so Dask's client, which would try again for 10 s, is not even made."""
-    monkeypatch.setattr("dps.cli.common.Client", None)
+    monkeypatch.setattr("dps.engine.cli.common.Client", None)
     with socket.socket() as bound:  # nothing listens there
         bound.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{bound.getsockname()[1]}"

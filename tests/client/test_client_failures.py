@@ -14,6 +14,9 @@ from peers import Raw, framed
 from servers import SECRET, Servers
 
 import dps
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
 from dps.errors import (
     ClosedError,
     ControllerGoneError,
@@ -30,9 +33,6 @@ from dps.errors import (
     ServerGoneError,
     UnknownTableError,
 )
-from dps.state.ops import TableSpec
-from dps.wire import frames
-from dps.wire.frames import Header
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_rows_whose_server_goes_are_named() -> None:
 def keys_of_server(number: int) -> np.ndarray:
     """Of a keyed table on two servers: those whose hash begins with that bit."""
     hashes = np.empty(len(KEYS), np.uint64)
-    dps.state.partition.hash_keys(KEYS, hashes)
+    dps.engine.state.partition.hash_keys(KEYS, hashes)
     return KEYS[hashes >> np.uint64(63) == number]
 
 

@@ -13,16 +13,16 @@ import pytest
 from compiled import variants
 from test_plain import test_a_large_request_waits_for_rows_that_are_owed, use
 
-from dps.client import plain, requests
-from dps.client.origin import Origin
-from dps.core import call as call_module
-from dps.core import part as part_module
-from dps.core.form import Form
-from dps.core.meter import CallMeter
-from dps.core.polling import Polling
+from dps.engine.client import plain, requests
+from dps.engine.client.origin import Origin
+from dps.engine.core.requests import call as call_module
+from dps.engine.core.requests import part as part_module
+from dps.engine.core.requests.form import Form
+from dps.engine.core.requests.meter import CallMeter
+from dps.engine.core.requests.polling import Polling
+from dps.engine.wire import channel, frames
+from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, padded
 from dps.errors import RequestTimeoutError
-from dps.wire import channel, frames
-from dps.wire.frames import HEADER_SIZE, Header, encode_header, padded
 
 FLOAT32 = np.dtype("float32")
 LARGE = 17_001  # rows of an answer that is not read together with its header, and has padding

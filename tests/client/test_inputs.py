@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dps.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
+from dps.engine.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
+from dps.engine.state.ops import TableSpec
 from dps.errors import InputError, InputTypeError, NotFiniteError
-from dps.state.ops import TableSpec
 
 BIG = 2**63
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i4", ">i8", ">u8"]

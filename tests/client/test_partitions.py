@@ -14,12 +14,12 @@ from oracles import mix, mutant
 from servers import Servers
 
 import dps
-from dps.client.requests import TableRoute
+from dps.engine.client.requests import TableRoute
+from dps.engine.server.tables import ServerTable
+from dps.engine.state import partitioning
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.partitioning import FunctionPartition
 from dps.errors import FunctionError, InputError
-from dps.server.tables import ServerTable
-from dps.state import partitioning
-from dps.state.ops import TableSpec
-from dps.state.partitioning import FunctionPartition
 
 OWNERS = np.random.default_rng(0).integers(0, 2**60, 50)
 

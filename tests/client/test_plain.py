@@ -20,15 +20,20 @@ from oracles import unmix
 from servers import Servers, held, wait_until
 
 import dps
-from dps.client import client as client_module
-from dps.client import plain, requests, session
-from dps.client.origin import Origin
-from dps.client.session import ClientSession
-from dps.coordination.placement import rechained
-from dps.core.call import LAST_NUMBER
-from dps.core.form import Form
-from dps.core.meter import CallMeter
-from dps.core.polling import Polling
+from dps.engine.client import client as client_module
+from dps.engine.client import plain, requests, session
+from dps.engine.client.origin import Origin
+from dps.engine.client.session import ClientSession
+from dps.engine.coordination.placement import rechained
+from dps.engine.core.requests.call import LAST_NUMBER
+from dps.engine.core.requests.form import Form
+from dps.engine.core.requests.meter import CallMeter
+from dps.engine.core.requests.polling import Polling
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.partition import group
+from dps.engine.telemetry import trainer_meter
+from dps.engine.wire import channel, direct, frames
+from dps.engine.wire.frames import Header, decode_header, encode_header
 from dps.errors import (
     ClosedError,
     DPSError,
@@ -40,11 +45,6 @@ from dps.errors import (
     ServerGoneError,
     UnknownTableError,
 )
-from dps.state.ops import TableSpec
-from dps.state.partition import group
-from dps.telemetry import trainer_meter
-from dps.wire import channel, direct, frames
-from dps.wire.frames import Header, decode_header, encode_header
 
 DONE, POSTED = "done", "posted"  # in one compiled step; prepared and sent, and its answer read later
 
@@ -973,7 +973,7 @@ def test_its_times_and_counts_are_those_of_the_general_way(pairs) -> None:
 
 # ---- broken variants must not pass
 
-WRONG = [  # file of dps/core, its text, the wrong text
+WRONG = [  # file of dps/engine/core, its text, the wrong text
     ("call.pyx", "head.request == leg.number and ", ""),
     ("call.pyx", " and head.body == self.body_of(leg)", ""),
     ("call.pyx", "head.kind == OK and ", ""),
@@ -1007,7 +1007,7 @@ WRONG = [  # file of dps/core, its text, the wrong text
 
 
 def use(monkeypatch, call, part, exchange) -> None:
-    """Let clients that are made from now on use these variants of dps.core.call, part and exchange."""
+    """Let clients that are made from now on use these variants of dps.engine.core.requests.call, part and exchange."""
     count = {name: vars(trainer_meter.ServerTraffic)[name] for name in ("__init__", "stall")}
     monkeypatch.setattr(trainer_meter, "ServerTraffic", type("ServerTraffic", (exchange.Traffic,), count))
     monkeypatch.setattr(requests, "core", call)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from noticing import assert_noticed
 
-from dps.client.plain import PlainCalls, PlainTable
-from dps.core.exchange import DECLINED, OPEN
+from dps.engine.client.plain import PlainCalls, PlainTable
+from dps.engine.core.requests.exchange import DECLINED, OPEN
 from dps.errors import RequestTimeoutError, ServerGoneError, StoppedError
 
 

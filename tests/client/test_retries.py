@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 from oracles import mutant
 from servers import SECRET, LocalSession, Servers, wait_until
 
-from dps.client.client import Client
-from dps.client.session import ClientSession
-from dps.coordination.placement import Place
+from dps.engine.client.client import Client
+from dps.engine.client.session import ClientSession
+from dps.engine.coordination.placement import Place
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire import frames
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.errors import (
     ClosedError,
     DataLostError,
@@ -30,10 +34,6 @@ from dps.errors import (
     StoppedError,
     UnknownTableError,
 )
-from dps.state.ops import TableSpec
-from dps.wire import frames
-from dps.wire.endpoint import Endpoint
-from dps.wire.frames import HEADER_SIZE, Header, encode_header
 
 OK, MOVED, CLOSE, LATE, SILENT, HALF, BAD = "ok", "moved", "close", "late", "silent", "half", "bad"
 SLOW, GONE = "slow", "gone"

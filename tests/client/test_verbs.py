@@ -11,9 +11,9 @@ import pytest
 from servers import Servers
 
 import dps
-from dps.client.table import Verbs, through
+from dps.engine.client.table import Verbs, through
+from dps.engine.state.ops import TableSpec
 from dps.errors import InputError, RequestTimeoutError, UnknownTableError
-from dps.state.ops import TableSpec
 
 VERBS = ("pull", "pull_certified", "push", "push_pull", "add", "assign")
 READERS = ("pull", "pull_certified")  # take keys; the others keys and values

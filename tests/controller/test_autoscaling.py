@@ -21,11 +21,17 @@ from rich.console import Console
 from servers import PATIENCE, wait_until
 
 import dps
-from dps.controller.autoscaling import Autoscaler
-from dps.coordination.autoscaling import GROW_SAMPLES, MEMORY_FRACTION, SHRINK_FRACTION, AutoscalingRule, ServerLoad
-from dps.coordination.placement import rechained
+from dps.engine.controller.autoscaling import Autoscaler
+from dps.engine.coordination.autoscaling import (
+    GROW_SAMPLES,
+    MEMORY_FRACTION,
+    SHRINK_FRACTION,
+    AutoscalingRule,
+    ServerLoad,
+)
+from dps.engine.coordination.placement import rechained
+from dps.engine.wire.driver_messages import AdaptRule
 from dps.errors import InputError
-from dps.wire.driver_messages import AdaptRule
 
 # -- the rule
 

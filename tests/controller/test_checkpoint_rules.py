@@ -10,10 +10,10 @@ import pytest
 from noticing import assert_noticed
 
 import dps
-from dps.controller.checkpoint_procedures import CheckpointProcedures
-from dps.controller.procedures import CallServers, InEndpoint, OnDisk, Procedure, Sleep, TellServers
+from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
+from dps.engine.controller.procedures import CallServers, InEndpoint, OnDisk, Procedure, Sleep, TellServers
+from dps.engine.wire.driver_messages import CheckpointOptions, CheckpointSchedule, SavedRun
 from dps.errors import CheckpointError, InputError, MovedError, ServerGoneError, StoppedError
-from dps.wire.driver_messages import CheckpointOptions, CheckpointSchedule, SavedRun
 
 SPECS = {name: dps.TableSpec(name, shards=2, id=number) for number, name in enumerate("vw", 1)}
 SAVED = SavedRun(trainers=3, staleness=0, clock=5, origin=10, origins=[[10, 3]])

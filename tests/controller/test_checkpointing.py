@@ -27,10 +27,12 @@ from servers import Servers
 
 import dps
 from dps import export_checkpoint
-from dps.checkpoints.reading import Origins
-from dps.checkpoints.store import Store
-from dps.controller.runs import Run
-from dps.core.ledger import Ledger
+from dps.engine.checkpoints.reading import Origins
+from dps.engine.checkpoints.store import Store
+from dps.engine.controller.runs import Run
+from dps.engine.core.shards.ledger import Ledger
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
 from dps.errors import (
     CheckpointError,
     ClosedError,
@@ -42,8 +44,6 @@ from dps.errors import (
     TooFewWorkersError,
     UnknownTableError,
 )
-from dps.wire import frames
-from dps.wire.frames import Header
 
 CLOCKS = 250
 
@@ -444,8 +444,8 @@ def test_a_run_may_go_on_over_a_restore(ps, pool, store):
 
 
 def test_a_live_table_in_other_forms(ps, tmp_path, monkeypatch):
-    monkeypatch.setattr("dps.client.client.KEYS_A_SCAN", 7)
-    monkeypatch.setattr("dps.driver.archive.PIECE_BYTES", 64)
+    monkeypatch.setattr("dps.engine.client.client.KEYS_A_SCAN", 7)
+    monkeypatch.setattr("dps.engine.driver.archive.PIECE_BYTES", 64)
     ps.table("w", dim=2, shards=8)
     ps.table("b", rows=30)
     rng = np.random.default_rng(1)
@@ -475,7 +475,7 @@ def test_a_live_table_in_other_forms(ps, tmp_path, monkeypatch):
 
 
 def test_keys_are_read_while_shards_move_and_rows_are_born(cluster, monkeypatch):
-    monkeypatch.setattr("dps.client.client.KEYS_A_SCAN", 50)
+    monkeypatch.setattr("dps.engine.client.client.KEYS_A_SCAN", 50)
     with dps.ParameterServer(cluster, servers=2) as ps:
         ps.table("w", dtype="int64", shards=4)
         client = ps.client()
@@ -559,7 +559,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(package, extra, monke
     spec = dps.TableSpec("w", rows=1, shards=1)
     store = Store(f"memory://{tmp_path}")
     writer = store.begin([spec])
-    record = dps.checkpoints.store.write_shard(store.url, writer.name, spec, 0, 1, [(0, np.ones((1, 1), "f4"))])
+    record = dps.engine.checkpoints.store.write_shard(store.url, writer.name, spec, 0, 1, [(0, np.ones((1, 1), "f4"))])
     writer.commit([record])
     monkeypatch.setitem(__import__("sys").modules, package, None)
     form = {"pyarrow": "parquet", "pandas": "pandas"}.get(package, "numpy")
@@ -623,7 +623,7 @@ def cuts(ps):
     """How many shards are being cut, on all servers in this process."""
     import gc
 
-    from dps.server.replicas import Replica
+    from dps.engine.server.replicas import Replica
 
     return sum(type(c) is Replica and getattr(c.shard, "cut", None) is not None for c in gc.get_objects())
 

@@ -8,8 +8,8 @@ import pytest
 from oracles import mutant
 
 import dps
-from dps.controller.checkpoint_procedures import CLOCK_MARGINS, CheckpointProcedures
-from dps.controller.procedures import InEndpoint
+from dps.engine.controller.checkpoint_procedures import CLOCK_MARGINS, CheckpointProcedures
+from dps.engine.controller.procedures import InEndpoint
 from dps.errors import CheckpointError, InputError, MovedError
 
 SPEC = dps.TableSpec("w", shards=1, id=1)

@@ -7,11 +7,11 @@ import math
 import pytest
 from run_peers import Peer, state_of
 
-from dps.controller import runs as real_runs
-from dps.controller.runs import Runs
+from dps.engine.controller import runs as real_runs
+from dps.engine.controller.runs import Runs
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
 from dps.errors import InputError, LimitError, ProtocolError, StoppedError
-from dps.wire import frames
-from dps.wire.frames import Header
 
 
 class Caller(Peer):

@@ -9,15 +9,15 @@ from failover_world import Line, World
 from oracles import mutant
 
 from dps import config
-from dps.controller.failover import BACK_OFF_FACTOR, TICK_SECONDS, UNFIT_SECONDS, Membership
-from dps.controller.runs import Runs
-from dps.coordination.placement import next_steps
+from dps.engine.controller.failover import BACK_OFF_FACTOR, TICK_SECONDS, UNFIT_SECONDS, Membership
+from dps.engine.controller.runs import Runs
+from dps.engine.coordination.placement import next_steps
+from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
+from dps.engine.state.ops import TableSpec
+from dps.engine.telemetry.monitor import Monitor
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
 from dps.errors import InputError, ProtocolError, ServerGoneError, TooFewWorkersError
-from dps.server.heartbeat import HEARTBEAT_SECONDS
-from dps.state.ops import TableSpec
-from dps.telemetry.monitor import Monitor
-from dps.wire import frames
-from dps.wire.frames import Header
 
 SILENCE, STEP_DOWN = config.seconds("silence"), config.seconds("step-down")
 
@@ -682,7 +682,9 @@ def test_a_look_at_a_fleet_that_is_settled_does_not_go_through_its_shards(monkey
     world.table()
     world.settle()
     asked = []
-    monkeypatch.setattr("dps.controller.failover.next_steps", lambda *args: asked.append(args) or next_steps(*args))
+    monkeypatch.setattr(
+        "dps.engine.controller.failover.next_steps", lambda *args: asked.append(args) or next_steps(*args)
+    )
     world.wait(20 * TICK_SECONDS)
     assert not asked
     world.membership.retire([0])

@@ -9,8 +9,8 @@ import pytest
 from oracles import mutant
 from test_tables_on_servers import ROUNDS, Cluster, NoLock
 
-from dps.controller import function_procedures
-from dps.controller.function_procedures import FunctionProcedures
+from dps.engine.controller import function_procedures
+from dps.engine.controller.function_procedures import FunctionProcedures
 from dps.errors import DPSError, InputError, LimitError, ServerGoneError
 
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 from oracles import mutant
 
-from dps.controller.failover import Membership
-from dps.controller.procedures import Ask, Sleep
-from dps.controller.server_procedures import ServerProcedures
+from dps.engine.controller.failover import Membership
+from dps.engine.controller.procedures import Ask, Sleep
+from dps.engine.controller.server_procedures import ServerProcedures
 
 
 class NoLock:

@@ -28,16 +28,16 @@ from run_peers import Peer, state_of
 from servers import wait_until
 
 import dps
-from dps.client.ticket import Ticket
-from dps.controller import run as real_run
-from dps.controller import runs as real_runs
-from dps.controller.runs import Runs
-from dps.coordination import meetings as real_gather
-from dps.coordination.clock import Clock
+from dps.engine.client.ticket import Ticket
+from dps.engine.controller import run as real_run
+from dps.engine.controller import runs as real_runs
+from dps.engine.controller.runs import Runs
+from dps.engine.coordination import meetings as real_gather
+from dps.engine.coordination.clock import Clock
+from dps.engine.training.tasks import TrainerJob, train
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
 from dps.errors import ControllerGoneError, InputError, ProtocolError, StoppedError, TrainerLostError
-from dps.training.tasks import TrainerJob, train
-from dps.wire import frames
-from dps.wire.frames import Header
 
 # -- the rules, without sockets: connections that only write down what they are told
 
@@ -530,7 +530,7 @@ def changing(trainer, parts, v):
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_calls_deletions_and_vectors_of_a_trainer_that_is_run_again_count_once(client, ps, staleness):
     ps.register(one_more)
-    v = ps.ones(8)
+    v = dps.arrays.on(ps).ones(8)
     data = client.scatter([0, 1, 2], broadcast=True)
     ps.run(changing, data, staleness=staleness, retries=2, args=(v,))
     assert ps.client().pull("n", [0, 1, 2, 10, 11, 12]).tolist() == [25] * 3 + [72] * 3

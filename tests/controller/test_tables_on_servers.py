@@ -10,12 +10,12 @@ from lone_server import LoneServer
 from oracles import mutant
 
 import dps
-from dps.controller.failover import Membership, ServerRecord
-from dps.controller.procedures import Acquire, CallServers, InEndpoint, Sleep, TellServers, Uninterrupted
-from dps.controller.server_procedures import ServerProcedures
-from dps.controller.table_procedures import TableProcedures
+from dps.engine.controller.failover import Membership, ServerRecord
+from dps.engine.controller.procedures import Acquire, CallServers, InEndpoint, Sleep, TellServers, Uninterrupted
+from dps.engine.controller.server_procedures import ServerProcedures
+from dps.engine.controller.table_procedures import TableProcedures
+from dps.engine.state.ops import TableSpec
 from dps.errors import DPSError, ServerGoneError
-from dps.state.ops import TableSpec
 
 ROUNDS = 20  # of the maintenance, after which servers that can be reached have made up for what they missed
 

@@ -9,16 +9,15 @@ import msgspec
 import pytest
 from oracles import mutant
 
-from dps.controller import verbs
-from dps.controller.checkpoint_procedures import saved_run
-from dps.controller.run import Run
-from dps.controller.runs import Runs
-from dps.controller.verbs import SESSION_VERBS
-from dps.errors import CheckpointError, DPSError, InputError, RequestTimeoutError
-from dps.state.ops import TableSpec
-from dps.telemetry.snapshot import LastCheckpoint
-from dps.wire import driver_messages
-from dps.wire.driver_messages import (
+from dps.engine.controller import verbs
+from dps.engine.controller.checkpoint_procedures import saved_run
+from dps.engine.controller.run import Run
+from dps.engine.controller.runs import Runs
+from dps.engine.controller.verbs import SESSION_VERBS
+from dps.engine.state.ops import TableSpec
+from dps.engine.telemetry.snapshot import LastCheckpoint
+from dps.engine.wire import driver_messages
+from dps.engine.wire.driver_messages import (
     AdaptRule,
     CheckpointOptions,
     CheckpointSchedule,
@@ -29,6 +28,7 @@ from dps.wire.driver_messages import (
     RestoreRequest,
     SavedRun,
 )
+from dps.errors import CheckpointError, DPSError, InputError, RequestTimeoutError
 
 RUN = SavedRun(2, None, 31, 7, True, [[7, 2], [9, 8]], [[0], [1, 2]])
 SERVER = DescribedServer(3, "tcp://10.0.0.7:4000", True)

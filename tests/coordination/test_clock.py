@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 )
 from oracles import mutant
 
-import dps.coordination.meetings
-from dps.coordination.clock import Clock
-from dps.coordination.meetings import Meetings
+import dps.engine.coordination.meetings
+from dps.engine.coordination.clock import Clock
+from dps.engine.coordination.meetings import Meetings
 from dps.errors import ClockTimeoutError, InputError, StoppedError
 
 ALWAYS = st.integers(0, 1 << 30)  # picks one of those that are possible at this moment
@@ -668,7 +668,7 @@ def test_a_trainer_that_waited_in_a_meeting_is_replaced():
 @pytest.mark.parametrize(("size", "kept"), [(10, 40), (1 << 22, 15)])
 def test_meetings_keep_a_bounded_past(monkeypatch, size, kept):
     """Forty meetings of two, or 64 MiB of answers (of a bit more than 4 MiB each)."""
-    monkeypatch.setattr(dps.coordination.meetings, "KEPT_PLACES", 80)
+    monkeypatch.setattr(dps.engine.coordination.meetings, "KEPT_PLACES", 80)
     meetings = Meetings(2, lambda tag, payloads: bytes(size))
     for clock in range(100):
         for n in range(2):
@@ -681,7 +681,7 @@ def test_meetings_keep_a_bounded_past(monkeypatch, size, kept):
 
 
 def test_meetings_keep_the_last_answer_however_large(monkeypatch):
-    monkeypatch.setattr(dps.coordination.meetings, "KEPT_BYTES", 10)
+    monkeypatch.setattr(dps.engine.coordination.meetings, "KEPT_BYTES", 10)
     meetings = Meetings(1, lambda tag, payloads: bytes(1000))
     for clock in range(3):
         meetings.arrive("sum", 0, (clock, 0), None)

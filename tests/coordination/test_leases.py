@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.controller.work_leases import WorkLeases
-from dps.coordination.clock import Clock
-from dps.coordination.leases import MAX_EPOCHS_REMEMBERED, MAX_PORTIONS, PORTIONS_PER_TRAINER, Leases
+from dps.engine.controller.work_leases import WorkLeases
+from dps.engine.coordination.clock import Clock
+from dps.engine.coordination.leases import MAX_EPOCHS_REMEMBERED, MAX_PORTIONS, PORTIONS_PER_TRAINER, Leases
+from dps.engine.wire.bodies import decode
+from dps.engine.wire.frames import encode_json
+from dps.engine.wire.run_messages import LeaseRequest
 from dps.errors import InputError, ProtocolError
-from dps.wire.bodies import decode
-from dps.wire.frames import encode_json
-from dps.wire.run_messages import LeaseRequest
 
 # -- random lives
 

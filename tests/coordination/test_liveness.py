@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.coordination.liveness import Liveness
+from dps.engine.coordination.liveness import Liveness
 
 PATIENCE, INTERVAL = 2.5, 0.1
 

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 )
 from oracles import mutant
 
-from dps.coordination import placement
-from dps.coordination.placement import Place, PlacementStep, StepKind, next_steps, place, without
+from dps.engine.coordination import placement
+from dps.engine.coordination.placement import Place, PlacementStep, StepKind, next_steps, place, without
 from dps.errors import InputError
 
 # ---- the beginning --------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from oracles import mutant
 from servers import wait_until
 
 import dps
-from dps.coordination import seats
-from dps.coordination.seats import Reservations, WorkerThreads, choose
+from dps.engine.coordination import seats
+from dps.engine.coordination.seats import Reservations, WorkerThreads, choose
 from dps.errors import TooFewWorkersError
 
 GO = threading.Event()  # for tasks in this process: they find this very module
@@ -217,7 +217,7 @@ def test_threads_are_taken_when_they_are_chosen(client, ps, monkeypatch):
         else:
             second.set()
 
-    monkeypatch.setattr("dps.training.launch.check_versions_of", check_versions_of)
+    monkeypatch.setattr("dps.engine.training.launch.check_versions_of", check_versions_of)
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(ps.run, meet_others, data, trainers=2, args=(0,))]
         assert first.wait(100), "the first run has not chosen"
@@ -255,7 +255,7 @@ def test_a_run_takes_the_threads_of_one_that_ends_meanwhile(client, ps, go, monk
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ps.run, stay, data)
         wait_until(lambda: any(len(run.connected) == 4 for run in ps.status().runs))
-        monkeypatch.setattr("dps.training.threads.time", types.SimpleNamespace(sleep=first_ends))
+        monkeypatch.setattr("dps.engine.training.threads.time", types.SimpleNamespace(sleep=first_ends))
         assert len(ps.run(meet, data, trainers=4)) == 4
     assert len(pauses) == 1
 
@@ -289,7 +289,7 @@ def test_the_reservation_of_a_driver_that_hangs_ends(client, ps):
 def test_a_run_that_does_not_begin_gives_its_threads_back(client, ps):
     data = scattered(client, 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dps.training.launch.begin", lambda *args: 1 / 0)
+        patch.setattr("dps.engine.training.launch.begin", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             ps.run(meet, data)
     assert take_threads(ps, driver=client, trainers=1, most=1, seconds=0.0)["free"] == 4

@@ -11,8 +11,8 @@ import scipy.sparse
 import streams
 from oracles import unmix
 
+from dps.engine.training.localize import localize
 from dps.features.hashing import hash_columns, hash_strings
-from dps.features.localize import localize
 
 SEEDS = (0, 1, -1, 2**63, 2**64 - 1)
 LETTERS = "abcdefghij XYZ0123456789_"

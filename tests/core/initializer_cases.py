@@ -11,9 +11,9 @@ from oracles import ALL, GOLDEN, mix, unmix
 from shards import DIMS, FLOATS, SOME_DIMS
 
 import dps
-from dps.core.portable import logarithm, power, sine
-from dps.state.initializers import Initializer
-from dps.state.ops import ADD
+from dps.engine.core.portable import logarithm, power, sine
+from dps.engine.state.initializers import Initializer
+from dps.engine.state.ops import ADD
 
 INITIALIZERS: dict[str, Initializer] = {
     "Zeros": dps.Zeros(),

@@ -9,10 +9,10 @@ import streams
 from merging import coalesce
 from oracles import crafted
 
-from dps.core.index import KeyIndex
-from dps.core.ledger import Ledger
+from dps.engine.core.shards.index import KeyIndex
+from dps.engine.core.shards.ledger import Ledger
+from dps.engine.state.partition import group, hash_keys
 from dps.errors import KeyRangeError, StoppedError
-from dps.state.partition import group, hash_keys
 
 NOT_GROUPED = np.array([-1])
 BATCHES = ("none", "one", "same", "unsorted", "by hash", "by shard", "ascending", "repeated")

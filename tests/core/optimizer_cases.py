@@ -10,9 +10,9 @@ import streams
 from shards import DIMS, FLOATS, SOME_DIMS
 
 import dps
-from dps.state.ops import ADD, ASSIGN, NO_CLOCK
-from dps.state.optimizers import Optimizer
-from dps.state.schedules import Fixed
+from dps.engine.state.ops import ADD, ASSIGN, NO_CLOCK
+from dps.engine.state.optimizers import Optimizer
+from dps.engine.state.schedules import Fixed
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "Add": dps.Add(),

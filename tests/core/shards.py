@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import streams
 
-from dps.state.initializers import Constant, Initializer, Uniform
-from dps.state.ops import PUSH, Op, TableSpec
-from dps.state.shard import DenseShard, KeyedShard, make_shard
-from dps.state.transfer import Dump
+from dps.engine.state.initializers import Constant, Initializer, Uniform
+from dps.engine.state.ops import PUSH, Op, TableSpec
+from dps.engine.state.shard import DenseShard, KeyedShard, make_shard
+from dps.engine.state.transfer import Dump
 
 DIMS = (1, 2, 3, 8, 16, 17, 64)
 SOME_DIMS = (1, 3, 17, 64)  # for options: a loop over columns with a rest, without one, and nothing but a rest

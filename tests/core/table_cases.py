@@ -10,9 +10,9 @@ import streams
 from shards import DIMS, FLOATS, SOME_DIMS
 
 import dps
-from dps.client.inputs import as_rows
+from dps.engine.client.inputs import as_rows
+from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DROP, KEEP, NO_CLOCK, OLDER, RETIRE, Op
 from dps.errors import NotFiniteError
-from dps.state.ops import ADD, ASSIGN, CLOSE, DROP, KEEP, NO_CLOCK, OLDER, RETIRE, Op
 from dps.testing import Simulation
 
 CUT_DIMS = (1, 3, 16)

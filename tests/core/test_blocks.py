@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from compiled import variant
 
-from dps.core import blocks
+from dps.engine.core import blocks
 
 LARGE = 1 << 16  # of float32: the smallest array that lies in a block has half of it
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merging import coalesce
 
-from dps.client.origin import Origin
-from dps.core.call import Call, Terms
-from dps.core.form import Form
-from dps.core.grouping import sum_repeats
-from dps.core.meter import CallMeter
-from dps.core.part import Part, parts_of
-from dps.state.partition import group
-from dps.wire import frames
-from dps.wire.frames import decode_header, padded
+from dps.engine.client.origin import Origin
+from dps.engine.core.grouping import sum_repeats
+from dps.engine.core.requests.call import Call, Terms
+from dps.engine.core.requests.form import Form
+from dps.engine.core.requests.meter import CallMeter
+from dps.engine.core.requests.part import Part, parts_of
+from dps.engine.state.partition import group
+from dps.engine.wire import frames
+from dps.engine.wire.frames import decode_header, padded
 
 FLOAT32 = np.dtype("float32").num
 DIM = 3
@@ -256,7 +256,7 @@ def test_a_stamp_that_does_not_fit_is_declined(origin: Origin) -> None:
 
 # ---- broken variants must not pass
 
-WRONG = [  # file of dps/core, its text, the wrong text
+WRONG = [  # file of dps/engine/core, its text, the wrong text
     ("call.pyx", "made.number += leg.chunk", "pass"),
     ("call.pyx", "made.rows = min(made.rows, 0)", "pass"),
     ("call.pyx", "min(form.edges[2 * run + 1], whole.end)", "form.edges[2 * run + 1]"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dps.core.chunks import loop_number, run_steps
+from dps.kernels.loops.chunks import loop_number, run_steps
 
 ADD, ROOT = loop_number(np.add, b"fff"), loop_number(np.sqrt, b"ff")
 

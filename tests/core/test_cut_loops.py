@@ -13,9 +13,9 @@ from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.core import cuts
-from dps.core.ledger import Ledger
-from dps.core.states import CutState, ShardState
+from dps.engine.core.shards import cuts
+from dps.engine.core.shards.ledger import Ledger
+from dps.engine.core.shards.states import CutState, ShardState
 
 DTYPES = ["float32", "float64", "int64"]
 NONE = np.zeros(0, np.int64)
@@ -132,7 +132,7 @@ def test_cuts_against_plain_rules(seed: int, dtype: str, width: int, count: int)
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-WRONG = [  # text of dps/core/cuts.h, the wrong text
+WRONG = [  # text of dps/engine/core/shards/cuts.h, the wrong text
     ("to.place[r] != 0", "to.place[r] > 0"),
     ("r < to.first ||", ""),
     ("r >= to.end ||", ""),

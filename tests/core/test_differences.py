@@ -6,7 +6,7 @@ from compiled import variant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.core import differences
+from dps.engine.core import differences
 
 DTYPES = [np.float32, np.float64, np.int64]
 

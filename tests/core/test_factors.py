@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from compiled import variant
 
-from dps.core import factors
 from dps.errors import InputError
 from dps.kernels import least_squares, ranking_steps, rating_steps
+from dps.kernels.loops import factors
 
 USERS, ITEMS, STEPS = 6, 9, 150  # more than the factors of which a loss has the logarithm
 
@@ -165,7 +165,7 @@ def test_arrays_of_another_type_are_refused_by_the_core() -> None:
         factors.rating_steps(P, Q, None, None, codes.astype(np.int64), codes, values, 0.0, 0.1, 0.0)
 
 
-WRONG = [  # file of dps/core, its text, the wrong text
+WRONG = [  # file of dps/engine/core, its text, the wrong text
     ("factors.h", "p[k] = keep * before + move * q[k];", "p[k] = before + move * q[k];"),
     ("factors.h", "sums[k] + sums[k + 8]", "sums[k] + sums[k]"),
     ("factors.h", "q[k] = keep * q[k] + move * before;\n        }", "q[k] = keep * q[k] + move * p[k];\n        }"),

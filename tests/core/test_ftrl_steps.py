@@ -187,7 +187,7 @@ def check_all() -> None:
     test_small_gains_are_not_lost_beside_large_sums()
 
 
-WRONG = [  # the text of core/ftrl.h, and the wrong text
+WRONG = [  # the text of kernels/loops/ftrl.h, and the wrong text
     ("gains[m + c] += g * g;", "gains[m + c] += g;"),
     ("(root - *last) * rule->per_alpha", "(root - *last)"),
     ("*last = root;", ""),

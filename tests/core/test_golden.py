@@ -15,7 +15,7 @@ from initializer_cases import mix_only
 from oracles import mix, unmix
 
 import dps
-from dps.core.portable import logarithm, sine
+from dps.engine.core.portable import logarithm, sine
 
 GOLDEN = golden.read()
 FLIPPED = sorted(golden.CASES)[::40]
@@ -33,7 +33,7 @@ def test_the_file_has_every_case_and_no_other():
 
 
 def by_definition(init: dps.Normal | dps.Uniform, key: int) -> float:
-    """Column 0 of a row by the definition in dps/state/initializers.py, in Python's own numbers."""
+    """Column 0 of a row by the definition in dps/engine/state/initializers.py, in Python's own numbers."""
     stream = mix_only(mix_only(init.seed + oracles.GOLDEN & oracles.ALL) ^ key & oracles.ALL)
     first, second = (mix(stream + n * oracles.GOLDEN & oracles.ALL) >> 11 for n in (0, 1))
     _, a, b = init.numbers().tolist()

@@ -10,8 +10,8 @@ import scipy.sparse
 from compiled import variant
 from scipy.special import digamma
 
-from dps.core import inference
 from dps.errors import InputError
+from dps.kernels.loops import inference
 from dps.kernels.topics import EPSILON
 from dps.models.dirichlet import Inference, topics_of_documents
 

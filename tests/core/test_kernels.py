@@ -9,7 +9,6 @@ from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.core import sparse
 from dps.errors import InputError
 from dps.kernels import (
     binary_residuals,
@@ -22,6 +21,7 @@ from dps.kernels import (
     pair_gradient,
     pair_scores,
 )
+from dps.kernels.loops import sparse
 
 PARAMETERS = np.zeros((5, 3), np.float32)
 
@@ -261,7 +261,7 @@ def test_wrong_input_is_refused(call, message):
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-WRONG = [  # file of dps/core, its text, the wrong text
+WRONG = [  # file of dps/engine/core, its text, the wrong text
     ("sparse_of.h", "sum1 += VALUE(j + 1) * w[indices[j + 1]]", "sum1 += VALUE(j) * w[indices[j + 1]]"),
     ("sparse_of.h", "((sum0 + sum1) + sum2) + b", "(sum0 + sum1) + b"),
     ("sparse_of.h", "out[i - start] =", "out[0] ="),

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dps.core.lines import parse
 from dps.errors import InputError
+from dps.kernels.loops.lines import parse
 
 TEXTS = {False: b"1 0:0.5 3:-2e-3 # more\n\n-1 qid:7 2:1e2\r\n  0\t1:+.25", True: b"1 0:0:0.5 2:3:-2\n-1 1:2:1e2\n"}
 

@@ -7,8 +7,8 @@ from compiled import variant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.core import members
 from dps.errors import InputError
+from dps.kernels.loops import members
 
 
 def told(core, matrix, rows, items, kind=np.int32) -> np.ndarray:

@@ -10,13 +10,13 @@ from types import ModuleType
 
 import dask
 import pytest
-from compiled import CORE, variant
+from compiled import FILES, variant
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dps import config
-from dps.core import polling
-from dps.core.polling import Polling
+from dps.engine.core.requests import polling
+from dps.engine.core.requests.polling import Polling
 from dps.errors import InputError
 
 LIMIT = 107  # nanoseconds: not a multiple of eight
@@ -76,7 +76,7 @@ def test_a_watch_polls_until_a_file_is_ready() -> None:
 
 def slow_yields(old: str, new: str) -> ModuleType:
     """The module where each yield takes a millisecond, as if another program had the core; with a wrong rule."""
-    text = (CORE / "polling.h").read_text()
+    text = FILES["polling.h"].read_text()
     loop = text[text.index("sched_yield();") : text.index("return found;")]
     assert old in loop
     return variant("polling", "polling.h", loop, loop.replace("sched_yield();", "poll(0, 0, 1);").replace(old, new))

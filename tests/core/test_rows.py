@@ -12,7 +12,7 @@ from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.core import rows
+from dps.engine.core.shards import rows
 
 DTYPES = ["float32", "float64", "int64"]
 DIMS = [1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 65]  # each way of copying, and between these
@@ -78,7 +78,7 @@ def check_finite(core: ModuleType, dtype: str, count: int) -> None:
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-WRONG = [  # text of dps/core/rows.h, the wrong text
+WRONG = [  # text of dps/engine/core/shards/rows.h, the wrong text
     ("memset(out, 0, bytes)", "memset(out, 1, bytes)"),
     ("from.stride * index[i], bytes)", "bytes * index[i], bytes)"),
     ("from.stride * (start + i)", "from.stride * i"),

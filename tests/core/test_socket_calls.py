@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from dps.core.socket_calls import send, send_soon
+from dps.engine.core.requests.socket_calls import send, send_soon
 
 LARGE = 1 << 14  # from here on the interpreter's lock is released
 

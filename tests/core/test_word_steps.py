@@ -10,8 +10,8 @@ import word_steps
 from compiled import variant
 
 from dps import kernels
-from dps.core import words as loops
 from dps.errors import InputError
+from dps.kernels.loops import words as loops
 
 CASES = [  # places, step, pool, dim, words, widest window
     (700, 256, 64, 20, 60, 5),

@@ -15,10 +15,10 @@ from distributed import Client
 from snapshots import sample_run
 
 import dps
-from dps.dashboard import notebook
-from dps.dashboard.notebook import CheckpointsView, CheckpointView, ClocksView, NotebookStatus, TablesView
-from dps.dashboard.rows import MAX_ROWS
-from dps.telemetry.snapshot import LastCheckpoint, ServerPhase, ServerStatus, TableStatus
+from dps.engine.dashboard import notebook
+from dps.engine.dashboard.notebook import CheckpointsView, CheckpointView, ClocksView, NotebookStatus, TablesView
+from dps.engine.dashboard.rows import MAX_ROWS
+from dps.engine.telemetry.snapshot import LastCheckpoint, ServerPhase, ServerStatus, TableStatus
 
 EVIL = "<script>alert(1)</script>&\"'"
 BALANCED = {"div", "table", "tr", "td", "th", "details", "summary", "h3", "p", "span", "strong", "a"}
@@ -226,7 +226,7 @@ def test_when_the_servers_are_gone_it_says_so(client):
 
 
 def test_a_scheduler_that_does_not_answer_is_not_waited_for(ps, cluster, monkeypatch):
-    for module in (notebook, dps.driver.parameter_server):
+    for module in (notebook, dps.engine.driver.parameter_server):
         monkeypatch.setattr(module, "PATIENCE", 0.05)
     ps.table("w")
     cut, unanswered = asyncio.Event(), {"status"}

@@ -28,11 +28,11 @@ from servers import PATIENCE, wait_until
 from tornado.websocket import websocket_connect
 
 import dps
-from dps.dashboard import Surfaces, prometheus
-from dps.dashboard.pages import documents, routes
-from dps.dashboard.pages.plots import PLOTS, Headline
-from dps.dashboard.prometheus import METRICS, ONE_BY_ONE
-from dps.telemetry.snapshot import Status, Throughput
+from dps.engine.dashboard import Surfaces, prometheus
+from dps.engine.dashboard.pages import documents, routes
+from dps.engine.dashboard.pages.plots import PLOTS, Headline
+from dps.engine.dashboard.prometheus import METRICS, ONE_BY_ONE
+from dps.engine.telemetry.snapshot import Status, Throughput
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"headline": Headline, **PLOTS}
@@ -268,7 +268,7 @@ PUBLIC = {"_fields", "_replace", "_repr_pretty_"}  # of namedtuples, and of IPyt
 def test_the_dashboard_uses_nothing_private():
     """What is private in Bokeh differs between its releases: 3.10 took to another kind of messages."""
     found = set()
-    for file in (ROOT / "dps" / "dashboard").rglob("*.py"):
+    for file in (ROOT / "dps" / "engine" / "dashboard").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr) and node.attr not in PUBLIC:
                 found.add(ast.unparse(node))
@@ -631,7 +631,7 @@ def test_sources_hold_columns_of_one_length_and_kind():
 
 
 def test_grafana_draws_metrics_that_there_are():
-    board = json.loads((ROOT / "dps" / "dashboard" / "grafana.json").read_text())
+    board = json.loads((ROOT / "dps" / "engine" / "dashboard" / "grafana.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     expressions += [variable["query"] for variable in board["templating"]["list"]]
     used = {name for expression in expressions for name in re.findall(r"dask_dps_(\w+)", expression)}

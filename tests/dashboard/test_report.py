@@ -20,17 +20,17 @@ from dask.distributed import Client
 from snapshots import BEGAN, history
 
 import dps
-from dps.dashboard.report import report as report_module
-from dps.dashboard.report import timeline as timeline_module
-from dps.dashboard.report import windows as windows_module
-from dps.dashboard.report.report import MAX_TRAINERS, SLOWEST, convergence
-from dps.dashboard.report.svg import Axis, Line, areas, heat, lines, ticks
-from dps.dashboard.report.timeline import EVENTS, SERVERS, TRAINERS
-from dps.dashboard.report.windows import together
-from dps.driver import archive
+from dps.engine.dashboard.report import report as report_module
+from dps.engine.dashboard.report import timeline as timeline_module
+from dps.engine.dashboard.report import windows as windows_module
+from dps.engine.dashboard.report.report import MAX_TRAINERS, SLOWEST, convergence
+from dps.engine.dashboard.report.svg import Axis, Line, areas, heat, lines, ticks
+from dps.engine.dashboard.report.timeline import EVENTS, SERVERS, TRAINERS
+from dps.engine.dashboard.report.windows import together
+from dps.engine.driver import archive
+from dps.engine.telemetry.run_history import RunHistory, ServerCurves
+from dps.engine.telemetry.snapshot import PARTS
 from dps.errors import InputError
-from dps.telemetry.run_history import RunHistory, ServerCurves
-from dps.telemetry.snapshot import PARTS
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>&\"'"
 LOADS = {"src", "href", "xlink:href", "srcset", "action", "data", "poster", "onload", "onerror", "onclick"}

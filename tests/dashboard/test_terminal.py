@@ -24,11 +24,11 @@ from shell import RUNNER
 from snapshots import sample_run, snapshot, typed
 
 import dps
-from dps.cli import ps as group
-from dps.cli import top as module
-from dps.dashboard.notebook import CheckpointsView, ClocksView, NotebookStatus, summary
-from dps.dashboard.terminal import StatusOverview, average, rooms, slowest_first, split_bar
-from dps.telemetry.snapshot import (
+from dps.engine.cli import ps as group
+from dps.engine.cli import top as module
+from dps.engine.dashboard.notebook import CheckpointsView, ClocksView, NotebookStatus, summary
+from dps.engine.dashboard.terminal import StatusOverview, average, rooms, slowest_first, split_bar
+from dps.engine.telemetry.snapshot import (
     PARTS,
     Curve,
     LastCheckpoint,
@@ -38,7 +38,7 @@ from dps.telemetry.snapshot import (
     Straggler,
     TableStatus,
 )
-from dps.training import progress_bar
+from dps.engine.training import progress_bar
 
 EVIL = "[red]<script>[/red] [/]"
 

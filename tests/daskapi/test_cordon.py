@@ -12,8 +12,8 @@ from distributed import Client, Worker, get_worker, wait
 from distributed.core import Status
 from servers import PATIENCE, wait_until
 
-from dps.daskapi.cordon import EVENT, Cordon, incompatibility
-from dps.deploy.local import LocalCluster
+from dps.engine.daskapi.cordon import EVENT, Cordon, incompatibility
+from dps.engine.deploy.local import LocalCluster
 
 
 def where(seconds=0.0, *_):
@@ -326,7 +326,7 @@ class FakeWorker:
 
 
 def test_without_a_cordon_actors_work_all_the_same(cluster, monkeypatch):
-    monkeypatch.setattr("dps.daskapi.cordon.incompatibility", lambda scheduler: "it is another Dask")
+    monkeypatch.setattr("dps.engine.daskapi.cordon.incompatibility", lambda scheduler: "it is another Dask")
     with Client(cluster) as client:
         client.register_plugin(Plugin())
         cordon = cluster.scheduler.plugins["test-cordon"].cordon

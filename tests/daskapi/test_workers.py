@@ -6,7 +6,7 @@ import dask
 import pytest
 from distributed import Client, LocalCluster
 
-from dps.daskapi.workers import workers_of
+from dps.engine.daskapi.workers import workers_of
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from cordons import Plugin, actor, cordoned
 from distributed import Client, Event, Security, get_worker
 from servers import PATIENCE, wait_until
 
-from dps.deploy.interrupts import ignoring_interrupts
-from dps.deploy.local import LocalCluster
+from dps.engine.deploy.interrupts import ignoring_interrupts
+from dps.engine.deploy.local import LocalCluster
 from dps.errors import InputError, InputTypeError
 
 
@@ -208,7 +208,7 @@ def test_processes(capfd):
 
 
 def test_a_preload_is_added_to_those_that_are_given():
-    ours = "dps.deploy.interrupts"
+    ours = "dps.engine.deploy.interrupts"
     assert ignoring_interrupts({}) == {"preload": [ours], "preload_argv": [[]]}
     given = {"preload": "mine", "preload_argv": ["--a", "b"]}
     assert ignoring_interrupts(given) == {"preload": ["mine", ours], "preload_argv": [["--a", "b"], []]}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dps.deploy import main_guard
+from dps.engine.deploy import main_guard
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300  # a limit for what hangs, on a busy machine

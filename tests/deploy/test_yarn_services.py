@@ -15,7 +15,14 @@ from distributed.core import rpc
 
 skein = pytest.importorskip("skein")
 
-from dps.deploy.yarn_services import TrainersScheduler, find_scheduler, outlive, publish, serve, with_close_reason  # noqa: E402
+from dps.engine.deploy.yarn_services import (  # noqa: E402
+    TrainersScheduler,
+    find_scheduler,
+    outlive,
+    publish,
+    serve,
+    with_close_reason,
+)
 from dps.errors import DPSError  # noqa: E402
 from dps.yarn import YarnCluster  # noqa: E402
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 skein = pytest.importorskip("skein")
 
-from dps.deploy.yarn_specification import read_specification  # noqa: E402
+from dps.engine.deploy.yarn_specification import read_specification  # noqa: E402
 from dps.errors import InputError, InputTypeError  # noqa: E402
 from dps.yarn import specification  # noqa: E402
 
@@ -98,7 +98,7 @@ def test_defaults_come_from_the_configuration():
     assert spec.services.keys() == {"dask.worker", "dps.server"}
     assert spec.services["dask.worker"].instances == 7
     assert (spec.services["dps.server"].instances, spec.services["dps.server"].node_label) == (3, "big")
-    assert spec.services["dps.server"].script == "exec /opt/python -m dps.deploy.yarn_services server"
+    assert spec.services["dps.server"].script == "exec /opt/python -m dps.engine.deploy.yarn_services server"
 
 
 def test_a_whole_specification_in_the_configuration(tmp_path):
@@ -144,7 +144,7 @@ def test_errors_name_the_thing(options, message):
 
 
 def run(spec, folder, **env) -> str:
-    script = spec.services["dps.server"].script.replace("dps.deploy.yarn_services", "this")
+    script = spec.services["dps.server"].script.replace("dps.engine.deploy.yarn_services", "this")
     environment = {"PATH": os.environ["PATH"], **env}
     return subprocess.check_output(["bash", "-c", script], cwd=folder, env=environment, text=True)
 
@@ -187,4 +187,4 @@ def test_archive(tmp_path):
         archive.extractall(tmp_path / "environment", filter="data")
     command = ["bash", "-c", spec.services["dps.server"].script]
     printed = subprocess.check_output(command, cwd=tmp_path, text=True)
-    assert printed == "world -m dps.deploy.yarn_services server\n"
+    assert printed == "world -m dps.engine.deploy.yarn_services server\n"

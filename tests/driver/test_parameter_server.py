@@ -25,8 +25,9 @@ from distributed import Client
 from servers import wait_until
 
 import dps
-import dps.controller.plugin
-import dps.server.actor
+import dps.engine.controller.plugin
+import dps.engine.server.actor
+from dps.engine.telemetry.snapshot import Status
 from dps.errors import (
     AccessDeniedError,
     ClosedError,
@@ -41,7 +42,6 @@ from dps.errors import (
     UnknownTableError,
 )
 from dps.functions import library
-from dps.telemetry.snapshot import Status
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_a_verb_that_the_controller_does_not_have_is_refused_with_its_release(cl
         ps.connection.call("fly", height=3)
     assert "fly" not in caplog.text, "the scheduler logs no traceback"
     hooks = set(dir(distributed.SchedulerPlugin))
-    own = {name for name in vars(dps.controller.plugin.Controller) if not name.startswith("_")}
+    own = {name for name in vars(dps.engine.controller.plugin.Controller) if not name.startswith("_")}
     assert own - hooks == {"name"}, "its public methods are hooks of Dask"
 
 
@@ -469,7 +469,7 @@ def test_a_worker_that_comes_in_time(cluster, client):
 
 @pytest.fixture
 def plain(monkeypatch):
-    monkeypatch.setattr(dps.controller.server_procedures, "DEDICATED_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(dps.engine.controller.server_procedures, "DEDICATED_WAIT_SECONDS", 0.05)
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
     with distributed.LocalCluster(**options) as cluster, Client(cluster) as client:
         yield client
@@ -616,7 +616,7 @@ def test_a_table_dropped_and_made_anew(client):
 
 
 def test_a_table_that_one_server_cannot_make_is_made_nowhere(client, monkeypatch):
-    create = dps.server.actor.Server.create_table
+    create = dps.engine.server.actor.Server.create_table
 
     def fail_on_one(self, spec, shards):
         if self.role.number == 1 and spec["name"] == "w":
@@ -625,7 +625,7 @@ def test_a_table_that_one_server_cannot_make_is_made_nowhere(client, monkeypatch
 
     with dps.ParameterServer(client, servers=2) as ps:
         ps.table("v")
-        monkeypatch.setattr(dps.server.actor.Server, "create_table", fail_on_one)
+        monkeypatch.setattr(dps.engine.server.actor.Server, "create_table", fail_on_one)
         with pytest.raises(DPSError, match=r"server 1.*MemoryError.*no room"):
             ps.table("w")
         assert [*ps.tables()] == ["v"]
@@ -638,14 +638,14 @@ def test_a_table_that_one_server_cannot_make_is_made_nowhere(client, monkeypatch
 
 
 def test_a_table_that_takes_too_long_to_make_names_the_limit(client, monkeypatch):
-    create = dps.server.actor.Server.create_table
+    create = dps.engine.server.actor.Server.create_table
 
     def busy(self, spec, shards):
         time.sleep(0.5)
         create(self, spec, shards)
 
     with dps.ParameterServer(client) as ps:
-        monkeypatch.setattr(dps.server.actor.Server, "create_table", busy)
+        monkeypatch.setattr(dps.engine.server.actor.Server, "create_table", busy)
         words = r"server 0 .* 'create_table' within 0.05 s \(dps.timeouts.start\)"
         with dask.config.set({"dps.timeouts.start": "50 ms"}), pytest.raises(ServerGoneError, match=words):
             ps.table("w")
@@ -761,7 +761,7 @@ def add_up(trainer, parts):
 
 
 def test_who_seems_empty_stays_until_the_table_is_there_that_is_being_made(client, monkeypatch):
-    making, create = threading.Event(), dps.server.actor.Server.create_table
+    making, create = threading.Event(), dps.engine.server.actor.Server.create_table
 
     def slowly(self, spec, shards):
         making.set()
@@ -769,7 +769,7 @@ def test_who_seems_empty_stays_until_the_table_is_there_that_is_being_made(clien
         create(self, spec, shards)
 
     with dps.ParameterServer(client, servers=2) as ps:
-        monkeypatch.setattr(dps.server.actor.Server, "create_table", slowly)
+        monkeypatch.setattr(dps.engine.server.actor.Server, "create_table", slowly)
         maker = threading.Thread(target=ps.table, args=("w",), kwargs={"rows": 8, "shards": 4})
         maker.start()
         assert making.wait(30)
@@ -781,7 +781,7 @@ def test_who_seems_empty_stays_until_the_table_is_there_that_is_being_made(clien
 
 
 def test_closing_while_a_server_comes_up_leaves_nothing_behind(client, monkeypatch, caplog):
-    making, start = threading.Event(), dps.server.actor.Endpoint
+    making, start = threading.Event(), dps.engine.server.actor.Endpoint
 
     def slowly(*args, **options):
         making.set()
@@ -790,7 +790,7 @@ def test_closing_while_a_server_comes_up_leaves_nothing_behind(client, monkeypat
 
     ps = dps.ParameterServer(client, servers=1)
     ps.table("w", rows=4)
-    monkeypatch.setattr(dps.server.actor, "Endpoint", slowly)
+    monkeypatch.setattr(dps.engine.server.actor, "Endpoint", slowly)
     ps.scale(2)
     assert making.wait(30)
     ps.close()
@@ -804,7 +804,7 @@ def test_servers_poll_where_that_is_wanted():
     options = {"processes": False, "dashboard_address": None}
     with (
         dask.config.set({"dps.server-polling": "1 ms"}),  # so long, because long waits end polling on a busy machine
-        mock.patch("dps.wire.turn._processors", return_value=8),
+        mock.patch("dps.engine.wire.turn._processors", return_value=8),
         dps.LocalCluster(servers=2, trainers=1, **options) as cluster,
         Client(cluster) as client,
         dps.ParameterServer(client, servers=2, copies=2) as ps,

@@ -13,7 +13,7 @@ from servers import wait_until
 from shell import SECONDS, Shell, pretend
 
 import dps
-from dps.driver.preload import opening
+from dps.engine.driver.preload import opening
 from dps.errors import DPSError, VersionMismatchError
 
 pytestmark = pytest.mark.processes

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import dps
+from dps.engine.training.dataframes import as_pandas, names_of
 from dps.errors import InputError, InputTypeError
-from dps.features.frames import as_pandas, names_of
 from dps.models import encode_frame
 
 pl.LazyFrame({"a": [1]}).collect_schema()  # starts polars' threads, which stay until the process ends

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import mix
 
-from dps.core import hashing as core
+from dps.engine.training.localize import localize
 from dps.errors import InputError, InputTypeError
 from dps.features import hashing as module
 from dps.features.hashing import hash_columns, hash_strings
-from dps.features.localize import localize
+from dps.kernels.loops import hashing as core
 
 WORD = 2**64 - 1
 
@@ -311,7 +311,7 @@ def test_several_values_that_are_refused():
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-WRONG = [  # file of dps/core, its text, the wrong text
+WRONG = [  # file of dps/engine/core, its text, the wrong text
     ("text.h", "(uint64_t)p[7] << 56", "(uint64_t)p[6] << 56"),
     ("text.h", "(uint64_t)p[b] << (8 * b)", "(uint64_t)p[b] << b"),
     ("text.h", "(64 - 8 * count)", "(56 - 8 * count)"),

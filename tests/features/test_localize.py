@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from oracles import unmix
 
-from dps.core import unique
+from dps.engine.core import unique
+from dps.engine.state.partition import hash_keys
+from dps.engine.training import localize as module
+from dps.engine.training.localize import forget, localize, unique_ids
 from dps.errors import InputError, InputTypeError
-from dps.features import localize as module
-from dps.features.localize import forget, localize, unique_ids
-from dps.state.partition import hash_keys
 
 
 @pytest.fixture(autouse=True)
@@ -317,7 +317,7 @@ def test_threads():
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-WRONG = [  # file of dps/core, its text, the wrong text
+WRONG = [  # file of dps/engine/core, its text, the wrong text
     ("unique.pyx", "if number == 0 or slot.key != key:", "if number == 0:"),
     ("unique.pyx", "hashes[q - 1] > h", "hashes[q - 1] < h"),
     ("unique.pyx", "codes[i] = rank[codes[i]]", "pass"),

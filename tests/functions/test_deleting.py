@@ -7,10 +7,10 @@ import pytest
 from distributed import Client
 
 import dps
+from dps.engine.state.ops import ADD, Op, TableSpec
+from dps.engine.state.shard import make_shard
 from dps.errors import FunctionError, InputError
 from dps.functions import Rows, deleting
-from dps.state.ops import ADD, Op, TableSpec
-from dps.state.shard import make_shard
 
 
 @dps.function(changes=True)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 import dps
+from dps.engine.functions.rows import Rows
+from dps.engine.state.ops import ASSIGN, PUSH, TableSpec
 from dps.errors import InputError, NotFiniteError
-from dps.functions.rows import Rows
-from dps.state.ops import ASSIGN, PUSH, TableSpec
 
 KEYS = np.array([-7, 1, 3, 12, 40])
 

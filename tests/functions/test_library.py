@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 import dps
+from dps.engine.functions.definition import Function
+from dps.engine.state.ops import ASSIGN, TableSpec
 from dps.errors import InputError
 from dps.functions import library
-from dps.functions.definition import Function
-from dps.state.ops import ASSIGN, TableSpec
 
 PAGE = Path(__file__).parents[2] / "docs/functions.md"
 ROWS = 23
@@ -405,7 +405,7 @@ WRONG = {
                test_changes_of_more_values_than_are_taken_at_a_time),
     "ties": ("_largest", "[: k - len(above)]", "[:0]",
              lambda: test_top_k.hypothesis.inner_test(8, "value", 1, 1, False, False)),
-    "names": ("_known", "if name not in functions:", "if False:", test_names_that_are_not_known_are_listed),
+    "names": ("known", "if name not in functions:", "if False:", test_names_that_are_not_known_are_listed),
     "none": ("_columns", "if not parts:", "if False:", test_queries_of_no_rows_are_empty),
     "norm": ("_scores", "np.sqrt(", "(", lambda: test_where(">", 1)),
 }  # fmt: skip

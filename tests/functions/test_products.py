@@ -7,10 +7,10 @@ import pytest
 from function_shards import Shards
 from oracles import mutant
 
+from dps.engine.state.initializers import Constant
+from dps.engine.state.ops import ASSIGN, TableSpec
 from dps.errors import InputError
 from dps.functions import Function, products
-from dps.state.initializers import Constant
-from dps.state.ops import ASSIGN, TableSpec
 
 ROWS, DIM = 200, 5
 KEYS = np.random.default_rng(1).permutation(10 * ROWS)[:ROWS] - 5 * ROWS

@@ -1,4 +1,4 @@
-"""How far ``ps.arrays`` follows the array API standard 2024.12, function by function, with numpy as the oracle.
+"""How far ``dps.arrays.on(ps)`` follows the array API standard 2024.12, function by function, with numpy as the oracle.
 
 ``array_api_2024_12.txt`` has the standard's names and signatures. A function passes if it takes the standard's
 parameters, and gives numpy's results (values, dtype, shape) in all cases here, which are arrays of one axis and of two

@@ -21,4 +21,4 @@ atexit.register(close)
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(_ps.arrays, name)
+    return getattr(dps.arrays.on(_ps), name)

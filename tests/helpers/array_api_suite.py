@@ -1,4 +1,4 @@
-"""Run array-api-tests, the suite of the array API standard, on ``ps.arrays``.
+"""Run array-api-tests, the suite of the array API standard, on ``dps.arrays.on(ps)``.
 
 ``python tests/helpers/array_api_suite.py CLONE [arguments of pytest]`` runs a clone of
 https://github.com/data-apis/array-api-tests with its submodule. The clone stays as it is, because the suite runs in a

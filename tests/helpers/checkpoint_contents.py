@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 import dps
-from dps.checkpoints.store import write_shard
+from dps.engine.checkpoints.store import write_shard
 
 KEYED = dps.TableSpec("clicks/2026", dim=2, optimizer=dps.Adagrad(0.1), shards=2, id=3)
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from oracles import COLUMNS, WHOLE_COLUMNS, Model, mix
 
 import dps
-from dps.client.origin import Origin
+from dps.engine.client.origin import Origin
+from dps.engine.state.columns import of_columns
+from dps.engine.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 from dps.errors import InputError
-from dps.state.columns import of_columns
-from dps.state.ops import ADD, ASSIGN, NO_CLOCK, PUSH, TableSpec
 
 POOL = [0, 1, -1, 2**63 - 1, -(2**63), *range(100, 130)]
 ROWS = 37

@@ -1,4 +1,4 @@
-"""Deliberately wrong variants of the compiled core: a module of dps/core, compiled with some of its text replaced.
+"""Deliberately wrong variants of compiled modules: of the engine's core or of kernels, with some of the text replaced.
 
 What was compiled is kept in `build/variants`, under a hash of all that it was made of, because a variant takes five
 seconds to compile and there are some hundreds: only those of which a source has changed are compiled again.
@@ -24,14 +24,16 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CORE = ROOT / "dps" / "core"
+CORE, LOOPS = ROOT / "dps" / "engine" / "core", ROOT / "dps" / "kernels" / "loops"
+FOLDERS = [CORE, CORE / "requests", CORE / "shards", LOOPS]
+FILES = {path.name: path for folder in FOLDERS for path in folder.iterdir() if path.suffix in (".pyx", ".pxd", ".h")}
 KEPT = ROOT / "build" / "variants"
 MAX_KEPT = 2_000  # folders, of one variant each; a module compiled without optimisation has about 0.3 MB
 BUILD = "quick"  # in setup.py: without optimisation
 
 
 def variant(module: str, file: str, old: str, new: str) -> ModuleType:
-    """dps.core.`module`, compiled with `old` replaced by `new` throughout one file of dps/core (.pyx, .pxd or .h).
+    """The compiled module of this name, with `old` replaced by `new` throughout one file (.pyx, .pxd or .h).
 
     The modules that are imported already stay as they are; a test patches the names that it wants to be wrong.
     """
@@ -44,16 +46,21 @@ def variants(modules: list[str], file: str, old: str, new: str) -> list[ModuleTy
     # Python refuses to initialise a module of Cython twice from the same file, so each variant is loaded from a copy.
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules):
         shutil.copytree(kept, folder, dirs_exist_ok=True)
-        return [loaded(f"dps.core.{module}", *Path(folder).glob(f"{module}.*.so")) for module in modules]
+        return [loaded(full_name(module), *Path(folder).glob(f"{module}.*.so")) for module in modules]
+
+
+def full_name(module: str) -> str:
+    """As Python imports it: dps.engine.core.shards.rows, for rows."""
+    return ".".join(FILES[f"{module}.pyx"].relative_to(ROOT).with_suffix("").parts)
 
 
 def error_beside(module: str, old: str, new: str, code: str) -> str:
-    """The error of code in a process where dps.core.`module` is a variant for all other modules, too; "" if none.
+    """The error of code in a process where a compiled module is a variant for all other modules, too; "" if none.
 
     For classes whose objects compiled modules have: these take no object of a variant of the class.
     """
     (library,) = compiled([module], replaced([module], f"{module}.pyx", old, new)).glob(f"{module}.*.so")
-    start = f"import compiled, sys; sys.meta_path.insert(0, compiled.Instead('dps.core.{module}', {str(library)!r}))"
+    start = f"import compiled, sys; sys.meta_path.insert(0, compiled.Instead({full_name(module)!r}, {str(library)!r}))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", f"{start}; {code}"]
     return subprocess.run(command, env=environment, capture_output=True, text=True).stderr
@@ -70,25 +77,26 @@ class Instead:
 
 
 def replaced(modules: list[str], file: str, old: str, new: str) -> dict[str, str]:
-    """The files of modules, by their names; one of them with `new` in place of `old`."""
-    texts = {path.name: path.read_text() for path in sources(modules)}
-    assert old in texts[file], f"dps/core/{file} no longer contains {old!r}"
-    return {**texts, file: texts[file].replace(old, new)}
+    """The files of modules, by their paths; one of them with `new` in place of `old`."""
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in sources(modules)}
+    path = str(FILES[file].relative_to(ROOT))
+    assert old in texts[path], f"{path} no longer contains {old!r}"
+    return {**texts, path: texts[path].replace(old, new)}
 
 
 def sources(modules: list[str]) -> list[Path]:
-    """The files of dps/core of which modules are made: their own, and all declarations and headers that these name."""
-    waiting = [CORE / "__init__.py", *(CORE / f"{module}.pyx" for module in modules)]
-    waiting += [path for module in modules if (path := CORE / f"{module}.pxd").exists()]
-    needed: list[Path] = []
+    """The files of which modules are made: their own, and all declarations and headers that these name."""
+    waiting = [FILES[f"{module}.pyx"] for module in modules]
+    waiting += [FILES[name] for module in modules if (name := f"{module}.pxd") in FILES]
+    needed = {folder / "__init__.py" for folder in FOLDERS}
     while waiting:
         path = waiting.pop()
         if path not in needed:
-            needed.append(path)
+            needed.add(path)
             text = path.read_text()
-            names = [f"{name}.pxd" for name in re.findall(r"^from dps\.core\.(\w+) cimport", text, re.M)]
+            names = [f"{name}.pxd" for name in re.findall(r"^from dps\.[\w.]*\.(\w+) cimport", text, re.M)]
             names += re.findall(r'^\s*(?:#\s*include|cdef extern from) "(\w+\.h)"', text, re.M)
-            waiting += [CORE / name for name in names]
+            waiting += [FILES[name] for name in names]
     return sorted(needed)
 
 
@@ -103,17 +111,17 @@ def compiled(modules: list[str], texts: dict[str, str]) -> Path:
         return kept
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder:  # on the same disk, so that it moves in one step
-        core, libraries = Path(folder, "dps", "core"), Path(folder, "libraries")
-        core.mkdir(parents=True)
+        libraries = Path(folder, "libraries")
         libraries.mkdir()
         for name, text in texts.items():
-            (core / name).write_text(text)
+            Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, name).write_text(text)
         Path(folder, "setup.py").write_text(setup)
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         done = subprocess.run(build, cwd=folder, env={**os.environ, "DPS_BUILD": BUILD}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         for module in modules:
-            shutil.copy(*core.glob(f"{module}.*.so"), libraries)
+            shutil.copy(*Path(folder, "dps").rglob(f"{module}.*.so"), libraries)
         try:
             libraries.rename(kept)
         except OSError:  # another process has compiled the same meanwhile
@@ -142,11 +150,11 @@ OF_SERVERS = {"service": ["service"], "request": ["request", "service"], "forwar
 
 def put_variant(monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], old: str, new: str) -> None:
     """Let servers use a variant of their compiled step. One of these modules of it has the text `old`."""
-    (module,) = [module for module in modules if old in (CORE / f"{module}.pyx").read_text()]
+    (module,) = [module for module in modules if old in FILES[f"{module}.pyx"].read_text()]
     for made in variants(OF_SERVERS[module], f"{module}.pyx", old, new):
         name = made.__name__.rpartition(".")[2]
-        original = sys.modules[f"dps.core.{name}"]
-        for user in [user for key, user in sys.modules.items() if key.startswith("dps.server")]:
+        original = sys.modules[full_name(name)]
+        for user in [user for key, user in sys.modules.items() if key.startswith("dps.engine.server")]:
             for used in [key for key, value in vars(user).items() if value is vars(original).get(key)]:
                 monkeypatch.setattr(user, used, vars(made)[used])
 

@@ -6,7 +6,7 @@ from distributed import get_worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 from servers import wait_until
 
-from dps.daskapi.cordon import Cordon
+from dps.engine.daskapi.cordon import Cordon
 
 
 class Plugin(SchedulerPlugin):

@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Iterator
 from unittest import mock
 
-from dps.server.tables import ServerTable
-from dps.wire import frames
-from dps.wire.connection import Connection
+from dps.engine.server.tables import ServerTable
+from dps.engine.wire import frames
+from dps.engine.wire.connection import Connection
 
 
 @contextlib.contextmanager

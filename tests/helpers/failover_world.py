@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from dps.controller.failover import TICK_SECONDS, Membership
-from dps.server.heartbeat import HEARTBEAT_SECONDS
-from dps.state.ops import TableSpec
-from dps.wire import frames
-from dps.wire.frames import Header, decode_json, encode_json
+from dps.engine.controller.failover import TICK_SECONDS, Membership
+from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header, decode_json, encode_json
 
 
 class Line:

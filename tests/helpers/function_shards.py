@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dps.functions.definition import Function
-from dps.functions.rows import Effect, Rows
-from dps.state.ops import DELETE, NO_CLOCK, ROWS, Op, TableSpec
-from dps.state.partition import group
-from dps.state.shard import DenseShard, KeyedShard, make_shard
-from dps.wire.values import decode_values, encode_values
+from dps.engine.functions.definition import Function
+from dps.engine.functions.rows import Effect, Rows
+from dps.engine.state.ops import DELETE, NO_CLOCK, ROWS, Op, TableSpec
+from dps.engine.state.partition import group
+from dps.engine.state.shard import DenseShard, KeyedShard, make_shard
+from dps.engine.wire.values import decode_values, encode_values
 
 SEED, TIME = 5, 1000.0
 

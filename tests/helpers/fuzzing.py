@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 import psutil
 from peers import NAME, SECRET, framed
 
+from dps.engine.wire import frames, handshake
+from dps.engine.wire.frames import HEADER_SIZE, Header, encode_json
 from dps.errors import ProtocolError
-from dps.wire import frames, handshake
-from dps.wire.frames import HEADER_SIZE, Header, encode_json
 
 PACKED = struct.Struct(frames._HEADER.format)
 CODES = dict(zip(("magic", *Header._fields), re.findall("[A-Za-z]", PACKED.format), strict=True))

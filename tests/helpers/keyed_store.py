@@ -8,8 +8,8 @@ from function_shards import Shards
 from dps.arrays.layout import KeyedLayout
 from dps.arrays.programs import Program
 from dps.arrays.server_store import ServerStore
-from dps.functions.definition import Function
-from dps.state.ops import ADD, TableSpec
+from dps.engine.functions.definition import Function
+from dps.engine.state.ops import ADD, TableSpec
 
 
 class KeyedClient:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from dps.engine.server.functions import DIRECT
+from dps.engine.server.requests import ServerRole
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire import frames
+from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header, encode_error, encode_header
+from dps.engine.wire.placement_messages import Placement, ShardPlace
+from dps.engine.wire.plain_answers import ROOM_BYTES
 from dps.errors import DPSError, MovedError, ProtocolError
-from dps.server.functions import DIRECT
-from dps.server.requests import ServerRole
-from dps.state.ops import TableSpec
-from dps.wire import frames
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_error, encode_header
-from dps.wire.placement_messages import Placement, ShardPlace
-from dps.wire.plain_answers import ROOM_BYTES
 
 AT_ONCE: Any = SimpleNamespace(run=DIRECT.run, close=lambda: None)
 NO_RUNNER: Any = SimpleNamespace(close=lambda: None)  # of servers without functions

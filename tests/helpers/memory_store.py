@@ -8,8 +8,8 @@ import numpy as np
 from dps.arrays.evaluation import Operands, PreparedPlan, evaluated
 from dps.arrays.layout import PoolLayout
 from dps.arrays.programs import Program
-from dps.functions.definition import Function
-from dps.wire.values import decode_values, encode_values
+from dps.engine.functions.definition import Function
+from dps.engine.wire.values import decode_values, encode_values
 
 
 class MemoryRows:

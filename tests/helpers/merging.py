@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dps.core.grouping import distinct_keys, find_repeats
-from dps.state.partition import Grouping
+from dps.engine.core.grouping import distinct_keys, find_repeats
+from dps.engine.state.partition import Grouping
 
 
 def coalesce(grouping: Grouping) -> tuple[Grouping, np.ndarray] | None:

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 import dps
-from dps.core.initializers import fill_missing
-from dps.state.columns import of_columns
-from dps.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
-from dps.state.shard import DenseShard, KeyedShard
+from dps.engine.core.shards.initializers import fill_missing
+from dps.engine.state.columns import of_columns
+from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
+from dps.engine.state.shard import DenseShard, KeyedShard
 
 GOLDEN, M1, M2, ALL = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 2**64 - 1
 

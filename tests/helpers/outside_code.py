@@ -511,11 +511,13 @@ def main() -> None:
         dps.LocalCluster(servers=2, trainers=1, processes=False) as cluster,
         dps.ParameterServer(cluster, servers=2) as ps,
     ):
-        ps.zeros(SIZE, capacity=200)
-        ps.zeros(1, capacity=400)  # for columns
+        dps.arrays.on(ps).zeros(SIZE, capacity=200)
+        dps.arrays.on(ps).zeros(1, capacity=400)  # for columns
         for trial in TRIALS:
             if installed(trial.package):
-                found[f"{trial.package}.{trial.name}"] = outcome(trial, lambda a: ps.from_array(np.asarray(a)), copies)
+                found[f"{trial.package}.{trial.name}"] = outcome(
+                    trial, lambda a: dps.arrays.on(ps).asarray(np.asarray(a)), copies
+                )
     print(json.dumps(found), file=sys.__stdout__)
 
 

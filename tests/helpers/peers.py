@@ -10,11 +10,11 @@ import time
 
 import numpy as np
 
+from dps.engine.wire import frames, handshake
+from dps.engine.wire.channel import Channel, Request
+from dps.engine.wire.endpoint import Connection, Endpoint
+from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header, encode_header, encode_json
 from dps.errors import InputError, ProtocolError
-from dps.wire import frames, handshake
-from dps.wire.channel import Channel, Request
-from dps.wire.endpoint import Connection, Endpoint
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header, encode_json
 
 NAME, SECRET = "s", "ab" * 32
 EAT, FILL, PARK, RELEASE, FAIL, BREAK, CRASH, HALF, JSON = range(100, 109)

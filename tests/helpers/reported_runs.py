@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dps.telemetry.diagnosis import COLUMNS, Diagnosis, Finding, History, ServerReading
+from dps.engine.telemetry.diagnosis import COLUMNS, Diagnosis, Finding, History, ServerReading
 
 
 def row(**columns: float) -> list[float]:

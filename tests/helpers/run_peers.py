@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 
 import dps
-from dps.telemetry.monitor import run_status
-from dps.telemetry.snapshot import PARTS, RunStatus
-from dps.wire import frames
-from dps.wire.frames import Header, decode_header
+from dps.engine.telemetry.monitor import run_status
+from dps.engine.telemetry.snapshot import PARTS, RunStatus
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header, decode_header
 
 
 class Connection:

@@ -9,21 +9,21 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dps.client.client import Client, Ticket
-from dps.client.environment import Environment
-from dps.client.requests import TableRoute
-from dps.client.session import ClientSession
-from dps.coordination.placement import Place, appended, joined, rechained, without
-from dps.server.function_thread import FunctionThread, Runner
-from dps.server.large_ops import BesideThread
-from dps.server.replicas import Replica
-from dps.server.requests import ServerRole
-from dps.state.ops import TableSpec
-from dps.state.transfer import first_difference
-from dps.wire import frames
-from dps.wire.endpoint import Endpoint
-from dps.wire.handshake import of_servers
-from dps.wire.placement_messages import Placement, ShardPlace
+from dps.engine.client.client import Client, Ticket
+from dps.engine.client.environment import Environment
+from dps.engine.client.requests import TableRoute
+from dps.engine.client.session import ClientSession
+from dps.engine.coordination.placement import Place, appended, joined, rechained, without
+from dps.engine.server.function_thread import FunctionThread, Runner
+from dps.engine.server.large_ops import BesideThread
+from dps.engine.server.replicas import Replica
+from dps.engine.server.requests import ServerRole
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.transfer import first_difference
+from dps.engine.wire import frames
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.handshake import of_servers
+from dps.engine.wire.placement_messages import Placement, ShardPlace
 
 T = TypeVar("T")
 SECRET = "ab" * 32

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import dps
-from dps.controller.plugin import Controller
+from dps.engine.controller.plugin import Controller
 
 __all__ = ["SharedClusters"]
 

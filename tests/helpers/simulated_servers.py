@@ -15,10 +15,10 @@ import numpy as np
 from distributed import Client as DaskClient
 
 import dps
+from dps.engine.training import kept
+from dps.engine.training.columns import chosen, in_memory, scattered
+from dps.engine.training.data import partitions
 from dps.testing import Faults, Simulation
-from dps.training import kept
-from dps.training.columns import chosen, in_memory, scattered
-from dps.training.data import partitions
 
 LATENCY = (1e-4, 1e-4)
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dps.telemetry.snapshot import (
+from dps.engine.telemetry.snapshot import (
     PARTS,
     Curve,
     HostStatus,

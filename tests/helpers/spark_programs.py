@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from distributed import Client
 
-from dps.training import spark_tasks
+from dps.engine.training import spark_tasks
 
 
 class Mine(Exception):

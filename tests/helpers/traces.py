@@ -1,8 +1,8 @@
 """Simulated runs with a known cause of slowness, as the controller sees them: reports, clocks, states, servers.
 
 Nothing here knows the rules of the diagnosis. Iterations, pulls and pushes take random times (log-normal); the waits
-of trainers follow the rule of `dps.coordination.clock.Clock` (as a recurrence over all clocks at once, which a test
-compares with it); trainers report when the contract says, servers too. The same seed makes the same run.
+of trainers follow the rule of `dps.engine.coordination.clock.Clock` (as a recurrence over all clocks at once, which a
+test compares with it); trainers report when the contract says, servers too. The same seed makes the same run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dps.telemetry.diagnosis import COLUMNS, Diagnosis, Finding, History, ServerReading
-from dps.telemetry.hosts import HostLoad, Hosts
+from dps.engine.telemetry.diagnosis import COLUMNS, Diagnosis, Finding, History, ServerReading
+from dps.engine.telemetry.hosts import HostLoad, Hosts
 
 __all__ = ["CAUSES", "Trace", "Verdict", "judge", "make"]
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 import dps
-from dps.state.ops import TableSpec
+from dps.engine.state.ops import TableSpec
 
 
 class SignSGD(dps.Optimizer):

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import dps
+import dps.engine
 
 __all__ = ["LEFT_OUT", "Recorder", "Seen", "walks"]
 
-PACKAGE = str(Path(dps.__file__).parent) + "/"
+PACKAGE = str(Path(dps.engine.__file__).parent) + "/"
 KEYS = np.arange(0, 1000, 7)
 REPEATS = 10  # of each call: what all of them run through is not chance
 TAIL_SECONDS = 0.02  # an endpoint's thread goes on for a moment after its answer was read
@@ -25,8 +25,6 @@ STOP_SECONDS = 1.0  # after its worker has closed, a server notices that within 
 
 # Files (a folder ends with a slash) that walks leave out, each with its reason.
 LEFT_OUT = {
-    "errors.py": "exceptions",
-    "config.py": "settings",
     "telemetry/": "counters that ride along",
     "deploy/": "this cluster's own",
     "daskapi/cordon.py": "it hears all status messages of workers; and it tells a client whether a task calls it",

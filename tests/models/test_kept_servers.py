@@ -13,7 +13,7 @@ from servers import wait_until
 from sklearn.model_selection import GridSearchCV
 
 import dps
-from dps.controller.plugin import Controller
+from dps.engine.controller.plugin import Controller
 from dps.errors import ClosedError, InputError
 from dps.models import LogisticRegression, kept_servers
 

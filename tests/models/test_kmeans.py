@@ -23,6 +23,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dps
+from dps.engine.training.trainer import Trainer
 from dps.errors import InputError, InputTypeError
 from dps.models import KMeans, kmeans_training, seeding
 from dps.models.centers import nearest
@@ -30,7 +31,6 @@ from dps.models.clustering import Beginning, begun_at, trained
 from dps.models.encoding import Layout
 from dps.models.partitions import Piece, Survey
 from dps.models.seeding import SeedPlan, Seeds, seeds_of
-from dps.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dps
+from dps.engine.wire.values import decode_values, encode_values
 from dps.errors import InputTypeError, ProtocolError
 from dps.models.encoding import Layout
 from dps.models.logistic_training import Plan
@@ -16,7 +17,6 @@ from dps.models.partitions import Survey, summary
 from dps.models.seeding import SeedPlan
 from dps.models.spark_notes import KINDS, from_plain, to_plain
 from dps.models.stopping import Ending
-from dps.wire.values import decode_values, encode_values
 
 TEXTS = np.array(["click", "no"], object)
 LAYOUT = Layout(1 << 10, 10, ("site", "hour"))

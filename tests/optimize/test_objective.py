@@ -179,7 +179,7 @@ def test_trainers_pull_what_their_sparse_rows_have(ps, monkeypatch, where, few):
         return values
 
     monkeypatch.setattr(dps.Trainer, "pull", noted)
-    x0 = np.zeros(WIDE) if where == "here" else ps.zeros(WIDE, capacity=40)
+    x0 = np.zeros(WIDE) if where == "here" else dps.arrays.on(ps).zeros(WIDE, capacity=40)
     settings = {"scale": 1 / 200, "l2": L2, "max_iter": 4, "tol": 0, "f_tol": 0}
     result = optimize.minimize(ps, loss_of_few, (X, y), x0, elements=columns_of, **settings)
     x = result.x if where == "here" else result.x.to_numpy()
@@ -239,7 +239,7 @@ def test_vectors_on_the_servers(ps):
 
     def note(result):
         points.append(result.x.to_numpy())
-        used.extend(count for count, _ in ps.arrays.space.used().values())
+        used.extend(count for count, _ in dps.arrays.on(ps).space.used().values())
 
     strengths = np.full(COLUMNS, L2)
     with dask.config.set({"dps.limits.implicit-copy": 0}):
@@ -249,7 +249,7 @@ def test_vectors_on_the_servers(ps):
             result = optimize.minimize(ps, log_loss, as_dask(), COLUMNS, **more)
             alone = iterates(optimize.lbfgs, at_home, m=3, max_iter=8, tol=0, f_tol=0)
             np.testing.assert_allclose(points, alone, rtol=1e-9)
-        x0, more = ps.zeros(COLUMNS), {"solver": optimize.owlqn, "l1": 0.1, "scale": 1 / ROWS}
+        x0, more = dps.arrays.on(ps).zeros(COLUMNS), {"solver": optimize.owlqn, "l1": 0.1, "scale": 1 / ROWS}
         sparse = optimize.minimize(ps, log_loss, numbers(), x0, **more)
     alone = optimize.minimize(ps, log_loss, numbers(), np.zeros(COLUMNS), **more)
     np.testing.assert_allclose(sparse.x.to_numpy(), alone.x, rtol=1e-6)
@@ -257,7 +257,7 @@ def test_vectors_on_the_servers(ps):
     assert max(used) <= 2 * 3 + 3 + 2 + 3 + 3 + 1
     del x0, more, result, sparse
     gc.collect()
-    assert [count for count, _ in ps.arrays.space.used().values()] == [0]
+    assert [count for count, _ in dps.arrays.on(ps).space.used().values()] == [0]
     for table in ps.tables():
         ps.drop_table(table)
 
@@ -267,7 +267,7 @@ def test_vectors_on_the_servers_take_scipys_steps(ps):
     theirs, ours = [], []
     options = {"maxcor": 4, "maxiter": 7, "gtol": 0, "ftol": 0}
     minimize(at_home, np.zeros(COLUMNS), jac=True, method="L-BFGS-B", callback=theirs.append, options=options)
-    x0 = ps.zeros(COLUMNS, capacity=40)
+    x0 = dps.arrays.on(ps).zeros(COLUMNS, capacity=40)
     settings = SETTINGS | {"m": 4, "max_iter": 7, "callback": lambda result: ours.append(result.x.to_numpy())}
     optimize.minimize(ps, log_loss, as_dask(), x0, **settings)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
@@ -334,7 +334,7 @@ def test_wrong_variants_are_noticed(monkeypatch, ps, name, old, new):
     """Without zeros between evaluations; with ops that have no stamp; with batches that a second attempt repeats."""
     owner, _, method = name.rpartition(".")
     place = getattr(objective, owner) if owner else objective
-    cut = importlib.import_module("dps.training.batches").iterate_partition
+    cut = importlib.import_module("dps.engine.training.batches").iterate_partition
     monkeypatch.setattr(
         objective, "objective_batches", lambda parts, size: [b for p in parts for b in cut(p, size)], raising=False
     )

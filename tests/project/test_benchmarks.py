@@ -20,8 +20,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import common, exchange, peers, pull_push, staleness  # noqa: E402
-from dps.state.ops import TableSpec  # noqa: E402
-from dps.state.optimizers import Adagrad  # noqa: E402
+from dps.engine.state.ops import TableSpec  # noqa: E402
+from dps.engine.state.optimizers import Adagrad  # noqa: E402
 
 PROGRAMS = sorted(f.stem for f in (ROOT / "benchmarks").glob("*.py") if "__main__" in f.read_text())
 KEYS = ["case", "value", "unit", "against", "ratio", "reach", "ok"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
+from compiled import FILES, ROOT, full_name
 from cython_sources import (
     INTEGERS,
     Parameter,
@@ -23,12 +23,10 @@ from rules import each
 from test_style import LINES_OF_FILE, LINES_OF_FUNCTION
 from test_words import nounless, repeats_name
 
-from dps.wire import frames
+from dps.engine.wire import frames
 
-ROOT = Path(__file__).parents[2]
-CORE = ROOT / "dps" / "core"
-MODULES = {path.stem: path for path in sorted(CORE.glob("*.pyx"))}
-SOURCES = {path.name: path for pattern in ("*.pyx", "*.pxd", "*.h") for path in sorted(CORE.glob(pattern))}
+MODULES = {path.stem: path for path in sorted(FILES.values()) if path.suffix == ".pyx"}
+SOURCES = {path.name: path for path in sorted(FILES.values())}
 
 each_module, each_source = each(MODULES), each(SOURCES)
 
@@ -76,15 +74,22 @@ def differences(source: str, stub: str, declarations: str = "") -> list[str]:
 
 @each_module
 def test_a_stub_says_what_the_module_has(module):
-    stub = CORE / f"{module}.pyi"
-    declarations = CORE / f"{module}.pxd"
+    stub = MODULES[module].with_suffix(".pyi")
+    declarations = MODULES[module].with_suffix(".pxd")
     text = declarations.read_text() if declarations.exists() else ""
     stated = stub.read_text() if stub.exists() else ""  # a module that Python cannot call needs none
     assert differences(MODULES[module].read_text(), stated, text) == []
 
 
 def test_every_stub_has_its_module():
-    assert {path.stem for path in CORE.glob("*.pyi")} <= MODULES.keys()
+    stubs = (ROOT / "dps").rglob("*.pyi")
+    assert {path.with_suffix(".pyx") for path in stubs} <= set(MODULES.values())
+
+
+def test_each_compiled_source_has_a_name_of_its_own():
+    """Tests call a source by its name alone, and so do headers that include another."""
+    found = [path for end in ("pyx", "pxd", "h") for path in (ROOT / "dps").rglob(f"*.{end}")]
+    assert sorted(found) == sorted(FILES.values())
 
 
 PYX = '''
@@ -178,9 +183,13 @@ def test_make_sanitize_runs_tests_of_each_module():
     files = {file for name in re.findall(r"tests/\S+", stated) for file in [ROOT / name, *(ROOT / name).glob("*.py")]}
     files |= {file for file in ROOT.glob("tests/*/test_*.py") if "\nfrom compiled import" in file.read_text()}
     text = "\n".join(file.read_text() for file in files if file.is_file())
-    tested = {name for name in MODULES if re.search(rf'\bdps\.core\.{name}\b|"{name}(\.pyx|\.pxd|\.h)?"', text)}
-    sources = {name: "".join(file.read_text() for file in CORE.glob(f"{name}.p*")) for name in MODULES}
-    calls = {name: set(re.findall(r"^from dps\.core\.(\w+) c?import", sources[name], re.M)) for name in MODULES}
+    tested = {
+        name for name in MODULES if re.search(rf'\b{re.escape(full_name(name))}\b|"{name}(\.pyx|\.pxd|\.h)?"', text)
+    }
+    sources = {
+        name: "".join(file.read_text() for file in path.parent.glob(f"{name}.p*")) for name, path in MODULES.items()
+    }
+    calls = {name: set(re.findall(r"^from dps\.[\w.]*\.(\w+) c?import", sources[name], re.M)) for name in MODULES}
     while called := {callee for name in tested for callee in calls[name] & MODULES.keys()} - tested:
         tested |= called
     assert sorted(MODULES.keys() - tested) == []

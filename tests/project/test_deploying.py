@@ -21,7 +21,7 @@ from distributed.cli import dask_scheduler, dask_worker
 from servers import wait_until
 
 import dps
-from dps.driver.preload import dask_setup
+from dps.engine.driver.preload import dask_setup
 from dps.errors import ClosedError
 
 ROOT = Path(__file__).parents[2]

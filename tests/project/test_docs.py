@@ -284,7 +284,7 @@ def modules() -> list[str]:
 
 
 # A cluster takes ten times as long to make as most examples to run. Examples of the room of clusters make their own.
-OWN_CLUSTERS = "dps.deploy"
+OWN_CLUSTERS = "dps.engine.deploy"
 
 
 @pytest.fixture(scope="module")

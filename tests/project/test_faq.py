@@ -19,10 +19,10 @@ from servers import wait_until
 
 import dps
 from dps import errors
-from dps.daskapi.processes import check_versions
-from dps.deploy import main_guard
+from dps.engine.daskapi.processes import check_versions
+from dps.engine.deploy import main_guard
+from dps.engine.wire.channel import Channel
 from dps.errors import RequestTimeoutError
-from dps.wire.channel import Channel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faq.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
@@ -213,7 +213,7 @@ def test_a_server_that_takes_the_last_copy_along():
 
 def test_a_package_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.delitem(sys.modules, "dps.dashboard.terminal", raising=False)
+    monkeypatch.delitem(sys.modules, "dps.engine.dashboard.terminal", raising=False)
 
     def need():
         with errors.needing("cli"):

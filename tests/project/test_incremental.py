@@ -6,11 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from compiled import FILES, FOLDERS, ROOT
 
-ROOT = Path(__file__).parents[2]
 MODULES = ["cuts", "rows", "unique"]
 # Writes what a compiler or a linker is asked for, and nothing into it; keeps a list of what was compiled.
 COMPILER = """#!{python}
@@ -25,12 +24,12 @@ if "-c" in sys.argv:
 def compiled(tmp_path_factory):
     """A function: compiles three modules of the core, after these files have changed, and says which were compiled."""
     folder = tmp_path_factory.mktemp("core")
-    core, log, compiler = folder / "dps" / "core", folder / "log", folder / "cc"
-    core.mkdir(parents=True)
-    sources = [*(ROOT / "dps" / "core").glob("*.[hp]*"), ROOT / "dps" / "core" / "__init__.py"]
-    for file in sources:
-        if file.suffix in {".h", ".pxd", ".py"} or (file.suffix == ".pyx" and file.stem in MODULES):
-            shutil.copy(file, core)
+    log, compiler = folder / "log", folder / "cc"
+    for file in [*FILES.values(), *(path / "__init__.py" for path in FOLDERS)]:
+        if file.suffix != ".pyx" or file.stem in MODULES:
+            copy = folder / file.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
     shutil.copy(ROOT / "setup.py", folder)
     compiler.write_text(COMPILER.format(python=sys.executable, log=str(log)))
     compiler.chmod(0o755)
@@ -55,14 +54,14 @@ def compiled(tmp_path_factory):
     ("changed", "again"),
     [
         ("", []),
-        ("dps/core/unique.pyx", ["unique"]),
-        ("dps/core/unique.h", ["unique"]),
-        ("dps/core/cuts.pxd", ["cuts"]),
-        ("dps/core/rows.h", ["cuts", "rows"]),  # which cuts.h includes
-        ("dps/core/arrays.pxd", MODULES),
-        ("dps/core/clones.h", MODULES),  # which no module names
-        ("dps/core/slots.h", ["cuts"]),  # of the index, which the state of a shard has
-        ("dps/core/exchange.h", []),
+        ("dps/engine/core/unique.pyx", ["unique"]),
+        ("dps/engine/core/unique.h", ["unique"]),
+        ("dps/engine/core/shards/cuts.pxd", ["cuts"]),
+        ("dps/engine/core/shards/rows.h", ["cuts", "rows"]),  # which cuts.h includes
+        ("dps/engine/core/arrays.pxd", MODULES),
+        ("dps/engine/core/clones.h", MODULES),  # which no module names
+        ("dps/engine/core/slots.h", ["cuts"]),  # of the index, which the state of a shard has
+        ("dps/engine/core/requests/exchange.h", []),
         ("setup.py", MODULES),
     ],
 )

@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster
 from servers import PATIENCE, wait_until
 
 import dps
-from dps.wire.link import Link
+from dps.engine.wire.link import Link
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 

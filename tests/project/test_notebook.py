@@ -68,7 +68,7 @@ PROGRESS = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1] / "helpers")!r})
 
-from dps.training.progress_bar import ProgressBar
+from dps.engine.training.progress_bar import ProgressBar
 from snapshots import sample_run
 
 def seen(*clocks, waiting=()):

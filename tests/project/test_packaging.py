@@ -26,19 +26,19 @@ SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 LARGEST = 1_000_000  # bytes of a file in the repository
 EXTRAS = {  # extra -> a module, of dps or of another package, that needs it
-    "": "dps, dps.cli, dps.driver.preload, distributed",
+    "": "dps, dps.engine.cli, dps.engine.driver.preload, distributed",
     "models": "narwhals, dps.models, dps.optimize, dps.graph",
     "progress": "tqdm",
     "opentelemetry": "dps.opentelemetry, opentelemetry.trace; dps.opentelemetry.instrument()",
     "demo": "examples.demo, bokeh",
-    "checkpoint": "dps.checkpoints.store, safetensors, xxhash, pyarrow",
+    "checkpoint": "dps.engine.checkpoints.store, safetensors, xxhash, pyarrow",
     "testing": "dps.testing, greenlet",
     "spark": "dps.spark, pyspark, pyarrow",
     "torch": "dps.torch, safetensors",
     "yarn": "dps.yarn, skein",
     "jupyter": "IPython, jinja2",
-    "cli": "dps.cli, rich",
-    "dashboard": "dps.dashboard, bokeh, prometheus_client",
+    "cli": "dps.engine.cli, rich",
+    "dashboard": "dps.engine.dashboard, bokeh, prometheus_client",
     "complete": "dps.models, examples.demo, dps.testing, cryptography",
 }
 OF_DEVELOPERS = {"test", "docs", "dev", "bench"}
@@ -120,7 +120,7 @@ def test_what_the_wheel_says_of_itself(built):
     assert metadata["Version"] == dps.__version__
     assert metadata["License-File"] == "LICENSE"
     assert set(metadata.get_all("Provides-Extra")) == set(SETUP["options.extras_require"])
-    assert "ps = dps.cli:ps" in commands
+    assert "ps = dps.engine.cli:ps" in commands
     assert not [line for line in metadata.get_all("Requires-Dist") if "<" in line.split(";")[0]]
 
 
@@ -143,10 +143,10 @@ def test_the_sdist_has_what_a_user_reads_runs_and_tests(built):
 PULL_AND_PUSH = """
 import sys
 import numpy as np
-import dps.core.grouping
+import dps.engine.core.grouping
 from dps.testing import Simulation
 
-print(dps.core.grouping.__file__)
+print(dps.engine.core.grouping.__file__)
 with Simulation(seed=1, servers=2, trainers=1) as sim:
     sim.table("w", dim=2)
     sim.run(lambda trainer, parts: trainer.push("w", [7, 3, 7], np.ones((3, 2), np.float32)), [1.0])
@@ -164,7 +164,7 @@ def test_the_wheel_works_on_a_machine_without_a_compiler(built, tmp_path):
         done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     module, rows = done.stdout.splitlines()
-    assert Path(module).parent == tmp_path / "there" / "dps" / "core"
+    assert Path(module).parent == tmp_path / "there" / "dps" / "engine" / "core"
     assert rows == "[[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]"
 
 
@@ -182,7 +182,8 @@ def no_compiler() -> str:
 
 def compile_core(folder: Path, **variables: str) -> subprocess.CompletedProcess:
     """Compile the core in a copy of its sources."""
-    shutil.copytree(ROOT / "dps" / "core", folder / "dps" / "core", ignore=shutil.ignore_patterns("*.so"))
+    for part in ("engine/core", "kernels/loops"):
+        shutil.copytree(ROOT / "dps" / part, folder / "dps" / part, ignore=shutil.ignore_patterns("*.so"))
     shutil.copy(ROOT / "setup.py", folder)
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     env = {name: value for name, value in QUICK.items() if name != "CC"} | variables

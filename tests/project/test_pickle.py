@@ -14,12 +14,12 @@ PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "dist
 OPENING = {"load", "loads", "Unpickler", "open"}
 
 ALLOWED = {  # file: where its pickles come from
-    "daskapi/refusals.py": "the scheduler's answer to a request of the driver, through Dask, which unpickles itself",
-    "controller/actors.py": "the answer of a worker to the scheduler, through Dask, which unpickles itself",
-    "functions/definition.py": "a function of the user, which the driver sends through Dask's scheduler",
-    "state/user_code.py": "a class or function of the user in a table's definition, of which Dask's users run more",
-    "training/spark.py": "results of Spark's tasks and pieces that Spark has shuffled, which Spark brings",
-    "training/spark_tasks.py": "an error that this process has pickled itself, to see whether the driver could open it",
+    "engine/daskapi/refusals.py": "the scheduler's answer to a driver, through Dask, which unpickles itself",
+    "engine/controller/actors.py": "the answer of a worker to the scheduler, through Dask, which unpickles itself",
+    "engine/functions/definition.py": "a function of the user, which the driver sends through Dask's scheduler",
+    "engine/state/user_code.py": "a class or function of the user in a table's definition, of which Dask runs more",
+    "engine/training/spark.py": "results of Spark's tasks and pieces that Spark has shuffled, which Spark brings",
+    "engine/training/spark_tasks.py": "an error that this process has pickled itself, to see whether a driver could",
 }
 
 
@@ -50,7 +50,9 @@ def unpickling(tree: ast.AST):
 def test_only_known_places_unpickle(file):
     places = list(unpickling(ast.parse(file.read_text())))
     known = file.relative_to(ROOT / "dps").as_posix() in ALLOWED
-    assert bool(places) == known, f"{places}: send plain values (dps/wire/values.py), or say where the bytes come from"
+    assert bool(places) == known, (
+        f"{places}: send plain values (dps/engine/wire/values.py), or say where the bytes come from"
+    )
 
 
 @pytest.mark.parametrize(

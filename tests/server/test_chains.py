@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from lone_server import LoneServer
 from test_service import SPECS, Talk, differences
 
+from dps.engine.state.transfer import first_difference
+from dps.engine.wire import frames
+from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header
+from dps.engine.wire.placement_messages import Placement, ShardPlace
 from dps.errors import DPSError
-from dps.state.transfer import first_difference
-from dps.wire import frames
-from dps.wire.frames import HEADER_SIZE, Header, decode_header
-from dps.wire.placement_messages import Placement, ShardPlace
 
 
 class ChainedServer(LoneServer):

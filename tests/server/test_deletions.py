@@ -11,11 +11,11 @@ from oracles import mutant
 from servers import Servers
 
 import dps
+from dps.engine.server.changes import Changes
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.shard import Shard
+from dps.engine.wire import endpoint
 from dps.errors import DPSError
-from dps.server.changes import Changes
-from dps.state.ops import TableSpec
-from dps.state.shard import Shard
-from dps.wire import endpoint
 
 COUNT = 60
 KEYS = np.arange(COUNT)

@@ -10,11 +10,11 @@ import pytest
 from servers import Servers, wait_until
 
 import dps
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.shard import Shard
+from dps.engine.wire.link import Link
 from dps.errors import DPSError, FunctionError, StoppedError
 from dps.functions import deleting
-from dps.state.ops import TableSpec
-from dps.state.shard import Shard
-from dps.wire.link import Link
 
 KEYS = np.arange(40)
 odd = deleting(lambda rows: rows.keys % 2 == 1)

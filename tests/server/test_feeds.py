@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from oracles import mutant
 
-from dps.core.forwards import OwedAnswer
-from dps.server import feeds
-from dps.server.feeds import FeedsOfJoiner
-from dps.server.replicas import Replica, ReplicaPart
-from dps.server.replication import Relay
-from dps.state.ops import ADD, Op, TableSpec
-from dps.state.shard import KeyedShard
-from dps.wire import frames
-from dps.wire.frames import Header, decode_header, encode_header
-from dps.wire.headers import DumpPiece
+from dps.engine.core.requests.forwards import OwedAnswer
+from dps.engine.server import feeds
+from dps.engine.server.feeds import FeedsOfJoiner
+from dps.engine.server.replicas import Replica, ReplicaPart
+from dps.engine.server.replication import Relay
+from dps.engine.state.ops import ADD, Op, TableSpec
+from dps.engine.state.shard import KeyedShard
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header, decode_header, encode_header
+from dps.engine.wire.headers import DumpPiece
 
 JOINER = 9
 ROWS, DIM = 8192, 64  # of each shard: 2 MB

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 from servers import Servers, wait_until
 
-from dps.coordination.placement import rechained
-from dps.state.ops import TableSpec
-from dps.wire import frames
+from dps.engine.coordination.placement import rechained
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire import frames
 
 KEYS = np.arange(64)
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from compiled import variants
 
-from dps.core import forwards
+from dps.engine.core.requests import forwards
+from dps.engine.server.replicas import Replica, ReplicaPart
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire import frames
+from dps.engine.wire.frames import CONTROL, HEADER_SIZE, RANGE, Header, decode_header, encode_header, padded
 from dps.errors import MovedError
-from dps.server.replicas import Replica, ReplicaPart
-from dps.state.ops import TableSpec
-from dps.wire import frames
-from dps.wire.frames import CONTROL, HEADER_SIZE, RANGE, Header, decode_header, encode_header, padded
 
 SPEC = TableSpec("t", dim=3, dtype="float32", shards=8, copies=2)
 LARGE = 40_000  # rows, whose frame holds no copy of them

@@ -12,19 +12,19 @@ from lone_server import LoneServer
 from noticing import assert_noticed
 
 import dps
-from dps.functions.rows import Effect
-from dps.server import functions as module
-from dps.server.changes import Changes
-from dps.server.function_thread import Outcome
-from dps.server.function_work import FunctionWork
-from dps.server.functions import FunctionCalls, op_of
-from dps.state.ops import ADD, NO_CLOCK, Op, TableSpec
-from dps.state.partition import group
-from dps.state.shard import Shard
-from dps.wire import frames
-from dps.wire.frames import HEADER_SIZE, Header, decode_error, decode_header, encode_header
-from dps.wire.function_messages import ALONE, PREPARES, FunctionCall, decode_parts
-from dps.wire.values import decode_values, encode_values
+from dps.engine.functions.rows import Effect
+from dps.engine.server import functions as module
+from dps.engine.server.changes import Changes
+from dps.engine.server.function_thread import Outcome
+from dps.engine.server.function_work import FunctionWork
+from dps.engine.server.functions import FunctionCalls, op_of
+from dps.engine.state.ops import ADD, NO_CLOCK, Op, TableSpec
+from dps.engine.state.partition import group
+from dps.engine.state.shard import Shard
+from dps.engine.wire import frames
+from dps.engine.wire.frames import HEADER_SIZE, Header, decode_error, decode_header, encode_header
+from dps.engine.wire.function_messages import ALONE, PREPARES, FunctionCall, decode_parts
+from dps.engine.wire.values import decode_values, encode_values
 
 KEYS = np.arange(8)
 TRAINER = 7

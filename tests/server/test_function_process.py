@@ -17,12 +17,12 @@ import pytest
 from servers import Servers, wait_until
 
 import dps
-from dps.client.client import Client
+from dps.engine.client.client import Client
+from dps.engine.server.function_process import FunctionRunner, RunningProcess
+from dps.engine.server.function_thread import FunctionThread
+from dps.engine.state.ops import TableSpec
 from dps.errors import DPSError, FunctionError, FunctionTimeoutError
 from dps.functions import library
-from dps.server.function_process import FunctionRunner, RunningProcess
-from dps.server.function_thread import FunctionThread
-from dps.state.ops import TableSpec
 
 ROWS = 40
 KEYS = np.arange(ROWS)
@@ -159,7 +159,7 @@ def test_it_goes_with_its_server(tmp_path) -> None:
     wait_until(lambda: not psutil.pid_exists(first))
     program = (
         "import os, time\n"
-        "from dps.server.function_process import RunningProcess\n"
+        "from dps.engine.server.function_process import RunningProcess\n"
         "running = RunningProcess(0)\n"
         "running.wait_until_ready(60)\n"
         "print(running._process.pid, flush=True)\n"
@@ -218,8 +218,8 @@ def all_of_it(functions: Functions, spec: TableSpec) -> list[str]:
 def test_the_same_bits_as_in_a_thread(keyed, monkeypatch) -> None:
     fields = {"dim": 3, "shards": 4, "dtype": "float64", "optimizer": dps.Adagrad(0.1), "init": dps.Normal(1.0, seed=3)}
     spec = TableSpec("t", **fields) if keyed else TableSpec("t", rows=ROWS, **fields)
-    monkeypatch.setattr("dps.client.functions.time.time", lambda: 1000.0)
-    monkeypatch.setattr("dps.client.functions.FunctionCaller._seed", lambda self, origin, number: 5 + number)
+    monkeypatch.setattr("dps.engine.client.functions.time.time", lambda: 1000.0)
+    monkeypatch.setattr("dps.engine.client.functions.FunctionCaller._seed", lambda self, origin, number: 5 + number)
     with servers_of(FunctionThread, 2) as functions:
         expected = all_of_it(functions, spec)
     with servers_of(FunctionRunner, 2) as functions:

@@ -12,10 +12,10 @@ import pytest
 from oracles import mutant
 from servers import wait_until
 
+from dps.engine.server import function_thread
+from dps.engine.server.function_thread import MAX_ABANDONED, FunctionThread, Job, Outcome
+from dps.engine.wire.endpoint import Endpoint
 from dps.errors import FunctionTimeoutError, LimitError
-from dps.server import function_thread
-from dps.server.function_thread import MAX_ABANDONED, FunctionThread, Job, Outcome
-from dps.wire.endpoint import Endpoint
 
 LONG = 60.0  # seconds, a limit that does not expire
 

@@ -11,14 +11,14 @@ from oracles import mutant
 from servers import Servers, held, wait_until
 
 import dps
-from dps.client.functions import FunctionCaller
+from dps.engine.client.functions import FunctionCaller
+from dps.engine.server.changes import Changes
+from dps.engine.server.functions import FunctionCalls, Hold
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
 from dps.errors import DPSError, FunctionError, InputError, InputTypeError, ProtocolError, UnknownFunctionError
 from dps.functions import library
-from dps.server.changes import Changes
-from dps.server.functions import FunctionCalls, Hold
-from dps.state.ops import TableSpec
-from dps.wire import frames
-from dps.wire.frames import Header
 
 ROWS = 40
 KEYS = np.arange(ROWS)

@@ -13,16 +13,16 @@ from peers import Raw
 from servers import Servers, wait_until
 
 import dps
-from dps.state.ops import TableSpec
-from dps.state.partition import group
-from dps.state.transfer import first_difference
-from dps.wire import frames
-from dps.wire.connection import PEER_INBOX_BYTES, Connection
-from dps.wire.direct import DirectWriter
-from dps.wire.frames import ANSWER, RANGE, RULE_ADD, RULE_ASSIGN, Header, encode_header, padded
-from dps.wire.local_sockets import connected_locally
-from dps.wire.memory import Buffer, GrowingBody
-from dps.wire.plain_answers import PlainAnswers
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.partition import group
+from dps.engine.state.transfer import first_difference
+from dps.engine.wire import frames
+from dps.engine.wire.connection import PEER_INBOX_BYTES, Connection
+from dps.engine.wire.direct import DirectWriter
+from dps.engine.wire.frames import ANSWER, RANGE, RULE_ADD, RULE_ASSIGN, Header, encode_header, padded
+from dps.engine.wire.local_sockets import connected_locally
+from dps.engine.wire.memory import Buffer, GrowingBody
+from dps.engine.wire.plain_answers import PlainAnswers
 
 SPECS = [
     TableSpec("add", rows=30_000, dim=16, shards=4),

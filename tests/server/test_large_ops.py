@@ -11,10 +11,10 @@ import pytest
 from servers import Servers, wait_until
 
 import dps
+from dps.engine.server.function_thread import Outcome
+from dps.engine.state import beside
+from dps.engine.state.ops import TableSpec
 from dps.functions import deleting
-from dps.server.function_thread import Outcome
-from dps.state import beside
-from dps.state.ops import TableSpec
 
 COUNT = 3000
 KEYS = np.arange(COUNT)
@@ -177,8 +177,8 @@ def test_a_table_that_is_dropped_meanwhile(servers) -> None:
 
 def test_what_a_checkpoint_has_kept_is_freed_between_requests(servers, monkeypatch) -> None:
     """Until then the server says that it keeps the memory."""
-    monkeypatch.setattr("dps.state.shard.FREED_AT_ONCE", 100)
-    monkeypatch.setattr("dps.state.deletion.COMPACT_AT", 100)
+    monkeypatch.setattr("dps.engine.state.shard.FREED_AT_ONCE", 100)
+    monkeypatch.setattr("dps.engine.state.deletion.COMPACT_AT", 100)
     table(servers, copies=1)
     endpoint, role = servers.alive()[0]
     held = next(iter(role.tables.values()))

@@ -17,16 +17,16 @@ from peers import soon
 from servers import SECRET, Servers, held, wait_until
 
 import dps
-from dps.coordination.placement import appended, joined, rechained
+from dps.engine.coordination.placement import appended, joined, rechained
+from dps.engine.server.feeds import PIECES_UNDER_WAY, ROWS, FeedsOfJoiner, JoinerFeed
+from dps.engine.server.replication import Relay
+from dps.engine.server.requests import ServerRole
+from dps.engine.server.tables import ServerTable
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire import frames
+from dps.engine.wire.channel import Channel
+from dps.engine.wire.frames import Header
 from dps.errors import DPSError, MovedError, RequestTimeoutError, UnknownTableError
-from dps.server.feeds import PIECES_UNDER_WAY, ROWS, FeedsOfJoiner, JoinerFeed
-from dps.server.replication import Relay
-from dps.server.requests import ServerRole
-from dps.server.tables import ServerTable
-from dps.state.ops import TableSpec
-from dps.wire import frames
-from dps.wire.channel import Channel
-from dps.wire.frames import Header
 
 KEYS = np.arange(64)
 COUNTS = TableSpec("n", dtype="int64", shards=8, copies=2)
@@ -389,7 +389,7 @@ def test_a_server_joins_while_clients_push(spec):
 
 
 def test_a_server_joins_in_many_pieces_over_a_line_that_breaks(monkeypatch):
-    monkeypatch.setattr("dps.server.replication.DUMP_PIECE_BYTES", 256)
+    monkeypatch.setattr("dps.engine.server.replication.DUMP_PIECE_BYTES", 256)
     with Servers(2) as servers:
         servers.table(TableSpec("n", dtype="int64", dim=1, shards=1, copies=1), owners=[0])
         with servers.client() as client:
@@ -421,7 +421,7 @@ def test_shards_that_join_at_once_take_turns_with_few_pieces_under_way(monkeypat
     """Pieces that do not fit the socket wait in memory that is not used again before they were confirmed."""
     piece, sent, send = 4 << 20, [], JoinerFeed._send
     for module in ("feeds", "replication"):
-        monkeypatch.setattr(f"dps.server.{module}.DUMP_PIECE_BYTES", piece)
+        monkeypatch.setattr(f"dps.engine.server.{module}.DUMP_PIECE_BYTES", piece)
 
     def noted_send(feed, content, *what):
         send(feed, content, *what)

@@ -15,19 +15,29 @@ from lone_server import FOREVER, LoneServer
 from oracles import COLUMNS
 
 import dps
+from dps.engine.server import requests
+from dps.engine.server.replicas import Replica
+from dps.engine.server.tables import ServerTable
+from dps.engine.state.columns import of_columns
+from dps.engine.state.ops import ADD, NO_CLOCK, Op, TableSpec
+from dps.engine.state.partition import group
+from dps.engine.state.shard import KeyedShard
+from dps.engine.state.snapshot import Cut
+from dps.engine.state.transfer import Joining, digest, first_difference
+from dps.engine.wire import frames
+from dps.engine.wire.frames import (
+    ANSWER,
+    CERTIFICATE,
+    CONTROL,
+    RANGE,
+    RULE_ADD,
+    RULE_ASSIGN,
+    Header,
+    encode_header,
+    padded,
+)
+from dps.engine.wire.plain_answers import ROOM_BYTES
 from dps.errors import LimitError
-from dps.server import requests
-from dps.server.replicas import Replica
-from dps.server.tables import ServerTable
-from dps.state.columns import of_columns
-from dps.state.ops import ADD, NO_CLOCK, Op, TableSpec
-from dps.state.partition import group
-from dps.state.shard import KeyedShard
-from dps.state.snapshot import Cut
-from dps.state.transfer import Joining, digest, first_difference
-from dps.wire import frames
-from dps.wire.frames import ANSWER, CERTIFICATE, CONTROL, RANGE, RULE_ADD, RULE_ASSIGN, Header, encode_header, padded
-from dps.wire.plain_answers import ROOM_BYTES
 
 SPECS = [
     TableSpec("add", shards=1, id=1),
@@ -673,7 +683,7 @@ WRONG_VALUES = [
 ]
 
 
-WRONG_CUTS = [  # text of dps/core/cuts.pyx, the wrong text
+WRONG_CUTS = [  # text of dps/engine/core/shards/cuts.pyx, the wrong text
     ("if apart and cut.given < cut.stop:", "if False:"),
     ("cut.copies = dps_save(", "to.used = dps_save("),
     ("cut.existing = shard.rows.shape[0] if shard.index is None else shard.index.end", "pass"),

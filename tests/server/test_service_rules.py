@@ -28,10 +28,10 @@ from test_service import (
     push,
 )
 
+from dps.engine.state.shard import Shard
+from dps.engine.wire import frames
+from dps.engine.wire.frames import HEADER_SIZE, RULE_DELETE
 from dps.errors import MovedError
-from dps.state.shard import Shard
-from dps.wire import frames
-from dps.wire.frames import HEADER_SIZE, RULE_DELETE
 
 
 def random_requests() -> None:

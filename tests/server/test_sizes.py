@@ -11,10 +11,10 @@ from servers import Servers
 
 import dps
 from dps.arrays import ArrayNamespace, ServerStore, Space
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire import endpoint as endpoint_module
+from dps.engine.wire.local_sockets import SEND_BYTES
 from dps.functions import deleting
-from dps.state.ops import TableSpec
-from dps.wire import endpoint as endpoint_module
-from dps.wire.local_sockets import SEND_BYTES
 
 DIM, MOST = 8, 70_000
 SIZES = [0, 1, 1000, MOST]

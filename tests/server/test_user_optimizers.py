@@ -18,16 +18,16 @@ from test_service import keyed, ranged
 from user_optimizers import Averaged, Oracle, Picky, SignSGD
 
 import dps
+from dps.engine.server import changes
+from dps.engine.server.requests import ServerRole
+from dps.engine.state import any_shard
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.shard import Shard
+from dps.engine.state.transfer import digest
+from dps.engine.wire import frames
+from dps.engine.wire.frames import decode_error, decode_header
 from dps.errors import DPSError, FunctionError, LimitError, NameInUseError
-from dps.server import changes
-from dps.server.requests import ServerRole
-from dps.state import any_shard
-from dps.state.ops import TableSpec
-from dps.state.shard import Shard
-from dps.state.transfer import digest
 from dps.testing import Faults, Simulation
-from dps.wire import frames
-from dps.wire.frames import decode_error, decode_header
 
 KEYED = TableSpec("keyed", dim=2, shards=4, optimizer=Picky(0.5), id=1)
 DENSE = TableSpec("dense", rows=40, dim=2, shards=4, optimizer=Picky(0.5), id=2)

@@ -24,8 +24,8 @@ from expected_deletions import DeletingTable
 from fault_schedules import FaultSchedule, check_places, check_schedule, half_cuts, partition_for
 from losses import Losses
 
-from dps.checkpoints.reading import SavedShard
-from dps.checkpoints.store import Checkpoint, Store
+from dps.engine.checkpoints.reading import SavedShard
+from dps.engine.checkpoints.store import Checkpoint, Store
 from dps.errors import CheckpointError, DPSError
 from dps.testing import Simulation
 

@@ -12,7 +12,7 @@ from unittest import mock
 from checkpoint_schedules import count_checkpoints, draw_checkpoints
 from fault_schedules import check_schedule, count_ops
 
-from dps.state import deletion
+from dps.engine.state import deletion
 
 __all__ = ["check_deletions"]
 

@@ -25,12 +25,12 @@ import numpy as np
 from losses import Losses
 
 import dps
-from dps.client.ticket import Certificate
+from dps.engine.client.ticket import Certificate
+from dps.engine.functions.rows import Rows
+from dps.engine.state.ops import NO_CLOCK, TableSpec
+from dps.engine.state.partition import group
 from dps.errors import ControllerGoneError
 from dps.functions import deleting
-from dps.functions.rows import Rows
-from dps.state.ops import NO_CLOCK, TableSpec
-from dps.state.partition import group
 
 __all__ = ["FUNCTIONS", "ExpectedContents", "ExpectedTable", "delete_listed"]
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from expected_contents import ExpectedTable
 
-from dps.state.ops import NO_CLOCK, TableSpec
+from dps.engine.state.ops import NO_CLOCK, TableSpec
 
 __all__ = ["DeletingTable"]
 

@@ -20,8 +20,8 @@ from expected_contents import FUNCTIONS, ExpectedContents, delete_listed
 from expected_deletions import DeletingTable
 from losses import Losses
 
-from dps.core.grouping import mix
-from dps.state.partitioning import (
+from dps.engine.core.grouping import mix
+from dps.engine.state.partitioning import (
     BlockPartition,
     FieldPartition,
     FunctionPartition,

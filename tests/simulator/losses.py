@@ -13,9 +13,9 @@ controller replaces them.
 
 from __future__ import annotations
 
-from dps.state.ops import TableSpec
-from dps.testing.observers import Observer
-from dps.wire.channel import Request
+from dps.engine.simulation.observers import Observer
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire.channel import Request
 
 __all__ = ["Losses"]
 

@@ -22,10 +22,10 @@ from expected_contents import ExpectedContents
 from fault_schedules import FaultSchedule, check_schedule, half_cuts
 from losses import Losses
 
-from dps.checkpoints.store import Store
+from dps.engine.checkpoints.store import Store
+from dps.engine.simulation.observers import Observer
 from dps.errors import DPSError
 from dps.testing import Simulation
-from dps.testing.observers import Observer
 
 __all__ = ["check_scaling", "count_while_scaling", "draw_scaling"]
 

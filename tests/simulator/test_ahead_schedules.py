@@ -6,10 +6,10 @@ import pytest
 from ahead_schedules import check_ahead
 from verdicts import assert_caught, problems
 
-from dps.training.participant import Participant
-from dps.training.pulled_ahead import StaleRows
-from dps.training.rows_ahead import RowsAhead, SentPull
-from dps.training.trainer import Trainer
+from dps.engine.training.participant import Participant
+from dps.engine.training.pulled_ahead import StaleRows
+from dps.engine.training.rows_ahead import RowsAhead, SentPull
+from dps.engine.training.trainer import Trainer
 
 SCHEDULES = 200
 

@@ -12,11 +12,11 @@ import pytest
 from oracles import mutant
 
 import dps
+from dps.engine.server.requests import ServerRole
+from dps.engine.simulation.endpoint import SimConnection, SimLink
+from dps.engine.state.shard import Shard
 from dps.functions import deleting
-from dps.server.requests import ServerRole
-from dps.state.shard import Shard
 from dps.testing import Simulation
-from dps.testing.endpoint import SimConnection, SimLink
 
 ROWS, OPS, SHARE = 40, 25, 0.08
 

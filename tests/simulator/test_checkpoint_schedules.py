@@ -6,12 +6,12 @@ import pytest
 from checkpoint_schedules import check_checkpoints, draw_checkpoints
 from verdicts import assert_caught, problems
 
-from dps.checkpoints.store import Store, Writer
-from dps.controller.checkpoint_procedures import CheckpointProcedures
-from dps.controller.table_procedures import TableProcedures
+from dps.engine.checkpoints.store import Store, Writer
+from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
+from dps.engine.controller.table_procedures import TableProcedures
+from dps.engine.server.checkpoint_writer import CheckpointWriter
+from dps.engine.state.snapshot import Cut
 from dps.errors import CheckpointError
-from dps.server.checkpoint_writer import CheckpointWriter
-from dps.state.snapshot import Cut
 from dps.testing import Simulation
 
 SCHEDULES = 100

@@ -8,18 +8,19 @@ from deletion_schedules import check_deletions
 from expected_deletions import DeletingTable
 from verdicts import assert_caught, problems
 
-from dps.client.functions import FunctionCaller
+from dps.engine.client.functions import FunctionCaller
+from dps.engine.server import functions as functions_module
+from dps.engine.server.changes import Changes
+from dps.engine.server.checkpoint_writer import CheckpointWriter
+from dps.engine.simulation import roles
+from dps.engine.state import deletion
+from dps.engine.state import shard as shard_module
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.shard import KeyedShard, Shard
+from dps.engine.state.snapshot import Cut
+from dps.engine.state.transfer import Joining
 from dps.errors import CheckpointError
-from dps.server import functions as functions_module
-from dps.server.changes import Changes
-from dps.server.checkpoint_writer import CheckpointWriter
-from dps.state import deletion
-from dps.state import shard as shard_module
-from dps.state.ops import TableSpec
-from dps.state.shard import KeyedShard, Shard
-from dps.state.snapshot import Cut
-from dps.state.transfer import Joining
-from dps.testing import Simulation, roles
+from dps.testing import Simulation
 
 SCHEDULES = 120
 

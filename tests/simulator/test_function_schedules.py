@@ -6,10 +6,10 @@ import pytest
 from fault_schedules import check_functions
 from verdicts import assert_caught, problems
 
-from dps.client.functions import FunctionCaller
-from dps.server import functions as module
-from dps.server.changes import Changes
-from dps.server.functions import FunctionCalls, FunctionWork
+from dps.engine.client.functions import FunctionCaller
+from dps.engine.server import functions as module
+from dps.engine.server.changes import Changes
+from dps.engine.server.functions import FunctionCalls, FunctionWork
 
 SCHEDULES = 200
 

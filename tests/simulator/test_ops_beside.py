@@ -10,9 +10,9 @@ from fault_schedules import check_functions
 from test_broken_changes import check as check_broken_changes
 from verdicts import problems
 
-from dps.server.functions import FunctionCalls
-from dps.state import beside
-from dps.state.beside import MadeBeside
+from dps.engine.server.functions import FunctionCalls
+from dps.engine.state import beside
+from dps.engine.state.beside import MadeBeside
 
 SCHEDULES = 60
 

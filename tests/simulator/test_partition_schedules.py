@@ -7,9 +7,9 @@ from compiled import put_variant
 from partition_schedules import check_partitions
 from verdicts import assert_caught, problems
 
-from dps.client import functions as client_functions
-from dps.client.requests import TableRoute
-from dps.server.tables import ServerTable
+from dps.engine.client import functions as client_functions
+from dps.engine.client.requests import TableRoute
+from dps.engine.server.tables import ServerTable
 
 SCHEDULES = 60
 

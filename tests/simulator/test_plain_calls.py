@@ -8,11 +8,11 @@ import pytest
 from compiled import variants
 from fault_schedules import check_schedule, problem_of
 
-from dps.client import client, plain, requests, session
-from dps.client.session import ClientSession
-from dps.core import call as compiled
-from dps.wire import frames
-from dps.wire.channel import Request
+from dps.engine.client import client, plain, requests, session
+from dps.engine.client.session import ClientSession
+from dps.engine.core.requests import call as compiled
+from dps.engine.wire import frames
+from dps.engine.wire.channel import Request
 
 SEEDS = range(40)
 

@@ -6,9 +6,9 @@ import pytest
 from scaling_schedules import check_scaling, draw_scaling
 from verdicts import assert_caught, problems
 
-from dps.controller.autoscaling_procedures import AutoscalingProcedures
-from dps.controller.server_procedures import ServerProcedures
-from dps.controller.table_procedures import TableProcedures
+from dps.engine.controller.autoscaling_procedures import AutoscalingProcedures
+from dps.engine.controller.server_procedures import ServerProcedures
+from dps.engine.controller.table_procedures import TableProcedures
 
 SCHEDULES = 100
 

@@ -18,22 +18,22 @@ from fault_schedules import FaultSchedule, check_schedule
 from losses import Losses
 from verdicts import assert_caught, problems
 
-from dps.client.session import ClientSession
-from dps.controller.runs import Runs
-from dps.coordination.liveness import Liveness
+from dps.engine.client.session import ClientSession
+from dps.engine.controller.runs import Runs
+from dps.engine.coordination.liveness import Liveness
+from dps.engine.server.feeds import FeedsOfJoiner, JoinerFeed
+from dps.engine.server.replication import Relay
+from dps.engine.server.requests import ServerRole
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.transfer import Joining
+from dps.engine.training.participant import Participant
+from dps.engine.wire import frames
+from dps.engine.wire.channel import Channel, Request
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.frames import Header
+from dps.engine.wire.placement_messages import Placement, ShardPlace
 from dps.errors import InputError, ServerGoneError, StoppedError
-from dps.server.feeds import FeedsOfJoiner, JoinerFeed
-from dps.server.replication import Relay
-from dps.server.requests import ServerRole
-from dps.state.ops import TableSpec
-from dps.state.transfer import Joining
 from dps.testing import Faults, Simulation
-from dps.training.participant import Participant
-from dps.wire import frames
-from dps.wire.channel import Channel, Request
-from dps.wire.endpoint import Endpoint
-from dps.wire.frames import Header
-from dps.wire.placement_messages import Placement, ShardPlace
 
 SCHEDULES = 200
 

@@ -15,6 +15,12 @@ from oracles import mutant
 from peers import ViewSink
 
 import dps
+from dps.engine.simulation.channel import SimChannel
+from dps.engine.simulation.endpoint import SimEndpoint
+from dps.engine.simulation.network import END, End, Network, Pipe, SimWire
+from dps.engine.simulation.world import Crashed, Party, World
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
 from dps.errors import (
     AccessDeniedError,
     DPSError,
@@ -27,12 +33,6 @@ from dps.errors import (
     TrainerLostError,
 )
 from dps.testing import Faults, Simulation, StuckError
-from dps.testing.channel import SimChannel
-from dps.testing.endpoint import SimEndpoint
-from dps.testing.network import END, End, Network, Pipe, SimWire
-from dps.testing.world import Crashed, Party, World
-from dps.wire import frames
-from dps.wire.frames import Header
 
 KEYS = np.arange(20)
 NAME, SECRET = "s", "11" * 32

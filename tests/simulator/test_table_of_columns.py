@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles import COLUMNS
 
-from dps.state.columns import ColumnLayout
+from dps.engine.state.columns import ColumnLayout
 from dps.testing import Faults, Simulation
 
 CLOCKS, KEYS = 8, 30

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dps.state import deletion
+from dps.engine.state import deletion
 
 
 @pytest.fixture(autouse=True, scope="module")

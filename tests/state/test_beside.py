@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 import dps
-from dps.state import beside
-from dps.state.beside import MadeBeside, forget, is_large, worth_it
-from dps.state.ops import ADD, ASSIGN, DELETE, NO_CLOCK, PUSH, ROWS, Op, TableSpec
-from dps.state.shard import DenseShard, KeyedShard, Shard, make_shard
-from dps.state.transfer import Dump, Joining, first_difference
+from dps.engine.state import beside
+from dps.engine.state.beside import MadeBeside, forget, is_large, worth_it
+from dps.engine.state.ops import ADD, ASSIGN, DELETE, NO_CLOCK, PUSH, ROWS, Op, TableSpec
+from dps.engine.state.shard import DenseShard, KeyedShard, Shard, make_shard
+from dps.engine.state.transfer import Dump, Joining, first_difference
 
 COUNT, DIM = 600, 2
 SPECS = {

@@ -16,13 +16,12 @@ from oracles import mutant
 from user_optimizers import Averaged, Clipped, Latest, Oracle, Picky, SignSGD
 
 import dps
+from dps.engine.state import any_shard, user_code
+from dps.engine.state.custom import Custom
+from dps.engine.state.ops import ADD, CLOSE, KEEP, NO_CLOCK, PUSH, ROWS, Op, TableSpec
+from dps.engine.state.shard import DenseShard, Shard, make_shard
+from dps.engine.state.transfer import Dump, Joining, digest
 from dps.errors import FunctionError, InputError, InputTypeError, LimitError
-from dps.state import shard as shard_module
-from dps.state import user_code
-from dps.state.custom import Custom
-from dps.state.ops import ADD, CLOSE, KEEP, NO_CLOCK, PUSH, ROWS, Op, TableSpec
-from dps.state.shard import DenseShard, Shard, make_shard
-from dps.state.transfer import Dump, Joining, digest
 
 LOCK, LARGE = threading.Lock(), np.zeros(1 << 18)
 
@@ -374,7 +373,7 @@ VARIANTS = [
     (Shard, "prepared", "if op.origin and self.ledger.seen(op.origin, op.attempt, op.clock, op.number):", "if False:"),
     (Shard, "prepared", "op if op.rule != PUSH or is_summed else", ""),
     (Shard, "stepped", "all_finite(rows)", "True"),
-    (shard_module, "settle", "shard.failure =", "_ ="),
+    (any_shard, "settle", "shard.failure =", "_ ="),
     (
         Custom,
         "kernel",

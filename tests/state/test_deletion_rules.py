@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from noticing import assert_noticed
 
-from dps.state import deletion
-from dps.state.ops import ADD, DELETE, NO_CLOCK, Op, TableSpec
-from dps.state.shard import KeyedShard, make_shard
+from dps.engine.state import deletion
+from dps.engine.state.ops import ADD, DELETE, NO_CLOCK, Op, TableSpec
+from dps.engine.state.shard import KeyedShard, make_shard
 
 KEYS = np.arange(10)
 
@@ -169,7 +169,7 @@ def test_each_rule_of_deletions_holds(rule) -> None:
 
 def test_what_a_cut_has_kept_is_freed_a_little_at_a_time(monkeypatch) -> None:
     """Also keys that were deleted twice, and not those that have come again meanwhile."""
-    monkeypatch.setattr("dps.state.shard.FREED_AT_ONCE", 700)
+    monkeypatch.setattr("dps.engine.state.shard.FREED_AT_ONCE", 700)
     shard = KeyedShard(TableSpec("w", shards=1), 0)
     keys = np.arange(3000)
     ones = np.ones((3000, 1), np.float32)

@@ -12,9 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from oracles import crafted
 
-from dps.core import index as module
-from dps.core.index import FULL_AT, GROW_AT, GROWTH, MAX_ROWS, MOVE_AT_LEAST, MOVE_PER_KEY, KeyIndex, collect, keys_of
-from dps.state.partition import hash_keys
+from dps.engine.core.shards import index as module
+from dps.engine.core.shards.index import (
+    FULL_AT,
+    GROW_AT,
+    GROWTH,
+    MAX_ROWS,
+    MOVE_AT_LEAST,
+    MOVE_PER_KEY,
+    KeyIndex,
+    collect,
+    keys_of,
+)
+from dps.engine.state.partition import hash_keys
 
 LAST = 2**32 - 1
 

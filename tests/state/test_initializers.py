@@ -12,10 +12,9 @@ from compiled import variant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dps.core import initializers
-from dps.core.initializers import fill_missing, fill_new, fill_range
-from dps.errors import InputError, InputTypeError
-from dps.state.initializers import (
+from dps.engine.core.shards import initializers
+from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_range
+from dps.engine.state.initializers import (
     Constant,
     Initializer,
     Normal,
@@ -24,6 +23,7 @@ from dps.state.initializers import (
     Zeros,
     initializer_from_dict,
 )
+from dps.errors import InputError, InputTypeError
 
 INITIALIZERS = [
     Zeros(),
@@ -181,7 +181,7 @@ def test_int64(init: Initializer) -> None:
 
 # ---- broken variants must not pass ----------------------------------------------------------------------------------
 
-WRONG = [  # file of dps/core, its text, the wrong text
+WRONG = [  # file of dps/engine/core, its text, the wrong text
     ("initializers_of.h", "^ (uint64_t)key) - DPS_GAMMA", "^ (uint64_t)key)"),
     ("initializers_of.h", "dps_mix(init->seed)", "init->seed"),
     ("initializers_of.h", "const uint64_t odd = dps_mix(stream", "const uint64_t odd = dps_mix(1 + stream"),

@@ -9,8 +9,8 @@ from compiled import variant
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from dps.core import ledger as module
-from dps.core.ledger import ANSWER_OVERHEAD_BYTES, MAX_ANSWERS, Ledger
+from dps.engine.core.shards import ledger as module
+from dps.engine.core.shards.ledger import ANSWER_OVERHEAD_BYTES, MAX_ANSWERS, Ledger
 from dps.errors import StoppedError
 
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from oracles import COLUMNS, FLOAT_INITS, FLOAT_OPTIMIZERS, KEYS, WHOLE_COLUMNS, mutant
 
 import dps
-from dps.core import initializers, optimizers
+from dps.engine.core.shards import initializers, optimizers
+from dps.engine.state import columns as module
+from dps.engine.state import ops
+from dps.engine.state.columns import ColumnInitializers, ColumnLayout, ColumnOptimizers, of_columns
+from dps.engine.state.ops import ADD, CLOSE, DELETE, KEEP, NO_CLOCK, PUSH, Op, TableSpec, wants_finite
+from dps.engine.state.shard import make_shard
 from dps.errors import InputError, InputTypeError, UnknownColumnError
-from dps.state import columns as module
-from dps.state import ops
-from dps.state.columns import ColumnInitializers, ColumnLayout, ColumnOptimizers, of_columns
-from dps.state.ops import ADD, CLOSE, DELETE, KEEP, NO_CLOCK, PUSH, Op, TableSpec, wants_finite
-from dps.state.shard import make_shard
 
 ONE_BY_ONE = [each for each in FLOAT_OPTIMIZERS if not isinstance(each, dps.Assign)]
 

@@ -11,15 +11,15 @@ from distributed import Client
 from peers import Raw, framed
 
 import dps
-from dps.checkpoints.store import Store
-from dps.controller.runs import Runs
-from dps.daskapi.refusals import value
+from dps.engine.checkpoints.store import Store
+from dps.engine.controller.runs import Runs
+from dps.engine.daskapi.refusals import value
+from dps.engine.state.names import RULES, check_name, shown
+from dps.engine.telemetry.reports import TrainerReport
+from dps.engine.telemetry.trainer_meter import TrainerMeter
+from dps.engine.wire import frames
+from dps.engine.wire.frames import encode_json
 from dps.errors import InputError, ProtocolError
-from dps.state.names import RULES, check_name, shown
-from dps.telemetry.reports import TrainerReport
-from dps.telemetry.trainer_meter import TrainerMeter
-from dps.wire import frames
-from dps.wire.frames import encode_json
 
 WRONG = {
     "half of a surrogate pair": ("a\ud800", r"'\ud800' (U+D800)"),

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dps
-from dps.errors import InputError, InputTypeError
-from dps.state.initializers import Initializer
-from dps.state.ops import (
+from dps.engine.state.initializers import Initializer
+from dps.engine.state.ops import (
     ADD,
     ASSIGN,
     CLOSE,
@@ -31,7 +30,8 @@ from dps.state.ops import (
     Op,
     TableSpec,
 )
-from dps.state.optimizers import Optimizer
+from dps.engine.state.optimizers import Optimizer
+from dps.errors import InputError, InputTypeError
 
 WRONG = [
     ({"name": ""}, InputError, "a table's name is 1 to 200 printable characters; '' has 0"),

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dps
-from dps.errors import InputError, InputTypeError
-from dps.state.optimizers import (
+from dps.engine.state.optimizers import (
     FTRL,
     SGD,
     Adagrad,
@@ -27,7 +26,8 @@ from dps.state.optimizers import (
     RMSprop,
     optimizer_from_dict,
 )
-from dps.state.schedules import Exponential, Fixed, InverseTime, Step
+from dps.engine.state.schedules import Exponential, Fixed, InverseTime, Step
+from dps.errors import InputError, InputTypeError
 
 OPTIMIZERS = [
     Add(),
@@ -178,7 +178,7 @@ def test_kernels_follow_their_equations(optimizer: Optimizer, dtype: str, tolera
 
 # ---- broken kernels must not pass -----------------------------------------------------------------------------------
 
-WRONG = [  # optimizer, text of dps/core/steps_of.h, the wrong text
+WRONG = [  # optimizer, text of dps/engine/core/shards/steps_of.h, the wrong text
     (Add(), "w[j] += g[j]", "w[j] = g[j]"),
     (Assign(), "w[j] = g[j]", "w[j] += g[j]"),
     (SGD(0.1), "w[j] -= lr * g[j];", "w[j] += lr * g[j];"),

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import crafted, mix, unmix
 
-from dps.core import grouping
-from dps.core.grouping import sum_repeats
+from dps.engine.core import grouping
+from dps.engine.core.grouping import sum_repeats
+from dps.engine.state import partition
+from dps.engine.state.partition import Grouping, bound, group, hash_keys, shard_bits
 from dps.errors import KeyRangeError
-from dps.state import partition
-from dps.state.partition import Grouping, bound, group, hash_keys, shard_bits
 
 LAST = 2**63 - 1
 any_key = st.one_of(st.integers(-(2**63), LAST), st.integers(-3, 40), st.sampled_from([LAST, -(2**63), 0, -1]))
@@ -231,8 +231,8 @@ SAMPLES = [
     ([*range(600), 5, 300, 5], 0, 2),  # so many that marks tell which may be repeats
     ([*range(0, 1_800, 3), *range(0, 600, 2)], 0, 2),
 ]
-# File of dps/core, its text, the wrong text. Hashes of other keys are not among them, because with their counts rows
-# would be written outside of their arrays.
+# File of dps/engine/core, its text, the wrong text. Hashes of other keys are not among them, because with their counts
+# rows would be written outside of their arrays.
 WRONG = [
     ("grouping.pyx", "key <= last", "key < last"),
     ("grouping.pyx", "shard < last_shard", "shard <= last_shard"),

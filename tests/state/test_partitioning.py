@@ -16,14 +16,20 @@ from hypothesis import strategies as st
 from oracles import mix, mutant
 
 import dps
-from dps.core import cells as compiled_cells
-from dps.core.grouping import ASCENDING
+from dps.engine.core import cells as compiled_cells
+from dps.engine.core.grouping import ASCENDING
+from dps.engine.state import partition as partition_module
+from dps.engine.state import partitioning
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.partition import group
+from dps.engine.state.partitioning import (
+    BlockPartition,
+    FieldPartition,
+    HashPartition,
+    RangePartition,
+    partition_from_dict,
+)
 from dps.errors import FunctionError, InputError, InputTypeError, LimitError
-from dps.state import partition as partition_module
-from dps.state import partitioning
-from dps.state.ops import TableSpec
-from dps.state.partition import group
-from dps.state.partitioning import BlockPartition, FieldPartition, HashPartition, RangePartition, partition_from_dict
 
 LAST = 2**63 - 1
 any_key = st.one_of(st.integers(-(2**63), LAST), st.integers(-40, 40), st.sampled_from([LAST, -(2**63), 0, -1]))

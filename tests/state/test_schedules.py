@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.core.portable import logarithm, power, sine
-from dps.errors import InputError, InputTypeError
-from dps.state.schedules import (
+from dps.engine.core.portable import logarithm, power, sine
+from dps.engine.state.schedules import (
     Cosine,
     Exponential,
     Fixed,
@@ -24,6 +23,7 @@ from dps.state.schedules import (
     as_schedule,
     schedule_from_dict,
 )
+from dps.errors import InputError, InputTypeError
 
 FALLING = {
     Fixed(0.3): lambda c: 0.3,

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from oracles import FLOAT_OPTIMIZERS, Model, Origins, govern, mutant, tables
 
 import dps
-from dps.core.ledger import Ledger
+from dps.engine.core.shards.ledger import Ledger
+from dps.engine.state import snapshot
+from dps.engine.state.ops import ADD, CLOSE, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
+from dps.engine.state.shard import DenseShard, KeyedShard, Shard, make_shard
+from dps.engine.state.snapshot import Cut
 from dps.errors import InputError
-from dps.state import snapshot
-from dps.state.ops import ADD, CLOSE, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
-from dps.state.shard import DenseShard, KeyedShard, Shard, make_shard
-from dps.state.snapshot import Cut
 
 Rows = dict[int, np.ndarray]
 
@@ -441,7 +441,7 @@ MUTANTS = [
 ]
 
 
-COMPILED = [  # text of dps/core/cuts.pyx, the wrong text
+COMPILED = [  # text of dps/engine/core/shards/cuts.pyx, the wrong text
     (KEYED, "if apart and cut.given < cut.stop:", "if False:"),
     (KEYED, "not cut.is_complete and ", ""),
     (KEYED, "clock < cut.before", "clock <= cut.before"),

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from oracles import FLOAT_OPTIMIZERS, Origins, mutant, tables
 
 import dps
+from dps.engine.state.ops import ADD, NO_CLOCK, PUSH, Op, TableSpec
+from dps.engine.state.shard import KeyedShard, make_shard
+from dps.engine.state.transfer import Dump, Joining, _KeyedSoFar, digest, first_difference
 from dps.errors import ProtocolError
-from dps.state.ops import ADD, NO_CLOCK, PUSH, Op, TableSpec
-from dps.state.shard import KeyedShard, make_shard
-from dps.state.transfer import Dump, Joining, _KeyedSoFar, digest, first_difference
 
 
 def travel(take, piece) -> None:

@@ -13,7 +13,7 @@ from dask.distributed import Client
 from servers import PATIENCE, wait_until
 
 import dps
-from dps.dashboard.pages.plots import PLOTS
+from dps.engine.dashboard.pages.plots import PLOTS
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")

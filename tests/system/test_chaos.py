@@ -21,8 +21,8 @@ from distributed import Client
 from servers import wait_until
 
 import dps
+from dps.engine.training.tasks import TrainerJob, train
 from dps.errors import DataLostError
-from dps.training.tasks import TrainerJob, train
 
 pytestmark = pytest.mark.processes
 

@@ -9,7 +9,7 @@ from distributed import Client
 from servers import wait_until
 
 import dps
-from dps.wire.link import Link
+from dps.engine.wire.link import Link
 
 
 def test_a_server_whose_change_breaks_off_is_replaced(monkeypatch) -> None:

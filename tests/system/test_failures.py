@@ -17,7 +17,7 @@ from distributed import Client
 from servers import wait_until
 
 import dps
-import dps.client.requests
+import dps.engine.client.requests
 from dps.errors import (
     ControllerGoneError,
     DataLostError,
@@ -357,9 +357,9 @@ def test_a_table_with_an_optimizer_refuses_nan_unless_told_otherwise(served):
 def test_a_server_refuses_nan_from_a_client_that_does_not_look(served, monkeypatch):
     served.table("learns", dim=2, optimizer=dps.SGD(0.1))
     with dps.Client(served.ticket) as client:
-        monkeypatch.setattr("dps.client.inputs.all_finite", lambda values: True)
-        form = dps.client.requests.Form
-        monkeypatch.setattr("dps.client.requests.Form", lambda *fields: form(*fields[:6], False, *fields[7:]))
+        monkeypatch.setattr("dps.engine.client.inputs.all_finite", lambda values: True)
+        form = dps.engine.client.requests.Form
+        monkeypatch.setattr("dps.engine.client.requests.Form", lambda *fields: form(*fields[:6], False, *fields[7:]))
         with pytest.raises(NotFiniteError, match="a push to table 'learns' holds NaN or infinity"):
             client.push("learns", [7], [[np.nan, 1.0]])
         assert client.pull("learns", [7]).tolist() == [[0, 0]]

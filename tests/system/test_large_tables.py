@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dps
-from dps.wire import endpoint
+from dps.engine.wire import endpoint
 
 ROWS = 1_000_000
 LOOPS = {"uvloop": endpoint.new_loop, "asyncio": asyncio.new_event_loop}

@@ -17,9 +17,9 @@ import pytest
 from distributed.protocol.pickle import dumps
 
 import dps
-from dps.daskapi.failed_tasks import PACKAGE, FailuresToldElsewhere
-from dps.daskapi.refusals import as_value, value
-from dps.deploy import local
+from dps.engine.daskapi.failed_tasks import PACKAGE, FailuresToldElsewhere
+from dps.engine.daskapi.refusals import as_value, value
+from dps.engine.deploy import local
 from dps.errors import InputError, NameInUseError, UnknownTableError
 from dps.models import LogisticRegression
 

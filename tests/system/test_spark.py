@@ -20,8 +20,8 @@ import sparks
 from servers import wait_until
 
 import dps
+from dps.engine.training.columns import arrays
 from dps.errors import InputError, InputTypeError, StoppedError, TooFewWorkersError, UnknownTableError
-from dps.training.columns import arrays
 
 ps, spark = sparks.ps, sparks.spark
 pytestmark = [

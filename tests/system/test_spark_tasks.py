@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import dps
+from dps.engine.training import spark_tasks
+from dps.engine.training.spark import is_spark
 from dps.errors import InputTypeError
-from dps.training import spark_tasks
-from dps.training.spark import is_spark
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from peers import EAT, Kit, Raw, feed, framed, impostor
 from servers import Servers
 
 import dps
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.frames import HEADER_SIZE
 from dps.errors import AccessDeniedError, DPSError, ServerGoneError
-from dps.state.ops import TableSpec
-from dps.wire.endpoint import Endpoint
-from dps.wire.frames import HEADER_SIZE
 
 pytestmark = pytest.mark.tls
 globals().pop("test_a_client_travels_as_its_ticket")  # two objects of Security are never equal

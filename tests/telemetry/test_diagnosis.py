@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reported_runs import Run, healthy, kinds, row
 
-from dps.coordination.clock import Clock
+from dps.engine.coordination.clock import Clock
+from dps.engine.telemetry import diagnosis, rates, slow_servers
+from dps.engine.telemetry.diagnosis import COLUMNS, KINDS, AutoStaleness, Diagnosis, Finding, History, ServerReading
 from dps.errors import InputError
-from dps.telemetry import diagnosis, rates, slow_servers
-from dps.telemetry.diagnosis import COLUMNS, KINDS, AutoStaleness, Diagnosis, Finding, History, ServerReading
 
 AT = {name: n for n, name in enumerate(COLUMNS)}
 
@@ -96,7 +96,7 @@ def test_history_forgets_servers_that_are_gone():
 
 
 def test_history_knows_as_many_servers_as_there_is_room_for(monkeypatch):
-    monkeypatch.setattr("dps.telemetry.history.MAX_REPORT_SERVER_PAIRS", 2 * 64 * 3)
+    monkeypatch.setattr("dps.engine.telemetry.history.MAX_REPORT_SERVER_PAIRS", 2 * 64 * 3)
     history = History(2)
     for n in range(200):
         for trainer in range(2):

@@ -21,14 +21,14 @@ from snapshots import history as sample_history
 from snapshots import snapshot as sample_snapshot
 
 import dps
+from dps.engine.telemetry.monitor import MAX_RUNS
+from dps.engine.telemetry.reports import COLUMNS, TrainerReport
+from dps.engine.telemetry.run_history import RunHistory
+from dps.engine.telemetry.run_telemetry import RunTelemetry
+from dps.engine.telemetry.series import Series
+from dps.engine.telemetry.server_telemetry import ServerTelemetry
+from dps.engine.telemetry.snapshot import PARTS, Curve, Status
 from dps.errors import InputError
-from dps.telemetry.monitor import MAX_RUNS
-from dps.telemetry.reports import COLUMNS, TrainerReport
-from dps.telemetry.run_history import RunHistory
-from dps.telemetry.run_telemetry import RunTelemetry
-from dps.telemetry.series import Series
-from dps.telemetry.server_telemetry import ServerTelemetry
-from dps.telemetry.snapshot import PARTS, Curve, Status
 
 # -- curves
 

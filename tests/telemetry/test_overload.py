@@ -13,15 +13,15 @@ import pytest
 import traces
 from reported_runs import Run, healthy, kinds
 
-from dps.telemetry import host
-from dps.telemetry.diagnosis import ServerReading
-from dps.telemetry.findings import KINDS, Finding
-from dps.telemetry.host import Counters, LoadReader, ThreadUsage
-from dps.telemetry.hosts import HostAverage, HostLoad, Hosts
-from dps.telemetry.monitor import Monitor
-from dps.telemetry.reports import COLUMNS
-from dps.telemetry.snapshot import HostStatus
-from dps.telemetry.trainer_meter import TrainerMeter
+from dps.engine.telemetry import host
+from dps.engine.telemetry.diagnosis import ServerReading
+from dps.engine.telemetry.findings import KINDS, Finding
+from dps.engine.telemetry.host import Counters, LoadReader, ThreadUsage
+from dps.engine.telemetry.hosts import HostAverage, HostLoad, Hosts
+from dps.engine.telemetry.monitor import Monitor
+from dps.engine.telemetry.reports import COLUMNS
+from dps.engine.telemetry.snapshot import HostStatus
+from dps.engine.telemetry.trainer_meter import TrainerMeter
 
 CPU, STARVED = COLUMNS.index("cpu"), COLUMNS.index("starved")
 CALM, BUSY = HostAverage("n7", 2, 1.5, 0.6), HostAverage("n7", 2, 6.0, 1.0)

@@ -10,10 +10,10 @@ import pytest
 from oracles import mutant
 from snapshots import history as sample_history
 
-from dps.telemetry import run_history
-from dps.telemetry.history import COLUMNS, History
-from dps.telemetry.run_history import KeptReports, RunHistory, ServerCurves, TrainerReports
-from dps.telemetry.server_telemetry import CURVE_COLUMNS
+from dps.engine.telemetry import run_history
+from dps.engine.telemetry.history import COLUMNS, History
+from dps.engine.telemetry.run_history import KeptReports, RunHistory, ServerCurves, TrainerReports
+from dps.engine.telemetry.server_telemetry import CURVE_COLUMNS
 
 NOTHING = RunHistory(
     *("dps", 3, 1.8e9, None, "running", None, None),

@@ -12,16 +12,16 @@ from lone_server import NO_RUNNER
 from servers import Servers, held, wait_until
 
 import dps
-from dps.controller.failover import Membership
+from dps.engine.controller.failover import Membership
+from dps.engine.server.heartbeat import BEATS_PER_REPORT, HEARTBEAT_SECONDS
+from dps.engine.server.requests import ServerRole
+from dps.engine.state.ops import TableSpec
+from dps.engine.telemetry.reports import MAX_TABLES, ServerReport, quantile
+from dps.engine.telemetry.server_meter import MAX_SIZED_SHARDS, ServerMeter, process_usage
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header, padded
+from dps.engine.wire.placement_messages import Placement, ShardPlace
 from dps.errors import DPSError
-from dps.server.heartbeat import BEATS_PER_REPORT, HEARTBEAT_SECONDS
-from dps.server.requests import ServerRole
-from dps.state.ops import TableSpec
-from dps.telemetry.reports import MAX_TABLES, ServerReport, quantile
-from dps.telemetry.server_meter import MAX_SIZED_SHARDS, ServerMeter, process_usage
-from dps.wire import frames
-from dps.wire.frames import Header, padded
-from dps.wire.placement_messages import Placement, ShardPlace
 
 
 class FakeEndpoint:
@@ -295,7 +295,7 @@ def test_use_of_the_machine_is_told_if_there_is_a_way_to_know_it(monkeypatch):
     monkeypatch.setattr("builtins.open", nothing)
     most = process_usage()[2]
     assert most > 0.5 * memory, "the most it ever had"
-    monkeypatch.setattr("dps.telemetry.server_meter.resource", None)
+    monkeypatch.setattr("dps.engine.telemetry.server_meter.resource", None)
     assert process_usage()[2] == 0
 
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from servers import Servers, wait_until
 
 import dps
+from dps.engine.state.ops import TableSpec
+from dps.engine.telemetry.hosts import HostLoad
+from dps.engine.telemetry.reports import COLUMNS, MAX_METRIC_VALUE, MAX_METRICS, ServerReport, TrainerReport
+from dps.engine.telemetry.trainer_meter import TrainerMeter
+from dps.engine.wire import frames
+from dps.engine.wire.frames import HEADER_SIZE
 from dps.errors import ControllerGoneError, InputError, ProtocolError, StoppedError
-from dps.state.ops import TableSpec
-from dps.telemetry.hosts import HostLoad
-from dps.telemetry.reports import COLUMNS, MAX_METRIC_VALUE, MAX_METRICS, ServerReport, TrainerReport
-from dps.telemetry.trainer_meter import TrainerMeter
 from dps.testing import Faults, Simulation
-from dps.wire import frames
-from dps.wire.frames import HEADER_SIZE
 
 SPLIT = ("compute", "pull", "wait", "push", "serialise")
 VERBS = ("pull", "push", "wait")

@@ -16,11 +16,11 @@ from oracles import mutant  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import dps  # noqa: E402
+from dps.engine.training.pulled_rows import pull_rows  # noqa: E402
 from dps.errors import InputError, InputTypeError, NotFiniteError, UnknownTableError  # noqa: E402
 from dps.testing import Faults, Simulation  # noqa: E402
 from dps.torch import dense as dense_module  # noqa: E402
 from dps.torch import gradients as gradients_module  # noqa: E402
-from dps.training.pulled_rows import pull_rows  # noqa: E402
 
 USERS, ITEMS, DIM, BATCH, EPOCHS = 30, 20, 4, 16, 4
 rng = np.random.default_rng(0)

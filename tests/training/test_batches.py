@@ -9,8 +9,8 @@ import sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dps.engine.training.batches import Batches, iterate_partition, row_count
 from dps.errors import InputError
-from dps.training.batches import Batches, iterate_partition, row_count
 
 DENSE = np.arange(28.0).reshape(7, 4) % 3
 

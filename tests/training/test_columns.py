@@ -15,8 +15,8 @@ import scipy.sparse
 from distributed import Client
 
 import dps
+from dps.engine.training.columns import arrays, in_memory, scattered
 from dps.errors import InputError, InputTypeError
-from dps.training.columns import arrays, in_memory, scattered
 
 pl.LazyFrame({"a": [1]}).collect_schema()  # starts polars' threads, which stay until the process ends
 ROWS = 10

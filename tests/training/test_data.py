@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dps
+from dps.engine.training.data import Shares, partitions, share
 from dps.errors import InputError, InputTypeError
-from dps.training.data import Shares, partitions, share
 
 WORKERS = st.sampled_from("abcde")
 SLOTS = st.lists(WORKERS, min_size=1, max_size=8)

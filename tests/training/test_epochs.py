@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 import dps
+from dps.engine.training.batches import made
+from dps.engine.training.epochs import Epoch, Epochs, stalled
+from dps.engine.training.shuffling import EpochRows
 from dps.errors import InputError
 from dps.testing import Faults, Simulation
-from dps.training.batches import made
-from dps.training.epochs import Epoch, Epochs, stalled
-from dps.training.shuffling import EpochRows
 
 PARTS = [np.arange(7.0), np.zeros(0), np.arange(10.0, 13.0), np.arange(20.0, 26.0), np.array([30.0])]
 
@@ -347,7 +347,7 @@ def test_numbers_of_batches(sizes, batch_size, fraction, epoch) -> None:
 def test_rows_are_copied_when_their_turn_comes(monkeypatch) -> None:
     taken = []
     take = EpochRows([np.arange(5)], 2, "rows", 1.0, 0, 0).batches(0)[0].take
-    monkeypatch.setattr("dps.training.shuffling.taker", lambda part: lambda n: taken.append(len(n)) or take(n))
+    monkeypatch.setattr("dps.engine.training.shuffling.taker", lambda part: lambda n: taken.append(len(n)) or take(n))
 
     def train(trainer, partitions):
         for epoch in trainer.epochs(2, partitions, batch_size=2, shuffle="rows"):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 import dps
+from dps.engine.training import row_sums
+from dps.engine.training.row_sums import gather_sum
 from dps.errors import InputError, InputTypeError
 from dps.testing import Simulation
-from dps.training import row_sums
-from dps.training.row_sums import gather_sum
 
 
 def check(keys: np.ndarray, values: np.ndarray) -> None:

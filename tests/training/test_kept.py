@@ -9,8 +9,8 @@ import pytest
 from distributed import Client, LocalCluster
 from servers import wait_until
 
-from dps.training import kept
-from dps.training.tasks import Tasks, TrainerTask
+from dps.engine.training import kept
+from dps.engine.training.tasks import Tasks, TrainerTask
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from distributed import Client, Future, get_worker, wait
 from servers import wait_until
 
 import dps
+from dps.engine.training.threads import Threads
 from dps.errors import (
     ClockTimeoutError,
     InputError,
@@ -31,7 +32,6 @@ from dps.errors import (
     TrainerLostError,
     UnknownTableError,
 )
-from dps.training.threads import Threads
 
 GO = threading.Event()  # for tasks in this process: they find this very module
 
@@ -446,7 +446,7 @@ def test_bsp_is_a_one_process_run(client, ps, optimizer, aggregate, kind):
 
 def shares_of(client, data):
     """Who had which partition: scattered data lies on one worker each, and stays there."""
-    from dps.training.data import share
+    from dps.engine.training.data import share
 
     workers = list(
         dict.fromkeys(a for a, i in client.scheduler_info(n_workers=-1)["workers"].items() if not i["resources"])

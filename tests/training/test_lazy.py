@@ -16,8 +16,8 @@ from distributed import Client
 from servers import wait_until
 
 import dps
+from dps.engine.training.lazy_tasks import Stage
 from dps.errors import InputError, InputTypeError, StoppedError
-from dps.training.lazy_tasks import Stage
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import scipy.sparse
 from oracles import mutant
 
 import dps
+from dps.engine.training import local_rows as module
 from dps.errors import InputError, InputTypeError, NotFiniteError
 from dps.testing import Faults, Simulation
-from dps.training import local_rows as module
 
 USERS, ITEMS, DIM = 7, 5, 3
 
@@ -272,7 +272,7 @@ def test_a_wrong_variant_is_noticed(monkeypatch, name, old, new) -> None:
     assert inspect.getsource(function).count(old) == 1
     made = mutant(function, old, new)
     if name == "local_rows":
-        monkeypatch.setattr("dps.training.trainer.local_rows", contextlib.contextmanager(made))
+        monkeypatch.setattr("dps.engine.training.trainer.local_rows", contextlib.contextmanager(made))
     else:
         monkeypatch.setattr(module, name, made)
     with pytest.raises((AssertionError, IndexError, ValueError)):

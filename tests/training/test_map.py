@@ -17,10 +17,10 @@ from oracles import mutant
 from servers import wait_until
 
 import dps
-from dps.driver import mapping, parameter_server
+from dps.engine.driver import mapping, parameter_server
+from dps.engine.training import lazy_reads
 from dps.errors import InputError, InputTypeError, UnknownTableError
 from dps.functions import library
-from dps.training import lazy_reads
 
 RNG = np.random.default_rng(0)
 P0, Q0 = RNG.normal(size=(20, 4)).astype("float32"), RNG.normal(size=(30, 4)).astype("float32")

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 import dps
+from dps.engine.training import leased_batches, merging
+from dps.engine.training.merging import MergedRows, Merging
+from dps.engine.training.trainer import Trainer
 from dps.errors import InputError, KeyRangeError
 from dps.testing import Faults, Simulation
-from dps.training import leased_batches, merging
-from dps.training.merging import MergedRows, Merging
-from dps.training.trainer import Trainer
 
 KEYS = 9
 UFUNCS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}

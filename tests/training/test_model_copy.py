@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 import dps
+from dps.engine.training.merging import MergedRows
+from dps.engine.training.model_copy import CopiedRows, ModelCopy
+from dps.engine.training.trainer import Trainer
 from dps.errors import InputError, KeyRangeError
 from dps.testing import Faults, Simulation
-from dps.training.merging import MergedRows
-from dps.training.model_copy import CopiedRows, ModelCopy
-from dps.training.trainer import Trainer
 
 ROWS = 12
 OPTIMIZERS = [dps.SGD(0.25), dps.Adagrad(0.5), dps.Assign()]

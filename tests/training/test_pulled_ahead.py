@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import mutant
 
-from dps.coordination.clock import Clock
+from dps.engine.coordination.clock import Clock
+from dps.engine.training import pulled_ahead
+from dps.engine.training.localize import localize
+from dps.engine.training.pulled_ahead import StaleRows, checked_ahead, may_serve
 from dps.errors import InputError
-from dps.features.localize import localize
-from dps.training import pulled_ahead
-from dps.training.pulled_ahead import StaleRows, checked_ahead, may_serve
 
 keys = st.lists(st.integers(-5, 9) | st.integers(-(2**63), 2**63 - 1), max_size=12)
 

@@ -10,10 +10,10 @@ import scipy.sparse
 from oracles import mutant
 
 import dps
+from dps.engine.training import pulled_rows
+from dps.engine.training.pulled_rows import WantedRows, distinct_keys, pull_rows
 from dps.errors import InputError, InputTypeError, KeyRangeError, UnknownTableError
 from dps.testing import Simulation
-from dps.training import pulled_rows
-from dps.training.pulled_rows import WantedRows, distinct_keys, pull_rows
 
 IDS = {
     "a list": [5, -2, 5, 2**40],

@@ -22,20 +22,20 @@ from run_peers import state_of
 from servers import PATIENCE, wait_until
 
 import dps
-from dps.client.origin import Origin
-from dps.controller.checkpoint_procedures import CheckpointProcedures
-from dps.controller.run import Run
-from dps.controller.runs import Runs
-from dps.controller.work_leases import WorkLeases
-from dps.core.ledger import Ledger
+from dps.engine.client.origin import Origin
+from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
+from dps.engine.controller.run import Run
+from dps.engine.controller.runs import Runs
+from dps.engine.controller.work_leases import WorkLeases
+from dps.engine.core.shards.ledger import Ledger
+from dps.engine.training import spark
+from dps.engine.training.launch import RunOptions, resumed
+from dps.engine.training.leased_batches import MAX_TRIES, FetchablePartitions, LeasedBatches
+from dps.engine.wire.bodies import decode, encode
+from dps.engine.wire.driver_messages import SavedRun
+from dps.engine.wire.run_messages import LeaseAnswer, LeaseRequest, PartitionsAtHand
 from dps.errors import DataLostError, InputError, RequestTimeoutError, StoppedError
 from dps.testing import Faults, Simulation
-from dps.training import spark
-from dps.training.launch import RunOptions, resumed
-from dps.training.leased_batches import MAX_TRIES, FetchablePartitions, LeasedBatches
-from dps.wire.bodies import decode, encode
-from dps.wire.driver_messages import SavedRun
-from dps.wire.run_messages import LeaseAnswer, LeaseRequest, PartitionsAtHand
 
 EPOCH = 10**6  # a row's key in the next epoch is so much greater
 SEEDS = 3

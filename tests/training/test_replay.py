@@ -7,11 +7,11 @@ import pytest
 from oracles import mutant
 
 import dps
-from dps.client.requests import TableTerms
-from dps.client.session import ClientSession
-from dps.server.functions import FunctionCalls
+from dps.engine.client.requests import TableTerms
+from dps.engine.client.session import ClientSession
+from dps.engine.server.functions import FunctionCalls
+from dps.engine.training.participant import Participant
 from dps.testing import Simulation
-from dps.training.participant import Participant
 
 KEYS = np.arange(40)  # in all shards
 CLOCKS, DIES = 6, 3

@@ -13,11 +13,11 @@ from dask import delayed
 from oracles import mutant
 
 import dps
+from dps.engine.training import rows_ahead
+from dps.engine.training.rows_ahead import RowsAhead, SentPull
+from dps.engine.training.trainer import Trainer
 from dps.errors import InputError, InputTypeError, KeyRangeError, UnknownTableError
 from dps.testing import Faults, Simulation
-from dps.training import rows_ahead
-from dps.training.rows_ahead import RowsAhead, SentPull
-from dps.training.trainer import Trainer
 
 USERS, ITEMS, RANK, RATE = 9, 6, 3, 0.125
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from noticing import assert_noticed
 
-from dps.training import rows_ahead as module
-from dps.training.rows_ahead import RowsAhead, SentPull
+from dps.engine.training import rows_ahead as module
+from dps.engine.training.rows_ahead import RowsAhead, SentPull
 
 
 class Client:

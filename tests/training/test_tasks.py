@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from servers import wait_until
 
 import dps
-from dps.coordination.origins import TaskOrigins, decode_key, encode_key
-from dps.core.ledger import Ledger
+from dps.engine.coordination.origins import TaskOrigins, decode_key, encode_key
+from dps.engine.core.shards.ledger import Ledger
 from dps.errors import InputError, LimitError, StoppedError
 
 pytestmark = pytest.mark.leaks_ok(
@@ -421,7 +421,7 @@ def test_a_parameter_server_in_the_arguments_is_an_attached_handle(client, ps, t
 
 def test_a_handle_that_no_client_is_there_for(ps, monkeypatch):
     there = pickle.loads(pickle.dumps(ps))
-    monkeypatch.setattr("dps.driver.connection.get_client", lambda: (_ for _ in ()).throw(ValueError("none")))
+    monkeypatch.setattr("dps.engine.driver.connection.get_client", lambda: (_ for _ in ()).throw(ValueError("none")))
     with pytest.raises(InputError, match=r"was pickled, and there is no Dask client .* pass ps.client\(\)"):
         print(there.tables())
     assert repr(there) == "<dps.ParameterServer 'dps' (InputError)>"
@@ -507,7 +507,7 @@ def changing(dps_client, table, v, fail_at):
 def test_calls_deletions_and_vectors_of_a_task_that_is_retried_count_once(client, ps, table):
     ps.register(one_more)
     FAILURES.clear()
-    v = ps.zeros(5)
+    v = dps.arrays.on(ps).zeros(5)
     client.submit(changing, ps.client(), table, v, [1, 4, 5], retries=3).result()
     assert FAILURES == [1, 4, 5]
     assert counts(ps, table, [1, 2, 3]) == [20, 66, 2]

@@ -18,17 +18,17 @@ from compiled import variant
 from servers import wait_until
 
 import dps
-from dps.client.session import ClientSession
-from dps.client.ticket import Ticket
-from dps.controller.runs import Runs
-from dps.core.exchange import Stream
-from dps.core.polling import Polling
-from dps.core.tick import DECLINED, DONE, OPEN, PlainTicks
+from dps.engine.client.session import ClientSession
+from dps.engine.client.ticket import Ticket
+from dps.engine.controller.runs import Runs
+from dps.engine.core.requests.exchange import Stream
+from dps.engine.core.requests.polling import Polling
+from dps.engine.core.requests.tick import DECLINED, DONE, OPEN, PlainTicks
+from dps.engine.training import participant
+from dps.engine.wire import frames
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.frames import Header, encode_header
 from dps.errors import ClockTimeoutError, ControllerGoneError, DPSError, LimitError, StoppedError
-from dps.training import participant
-from dps.wire import frames
-from dps.wire.endpoint import Endpoint
-from dps.wire.frames import Header, encode_header
 
 NAME, SECRET = "dps", "ab" * 32
 VERBS = {frames.JOIN: "join", frames.TICK: "tick", frames.LEAVE: "leave", frames.COLLECT: "collect"}

@@ -10,12 +10,12 @@ import pytest
 from oracles import mutant
 
 import dps
-from dps.coordination.clock import Clock
+from dps.engine.coordination.clock import Clock
+from dps.engine.training.launch import RunOptions, resumed
+from dps.engine.training.participant import Participant
+from dps.engine.wire.driver_messages import SavedRun
 from dps.errors import InputError
 from dps.testing import Faults, Simulation
-from dps.training.launch import RunOptions, resumed
-from dps.training.participant import Participant
-from dps.wire.driver_messages import SavedRun
 
 
 def look_and_count(trainer, partitions):

@@ -6,12 +6,11 @@ import msgspec
 import pytest
 from oracles import mutant
 
-from dps.errors import ProtocolError
-from dps.wire import bodies, frames, membership_messages, placement_messages, run_messages
-from dps.wire.bodies import decode, encode
-from dps.wire.membership_messages import CaughtUp, Serve, ServerFailed, SteppedDown, Suspect
-from dps.wire.placement_messages import Located, Placement, Route, ShardPlace
-from dps.wire.run_messages import (
+from dps.engine.wire import bodies, frames, membership_messages, placement_messages, run_messages
+from dps.engine.wire.bodies import decode, encode
+from dps.engine.wire.membership_messages import CaughtUp, Serve, ServerFailed, SteppedDown, Suspect
+from dps.engine.wire.placement_messages import Located, Placement, Route, ShardPlace
+from dps.engine.wire.run_messages import (
     Join,
     Joined,
     LeasableBatches,
@@ -27,6 +26,7 @@ from dps.wire.run_messages import (
     TimeSpent,
     TrainerStanding,
 )
+from dps.errors import ProtocolError
 
 SPENT = TimeSpent(compute=1.0, pull=0.5, push=0.25, wait=0.0, serialise=0.125)
 MESSAGES = [

@@ -32,13 +32,13 @@ from peers import (
 )
 
 from dps import config
+from dps.engine.wire import channel as channel_module
+from dps.engine.wire import frames, handshake, keepalive
+from dps.engine.wire.channel import Channel
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.frames import Header, padded
+from dps.engine.wire.sockets import Plain
 from dps.errors import ClosedError, ControllerGoneError, DPSError, RequestTimeoutError, ServerGoneError
-from dps.wire import channel as channel_module
-from dps.wire import frames, handshake, keepalive
-from dps.wire.channel import Channel
-from dps.wire.endpoint import Endpoint
-from dps.wire.frames import Header, padded
-from dps.wire.sockets import Plain
 
 MB = 1 << 20
 

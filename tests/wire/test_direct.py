@@ -9,10 +9,10 @@ import threading
 import numpy as np
 import pytest
 
-from dps.wire.coalescer import Coalescer
-from dps.wire.direct import DirectWriter
-from dps.wire.endpoint import new_loop
-from dps.wire.frames import byte_views
+from dps.engine.wire.coalescer import Coalescer
+from dps.engine.wire.direct import DirectWriter
+from dps.engine.wire.endpoint import new_loop
+from dps.engine.wire.frames import byte_views
 
 LARGE = bytes(range(256)) * (1 << 14)  # more than a socket holds
 

@@ -32,13 +32,13 @@ from peers import (
     soon,
 )
 
+from dps.engine.wire import endpoint as endpoint_module
+from dps.engine.wire import frames
+from dps.engine.wire.connection import PEER_INBOX_BYTES as INBOX_BYTES
+from dps.engine.wire.connection import Connection
+from dps.engine.wire.frames import Header
+from dps.engine.wire.memory import Buffer
 from dps.errors import InputError, ServerGoneError
-from dps.wire import endpoint as endpoint_module
-from dps.wire import frames
-from dps.wire.connection import PEER_INBOX_BYTES as INBOX_BYTES
-from dps.wire.connection import Connection
-from dps.wire.frames import Header
-from dps.wire.memory import Buffer
 
 MB = 1 << 20
 BEST_LOOP = endpoint_module.new_loop

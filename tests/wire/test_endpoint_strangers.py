@@ -21,6 +21,12 @@ from hypothesis import strategies as st
 from peers import BREAK, CRASH, EAT, FAIL, FILL, NAME, SECRET, Kit, Raw, ViewSink, feed, framed, impostor
 from servers import wait_until
 
+from dps.engine.wire import frames, handshake
+from dps.engine.wire.channel import Channel
+from dps.engine.wire.connection import PEER_INBOX_BYTES as INBOX_BYTES
+from dps.engine.wire.frames import HEADER_SIZE, Header, encode_json
+from dps.engine.wire.handshake import MAX_HELLO_BYTES
+from dps.engine.wire.memory import FIRST_BYTES
 from dps.errors import (
     AccessDeniedError,
     ClockTimeoutError,
@@ -29,12 +35,6 @@ from dps.errors import (
     RequestTimeoutError,
     ServerGoneError,
 )
-from dps.wire import frames, handshake
-from dps.wire.channel import Channel
-from dps.wire.connection import PEER_INBOX_BYTES as INBOX_BYTES
-from dps.wire.frames import HEADER_SIZE, Header, encode_json
-from dps.wire.handshake import MAX_HELLO_BYTES
-from dps.wire.memory import FIRST_BYTES
 
 GB = 1 << 30
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from oracles import mutant
 from peers import framed
 
+from dps.engine.wire.frame_reader import FrameReader, WholeBody, pour
+from dps.engine.wire.frames import HEADER_SIZE, Header, padded
 from dps.errors import ProtocolError
-from dps.wire.frame_reader import FrameReader, WholeBody, pour
-from dps.wire.frames import HEADER_SIZE, Header, padded
 
 INBOX, LIMIT = HEADER_SIZE + 128, 1 << 12
 WHOLE, PIECES = 100, 101  # kinds: the body goes into one buffer, or into a sink of many pieces

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps import errors
+from dps.engine.wire import frames, handshake
+from dps.engine.wire.frames import HEADER_SIZE, MAGIC, Header, decode_header, encode_header, padded
 from dps.errors import AccessDeniedError, DPSError, LimitError, ProtocolError, by_name
-from dps.wire import frames, handshake
-from dps.wire.frames import HEADER_SIZE, MAGIC, Header, decode_header, encode_header, padded
 
 LIMIT = 1 << 30
 i64 = st.integers(-(2**63), 2**63 - 1)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import mutant
 
-from dps.errors import ProtocolError
-from dps.wire import function_messages
-from dps.wire.function_messages import (
+from dps.engine.wire import function_messages
+from dps.engine.wire.function_messages import (
     ALONE,
     PADDING,
     PREPARES,
@@ -21,6 +20,7 @@ from dps.wire.function_messages import (
     decode_parts,
     encode_parts,
 )
+from dps.errors import ProtocolError
 
 ENDINGS = st.binary(max_size=20).flatmap(lambda head: st.integers(0, 9).map(lambda n: head + n * PADDING))
 WHOLE = st.integers(-(2**63), 2**63 - 1)

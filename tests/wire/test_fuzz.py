@@ -28,18 +28,18 @@ from peers import NAME, SECRET, Raw, ViewSink, framed, soon
 from servers import Servers
 
 import dps
-from dps.controller.runs import Runs
+from dps.engine.controller.runs import Runs
+from dps.engine.server.requests import ServerRole
+from dps.engine.server.tables import ServerTable
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.partition import group
+from dps.engine.wire import frames, handshake, rights
+from dps.engine.wire.channel import Channel
+from dps.engine.wire.endpoint import Connection, Endpoint
+from dps.engine.wire.frame_reader import FrameReader
+from dps.engine.wire.frames import Header, encode_json, padded
+from dps.engine.wire.handshake import ListeningHandshake
 from dps.errors import DPSError
-from dps.server.requests import ServerRole
-from dps.server.tables import ServerTable
-from dps.state.ops import TableSpec
-from dps.state.partition import group
-from dps.wire import frames, handshake, rights
-from dps.wire.channel import Channel
-from dps.wire.endpoint import Connection, Endpoint
-from dps.wire.frame_reader import FrameReader
-from dps.wire.frames import Header, encode_json, padded
-from dps.wire.handshake import ListeningHandshake
 
 FRAMES = int(os.environ.get("FUZZ_FRAMES", 20_000))
 SEED = int(os.environ.get("FUZZ_SEED", 1))
@@ -47,7 +47,7 @@ GROWTH = 48 << 20  # bytes: of the process with the server, its clients and the 
 WORST = 5.0  # seconds: a witness's slowest call, on a machine of two cores that others use as well
 LIMITS = {"dps.limits.frame": "1 MiB", "dps.limits.incoming": "2 MiB", "dps.limits.buffer": "64 KiB"}
 LIMITS["dps.limits.connections"] = "100"
-endpoint_logger = logging.getLogger("dps.wire.connection")
+endpoint_logger = logging.getLogger("dps.engine.wire.connection")
 
 POOL = [0, 1, -1, 2**63 - 1, -(2**63), *range(100, 160)]
 ROWS = 41

@@ -15,10 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import mutant
 
+from dps.engine.wire import frames, handshake
+from dps.engine.wire.frames import Header
+from dps.engine.wire.handshake import (
+    MAX_ANSWER_BYTES,
+    MAX_HELLO_BYTES,
+    ConnectingHandshake,
+    ListeningHandshake,
+    new_secret,
+)
 from dps.errors import AccessDeniedError, ClockTimeoutError, DPSError, ProtocolError
-from dps.wire import frames, handshake
-from dps.wire.frames import Header
-from dps.wire.handshake import MAX_ANSWER_BYTES, MAX_HELLO_BYTES, ConnectingHandshake, ListeningHandshake, new_secret
 
 NAME, SECRET = "s", "ab" * 32
 KNOWN = {NAME: SECRET, f"{NAME}/servers": "cd" * 32}

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import mutant
 
-from dps.errors import LimitError
-from dps.wire import frames, headers
-from dps.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
-from dps.wire.headers import (
+from dps.engine.wire import frames, headers
+from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header, encode_header
+from dps.engine.wire.headers import (
     NO_BOUND,
     CloseSums,
     Collect,
@@ -26,6 +25,7 @@ from dps.wire.headers import (
     Tick,
     TickAnswer,
 )
+from dps.errors import LimitError
 
 # Offsets of the header's numbers, written down once more; each is 4 bytes long but for those in `FORMATS`.
 KIND, FLAGS, REQUEST, TABLE, EPOCH, ORIGIN, NUMBER, CLOCK = 2, 3, 4, 8, 12, 16, 20, 24

@@ -15,10 +15,10 @@ import pytest
 from peers import SECRET, Kit, feed, pattern
 from servers import wait_until
 
-from dps.wire import connection, local_sockets
-from dps.wire.endpoint import Endpoint
-from dps.wire.link import Link
-from dps.wire.local_sockets import connected_locally
+from dps.engine.wire import connection, local_sockets
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.link import Link
+from dps.engine.wire.local_sockets import connected_locally
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of sockets that are no files are Linux's")
 LISTEN = """
@@ -135,7 +135,7 @@ def test_a_line_that_is_full_is_not_waited_for(monkeypatch) -> None:
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare makes a namespace")
 def test_a_container_with_a_network_of_its_own_does_not_find_it() -> None:
     find = (
-        "import sys; from dps.wire.local_sockets import connected_locally;"
+        "import sys; from dps.engine.wire.local_sockets import connected_locally;"
         "print(connected_locally(('127.0.0.1', int(sys.argv[1]))) is None)"
     )
     with Kit() as kit:

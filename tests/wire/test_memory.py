@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from oracles import mutant
 
-from dps.wire.memory import Buffer, GrowingBody, Incoming
+from dps.engine.wire.memory import Buffer, GrowingBody, Incoming
 
 LIMIT = 100
 HUNT = settings(max_examples=2_000, derandomize=True, database=None, phases=[Phase.generate])

@@ -15,13 +15,13 @@ from servers import Servers, wait_until
 
 import dps
 import dps.spark
-from dps.client.environment import ProcessEnvironment
-from dps.deploy import yarn
+from dps.engine.client.environment import ProcessEnvironment
+from dps.engine.deploy import yarn
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.once import Once
+from dps.engine.wire.pool import Pool
 from dps.errors import RequestTimeoutError
-from dps.state.ops import TableSpec
-from dps.wire.endpoint import Endpoint
-from dps.wire.once import Once
-from dps.wire.pool import Pool
 
 
 def at_once(functions) -> list[BaseException]:
@@ -117,7 +117,7 @@ def not_for_ever() -> None:
 
 
 def test_nothing_waits_for_ever(monkeypatch):
-    monkeypatch.setattr("dps.wire.once.LIMIT_SECONDS", 0.05)
+    monkeypatch.setattr("dps.engine.wire.once.LIMIT_SECONDS", 0.05)
     not_for_ever()
 
 

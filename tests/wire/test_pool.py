@@ -9,11 +9,11 @@ import pytest
 from peers import NAME, PARK, RELEASE, SECRET, Kit, soon
 from servers import Servers, wait_until
 
-from dps.client.environment import ProcessEnvironment
+from dps.engine.client.environment import ProcessEnvironment
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire.frames import Header
+from dps.engine.wire.pool import Pool
 from dps.errors import AccessDeniedError, DPSError, ServerGoneError
-from dps.state.ops import TableSpec
-from dps.wire.frames import Header
-from dps.wire.pool import Pool
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import mutant
 
+from dps.engine.wire import remembered, values
+from dps.engine.wire.remembered import KEY_BYTES, Memory, Remembered
+from dps.engine.wire.values import decode_values, encode_values
 from dps.errors import ProtocolError, UnknownFunctionError
-from dps.wire import remembered, values
-from dps.wire.remembered import KEY_BYTES, Memory, Remembered
-from dps.wire.values import decode_values, encode_values
 
 WHAT = "the arguments"
 

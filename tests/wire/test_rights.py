@@ -13,13 +13,13 @@ from run_peers import state_of
 from servers import SECRET, Servers
 
 import dps
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.transfer import digest
+from dps.engine.wire import frames, rights
+from dps.engine.wire.frames import Header, encode_json
+from dps.engine.wire.handshake import of_servers
+from dps.engine.wire.rights import CLIENT, SERVER, STRANGER, TO_CONTROLLER, TO_SERVER, TO_TRAINER
 from dps.errors import ProtocolError
-from dps.state.ops import TableSpec
-from dps.state.transfer import digest
-from dps.wire import frames, rights
-from dps.wire.frames import Header, encode_json
-from dps.wire.handshake import of_servers
-from dps.wire.rights import CLIENT, SERVER, STRANGER, TO_CONTROLLER, TO_SERVER, TO_TRAINER
 
 F = frames
 NAMED = {name: value for name, value in vars(F).items() if name.isupper() and type(value) is int}

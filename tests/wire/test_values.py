@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from oracles import mutant
 
+from dps.engine.wire import values
+from dps.engine.wire.values import decode_values, encode_values
 from dps.errors import InputError, InputTypeError, ProtocolError
-from dps.wire import values
-from dps.wire.values import decode_values, encode_values
 
 WHAT = "the arguments of function 'f'"
 

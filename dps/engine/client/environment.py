@@ -1,0 +1,87 @@
+"""Environment: what a client needs of its process: time, sleep, counters of the processor, connections.
+
+The simulator has one of its own, with virtual time and a network in memory; so the client itself is the real one there.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from dps.engine.client.ticket import Ticket
+from dps.engine.daskapi.processes import connecting_tls
+from dps.engine.telemetry.host import LoadReader, ThreadUsage, host_load, thread_usage
+from dps.engine.wire.channel import Channel
+from dps.engine.wire.pool import Pool
+from dps.errors import DPSError
+
+__all__ = ["Environment", "Probes", "ProcessEnvironment"]
+
+Probes: TypeAlias = tuple[Callable[[], ThreadUsage], LoadReader] | tuple[()]
+
+
+class Environment(Protocol):
+    """What a session asks of its surroundings."""
+
+    now: Callable[[], float]  # seconds, on a clock that only goes forward
+    sleep: Callable[[float], None]
+    probes: Probes  # counters of the processor: of the thread, and of the machine; empty for none
+
+    def connect(
+        self,
+        ticket: Ticket,
+        address: tuple[str, int],
+        what: str,
+        gone: type[DPSError],
+        idle: Callable[[], None],
+    ) -> Channel:
+        """A channel to a server or to the controller; `what` it is called in errors of type `gone`.
+
+        `idle` is called now and then while the caller waits for an answer, and may raise.
+        """
+        ...
+
+    def release(self, channel: Channel) -> None:
+        """Take back a channel that is needed no more."""
+        ...
+
+
+class ProcessEnvironment:
+    """A real process: monotonic time, sockets.
+
+    Parameters
+    ----------
+    pool : Pool, optional
+        Where connections come from, and go when they are released: for processes that make one client after another.
+    """
+
+    probes: Probes = thread_usage, host_load
+
+    def __init__(self, pool: Pool | None = None):
+        self.now: Callable[[], float] = time.monotonic
+        self.sleep: Callable[[float], None] = time.sleep
+        self._pool = pool
+        self._tls: ssl.SSLContext | None = None
+
+    def connect(
+        self,
+        ticket: Ticket,
+        address: tuple[str, int],
+        what: str,
+        gone: type[DPSError],
+        idle: Callable[[], None],
+    ) -> Channel:
+        """A channel over TCP, with TLS where the ticket says so."""
+        if self._tls is None:
+            self._tls = connecting_tls(ticket.security)
+        args = (address, ticket.session, ticket.secret, what, gone, self._tls, idle)
+        return Channel(*args) if self._pool is None else self._pool.connect(*args)
+
+    def release(self, channel: Channel) -> None:
+        """Close it, or keep it in the pool for the next client."""
+        if self._pool is None:
+            channel.close()
+        else:
+            self._pool.give_back(channel)

@@ -1,0 +1,224 @@
+"""What callers may hand in as keys and values, turned into what travels: int64 keys, rows in the table's dtype.
+
+Objects of numpy, pandas, `scipy.sparse`, `sparse` and torch are recognised by their own attributes; none of those
+packages is imported for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dps.engine.core.shards.rows import all_finite
+from dps.engine.state.ops import TableSpec
+from dps.errors import InputError, InputTypeError, NotFiniteError
+
+__all__ = ["as_keys", "as_rows", "check_out", "of_named_columns", "row_shape", "split_sparse"]
+
+
+def as_keys(keys: object, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
+    """(int64 keys, flat and contiguous; the shape they came in).
+
+    Examples
+    --------
+    >>> as_keys([[1, 2], [3, 4]], "w")
+    (array([1, 2, 3, 4]), (2, 2))
+    """
+    if isinstance(keys, np.ndarray) and keys.dtype == np.int64:
+        array = keys
+    else:
+        array = _integers(keys, table)
+    shape = array.shape
+    return _dense(array).reshape(-1), shape
+
+
+def _dense(array: np.ndarray) -> np.ndarray:
+    """The same numbers, contiguous and aligned, because compiled loops need that and Dask may send any layout."""
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else array.copy()
+
+
+def _integers(keys: object, table: str) -> np.ndarray:
+    if hasattr(keys, "__dask_graph__"):
+        raise InputTypeError(f"table {table!r}: keys are a Dask collection; compute it, or pull inside a task")
+    _check_tensor(keys, f"table {table!r}: the keys")
+    if hasattr(keys, "to_numpy"):  # pandas Series, Index
+        keys = keys.to_numpy()
+    array = np.asarray(keys)
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind == "f" and not hasattr(keys, "dtype"):
+        array = _mixed_integers(keys, array)
+    if array.dtype.kind in "iu":  # uint64 keeps its 64 bits: every one of the 2**64 keys is a key
+        return array.view(np.int64) if array.dtype == np.uint64 else array.astype(np.int64)
+    if array.dtype.kind in "OUST":
+        raise InputTypeError(
+            f"table {table!r}: keys are integers, not {array.dtype}; texts become keys by dps.hash_strings"
+        )
+    if array.dtype.kind == "b":
+        raise InputTypeError(f"table {table!r}: keys are integers, not a mask; np.flatnonzero makes row numbers of it")
+    raise InputTypeError(f"table {table!r}: keys are integers, not {array.dtype}")
+
+
+def _check_tensor(value: object, what: str) -> None:
+    """Refuse tensors of torch that numpy cannot read, and say what makes them readable.
+
+    A tensor that requires gradients is not detached here: where a parameter is pushed instead of its gradient, the
+    table would be trained with it.
+    """
+    if getattr(value, "requires_grad", False):
+        raise InputTypeError(
+            f"{what} are a tensor that requires gradients: push its gradient, tensor.grad, or pass tensor.detach()"
+        )
+    device = getattr(value, "device", None)
+    if getattr(device, "type", "cpu") != "cpu":
+        raise InputTypeError(f"{what} are a tensor on device {device}: pass tensor.cpu()")
+    layout, dtype = (str(getattr(value, name, "")) for name in ("layout", "dtype"))
+    if layout.startswith("torch.sparse") and layout != "torch.sparse_coo":
+        raise InputTypeError(
+            f"{what} are a tensor of layout {layout}: pass tensor.to_sparse_coo() or tensor.to_dense()"
+        )
+    if dtype == "torch.bfloat16":
+        raise InputTypeError(f"{what} are a tensor of {dtype}, which numpy does not have: pass tensor.float()")
+
+
+def _mixed_integers(keys: object, array: np.ndarray) -> np.ndarray:
+    """A list whose integers lie on both sides of 2**63 as uint64: numpy makes floats of it, which are other keys."""
+    objects = np.asarray(keys, dtype=object)
+    if not all(isinstance(key, (int, np.integer)) for key in objects.flat):
+        return array
+    return np.array([int(key) % 2**64 for key in objects.flat], np.uint64).reshape(objects.shape)
+
+
+def row_shape(shape: tuple[int, ...], spec: TableSpec | RowForm) -> tuple[int, ...]:
+    """Shape of the values of keys of that shape: a table of dim 1 has no axis for it."""
+    return shape if spec.dim == 1 else (*shape, spec.dim)
+
+
+class RowForm(NamedTuple):
+    """What values have to be: those of the rows of a table, or of one of its columns."""
+
+    where: str  # for messages
+    dim: int
+    dtype: str
+    finite: bool
+
+
+def as_rows(values: Any, shape: tuple[int, ...], count: int, spec: TableSpec) -> np.ndarray:
+    """`values` as a contiguous array [count, dim] in the table's dtype; of a dict, the columns side by side.
+
+    Raises
+    ------
+    InputError
+        The shape does not fit the keys, or the dtype would lose numbers.
+    NotFiniteError
+        NaN or infinity, and the table refuses them.
+    UnknownColumnError
+        The dict has a column that the table does not have.
+    """
+    if isinstance(values, Mapping):
+        return of_named_columns(values, shape, count, spec)
+    return _as_rows(values, shape, count, RowForm(f"table {spec.name!r}", spec.dim, spec.dtype, spec.finite))
+
+
+def of_named_columns(values: Mapping[str, Any], shape: tuple[int, ...], count: int, spec: TableSpec) -> np.ndarray:
+    """The values of all columns of a table, given by name, side by side: [count, dim]."""
+    columns = spec.columns
+    if not columns:
+        raise InputTypeError(f"table {spec.name!r} was made without columns=: its values are an array, not a dict")
+    slices = {name: columns[name] for name in values}
+    missing = [name for name in columns if name not in values]
+    if missing:
+        raise InputError(
+            f"table {spec.name!r}: no values for column {', '.join(missing)}: a push has those of all columns of its "
+            "rows; pass 0 for a column without a gradient"
+        )
+    rows = np.empty((count, spec.dim), spec.dtype)
+    for name, each in slices.items():
+        where = f"table {spec.name!r}, column {name!r}"
+        form = RowForm(where, each.stop - each.start, spec.dtype, spec.finite)
+        rows[:, each] = _as_rows(values[name], shape, count, form)
+    return rows
+
+
+def _as_rows(values: Any, shape: tuple[int, ...], count: int, form: RowForm) -> np.ndarray:
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    elif hasattr(values, "todense"):
+        values = np.asarray(values.todense())
+    elif not isinstance(values, np.ndarray):
+        _check_tensor(values, f"{form.where}: the values")
+        if getattr(values, "is_sparse", False):
+            values = values.to_dense()
+    array = np.asarray(values)
+    if count == 0 and array.size == 0:
+        return np.empty((0, form.dim), form.dtype)
+    if array.dtype != form.dtype:
+        loses = array.dtype == np.uint64 and form.dtype == "int64"  # numpy would wrap the large ones around
+        if loses or array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, form.dtype, "same_kind"):
+            raise InputError(
+                f"{form.where} holds {form.dtype}; values of {array.dtype} would lose numbers: convert them"
+            )
+        array = array.astype(form.dtype)
+    if array.ndim == 0:
+        array = np.broadcast_to(array, (count, form.dim))
+    elif array.shape not in (row_shape(shape, form), (count, form.dim)):
+        wanted = " or ".join(str(s) for s in dict.fromkeys((row_shape(shape, form), (count, form.dim))))
+        raise InputError(
+            f"{form.where}: {count} keys of dim {form.dim} take values of shape {wanted}, not {array.shape}"
+        )
+    rows = _dense(array).reshape(count, form.dim)
+    if form.finite and rows.dtype.kind == "f" and not all_finite(rows):
+        bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+        raise NotFiniteError(f"{form.where} refuses NaN and infinity; row {bad} of the values is {rows[bad][:8]}")
+    return rows
+
+
+def check_out(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:
+    """`out`; raises InputError unless it can take the answer as it is."""
+    if not isinstance(out, np.ndarray):
+        raise InputTypeError(f"table {spec.name!r}: out is a numpy array, not {type(out).__name__}")
+    if out.shape != shape or out.dtype != spec.dtype or not out.flags.carray:
+        state = "" if out.flags.carray else ", contiguous, aligned and writeable"
+        raise InputError(f"table {spec.name!r}: out must be {spec.dtype}{shape}{state}, not {out.dtype}{out.shape}")
+    return out
+
+
+def split_sparse(table: str, spec: TableSpec, keys: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """(keys, values) of a sparse vector, or of a sparse matrix [rows, dim]; None for anything else.
+
+    A vector (shape (n,), (n, 1) or (1, n)) is taken by its stored elements, a matrix by its rows that have any. The
+    gradient of a sparse embedding of torch, a COO tensor whose elements are whole rows, is taken by those rows.
+    """
+    if getattr(keys, "is_sparse", False):
+        coords, data = _of_tensor(keys, table)
+        if len(coords) == 1 and data.ndim == 2 and data.shape[1] == spec.dim:
+            return coords[0], data[:, 0] if spec.dim == 1 else data
+    elif hasattr(keys, "nnz") and hasattr(keys, "shape"):
+        matrix = keys.tocoo() if hasattr(keys, "tocoo") else keys
+        coords = matrix.coords if hasattr(matrix, "coords") else (matrix.row, matrix.col)
+        data = np.asarray(matrix.data)
+    else:
+        return None
+    shape = tuple(keys.shape)
+    if len(shape) == 1:
+        return np.asarray(coords[0], np.int64), data
+    if len(shape) == len(coords) == 2 and spec.dim == 1 and 1 in shape:
+        return np.asarray(coords[int(shape[0] == 1 and shape[1] != 1)], np.int64), data
+    if len(shape) == len(coords) == 2 and shape[1] == spec.dim:
+        rows, place = np.unique(np.asarray(coords[0], np.int64), return_inverse=True)
+        values = np.zeros((len(rows), spec.dim), data.dtype)
+        np.add.at(values, (place, np.asarray(coords[1])), data)
+        return rows, values
+    raise InputError(
+        f"table {table!r} of dim {spec.dim}: a sparse object of shape {shape} is no vector, and not [rows, {spec.dim}]"
+    )
+
+
+def _of_tensor(tensor: Any, table: str) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Coordinates and elements of a COO tensor of torch; what it has at one place several times is summed."""
+    _check_tensor(tensor, f"table {table!r}: the keys")
+    tensor = tensor.coalesce()
+    return tuple(np.asarray(tensor.indices())), np.asarray(tensor.values())

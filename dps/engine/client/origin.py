@@ -1,0 +1,42 @@
+"""Origin: under which name a client's ops reach the servers, and the place of the next op; so each op counts once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dps.engine.state.ops import NO_CLOCK
+
+__all__ = ["Origin"]
+
+
+@dataclasses.dataclass(slots=True)
+class Origin:
+    """What makes ops: a client, a trainer, a portion of leased work, or a Dask task.
+
+    A session has one of its own, and acts as another for a while where its ops are to count as another's: two attempts
+    at a portion or at a task make the same ops under the same origin, so the servers apply them once.
+
+    Parameters
+    ----------
+    id : int
+        The number by which servers know it; the controller gives it out. 0: not known yet.
+    attempt : int
+        Which attempt at its work this is: servers refuse ops of an earlier attempt than the latest that they have seen.
+    clock : int
+        Iterations completed; -1 for a client without a clock.
+    number : int
+        Of the next op, within the clock.
+    parties : int
+        How many trainers push in each clock: where a table aggregates, the servers wait for so many.
+
+    Examples
+    --------
+    >>> Origin(7, clock=3)
+    Origin(id=7, attempt=0, clock=3, number=0, parties=1)
+    """
+
+    id: int = 0
+    attempt: int = 0
+    clock: int = NO_CLOCK
+    number: int = 0
+    parties: int = 1

@@ -1,0 +1,205 @@
+"""The plain way of a call whose caller waits: prepared, sent and answered in one compiled step.
+
+It is for arrays that fit as they are (`call.pyx`), and for connections that are there and free
+(`exchange.pyx`). Any other call is declined before anything is sent, and goes over `requests.py` and `session.py`.
+There a call goes on, too, that was sent and has not got all its answers: under its own numbers, so it counts once
+however it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dps import config
+from dps.engine.client.inputs import of_named_columns
+from dps.engine.client.requests import TableRoute
+from dps.engine.client.session import RETRIED, ClientSession
+from dps.engine.client.table import Keys, T, name_of
+from dps.engine.client.ticket import Pending, SentCall
+from dps.engine.core.requests.call import Terms
+from dps.engine.core.requests.exchange import DECLINED, OPEN, Exchange, Wires
+from dps.engine.core.requests.part import Part, parts_of
+from dps.engine.state.ops import TableSpec
+from dps.engine.wire.channel import Channel, Request
+from dps.errors import RequestTimeoutError
+
+__all__ = ["DECLINED", "PlainCalls"]
+
+Asked = tuple[Wires, Terms, object, object, object]  # a call: its keys, values and out behind how it is made
+
+
+class PlainTable:
+    """A table as the plain way knows it, for as long as its route lasts.
+
+    Attributes
+    ----------
+    check : callable or None
+        Given the spec before each push; may raise.
+    """
+
+    def __init__(
+        self,
+        route: TableRoute,
+        channels: list[Channel],
+        session: ClientSession,
+        check_aggregate: Callable[[TableSpec], None] | None,
+    ):
+        self.route, self.terms, self.wires = route, session.terms(route), Wires(channels)
+        self.check = None if route.spec.aggregate is None else check_aggregate
+
+
+def beside(table: PlainTable, keys: Keys, values: object) -> object:
+    """Values given by the names of columns as whole rows; all others as they are."""
+    if isinstance(values, Mapping) and isinstance(keys, np.ndarray):
+        return of_named_columns(values, keys.shape, keys.size, table.route.spec)
+    return values
+
+
+class PlainCalls:
+    """The plain calls of one session. Each method returns DECLINED where the call is not plain.
+
+    They are called under the session's lock.
+
+    Parameters
+    ----------
+    session : ClientSession
+        Its connections.
+    check_aggregate : callable or None
+        Given the spec of a table that aggregates, before each push to it; may raise.
+    """
+
+    def __init__(self, session: ClientSession, check_aggregate: Callable[[TableSpec], None] | None = None):
+        self._session, self._check_aggregate = session, check_aggregate
+        self._exchange = Exchange(session.polling, session.now, session.meter, self._idle)
+        self._tables: dict[str, PlainTable] = {}
+        # When a server was last found to keep the caller waiting: when the call began, the server's channel, the bytes
+        # of a message that were to come; and until when it may go on so.
+        self._moving: tuple[float, Channel, int] | None = None
+        self._until = 0.0
+
+    def pull(self, name: str, keys: Keys, out: object) -> Any:
+        """The values."""
+        table = self._known(name)
+        if table is None:
+            return DECLINED
+        made = self._make([table], [(table.wires, table.terms.pull, keys, None, out)])
+        return made if made is DECLINED else made[0]
+
+    def push(self, name: str, keys: Keys, values: object, rule: int, answered: bool, out: object) -> Any:
+        """The new values or, where they are not `answered`, None."""
+        table = self._known(name)
+        terms = None if table is None else self._terms(table, rule, answered)
+        if table is None or terms is None:
+            return DECLINED
+        made = self._make([table], [(table.wires, terms, keys, beside(table, keys, values), out)])
+        return made if made is DECLINED else made[0]
+
+    def pull_several(self, wanted: Mapping[T, Keys], outs: Mapping[T, object]) -> Any:
+        """The values of several tables."""
+        tables: list[PlainTable] = []
+        asked: list[Asked] = []
+        for each, keys in wanted.items():
+            table = self._known(name_of(each))
+            if table is None:
+                return DECLINED
+            tables.append(table)
+            asked.append((table.wires, table.terms.pull, keys, None, outs.get(each)))
+        made = self._make(tables, asked)
+        return made if made is DECLINED else dict(zip(wanted, made, strict=True))
+
+    def push_several(
+        self, changes: Mapping[T, tuple[Keys, object]], rule: int, answered: bool, outs: Mapping[T, object]
+    ) -> Any:
+        """The new values of several tables or, where they are not `answered`, None."""
+        tables: list[PlainTable] = []
+        asked: list[Asked] = []
+        for each, (keys, values) in changes.items():
+            table = self._known(name_of(each))
+            terms = None if table is None else self._terms(table, rule, answered)
+            if table is None or terms is None:
+                return DECLINED
+            tables.append(table)
+            asked.append((table.wires, terms, keys, beside(table, keys, values), outs.get(each)))
+        made = self._make(tables, asked)
+        if made is DECLINED:
+            return DECLINED
+        return dict(zip(changes, made, strict=True)) if answered else None
+
+    def _terms(self, table: PlainTable, rule: int, answered: bool) -> Terms | None:
+        """The terms of a push, once it was checked; None where the table does not take it."""
+        if table.check is not None:
+            table.check(table.route.spec)
+        return table.terms.changes.get((rule, answered))
+
+    def _known(self, name: str) -> PlainTable | None:
+        """The table by the present route. Raises where Dask has cancelled the caller's task."""
+        session = self._session
+        if session.cancelled is not None and session.cancelled():
+            session.check()
+        table = self._tables.get(name)
+        return self._renew(name) if table is None or table.route is not session.settled.get(name) else table
+
+    def _renew(self, name: str) -> PlainTable | None:
+        """The table by the present route, if all its connections are there."""
+        session = self._session
+        route = session.settled.get(name)
+        channels = None if route is None else session.connections(route)
+        if route is None or channels is None:
+            return None
+        table = self._tables[name] = PlainTable(route, channels, session, self._check_aggregate)
+        return table
+
+    def _make(self, tables: list[PlainTable], asked: list[Asked]) -> Any:
+        """Make a call to each of these tables: a list of their results, or DECLINED."""
+        exchange = self._exchange
+        try:
+            answer = exchange.make(asked, self._session.acting)
+        except (ConnectionError, *RETRIED) as error:
+            tables[exchange.at].wires.channels[exchange.current].fail(error)
+            return self._go_on(tables)
+        except BaseException as error:  # what was on its way may or may not have arrived, and is not sent again
+            for at, _, run, *_ in exchange.open:
+                tables[at].wires.channels[run].fail(error)
+            raise
+        return self._go_on(tables) if answer is OPEN else answer
+
+    def _go_on(self, tables: list[PlainTable]) -> list[Any]:
+        """Let the parts of calls that are not done go on over the channels, and wait for them."""
+        session, exchange = self._session, self._exchange
+        calls, arrived = exchange.give_away(), []
+        parts: list[list[Part]] = [parts_of(call) for call in calls]
+        requests: list[list[Request]] = [[] for _ in calls]
+        for at, n, run, number, received in exchange.open:
+            if not number:
+                requests[at].append(session.dispatch(tables[at].route, parts[at][n]))
+                continue
+            channel = tables[at].wires.channels[run]
+            requests[at].append(Request.carrying(parts[at][n], channel))
+            channel.adopt(requests[at][-1], number)
+            arrived.append((channel, received))
+        for channel, received in arrived:  # now, because a server that serves two legs may answer the second one first
+            channel.feed(received)
+        session.meter.begin(exchange.began)
+        pending = []
+        for call, sent in zip(calls, requests, strict=True):
+            session.meter.counted(not call.terms.pushes, call.asked)
+            opened = session.opened(SentCall(session, "push" if call.terms.pushes else "pull", sent))
+            pending.append(Pending((opened,), call.finish))
+        return [each.result() for each in pending]
+
+    def _idle(self, channel: Channel, left: int) -> None:
+        """A server has moved no byte of a message for a while, with `left` bytes to come."""
+        session = self._session
+        now, moving = session.now(), (self._exchange.began, channel, left)
+        if moving != self._moving:
+            self._moving, self._until = moving, now + session.patience
+        elif now > self._until:
+            raise RequestTimeoutError(
+                f"{channel.what} has moved no bytes for {config.limit('request', session.patience)}: "
+                f"it is busy, hangs, or is cut off; see its log"
+            )
+        if channel.idle is not None:
+            channel.idle()

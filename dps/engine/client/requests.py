@@ -1,0 +1,249 @@
+"""A call, prepared: what is wrong with it is found before any of it, or of its fellows, is sent.
+
+`call.pyx` takes arrays as they are where they fit, groups the keys and cuts the call into one request for each
+server, run of neighbouring shards and chunk. Where they do not fit, `inputs.py` makes keys and rows of what came in, or
+an error says what is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from dps.engine.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
+from dps.engine.client.origin import Origin
+from dps.engine.client.table import Keys, Outs, T
+from dps.engine.core.blocks import empty
+from dps.engine.core.requests import call as core
+from dps.engine.core.requests.form import Form
+from dps.engine.state.custom import Custom
+from dps.engine.state.ops import ADD, ASSIGN, PUSH, TableSpec
+from dps.engine.state.partition import group, shard_bits
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header, encode_header
+from dps.errors import InputError
+
+__all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_deletion", "prepared_pull", "prepared_push"]
+
+FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
+NO_KEYS = np.empty(0, np.int64)
+MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
+# Of a request that may be one of several, because a server serves nothing else meanwhile: some milliseconds.
+MOST_BYTES, MOST_PULLED, MOST_KEYS, MOST_DELETED = 1 << 24, 1 << 17, 1 << 15, 1 << 14
+
+
+class TableRoute:
+    """A table as a client sees it: its spec, and which server holds which run of neighbouring shards."""
+
+    def __init__(self, spec: TableSpec, owners: list[int]):
+        self.spec = spec
+        cuts = [0, *(n for n in range(1, len(owners)) if owners[n] != owners[n - 1]), len(owners)]
+        self.runs = [(owners[a], a, b) for a, b in itertools.pairwise(cuts)]  # server, first shard, end
+        kind, bits = np.dtype(spec.dtype).num, 0 if spec.rows else shard_bits(spec.shards)
+        edges = [(first, end) for _, first, end in self.runs]
+        self.form = Form(spec.id, kind, spec.dim, spec.rows or 0, spec.shards, bits, spec.finite, edges, spec.cells)
+        self.terms: TableTerms | None = None  # once a call was made
+
+
+class TableTerms:
+    """The terms of all calls of a client to a table, by one route.
+
+    Parameters
+    ----------
+    route : TableRoute
+    epoch : int
+        Of the route.
+    chunk : int
+        Bytes of a request; a larger call is cut.
+    clocked : bool
+        Whether the client has a clock.
+
+    Attributes
+    ----------
+    pull, certified, deletion : Terms
+    changes : dict
+        The terms of the changes that the table takes, by rule and whether new values come back.
+    replays : dict
+        The same, for changes that were acknowledged to an earlier attempt.
+    """
+
+    def __init__(self, route: TableRoute, epoch: int, chunk: int, clocked: bool):
+        spec, form = route.spec, route.form
+        parts = form, epoch, min(chunk, MOST_BYTES)
+        at_once = spec.aggregate is None or not clocked  # else the servers sum, also repeats
+        sums = at_once and spec.optimizer.repeats == "sum"
+        self.clocked = clocked
+        self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_PULLED)
+        self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_PULLED)
+        self.deletion = core.Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED)
+
+        def change(flags: int, answered: bool, merges: bool) -> core.Terms:
+            # The user's code may refuse a push, and one that is refused has changed nothing. And if a key may come
+            # twice, an answer to one part would lack what the next part changes.
+            if isinstance(spec.optimizer, Custom) or (answered and not merges):
+                return core.Terms(form, epoch, chunk, frames.PUSH, flags, True, answered, merges)
+            return core.Terms(*parts, frames.PUSH, flags, True, answered, merges, MOST_KEYS)
+
+        rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, False), (ASSIGN, False)]
+        self.changes, self.replays = (
+            {
+                (rule, answered): change(FLAGS[rule] | asks | more, answered, merges)
+                for rule, merges in rules
+                for answered, asks in ((False, 0), (True, frames.ANSWER))
+            }
+            for more in (0, frames.REPLAYED)
+        )
+
+
+class Prepared(NamedTuple):
+    """A call that has been checked and grouped, ready to be sent."""
+
+    route: TableRoute
+    calls: tuple[core.Call, ...]  # one after the other
+    finish: Callable[[], np.ndarray | None]  # makes the result, once they are answered
+
+
+def prepared_pull(
+    route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, out: object, certified: bool = False
+) -> Prepared:
+    """A pull by those terms, in the name of that origin."""
+    agreed = terms.certified if certified else terms.pull
+    call = core.Call.of(agreed, origin, keys, None, out)
+    if call is not None:
+        return Prepared(route, (call,), call.finish)
+    sparse = split_sparse(route.spec.name, route.spec, keys)
+    target, shape = named(route, keys if sparse is None else sparse[0])
+    answer = room_for(out, shape, route.spec)
+    call = core.Call.of(agreed, origin, target, None, flat(answer, route.spec))
+    return refuse(route, frames.PULL, origin, target) if call is None else into(answer, route, call)
+
+
+def prepared_push(
+    route: TableRoute,
+    terms: TableTerms,
+    origin: Origin,
+    keys: Keys,
+    values: object,
+    rule: int,
+    answered: bool = False,
+    out: object = None,
+    rows: int | None = None,
+    replays: bool = False,
+) -> Prepared:
+    """A push by those terms, in the name of that origin; `replays`: which an earlier attempt has made."""
+    spec = route.spec
+    changes = terms.replays if replays else terms.changes
+    agreed = changes.get((rule, answered))
+    if agreed is None:
+        derives = f"{spec.optimizer.kind} derives the values from its state"
+        raise InputError(f"table {spec.name!r}: {derives}; only push changes them")
+    weight = -1 if rows is None else weight_of(spec, rows, terms.clocked)
+    call = core.Call.of(agreed, origin, keys, values, out, weight)
+    if call is not None:
+        return Prepared(route, (call,), call.finish)
+    sparse = split_sparse(spec.name, spec, keys)
+    if sparse is not None:
+        keys, values = sparse[0], sparse[1] if values is None else values
+    if values is None:
+        raise InputError(f"table {spec.name!r}: a push takes keys and values; values are missing")
+    target, shape = named(route, keys)
+    array = as_rows(values, shape, len(target) if isinstance(target, np.ndarray) else shape[0], spec)
+    answer = room_for(out, shape, spec) if answered else None
+    room = None if answer is None else flat(answer, spec)
+    call = core.Call.of(agreed, origin, target, array, room, weight)
+    if call is not None:
+        return into(answer, route, call)
+    # Of several chunks a later one may repeat a key of an earlier one, so the values are asked for behind all of them.
+    push = core.Call.of(changes[rule, False], origin, target, array, None, weight) if answered else None
+    pull = None if push is None else core.Call.of(terms.pull, origin, target, None, room)
+    if push is None or pull is None:
+        refuse(route, frames.PUSH, origin, target)
+    return into(answer, route, push, pull)
+
+
+def prepared_deletion(route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, every: bool) -> Prepared:
+    """The deletion of these rows or, with `every`, of all rows, in the name of that origin."""
+    agreed = terms.deletion
+    if every:  # in all shards, as a push that stands for rows of data
+        call = core.Call.of(agreed, origin, NO_KEYS, None, None, 1)
+        return refuse(route, frames.PUSH, origin, NO_KEYS) if call is None else Prepared(route, (call,), call.finish)
+    if keys is None:
+        raise InputError(f"table {route.spec.name!r}: a deletion names the keys; clear() deletes all rows")
+    sparse = split_sparse(route.spec.name, route.spec, keys)
+    target, _ = named(route, keys if sparse is None else sparse[0])
+    call = core.Call.of(agreed, origin, target, None, None)
+    return refuse(route, frames.PUSH, origin, target) if call is None else Prepared(route, (call,), call.finish)
+
+
+def into(answer: np.ndarray | None, route: TableRoute, *calls: core.Call) -> Prepared:
+    """Calls whose result is `answer`."""
+
+    def finish() -> np.ndarray | None:
+        for call in calls:
+            call.finish()
+        return answer
+
+    return Prepared(route, calls, finish)
+
+
+def named(route: TableRoute, keys: Keys) -> tuple[np.ndarray | slice, tuple[int, ...]]:
+    """The keys as int64, flat and contiguous, or a range of rows of a dense table; and the shape of what they name."""
+    spec = route.spec
+    if keys is not None and not isinstance(keys, slice):
+        return as_keys(keys, spec.name)
+    if spec.rows is None:
+        raise InputError(f"table {spec.name!r} is keyed: name the keys")
+    start, stop, step = (keys or slice(None)).indices(spec.rows)
+    if step != 1:
+        raise InputError(f"table {spec.name!r}: a slice of rows has step 1, not {step}; name the keys")
+    stop = max(start, stop)
+    return slice(start, stop), (stop - start,)
+
+
+def weight_of(spec: TableSpec, rows: object, clocked: bool) -> int:
+    """How many rows of data a push stands for, as it travels."""
+    if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or not 0 <= rows < MAX_ROWS:
+        raise InputError(
+            f"table {spec.name!r}: rows is how many rows of data a push stands for, 0 or more; not {rows!r}"
+        )
+    if spec.aggregate != "mean" or not clocked:
+        why = "this client has no clock" if spec.aggregate == "mean" else f"it has aggregate={spec.aggregate!r}"
+        raise InputError(
+            f"table {spec.name!r}: rows= weighs the pushes of trainers in a table with aggregate='mean', and {why}"
+        )
+    return int(rows)
+
+
+def outs_of(out: np.ndarray | Outs[T]) -> Mapping[T, np.ndarray]:
+    """Where the answers of several tables go."""
+    if isinstance(out, np.ndarray):
+        raise InputError("out of several tables is a mapping {table: array}, as the tables are")
+    return out or {}
+
+
+def room_for(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:
+    """Where the values of keys of that shape go: `out`, or a new array."""
+    full = row_shape(shape, spec)
+    if out is None:
+        return empty(full, spec.dtype)
+    return check_out(out, full, spec)
+
+
+def flat(answer: np.ndarray, spec: TableSpec) -> np.ndarray:
+    """The same memory, with one axis for the keys."""
+    return answer.reshape(-1) if spec.dim == 1 else answer.reshape(-1, spec.dim)
+
+
+def refuse(route: TableRoute, kind: int, origin: Origin, target: np.ndarray | slice) -> NoReturn:
+    """Say why a call cannot be made although its arrays have the right types and shapes."""
+    spec = route.spec
+    if isinstance(target, np.ndarray) and spec.rows is not None:
+        group(target, spec.rows, spec.shards, spec.name)
+    encode_header(Header(kind, table=spec.id, trainer=origin.id, parties=origin.parties, attempt=origin.attempt))
+    count = len(target) if isinstance(target, np.ndarray) else target.stop - target.start
+    raise InputError(
+        f"table {spec.name!r}: a call has at most 2147483647 keys or rows, and this one has {count}; make several calls"
+    )

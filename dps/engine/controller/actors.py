@@ -1,0 +1,295 @@
+"""Server actors: the servers of one parameter server as Dask sees them. It finds workers; starts, calls, closes actors.
+
+Everything here happens on the scheduler's loop. `server_procedures.py` has the steps, and this file carries them out.
+Which server holds which shard is the matter of `failover.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from distributed.protocol import Serialized, deserialize
+from distributed.protocol.pickle import loads
+
+from dps import config
+from dps.engine.controller.executor import Executor
+from dps.engine.controller.failover import Membership, ServerRecord
+from dps.engine.controller.function_procedures import FunctionProcedures
+from dps.engine.controller.procedures import TIMEOUT_SETTINGS
+from dps.engine.controller.server_procedures import ServerProcedures
+from dps.engine.controller.table_procedures import TableProcedures
+from dps.engine.daskapi.cordon import Cordon, client_of
+from dps.engine.daskapi.processes import VERSIONS_REQUEST, check_versions, own_security, own_version, version_in
+from dps.engine.wire.handshake import new_nonce
+from dps.errors import DPSError, ServerGoneError
+
+__all__ = ["ServerActors"]
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_HINTS = {"load": ": it was reading a checkpoint"}
+
+
+class ServerActors:
+    """The workers and actors of one parameter server's servers.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    cordon : Cordon
+        Keeps ordinary tasks off the workers of servers.
+    membership : Membership
+        Which servers are up, and which shards they hold.
+    actor : type
+        The class of a server's actor.
+    args : tuple
+        (session, secrets, controller's address), for the actors.
+    in_endpoint : callable
+        Runs a function in the endpoint's thread, which owns the membership.
+    others : callable
+        Gives the workers of all servers in this cluster, once for each server.
+    version : str, optional
+        The driver's version of dps, for error messages.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        cordon: Cordon,
+        membership: Membership,
+        actor: type,
+        args: tuple[str, tuple[str, str], tuple[str, int]],
+        in_endpoint: Callable[..., Awaitable[Any]],
+        others: Callable[[], list[str]],
+        version: str | None = None,
+    ):
+        self.scheduler, self.membership, self.session = scheduler, membership, args[0]
+        self.changing = asyncio.Lock()  # held while a table is made or dropped
+        self._scaling = asyncio.Lock()  # held while servers are added or retired
+        versions = {"the client": version, f"the scheduler {scheduler.address}": own_version()}
+        self._workers = DaskWorkers(scheduler, cordon, membership, actor, args, others, versions, self._close_actor)
+        key = f"dps-server-{self.session}-{{}}-{new_nonce()[:8]}"
+        clock = asyncio.get_running_loop().time
+        self._procedures = ServerProcedures(
+            membership, self._workers, self._scaling, self.changing, key, clock, asyncio.current_task
+        )
+        self.executor = Executor(in_endpoint, self.call_number, self.call_all)
+        numbers = itertools.count(1)
+        self.tables = TableProcedures(membership, self.up, self.changing, lambda: next(numbers))
+        self._functions = FunctionProcedures(membership, self.up, self.changing)
+        self._maintenance: asyncio.Future | None = None
+
+    def servers(self) -> list[ServerRecord]:
+        """All members, whatever their state."""
+        return self._procedures.servers()
+
+    def up(self) -> list[ServerRecord]:
+        """The servers whose actors can be called."""
+        return [server for server in self.servers() if server.up and self._workers.has_actor(server)]
+
+    def spares(self) -> list[str]:
+        """Workers that further servers could have now."""
+        return self._procedures.spares()
+
+    @property
+    def wanted(self) -> int:
+        """How many servers there are to be."""
+        return self._procedures.wanted
+
+    @property
+    def settled(self) -> bool:
+        """Whether no server or table is being made, and there are as many servers as wanted, or as workers allow."""
+        making = self._procedures.starting or self._scaling.locked() or self.changing.locked()
+        up = len(self.up())
+        enough = up == self.wanted or (up < self.wanted and not self.spares())
+        return not making and up == len(self.servers()) and enough
+
+    async def start(self, servers: int, timeout: float) -> None:
+        """Start the first servers; from then on, keep as many as are wanted."""
+        await self.executor.run(self._procedures.start(servers, timeout))
+        self._maintenance = asyncio.ensure_future(self.executor.run(self._procedures.maintain()))
+
+    async def scale(self, servers: int) -> None:
+        """Have that many servers; if there are more, retire those that came last."""
+        await self.executor.run(self._procedures.scale(servers))
+
+    async def retire(self, number: int) -> None:
+        """Have one server emptied, and then closed; another one takes its place, if there is a worker for it."""
+        await self.executor.run(self._procedures.retire(number))
+
+    async def close(self) -> None:
+        """Stop all servers; the scheduler releases their actors."""
+        self._procedures.closed = True
+        starting = self._procedures.starting
+        working = {*starting} if self._maintenance is None else {*starting, self._maintenance}
+        for task in working:
+            task.cancel()
+        await self.call_all("close")
+        if working:  # a task that was starting a server now closes it
+            await asyncio.wait(working, timeout=config.seconds("start"))
+        self._workers.leave(self.servers())
+
+    async def add_table(self, fields: dict[str, Any], exist_ok: bool, free: Iterable[str]) -> dict[str, Any]:
+        """Make a table on all servers, then publish it; its fields. See `TableProcedures.add`."""
+        return await self.executor.run(self.tables.add(fields, exist_ok, free))
+
+    async def drop_table(self, name: str) -> None:
+        """Drop a table on all servers. See `TableProcedures.drop`."""
+        await self.executor.run(self.tables.drop(name))
+
+    async def add_function(self, identity: str, code: bytes) -> None:
+        """Bring a function of the user to all servers. See `FunctionProcedures.add`."""
+        await self.executor.run(self._functions.add(identity, code))
+
+    async def _close_actor(self, server: ServerRecord) -> None:
+        with contextlib.suppress(Exception):
+            await self.call(server, "close")
+
+    async def call_all(self, method: str, *args: Any) -> dict[int, Any]:
+        """Call all servers that can answer; returns their answers by number. Failures are logged."""
+        level = logging.INFO if self._procedures.closed else logging.WARNING  # because the cluster may be closing, too
+        servers = self.up()
+        answers = await asyncio.gather(*(self.call(s, method, *args) for s in servers), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                logger.log(level, "parameter server %r: %r failed: %s", self.session, method, answer)
+        return {s.number: a for s, a in zip(servers, answers, strict=True) if not isinstance(a, BaseException)}
+
+    async def call_number(self, number: int, method: str, *args: Any) -> Any:
+        """Call the actor of the server with that number."""
+        if number not in self.membership.servers:
+            raise ServerGoneError(f"server {number} was lost meanwhile")
+        return await self.call(self.membership.servers[number], method, *args)
+
+    async def call(self, server: ServerRecord, method: str, *args: Any) -> Any:
+        """Call a server's actor, through its worker."""
+        where, setting = f"server {server.number} on {server.worker}", TIMEOUT_SETTINGS.get(method, "request")
+        patience = config.seconds(setting)
+        try:
+            call = self.scheduler.rpc(server.worker).actor_execute(
+                actor=server.key, function=method, args=list(args), kwargs={}
+            )
+            answer = await asyncio.wait_for(call, patience)
+        except (TimeoutError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise ServerGoneError(
+                    f"{where} has not answered {method!r} within {config.limit(setting, patience)}"
+                    f"{TIMEOUT_HINTS.get(method, '')}. See its log; if it is only busy, raise the setting"
+                ) from error
+            raise ServerGoneError(f"{where} did not answer {method!r}: {error!r}") from error
+        if answer["status"] != "OK":
+            raise _unpack(answer["exception"], where)
+        return _plain(answer["result"])
+
+
+class DaskWorkers:
+    """The workers and actors of one parameter server's servers, for `ServerProcedures`.
+
+    Parameters are as of `ServerActors`; `versions` are the versions of dps by party, and `close` closes an actor that
+    the scheduler has.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        cordon: Cordon,
+        membership: Membership,
+        actor: type,
+        args: tuple[str, tuple[str, str], tuple[str, int]],
+        others: Callable[[], list[str]],
+        versions: dict[str, str | None],
+        close: Callable[[ServerRecord], Awaitable[None]],
+    ):
+        self.scheduler, self.cordon, self.membership = scheduler, cordon, membership
+        self.session, self.secrets, self.controller = args
+        self._actor, self._others, self._versions, self._close = actor, others, versions, close
+        self._holder = f"dps-{self.session}"  # the client name under which the scheduler keeps the actors
+        # By server: what is to be closed when its actor is made, and its future.
+        self._making: dict[int, tuple[contextlib.AsyncExitStack, Any]] = {}
+
+    def candidates(self) -> tuple[list[str], bool]:
+        """Workers without a server of this session, the least used first; and whether they are dedicated to servers."""
+        dedicated = self.cordon.workers()
+        mine = {server.worker for server in self.membership.servers.values()}
+        uses = self._others()
+        workers = [w for w in dedicated or self.scheduler.workers if w not in mine]
+        return sorted(workers, key=uses.count), bool(dedicated)
+
+    def shortage(self) -> tuple[str, str]:
+        have = f"{len(self.cordon.workers())} of {len(self.scheduler.workers)} workers carry the resource dps"
+        return have, f"start more with `dask worker {self.scheduler.address} --resources dps=1`"
+
+    def is_there(self, worker: str) -> bool:
+        return worker in self.scheduler.workers
+
+    def has_actor(self, server: ServerRecord) -> bool:
+        """Whether the scheduler has the server's actor. (The server announces itself to the controller before that.)"""
+        task = self.scheduler.tasks.get(server.key)
+        return task is not None and task.state == "memory"
+
+    def admit(self, server: ServerRecord) -> str:
+        self.cordon.admit([server.key])
+        return self._making[server.number][1].status
+
+    async def submit(self, server: ServerRecord) -> None:
+        dedicated = {"resources": {"dps": 1}} if server.worker in self.cordon.workers() else {}
+        stack = contextlib.AsyncExitStack()
+        client = await stack.enter_async_context(client_of(self.scheduler, own_security(self.scheduler)))
+        args = (self.session, server.number, self.secrets, self.controller)
+        future = client.submit(self._actor, *args, actor=True, key=server.key, workers=[server.worker], **dedicated)
+        self._making[server.number] = stack, future
+
+    async def failure(self, server: ServerRecord) -> None:
+        await self._making[server.number][1]
+
+    async def adopt(self, server: ServerRecord) -> None:
+        stack, _ = self._making.pop(server.number)
+        self.scheduler.client_desires_keys([server.key], self._holder)
+        await stack.aclose()
+
+    async def close(self, server: ServerRecord) -> None:
+        if self.has_actor(server):
+            await self._close(server)
+        self._release([server.key])
+
+    def leave(self, servers: list[ServerRecord]) -> None:
+        """Have the scheduler forget all actors."""
+        self._release([server.key for server in servers])
+        if self._holder in self.scheduler.clients:
+            self.scheduler.remove_client(self._holder, f"dps-close-{self.session}")
+
+    def _release(self, keys: list[str]) -> None:
+        if self._holder in self.scheduler.clients:
+            self.scheduler.client_releases_keys(keys, self._holder, f"dps-close-{self.session}")
+
+    async def check_versions(self, workers: list[str]) -> None:
+        """Refuse workers with another version of dps, because the names of its classes and frames may differ."""
+        versions = dict(self._versions)
+        for worker in workers:
+            try:
+                request = self.scheduler.rpc(worker).versions(**VERSIONS_REQUEST)
+                answer = await asyncio.wait_for(request, config.seconds("connect"))
+            except (OSError, TimeoutError) as error:
+                raise ServerGoneError(
+                    f"worker {worker}, meant for a server, has not said its version of dps within "
+                    f"{config.limit('connect')}: {error!r}. See its log; if it is only busy, raise the setting"
+                ) from error
+            versions[f"worker {worker}"] = version_in(answer)
+        check_versions(versions)
+
+
+def _plain(value: Any) -> Any:
+    """The value of an answer, which the scheduler leaves serialized because it usually passes it on."""
+    return deserialize(value.header, value.frames) if isinstance(value, Serialized) else getattr(value, "data", value)
+
+
+def _unpack(error: Any, where: str) -> BaseException:
+    value = _plain(error)
+    if isinstance(value, bytes):
+        value = loads(value)
+    return value if isinstance(value, DPSError) else DPSError(f"{where} failed: {value!r}")

@@ -1,0 +1,156 @@
+"""Autoscaling procedures: the number of servers follows the load. `coordination/autoscaling.py` has the rule. Pure.
+
+They change the number as `ps.scale` does, on the scheduler's loop, so autoscaling outlives the driver that asked for
+it. At a fixed interval they read the load that servers have reported with their heartbeats. They decide only when
+nothing is unfinished: every server is up, every shard has its replicas and none is moving, no table is being made, and
+no checkpoint is being written. Because otherwise the load of a shard that moves may count twice or not at all, and a
+checkpoint would be begun anew with each shard that moves.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from dps.engine.controller.failover import Membership
+from dps.engine.controller.procedures import Ask, InEndpoint, Procedure, Sleep, Uninterrupted
+from dps.engine.coordination.autoscaling import AutoscalingRule, ServerLoad
+from dps.engine.coordination.placement import next_steps
+
+__all__ = ["AutoscalingProcedures", "LoadReports", "ScalableServers"]
+
+logger = logging.getLogger(__name__)
+
+
+class ScalableServers(Protocol):
+    """The servers, as far as autoscaling needs them."""
+
+    @property
+    def wanted(self) -> int:
+        """How many servers there are to be."""
+        ...
+
+    @property
+    def settled(self) -> bool:
+        """Whether no server or table is being made, and there are as many servers as wanted, or as workers allow."""
+        ...
+
+    def spares(self) -> list[str]:
+        """Workers that further servers could have now."""
+        ...
+
+    def scale(self, servers: int) -> Any:
+        """Have that many servers. It may wait."""
+        ...
+
+
+class LoadReports(Protocol):
+    """What the servers have reported of their load."""
+
+    def now(self) -> float:
+        """Seconds, as `loads` takes them."""
+        ...
+
+    def loads(self, since: float) -> dict[int, tuple[float, float]]:
+        """By server: the fraction of its time that it works, and the bytes that it holds, if reported since then."""
+        ...
+
+
+class AutoscalingProcedures:
+    """How the number of servers follows the load.
+
+    Parameters
+    ----------
+    membership : Membership
+        Which servers hold which shards. The endpoint's thread owns it and the reports.
+    reports : LoadReports
+    servers : ScalableServers
+    limit : callable
+        Bytes that each server may have in use.
+    busy : callable
+        Whether a checkpoint is being taken or restored: meanwhile, the number stays.
+    copies : int
+        Replicas of a shard, in tables that are made later.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        reports: LoadReports,
+        servers: ScalableServers,
+        limit: Callable[[], float],
+        busy: Callable[[], bool],
+        copies: int,
+    ):
+        self.membership, self._reports, self._servers = membership, reports, servers
+        self._limit, self._busy, self._copies = limit, busy, copies
+        self.rule: AutoscalingRule | None = None  # the rule that is followed
+        self.memory: float | None = None  # bytes that each server may have in use; None: what `limit` says
+        self.why = ""  # the reason of the last decision
+        self._at_rest: tuple[Any, float] = None, math.inf  # the placement, and since when it is unchanged
+
+    def follow(self, rule: AutoscalingRule, interval: float) -> Procedure[None]:
+        """Follow the load until another rule, or none, is followed."""
+        failed = ""
+        while self.rule is rule:  # because `asyncio.wait_for` may swallow the cancellation of this task
+            try:
+                yield from self.tick(rule)
+                failed = ""
+            except Exception as error:
+                self.why = f"{type(error).__name__}: {error}"
+                if self.why != failed:  # so that each failure is logged once
+                    failed = self.why
+                    logger.warning(
+                        "parameter server %r: its number of servers stays: %s", self.membership.session, self.why
+                    )
+            yield Sleep(interval)
+
+    def tick(self, rule: AutoscalingRule) -> Procedure[None]:
+        """Read the load, have the rule decide, and carry that out."""
+        if self._busy():  # no shard has moved, so earlier samples still count
+            self.why = "waits for a checkpoint"
+            return
+        load: ServerLoad | None = (yield InEndpoint(self._load)) if self._servers.settled else None
+        if load is None:
+            self.why = "waits for servers, shards and reports on their way"
+            rule.restart()
+            return
+        load = load._replace(limit=self.memory or self._limit(), spare=len(self._servers.spares()))
+        servers, self.why, announce = rule.decide(load)
+        if servers != load.servers:
+            text = f"adapt: {load.servers} -> {servers} servers, {self.why}"
+            yield InEndpoint(self.membership.note, (text, logging.INFO))
+        elif announce:
+            yield InEndpoint(self.membership.note, (f"adapt: {self.why}",))
+        # More servers may be wanted than there are workers for, and then more than the maximum.
+        if servers != load.servers or self._servers.wanted > max(servers, rule.maximum):
+            yield Uninterrupted(self._scale(rule, servers))  # because half a change must not remain
+
+    def _scale(self, rule: AutoscalingRule, servers: int) -> Procedure[None]:
+        if self.rule is rule:  # unless a user has set a number meanwhile
+            yield Ask(self._servers.scale, (servers,))
+
+    def _load(self) -> ServerLoad | None:
+        """The load of the servers; None while a server comes or goes, or a shard moves. In the endpoint's thread."""
+        membership, servers = self.membership, self.membership.servers
+        tables = {name: (spec["copies"], membership.places[name]) for name, spec in membership.specs.items()}
+        places = [p for _, shards in tables.values() for p in shards]
+        shards = {membership.specs[name]["id"]: tuple(places) for name, (_, places) in tables.items()}
+        what = sorted(servers), shards
+        if (
+            what != self._at_rest[0]  # the epoch would tell more: a checkpoint begins one, too
+            or any(server.doubted or not server.takes_replicas for server in servers.values())
+            or any(p.joiner is not None or p.stepping_down or not p.chain for p in places)
+            or any(next_steps(tables, servers, (), 1))
+        ):
+            self._at_rest = what, self._reports.now()
+        loads = self._reports.loads(
+            self._at_rest[1]
+        )  # later reports only: an earlier one may count a moved shard twice
+        if not servers or servers.keys() != loads.keys():
+            return None
+        copies = max(self._copies, *(copies for copies, _ in tables.values()), 1)
+        busy, held = (sum(values) for values in zip(*loads.values(), strict=True))
+        return ServerLoad(len(servers), busy, held, copies=copies, pieces=max(1, sum(len(p.chain) for p in places)))

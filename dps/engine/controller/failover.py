@@ -1,0 +1,563 @@
+"""Membership: which servers are up, which shards they hold, what to do when one fails; and the route for clients.
+
+Everything here happens in the thread of the controller's endpoint. `coordination/placement.py` and
+`coordination/liveness.py` have the rules. Servers connect to the controller:
+
+============ ====================================== =======================================================
+frame        from the server                        what the controller does
+============ ====================================== =======================================================
+SERVE        `Serve`                                the server is up; PLACE, now and at each new placement
+BEAT         request; a report (see `reports.py`)   OK, which renews the lease
+CAUGHT_UP    `CaughtUp`                             the joiner becomes the last of the chain
+STEPPED_DOWN `SteppedDown`                          the chain goes on without the server, or in another order
+SUSPECT      `Suspect`                              a server that takes no ops leaves the chains of the shards
+FAILED       `ServerFailed`                         the server has ended itself: it leaves all chains
+============ ====================================== =======================================================
+
+`wire/membership_messages.py` has the fields of these messages.
+
+When another server takes over. A server is *lost* when Dask has removed its worker and its connection to the controller
+is broken: its own kernel has closed two connections. It has *failed* when it says so itself: then it has ended already.
+It is *silent* when no heartbeat has come for `dps.timeouts.silence`, which is longer than its lease: from then on it
+answers no pulls of replicated tables, whatever it does. Then the next server in each of its chains takes over. A silent
+server keeps the shards of which no other server has a replica, because it may wake up. A server that takes over must
+not have died itself meanwhile. So the silent one leaves a chain only when another server of that chain has sent a
+heartbeat since; until then the others are *doubted*. (The server that goes on alone may acknowledge ops that the silent
+one does not have.)
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dps import config
+from dps.engine.coordination.liveness import Liveness
+from dps.engine.coordination.placement import (
+    Place,
+    PlacementStep,
+    StepKind,
+    appended,
+    handed_over,
+    joined,
+    next_steps,
+    place,
+    rechained,
+    surplus,
+    without,
+)
+from dps.engine.state.names import shown
+from dps.engine.telemetry.reports import ReceivedReport, ServerReport
+from dps.engine.telemetry.snapshot import ServerPhase
+from dps.engine.wire import frames
+from dps.engine.wire.bodies import decode, encode
+from dps.engine.wire.frames import Header
+from dps.engine.wire.membership_messages import CaughtUp, Serve, ServerFailed, SteppedDown, Suspect
+from dps.engine.wire.placement_messages import Located, Placement, Route, ShardPlace
+from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
+from dps.errors import InputError, ProtocolError, ServerGoneError, TooFewWorkersError
+
+__all__ = ["TICK_SECONDS", "Membership", "ServerRecord"]
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.1  # between two calls of `Membership.tick`
+UNFIT_SECONDS = 1.0  # for which a server that was out of step joins no chain
+# A primary that could not hand over serves for so many times `dps.timeouts.step-down` before it is asked again.
+BACK_OFF_FACTOR = 3.0
+MAX_MOVES = 4  # shards that move at a time
+MAX_EVENTS = 256  # that are remembered
+
+
+class ServerRecord:
+    """One server, as the controller sees it."""
+
+    def __init__(self, number: int, worker: str, key: str):
+        self.number, self.worker, self.key = number, worker, key
+        self.address: tuple[str, int] | None = None
+        self.connection: RoleConnection | None = None
+        self.worker_removed = False  # by Dask
+        self.ready = False  # it has all tables and functions
+        self.silent = False  # no heartbeat has come for `dps.timeouts.silence`
+        self.failed = False  # it has ended itself, and is to be closed
+        self.doubted = False  # no heartbeat has come since its connection broke, or since another server fell silent
+        self.leaving = False  # it is to be emptied and closed
+        # Calls about tables and functions, (method, arguments), that it could not take while it was out of reach.
+        self.missed: list[tuple[str, tuple[Any, ...]]] = []
+        self.unfit_until = 0.0  # it was out of step, and joins no chain before
+
+    @property
+    def up(self) -> bool:
+        return self.connection is not None and not self.silent and not self.failed
+
+    @property
+    def serves(self) -> bool:
+        """Whether it can hold replicas: it is up, has all tables, and Dask has not removed its worker."""
+        return self.up and self.ready and not self.worker_removed
+
+    @property
+    def takes_replicas(self) -> bool:
+        """Whether shards may be placed on it: it can hold replicas, and is not to be emptied."""
+        return self.serves and not self.leaving
+
+    @property
+    def phase(self) -> ServerPhase:
+        if self.worker_removed or not self.up:
+            return ServerPhase.GONE
+        return ServerPhase.LEAVING if self.leaving else ServerPhase.UP
+
+
+class Membership:
+    """The servers of one parameter server: see the module's docstring.
+
+    Parameters
+    ----------
+    endpoint
+        The controller's; only its `now` is used.
+    session : str
+        Name of the parameter server.
+    on_event : callable, optional
+        Called with the text of each event.
+    on_report : callable, optional
+        Called with the number of a server and the report that its heartbeat has brought.
+    on_primary : callable, optional
+        Called before a shard gets another primary: the table's number, the shard, the old and the new primary (None:
+        there is none), and whether the old one has handed over itself.
+    """
+
+    def __init__(
+        self,
+        endpoint: RoleEndpoint,
+        session: str,
+        *,
+        on_event: Callable[[str], None] = lambda text: None,
+        on_report: Callable[[int, ReceivedReport], None] = lambda number, report: None,
+        on_primary: Callable[[int, int, int | None, int | None, bool], None] = lambda *change: None,
+    ):
+        self.endpoint, self.session = endpoint, session
+        self._on_event, self._on_report, self._on_primary = on_event, on_report, on_primary
+        self.servers: dict[int, ServerRecord] = {}
+        self.specs: dict[str, dict[str, Any]] = {}
+        self.functions: dict[str, bytes] = {}  # of users, by their numbers; all ready servers have them
+        self.places: dict[str, list[Place]] = {}
+        self.epoch = 0
+        self.failures = 0  # servers that were lost or fell silent so far
+        self.remedy = "there is no checkpoint to restore it from"  # for a shard whose last replica is lost
+        self.route = b""
+        self.events: collections.deque[tuple[float, str]] = collections.deque(maxlen=MAX_EVENTS)
+        # Of each event, whether it still matters.
+        self._still_true: collections.deque[Callable[[], bool]] = collections.deque(maxlen=MAX_EVENTS)
+        self._liveness = Liveness(config.seconds("silence"), TICK_SECONDS)
+        # (table, shard) -> the step for which its primary is to hand over, the epoch since when, and until when
+        self._handovers: dict[tuple[str, int], tuple[PlacementStep, int, float]] = {}
+        # (table, shard) -> a primary that could not hand over, and until when it is not asked again
+        self._backing_off: dict[tuple[str, int], tuple[int, float]] = {}
+        self._awaited: set[int] = set()  # doubted servers whose heartbeat is to decide whether a silent one leaves
+        self._next = 0
+        self._last_state: tuple | None = None  # at the last tick: the epoch, and the servers by state
+        self.handlers = {
+            frames.SERVE: self.serve,
+            frames.BEAT: self.beat,
+            frames.CAUGHT_UP: self.caught_up,
+            frames.STEPPED_DOWN: self.stepped_down,
+            frames.SUSPECT: self.suspect,
+            frames.FAILED: self.failed,
+        }
+        self._publish()
+
+    # -- called by the scheduler's loop, through the endpoint
+
+    def add_server(self, worker: str, key: str) -> int:
+        """Note that a server is being started on that worker; returns its number."""
+        number, self._next = self._next, self._next + 1
+        self.servers[number] = ServerRecord(number, worker, key.format(number))
+        return number
+
+    def remove_server(self, number: int) -> None:
+        """Forget a server that was closed, or never came up."""
+        server = self.servers.pop(number, None)
+        self._liveness.forget(number)
+        if server is not None and server.connection is not None:
+            server.connection.party = None
+            server.connection.transport.close()
+
+    def add_table(self, spec: dict[str, Any]) -> list[Place]:
+        """Places for the shards of a new table; `publish_tables` makes them known once the servers have the table."""
+        up = [n for n, server in sorted(self.servers.items()) if server.takes_replicas]
+        if spec["copies"] > len(up):
+            raise TooFewWorkersError(
+                f"table {spec['name']!r}: {spec['copies']} copies need as many servers, and {len(up)} are up; ask for "
+                f"fewer copies, or more servers: ps.scale(servers={spec['copies']})"
+            )
+        return list(place(spec["shards"], up, spec["copies"], self.epoch + 1))
+
+    def publish_tables(self, made: list[tuple[dict[str, Any], list[Place]]]) -> None:
+        """Make tables known, all or none. A server that is not ready any more is in no chain of them.
+
+        Raises
+        ------
+        ServerGoneError
+            A shard has no server left: the one that was to hold it was lost meanwhile.
+        """
+        members = {n for n, server in self.servers.items() if server.up and server.ready}
+        for spec, places in made:
+            lost = {n for p in places for n in p.chain} - members
+            places[:] = [without(p, lost, (), self.epoch + 1) for p in places]
+            if not all(p.chain for p in places):
+                gone = ", ".join(map(str, sorted(lost)))
+                raise ServerGoneError(f"table {spec['name']!r} was not made: servers {gone} were lost meanwhile")
+        for spec, places in made:
+            self.specs[spec["name"]] = spec
+            self.places[spec["name"]] = places
+        self._publish()
+
+    def drop_table(self, name: str) -> dict[str, Any] | None:
+        self.places.pop(name, None)
+        self._handovers = {key: value for key, value in self._handovers.items() if key[0] != name}
+        self._backing_off = {key: value for key, value in self._backing_off.items() if key[0] != name}
+        spec = self.specs.pop(name, None)
+        self._publish()
+        return spec
+
+    def retire(self, numbers: list[int]) -> None:
+        """Have these servers emptied."""
+        staying = [n for n, server in self.servers.items() if server.up and not server.leaving and n not in numbers]
+        max_copies = max((spec["copies"] for spec in self.specs.values()), default=1)
+        if len(staying) < max_copies:
+            raise InputError(
+                f"{len(staying)} servers would be left, and there are tables with {max_copies} copies; start a worker "
+                f"for another server first (dask worker ... --resources dps=1)"
+            )
+        for number in numbers:
+            if number not in self.servers:
+                raise InputError(f"parameter server {self.session!r} has no server {number}: {sorted(self.servers)}")
+            self.servers[number].leaving = True
+
+    def trim(self, wanted: int) -> None:
+        """Have surplus servers emptied, because one that had been replaced is back."""
+        staying = self._staying()
+        for number in surplus(self._tables(), staying, wanted):
+            self.servers[number].leaving = True
+            text = f"server {number} is to go: there are {len(staying)} servers, and {wanted} are wanted"
+            self.note(text, stands=self._is_member(number))
+
+    def empty(self, number: int) -> bool:
+        """Whether a server has no part in any chain (any more)."""
+        return all(number not in p.line for places in self.places.values() for p in places)
+
+    def set_remedy(self, text: str) -> None:
+        """Set what the error for a lost shard tells users to do."""
+        self.remedy = text
+        self._publish()
+
+    def seconds_since_heartbeat(self, number: int) -> float:
+        """How long ago the last heartbeat of a server came."""
+        return self.endpoint.now() - self._liveness.last_heartbeat(number)
+
+    def lost(self) -> set[tuple[int, int]]:
+        """(table's number, shard) of the shards without a replica."""
+        return {
+            (self.specs[name]["id"], n)
+            for name, places in self.places.items()
+            for n, p in enumerate(places)
+            if not p.chain
+        }
+
+    def remove_worker(self, worker: str) -> None:
+        """Dask has removed that worker."""
+        for server in self.servers.values():
+            if server.worker == worker and not server.worker_removed:
+                server.worker_removed = True
+                self.note(f"server {server.number} was lost with {worker}")
+        self._fail_over()
+
+    # -- frames
+
+    def serve(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        message = decode(Serve, body)
+        server = self.servers.get(message.server)
+        if server is None:
+            raise ProtocolError(f"no such server is expected: {message!r:.200}")
+        if server.connection is not None:
+            server.connection.party = None
+            server.connection.transport.close()
+        server.address = message.host, message.port
+        server.connection = connection
+        connection.party = server
+        self._liveness.heartbeat(server.number, self.endpoint.now())
+        self._publish()
+
+    def beat(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        server = self._server(connection)
+        self._liveness.heartbeat(server.number, self.endpoint.now())
+        if body:
+            self._report(server.number, body)
+        server.doubted = False
+        if server.number in self._awaited:
+            self._awaited.discard(server.number)
+            if not self._awaited:
+                self._fail_over()
+        if server.silent:
+            server.silent = False
+            self.note(f"server {server.number} is back", stands=self._is_member(server.number))
+            self._fail_over()  # where all copies were silent, it takes over
+            self._publish()
+        connection.reply(Header(frames.OK, request=header.request))
+
+    def caught_up(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        sender, message = self._server(connection).number, decode(CaughtUp, body)
+        name, shard = message.table, message.shard
+        p = self._place(name, shard)
+        if p.chain[-1:] == (sender,) and p.joiner == message.server and message.epoch >= p.fences[-1]:
+            text = f"server {p.joiner} holds shard {shard} of table {name!r}"
+            self.note(text, logging.INFO, self._is_member(p.joiner))
+            self._set_place(name, shard, appended(p, self.epoch + 1))
+            self._begin_steps(self.endpoint.now())
+            self._publish()
+
+    def stepped_down(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        sender, message = self._server(connection).number, decode(SteppedDown, body)
+        name, shard = message.table, message.shard
+        p = self._place(name, shard)
+        step, since, _ = self._handovers.get((name, shard), (None, 0, 0.0))
+        if step is None or not p.stepping_down or p.chain[:1] != (sender,) or message.epoch < since:
+            return
+        del self._handovers[name, shard]
+        new = handed_over(p, step, self._staying(), self.specs[name]["copies"], self.epoch + 1)
+        self._set_place(name, shard, new, stepped_down=True)
+        self._begin_steps(self.endpoint.now())
+        self._publish()
+
+    def suspect(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        reporter, message = self._server(connection).number, decode(Suspect, body)
+        suspected = message.server
+        out: dict[str, list[int]] = {}
+        for (name, shard), p in {each: self._place(*each) for each in message.shards}.items():
+            if suspected not in p.line or message.epoch < p.fences[p.line.index(suspected)]:
+                continue
+            before = p.line[p.line.index(suspected) - 1] if p.line.index(suspected) else None
+            if reporter not in (suspected, before):
+                continue
+            out.setdefault(name, []).append(shard)
+            chain = [n for n in p.chain if n != suspected]
+            joiner = None if p.joiner == suspected or not chain else p.joiner
+            self._set_place(name, shard, rechained(p, chain, joiner, self.epoch + 1))
+        for name, shards in out.items():
+            why = shown(message.why, 1000)
+            self.note(f"server {suspected} is out of step with {_list_shards(shards)} of table {name!r}: {why}")
+        if out:
+            if suspected in self.servers:
+                self.servers[suspected].unfit_until = self.endpoint.now() + UNFIT_SECONDS
+            self._publish()
+
+    def failed(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        message = decode(ServerFailed, body)
+        server = self.servers.get(message.server)
+        if server is None:  # it is being closed
+            connection.transport.close()
+        elif not server.failed:
+            server.failed = True
+            self.failures += not server.silent
+            self.note(f"server {server.number} on {server.worker} has failed: {shown(message.why, 1000)}")
+            self._fail_over()
+
+    def disconnected(self, connection: RoleConnection) -> None:
+        """The connection of a server broke."""
+        server = connection.party
+        if isinstance(server, ServerRecord) and server.connection is connection:
+            server.connection = None
+            server.doubted = True
+            self._fail_over()
+
+    # -- every TICK_SECONDS
+
+    def tick(self) -> None:
+        """Fail over from servers that have fallen silent, end late handovers, and begin the next steps of placement."""
+        now = self.endpoint.now()
+        silent = self._liveness.silent(now)
+        fresh = [self.servers[n] for n in silent if n in self.servers and not self.servers[n].silent]
+        for server in fresh:
+            server.silent = True
+            self.failures += 1
+            text = f"server {server.number} on {server.worker} is silent"
+            self.note(text, stands=lambda server=server: server.silent)  # type: ignore[misc]
+        if fresh:
+            for server in self.servers.values():
+                server.doubted = True
+        if fresh or self._awaited:
+            self._fail_over()
+        changed = self._end_late_handovers(now)
+        if self._begin_steps(now, changed) or changed:
+            self._publish()
+
+    def _begin_steps(self, now: float, changed: bool = True) -> bool:
+        """Begin the next steps of placement; returns whether there are any. To be published then.
+
+        Where nothing has `changed`, nor the servers and epoch since the last look, there are none.
+        """
+        staying, leaving = self._staying(), self._staying(leaving=True)
+        unfit = [n for n in staying if now < self.servers[n].unfit_until]
+        backing_off = self._in_back_off(now)
+        state = (self.epoch, staying, leaving, unfit, backing_off)
+        if state == self._last_state and not changed:
+            return False
+        self._last_state = state
+        steps = list(next_steps(self._tables(), staying, leaving, MAX_MOVES, unfit, backing_off))
+        for step in steps:
+            self._begin_step(step, now)
+        return bool(steps)
+
+    def _end_late_handovers(self, now: float) -> bool:
+        """Let primaries that could not hand over in time go on serving; returns whether there is one."""
+        late = [key for key, (_, _, until) in self._handovers.items() if now > until]
+        changed = False
+        for name, shard in late:
+            del self._handovers[name, shard]
+            p = self.places[name][shard]
+            if not p.stepping_down:  # another server has become the primary meanwhile
+                continue
+            patience = config.seconds("step-down")
+            self._set_place(name, shard, p._replace(stepping_down=False))
+            self._backing_off[name, shard] = p.chain[0], now + BACK_OFF_FACTOR * patience
+            self.note(
+                f"server {p.chain[0]} could not hand over shard {shard} of table {name!r} within {patience:g} s "
+                f"(dps.timeouts.step-down): it goes on serving, and is asked again in {BACK_OFF_FACTOR * patience:g} s"
+            )
+            changed = True
+        return changed
+
+    def _in_back_off(self, now: float) -> set[tuple[str, int]]:
+        """The shards whose primary is not asked to hand over now, because it has just failed to do so."""
+        self._backing_off = {
+            (name, shard): (primary, until)
+            for (name, shard), (primary, until) in self._backing_off.items()
+            if now < until and self.places[name][shard].chain[:1] == (primary,)
+        }
+        return set(self._backing_off)
+
+    def _begin_step(self, step: PlacementStep, now: float) -> None:
+        p = self.places[step.table][step.shard]
+        if step.kind == StepKind.JOIN:
+            self._set_place(step.table, step.shard, joined(p, step.server, self.epoch + 1))
+        elif step.kind == StepKind.DROP and step.server != p.chain[0]:
+            chain = [n for n in p.chain if n != step.server]
+            self._set_place(step.table, step.shard, rechained(p, chain, p.joiner, self.epoch + 1))
+        else:
+            self._set_place(step.table, step.shard, p._replace(stepping_down=True))
+            self._handovers[step.table, step.shard] = step, self.epoch + 1, now + config.seconds("step-down")
+
+    def _fail_over(self) -> None:
+        """Have other servers take over from those that are lost or silent."""
+        gone = {n for n, server in self.servers.items() if server.worker_removed and not server.up}
+        lost = gone | {n for n, server in self.servers.items() if server.failed}
+        silent = {n for n, server in self.servers.items() if server.silent}
+        doubted = {n for n, server in self.servers.items() if server.doubted}
+        changed = False
+        self._awaited.clear()
+        for name, places in self.places.items():
+            lost_shards = []
+            for shard, p in enumerate(places):
+                new = without(p, lost, silent, self.epoch + 1, doubted)
+                if not silent.isdisjoint(new.chain):
+                    self._awaited.update(set(new.chain) - silent)
+                if new is not p:
+                    changed = True
+                    self._set_place(name, shard, new)
+                    if not new.chain:
+                        lost_shards.append(shard)
+            if lost_shards:
+                self.note(f"the last copy of {_list_shards(lost_shards)} of table {name!r} is gone")
+        for number in gone:
+            self.failures += not (self.servers[number].silent or self.servers[number].failed)
+            self.remove_server(number)
+        if changed or gone:
+            self._publish()
+
+    # -- inside
+
+    def _staying(self, leaving: bool = False) -> list[int]:
+        """The servers that can hold replicas, and stay (or are leaving)."""
+        return [n for n, server in self.servers.items() if server.serves and server.leaving == leaving]
+
+    def _tables(self) -> dict[str, tuple[int, list[Place]]]:
+        return {name: (spec["copies"], self.places[name]) for name, spec in self.specs.items()}
+
+    def _report(self, number: int, body: memoryview) -> None:
+        """Pass a server's report on. An error there must not cost the server its lease."""
+        try:
+            self._on_report(number, ServerReport.decode(body))
+        except Exception as error:
+            self._on_report = lambda number, report: None
+            logger.exception("parameter server %r: reports of servers are not read any more: %s", self.session, error)
+
+    def _server(self, connection: RoleConnection) -> ServerRecord:
+        if not isinstance(connection.party, ServerRecord):
+            raise ProtocolError("a server's frame over a connection on which no server has announced itself")
+        return connection.party
+
+    def _place(self, name: str, shard: int) -> Place:
+        """The place of a shard that a server's message names; no server has a shard of a table that was dropped."""
+        places = self.places.get(name)
+        if places is None:
+            return Place(())
+        if shard >= len(places):
+            raise ProtocolError(f"a server's message names a shard that does not exist: {shard} of table {name!r}")
+        return places[shard]
+
+    def _set_place(self, name: str, shard: int, new: Place, stepped_down: bool = False) -> None:
+        old = self.places[name][shard]
+        if old.chain[:1] != new.chain[:1]:
+            before, after = next(iter(old.chain), None), next(iter(new.chain), None)
+            self._on_primary(self.specs[name]["id"], shard, before, after, stepped_down)
+        self.places[name][shard] = new
+
+    def _publish(self) -> None:
+        """Begin a new epoch: send the placement to the servers, and renew the route for clients."""
+        self.epoch += 1
+        addresses = {n: s.address for n, s in self.servers.items() if s.address is not None and not s.failed}
+        tables = {
+            self.specs[name]["id"]: [ShardPlace([*p.chain], p.joiner, [*p.fences], p.stepping_down) for p in places]
+            for name, places in self.places.items()
+        }
+        placement = encode(Placement(self.epoch, addresses, tables))
+        for server in self.servers.values():
+            if server.connection is not None:
+                server.connection.send_newest(Header(frames.PLACE, epoch=self.epoch), placement)
+        heads = [
+            Located(self.specs[name], [p.chain[0] if p.chain else -1 for p in places])
+            for name, places in self.places.items()
+        ]
+        self.route = encode(Route(self.epoch, addresses, heads, self.remedy))
+
+    def note(self, text: str, level: int = logging.WARNING, stands: Callable[[], bool] = lambda: True) -> None:
+        """Log an event that users may want to know, and remember it; `stands` says whether it still matters."""
+        logger.log(level, "parameter server %r: %s", self.session, text)
+        self.events.append((time.time(), text))
+        self._still_true.append(stands)
+        self._on_event(text)
+
+    def _is_member(self, server: int | None) -> Callable[[], bool]:
+        """Whether a server is still a member, for `note`."""
+        return lambda: server in self.servers
+
+    def mention(self, text: str) -> None:
+        """As `note`, for an event that is not remembered."""
+        logger.info("parameter server %r: %s", self.session, text)
+        self._on_event(text)
+
+    def news(self) -> list[tuple[float, str]]:
+        """The events that still matter: not those of runs that are over or of servers that were closed."""
+        return [event for event, stands in zip(self.events, self._still_true, strict=True) if stands()]
+
+
+def _list_shards(shards: list[int]) -> str:
+    """The first few shards, for a message.
+
+    >>> _list_shards([3]), _list_shards([1, 2]), _list_shards(list(range(20)))
+    ('shard 3', 'shards 1, 2', 'shards 0, 1, 2, 3, 4, 5, 6, 7, ... (20)')
+    """
+    few = ", ".join(map(str, shards[:8]))
+    return f"shard{'s' * (len(shards) > 1)} {few}" + (f", ... ({len(shards)})" if len(shards) > 8 else "")

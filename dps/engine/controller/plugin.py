@@ -1,0 +1,416 @@
+"""Controller: the scheduler plugin. It knows the servers, the shards that they hold, and the clocks of all trainers.
+
+A scheduler has one controller, with one `Session` for each parameter server. Two threads divide the work:
+
+* the scheduler's loop runs the plugin's hooks and the RPC handler `dps_call`, which drivers call a few times a second
+  (see `verbs.py`). It starts servers, calls their actors, and takes checkpoints;
+* the endpoint's thread answers frames: routes, heartbeats, joins, ticks, collectives. It owns the membership and the
+  runs. The scheduler's loop reads and changes them by calls into this thread (`_in_endpoint`).
+
+The scheduler keeps the servers' actors on behalf of the session (`client_desires_keys`, as Dask does for published data
+sets), so a notebook may die and another one attach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from dps.engine.controller.failover import TICK_SECONDS, ServerRecord
+from dps.engine.controller.runs import Runs
+from dps.engine.controller.seating import Seating
+from dps.engine.controller.session import Session
+from dps.engine.controller.verbs import SESSION_VERBS
+from dps.engine.daskapi.cordon import Cordon
+from dps.engine.daskapi.processes import host_of, listening_tls, own_version
+from dps.engine.daskapi.protocols import DaskScheduler
+from dps.engine.daskapi.refusals import as_value
+from dps.engine.state.names import check_name
+from dps.engine.telemetry.snapshot import ServerPhase
+from dps.engine.wire import frames
+from dps.engine.wire.driver_messages import DescribedServer, DescribedTable, Description
+from dps.engine.wire.endpoint import Connection, Endpoint
+from dps.engine.wire.frames import Header
+from dps.engine.wire.handshake import of_servers
+from dps.engine.wire.headers import RouteAnswer, RouteRequest
+from dps.engine.wire.rights import TO_CONTROLLER, guarded
+from dps.errors import ClosedError, InputError, NameInUseError
+
+__all__ = ["Controller", "Sessions"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RUN_FRAMES = {frames.JOIN: "join", frames.TICK: "tick", frames.COLLECT: "collect", frames.LEAVE: "leave"}
+RUN_FRAMES |= {frames.RESERVE: "reserve", frames.PEEK: "peek", frames.LEASE: "lease", frames.ORIGIN: "origin"}
+MEMBERSHIP_FRAMES = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN, frames.SUSPECT, frames.FAILED)
+
+
+class Sessions(Mapping[str, Session]):
+    """All parameter servers of a scheduler, by name, and the endpoint that they share.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    cordon : Cordon
+        Keeps ordinary tasks off the workers of servers.
+    actor : type
+        The class of a server's actor.
+
+    Attributes
+    ----------
+    seating : Seating
+        Gives trainers their threads.
+    endpoint : Endpoint or None
+        There is one while there are parameter servers.
+    """
+
+    def __init__(self, scheduler: DaskScheduler, cordon: Cordon, actor: type):
+        self.endpoint: Endpoint | None = None
+        self._scheduler, self._cordon, self._actor = scheduler, cordon, actor
+        self._loop = asyncio.get_running_loop()
+        self._sessions: dict[str, Session] = {}
+        self._announced: set[str] = set()  # machines whose overload an event has told: once for a cluster
+        self._ending: dict[str, asyncio.Future[None]] = {}  # sessions that are being closed
+        self.seating = Seating(scheduler, self.serving)
+        # What drivers ask of the controller beside SESSION_VERBS; `name` is the parameter server's.
+        self._verbs: dict[str, Callable[..., Awaitable[Any]]] = {
+            "open": self.open,
+            "describe": self.describe,
+            "close_session": self.close_session,
+            "workers": self.workers,
+            "take_threads": self.take_threads,
+            "release_threads": self.release_threads,
+        }
+
+    def __getitem__(self, name: str) -> Session:
+        return self._sessions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sessions)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def session(self, name: str) -> Session:
+        """The parameter server of that name; ClosedError if there is none."""
+        session = self._sessions.get(name)
+        if session is None:
+            known = ", ".join(map(repr, sorted(self._sessions))) or "none"
+            raise ClosedError(f"there is no parameter server named {name!r} in this cluster; there are: {known}")
+        return session
+
+    async def call(self, verb: str, name: str, fields: dict[str, Any]) -> Any:
+        """Answer a driver's request."""
+        if verb in SESSION_VERBS:
+            return await SESSION_VERBS[verb](self.session(name), **fields)
+        if verb in self._verbs:
+            return await self._verbs[verb](name, **fields)
+        raise InputError(
+            f"the controller has no verb {verb!r}: the scheduler has dps {own_version()}; use the same release there "
+            f"and here"
+        )
+
+    # -- verbs about the cluster, or with which parameter servers come and go
+
+    async def open(self, name: str, *, servers: int, copies: int, timeout: float, version: str | None = None) -> bytes:
+        """Start a parameter server: find workers, start a server on each; a `Description`, encoded.
+
+        `version` is the driver's version of dps.
+        """
+        check_name("parameter server", name)
+        while name in self._ending:
+            await asyncio.wait([self._ending[name]])
+        if name in self._sessions:
+            raise NameInUseError(
+                f"a parameter server named {name!r} exists in this cluster; dps.ParameterServer.attach(client, "
+                f"{name!r}) uses it, another name starts another one"
+            )
+        endpoint = self._listen()
+        session = self._sessions[name] = Session(
+            name,
+            copies,
+            endpoint,
+            scheduler=self._scheduler,
+            cordon=self._cordon,
+            actor=self._actor,
+            in_endpoint=self._in_endpoint,
+            serving=self.serving,
+            on_event=partial(self._log_event, name),
+            announced=self._announced,
+            version=version,
+        )
+        try:
+            await self._in_endpoint(self._admit, session)
+            await session.actors.start(servers, timeout)
+            session.opened.set()
+        except BaseException:
+            await self.close_session(name)
+            raise
+        return self._describe(session)
+
+    async def describe(self, name: str) -> bytes:
+        """What a driver needs to attach: a `Description`, encoded; waits until the servers are up."""
+        await self.session(name).opened.wait()
+        return self._describe(self.session(name))
+
+    async def close_session(self, name: str) -> None:
+        """End a parameter server: its servers stop, and its rows are gone. A later call waits for the first."""
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            ending = self._ending[name] = asyncio.ensure_future(self._end(session))
+            ending.add_done_callback(lambda _: self._ending.pop(name))
+        if name in self._ending:
+            await asyncio.shield(self._ending[name])
+
+    async def close_all(self) -> None:
+        """End all parameter servers, because their cluster is about to close."""
+        await asyncio.gather(*(self.close_session(name) for name in list(self._sessions)))
+
+    async def workers(self, name: str = "") -> dict[str, Any]:
+        """The workers that can have servers: those with the resource dps (`dedicated`), or all where none has it."""
+        dedicated = self._cordon.workers()
+        return {"workers": dedicated or list(self._scheduler.workers), "dedicated": bool(dedicated)}
+
+    async def take_threads(
+        self,
+        name: str,
+        *,
+        driver: str,
+        trainers: int | None,
+        most: int,
+        holding: Collection[str],
+        seconds: float,
+    ) -> dict[str, Any]:
+        """Choose threads for trainers and reserve them, in one step: see `seating.py`."""
+        self.session(name)
+        return self.seating.take(name, driver, trainers, most, list(holding), seconds)
+
+    async def release_threads(self, name: str, *, keys: Collection[str]) -> None:
+        """Release the threads that are still reserved for these tasks."""
+        self.seating.give_back(keys)
+
+    # -- what the plugin's hooks need
+
+    def serving(self) -> list[str]:
+        """The workers of all servers, once for each server."""
+        return [server.worker for session in self._sessions.values() for server in session.actors.servers()]
+
+    def remove_worker(self, worker: str) -> None:
+        """Dask has removed that worker."""
+        if self.endpoint is not None:
+            for session in self._sessions.values():
+                self.endpoint.loop.call_soon_threadsafe(session.membership.remove_worker, worker)
+
+    def stop(self) -> None:
+        """The scheduler is being closed."""
+        if self.endpoint is not None:
+            self.endpoint.stop()
+            self.endpoint = None
+
+    # -- inside: the scheduler's loop
+
+    def _describe(self, session: Session) -> bytes:
+        assert self.endpoint is not None
+        members = session.membership.servers.values()
+        specs, places = session.membership.specs, session.membership.places
+        description = Description(
+            name=session.name,
+            secret=session.secret,
+            copies=session.copies,
+            adapt=session.autoscaler.followed,
+            controller=(self.endpoint.host, self.endpoint.port),
+            servers=[DescribedServer(s.number, s.worker, s.phase is not ServerPhase.GONE) for s in members],
+            tables={
+                table: DescribedTable(specs[table], [p.chain for p in there], [p.joiner for p in there])
+                for table, there in places.items()
+            },
+            restored=session.checkpointer.restored,
+        )
+        return msgspec.msgpack.encode(description)
+
+    async def _end(self, session: Session) -> None:
+        session.opened.set()
+        self.seating.closed(session.name)
+        session.checkpointer.stop()
+        session.autoscaler.end()
+        await session.actors.close()
+        await self._in_endpoint(self._dismiss, session)
+        last = not self._sessions and self._ending.keys() == {session.name}  # no other session needs the endpoint
+        if last and self.endpoint is not None:
+            endpoint, self.endpoint = self.endpoint, None
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, endpoint.stop)
+            except RuntimeError:  # the program ends, so Python can start no thread any more
+                endpoint.stop()
+
+    def _listen(self) -> Endpoint:
+        if self.endpoint is None:
+            handlers: dict[int, Callable] = {frames.ROUTE: self._answer_route}
+            for kind, verb in RUN_FRAMES.items():
+                handlers[kind] = self._to_runs(verb)
+            for kind in MEMBERSHIP_FRAMES:
+                handlers[kind] = self._to_membership
+            host, tls = host_of(self._scheduler.address), listening_tls(self._scheduler)
+            self.endpoint = Endpoint("controller", host, dict(guarded(TO_CONTROLLER, handlers)), self._on_close, tls)
+            self.endpoint.call(self._tick)
+        return self.endpoint
+
+    async def _in_endpoint(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function in the endpoint's thread, without holding up the scheduler."""
+        if self.endpoint is None:
+            raise ClosedError("the controller's endpoint is closed")
+        result: T = await self.endpoint.call_from_loop(function, *args)
+        return result
+
+    def _begin_to_retire(self, session: Session) -> None:
+        if session.retiring is None and session.name in self._sessions and session.opened.is_set():
+            session.retiring = asyncio.get_running_loop().create_task(session.retire_tasks())
+
+    # -- inside: the endpoint's thread
+
+    def _log_event(self, name: str, text: str) -> None:
+        """Put an event into Dask's event log."""
+        event = {"parameter_server": name, "event": text}
+        with contextlib.suppress(RuntimeError):  # the scheduler's loop is closed
+            self._loop.call_soon_threadsafe(self._scheduler.log_event, "dps", event)
+
+    def _admit(self, session: Session) -> None:
+        assert self.endpoint is not None
+        self.endpoint.secrets[session.name] = session.secret
+        self.endpoint.secrets[of_servers(session.name)] = session.servers_secret
+
+    def _dismiss(self, session: Session) -> None:
+        assert self.endpoint is not None
+        session.runs.close(ClosedError(f"parameter server {session.name!r} was closed"))
+        names = (session.name, of_servers(session.name))
+        for name in names:
+            self.endpoint.secrets.pop(name, None)
+        for connection in list(self.endpoint.connections):
+            if connection.session in names:
+                connection.party = None
+                connection.transport.close()
+
+    def _session_of(self, connection: Connection) -> Session:
+        name = (connection.session or "").partition("/")[0]
+        session = self._sessions.get(name)
+        if session is None:
+            raise ClosedError(f"parameter server {name!r} was closed")
+        return session
+
+    def _answer_route(self, connection: Connection, header: Header, body: memoryview) -> None:
+        session = self._session_of(connection)
+        origin = RouteRequest.of(header).origin or session.runs.allot(1)
+        connection.reply(RouteAnswer(origin).header(header.request), session.membership.route)
+
+    def _to_membership(self, connection: Connection, header: Header, body: memoryview) -> None:
+        session = self._session_of(connection)
+        session.membership.handlers[header.kind](connection, header, body)
+
+    def _to_runs(self, verb: str) -> Callable[[Connection, Header, memoryview], None]:
+        method = getattr(Runs, verb)
+
+        def handle(connection: Connection, header: Header, body: memoryview) -> None:
+            method(self._session_of(connection).runs, connection, header, body)
+
+        return handle
+
+    def _on_close(self, connection: Connection) -> None:
+        session = self._sessions.get((connection.session or "").partition("/")[0])
+        if session is not None:
+            if isinstance(connection.party, ServerRecord):
+                session.membership.disconnected(connection)
+            else:
+                session.runs.disconnected(connection)
+
+    def _tick(self) -> None:
+        if self.endpoint is not None:
+            self.endpoint.later(TICK_SECONDS, self._tick)
+        for session in list(self._sessions.values()):
+            session.runs.check_timeouts()
+            if session.runs.tasks.ended or session.ends.late:
+                self._loop.call_soon_threadsafe(self._begin_to_retire, session)
+            session.membership.tick()
+            session.monitor.tick()
+
+
+class WebPages(Protocol):
+    """What the dashboard adds to the scheduler's web server."""
+
+    def install(self, controller: Controller) -> None:
+        """Add it."""
+
+    def uninstall(self) -> None:
+        """Take it away."""
+
+
+class Controller(SchedulerPlugin):
+    """The scheduler's side of all parameter servers in its cluster.
+
+    Its public methods are hooks of Dask and nothing else, because Dask may get new hooks.
+
+    Parameters
+    ----------
+    server : type
+        The class of a server's actor.
+    surfaces : WebPages, optional
+        The dashboard's pages and metrics. Its methods are called on the scheduler's loop.
+
+    Attributes
+    ----------
+    scheduler : distributed.Scheduler
+    sessions : Sessions
+        Once the plugin was started.
+    """
+
+    name = "dps-controller"
+    idempotent = True
+
+    scheduler: DaskScheduler
+    sessions: Sessions
+
+    def __init__(self, server: type, surfaces: WebPages | None = None) -> None:
+        self.server, self.surfaces = server, surfaces
+        self.cordon = Cordon()
+
+    async def start(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.sessions = Sessions(scheduler, self.cordon, self.server)
+        self.cordon.attach(scheduler)
+        if problem := self.cordon.problem():
+            logger.warning("servers cannot be cordoned off, ordinary tasks may land on them: %s", problem)
+        scheduler.handlers["dps_call"] = as_value(self._call)
+        if self.surfaces is not None:
+            self.surfaces.install(self)
+
+    async def _call(self, verb: str, name: str, fields: dict[str, Any]) -> Any:
+        """What drivers call: see `verbs.py`."""
+        return await self.sessions.call(verb, name, fields)
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        self.cordon.add_worker(worker)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
+        self.sessions.remove_worker(worker)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        self.sessions.seating.gone(client)
+
+    def valid_workers_downscaling(self, scheduler: Scheduler, workers: list) -> list:
+        serving = set(self.sessions.serving())
+        return [w for w in self.cordon.valid_workers_downscaling(workers) if w.address not in serving]
+
+    async def close(self) -> None:
+        self.cordon.detach()
+        if self.surfaces is not None:
+            self.surfaces.uninstall()
+        self.sessions.stop()

@@ -1,0 +1,244 @@
+"""Run: the state of one run in the controller. `runs.py` has the frames that change it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from dps.engine.controller.collectives import answer
+from dps.engine.controller.work_leases import WorkLeases
+from dps.engine.coordination.clock import Clock
+from dps.engine.coordination.meetings import Meetings
+from dps.engine.telemetry.reports import TrainerReport
+from dps.engine.telemetry.run_telemetry import RunTelemetry
+from dps.engine.telemetry.snapshot import TrainerPhase
+from dps.engine.wire.driver_messages import SavedRun
+from dps.engine.wire.frames import Header
+from dps.engine.wire.protocols import RoleConnection
+from dps.engine.wire.run_messages import LeaseAnswer, LeaseRequest
+from dps.errors import DPSError, InputError
+
+__all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord"]
+
+logger = logging.getLogger(__name__)
+
+MAX_REPORTING_TRAINERS = 4096  # a run with more of them keeps no reports
+
+
+class ParkedRequest(NamedTuple):
+    """A request that is answered later: a tick or a collective that waits for other trainers."""
+
+    connection: RoleConnection
+    header: Header
+    since: float
+
+    def fail(self, error: DPSError) -> None:
+        self.connection.reply_error(self.header, error)
+
+
+class TrainerParty(NamedTuple):
+    """The trainer behind a connection."""
+
+    run: Run
+    trainer: int
+
+
+class TrainerRecord:
+    """One trainer of a run that has joined at least once. Its clock, its incarnation and whether it counts are facts of
+    the run's `Clock`; when it was lost and what it waits for are in the indices of the run."""
+
+    __slots__ = ("attempt", "connection", "joins", "left", "number", "planned", "seconds", "where")
+
+    def __init__(self, number: int):
+        self.number = number
+        self.connection: RoleConnection | None = None  # by which it has joined last; None: it is lost, or has left
+        self.attempt = -1  # counts its incarnations, from 0
+        self.joins = 0  # how often this attempt had joined before
+        self.where = ""  # its host and process, as it says
+        self.planned = 0  # the clock that it will reach; 0: unknown
+        self.seconds: dict[str, float] | None = None  # once it has left
+        # It has sent LEAVE. (The clock's state "left" says less: a trainer that waits in a collective has that, too.)
+        self.left = False
+
+
+NEVER_JOINED = TrainerRecord(-1)  # stands for the record of a trainer that has none yet; it never changes
+
+
+class Run:
+    """One `ps.run`: its clock, a record for each trainer, the requests that wait, and how it ended.
+
+    Runs of thousands of trainers get ten thousands of ticks a second. So no tick goes through all records: what a tick,
+    or the timer ten times a second, asks of all trainers together is kept beside them, in two counters
+    (`connected`, `left_count`) and three indices (`ticking`, `meeting`, `lost`).
+    """
+
+    def __init__(
+        self, number: int, trainers: int, staleness: float, clock: int = 0, elastic: bool = False, warm_start: int = 0
+    ):
+        self.number = number
+        self.trainers = trainers
+        self.staleness = staleness
+        self.elastic = elastic
+        self.origin = 0  # of trainer 0; those of the others follow
+        self.partitions: list[list[int]] = []  # of each trainer, by the driver's numbers
+        self.clock = Clock(staleness, trainers, clock, warm_start)
+        self.meetings = Meetings(trainers, answer)
+        self.records: dict[int, TrainerRecord] = {}  # a trainer has one from its first JOIN
+        self.connected = self.left_count = 0  # trainers with a connection, and those that have left
+        self.ticking: dict[int, ParkedRequest] = {}  # ticks that wait, by trainer
+        self.meeting: dict[int, ParkedRequest] = {}  # collectives that wait, by trainer
+        self.lost: dict[int, float] = {}  # trainer -> when its connection broke, until it joins again
+        self.rejoin: tuple[float, str] | None = None  # seconds for a lost trainer to be back, and the setting's name
+        self.reserved: dict[str, tuple[int, int]] = {}  # name -> first trainer, how many
+        self.stopped: DPSError | None = None
+        self.ended = False  # the driver has ended it, without an error
+        self.began = time.time()
+        self.finish: float | None = None
+        self.telemetry: RunTelemetry | None = (
+            RunTelemetry(trainers, number) if trainers <= MAX_REPORTING_TRAINERS else None
+        )
+        self.work_leases: WorkLeases | None = None  # with `reassign=True`
+        self.retired = False  # the servers know that its trainers have ended
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, with or without an error."""
+        return self.stopped is not None or (self.left_count == self.trainers and not self.elastic)
+
+    @property
+    def active(self) -> bool:
+        """Whether trainers are connected, or may be back."""
+        return self.stopped is None and bool(self.connected or (self.lost and not self.elastic))
+
+    def record(self, trainer: int) -> TrainerRecord:
+        """The record of a trainer, for reading; `NEVER_JOINED` if it has none."""
+        return self.records.get(trainer, NEVER_JOINED)
+
+    def join(self, trainer: int, connection: RoleConnection, attempt: int, joins: int, where: str) -> None:
+        """A trainer has joined, or joined again, by this connection; the clock has allowed it."""
+        record = self.records.get(trainer)
+        if record is None:
+            record = self.records[trainer] = TrainerRecord(trainer)
+        self.connected += record.connection is None
+        self.left_count -= record.left
+        self.lost.pop(trainer, None)
+        record.connection, record.left = connection, False
+        record.attempt, record.joins, record.where = attempt, joins, where
+        self.meetings.join(trainer)
+
+    def disconnect(self, record: TrainerRecord, now: float) -> None:
+        """The connection of a trainer broke without LEAVE."""
+        self.connected -= 1
+        record.connection = None
+        self.ticking.pop(record.number, None)
+        self.meeting.pop(record.number, None)
+        self.lost[record.number] = now
+        self.clock.lost(record.number, now)
+        self.give_back(record.number)
+
+    def leave(self, record: TrainerRecord) -> None:
+        """A trainer has sent LEAVE, and is done."""
+        self.connected -= 1
+        self.left_count += 1
+        record.connection, record.left = None, True
+        self.give_back(record.number, for_good=True)
+
+    def left(self) -> list[int]:
+        """The trainers that have left."""
+        return [n for n, record in sorted(self.records.items()) if record.left]
+
+    def places(self) -> dict[int, str]:
+        """Where each trainer that has joined runs, or ran last."""
+        return {n: record.where for n, record in self.records.items()}
+
+    def staying(self) -> Iterator[int]:
+        """The trainers that have not left, also those that have yet to join."""
+        return (n for n in range(self.trainers) if not self.record(n).left)
+
+    def saved(self, clock: int) -> SavedRun:
+        """For a checkpoint: the state that a later run needs to resume from `clock`."""
+        return SavedRun(
+            trainers=self.trainers,
+            staleness=None if math.isinf(self.staleness) else self.staleness,
+            clock=clock,
+            origin=self.origin,
+            reassign=self.work_leases is not None,
+            origins=self.origins(),
+            partitions=self.partitions,
+            warm_start=self.clock.warm_start,
+        )
+
+    def origins(self) -> list[list[int]]:
+        """[first, how many] of the origins of its ops."""
+        portions = [] if self.work_leases is None else [[self.work_leases.origin, self.work_leases.total]]
+        return [[self.origin, self.trainers], *portions]
+
+    def leased(self, trainer: int, request: LeaseRequest, now: float) -> LeaseAnswer:
+        """The answer to a trainer's LEASE."""
+        if self.work_leases is None:
+            raise InputError(f"run {self.number} was begun without reassign=True: there is nothing to lease")
+
+        def held_back() -> bool:
+            others = (n for n in self.staying() if n != trainer and n not in self.meeting)
+            next_clock = self.clock.clock_of(trainer) + 1
+            return any(next_clock - self.clock.clock_of(n) > self.staleness for n in others)
+
+        return self.work_leases.asked(trainer, request, now, held_back)
+
+    def ticked(self, trainer: int) -> None:
+        """A trainer has ticked."""
+        if self.work_leases is not None:
+            # Trainers that wait in a collective count, too.
+            clocks = [self.clock.clock_of(n) for n in self.staying()]
+            self.work_leases.ticked(trainer, self.clock.clock_of(trainer), min(clocks))
+
+    def count_again(self, trainer: int, now: float) -> None:
+        """The meeting to which a trainer came has ended, so it holds back the ticks of others again."""
+        incarnation = self.clock.incarnation_of(trainer)
+        assert incarnation is not None, "a trainer that has not joined comes to no meeting"
+        self.clock.join(trainer, incarnation, now)
+        if trainer in self.lost:  # since it brought its part; it will send it again
+            self.clock.lost(trainer, now)
+
+    def give_back(self, trainer: int, for_good: bool = False) -> None:
+        """A trainer is lost, or has left: other trainers may have its portions."""
+        if self.work_leases is not None:
+            self.work_leases.lost(trainer, for_good)
+
+    def behind(self, clock: int) -> int | None:
+        """A trainer that has not left and has yet to complete `clock` iterations; None if there is none.
+
+        A trainer that waits in a collective counts, because it may push at its own clock afterwards.
+        """
+        return next((n for n in self.staying() if self.clock.clock_of(n) < clock), None)
+
+    def state(self, trainer: int) -> str:
+        """Whether a trainer is "joined", "left", "lost" or "expected"."""
+        record = self.record(trainer)
+        if record.connection is not None:
+            return "joined"
+        return "left" if record.left else "lost" if trainer in self.lost else "expected"
+
+    def phase(self, trainer: int) -> TrainerPhase:
+        """What a trainer does."""
+        record = self.record(trainer)
+        if record.connection is not None:
+            waits = trainer in self.ticking or trainer in self.meeting
+            return TrainerPhase.WAITING if waits else TrainerPhase.RUNNING
+        return TrainerPhase(self.state(trainer))
+
+    def reported(self, trainer: int, read: Callable[[], TrainerReport], clock: int, now: float) -> None:
+        """Keep a trainer's report. An error in it must not stop a trainer."""
+        if self.telemetry is not None:
+            try:
+                self.telemetry.reported(trainer, self.records[trainer].attempt, read(), clock, now)
+            except Exception:
+                self.stop_telemetry()
+
+    def stop_telemetry(self) -> None:
+        """Keep no more reports, because an error there must not harm the run."""
+        logger.exception("run %d goes on, and its trainers are not diagnosed any more", self.number)
+        self.telemetry = None

@@ -1,0 +1,506 @@
+"""Runs: the controller's data plane. Trainers join, tick, meet and leave; this file applies the rules of
+`coordination/clock.py` to frames and wall time.
+
+Everything in this file happens in the thread of the controller's endpoint. A tick that may not pass yet is parked, and
+answered when a slower trainer ticks or leaves; other frames of the same connection are handled meanwhile.
+
+======== ===================================== ========================================================
+frame    from the trainer                      answer
+======== ===================================== ========================================================
+JOIN     `Join`                                `Joined`
+TICK     `Tick`; in some a report              `TickAnswer`, when it may go on
+COLLECT  `Collect`; JSON of the call (op,      the reduced array, raw; of allgather all parts
+         dtype, shape, root), the array, raw
+LEAVE    `Leave`                               nothing, when it is noted
+RESERVE  `Reserve`                             `Reserved`
+LEASE    `LeaseRequest`, see `work_leases.py`  `LeaseAnswer`
+PEEK     `Peek`                                `TrainerStanding`
+ORIGIN   `OriginRequest` (from a client in a   `OriginAnswer`: see `coordination/origins.py`
+         Dask task)
+======== ===================================== ========================================================
+
+`wire/run_messages.py` has the fields of these messages, `wire/headers.py` those of `Tick`, `TickAnswer` and `Collect`.
+
+A trainer whose connection breaks without LEAVE is *lost*. If it is not back within `dps.timeouts.rejoin` (or, in a run
+on Spark, the time for which Spark lets a barrier stage wait for slots), the run is stopped: every waiting trainer gets
+the reason at once, every other one at its next tick.
+
+Repeats, and frames that come late. A trainer is the *connection* that has joined last for it. JOIN may come again over
+another connection: of the same incarnation, because the first connection broke, or of a later one, because the task was
+run again. An earlier incarnation is refused. Any other frame over a connection that is no longer the trainer's (of a
+zombie, or delayed on its way), and the end of such a connection, changes nothing; requests parked there are failed.
+Each distinct incarnation is one *attempt*, by which the servers know its ops. The *origin* is the trainer's number
+among all parties that make ops.
+
+A trainer has one parked request. If it sends another TICK or COLLECT over the same connection before the first is
+answered, the later one is parked (a tick for the higher clock), and the first is refused at once.
+
+An *elastic* run is one whose trainers come when a scheduler starts them, leave, and perhaps come again: no trainer
+waits for another, a lost one is not missed, and a failed one does not stop the run. It goes on until it is ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from dps import config
+from dps.engine.controller.collectives import COLLECT_LIMIT
+from dps.engine.controller.run import ParkedRequest, Run, TrainerParty
+from dps.engine.controller.work_leases import WorkLeases
+from dps.engine.coordination.meetings import Meeting
+from dps.engine.coordination.origins import TaskOrigins, decode_key
+from dps.engine.state.names import check_name, shown
+from dps.engine.telemetry.reports import TrainerReport
+from dps.engine.wire import frames
+from dps.engine.wire.bodies import decode, encode
+from dps.engine.wire.driver_messages import SavedRun
+from dps.engine.wire.frames import Header
+from dps.engine.wire.headers import Collect, Tick, TickAnswer
+from dps.engine.wire.protocols import RoleConnection
+from dps.engine.wire.run_messages import (
+    Join,
+    Joined,
+    LeaseRequest,
+    Leave,
+    OriginAnswer,
+    OriginRequest,
+    Peek,
+    Reserve,
+    Reserved,
+    TrainerStanding,
+)
+from dps.errors import (
+    ClockTimeoutError,
+    DPSError,
+    InputError,
+    LimitError,
+    ProtocolError,
+    StoppedError,
+    TrainerLostError,
+)
+
+__all__ = ["Run", "Runs"]
+
+logger = logging.getLogger(__name__)
+
+MAX_ORIGINS, MAX_ATTEMPTS = (1 << 32) - 1, (1 << 16) - 1  # what their fields in a frame can hold
+SWEEP_SECONDS = 1.0  # between two checks which Dask tasks have ended
+MAX_ELASTIC_RUNS = 1000  # open at a time
+
+
+class Note(Protocol):
+    """Takes an event of a run, as `Membership.note` does; `stands` says whether it still matters."""
+
+    def __call__(self, text: str, *, stands: Callable[[], bool]) -> None: ...
+
+
+def _log_event(text: str, *, stands: Callable[[], bool]) -> None:
+    logger.info(text)
+
+
+class Runs:
+    """All runs of one parameter server.
+
+    Parameters
+    ----------
+    session : str
+        Name of the parameter server.
+    now : callable
+        Gives the time, in seconds, by which all waiting is measured.
+    note : callable
+        Takes the events of runs; by default, they are only logged.
+    task_of : callable
+        Given the key of a Dask task, returns the task's life and its latest run; None if there is no such task.
+    at_work : callable
+        Given a life: whether the task is being run.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        note: Note = _log_event,
+        task_of: Callable[[Any], tuple[object, int] | None] = lambda key: None,
+        at_work: Callable[[Any], bool] = lambda life: False,
+    ):
+        self.session, self.now = session, now
+        self.patience, self.rejoin = config.seconds("clock"), config.seconds("rejoin")
+        self.runs: dict[int, Run] = {}
+        self._last = self._origins = 0
+        self.tasks = TaskOrigins(self.allot, at_work)
+        self._note, self._task_of = note, task_of
+        self._swept_at = now()
+
+    # -- the driver's side
+
+    def start(
+        self,
+        trainers: int,
+        staleness: float | None,
+        collecting: Sequence[str] = (),
+        restored: SavedRun | None = None,
+        partitions: Sequence[Sequence[int]] = (),
+        elastic: bool = False,
+        reassign: bool = False,
+        warm_start: int = 0,
+    ) -> int:
+        """Begin a run of that many trainers; returns its number. `collecting` are tables that collect a clock's pushes.
+
+        With `restored`, it resumes the run of a checkpoint: at its clock, with its origins. With `warm_start`, trainer
+        0 begins alone, and the others when it has come to that clock.
+        """
+        active = [n for n, run in self.runs.items() if run.active and not run.elastic]
+        if elastic and sum(run.elastic and not run.over for run in self.runs.values()) >= MAX_ELASTIC_RUNS:
+            raise LimitError(f"{MAX_ELASTIC_RUNS} elastic runs are open already: end those that are no longer needed")
+        if active and collecting and not elastic:
+            raise InputError(
+                f"run {active[0]} of parameter server {self.session!r} is going on, and table {collecting[0]!r} "
+                f"collects the pushes of a clock (aggregate=...), of one run at a time; wait for its end"
+            )
+        clock = 0 if restored is None else restored.clock
+        bound = math.inf if staleness is None else staleness
+        run = Run(self._last + 1, trainers, bound, clock, elastic, warm_start)
+        run.origin = self.allot(trainers) if restored is None else restored.origin
+        run.partitions = [list(part) for part in partitions]
+        if reassign:
+            run.work_leases = WorkLeases(run.partitions, clock, self.allot)
+        self._last = run.number
+        self.runs[run.number] = run
+        for number in [n for n, run in self.runs.items() if run.over][:-16]:
+            del self.runs[number]  # the last few stay, because drivers may ask for them
+        return self._last
+
+    def allot(self, count: int) -> int:
+        """The first of `count` new origins in a row."""
+        if self._origins + count > MAX_ORIGINS:
+            raise LimitError(f"parameter server {self.session!r} has handed out all {MAX_ORIGINS} origins; start anew")
+        self._origins += count
+        return self._origins - count + 1
+
+    def retire(self) -> list[list[int]]:
+        """[first origin, how many] of the runs and tasks that have ended since the last call."""
+        over = [run for run in self.runs.values() if run.over and not run.retired]
+        for run in over:
+            run.retired = True
+        return [origins for run in over for origins in run.origins()] + self.tasks.take_ended()
+
+    def only_active(self) -> Run | None:
+        """The active run; None if there is none, or several."""
+        active = [run for run in self.runs.values() if run.active and not run.elastic]
+        return active[0] if len(active) == 1 else None
+
+    def end(self, number: int) -> bool:
+        """End a run: no trainer can join it any more. Returns whether it had no error, and no other run is active."""
+        run = self.runs.get(number)
+        if run is None:  # it ended long ago, and is forgotten
+            return False
+        well = run.stopped is None or run.ended
+        if run.stopped is None:
+            run.ended = True
+            self.stop(number, StoppedError(f"run {number} was closed"))
+        return well and not any(run.active and not run.elastic for run in self.runs.values())
+
+    def is_active_origin(self, origin: int) -> bool:
+        """Whether the run with this first origin is active."""
+        return any(run.origin == origin and run.active for run in self.runs.values())
+
+    def failed(self) -> int:
+        """The number of the last run, if it failed; else 0."""
+        run = self.runs.get(self._last)
+        return 0 if run is None or run.stopped is None or run.ended else run.number
+
+    def going(self, number: int = 0) -> list[Run]:
+        """The run of that number, or all active runs with a staleness (0)."""
+        going = [self.known(number)] if number else [run for run in self.runs.values() if not (run.over or run.elastic)]
+        if not going:
+            raise InputError(f"no run of parameter server {self.session!r} goes on whose staleness could be set")
+        return going
+
+    def set_staleness(self, staleness: float, number: int = 0, by: str = "") -> list[int]:
+        """Set the bound of a run, or of all active ones (0), from now on. Returns the numbers of these runs.
+
+        Trainers learn of it with the answers to their ticks; one that is too far ahead waits at its next tick.
+        """
+        going = self.going(number)
+        for run in going:
+            released = run.clock.set_staleness(staleness)  # refuses what is no staleness
+            if run.staleness != run.clock.staleness:
+                before, run.staleness = run.staleness, run.clock.staleness
+                text = f"run {run.number}: staleness {run.staleness:g}, before {before:g} {by}".rstrip()
+                self._note(text, stands=lambda run=run: not run.over)  # type: ignore[misc]
+            self._release(run, released)
+        return [run.number for run in going]
+
+    def set_rejoin(self, number: int, seconds: float, setting: str) -> None:
+        """Give lost trainers of a run so long to be back, if that is longer than ``dps.timeouts.rejoin``."""
+        run = self.known(number)
+        if seconds > (run.rejoin or (self.rejoin,))[0]:
+            run.rejoin = seconds, setting
+
+    def stop(self, number: int, error: DPSError) -> None:
+        """Stop a run with an error: waiting trainers get it now, the others at their next tick."""
+        run = self.known(number)
+        if run.stopped is None:
+            run.stopped = error
+        for waiting in (*run.ticking.values(), *run.meeting.values()):
+            waiting.fail(run.stopped)
+        run.ticking.clear()
+        run.meeting.clear()
+
+    def close(self, error: DPSError) -> None:
+        for number in self.runs:
+            self.stop(number, error)
+
+    # -- frames
+
+    def join(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        request = decode(Join, body)
+        trainer, incarnation, joins = request.trainer, request.incarnation, request.joins
+        run = self.known(request.run)
+        if run.stopped is not None:
+            raise run.stopped.with_traceback(None)  # because each raise would add its own traceback
+        if connection.party is not None and connection.party != (run, trainer):
+            raise ProtocolError("a connection is for one trainer, and this one has joined as another before")
+        record, current = run.record(trainer), run.clock.incarnation_of(trainer)
+        if incarnation is None:
+            incarnation = 0 if current is None else current + 1
+        again = current == incarnation
+        if again and joins < record.joins:
+            raise _replaced(run, trainer)  # the JOIN is from an older connection, which broke
+        if again and run.elastic and record.left and joins == record.joins:
+            raise InputError(
+                f"trainer {trainer} of run {run.number} has left, and comes again within one attempt ({incarnation}): "
+                f"are two partitions computed by one task (coalesce)? They would be taken for one; use repartition"
+            )
+        attempt = record.attempt + (not again)
+        if attempt > MAX_ATTEMPTS:
+            raise LimitError(f"trainer {trainer} of run {run.number} was begun {attempt} times already")
+        clock = run.clock.join(trainer, incarnation, self.now())
+        for waiting in (run.ticking.pop(trainer, None), run.meeting.pop(trainer, None)):
+            if waiting is not None:
+                waiting.fail(_replaced(run, trainer))
+        run.join(trainer, connection, attempt, joins, shown(request.where, 200))
+        if run.telemetry is not None and not again:
+            run.telemetry.joined(trainer, self.now())
+        connection.party = TrainerParty(run, trainer)
+        staleness = None if math.isinf(run.staleness) else run.staleness
+        portions = 0 if run.work_leases is None else run.work_leases.origin
+        known = Joined(clock, staleness, run.trainers, run.origin + trainer, attempt, incarnation, portions)
+        answer = msgspec.structs.replace(known, warm_start=run.clock.warm_start)
+        connection.reply(Header(frames.OK, request=header.request), encode(answer))
+
+    def tick(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        run, trainer = self._party(connection)
+        clock, planned = Tick.of(header)
+        if planned:
+            run.records[trainer].planned = planned
+        now = self.now()
+        if body:
+            run.reported(trainer, lambda: TrainerReport.decode(body), clock, now)
+        released = run.clock.tick(trainer, clock, now)  # refuses one that may not tick
+        _park(run.ticking, trainer, ParkedRequest(connection, header, now))
+        run.ticked(trainer)
+        self._release(run, released)
+
+    def lease(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        run, trainer = self._party(connection)
+        request = decode(LeaseRequest, body)
+        answer = run.leased(trainer, request, self.now())
+        if request.report is not None:
+            run.reported(trainer, lambda: TrainerReport.read(request.report), run.clock.clock_of(trainer), self.now())
+        connection.reply(Header(frames.OK, request=header.request), encode(answer))
+
+    def collect(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        run, trainer = self._party(connection)
+        if run.elastic:
+            raise InputError(f"the trainers of run {run.number} come and go: they cannot meet (barrier, allreduce)")
+        if len(body) > COLLECT_LIMIT:
+            raise LimitError(f"a collective takes up to {COLLECT_LIMIT} bytes a trainer, not {len(body)}: use a table")
+        clock, number, call_bytes = Collect.of(header)
+        call = bytes(body[:call_bytes]).decode(errors="replace").strip()
+        place, now = (clock, number), self.now()
+        met = run.meetings.recall(call, trainer, place)
+        if met is not None:  # a repeat: the other trainers have gone on since
+            _answer_meeting(ParkedRequest(connection, header, now), met)
+            return
+        met = run.meetings.arrive(call, trainer, place, bytes(body[call_bytes:]))
+        _park(run.meeting, trainer, ParkedRequest(connection, header, now))
+        # A trainer that waits here pushes nothing before the others are here, so it does not hold back their ticks.
+        self._release(run, run.clock.leave(trainer, now))
+        self._end_meeting(run, met)
+
+    def leave(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        run, trainer = self._party(connection, stopped_too=True)
+        record = run.records[trainer]
+        request = decode(Leave, body)
+        if request.report is not None:
+            run.reported(trainer, lambda: TrainerReport.read(request.report), run.clock.clock_of(trainer), self.now())
+        if run.elastic and request.failed:
+            self.disconnected(connection)  # because its task may be run again
+        else:
+            run.leave(record)
+        record.seconds = msgspec.structs.asdict(request.seconds)
+        connection.party = None
+        connection.reply(Header(frames.OK, request=header.request))
+        if not record.left:
+            return
+        if request.failed:
+            self.stop(run.number, StoppedError(f"trainer {trainer} failed: {shown(request.failed, 1000)}"))
+        else:
+            self._trainer_left(run, trainer)
+
+    def reserve(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        request = decode(Reserve, body)
+        run, name, count = self.known(request.run), check_name("trainer", request.name), request.count
+        if run.stopped is not None:
+            raise run.stopped.with_traceback(None)
+        first = sum(taken for _, taken in run.reserved.values())
+        first, taken = run.reserved.get(name, (first, count))
+        if count < 1 or first + count > run.trainers or count != taken:
+            raise InputError(
+                f"{count} trainers under the name {name!r} do not fit into run {run.number} of {run.trainers}, of "
+                f"which are reserved: {', '.join(f'{n} for {w!r}' for w, (_, n) in run.reserved.items()) or 'none'}"
+            )
+        run.reserved[name] = first, count
+        connection.reply(Header(frames.OK, request=header.request), encode(Reserved(first)))
+
+    def peek(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        request = decode(Peek, body)
+        run, trainer = self.known(request.run), request.trainer
+        incarnation = run.clock.incarnation_of(trainer) if trainer in run.records else None
+        stopped = None if run.stopped is None else str(run.stopped)
+        answer = TrainerStanding(incarnation, run.state(trainer), stopped)
+        connection.reply(Header(frames.OK, request=header.request), encode(answer))
+
+    def origin(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        request = decode(OriginRequest, body)
+        try:
+            key = decode_key(request.task)
+        except (TypeError, KeyError, ValueError):
+            raise ProtocolError(f"an ORIGIN whose task is no key: {request.task!r:.200}") from None
+        task = self._task_of(key)
+        if task is None:
+            raise StoppedError(
+                f"the scheduler knows no task {key!r} any more: it was cancelled, or its futures were released, so its "
+                f"pushes do not count"
+            )
+        origin, attempt = self.tasks.assign(key, *task, request.run, request.client)
+        connection.reply(Header(frames.OK, request=header.request), encode(OriginAnswer(origin, attempt)))
+
+    def disconnected(self, connection: RoleConnection) -> None:
+        """A trainer's connection broke without LEAVE."""
+        if isinstance(connection.party, TrainerParty):
+            run, trainer = connection.party
+            if run.records[trainer].connection is connection:
+                run.disconnect(run.records[trainer], self.now())
+
+    def check_timeouts(self) -> None:
+        """Stop runs whose lost trainers are not back in time, and fail requests that were parked for too long."""
+        now = self.now()
+        if now - self._swept_at > SWEEP_SECONDS:
+            self._swept_at = now
+            self.tasks.sweep(lambda key, life: (self._task_of(key) or (None,))[0] is life)
+        for run in list(self.runs.values()):
+            if run.stopped is not None:
+                continue
+            rejoin, setting = run.rejoin or (self.rejoin, "dps.timeouts.rejoin")
+            for trainer in [t for t, since in run.lost.items() if now - since > rejoin and not run.elastic]:
+                place = run.record(trainer).where
+                clock = run.clock.clock_of(trainer)
+                self.stop(
+                    run.number,
+                    TrainerLostError(
+                        f"trainer {trainer} of run {run.number} (on {place}) vanished at clock {clock} and was not "
+                        f"back within {rejoin:g} s ({setting}); did its worker die, or run out of memory?"
+                    ),
+                )
+            for trainer in run.clock.overdue(now, self.patience):
+                if (waiting := run.ticking.pop(trainer, None)) is not None:
+                    why = f"{run.clock.explain(trainer, now)}; the limit is {config.limit('clock', self.patience)}"
+                    waiting.fail(ClockTimeoutError(why))
+            for trainer in [t for t, waiting in run.meeting.items() if now - waiting.since > self.patience]:
+                waiting = run.meeting.pop(trainer)
+                absent = [n for n in run.staying() if n not in run.meeting and n != trainer]
+                text = (
+                    f"trainer {trainer} has waited {now - waiting.since:.0f} s in a barrier or another collective; "
+                    f"not there: trainers {', '.join(map(str, absent))}. All must make the same collective calls; "
+                    f"the limit is {config.limit('clock', self.patience)}"
+                )
+                waiting.fail(ClockTimeoutError(text))
+
+    # -- inside
+
+    def known(self, number: int) -> Run:
+        """The run of that number; InputError if there is none."""
+        run = self.runs.get(number)
+        if run is None:
+            raise InputError(f"parameter server {self.session!r} has no run number {number}")
+        return run
+
+    def _party(self, connection: RoleConnection, stopped_too: bool = False) -> tuple[Run, int]:
+        if not isinstance(connection.party, TrainerParty):
+            raise ProtocolError("a tick, collective or leave over a connection on which no trainer has joined")
+        run, trainer = connection.party
+        if run.records[trainer].connection is not connection:
+            raise _replaced(run, trainer)
+        if run.stopped is not None and not stopped_too:
+            raise run.stopped.with_traceback(None)  # because each raise would add its own traceback
+        return run, trainer
+
+    def _release(self, run: Run, trainers: list[int]) -> None:
+        """Answer the parked ticks of trainers that may go on."""
+        answer = TickAnswer(run.trainers - run.left_count, run.staleness, run.clock.minimum)
+        for trainer in trainers:
+            waiting = run.ticking.pop(trainer, None)
+            if waiting is not None:
+                waiting.connection.reply(answer.header(waiting.header.request))
+
+    def _trainer_left(self, run: Run, trainer: int) -> None:
+        """A trainer has left: the others no longer wait for it."""
+        self._release(run, run.clock.leave(trainer, self.now()))
+        self._end_meeting(run, run.meetings.leave(trainer))
+
+    def _end_meeting(self, run: Run, meeting: Meeting | None) -> None:
+        """A meeting is complete: its trainers go on, and hold back ticks of others again."""
+        if meeting is None:
+            return
+        now = self.now()
+        for trainer in meeting.places:
+            run.count_again(trainer, now)
+        for waiting in run.meeting.values():
+            _answer_meeting(waiting, meeting)
+        run.meeting.clear()
+
+
+def _park(waiting: dict[int, ParkedRequest], trainer: int, request: ParkedRequest) -> None:
+    """Park a request until it can be answered. A trainer has one such request: an earlier one is refused now, because
+    otherwise it would never be answered."""
+    earlier, waiting[trainer] = waiting.get(trainer), request
+    if earlier is not None and earlier.header.request != request.header.request:
+        earlier.fail(
+            InputError(
+                f"trainer {trainer} asked again (clock {request.header.clock}) before its request of clock "
+                f"{earlier.header.clock} was answered: only the later one counts"
+            )
+        )
+
+
+def _replaced(run: Run, trainer: int) -> StoppedError:
+    return StoppedError(
+        f"trainer {trainer} of run {run.number} has joined again (its task was run again, or its connection broke): "
+        f"requests over this connection count no more"
+    )
+
+
+def _answer_meeting(waiting: ParkedRequest, meeting: Meeting) -> None:
+    if isinstance(meeting.answer, DPSError):
+        waiting.fail(meeting.answer)
+    else:
+        waiting.connection.reply(Header(frames.OK, request=waiting.header.request), meeting.answer)

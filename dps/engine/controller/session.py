@@ -1,0 +1,111 @@
+"""Session: the controller's parts for one parameter server, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from dps.engine.controller.actors import ServerActors
+from dps.engine.controller.autoscaling import Autoscaler
+from dps.engine.controller.checkpoints import Checkpointer
+from dps.engine.controller.failover import Membership
+from dps.engine.controller.run_procedures import RunProcedures
+from dps.engine.controller.runs import Runs
+from dps.engine.daskapi.cordon import Cordon, is_at_work, task_of
+from dps.engine.daskapi.protocols import DaskScheduler
+from dps.engine.telemetry.monitor import Monitor
+from dps.engine.telemetry.reports import ReceivedReport
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.handshake import new_secret
+from dps.engine.wire.protocols import EndpointCaller
+
+__all__ = ["Session"]
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One parameter server, as the controller has it.
+
+    Parameters
+    ----------
+    name : str
+    copies : int
+        Replicas of a shard, in tables that do not say how many.
+    endpoint : Endpoint
+        The controller's. Its thread owns the membership, the runs and the monitor.
+    scheduler : distributed.Scheduler
+    cordon : Cordon
+        Keeps ordinary tasks off the workers of servers.
+    actor : type
+        The class of a server's actor.
+    in_endpoint : callable
+        Runs a function in the endpoint's thread, for a caller on the scheduler's loop.
+    serving : callable
+        Gives the workers of all servers in this cluster, once for each server.
+    on_event : callable
+        Called with the text of each event, in the endpoint's thread.
+    announced : set of str
+        See :class:`Monitor`.
+    version : str, optional
+        The driver's version of dps, for error messages.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        copies: int,
+        endpoint: Endpoint,
+        *,
+        scheduler: DaskScheduler,
+        cordon: Cordon,
+        actor: type,
+        in_endpoint: EndpointCaller,
+        serving: Callable[[], list[str]],
+        on_event: Callable[[str], None],
+        announced: set[str],
+        version: str | None = None,
+    ):
+        self.name, self.copies = name, copies
+        self.opened = asyncio.Event()  # set when the servers are up, or the session was given up
+        self.secret, self.servers_secret = new_secret(), new_secret()
+        self.in_endpoint = in_endpoint
+        self.retiring: asyncio.Task[None] | None = None  # tells the servers which tasks have ended
+        self.membership = Membership(endpoint, name, on_event=on_event, on_report=self._on_report)
+        self.runs = Runs(name, note=self.membership.note, task_of=partial(task_of, scheduler), at_work=is_at_work)
+        args = (name, (self.secret, self.servers_secret), (endpoint.host, endpoint.port))
+        self.actors = actors = ServerActors(
+            scheduler, cordon, self.membership, actor, args, in_endpoint, serving, version
+        )
+        clock = asyncio.get_running_loop().time
+        self.ends = RunProcedures(self.membership, self.runs, actors.up, clock)
+        self.checkpointer = Checkpointer(self.runs, self.membership, actors, in_endpoint)
+        self.monitor = Monitor(
+            self.runs,
+            self.membership,
+            self.runs.now,
+            wanted=lambda: actors.wanted,
+            checkpoints=self.checkpointer.describe,
+            adapt=lambda: self.autoscaler.describe(),
+            announced=announced,
+        )
+        self.autoscaler = Autoscaler(self.membership, self.monitor, actors, self.checkpointer, in_endpoint, copies)
+
+    def _on_report(self, server: int, report: ReceivedReport) -> None:
+        """The monitor, which reads the membership and so is made after it, takes the reports of servers."""
+        self.monitor.heartbeat(server, report)
+
+    async def settle(self, keep: bool | None) -> None:
+        """A run has ended, or (None) only tasks: see `RunProcedures.settle`."""
+        await self.actors.executor.run(self.ends.settle(keep))
+
+    async def retire_tasks(self) -> None:
+        """Tell the servers which tasks have ended, so that they refuse ops of these origins from now on."""
+        try:
+            await self.settle(keep=None)
+        except Exception as error:  # a late attempt is not refused then, but its pushes still count once
+            logger.warning("parameter server %r: not all servers know which tasks have ended: %s", self.name, error)
+        finally:
+            self.retiring = None

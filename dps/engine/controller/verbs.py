@@ -1,0 +1,215 @@
+"""Verbs: what a driver asks of one parameter server, over Dask's control plane.
+
+The scheduler has one handler for all of them, `dps_call`; it takes a verb, the name of the parameter server, and the
+fields of the request by name. `SESSION_VERBS` has the function of each verb. `Sessions.verbs` has those by which
+parameter servers come and go, and those about the cluster. All of them run on the scheduler's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from dps.engine.controller.session import Session
+from dps.engine.telemetry.run_history import encode_history
+from dps.engine.telemetry.snapshot import ServerAnswer
+from dps.engine.wire.driver_messages import AdaptRule, CheckpointOptions, CheckpointSchedule, RestoreRequest
+from dps.errors import DPSError, InputError, StoppedError
+
+__all__ = ["SESSION_VERBS"]
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+def decode(kind: type[M], request: bytes) -> M:
+    """The request of that kind; an InputError says which field is wrong."""
+    try:
+        return msgspec.msgpack.decode(request, type=kind)
+    except (msgspec.DecodeError, TypeError, RecursionError) as error:  # TypeError: it is not bytes
+        raise InputError(f"{kind.__name__}: this request cannot be read: {error}") from None
+
+
+# -- servers
+
+
+async def scale(session: Session, *, servers: int) -> None:
+    """Have that many servers, whatever the load; shards move while training goes on."""
+    adapted = session.autoscaler.end()
+    try:
+        await session.actors.scale(servers)
+    except InputError:
+        if adapted is not None:
+            session.autoscaler.begin(adapted)
+        raise
+
+
+async def adapt(session: Session, *, rule: bytes) -> None:
+    """Let the number of servers follow the load; `rule` is an `AdaptRule`, encoded."""
+    session.autoscaler.begin(decode(AdaptRule, rule))
+
+
+async def retire(session: Session, *, server: int) -> None:
+    """Empty one server, then close it; a spare worker takes its place, if there is one."""
+    await session.actors.retire(server)
+
+
+async def status(session: Session) -> bytes:
+    """The state of the parameter server, with what its servers answer: a `Status`, encoded."""
+    answers = await session.actors.call_all("status")
+    known = {number: msgspec.msgpack.decode(answer, type=ServerAnswer) for number, answer in answers.items()}
+    return msgspec.msgpack.encode(await session.in_endpoint(session.monitor.snapshot, known, True))
+
+
+async def snapshot(session: Session) -> bytes:
+    """The state of the parameter server, without asking its servers: a `Status`, encoded."""
+    return msgspec.msgpack.encode(await session.in_endpoint(session.monitor.snapshot))
+
+
+async def history(session: Session, *, run: int = 0) -> bytes:
+    """The whole history of one run (0: the last): a `RunHistory`, encoded."""
+    values, trainers = await session.in_endpoint(session.monitor.history, run)
+    return await asyncio.get_running_loop().run_in_executor(None, encode_history, values, trainers)
+
+
+# -- tables
+
+
+async def add_table(
+    session: Session, *, spec: str, exist_ok: bool = False, free: Collection[str] = ()
+) -> dict[str, Any]:
+    """Make a table on all servers, then publish it, so that a client never sees a part of one.
+
+    With `exist_ok`, an existing table is returned if it has the same fields; fields in `free`, which the caller left to
+    their defaults, may differ.
+    """
+    made = await session.actors.add_table(json.loads(spec), exist_ok, free)
+    return {"spec": json.dumps(made), "id": made["id"]}
+
+
+async def drop_table(session: Session, *, table: str) -> None:
+    """Forget a table and its rows."""
+    await session.actors.drop_table(table)
+
+
+# -- functions
+
+
+async def add_function(session: Session, *, function: str, code: bytes) -> None:
+    """Bring a function of the user to all servers; `function` is the hash of its code."""
+    await session.actors.add_function(function, code)
+
+
+# -- checkpoints
+
+
+async def checkpoint(session: Session, *, options: bytes) -> bytes:
+    """Take a checkpoint now; `options` are `CheckpointOptions`, the answer is a `LastCheckpoint`, encoded."""
+    return msgspec.msgpack.encode(await session.checkpointer.take(decode(CheckpointOptions, options)))
+
+
+async def schedule_checkpoints(session: Session, *, schedule: bytes | None) -> None:
+    """Take checkpoints at intervals from now on; `schedule` is a `CheckpointSchedule`, encoded; None: no more."""
+    session.checkpointer.schedule(None if schedule is None else decode(CheckpointSchedule, schedule))
+
+
+async def restore(session: Session, *, request: bytes) -> bytes:
+    """Restore tables from a checkpoint; `request` is a `RestoreRequest`, the answer a `RestoreAnswer`, encoded."""
+    return msgspec.msgpack.encode(await session.checkpointer.restore(decode(RestoreRequest, request)))
+
+
+# -- runs
+
+
+async def start_run(
+    session: Session,
+    *,
+    trainers: int,
+    staleness: float | None,
+    partitions: Sequence[Sequence[int]] | None = None,
+    resume: bool = False,
+    elastic: bool = False,
+    reassign: bool = False,
+    warm_start: int = 0,
+) -> int:
+    """Begin a run; returns its number. Parameters as those of `Runs.start`; None is no bound on the staleness."""
+    collecting = session.ends.collecting()
+    restored = session.checkpointer.resumable(trainers) if resume else None
+    args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign, warm_start)
+    run: int = await session.in_endpoint(session.runs.start, *args)
+    session.checkpointer.resumed()
+    if collecting and not elastic:  # because a run whose driver died has left its last clock open
+        try:
+            await session.settle(keep=False)
+        except DPSError as error:
+            await session.in_endpoint(session.runs.stop, run, error)
+            raise
+    return run
+
+
+async def progress(session: Session, *, run: int) -> bytes:
+    """The clocks of a run and what its trainers do: a `RunStatus`, encoded."""
+    return msgspec.msgpack.encode(await session.in_endpoint(session.monitor.run, run))
+
+
+async def set_staleness(session: Session, *, staleness: float | str | None, run: int = 0) -> None:
+    """Set the staleness, or "auto", of an active run, or of all (0); None is no bound."""
+    if (collecting := session.ends.collecting()) and staleness != 0:
+        raise InputError(
+            f"table {collecting[0]!r} collects a clock's pushes (aggregate=...), which needs staleness 0; it "
+            f"cannot be set to {staleness!r}"
+        )
+    if staleness == "auto":
+        await session.in_endpoint(session.monitor.automatic, run)
+    else:
+        bound = math.inf if staleness is None else staleness
+        await session.in_endpoint(session.monitor.set_staleness, bound, run)
+
+
+async def set_rejoin(session: Session, *, run: int, seconds: float, setting: str) -> None:
+    """Give lost trainers of a run more time to be back; `setting` names where that time comes from, for errors."""
+    await session.in_endpoint(session.runs.set_rejoin, run, float(seconds), setting)
+
+
+async def stop_run(session: Session, *, run: int, reason: str) -> None:
+    """Stop a run with an error."""
+    await session.in_endpoint(session.runs.stop, run, StoppedError(reason))
+
+
+async def end_run(session: Session, *, run: int) -> None:
+    """End a run that was opened for several callers, or that is elastic."""
+    if await session.in_endpoint(session.runs.end, run):  # otherwise the run that ends last settles
+        await session.settle(keep=True)
+
+
+async def settle(session: Session, *, keep: bool) -> None:
+    """A run has ended: close the clock that aggregating tables still hold open (or drop it, after a failure), and
+    refuse ops of its trainers from now on."""
+    await session.settle(keep)
+
+
+SESSION_VERBS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "scale": scale,
+    "adapt": adapt,
+    "retire": retire,
+    "status": status,
+    "snapshot": snapshot,
+    "history": history,
+    "add_table": add_table,
+    "drop_table": drop_table,
+    "add_function": add_function,
+    "checkpoint": checkpoint,
+    "schedule_checkpoints": schedule_checkpoints,
+    "restore": restore,
+    "start_run": start_run,
+    "progress": progress,
+    "set_staleness": set_staleness,
+    "set_rejoin": set_rejoin,
+    "stop_run": stop_run,
+    "end_run": end_run,
+    "settle": settle,
+}

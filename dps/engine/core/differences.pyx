@@ -1,0 +1,74 @@
+"""Which rows of an array differ from what they were, and by how much, in one pass over both."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+cimport numpy as cnp
+
+from dps.engine.core.arrays cimport memory, writeable_int64s
+
+cnp.import_array()
+
+ctypedef fused number:
+    float
+    double
+    uint64_t  # of int64: a difference wraps around, as numpy's does
+
+
+def take_differences(cnp.ndarray rows not None, cnp.ndarray before not None, cnp.ndarray changed not None) -> int:
+    """The number of rows that differ from what they were before; a row with NaN differs.
+
+    Parameters
+    ----------
+    rows : ndarray of float32, float64 or int64
+        [n, dim], as they are.
+    before : ndarray
+        The same rows as they were. It is overwritten: its first rows become the differences of those that have
+        changed, rows - before.
+    changed : ndarray of int64
+        [n]; its first numbers become those of the rows that have changed, in ascending order.
+    """
+    cdef int kind = cnp.PyArray_TYPE(rows)
+    cdef int64_t count, dim
+    cdef void *now
+    cdef void *old
+    if rows.ndim != 2 or (<object> rows).shape != (<object> before).shape:
+        raise ValueError(f"rows of shape {(<object> rows).shape}, before {(<object> before).shape}: [n, dim] wanted")
+    count, dim = rows.shape[0], rows.shape[1]
+    if cnp.PyArray_SIZE(changed) != count:
+        raise ValueError(f"{count} rows, and room for {cnp.PyArray_SIZE(changed)} numbers")
+    cdef int64_t *numbers = writeable_int64s(changed)
+    if kind == cnp.NPY_FLOAT32:
+        now, old = memory(rows, kind, False), memory(before, kind, True)
+        with nogil:
+            count = _take(<const float *> now, <float *> old, count, dim, numbers)
+    elif kind == cnp.NPY_FLOAT64:
+        now, old = memory(rows, kind, False), memory(before, kind, True)
+        with nogil:
+            count = _take(<const double *> now, <double *> old, count, dim, numbers)
+    else:
+        now, old = memory(rows, cnp.NPY_INT64, False), memory(before, cnp.NPY_INT64, True)
+        with nogil:
+            count = _take(<const uint64_t *> now, <uint64_t *> old, count, dim, numbers)
+    return count
+
+
+cdef int64_t _take(
+    const number *rows, number *before, int64_t count, int64_t dim, int64_t *changed
+) noexcept nogil:
+    """A row of differences is written where the rows before it have been read, so it may lie in the same array."""
+    cdef int64_t i, k, found = 0
+    cdef int differs
+    cdef const number *row
+    cdef const number *old
+    cdef number *out
+    for i in range(count):
+        row, old, out = rows + i * dim, before + i * dim, before + found * dim
+        differs = 0
+        for k in range(dim):
+            differs |= row[k] != old[k]
+        if differs:
+            for k in range(dim):
+                out[k] = row[k] - old[k]
+            changed[found] = i
+            found += 1
+    return found

@@ -1,0 +1,76 @@
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+cimport numpy as cnp
+
+from dps.engine.core.requests.form cimport Form
+from dps.engine.core.requests.frame cimport dps_header
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+
+
+cdef struct Leg:  # of a call: what one request carries
+    int run
+    int64_t first, end  # shards
+    int64_t a, b  # rows of the call
+    int64_t laid  # the row that is to be laid out next; BEFORE: the header
+    uint32_t table, chunk
+    uint32_t number  # of its request
+    int state
+
+
+cdef enum:
+    BEFORE = -1
+
+
+cdef enum:  # states of a leg
+    UNSENT = 0
+    SENT = 1
+    ANSWERED = 2
+
+
+cdef class Terms:
+    cdef readonly Form form
+    cdef readonly int kind, flags
+    cdef readonly bint pushes, answered, merges, carries
+    cdef readonly int64_t epoch, most, keys
+
+
+cdef class Call:
+    cdef readonly Terms terms
+    cdef readonly object result  # the array for the caller, once the call is finished
+    cdef readonly int64_t asked  # keys or rows that the caller named
+    cdef readonly int64_t numbers  # of ops that it takes: one for each chunk
+    cdef readonly int legs
+    cdef Leg *leg
+    cdef Form form
+    cdef int64_t count, start  # rows that travel, and the first one of a range
+    cdef const int64_t *keys  # in the order of the shards; NULL: a range
+    cdef const int64_t *starts  # where the keys of each shard begin
+    cdef const int32_t *order  # keys[j] was number order[j] of the caller's; NULL: they are as the caller has them
+    cdef const int32_t *target  # which row stands for the key in place j of the order; NULL: each has its own
+    cdef const char *rows  # that are pushed; NULL: none
+    cdef bint taken  # the rows are in the order of `keys`, not in the caller's
+    cdef char *room  # for the answer; NULL: none comes
+    cdef dps_header stamp
+    cdef object _keys, _values, _out, _sums  # arrays that have to live as long as the pointers
+    cdef void *_buffers[10]
+    cdef size_t _sizes[10]
+    cdef void *memory(self, int which, size_t nbytes) except NULL
+    cdef void forget(self)
+    cdef bint prepare(
+        self, Terms terms, object origin, object keys, object values, object out, int64_t weight
+    ) except -1
+    cdef bint _sign(self, Terms terms, object origin, int64_t weight) except -1
+    cdef bint _group(self, const int64_t *keys, int64_t count) except -1
+    cdef bint _merge(self, const int64_t *keys, int64_t count) except -1
+    cdef int _cut(self) except -1
+    cdef int64_t _edge(self, int64_t shard) noexcept
+    cdef int split(self, Leg *whole, Form form, Leg *leg) noexcept
+    cdef dps_header *head(self, Leg *leg) except NULL
+    cdef bint lay(self, Leg *leg, iovec *pieces) except -1
+    cdef uint64_t body_of(self, Leg *leg) noexcept
+    cdef bint is_answer(self, Leg *leg, dps_header *head) noexcept
+    cdef void put(self, const char *rows, int64_t a, int64_t count) noexcept nogil

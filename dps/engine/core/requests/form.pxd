@@ -1,0 +1,19 @@
+from libc.stdint cimport int64_t, uint32_t
+
+cimport numpy as cnp
+
+from dps.engine.core.cells cimport Cells
+
+
+cdef class Form:
+    cdef uint32_t table
+    cdef int kind, bits, count
+    cdef int64_t dim, rows, shards, row_bytes
+    cdef bint finite
+    cdef Cells cells  # None: each key is its own
+    cdef int64_t *edges  # first shard and end, run after run
+
+
+cdef bint fits(Form form, cnp.ndarray keys, int64_t count, cnp.ndarray rows, bint exactly, int flags)
+cdef bint is_finite(Form form, cnp.ndarray rows)
+cdef cnp.ndarray new_rows(Form form, cnp.ndarray keys, int64_t count)

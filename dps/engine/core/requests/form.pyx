@@ -1,0 +1,101 @@
+"""The form of a table's rows, and arrays that fit it, for calls that go the plain way (`exchange.pyx`)."""
+
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport free, malloc
+
+cimport numpy as cnp
+
+from dps.engine.core.blocks cimport new_array
+from dps.engine.core.cells cimport Cells
+from dps.engine.core.shards.rows cimport dps_all_finite_double, dps_all_finite_float
+
+cnp.import_array()
+
+
+cdef class Form:
+    """What is the same for all calls to a table: its rows, and which run of shards is where.
+
+    Parameters
+    ----------
+    table, kind, dim, rows, shards, bits : int
+        The table's number, numpy's number of its dtype, its dim, rows (0: keyed) and shards, and the binary logarithm
+        of these.
+    finite : bool
+        Whether it refuses NaN and infinity.
+    runs : list of (int, int)
+        First shard and end of each run of neighbouring shards on one server.
+    cells : Cells, optional
+        Of a table with ``partition=``.
+    """
+
+    def __cinit__(
+        self,
+        int64_t table,
+        int kind,
+        int64_t dim,
+        int64_t rows,
+        int64_t shards,
+        int bits,
+        bint finite,
+        list runs not None,
+        Cells cells=None,
+    ):
+        self.table, self.kind, self.dim = <uint32_t> table, kind, dim
+        self.rows, self.shards, self.bits, self.finite = rows, shards, bits, finite
+        self.cells = cells
+        self.row_bytes = dim * (4 if kind == cnp.NPY_FLOAT32 else 8)
+        self.count = len(runs)
+        self.edges = <int64_t *> malloc(2 * self.count * sizeof(int64_t))
+        if self.edges == NULL:
+            raise MemoryError
+        for n, (first, end) in enumerate(runs):
+            self.edges[2 * n], self.edges[2 * n + 1] = first, end
+
+    def __dealloc__(self):
+        free(self.edges)
+
+
+cdef bint fits(Form form, cnp.ndarray keys, int64_t count, cnp.ndarray rows, bint exactly, int flags):
+    """Whether these are the rows of the keys: of the table's dtype, contiguous, and in the keys' shape.
+
+    If not `exactly`, the shape may also be [count, dim].
+    """
+    cdef int n, axes = 1 if keys is None else keys.ndim
+    if cnp.PyArray_TYPE(rows) != form.kind or not cnp.PyArray_CHKFLAGS(rows, flags):
+        return False
+    if rows.ndim == 2 and rows.shape[0] == count and rows.shape[1] == form.dim and not exactly:
+        return True
+    if cnp.PyArray_SIZE(rows) != count * form.dim or rows.ndim != axes + (form.dim != 1):
+        return False
+    for n in range(axes):
+        if rows.shape[n] != (count if keys is None else keys.shape[n]):
+            return False
+    return form.dim == 1 or rows.shape[axes] == form.dim
+
+
+cdef bint is_finite(Form form, cnp.ndarray rows):
+    cdef bint finite = True
+    cdef const void *numbers = cnp.PyArray_DATA(rows)
+    cdef int64_t count = cnp.PyArray_SIZE(rows)
+    if form.finite and form.kind != cnp.NPY_INT64:
+        with nogil:
+            if form.kind == cnp.NPY_FLOAT32:
+                finite = dps_all_finite_float(<const float *> numbers, count)
+            else:
+                finite = dps_all_finite_double(<const double *> numbers, count)
+    return finite
+
+
+cdef cnp.ndarray new_rows(Form form, cnp.ndarray keys, int64_t count):
+    """An array for the values of the keys: in their shape, with an axis for the columns if there are several."""
+    cdef cnp.npy_intp shape[33]
+    cdef int n, axes = 1
+    shape[0] = count
+    if keys is not None:
+        axes = keys.ndim
+        for n in range(axes):
+            shape[n] = keys.shape[n]
+    if form.dim != 1:
+        shape[axes] = form.dim
+        axes += 1
+    return new_array(axes, shape, form.kind)

@@ -1,0 +1,61 @@
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int64_t, uint64_t
+
+from dps.engine.core.shards.counters cimport ServerCounters
+from dps.engine.core.requests.forwards cimport Forwards, OwedAnswer
+from dps.engine.core.requests.frame cimport dps_header
+from dps.engine.core.requests.gathering cimport Gathering
+from dps.engine.core.shards.optimizers cimport Kernel
+from dps.engine.core.requests.request cimport Part, Parts
+from dps.engine.core.shards.states cimport ShardState, TableState
+
+
+@cython.final
+cdef class Service:
+    cdef dict _tables
+    cdef ServerCounters _counters
+    cdef Forwards _ops
+    cdef object _clock, _holds_lease, _close_before, _refuse, _throttle, _fail
+    cdef object _peer, _inbox  # of the frames that are being answered
+    cdef int64_t _whole  # bytes that all of their answers may take
+    cdef bint _is_halted  # the peer has to wait
+    cdef bint _has_changed  # a replica, in this step
+    cdef Parts _parts
+    cdef Gathering _values
+    cdef int64_t _limit
+    cdef public int64_t requests
+    cdef void *_memory[2]
+    cdef size_t _sizes[2]
+
+    cdef void *_room(self, int which, size_t nbytes) except NULL
+    cdef int64_t _answer_all(
+        self, cnp.ndarray inbox, int64_t start, int64_t end, cnp.ndarray out, bint from_server, int64_t *made_bytes
+    ) except -1
+    cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
+    cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2
+    cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1
+    cdef bint _make_room(self, TableState table, const dps_header *head, Part *part, int count) except -1
+    cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1
+    cdef int _step(
+        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    ) except -1
+    cdef int _sum(
+        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    ) except -1
+    cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1
+    cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL
+    cdef int _pass_on(
+        self,
+        TableState table,
+        const dps_header *head,
+        Part *part,
+        int count,
+        const char *values,
+        const char *answer,
+        int64_t size,
+    ) except -1
+    cdef int _forward(
+        self, TableState table, const dps_header *head, Part *part, int count, const char *values, OwedAnswer owed
+    ) except -1
+    cdef int _keep(self, TableState table, const dps_header *head, Part *part) except -1

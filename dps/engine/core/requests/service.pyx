@@ -1,0 +1,502 @@
+"""A server's answers to plain requests, from the bytes that have arrived to the bytes that leave, in one step.
+
+The general way of a request is in `server/requests.py` and `server/tables.py`. This is the same for what is plain: a
+pull or a push of rows that this server is the primary of; and an op that the predecessor in a chain has forwarded. A
+push and an op go on to the next server of the chain (`forwards.pyx`), if there is one, and are answered when that one
+has confirmed them. Whatever is not plain is *declined* before anything is changed, and goes the general way, which
+answers it or says what is wrong with it. Both ways read and change the same objects (`states.pyx`, `forwards.pyx`,
+`counters.pyx`), so that requests may take turns between them. Nothing here knows a socket: bytes in, bytes out.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, malloc
+
+cimport cython
+cimport numpy as cnp
+from cpython.bytes cimport PyBytes_FromStringAndSize
+
+from dps.engine.core.arrays cimport uint8s, writeable_uint8s
+from dps.engine.core.blocks cimport new_array
+from dps.engine.core.shards.counters cimport RequestCounters, ServerCounters
+from dps.engine.core.shards.cuts cimport dps_flag, fill_vacancies, has_room, may_follow, note_op, save_rows
+from dps.engine.core.requests.forwards cimport Forwards, OwedAnswer, Span
+from dps.engine.core.requests.frame cimport (
+    ANSWER,
+    HEADER,
+    MAGIC,
+    PULL,
+    PUSH,
+    RANGE,
+    REPLICATE,
+    RULE_ADD,
+    RULE_ASSIGN,
+    RULE_DELETE,
+    begin_answer,
+    dps_header,
+)
+from dps.engine.core.requests.gathering cimport Gathering, number_rows
+from dps.engine.core.shards.initializers cimport dps_filling, fill_new_rows
+from dps.engine.core.shards.optimizers cimport Kernel
+from dps.engine.core.requests.request cimport Part, Parts
+from dps.engine.core.shards.rows cimport are_finite
+from dps.engine.core.shards.states cimport ShardState, SumsState, TableState
+from dps.engine.core.shards.steps cimport dps_push
+
+from dps.engine.core.shards.optimizers import add, assign
+from dps.errors import DPSError
+
+cnp.import_array()
+
+cdef enum:
+    DECLINED = -1
+    NO_CLOCK = -1
+    TOUCHED = 1  # the flag of a row that has a sum
+    LARGE = 1 << 14  # numbers for which the interpreter's lock is released
+
+cdef enum:  # kept memory: the numbers of the rows of a part; the parts of a request as others take them
+    INDEX = 0
+    SPANS = 1
+    MEMORIES = 2
+
+cdef Kernel ADD = add, ASSIGN = assign
+
+
+@cython.final
+cdef class Service:
+    """The compiled step of one server; see the module.
+
+    Parameters
+    ----------
+    tables : dict
+        From the number of a table to its TableState. The server goes on changing it.
+    counters : ServerCounters
+    clock : callable
+        Returns seconds, for the times of requests.
+    holds_lease : callable
+        Whether no other server can have become the primary of replicated shards here.
+    close_before : callable
+        Closes the sums of a replica (first argument), if their clock is before the second argument.
+    ops : Forwards
+        Ops on their way to other servers.
+    refuse : callable
+        Tells a peer (first argument) that its request (its number) failed, because of an error (third argument).
+    throttle : callable
+        Whether a peer has to wait, because too much is on its way.
+    fail : callable
+        Ends the server because of an exception after the first change of a step: see `server/changes.py`. Returns the
+        error to raise.
+    limit : int
+        Bytes that a body may have.
+
+    Attributes
+    ----------
+    requests : int
+        How many requests of clients there have been, whichever way they went.
+    """
+
+    def __cinit__(
+        self,
+        dict tables not None,
+        ServerCounters counters not None,
+        clock,
+        holds_lease,
+        close_before,
+        Forwards ops not None,
+        refuse,
+        throttle,
+        fail,
+        int64_t limit,
+    ):
+        self._tables, self._counters, self._clock, self._limit = tables, counters, clock, limit
+        self._holds_lease, self._close_before, self._ops = holds_lease, close_before, ops
+        self._refuse, self._throttle, self._fail = refuse, throttle, fail
+        self._parts, self._values = Parts(), Gathering()
+        for n in range(MEMORIES):
+            self._memory[n], self._sizes[n] = NULL, 0
+
+    def __dealloc__(self):
+        for n in range(MEMORIES):
+            free(self._memory[n])
+
+    def step(
+        self, cnp.ndarray inbox not None, int64_t start, int64_t end, cnp.ndarray out not None, peer, bint from_server
+    ) -> tuple:
+        """Answer the complete frames in inbox[start:end], one after the other, until one is not plain.
+
+        Parameters
+        ----------
+        inbox, out : ndarray of uint8
+            The answers are written to `out`, from its beginning on. A frame whose answer has no room there is left;
+            but if it is the first one, `out` gets the beginning of its answer. That goes on with :meth:`more`, before
+            the next step, as long as bytes are `left`.
+        peer : object
+            The connection from which they came, to which a push with backups is acknowledged later.
+        from_server : bool
+            The peer is another server, which forwards ops; not a client, which pulls and pushes.
+
+        Returns
+        -------
+        (int, int)
+            Bytes of the inbox that are answered, and bytes of the answers.
+        """
+        cdef int64_t done, made
+        if not 0 <= start <= end <= cnp.PyArray_SIZE(inbox) or start & 7:
+            raise ValueError(f"bytes {start} to {end} of an inbox of {cnp.PyArray_SIZE(inbox)}")
+        self._peer, self._inbox, self._whole = peer, inbox, cnp.PyArray_SIZE(out)
+        self._is_halted = self._has_changed = False
+        self._values.left = 0
+        try:
+            done = self._answer_all(inbox, start, end, out, from_server, &made)
+        except Exception as error:
+            if self._has_changed:
+                raise self._fail(error) from error
+            raise
+        self._peer = self._inbox = None
+        return done - start, made
+
+    cdef int64_t _answer_all(
+        self, cnp.ndarray inbox, int64_t start, int64_t end, cnp.ndarray out, bint from_server, int64_t *made_bytes
+    ) except -1:
+        """Answer frames, and send what they have made for others; where they end."""
+        cdef const char *arrived = <const char *> uint8s(inbox)
+        cdef char *answers = <char *> writeable_uint8s(out)
+        cdef int64_t room = cnp.PyArray_SIZE(out), done = start, made = 0, size
+        cdef const dps_header *head
+        self._ops.collect()
+        try:
+            while end - done >= HEADER and not self._is_halted and self._values.left == 0:
+                head = <const dps_header *> (arrived + done)
+                if head.magic != MAGIC or head.body > <uint64_t> min(end - done - HEADER, self._limit):
+                    break
+                if from_server:
+                    size = self._confirm(head, arrived + done + HEADER, answers + made, room - made)
+                else:
+                    size = self._answer(head, arrived + done + HEADER, answers + made, room - made)
+                if size == DECLINED:
+                    break
+                done += HEADER + <int64_t> head.body
+                made += size
+        finally:
+            self._ops.release()
+        made_bytes[0] = made
+        return done
+
+    @property
+    def left(self) -> int:
+        """Bytes of the last answer that are still to be made."""
+        return self._values.left
+
+    def more(self, cnp.ndarray out not None) -> int:
+        """Go on with the last answer, which is large: how many bytes. Nothing may have changed since it began."""
+        return self._values.fill(<char *> writeable_uint8s(out), cnp.PyArray_SIZE(out))
+
+    cdef int64_t _answer(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
+        """Answer one frame: the bytes that the answer takes, or DECLINED."""
+        cdef bint pushed = head.kind == PUSH, answered = not pushed or head.flags & ANSWER
+        cdef TableState table = self._tables.get(head.table)
+        cdef int64_t nbytes, size
+        cdef const char *values
+        cdef RequestCounters counters
+        cdef Part *part
+        cdef int count, n
+        cdef double seconds
+        if table is None or not (pushed or head.kind == PULL) or not _is_plain(table, head):
+            return DECLINED
+        nbytes = (head.count * table.row_bytes + 7) & ~7
+        size = HEADER + (nbytes if answered else 0)
+        if nbytes > self._limit or size > room and (room < self._whole or HEADER + table.row_bytes > room):
+            return DECLINED
+        if table.replicated and not (pushed and table.waits) and not self._holds_lease():
+            return DECLINED
+        began = self._clock()
+        if not self._parts.cut(table, head, body, head.body, nbytes if pushed else 0):
+            return DECLINED
+        part, count = self._parts.part, self._parts.count
+        values = body + <int64_t> head.body - nbytes
+        if pushed:
+            if table.finite and not are_finite(table.kind, values, head.count * table.dim):
+                return DECLINED
+            for n in range(count):
+                if not self._may_apply(table, head, &part[n]):
+                    return DECLINED
+            if (self._parts.forwards and size > room) or not self._make_room(table, head, part, count):
+                return DECLINED
+        elif table.aggregated:
+            for n in range(count):
+                if (<ShardState> part[n].shard).sums is not None:
+                    self._close_before(<object> part[n].replica, head.clock)
+        self.requests += 1  # from here on the frame is not declined any more
+        self._has_changed = self._has_changed or pushed
+        begin_answer(head, out, size if size <= room else HEADER)
+        for n in range(count):
+            if pushed:
+                self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
+            if answered and size <= room:
+                self._values.gather(table, &part[n], out + HEADER + part[n].a * table.row_bytes)
+            if pushed and answered and head.trainer:
+                self._keep(table, head, &part[n])
+            table.meter.add_keys((<ShardState> part[n].shard).number, part[n].b - part[n].a)
+        if self._parts.forwards:
+            self._pass_on(table, head, part, count, values, out, size)
+        seconds = max(0.0, <double> self._clock() - began)
+        counters = table.meter.pushes if pushed else table.meter.pulls
+        counters.add(head.count, <int64_t> head.body + size - HEADER, seconds)
+        if seconds > self._counters.lag:
+            self._counters.lag = seconds
+        if size > room:
+            (<dps_header *> out).body = nbytes
+            self._values.begin(table, part, count, nbytes, self._inbox)
+            size = HEADER + self._values.fill(out + HEADER, room - HEADER)
+        return 0 if self._parts.forwards and table.waits else size
+
+    cdef int _pass_on(
+        self,
+        TableState table,
+        const dps_header *head,
+        Part *part,
+        int count,
+        const char *values,
+        const char *answer,
+        int64_t size,
+    ) except -1:
+        """Forward the applied parts of a push, and let its answer wait for the backups, if the table wants that."""
+        cdef OwedAnswer owed = OwedAnswer.__new__(OwedAnswer)
+        self._forward(table, head, part, count, values, owed)
+        if table.waits:
+            owed.answer(self._ops.answers, self._peer, PyBytes_FromStringAndSize(answer, size), self._refuse)
+        if self._ops.backlog > self._ops.limit:
+            self._is_halted = self._throttle(self._peer)
+        return 0
+
+    cdef int _forward(
+        self, TableState table, const dps_header *head, Part *part, int count, const char *values, OwedAnswer owed
+    ) except -1:
+        """Forward the applied parts of a request."""
+        cdef Span *spans = <Span *> self._room(SPANS, count * sizeof(Span) + 1)
+        cdef const char *keys = <const char *> part[0].keys
+        cdef int n
+        for n in range(count):
+            spans[n].replica, spans[n].version = part[n].replica, (<ShardState> part[n].shard).version
+            spans[n].start, spans[n].a, spans[n].b = part[n].start, part[n].a, part[n].b
+        self._ops.pass_on(head, spans, count, table.row_bytes, keys, values, None, None, owed, b"")
+        return 0
+
+    cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
+        """Carry out an op that the predecessor has forwarded: bytes of the answer, or DECLINED."""
+        cdef TableState table = self._tables.get(head.table)
+        cdef const int64_t *versions = <const int64_t *> body
+        cdef int64_t nbytes, listed = 8 * <int64_t> head.shards
+        cdef const char *values
+        cdef OwedAnswer owed
+        cdef Part *part
+        cdef ShardState shard
+        cdef int count, n
+        if table is None or head.kind != REPLICATE or not _is_plain(table, head):
+            return DECLINED
+        if room < HEADER or <int64_t> head.body < listed:
+            return DECLINED
+        nbytes = (head.count * table.row_bytes + 7) & ~7
+        if not self._parts.cut(table, head, body + listed, head.body - <uint64_t> listed, nbytes):
+            return DECLINED
+        part, count = self._parts.part, self._parts.count
+        for n in range(count):
+            shard = <ShardState> part[n].shard
+            if versions[shard.number - head.shard] != shard.version + 1 or not self._may_apply(table, head, &part[n]):
+                return DECLINED
+        if not self._make_room(table, head, part, count):
+            return DECLINED
+        values = body + <int64_t> head.body - nbytes
+        self._has_changed = True
+        for n in range(count):
+            self._apply(table, head, &part[n], values + part[n].a * table.row_bytes)
+            if head.flags & ANSWER and head.trainer:
+                self._keep(table, head, &part[n])
+        begin_answer(head, out, HEADER)
+        (<dps_header *> out).count = 0
+        if not self._parts.forwards:
+            return HEADER
+        owed = OwedAnswer.__new__(OwedAnswer)
+        self._forward(table, head, part, count, values, owed)
+        owed.answer(self._ops.answers, self._peer, PyBytes_FromStringAndSize(out, HEADER), None)
+        return 0
+
+    # -- pushes
+
+    cdef bint _may_apply(self, TableState table, const dps_header *head, Part *part) except -1:
+        """Whether a part of a push is plain."""
+        cdef ShardState shard = <ShardState> part.shard
+        cdef SumsState sums = shard.sums
+        if may_follow(shard, head.clock, _is_step(head)):
+            return False
+        if head.trainer and not shard.ledger.is_next(head.trainer, head.attempt, head.clock, head.number):
+            return False
+        if _is_summed(table, head) and sums is not None and sums.clock == head.clock:
+            if (sums.rows < 0) != (head.rows < 0):  # an error where the sums become a mean
+                return False
+        return True
+
+    cdef bint _make_room(self, TableState table, const dps_header *head, Part *part, int count) except -1:
+        """Make room for the rows of all parts, so that the push cannot run out of memory half-way; False without.
+
+        A forwarded push that is summed bears no row before the sums are closed.
+        """
+        cdef ShardState shard
+        cdef int n
+        try:
+            self._room(INDEX, head.count * sizeof(int64_t) + 1)
+            self._values.index(head.count if head.flags & ANSWER else 0)
+            for n in range(0 if head.kind == REPLICATE and _is_summed(table, head) else count):
+                shard = <ShardState> part[n].shard
+                if not has_room(shard, part[n].b - part[n].a):
+                    shard.reserve(part[n].b - part[n].a)
+        except (DPSError, MemoryError):
+            return False
+        return True
+
+    cdef int _apply(self, TableState table, const dps_header *head, Part *part, const char *values) except -1:
+        """Carry out a part of a push."""
+        cdef ShardState shard = <ShardState> part.shard
+        shard.version += 1
+        if shard.sums is not None:
+            shard.close_before(head.clock)
+        if head.clock > shard.clock:
+            shard.clock = head.clock
+        if _is_summed(table, head):
+            self._sum(table, shard, head, part, values)
+        else:
+            self._step(table, shard, head, part, values)
+        if head.trainer:
+            shard.ledger.record(head.trainer, head.attempt, head.clock, head.number)
+        note_op(shard, head.clock, head.trainer, head.attempt, head.number)
+        return 0
+
+    cdef int _step(
+        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    ) except -1:
+        """Step the rows of a part, or add or assign to them."""
+        cdef Kernel kernel = ADD if head.flags & RULE_ADD else ASSIGN if head.flags & RULE_ASSIGN else table.kernel
+        cdef dps_push push
+        cdef cnp.ndarray numbers
+        push.numbers, push.parameters = NULL, 0
+        if _is_step(head):
+            clock = shard.clock if head.clock == NO_CLOCK else head.clock
+            found = shard.numbers.get(clock)
+            numbers = shard.numbers_at(clock) if found is None else found
+            push.numbers, push.parameters = <const double *> cnp.PyArray_DATA(numbers), cnp.PyArray_SIZE(numbers)
+        push.start, push.index = part.start - shard.low, NULL
+        if part.keys != NULL:
+            push.start = 0
+            if shard.index is not None:
+                self._insert(table, shard, part, not table.row_start.is_zero)
+            else:
+                self._count_from(part, shard.low)
+            push.index = <const int64_t *> self._memory[INDEX]
+        push.rows, push.width = cnp.PyArray_DATA(shard.rows), shard.rows.shape[1]
+        push.updates, push.count, push.dim = values, part.b - part.a, table.dim
+        save_rows(shard, push.index, push.start, push.count, head.clock, _is_step(head))
+        if shard.vacancies:
+            fill_vacancies(shard, push.index, push.count)
+        _run(kernel, &push, table.kind)
+        return 0
+
+    cdef int _sum(
+        self, TableState table, ShardState shard, const dps_header *head, Part *part, const char *values
+    ) except -1:
+        """Add the values of a part to the sums of its clock."""
+        cdef SumsState sums = shard.open_sums(head.clock) if shard.sums is None else shard.sums
+        cdef dps_push push
+        cdef uint8_t *touched
+        sums.parties = max(sums.parties, <int64_t> head.parties)
+        if head.rows >= 0:
+            sums.rows = max(sums.rows, <int64_t> 0) + head.rows
+        push.numbers, push.parameters = NULL, 0
+        push.updates, push.count, push.dim, push.width = values, part.b - part.a, table.dim, table.dim
+        push.start, push.index = part.start - shard.low, NULL
+        if part.keys != NULL:
+            push.start = 0
+            if sums.shard is not None:
+                self._insert(table, sums.shard, part, False)
+            else:
+                self._count_from(part, shard.low)
+            push.index = <const int64_t *> self._memory[INDEX]
+        if sums.shard is not None:
+            push.rows = cnp.PyArray_DATA(sums.shard.rows)
+        else:
+            push.rows = cnp.PyArray_DATA(sums.sums)
+            touched = <uint8_t *> cnp.PyArray_DATA(sums.touched)
+            dps_flag(touched, sums.touched.shape[0], push.index, push.start, push.count, TOUCHED)
+        _run(ADD, &push, table.kind)
+        return 0
+
+    cdef int _insert(self, TableState table, ShardState shard, Part *part, bint fill) except -1:
+        """Find the rows of the keys, and create those that are new, which are filled if they do not begin as zeros."""
+        cdef dps_filling born
+        cdef int64_t count = part.b - part.a
+        cdef int64_t *index = <int64_t *> self._room(INDEX, count * sizeof(int64_t) + 1)
+        if shard.index.end + count > shard.rows.shape[0]:
+            shard.reserve(count)
+        born.first = shard.index.end
+        shard.index.insert_rows(part.keys, count, index)
+        if fill and (shard.index.end > born.first or shard.vacancies):
+            born.rows = cnp.PyArray_DATA(shard.rows)
+            born.capacity, born.width = shard.rows.shape[0], shard.rows.shape[1]
+            born.keys, born.index, born.count, born.dim = part.keys, index, count, table.dim
+            born.vacant = <const uint8_t *> cnp.PyArray_DATA(shard.vacant) if shard.vacancies else NULL
+            fill_new_rows(&table.row_start.start, &born, table.kind)
+        return 0
+
+    cdef int64_t *_count_from(self, Part *part, int64_t low) except NULL:
+        """The rows of numbered keys."""
+        cdef int64_t *index = <int64_t *> self._room(INDEX, (part.b - part.a) * sizeof(int64_t) + 1)
+        number_rows(part, low, index)
+        return index
+
+    cdef int _keep(self, TableState table, const dps_header *head, Part *part) except -1:
+        """Keep the new values in the ledger, because the client may ask for them again."""
+        cdef cnp.npy_intp shape[2]
+        shape[0], shape[1] = part.b - part.a, table.dim
+        cdef cnp.ndarray kept = new_array(2, shape, table.kind)
+        self._values.gather(table, part, <char *> cnp.PyArray_DATA(kept))
+        (<ShardState> part.shard).ledger.keep(head.trainer, head.clock, head.number, kept)
+        return 0
+
+    # -- memory
+
+    cdef void *_room(self, int which, size_t nbytes) except NULL:
+        """Kept memory of at least that many bytes; what was in it may be lost."""
+        cdef void *larger
+        if self._sizes[which] < nbytes:
+            larger = malloc(2 * nbytes)
+            if larger == NULL:
+                raise MemoryError
+            free(self._memory[which])
+            self._memory[which], self._sizes[which] = larger, 2 * nbytes
+        return self._memory[which]
+
+
+cdef bint _is_plain(TableState table, const dps_header *head) noexcept:
+    """Whether the kind and the flags of a frame are plain for this table."""
+    if not (table.plain or head.kind == PULL) or (head.flags & RANGE and table.rows == 0) or head.shards > table.shards:
+        return False
+    if head.kind == PULL:
+        return not head.flags & ~RANGE
+    return not head.flags & ~(RANGE | RULE_ADD | RULE_ASSIGN | ANSWER) and head.flags & RULE_DELETE != RULE_DELETE
+
+
+cdef bint _is_summed(TableState table, const dps_header *head) noexcept:
+    """Whether the values of a push are summed until its clock is closed."""
+    return table.aggregated and _is_step(head) and head.clock != NO_CLOCK
+
+
+cdef bint _is_step(const dps_header *head) noexcept:
+    """Whether a push is a step of the optimizer, and neither adds nor assigns."""
+    return not head.flags & (RULE_ADD | RULE_ASSIGN)
+
+
+cdef void _run(Kernel kernel, dps_push *push, int kind) noexcept:
+    """Run a kernel; for many numbers without the interpreter's lock."""
+    if push.count * push.width < LARGE:
+        kernel.run(push, kind)
+    else:
+        with nogil:
+            kernel.run(push, kind)

@@ -1,0 +1,95 @@
+"""What a server counts of its requests, whichever way they go: see :mod:`dps.engine.telemetry.server_meter`."""
+
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free
+
+cdef enum:
+    LARGEST_BITS = 64  # the largest bit length of a time in microseconds
+
+
+cdef class RequestCounters:
+    """The requests of one kind (pulls or pushes) for one table.
+
+    Attributes
+    ----------
+    keys, bytes : int
+        Keys or rows in them; bytes of their bodies and of the answers.
+    seconds : float
+        The time in which they were handled.
+
+    Examples
+    --------
+    >>> counters = RequestCounters()
+    >>> counters.count(keys=2, nbytes=32, seconds=5e-6)
+    >>> counters.requests, counters.keys, counters.histogram[:4]
+    (1, 2, [0, 0, 0, 1])
+    """
+
+    def count(self, int64_t keys, int64_t nbytes, double seconds) -> None:
+        """Count one request."""
+        self.add(keys, nbytes, seconds)
+
+    @property
+    def requests(self) -> int:
+        """How many there have been."""
+        return sum(self.histogram)
+
+    @property
+    def histogram(self) -> list:
+        """How many requests there have been, by the bit length of their time in microseconds."""
+        return [self._times[n] for n in range(LARGEST_BITS + 1)]
+
+    cdef void add(self, int64_t keys, int64_t nbytes, double seconds) noexcept:
+        cdef int64_t microseconds = <int64_t> (seconds * 1e6)
+        cdef int bits = 0
+        while microseconds > 0:
+            microseconds >>= 1
+            bits += 1
+        self.keys += keys
+        self.bytes += nbytes
+        self.seconds += seconds
+        self._times[bits] += 1
+
+
+cdef class TableCounters:
+    """The requests for one table.
+
+    Parameters
+    ----------
+    shards : int
+        Number of the table's shards.
+    """
+
+    def __init__(self, int64_t shards):
+        self.pulls, self.pushes = RequestCounters(), RequestCounters()
+        free(self._shards)
+        self._count = shards
+        self._shards = <int64_t *> calloc(max(shards, 1), sizeof(int64_t))
+        if self._shards == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self._shards)
+
+    @property
+    def shards(self) -> list:
+        """The keys served of each shard."""
+        return [self._shards[n] for n in range(self._count)]
+
+    def count_keys(self, int64_t shard, int64_t keys) -> None:
+        """Count keys served of a shard."""
+        self.add_keys(shard, keys)
+
+    cdef void add_keys(self, int64_t shard, int64_t keys) noexcept:
+        if 0 <= shard < self._count:
+            self._shards[shard] += keys
+
+
+cdef class ServerCounters:
+    """What a server counts of all its requests.
+
+    Attributes
+    ----------
+    lag : float
+        The longest time since the last report, in seconds, for which the endpoint's thread kept other work waiting.
+    """

@@ -1,0 +1,25 @@
+from libc.stdint cimport int64_t
+
+from dps.engine.core.shards.steps cimport dps_push, step_t
+
+
+cdef class Kernel:
+    cdef readonly str __name__
+    cdef step_t _in_float, _in_double, _in_int64
+    cdef int64_t parameters, columns, more_columns
+
+    cdef int64_t slots(self, int64_t dim) noexcept nogil
+    cdef bint works_on(self, int dtype) noexcept nogil
+    cdef int check(self, int64_t width, int64_t dim, int64_t parameters) except -1
+    cdef void run(self, dps_push *push, int dtype) noexcept nogil
+
+
+ctypedef struct ColumnStep:
+    step_t in_float, in_double, in_int64
+    int64_t first, dim, state, parameters
+
+
+cdef class ColumnKernel(Kernel):
+    cdef ColumnStep *_parts
+    cdef int64_t _count, _dim, _width
+    cdef bint _takes_int64

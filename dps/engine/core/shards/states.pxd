@@ -1,0 +1,51 @@
+cimport numpy as cnp
+from libc.stdint cimport int64_t
+
+from dps.engine.core.cells cimport Cells
+from dps.engine.core.shards.counters cimport TableCounters
+from dps.engine.core.shards.index cimport KeyIndex
+from dps.engine.core.shards.initializers cimport RowStart
+from dps.engine.core.shards.ledger cimport Ledger
+from dps.engine.core.shards.optimizers cimport Kernel
+
+
+cdef class CutState:
+    cdef public int64_t before, latest, copies, existing, given, stop
+    cdef public bint is_complete, has_changes
+    cdef public Ledger ledger
+    cdef public cnp.ndarray place, saved
+
+
+cdef class ShardState:
+    cdef public cnp.ndarray rows  # [capacity, dim + slots]
+    cdef public cnp.ndarray changed, vacant
+    cdef public KeyIndex index
+    cdef public Ledger ledger
+    cdef public int64_t number, low, clock, version, vacancies
+    cdef public object sums
+    cdef public CutState cut
+    cdef public dict numbers
+
+
+cdef class SumsState:
+    cdef public int64_t clock, parties, rows
+    cdef public ShardState shard
+    cdef public cnp.ndarray sums, touched
+
+
+cdef class ReplicaState:
+    cdef public object shard, successor, tail, feed, hold
+    cdef public bint primary, joining, stepping_down, deposed
+    cdef public int64_t number, fence
+    cdef bint takes_requests(self)
+
+
+cdef class TableState:
+    cdef readonly dict replicas
+    cdef readonly TableCounters meter
+    cdef readonly bint plain, replicated, waits, finite, aggregated
+    cdef readonly int64_t dim, shards, rows, row_bytes
+    cdef readonly Cells cells  # None: each key is its own
+    cdef int kind, bits
+    cdef Kernel kernel
+    cdef RowStart row_start

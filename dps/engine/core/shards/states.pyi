@@ -1,0 +1,89 @@
+from typing import Any
+
+import numpy as np
+
+from dps.engine.core.cells import Cells
+from dps.engine.core.shards.counters import TableCounters
+from dps.engine.core.shards.index import KeyIndex
+from dps.engine.core.shards.initializers import RowStart
+from dps.engine.core.shards.ledger import Ledger
+
+class CutState:
+    before: int
+    latest: int
+    is_complete: bool
+    has_changes: bool
+    ledger: Ledger
+    place: np.ndarray
+    saved: np.ndarray
+    copies: int
+    existing: int
+    given: int
+    stop: int
+
+class ShardState:
+    number: int
+    low: int
+    rows: np.ndarray
+    index: KeyIndex | None
+    ledger: Ledger
+    clock: int
+    version: int
+    sums: Any
+    cut: Any
+    changed: np.ndarray | None
+    vacant: np.ndarray | None
+    vacancies: int
+    numbers: dict[int, np.ndarray]
+
+class SumsState:
+    clock: int
+    parties: int
+    rows: int
+    shard: Any
+    sums: Any
+    touched: Any
+
+class ReplicaState:
+    number: int
+    shard: Any
+    successor: int | None
+    tail: Any
+    feed: Any
+    hold: Any
+    primary: bool
+    joining: bool
+    stepping_down: bool
+    deposed: bool
+    fence: int
+    @property
+    def serves(self) -> bool: ...
+
+class TableState:
+    replicas: dict[int, Any]
+    meter: TableCounters
+    plain: bool
+    replicated: bool
+    waits: bool
+    finite: bool
+    aggregated: bool
+    dim: int
+    shards: int
+    rows: int
+    row_bytes: int
+    cells: Cells | None
+    def __init__(
+        self,
+        dtype: int,
+        dim: int,
+        rows: int,
+        shards: int,
+        finite: bool,
+        aggregated: bool,
+        replicated: bool,
+        waits: bool,
+        kernel: object,
+        row_start: RowStart,
+        meter: TableCounters,
+        cells: Cells | None = None,
+    ) -> None: ...

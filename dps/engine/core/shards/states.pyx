@@ -1,0 +1,174 @@
+"""What the compiled step of a server reads and changes of tables, replicas and shards.
+
+The classes of Python that know everything else of them (`ServerTable`, `Replica`, `Shard`) are derived from these. So
+there is one state, whichever way a request goes.
+"""
+
+from libc.stdint cimport int64_t
+
+cimport numpy as cnp
+
+from dps.engine.core.cells cimport Cells
+
+cnp.import_array()
+
+
+cdef class CutState:
+    """What ops read and change of the cut of their shard: see :mod:`dps.engine.core.shards.cuts`.
+
+    Attributes
+    ----------
+    is_complete : bool
+        No op that arrives now is in the cut.
+    before : int
+        Until then, ops of earlier clocks are.
+    latest : int
+        The latest clock of an op in the cut.
+    has_changes : bool
+        An op outside the cut has changed the shard, so that the cut's rows may differ from the shard's.
+    ledger : Ledger
+        The last op in the cut of each origin.
+    place : ndarray of int32
+        Of each row: 0, the cut's row is the shard's; n > 0, it is saved as number n - 1; -1, it is absent.
+    saved : ndarray
+        [capacity, dim + slots].
+    copies : int
+        How many rows are saved.
+    existing : int
+        Rows that the shard had before its next op.
+    given, stop : int
+        The first row that the cut has not given yet, and the first one that it does not give.
+    """
+
+
+cdef class ShardState:
+    """One shard's rows, and what has been applied to them.
+
+    Attributes
+    ----------
+    number, low : int
+        The shard's number; the number of its first row, which is 0 where rows have keys.
+    rows : numpy.ndarray
+        [capacity, dim + slots].
+    index : KeyIndex or None
+        From a key to its row; None where rows are numbered.
+    ledger : Ledger
+    clock, version : int
+        The latest clock stamped on an op; how many changes there have been.
+    sums : object
+        Of the open clock, or None.
+    cut : CutState or None
+        The cut that is being read.
+    changed : numpy.ndarray or None
+        A byte of flags for each row, if changes are tracked.
+    vacant : numpy.ndarray or None
+        A byte for each row, once a row was deleted: 1, no key of the table has it. Either it is free in the index, or
+        the index still has the key of the deleted row, whose columns have their initial values.
+    vacancies : int
+        How many rows are vacant.
+    numbers : dict
+        From a clock to the optimizer's numbers at that clock, as far as they are known.
+    """
+
+
+cdef class SumsState:
+    """The pushes of one clock, summed row by row.
+
+    Attributes
+    ----------
+    clock, parties : int
+        The clock; trainers of the run.
+    rows : int
+        Rows of data for which the pushes stand; -1: the pushes do not say.
+    shard : ShardState or None
+        Sums by key.
+    sums, touched : numpy.ndarray or None
+        Sums by row, and which rows have one.
+    """
+
+
+cdef class ReplicaState:
+    """The place of a replica in its shard's chain.
+
+    Attributes
+    ----------
+    number : int
+        Of the shard.
+    shard : object
+        Its rows: a ShardState, unless a dump is still bringing them.
+    successor : int or None
+        Number of the next server in the chain.
+    tail : Forward or None
+        The last op that was passed on to it.
+    feed : object
+        Of a successor that joins: what brings it the rows.
+    hold : object
+        Of a function that reads or changes the rows, for as long as requests have to wait for it; None: none does.
+    primary, joining, stepping_down, deposed : bool
+        It is the first of the chain; a dump is still bringing its rows; it takes no more requests, so that another
+        replica may become the primary; another replica has become the primary.
+    fence : int
+        It refuses ops of earlier epochs, because their sender was replaced.
+    """
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes requests: it is the primary, is not about to hand over, and was not replaced."""
+        return self.takes_requests()
+
+    cdef bint takes_requests(self):
+        return self.primary and not (self.stepping_down or self.deposed)
+
+
+cdef class TableState:
+    """A table of a server.
+
+    Parameters
+    ----------
+    dtype : int
+        numpy's number of the dtype.
+    dim, rows, shards : int
+        Values of a row; rows (0: the table is keyed); shards.
+    finite, aggregated, replicated, waits : bool
+        It refuses NaN and infinity; it sums the pushes of a clock; it has several copies; a push is acknowledged when
+        all copies have it.
+    kernel : object
+        What a push runs. The compiled step takes a :class:`dps.engine.core.shards.optimizers.Kernel` only.
+    row_start : RowStart
+        What a new row holds.
+    meter : TableCounters
+    cells : Cells, optional
+        Of a table with ``partition=``, whose primaries check that keys are their own.
+
+    Attributes
+    ----------
+    replicas : dict
+        From the number of a shard to this server's replica of it.
+    plain : bool
+        The compiled step knows how to change its rows; it reads those of any table.
+    row_bytes : int
+        Bytes of the values of a row.
+    """
+
+    def __init__(
+        self,
+        int dtype,
+        int64_t dim,
+        int64_t rows,
+        int64_t shards,
+        bint finite,
+        bint aggregated,
+        bint replicated,
+        bint waits,
+        kernel,
+        RowStart row_start not None,
+        TableCounters meter not None,
+        Cells cells=None,
+    ):
+        self.replicas, self.meter = {}, meter
+        self.kind, self.dim, self.rows, self.shards = dtype, dim, rows, shards
+        self.finite, self.aggregated, self.replicated, self.waits = finite, aggregated, replicated, waits
+        self.row_bytes = dim * (4 if dtype == cnp.NPY_FLOAT32 else 8)
+        self.row_start, self.cells, self.bits = row_start, cells, 0 if rows else int(shards).bit_length() - 1
+        self.plain = isinstance(kernel, Kernel) and (<Kernel> kernel).works_on(dtype)
+        self.kernel = kernel if self.plain else None

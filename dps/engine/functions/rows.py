@@ -1,0 +1,233 @@
+"""Rows: what the part of a function sees of one shard. Pure.
+
+A reading function sees the shard's memory itself, through views that cannot be written. A changing function gets a
+copy at its first use of `values` or `state`, or fresh memory by `replace`; the server puts these in place of the
+shard's rows when the function has succeeded on all shards. So whatever a function does before it fails leaves no trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+
+from dps.engine.core.blocks import empty
+from dps.engine.state.ops import Selected, TableSpec
+from dps.errors import InputError, NotFiniteError
+
+__all__ = ["Effect", "Rows"]
+
+
+class Effect(NamedTuple):
+    """Whole rows that a function has made for one shard."""
+
+    keys: np.ndarray | None
+    start: int
+    rows: np.ndarray  # [m, dim + slots]
+    deleted: np.ndarray | None = None  # keys of rows that go
+
+
+class Writable:
+    """Memory that a function may write, and that is taken away from it when the function has ended."""
+
+    def __init__(self, rows: np.ndarray):
+        self._rows = rows
+        # Over a memoryview, so that it is the base of all views that are made of it.
+        self.array: np.ndarray | None = np.asarray(memoryview(rows)) if rows.size else rows
+
+    def take_away(self) -> np.ndarray:
+        """The memory; a copy, if the function has kept a view of it."""
+        assert self.array is not None
+        array, self.array = weakref.ref(self.array), None
+        return self._rows.copy() if self._rows.size and array() is not None else self._rows
+
+
+class Rows:
+    """The rows of one shard, as the part of a function sees them.
+
+    Attributes
+    ----------
+    spec : TableSpec
+        The table.
+    shard : int
+        The shard's number.
+    start : int
+        Of a dense table: the number of the first row.
+    time : float
+        Seconds since the epoch, the same on all shards and in each repetition of the call.
+    """
+
+    def __init__(
+        self, spec: TableSpec, shard: int, selection: Selected, changes: bool = False, seed: int = 0, time: float = 0.0
+    ):
+        self.spec, self.shard, self.start, self.time = spec, shard, selection.start, time
+        self._selection, self._changes, self._seed = selection, changes, seed
+        self._copy: Writable | None = None  # [m, dim + slots]
+        self._replaced: list[tuple[int, Writable]] = []
+        self._deleted: np.ndarray | None = None  # bool[m]
+
+    def __len__(self) -> int:
+        return len(self._selection.rows)
+
+    def __repr__(self) -> str:
+        return f"<dps.functions.Rows: {len(self)} rows of shard {self.shard} of table {self.spec.name!r}>"
+
+    @functools.cached_property
+    def keys(self) -> np.ndarray:
+        """The keys of the rows, int64[m]; of a dense table their numbers."""
+        keys = self._selection.keys
+        return np.arange(self.start, self.start + len(self)) if keys is None else keys
+
+    @functools.cached_property
+    def present(self) -> np.ndarray:
+        """Whether the table has the row, bool[m]; one that it has not reads as its initial value."""
+        present = self._selection.present
+        return np.ones(len(self), np.bool_) if present is None else present
+
+    @functools.cached_property
+    def rng(self) -> np.random.Generator:
+        """Random numbers: the same in each repetition of the call, others on each shard."""
+        return np.random.default_rng([self._seed, self.shard])
+
+    @property
+    def before(self) -> np.ndarray:
+        """The values before the function, [m, dim], read-only and without a copy."""
+        return _read_only(self._selection.rows[:, : self.spec.dim])
+
+    @property
+    def state_before(self) -> np.ndarray:
+        """The optimizer's state before the function, [m, slots], read-only."""
+        return _read_only(self._selection.rows[:, self.spec.dim :])
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values, [m, dim]. A changing function may change them."""
+        return self._written()[:, : self.spec.dim] if self._changes else self.before
+
+    @values.setter
+    def values(self, values: np.ndarray) -> None:
+        self._assign(self.values, values, "values")
+
+    @property
+    def state(self) -> np.ndarray:
+        """The optimizer's state, [m, slots]. A changing function may change it."""
+        return self._written()[:, self.spec.dim :] if self._changes else self.state_before
+
+    @state.setter
+    def state(self, state: np.ndarray) -> None:
+        self._assign(self.state, state, "state")
+
+    def replace(self, start: int, stop: int) -> np.ndarray:
+        """Fresh memory [stop - start, dim] that takes the place of the values of rows start to stop - 1 at the end.
+
+        The numbers count the rows seen here from 0. What is not written holds garbage. It costs no copy of the rows.
+        """
+        if not self._changes:
+            raise InputError("a reading function changes no rows: declare it with @dps.function(changes=True)")
+        if not 0 <= start <= stop <= len(self):
+            raise InputError(f"rows {start} to {stop - 1} of {len(self)}")
+        dim, slots = self.spec.dim, self.spec.slots
+        fresh = empty((stop - start, dim + slots), self._selection.rows.dtype)
+        if slots:
+            fresh[:, dim:] = self._selection.rows[start:stop, dim:]
+        self._replaced.append((start, Writable(fresh)))
+        return self._replaced[-1][1].array[:, :dim]  # type: ignore[index]
+
+    def delete(self, which: np.ndarray) -> int:
+        """Delete rows: those of a mask bool[m]. How many there are.
+
+        They go when the function has succeeded on all shards, whatever else it does to them. Rows of a dense table get
+        their initial values and state.
+        """
+        if not self._changes:
+            raise InputError("a reading function deletes no rows: declare it with @dps.function(changes=True)")
+        mask = np.asarray(which)
+        if mask.dtype != np.bool_ or mask.shape != (len(self),):
+            raise InputError(
+                f"rows are deleted by a mask, bool[{len(self)}]; the function gave {mask.dtype} {mask.shape}"
+            )
+        mask = mask & self.present
+        self._deleted = mask if self._deleted is None else self._deleted | mask
+        return int(np.count_nonzero(mask))
+
+    def effect(self) -> Effect | None:
+        """What the function has done; None: nothing. To be called once, when it has ended.
+
+        Raises
+        ------
+        NotFiniteError
+            NaN or infinity in a table that refuses them.
+        InputError
+            The values were changed, and not the state from which they follow.
+        """
+        made = self._made()
+        if made is None and self._deleted is None:
+            return None
+        which, rows = made or (slice(0, 0), self._selection.rows[:0])
+        if self._deleted is not None:  # the rows that stay, by their numbers
+            numbers = np.arange(len(self))[which]
+            stays = ~self._deleted[numbers]
+            which, rows = numbers[stays], rows[stays]
+        self._check_finite(rows)
+        if self.spec.optimizer.derived:
+            self._check_derived(self._selection.rows[which], rows)
+        if isinstance(which, slice):
+            keys = self._selection.keys
+            return Effect(None if keys is None else keys[which], self.start + which.start, rows)
+        gone = None if self._deleted is None or not self._deleted.any() else self.keys[self._deleted]
+        return Effect(self.keys[which], 0, rows, gone)
+
+    def _check_finite(self, rows: np.ndarray) -> None:
+        values = rows[:, : self.spec.dim]
+        if self.spec.finite and values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise NotFiniteError(f"table {self.spec.name!r} refuses NaN and infinity, and the function made some")
+
+    def _check_derived(self, old: np.ndarray, new: np.ndarray) -> None:
+        """Refuse new values beside an old state from which the optimizer would derive the old values again."""
+        dim = self.spec.dim
+        if np.array_equal(old[:, dim:], new[:, dim:]) and not np.array_equal(old, new):
+            raise InputError(
+                f"table {self.spec.name!r}: {type(self.spec.optimizer).__name__} derives the values from its state, so "
+                f"the next push would undo the change; change `rows.state`, too"
+            )
+
+    def _made(self) -> tuple[slice | np.ndarray, np.ndarray] | None:
+        """Which of the rows the function has made, and these rows, [m, dim + slots]."""
+        dim, replaced = self.spec.dim, [(first, memory.take_away()) for first, memory in self._replaced]
+        if self._copy is not None:
+            rows = self._copy.take_away()
+            for first, fresh in replaced:
+                rows[first : first + len(fresh), :dim] = fresh[:, :dim]
+            return slice(0, len(rows)), rows
+        if not replaced:
+            return None
+        if len(replaced) == 1:
+            first, fresh = replaced[0]
+            return slice(first, first + len(fresh)), fresh
+        numbers = np.concatenate([np.arange(first, first + len(fresh)) for first, fresh in replaced])
+        return numbers, np.concatenate([fresh for _, fresh in replaced])
+
+    def _written(self) -> np.ndarray:
+        if self._copy is None:
+            rows = empty(self._selection.rows.shape, self._selection.rows.dtype)
+            rows[...] = self._selection.rows
+            self._copy = Writable(rows)
+        assert self._copy.array is not None
+        return self._copy.array
+
+    def _assign(self, place: np.ndarray, given: np.ndarray, what: str) -> None:
+        if isinstance(given, np.ndarray) and given.__array_interface__ == place.__array_interface__:
+            return  # because `rows.values *= 2` assigns the array to itself
+        if not self._changes:
+            raise InputError("a reading function changes no rows: declare it with @dps.function(changes=True)")
+        shape = np.shape(given)
+        if shape not in ((), place.shape):
+            raise InputError(f"the {what} of {len(self)} rows have shape {place.shape}; the function gave {shape}")
+        place[...] = given
+
+
+def _read_only(view: np.ndarray) -> np.ndarray:
+    view.flags.writeable = False
+    return view

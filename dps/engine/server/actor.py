@@ -1,0 +1,168 @@
+"""Server: the Dask actor that holds shards. `requests.py` says what it does; this file gives it a worker and a thread.
+
+The actor lives on a dedicated Dask worker and opens an endpoint of its own (`wire/endpoint.py`). Its methods are the
+control plane: the controller calls them through Dask. They run on the worker's actor thread, and hand every change of
+state to the endpoint's thread. Pulls, pushes and the frames of other servers arrive at the endpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import msgspec
+from distributed import Worker, get_worker
+
+from dps import config
+from dps.engine.checkpoints.reading import Origins, fill_all
+from dps.engine.checkpoints.store import Store
+from dps.engine.core.requests.polling import Polling
+from dps.engine.daskapi.processes import host_of, linking_tls, listening_tls
+from dps.engine.functions.definition import opened
+from dps.engine.server.checkpoint_writer import CheckpointWriter, WritingThread
+from dps.engine.server.function_process import FunctionRunner
+from dps.engine.server.large_ops import BesideThread
+from dps.engine.server.replicas import new_replicas
+from dps.engine.server.requests import SETTLE_SHARE, ServerRole, Settled
+from dps.engine.state.ops import TableSpec
+from dps.engine.telemetry.host import host_load, starved
+from dps.engine.telemetry.server_meter import ServerMeter, process_usage
+from dps.engine.wire.endpoint import Endpoint
+from dps.engine.wire.handshake import of_servers
+from dps.engine.wire.once import Once
+
+__all__ = ["Server"]
+
+WORKER_CHECK_SECONDS = 0.25  # between two checks that the worker has not closed
+
+
+class Server:
+    """Holds shards of the tables of one parameter server, and answers pulls and pushes.
+
+    Parameters
+    ----------
+    session : str
+        Name of the parameter server.
+    number : int
+        Which of its servers this is.
+    secrets : (str, str)
+        The secret that clients prove, and the secret that servers prove.
+    controller : (str, int)
+        Host and port at which the controller listens.
+    """
+
+    def __init__(self, session: str, number: int, secrets: tuple[str, str], controller: tuple[str, int]):
+        worker = get_worker()
+        self._closing = Once(f"closing server {number}")
+        name, host = f"server-{session}-{number}", host_of(worker.address)
+        seconds = config.polling("server-polling")
+        polling = Polling(seconds) if seconds else None
+        self.endpoint = Endpoint(name, host, {}, None, listening_tls(worker), linking_tls(worker), polling)
+        meters = ServerMeter(time.perf_counter, process_usage, starved, host_load, polling)
+        runner = FunctionRunner(self.endpoint, f"dps-functions-{session}-{number}")
+        beside = BesideThread(self.endpoint, f"dps-beside-{session}-{number}")
+        self.role = ServerRole(
+            self.endpoint, session, number, secrets[1], (controller[0], controller[1]), runner, beside, meters
+        )
+        self.checkpoint_writer = CheckpointWriter(self.role, partial(WritingThread, self.role, self.endpoint))
+        self.endpoint.call(self._begin, session, secrets, worker)
+
+    def _begin(self, session: str, secrets: tuple[str, str], worker: Worker) -> None:
+        self.endpoint.handlers.update(self.role.handlers)
+        self.endpoint.service = self.role.service
+        self.endpoint.secrets.update(zip((session, of_servers(session)), secrets, strict=True))
+        self.role.start()
+        self._stop_with(worker)
+
+    def _stop_with(self, worker: Worker) -> None:
+        """Stop when the worker has closed, because the endpoint's thread outlives a worker that is no process."""
+        if worker.status.name in ("closed", "failed"):
+            self.checkpoint_writer.end(None)
+            self.role.stop()
+            self.endpoint.loop.stop()
+        else:
+            self.endpoint.later(WORKER_CHECK_SECONDS, self._stop_with, worker)
+
+    def add_function(self, identity: str, code: bytes) -> None:
+        """Take a function of the user, as cloudpickle, under its number."""
+        opened(identity, code)  # in this thread first, because modules that it imports may take long
+        self.endpoint.call(self.role.functions.add, identity, code)
+
+    def create_table(self, spec: dict[str, Any], shards: list[int]) -> None:
+        """Make a new table with initial replicas of these shards; the server serves it once a placement says so."""
+        table = TableSpec.from_dict(spec).opened()
+        self.endpoint.call(self.role.take_table, table, new_replicas(table, shards))
+
+    def drop_table(self, table: int) -> None:
+        """Forget a table and its rows."""
+        self.endpoint.call(self.role.drop, table)
+
+    def settle(self, keep: bool | None, over: list[list[int]]) -> str:
+        """A run has ended: see :meth:`dps.engine.server.requests.ServerRole.settle`. Returns, as JSON, (table, shard)
+        of those whose copies have confirmed it in time.
+        """
+        done = threading.Event()
+
+        def settle() -> list[Settled]:
+            settled, every = self.role.settle(keep, over)
+            every.then(done.set)
+            return settled
+
+        settled = self.endpoint.call(settle)
+        done.wait(SETTLE_SHARE * config.seconds("silence"))
+        return json.dumps([each[:2] for each in settled if each.confirmed])
+
+    def cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> str:
+        """Begin a checkpoint: see `checkpoint_writer.py`. Returns the shards that are cut, as JSON."""
+        return json.dumps(self.endpoint.call(self.checkpoint_writer.cut, tables, clock, parent, track))
+
+    def complete(self) -> None:
+        """Every trainer has passed the clock of the cut."""
+        self.endpoint.call(self.checkpoint_writer.complete)
+
+    def save(self, url: str, name: str, storage_options: dict[str, Any]) -> None:
+        """Begin to write the cuts into the checkpoint `name`."""
+        self.checkpoint_writer.save(url, name, storage_options)
+
+    def saved(self) -> str:
+        """The records of the files, as JSON; null while some are still being written."""
+        files = self.checkpoint_writer.saved()
+        return json.dumps(None if files is None else [dataclasses.asdict(file) for file in files])
+
+    def end_cut(self, name: str | None) -> None:
+        """The controller has committed the checkpoint `name`, or (None) given it up: nothing more is written."""
+        self.endpoint.call(self.checkpoint_writer.end, name)
+        self.checkpoint_writer.wait_for_writing()
+
+    def load(
+        self,
+        table: int,
+        url: str,
+        name: str,
+        shards: list[int],
+        origins: tuple[Any, ...],
+        storage_options: dict[str, Any],
+    ) -> None:
+        """Fill the replicas of a new table, which no client can see yet, from a checkpoint."""
+        replicas = self.role.tables[table].replicas
+        if shards:
+            store = Store(url, storage_options=storage_options)
+            of_table = replicas[shards[0]].spec.name
+            fill_all({n: replicas[n].shard for n in shards}, store, name, of_table, Origins(*origins))
+
+    def status(self) -> bytes:
+        """Tables, rows and bytes: a `ServerAnswer` of `telemetry/snapshot.py`, encoded."""
+        return msgspec.msgpack.encode(self.endpoint.call(self.role.status))
+
+    def close(self) -> None:
+        """Stop serving; the endpoint's thread ends."""
+        self._closing(self._close)
+
+    def _close(self) -> None:
+        self.checkpoint_writer.close()
+        self.endpoint.call(self.role.stop)
+        self.endpoint.stop()

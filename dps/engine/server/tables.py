@@ -1,0 +1,295 @@
+"""The replicas of one table on a server: a request is cut by shard here, and answered."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dps.engine.core.shards.states import TableState
+from dps.engine.server.replicas import Replica, ReplicaPart
+from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
+from dps.engine.state.partition import bound, group, shard_bits
+from dps.engine.state.shard import DenseShard
+from dps.engine.telemetry.server_meter import TableMeter
+from dps.engine.telemetry.snapshot import HeldRows
+from dps.engine.wire import frames
+from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, pack_item, padded, unpack_items
+from dps.engine.wire.headers import CloseSums, RetireOrigins, Scan
+from dps.engine.wire.protocols import RoleConnection
+from dps.errors import InputError, LimitError, MovedError, ProtocolError
+
+__all__ = ["MAX_KEPT_RESULT_BYTES", "MAX_MORE_BYTES", "ServerTable", "TableRequest", "control_header", "more_of"]
+__all__ += ["op_of", "rows_after", "rows_header"]
+
+# flags of a frame -> rule of the op
+RULES = {0: PUSH, frames.RULE_ADD: ADD, frames.RULE_ASSIGN: ASSIGN, frames.RULE_DELETE: DELETE, frames.RULE_ROWS: ROWS}
+MAX_KEPT_RESULT_BYTES = 1 << 16  # of what a function returned for a shard, which the ledger keeps
+MAX_MORE_BYTES = MAX_KEPT_RESULT_BYTES + 4096  # in a frame to the copies, beside rows and keys
+PIECE_BYTES = 1 << 19  # of an answer that are passed on at a time: the peer reads them while more rows are gathered
+
+
+class TableRequest(NamedTuple):
+    """A pull or push, cut by shard."""
+
+    parts: list[ReplicaPart]
+    keys: np.ndarray | None
+    used: int  # bytes of the body
+
+
+class ServerTable(TableState):
+    """The replicas of one table on this server."""
+
+    replicas: dict[int, Replica]
+    meter: TableMeter
+
+    def __init__(self, spec: TableSpec, server: int, frame_limit: int):
+        self.spec, self.server, self.frame_limit = spec, server, frame_limit
+        self.elsewhere: dict[int, int] = {}  # shard -> epoch of the last placement that gave this server no part in it
+        self.dtype = np.dtype(spec.dtype)
+        super().__init__(
+            dtype=self.dtype.num,
+            dim=spec.dim,
+            rows=spec.rows or 0,
+            shards=spec.shards,
+            finite=spec.finite,
+            aggregated=spec.aggregate is not None,
+            replicated=spec.copies > 1,
+            waits=spec.ack == "copies",
+            kernel=spec.optimizer.kernel,
+            row_start=spec.row_start(),
+            meter=TableMeter(spec.shards, spec.dim * spec.itemsize),
+            cells=spec.cells,
+        )
+
+    def cut(self, header: Header, body: memoryview, primary: bool = True) -> TableRequest:
+        """Cut a request by shard. With `primary`, this server has to be the primary of each of them.
+
+        A push that stands for rows of data gets a part for each shard that it names, also for a shard without keys in
+        it, because the divisor of a mean has to be the same in all shards.
+        """
+        spec = self.spec
+        parts: list[ReplicaPart] = []
+        if header.count * self.row_bytes > self.frame_limit:
+            raise LimitError(f"{header.count} rows of table {spec.name!r} do not fit a frame of dps.limits.frame bytes")
+        if header.flags & frames.RANGE:
+            if spec.rows is None:
+                raise InputError(f"table {spec.name!r} is keyed: it has no ranges of rows, name the keys")
+            row, end = header.start, header.start + header.count
+            for number in range(header.shard, min(header.shard + header.shards, spec.shards)):
+                stop = min(end, bound(number + 1, spec.rows, spec.shards))
+                if row < stop or header.rows > 0:
+                    replica, stop = self.replica(number, primary), max(row, stop)
+                    if not replica.joining:
+                        replica.shard.check(None, row, stop - row)
+                    parts.append(ReplicaPart(replica, None, row, row - header.start, stop - header.start))
+                    row = stop
+            if row != end:
+                raise InputError(f"rows {row} to {end - 1} of table {spec.name!r} do not lie in the shards named")
+            return TableRequest(parts, None, 0)
+        used = 8 * (header.shards + header.count)
+        if header.shards > spec.shards or used > len(body):
+            raise ProtocolError(f"{header.count} keys in {header.shards} shards do not fit a body of {len(body)} bytes")
+        counts = np.frombuffer(body, np.int64, header.shards).tolist()
+        keys = np.frombuffer(body, np.int64, header.count, 8 * header.shards)
+        a = 0
+        for number, count in enumerate(counts, header.shard):
+            if count > 0 or (header.rows > 0 and count == 0):
+                replica = self.replica(number, primary)
+                if not replica.joining:
+                    replica.shard.check(keys[a : a + count], 0, count)
+                if primary:  # a backup takes what its primary has checked
+                    self._check_own(number, keys[a : a + count])
+                parts.append(ReplicaPart(replica, keys[a : a + count], 0, a, a + count))
+                a += count
+        if a != header.count or min(counts, default=0) < 0:
+            raise ProtocolError(f"the counts of a request for {header.count} keys add up to {sum(counts)}")
+        return TableRequest(parts, keys, used)
+
+    def _check_own(self, number: int, keys: np.ndarray) -> None:
+        """Refuse keys that belong to other shards, because a second row of a key would come to life here."""
+        if self.cells is None:
+            return
+        stray = self.cells.stray(keys, number, shard_bits(self.spec.shards))
+        if stray >= 0:
+            key = keys[stray : stray + 1]
+            owner = int(np.argmax(np.diff(group(key, 0, self.spec.shards, cells=self.cells).starts)))
+            raise InputError(
+                f"table {self.spec.name!r}: key {int(key[0])} belongs to shard {owner} by {self.spec.partition!r}, and "
+                f"a client asked shard {number} for it: that client divides keys by another rule or version of dps"
+            )
+
+    def values(self, header: Header, body: memoryview, used: int) -> np.ndarray:
+        """The values of an op, which begin behind `used` bytes of the body; a deletion has rows without columns."""
+        columns = self.spec.dim + (self.spec.slots if header.flags & frames.RULE_ROWS else 0)
+        if header.flags & frames.RULE_DELETE == frames.RULE_DELETE:
+            columns = 0
+        rest = used + padded(header.count * columns * self.dtype.itemsize)
+        if rest != len(body) and not (header.flags & frames.MORE and rest < len(body)):
+            raise ProtocolError(
+                f"{header.count} rows pushed to table {self.spec.name!r} in {len(body)} bytes, not {rest}"
+            )
+        return np.frombuffer(body, self.dtype, header.count * columns, used).reshape(header.count, columns)
+
+    def with_more(self, op: Op, header: Header, body: memoryview, used: int) -> Op:
+        """The op of a function, with what :func:`more_of` has put behind its values."""
+        nbytes = header.count * (self.spec.dim + self.spec.slots) * self.dtype.itemsize
+        deleted, result = unpack_items(body[used + padded(nbytes) :])
+        return op._replace(
+            deleted=np.frombuffer(deleted, np.int64) if deleted else None,
+            result=np.frombuffer(result, self.dtype).reshape(-1, 1) if result else None,
+        )
+
+    def check_copied(self, rows: int, what: str, more: int = 0) -> None:
+        """Raise LimitError if so many whole rows, and so many bytes beside them, do not fit a frame to the copies."""
+        nbytes = rows * ((self.spec.dim + self.spec.slots) * self.dtype.itemsize + 16) + more
+        if self.replicated and nbytes > self.frame_limit:
+            raise LimitError(
+                f"table {self.spec.name!r}: {what} {rows} rows, {nbytes} bytes, and its copies take {self.frame_limit} "
+                "at once (dps.limits.frame): make the table with more shards, or change fewer rows at once"
+            )
+
+    def scan(self, scan: Scan) -> np.ndarray:
+        """Keys of one shard, in the order of its rows, which is that of their creation unless rows were deleted."""
+        if self.spec.rows is not None:
+            raise InputError(f"table {self.spec.name!r} has no keys of its own, but rows 0 to {self.spec.rows - 1}")
+        if 8 * scan.limit > self.frame_limit or scan.skip < 0:
+            raise LimitError(f"{scan.limit} keys from {scan.skip} on do not fit a frame of dps.limits.frame bytes")
+        keys = self.replica(scan.shard, primary=True).shard.keys()
+        return keys[scan.skip : scan.skip + scan.limit]
+
+    def answer(
+        self, connection: RoleConnection, header: Header, parts: list[ReplicaPart], repeated: Op | None = None
+    ) -> None:
+        """Copy the rows into the connection's outgoing buffer, and pass them on piece by piece.
+
+        For an op that was `repeated`, rows that the ledger keeps from the first answer go out instead.
+        """
+        certificate = b""
+        if header.flags & frames.CERTIFICATE:
+            certificate = frames.encode_json(
+                {p.replica.number: p.replica.shard.ledger.certificate().tolist() for p in parts}
+            )
+        nbytes = header.count * self.row_bytes
+        buffer = connection.outgoing(HEADER_SIZE + padded(nbytes))
+        view = memoryview(buffer)
+        answer = Header(frames.OK, request=header.request, count=header.count, body=padded(nbytes) + len(certificate))
+        view[:HEADER_SIZE] = encode_header(answer)
+        out = buffer[HEADER_SIZE : HEADER_SIZE + nbytes].view(self.dtype).reshape(header.count, self.spec.dim)
+        step, passed = max(1, PIECE_BYTES // self.row_bytes), 0
+        for replica, keys, start, first, last in parts:
+            if repeated is not None and self._kept_answer(replica, repeated, out[first:last]):
+                continue
+            for a in range(first, last, step):
+                b = min(a + step, last)
+                if keys is None:
+                    assert isinstance(replica.shard, DenseShard)
+                    replica.shard.pull_range(start + a - first, out[a:b])
+                else:
+                    replica.shard.pull(keys[a - first : b - first], out[a:b])
+                ready = HEADER_SIZE + b * self.row_bytes
+                if ready - passed >= PIECE_BYTES:
+                    connection.write(view[passed:ready])
+                    passed = ready
+        if passed < len(view):
+            connection.write(view[passed:])
+        if certificate:
+            connection.write(certificate)
+
+    @staticmethod
+    def _kept_answer(replica: Replica, op: Op, out: np.ndarray) -> bool:
+        """Put the answer that an op was given first into `out`; False if the ledger has it no more."""
+        kept = replica.shard.ledger.answer(op.origin, op.clock, op.number) if op.origin else None
+        if kept is None or kept.shape != out.shape:
+            return False
+        out[:] = kept
+        return True
+
+    def replica(self, number: int, primary: bool = False) -> Replica:
+        """This server's replica of a shard. MovedError if it has none, or if it has to be the primary and is not."""
+        replica = self.replicas.get(number)
+        if replica is None or (primary and not replica.serves):
+            if not 0 <= number < self.spec.shards:
+                raise InputError(f"table {self.spec.name!r} has {self.spec.shards} shards; there is no {number}")
+            raise MovedError(f"server {self.server} does not serve shard {number} of table {self.spec.name!r} now")
+        return replica
+
+    def size(self) -> tuple[int, int]:
+        """Rows in shards that this server is the primary of, and bytes of all its replicas."""
+        rows = sum(len(replica.shard) for replica in self.replicas.values() if replica.primary)
+        return rows, sum(replica.shard.nbytes for replica in self.replicas.values() if not replica.joining)
+
+    def held(self) -> HeldRows:
+        """Rows, bytes, the shards that this server is the primary and the backup of, and bytes without rows."""
+        rows, nbytes = self.size()
+        by_role: dict[bool, list[int]] = {True: [], False: []}
+        for number, replica in sorted(self.replicas.items()):
+            by_role[replica.primary].append(number)
+        kept = sum(replica.shard.kept for replica in self.replicas.values() if not replica.joining)
+        return HeldRows(rows, nbytes, by_role[True], by_role[False], kept)
+
+
+def op_of(header: Header) -> Op:
+    """The op that a frame describes, without its rows."""
+    if header.flags & frames.CONTROL:
+        return control_op(header)
+    answer = bool(header.flags & frames.ANSWER)
+    rule = RULES[header.flags & (frames.RULE_DELETE | frames.RULE_ROWS)]
+    values: Any = None
+    stamp = (header.trainer, header.attempt, header.number)
+    return Op(rule, None, header.start, values, header.clock, header.parties, *stamp, answer, header.rows)
+
+
+def rows_after(request: TableRequest, ops: list[Op], values: np.ndarray) -> np.ndarray | None:
+    """The rows that the user's optimizer has made of a push, in the order of its `values`; None where it made none."""
+    rows = None
+    for part, op in zip(request.parts, ops, strict=True):
+        if op.after is not None:
+            if rows is None:
+                rows = np.zeros((len(values), op.after.shape[1]), values.dtype)
+            rows[part.a : part.b] = op.after
+    return rows
+
+
+def more_of(op: Op) -> bytes:
+    """What stands behind the values of an op in a frame to the backups: the keys that go, and the result."""
+    if op.deleted is None and op.result is None:
+        return b""
+    return b"".join(pack_item(b"" if array is None else array.tobytes()) for array in (op.deleted, op.result))
+
+
+def rows_header(table: int, shard: int, op: Op) -> Header:
+    """The header of an op of rule ROWS, for the backups. Its `rows` say that the shard is meant also without rows."""
+    more = op.deleted is not None or op.result is not None
+    return Header(
+        frames.REPLICATE,
+        frames.RULE_ROWS | (frames.RANGE if op.keys is None else 0) | (frames.MORE if more else 0),
+        table=table,
+        trainer=op.origin,
+        attempt=op.attempt,
+        number=op.number,
+        clock=op.clock,
+        parties=op.parties,
+        shard=shard,
+        shards=1,
+        start=op.start,
+        count=len(op.values),
+        rows=max(1, op.rows),
+    )
+
+
+def control_header(table: int, epoch: int, op: Op) -> Header:
+    """The header of an op without rows, for the backups of a table."""
+    if op.rule == RETIRE:
+        return RetireOrigins(table, epoch, op.start, op.parties).header()
+    return CloseSums(table, epoch, op.clock, op.start).header()
+
+
+def control_op(header: Header) -> Op:
+    """The op that :func:`control_header` describes."""
+    nothing = np.empty((0, 1))
+    if RetireOrigins.matches(header):
+        retire = RetireOrigins.of(header)
+        return Op(RETIRE, None, retire.first, nothing, 0, retire.origins)
+    close = CloseSums.of(header)
+    return Op(CLOSE, None, close.what, nothing, close.clock, 1)

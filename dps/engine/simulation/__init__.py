@@ -1,0 +1,16 @@
+"""The parties in one thread, on virtual time, with faults on demand; `dps.testing` gives it to users.
+
+================= ============================================================================================
+simulation.py     Simulation: the public face
+faults.py         Faults: what goes wrong, as named numbers; Mischief carries it out
+roles.py          the controller and the servers
+executor.py       carries out the controller's procedures
+disk.py           the store of checkpoints
+trainers.py       SimTrainers: starts the trainers, and starts lost trainers again
+channel.py        the clients' and trainers' end of a connection
+endpoint.py       the controller's and servers' end of a connection
+network.py        connections: order, delay, breaks, partitions
+observers.py      what a test may watch: tables, answers, new primaries
+world.py          time, parties, tasks
+================= ============================================================================================
+"""

@@ -1,0 +1,521 @@
+"""The controller and the servers of a simulation: their real roles and procedures, without Dask around them.
+
+`SimWorkers` is what Dask's workers are to the controller; `SimController` calls servers as Dask calls actors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, TypeVar
+
+from dps import config
+from dps.engine.checkpoints.reading import Origins, SavedShard, fill
+from dps.engine.checkpoints.shard_file import FileRecord
+from dps.engine.checkpoints.store import Store
+from dps.engine.controller.autoscaling_procedures import AutoscalingProcedures
+from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
+from dps.engine.controller.failover import TICK_SECONDS, Membership, ServerRecord
+from dps.engine.controller.function_procedures import FunctionProcedures
+from dps.engine.controller.procedures import TIMEOUT_SETTINGS, Procedure, ServerCall
+from dps.engine.controller.run_procedures import RunProcedures
+from dps.engine.controller.runs import Runs
+from dps.engine.controller.server_procedures import ServerProcedures
+from dps.engine.controller.table_procedures import TableProcedures
+from dps.engine.server.checkpoint_writer import CheckpointWriter, Writing
+from dps.engine.server.function_thread import Outcome
+from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
+from dps.engine.server.replicas import Replica
+from dps.engine.server.requests import SETTLE_SHARE, ServerRole
+from dps.engine.simulation.endpoint import SimConnection, SimEndpoint
+from dps.engine.simulation.executor import SimExecutor, SimLock
+from dps.engine.simulation.network import Network
+from dps.engine.simulation.world import Party, Task
+from dps.engine.state.ops import TableSpec
+from dps.engine.state.snapshot import Cut, Piece
+from dps.engine.state.transfer import first_difference
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
+from dps.engine.wire.handshake import of_servers
+from dps.engine.wire.headers import RouteAnswer, RouteRequest
+from dps.engine.wire.protocols import RoleConnection
+from dps.errors import CheckpointError, DPSError, ServerGoneError
+
+__all__ = ["SECRET", "SESSION", "SimController", "SimServer"]
+
+T = TypeVar("T")
+Reply: TypeAlias = Callable[[object], None]  # takes a server's answer, or its error
+SESSION, SECRET = "simulated", "00" * 32
+POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.1  # between two checks whether the called servers have answered
+REPORT_SECONDS = 0.3  # between two reports of a server's load
+BLOCKING = {"save", "end_cut", "load", "settle"}  # methods of a server that wait, for its disk or its copies
+MAX_LOAD_SECONDS = 0.02  # that a server takes to read a shard from its store,
+MAX_PIECE_SECONDS = 0.02  # and to write a piece of one
+MAX_FUNCTION_SECONDS = 0.02  # before and after a function
+PIECE_BYTES = 256  # so small that a shard has several
+
+
+class SimServer:
+    """A server's role without the Dask actor around it."""
+
+    def __init__(self, network: Network, party: Party, number: int, controller: tuple[str, int]):
+        self.party, self.number = party, number
+        self.endpoint = SimEndpoint(network, party)
+        runner = SimRunner(party)
+        self.role = ServerRole(self.endpoint, SESSION, number, SECRET, controller, runner, runner)
+        relay = self.role.relay
+        relay.piece, relay.rate = network.dump_piece, network.dump_rate
+        self.endpoint.handlers.update(self.role.handlers)
+        self.endpoint.service = self.role.service
+        self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
+        self.checkpoint_writer = CheckpointWriter(self.role, functools.partial(SimWriting, party, number))
+        self.role.start()
+
+    def call(self, method: str, args: tuple[object, ...], reply: Reply) -> None:
+        """Do what a method of `server/actor.py` does; `reply` gets its result, or its error."""
+
+        def work() -> None:
+            try:
+                reply(getattr(self, f"_{method}")(*args))
+            except Exception as error:
+                reply(error)
+
+        if method in BLOCKING:
+            self.party.spawn(work)
+        else:
+            work()
+
+    def _add_function(self, identity: str, code: bytes) -> None:
+        self.role.functions.add(identity, code)
+
+    def _create_table(self, spec: dict[str, object], shards: list[int]) -> None:
+        self.role.create(TableSpec.from_dict(spec), shards)
+
+    def _drop_table(self, table: int) -> None:
+        self.role.drop(table)
+
+    def _settle(self, keep: bool | None, over: list[list[int]]) -> str:
+        settled, every = self.role.settle(keep, over)
+        until = self.party.now() + SETTLE_SHARE * config.seconds("silence")
+        while every.left and self.party.now() < until:
+            self.party.sleep(POLL_SECONDS)
+        return json.dumps([each[:2] for each in settled if each.confirmed])
+
+    def _cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> str:
+        return json.dumps(self.checkpoint_writer.cut(tables, clock, parent, track))
+
+    def _complete(self) -> None:
+        self.checkpoint_writer.complete()
+
+    def _save(self, url: str, name: str, storage_options: dict[str, object]) -> None:
+        self.checkpoint_writer.save(url, name, storage_options)
+
+    def _saved(self) -> str:
+        files = self.checkpoint_writer.saved()
+        return json.dumps(None if files is None else [dataclasses.asdict(file) for file in files])
+
+    def _end_cut(self, name: str | None) -> None:
+        self.checkpoint_writer.end(name)
+        self.checkpoint_writer.wait_for_writing()
+
+    def _load(
+        self, table: int, url: str, name: str, shards: list[int], origins: Origins, options: dict[str, object]
+    ) -> None:
+        replicas = self.role.tables[table].replicas
+        for number in shards:
+            self.party.sleep(self.party.world.random.uniform(0.0, MAX_LOAD_SECONDS))
+            store = Store(url, storage_options=options)
+            saved = SavedShard(store, store.chain(name), replicas[number].spec.name, number)
+            try:
+                fill(replicas[number].shard, saved, Origins(*origins))
+            except DPSError:
+                raise
+            except Exception as error:
+                raise CheckpointError(f"{error!r:.500}") from error
+
+
+class SimRunner:
+    """Runs functions and large ops at some moment of virtual time; the server goes on meanwhile."""
+
+    def __init__(self, party: Party):
+        self._party = party
+
+    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
+        def begin() -> None:
+            try:
+                outcome = Outcome(work(), None)
+            except Exception as error:
+                outcome = Outcome(None, error)
+            self._party.later(self._party.world.random.uniform(0.0, MAX_FUNCTION_SECONDS), done, outcome)
+
+        self._party.later(self._party.world.random.uniform(0.0, MAX_FUNCTION_SECONDS), begin)
+
+    def close(self) -> None:
+        pass
+
+
+class SimWriting(Writing):
+    """The writing of a checkpoint's files, as a task of the server's party. The server goes on between two pieces."""
+
+    def __init__(
+        self, party: Party, number: int, replicas: list[Replica], write: Callable[[Replica, Writing], FileRecord]
+    ):
+        super().__init__(number, replicas, write)
+        self._party = party
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        self._task = self._party.spawn(self.work)
+
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.done
+
+    def join(self, seconds: float) -> None:
+        until = self._party.now() + seconds
+        while self.is_alive() and self._party.now() < until:
+            self._party.sleep(POLL_SECONDS)
+
+    def pieces(self, cut: Cut) -> Iterator[Piece]:
+        cut.fetch_keys()
+        for piece in cut.pieces(PIECE_BYTES):
+            if self.stop:
+                raise CheckpointError("the checkpoint was given up")
+            yield piece
+            self._party.sleep(self._party.world.random.uniform(0.0, MAX_PIECE_SECONDS))
+
+    def wait(self, function: Callable[..., T], *args: object) -> T:
+        return function(*args)
+
+
+class SimWorkers:
+    """Dask's workers, for `ServerProcedures`: those that are free, and the parties of those that have servers.
+
+    A worker's name is that of its server's party. Server n takes ``start_seconds(n)`` seconds to start, by default
+    none; infinitely many: it never comes. Where a start fails, the worker is free again; with `reused`, so is that of
+    any other server that was closed.
+    """
+
+    def __init__(self, controller: SimController, network: Network, hire: Callable[[int], Party]):
+        self.free = 0  # workers without a server
+        self.reused = False
+        self.start_seconds: Callable[[int], float] = lambda number: 0.0
+        self._controller, self._network, self._hire = controller, network, hire
+        self._parties: dict[int, Party] = {}  # of the servers that are being started
+
+    def add(self) -> None:
+        """Dask has one more worker."""
+        self.free += 1
+
+    def candidates(self) -> tuple[list[str], bool]:
+        return [f"free-{n}" for n in range(self.free)], True
+
+    def shortage(self) -> tuple[str, str]:
+        return f"{self.free} workers are free", "start more"
+
+    def is_there(self, worker: str) -> bool:
+        return any(party.name == worker and not party.dead for party in self._network.world.parties)
+
+    def admit(self, server: ServerRecord) -> str:
+        return "finished" if server.number in self._controller.servers else "pending"
+
+    def submit(self, server: ServerRecord) -> None:
+        self.free -= 1
+        seconds = self.start_seconds(server.number)
+        party = self._parties[server.number] = self._hire(server.number)
+        server.worker = party.name
+        for observer in self._network.observers:
+            observer.server_started(server.number)
+        if not seconds:
+            self.start(server.number)
+        elif math.isfinite(seconds):
+            party.later(seconds, self.start, server.number)
+
+    def start(self, number: int) -> ServerRecord:
+        """Begin the server's role in its party."""
+        record = self._controller.membership.servers[number]
+        party = self._parties.pop(number, None) or self._hire(number)
+        record.worker = party.name
+        self._controller.servers[number] = SimServer(self._network, party, number, self._controller.endpoint.address)
+        return record
+
+    def failure(self, server: ServerRecord) -> None:
+        raise ServerGoneError(f"server {server.number} failed")
+
+    def adopt(self, server: ServerRecord) -> None:
+        pass
+
+    def close(self, server: ServerRecord) -> None:
+        for observer in self._network.observers:
+            observer.server_closed(server.number, not server.leaving)
+        party = self._parties.pop(server.number, None)
+        if server.number in self._controller.servers:
+            party = self._controller.servers[server.number].party
+        if party is not None and not party.dead:
+            self._network.crash(party)
+            self.free += self.reused or not server.ready
+
+    def check_versions(self, workers: list[str]) -> None:
+        pass
+
+
+class SimLoad:
+    """The load of the servers, as each of them reports it every REPORT_SECONDS: an equal share of `load`."""
+
+    def __init__(self, controller: SimController, load: Callable[[float], tuple[float, float]]):
+        self._controller, self._load = controller, load
+
+    def now(self) -> float:
+        return self._controller.party.now()
+
+    def loads(self, since: float) -> dict[int, tuple[float, float]]:
+        servers = self._controller.membership.servers
+        if self.now() - since < REPORT_SECONDS:
+            return {}
+        busy, held = self._load(self.now())
+        return {number: (busy / len(servers), held / len(servers)) for number in servers}
+
+
+class SimController:
+    """The controller's roles without Dask's scheduler; `hire` makes the party of a server, given its number."""
+
+    def __init__(self, network: Network, party: Party, hire: Callable[[int], Party], servers: int):
+        self._network, self.party = network, party
+        self.endpoint = SimEndpoint(network, party, on_close=self._closed)
+        self.endpoint.secrets.update({SESSION: SECRET, of_servers(SESSION): SECRET})
+        self.membership = Membership(self.endpoint, SESSION, on_primary=self._primary_changed)
+        self.runs = Runs(SESSION, self.endpoint.now)
+        self.servers: dict[int, SimServer] = {}
+        self.lost_answers = 0.0  # share of the calls of servers that are carried out, but whose answers are lost
+        self.workers = SimWorkers(self, network, hire)
+        self.executor = SimExecutor(party, self.call_servers, lambda: [server.number for server in self._up()])
+        self.tables_change, self.checkpointing = SimLock(), SimLock()
+        self.scaling = SimLock()
+        self.procedures = ServerProcedures(
+            self.membership,
+            self.workers,
+            self.scaling,
+            self.tables_change,
+            "server-{}",
+            party.now,
+            network.world.current,
+            start_poll=POLL_SECONDS,
+        )
+        self.procedures.wanted, self.procedures.dedicated = servers, True
+        up = lambda: [self.membership.servers[server.number] for server in self._up()]  # noqa: E731
+        numbers = itertools.count(1)
+        self.tables = TableProcedures(self.membership, up, self.tables_change, lambda: next(numbers))
+        self.functions = FunctionProcedures(self.membership, up, self.tables_change)
+        self.ends = RunProcedures(self.membership, self.runs, up, party.now)
+        self.checkpoints = CheckpointProcedures(
+            self.runs,
+            self.membership,
+            up,
+            self.tables,
+            self.tables_change,
+            self.checkpointing,
+            clock=party.now,
+            wall_clock=party.now,
+            session=SESSION,
+        )
+        self.endpoint.handlers.update(self.membership.handlers)
+        runs = self.runs
+        self.endpoint.handlers.update({frames.JOIN: runs.join, frames.TICK: runs.tick})
+        self.endpoint.handlers.update(
+            {frames.COLLECT: runs.collect, frames.LEAVE: runs.leave, frames.LEASE: runs.lease}
+        )
+        self.endpoint.handlers[frames.ROUTE] = self._route
+        for _ in range(servers):
+            self.workers.start(self.membership.add_server("", "server-{}")).ready = True
+        self._look()
+        party.spawn(self.executor.run, self.procedures.maintain())
+
+    # -- as autoscaling needs the servers
+
+    @property
+    def wanted(self) -> int:
+        """How many servers there are to be."""
+        return self.procedures.wanted
+
+    @property
+    def settled(self) -> bool:
+        """Whether no server or table is being made, and there are as many servers as wanted, or as workers allow."""
+        making = self.procedures.starting or self.scaling.locked() or self.tables_change.locked()
+        up = len(self._up())
+        enough = up == self.wanted or (up < self.wanted and not self.spares())
+        return not making and up == len(self.membership.servers) and enough
+
+    def spares(self) -> list[str]:
+        """Workers that further servers could have now."""
+        return self.procedures.spares()
+
+    def scale(self, servers: int) -> None:
+        """Have that many servers."""
+        for observer in self._network.observers:
+            observer.scaled(len(self.membership.servers), servers)
+        self.executor.run(self.procedures.scale(servers))
+
+    def autoscaling(self, load: Callable[[float], tuple[float, float]]) -> AutoscalingProcedures:
+        """Autoscaling by a simulated load: see `Simulation.adapt`."""
+        reports = SimLoad(self, load)
+        busy = self.checkpointing.locked
+        return AutoscalingProcedures(self.membership, reports, self, lambda: math.inf, busy, copies=1)
+
+    def change(self, procedure: Procedure[None]) -> None:
+        """Change the number of servers: at once if that need not wait, so that its error is raised here."""
+        if self.scaling.locked():
+            self.party.spawn(self.executor.run, procedure)
+        else:
+            self.executor.run(procedure)
+
+    def expendable(self) -> list[Party]:
+        """The servers that may crash without loss: the controller can still reach a replica of each of their shards."""
+        alive = [n for n, server in self.servers.items() if not server.party.dead]
+        near = {n for n in alive if self._within_reach(n)}
+        needed = []  # (chain, servers that must stay): the controller may still remove the surplus ones
+        for name, places in self.membership.places.items():
+            copies = self.membership.specs[name]["copies"]
+            needed += [(set(p.chain), 1 + max(0, len(p.chain) - copies)) for p in places]
+        return [self.servers[n].party for n in alive if all(len(c & near - {n}) >= least for c, least in needed)]
+
+    def _within_reach(self, number: int) -> bool:
+        """Whether nothing keeps a server's heartbeats from arriving."""
+        record, there, here = self.membership.servers.get(number), self.servers[number].party, self.party
+        parted = self._network.parted(there, here) or self._network.parted(here, there)
+        connection = None if record is None or not record.up else record.connection
+        linked = isinstance(connection, SimConnection) and not connection.inward.broken
+        beats = self.membership.seconds_since_heartbeat(number) < 2 * HEARTBEAT_SECONDS
+        return linked and there.runs and not parted and beats
+
+    def fragile(self) -> bool:
+        """Whether a server has crashed and is still in the chain of a shard, so that no other may be lost now."""
+        dead = {n for n, server in self.servers.items() if server.party.dead}
+        return any(dead & set(p.chain) for places in self.membership.places.values() for p in places)
+
+    def restless(self) -> str | None:
+        """The first thing that is left to do until each shard has its replicas and every op is confirmed, or None."""
+        membership = self.membership
+        staying = {n for n, server in membership.servers.items() if server.takes_replicas}
+        leaving = {n for n, server in membership.servers.items() if server.serves and server.leaving}
+        for name, places in membership.places.items():
+            copies = membership.specs[name]["copies"]
+            # A server that leaves keeps its replicas as long as too few others are there.
+            kept = leaving if len(staying) < copies else set()
+            for shard, p in enumerate(places):
+                chain = set(p.chain)
+                if (
+                    p.joiner is not None
+                    or p.stepping_down
+                    or len(chain & staying) != min(copies, len(staying))
+                    or not chain <= staying | kept
+                ):
+                    return f"shard {shard} of table {name!r} is at {p}; servers {sorted(staying)} stay"
+        for number in sorted(staying):
+            role = self.servers[number].role
+            unconfirmed, moves = role.relay.unconfirmed()[0], role.relay.moves()
+            if role.epoch != membership.epoch or unconfirmed or moves:
+                state = f"{unconfirmed} ops are unconfirmed, and there are moves {moves}"
+                return f"server {number} is at epoch {role.epoch} of {membership.epoch}; {state}"
+        return None
+
+    def compare(self) -> None:
+        """Assert that all replicas of a shard are equal, bit by bit, and that no other server keeps one."""
+        for name, places in self.membership.places.items():
+            table = self.membership.specs[name]["id"]
+            for shard, p in enumerate(places):
+                copies = [self.servers[n].role.tables[table].replicas[shard] for n in p.chain]
+                for number, copy in zip(p.chain[1:], copies[1:], strict=True):
+                    problem = first_difference(copies[0].shard, copy.shard)
+                    assert problem is None, f"shard {shard} of {name!r} on servers {p.chain[0]} and {number}: {problem}"
+            for number, record in self.membership.servers.items():
+                if record.up and self.servers[number].role.epoch == self.membership.epoch:
+                    kept = set(self.servers[number].role.tables[table].replicas) if record.ready else set()
+                    stray = kept - {shard for shard, p in enumerate(places) if number in p.chain}
+                    assert not stray, f"server {number} keeps shards {stray} of {name!r}, which are not its own"
+
+    @property
+    def ready(self) -> bool:
+        """Whether all servers are up."""
+        return all(record.up for record in self.membership.servers.values())
+
+    def create_table(self, spec: TableSpec, exist_ok: bool = False) -> TableSpec:
+        """Make a table on all servers, then publish it."""
+        made = TableSpec.from_dict(self.executor.run(self.tables.add(spec.to_dict(), exist_ok)))
+        for observer in self._network.observers:
+            observer.table_made(made)
+        return made
+
+    def add_function(self, identity: str, code: bytes) -> None:
+        """Bring a function to all servers."""
+        self.executor.run(self.functions.add(identity, code))
+
+    def start_run(self, shares: list[list[int]], bound: int | None, reassign: bool, resume: bool, warm: int) -> int:
+        collecting = [name for name, spec in self.membership.specs.items() if spec["aggregate"] is not None]
+        restored = self.checkpoints.resumable(len(shares)) if resume else None
+        more = collecting, restored, shares, False, reassign, warm
+        run = self.runs.start(len(shares), bound, *more)
+        self.checkpoints.restored = None
+        if collecting:
+            self.settle(keep=False)
+        return run
+
+    def settle(self, keep: bool) -> None:
+        """A run has ended: see `RunProcedures.settle`."""
+        self.executor.run(self.ends.settle(keep))
+
+    def _up(self) -> list[SimServer]:
+        return [self.servers[n] for n, record in self.membership.servers.items() if record.up]
+
+    def call_servers(self, calls: list[ServerCall]) -> list[object]:
+        """Carry out the instruction `CallServers`: the answer or the error of each call."""
+        answers: dict[int, object] = {}
+        network, pause = self._network, POLL_SECONDS
+        setting = TIMEOUT_SETTINGS.get(calls[0].method, "request") if calls else "request"
+        until = self.party.now() + config.seconds(setting)
+
+        def ask(server: SimServer, call: ServerCall) -> None:
+            if network.parted(self.party, server.party):
+                network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, ask, server, call)
+                return
+            lost = self.lost_answers and network.world.random.random() < self.lost_answers
+            gone = ServerGoneError(f"the answer of server {server.number} was lost")
+            server.call(call.method, call.args, lambda value: answer(server, gone if lost else value))
+
+        def answer(server: SimServer, value: object) -> None:
+            if network.parted(server.party, self.party):
+                network.world.at(network.world.now + MAX_POLL_SECONDS, server.party, answer, server, value)
+            else:
+                answers.setdefault(server.number, value)
+
+        members = self.membership.servers.keys() & self.servers
+        called = [(self.servers[call.server], call) for call in calls if call.server in members]
+        for server, call in called:
+            network.world.at(network.world.now, server.party, ask, server, call)
+        while any(not s.party.dead and s.number not in answers for s, _ in called) and self.party.now() < until:
+            self.party.sleep(pause)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
+        return [answers.get(call.server, ServerGoneError(f"server {call.server} was lost meanwhile")) for call in calls]
+
+    # -- frames
+
+    def _route(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
+        origin = RouteRequest.of(header).origin or self.runs.allot(1)
+        connection.reply(RouteAnswer(origin).header(header.request), self.membership.route)
+
+    def _closed(self, connection: RoleConnection) -> None:
+        (self.membership if isinstance(connection.party, ServerRecord) else self.runs).disconnected(connection)
+
+    def _primary_changed(self, table: int, shard: int, old: int | None, new: int | None, stepped_down: bool) -> None:
+        before, after = (None if number is None else f"server-{number}" for number in (old, new))
+        for observer in self._network.observers:
+            observer.primary_changed(table, shard, before, after, stepped_down)
+
+    def _look(self) -> None:
+        self.membership.tick()
+        self.runs.check_timeouts()
+        if self.ends.late:
+            self.party.spawn(self.executor.run, self.ends.settle(None))
+        self.endpoint.later(TICK_SECONDS, self._look)

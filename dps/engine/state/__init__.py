@@ -1,0 +1,25 @@
+"""What a server holds: tables cut into shards, their rows, and which ops they have seen. Pure rules on top
+of :mod:`dps.engine.core`, which holds the loops.
+
+Nothing here knows of sockets, threads or time. Each replica of a shard holds the same values, because the same ops are
+applied to it in the same order.
+
+================== ===============================================================================
+ops                TableSpec, the definition of a table; Op, one change to a shard
+partition          keys to shards: hash, ranges, grouping, repeated keys
+partitioning       which keys of a keyed table lie together: blocks, fields of bits, ranges
+names              the one rule for names of tables, servers, runs, checkpoints and metrics
+shard              DenseShard, KeyedShard: rows, ledger, optimizer state; every op is applied here
+beside             large ops, carried out on a copy of the shard, and put in place in one step
+deletion           rows of a keyed shard that go, and the memory that they give back
+sums               the sums of an open clock
+optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
+columns            columns of a row with initializers and optimizers of their own
+custom             an optimizer of the user, as it travels and steps
+schedules          learning rates that change with the clock
+initializers       a new row's values as a function of (seed, key)
+recipes            optimizers, initialisers and schedules as dicts, and back
+snapshot           Cut: a shard as of a clock, read while ops go on
+transfer           copying a shard to another server while ops go on
+================== ===============================================================================
+"""

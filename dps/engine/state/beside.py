@@ -1,0 +1,151 @@
+"""Large ops: carried out on a copy of the shard, in another thread, and put in place in one step.
+
+An op on millions of rows takes seconds. The thread that serves the shard must not be silent for so long, and no request
+may see half of the op. So the op is carried out on a *twin*, a copy of all that an op may change, while the shard goes
+on to answer pulls and takes no other op. When the shard is given the op itself, it takes over what the twin has. The
+twin runs the same code, so replicas cannot differ by which way an op went.
+
+The twin costs the memory and the time of a copy of the shard. So ops on few rows, absolutely or of the shard's, are
+carried out at once. So are ops that do more than change rows: pushes that are summed, or that close a clock.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dps.engine.core.blocks import Block
+from dps.engine.core.shards.rows import leave_pages, use_small_pages
+from dps.engine.state.custom import Custom
+from dps.engine.state.ops import ADD, ASSIGN, CLOSING, DELETE, NO_CLOCK, PUSH, ROWS, Op
+
+if TYPE_CHECKING:
+    from dps.engine.state.shard import Shard
+
+__all__ = ["MadeBeside", "forget", "gone_of", "is_large", "takes_memory", "worth_it"]
+
+LARGE = 1 << 18  # rows of a request, whose shards change in one turn of a server's loop: about 30 ms of work
+OF_DELETION = 8  # a row that goes makes as much work as so many others
+COPIED_PER_ROW = 64  # rows that are copied for each row of an op, at most: a copy then costs no more than the op
+
+
+def is_large(changed: int, deleted: int) -> bool:
+    """Whether a request that changes and deletes so many rows may be worth copies of its shards."""
+    return changed + OF_DELETION * deleted >= LARGE
+
+
+class MadeBeside:
+    """One op on one shard, carried out on a twin.
+
+    Parameters
+    ----------
+    shard : Shard
+        Nothing but pulls may use it until :meth:`install`. What has to change it all the same calls its `leave_twin`
+        before, so that it goes on with memory of its own.
+    op : Op
+
+    Attributes
+    ----------
+    twin : Shard
+        The shard with the op, once that is carried out.
+    """
+
+    def __init__(self, shard: Shard, op: Op):
+        self._op, self._before = op, (objects_of(shard), numbers_of(shard))
+        self.twin = shard.shared_twin()
+        shard.twin = self.twin
+
+    def carry_out(self) -> None:
+        """Copy what the op may change, and carry it out. Any thread may do this; the shard itself is left alone."""
+        twin, op = self.twin, self._op
+        own_memory(twin, op)
+        twin.version += 1
+        twin.carry_out(op)
+
+    def end(self, shard: Shard) -> None:
+        """The memory of the shard is not read any more. To be called in the thread of the shard."""
+        if shard.twin is self.twin:
+            shard.twin = None
+
+    def install(self, shard: Shard, op: Op) -> bool:
+        """Let the shard, whose version counts the op already, take over what the twin has.
+
+        False, if the shard has changed since, or this is another op.
+        """
+        shard.version -= 1
+        numbers, (objects, before) = numbers_of(shard), self._before
+        shard.version += 1
+        same = all(a is b for a, b in zip(objects_of(shard), objects, strict=True))
+        if stamp_of(op) != stamp_of(self._op) or numbers != before or not same:
+            return False
+        shard.discarded = [shard.rows, *shard.index_tables]
+        shard.take_over(self.twin)
+        return True
+
+
+def worth_it(shard: Shard, op: Op) -> bool:
+    """Whether an op of a large request is to be carried out beside the shard."""
+    if shard.would_close(op.clock) or (op.origin and shard.ledger.seen(op.origin, op.attempt, op.clock, op.number)):
+        return False
+    if op.rule in (PUSH, ADD, ASSIGN):
+        is_summed = op.rule == PUSH and shard.spec.aggregate is not None and op.clock != NO_CLOCK
+        if op.keys is None or is_summed or isinstance(shard.spec.optimizer, Custom):
+            return False
+    elif op.rule not in (ROWS, DELETE) or op.rows == CLOSING or takes_memory(shard, op):
+        return False
+    if op.rule == DELETE and op.rows > 0:
+        return not shard.spec.keyed or shard.pins > 0  # else all memory of the shard is left as it is
+    return (len(op.values) + gone_of(op)) * COPIED_PER_ROW >= len(shard)
+
+
+def takes_memory(shard: Shard, op: Op) -> bool:
+    """Whether the rows of an op become those of a dense shard without a copy, because their memory is nowhere else."""
+    whole = op.keys is None and len(op.values) == len(shard.rows) > 0
+    return not shard.spec.keyed and op.rule == ROWS and whole and has_its_memory(op.values) and shard.cut is None
+
+
+def has_its_memory(array: np.ndarray) -> bool:
+    """Whether an array is no view of another: its memory is numpy's own, or a block."""
+    return array.flags.owndata or isinstance(array.base, Block)
+
+
+def gone_of(op: Op) -> int:
+    """How many keys the op of a function names whose rows go."""
+    return 0 if op.deleted is None else len(op.deleted)
+
+
+def stamp_of(op: Op) -> tuple[int, ...]:
+    """What tells an op from others of its shard."""
+    return op.rule, op.start, op.clock, op.origin, op.attempt, op.number, op.rows, len(op.values), gone_of(op)
+
+
+def objects_of(shard: Shard) -> tuple[object, ...]:
+    """What has to be the same objects when a twin is put in place."""
+    return shard.rows, shard.changed, shard.vacant, shard.index, shard.sums, shard.cut
+
+
+def numbers_of(shard: Shard) -> tuple[object, ...]:
+    """What has to be equal then."""
+    return shard.cut is not None and shard.cut.is_complete, shard.version, shard.moves
+
+
+def own_memory(twin: Shard, op: Op) -> None:
+    """Let a twin have copies of all that the op may change."""
+    shared, end = twin.rows, twin.end
+    rows = np.zeros(shared.shape, shared.dtype)
+    use_small_pages(rows)
+    has_all_rows = op.rule == ROWS and op.keys is None and op.deleted is None and len(op.values) == end
+    if not has_all_rows or twin.cut is not None:  # the cut saves rows as they were
+        rows[:end] = shared[:end]
+    twin.own_memory(rows)
+
+
+def forget(arrays: list[np.ndarray]) -> None:
+    """Give the memory of arrays back, those that nothing else has. Any thread may do this."""
+    while arrays:
+        array = arrays.pop()
+        if sys.getrefcount(array) == 2:  # `array`, and the argument of getrefcount
+            leave_pages(array)
+        del array

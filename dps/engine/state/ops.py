@@ -1,0 +1,317 @@
+"""TableSpec, the definition of a table, and Op, one change to a shard. Both travel between the parties."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dps.engine.core.cells import Cells
+from dps.engine.core.shards.index import keys_of
+from dps.engine.core.shards.initializers import RowStart
+from dps.engine.state.columns import ColumnLayout, ColumnOptimizers, row_start
+from dps.engine.state.custom import Custom, custom
+from dps.engine.state.initializers import Initializer, Zeros, initializer_from_dict
+from dps.engine.state.names import check_name
+from dps.engine.state.optimizers import Add, Assign, Optimizer, optimizer_from_dict
+from dps.engine.state.partitioning import HashPartition, Partition, partition_from_dict, partition_of
+from dps.engine.state.recipes import Description
+from dps.errors import InputError, InputTypeError
+
+__all__ = ["ADD", "ASSIGN", "CLOSE", "CLOSING", "DELETE", "DROP", "FAILED", "KEEP", "NO_CLOCK", "OLDER", "PUSH"]
+__all__ += ["RETIRE", "ROWS", "Op", "Selected", "Selection", "TableSpec", "WholeShard"]
+__all__ += ["html_renderers", "wants_finite"]
+
+# Functions that show a TableSpec in a notebook; the last one is used. dps.engine.dashboard.notebook registers one here,
+# because this package is pure: it may import neither the dashboard nor Dask, not even when a method is called.
+html_renderers: list[Callable[[TableSpec], str]] = []
+
+PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op on rows: the table's optimizer, plain addition, or replacement
+ROWS = 3  # the rule of an op that replaces whole rows, state included: the effect of a function on the servers
+DELETE = 4  # the rule of an op by which rows go
+CLOSE, RETIRE = 5, 6  # the rule of an op without rows: close the sums of a clock, or retire origins
+# The `start` of CLOSE: close clocks before the op's clock, or settle: step with the sums (KEEP) or drop them (DROP),
+# because the run has failed or (FAILED) because the user's optimizer has, on the primary.
+OLDER, KEEP, DROP, FAILED = 0, 1, 2, 3
+CLOSING = 2  # the `rows` of an op with rule ROWS that has the rows as the sums of a clock leave them: it ends the clock
+NO_CLOCK = -1  # the clock of a client without a clock
+
+DTYPES = ("float32", "float64", "int64")
+MAX_DIM = 1 << 16
+MAX_ROWS = 1 << 40
+MAX_COPIES = 8
+
+
+class Op(NamedTuple):
+    """One change to one shard, as client, primary and backups see it."""
+
+    rule: int  # PUSH, ADD, ASSIGN, ROWS or DELETE; for CLOSE and RETIRE, keys is None and values is empty
+    keys: np.ndarray | None  # int64[m]; None: the rows start .. start + m - 1 of a dense shard
+    start: int  # global row number, if keys is None; for CLOSE: OLDER, KEEP or DROP; for RETIRE: the first origin
+    values: np.ndarray  # table dtype [m, dim]; for ROWS [m, dim + slots], for DELETE [m, 0]
+    clock: int  # of the trainer, or NO_CLOCK
+    parties: int  # trainers in the run: aggregate="mean" divides by it; for RETIRE: how many origins
+    origin: int = 0  # the maker of the op; 0: no origin, so the op is not checked for repeats
+    attempt: int = 0  # which execution of the origin
+    number: int = 0  # of the op among those of its clock: (clock, number) is its seq
+    answer: bool = False  # keep the new values in the ledger, because the client may ask for them again
+    # Of data for which a push stands: aggregate="mean" divides by their sum; -1: the push does not say. DELETE: with 1,
+    # all rows of the shard go, whatever the op names. ROWS: CLOSING.
+    rows: int = -1
+    after: np.ndarray | None = None  # [m, dim + slots], the rows after a step that has been prepared
+    deleted: np.ndarray | None = None  # int64[k], ROWS of a function: keys of rows that go before
+    result: np.ndarray | None = None  # [k, 1], ROWS of a function: what it returned, which the ledger keeps
+
+
+class Selection(NamedTuple):
+    """Rows of one shard that a function is to see."""
+
+    keys: np.ndarray | None  # int64[m]; None: the rows of a dense shard from `start` on
+    start: int  # row number in the table of the first of them; 0 where there are keys
+    rows: np.ndarray  # [m, dim + slots]: a view of the shard's memory, or a copy
+    is_view: bool
+    present: np.ndarray | None  # bool[m]: the shard has the row; None: all of them
+
+    @property
+    def memory(self) -> np.ndarray | None:
+        """What it reads of the shard's memory, if it does."""
+        return self.rows if self.is_view else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, about."""
+        return self.rows.nbytes
+
+    def over(self, memory: np.ndarray) -> Selection:
+        """The same, of another view of that memory."""
+        return self._replace(rows=memory)
+
+
+class WholeShard:
+    """A :class:`Selection` of all rows of a keyed shard. Any thread may use it while the shard does not change.
+
+    The keys are listed at the first use, because that takes long, and so are rows, where some are vacant.
+
+    Parameters
+    ----------
+    tables : tuple of ndarray
+        Of the shard's index.
+    memory : ndarray
+        The rows up to the last one.
+    occupied : ndarray of bool, optional
+        Which of them are not vacant.
+    """
+
+    start, present = 0, None
+
+    def __init__(self, tables: tuple[np.ndarray, ...], memory: np.ndarray, occupied: np.ndarray | None):
+        self._tables, self.memory, self._occupied = tables, memory, occupied
+
+    @functools.cached_property
+    def keys(self) -> np.ndarray:
+        keys = keys_of(self._tables, len(self.memory))
+        return keys if self._occupied is None else keys[self._occupied]
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        return self.memory if self._occupied is None else self.memory[self._occupied]
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    def over(self, memory: np.ndarray) -> WholeShard:
+        return WholeShard(self._tables, memory, self._occupied)
+
+
+Selected: TypeAlias = Selection | WholeShard
+
+
+def wants_finite(optimizer: Optimizer) -> bool:
+    """Whether a table with this optimizer refuses NaN and infinity by default.
+
+    An optimizer steps from the values of a row, so NaN or infinity would stay in the row and its state for good. In
+    tables of counts and of plain values they may have a meaning, such as a missing value.
+
+    >>> import dps
+    >>> wants_finite(dps.SGD(0.1)), wants_finite(dps.Add()), wants_finite(dps.Assign())
+    (True, False, False)
+    """
+    if isinstance(optimizer, ColumnOptimizers):
+        return any(map(wants_finite, optimizer.optimizers))
+    return not isinstance(optimizer, (Add, Assign))
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """The definition of a table. Made by :meth:`dps.ParameterServer.table`; all parties have the same value.
+
+    Parameters
+    ----------
+    name : str
+        Unique in its parameter server; 1 to 200 printable characters.
+    rows : int or None
+        Number of rows of a dense table; None for a keyed one (any int64 key).
+    dim : int
+        Values in a row.
+    dtype : str
+        ``"float32"``, ``"float64"`` or ``"int64"``.
+    optimizer : Optimizer
+        What a push does to the rows.
+    init : Initializer
+        The value of a row before its first push.
+    aggregate : {None, "sum", "mean"}
+        None applies each push as it comes; "sum" and "mean" (staleness 0 only) collect the pushes of a clock and step
+        the optimizer once.
+    finite : bool
+        Refuse NaN and infinity.
+    shards : int
+        Slices of the table; a power of two for keyed tables.
+    copies : int
+        How many servers hold each row.
+    ack : {"copies", "memory"}
+        When a push is acknowledged: when all copies have it, or when the primary has.
+    id : int
+        Number of the table in its parameter server, given by the controller.
+    partition : Partition
+        Which keys of a keyed table lie together on one shard.
+
+    Examples
+    --------
+    >>> spec = TableSpec("w", dim=4)
+    >>> spec.keyed, TableSpec.from_dict(spec.to_dict()) == spec
+    (True, True)
+    """
+
+    name: str
+    rows: int | None = None
+    dim: int = 1
+    dtype: str = "float32"
+    optimizer: Optimizer = Add()
+    init: Initializer = Zeros()
+    aggregate: str | None = None
+    finite: bool = False
+    shards: int = 4
+    copies: int = 1
+    ack: str = "copies"
+    id: int = 0
+    partition: Partition = HashPartition()
+
+    def __post_init__(self):
+        where = f"table {check_name('table', self.name)!r}"
+        if not isinstance(self.optimizer, Optimizer):
+            raise InputTypeError(
+                f"{where}: optimizer must be a dps.Optimizer, such as dps.Adagrad(0.1), not {self.optimizer!r}"
+            )
+        if not isinstance(self.init, Initializer):
+            raise InputTypeError(f"{where}: init must be one of dps's, such as dps.Normal(0.01), not {self.init!r}")
+        object.__setattr__(self, "dtype", _dtype_name(self.dtype, where))
+        _whole(self, "dim", 1, MAX_DIM, where)
+        object.__setattr__(self, "optimizer", custom(self.optimizer, self.dim))
+        if self.rows is not None:
+            _whole(self, "rows", 1, MAX_ROWS, where)
+        _whole(self, "shards", 1, 1 << 12, where)
+        if self.keyed and self.shards & (self.shards - 1):
+            raise InputError(f"{where}: a keyed table has a power of two of shards, not {self.shards}")
+        object.__setattr__(self, "partition", partition_of(self.partition))
+        if not isinstance(self.partition, Partition):
+            raise InputTypeError(
+                f"{where}: partition is one of dps's, such as dps.BlockPartition(20), or a function of keys, not "
+                f"{self.partition!r}"
+            )
+        if self.rows is not None and not isinstance(self.partition, HashPartition):
+            raise InputError(
+                f"{where}: partition={self.partition!r} places the keys of a keyed table, and this one has rows=; rows "
+                "of a dense table lie in order, cut into equal ranges"
+            )
+        if self.rows is not None and self.shards > self.rows:
+            raise InputError(f"{where}: {self.shards} shards for {self.rows} rows; ask for at most {self.rows}")
+        _whole(self, "copies", 1, MAX_COPIES, where)
+        if self.ack not in ("copies", "memory"):
+            raise InputError(f"{where}: ack is 'copies' or 'memory', not {self.ack!r}")
+        if self.aggregate not in (None, "sum", "mean"):
+            raise InputError(f"{where}: aggregate is None, 'sum' or 'mean', not {self.aggregate!r}")
+        if self.dtype not in self.optimizer.dtypes:
+            known = ", ".join(self.optimizer.dtypes)
+            raise InputError(f"{where}: {self.optimizer.kind} works on {known}, not {self.dtype}")
+        if self.dtype not in self.init.dtypes:
+            raise InputError(f"{where}: an int64 table starts from Zeros or a whole Constant, not {self.init!r}")
+        if self.dtype == "int64" and self.aggregate == "mean":
+            raise InputError(f"{where}: a mean of int64 pushes would be cut to whole numbers; use float64")
+        self.row_start()  # raises where the columns of the optimizer and the initializer are not the same
+
+    @property
+    def keyed(self) -> bool:
+        """Whether any int64 is a key."""
+        return self.rows is None
+
+    @functools.cached_property
+    def cells(self) -> Cells | None:
+        """What computes the cells by which keys are placed; None: each key is its own."""
+        return self.partition.cells(self.shards)
+
+    @property
+    def slots(self) -> int:
+        """Columns of optimizer state beside the `dim` values of a row."""
+        return self.optimizer.init(self.dim)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one value."""
+        return np.dtype(self.dtype).itemsize
+
+    @functools.cached_property
+    def columns(self) -> ColumnLayout:
+        """Where the columns lie of a table that was made with ``columns=``; of any other table it is empty."""
+        optimizer = self.optimizer
+        names, dims = (optimizer.names, optimizer.dims) if isinstance(optimizer, ColumnOptimizers) else ((), ())
+        return ColumnLayout(names, dims, self.name)
+
+    def row_start(self) -> RowStart:
+        """What a new row holds."""
+        return row_start(self.dim, self.optimizer, self.init)
+
+    def opened(self) -> TableSpec:
+        """The same with an optimizer that can step, also if it is one of the user: see ``Custom.open``."""
+        if not isinstance(self.optimizer, Custom):
+            return self
+        return dataclasses.replace(self, optimizer=self.optimizer.open())
+
+    def _repr_html_(self) -> str | None:
+        return html_renderers[-1](self) if html_renderers else None
+
+    def to_dict(self) -> Description:
+        """The definition as plain values, for JSON."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        recipes = {"optimizer": self.optimizer, "init": self.init, "partition": self.partition}
+        return {**fields, **{name: recipe.to_dict() for name, recipe in recipes.items()}}
+
+    @classmethod
+    def from_dict(cls, fields: Description) -> TableSpec:
+        """The table that :meth:`to_dict` described."""
+        optimizer, init = optimizer_from_dict(fields["optimizer"]), initializer_from_dict(fields["init"])
+        given = {**fields, "optimizer": optimizer, "init": init}
+        if "partition" in fields:  # checkpoints of earlier versions have none
+            given["partition"] = partition_from_dict(fields["partition"])
+        return cls(**given)
+
+
+def _dtype_name(dtype: npt.DTypeLike, where: str) -> str:
+    try:
+        name = np.dtype(dtype).name
+    except TypeError as error:
+        raise InputTypeError(f"{where}: {dtype!r} is not a dtype") from error
+    if name not in DTYPES:
+        raise InputError(f"{where}: dtype {name}; a table holds float32, float64 or int64")
+    return name
+
+
+def _whole(spec: TableSpec, field: str, least: int, most: int, where: str) -> None:
+    value = getattr(spec, field)
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        raise InputError(f"{where}: {field} is a whole number from {least} to {most}, not {value!r}")
+    object.__setattr__(spec, field, int(value))

@@ -1,0 +1,269 @@
+"""Which keys of a keyed table lie together on one shard: ``ps.table(..., partition=)``. Pure.
+
+A partition is a function from keys to *cells*: all keys of a cell lie on one shard. By default each key is a cell of
+its own, so that keys spread evenly. A partition is a value, written out in the table's definition, and the same for
+clients, servers and checkpoints; :mod:`dps.engine.core.cells` computes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+
+import numpy as np
+
+from dps.engine.core.cells import Cells
+from dps.engine.core.grouping import hash_keys
+from dps.engine.state.recipes import Description, Recipe, converted, from_dict, number
+from dps.engine.state.user_code import UserCode, code_of_function, last_lines, opened, packed
+from dps.errors import FunctionError, InputError, InputTypeError
+
+__all__ = ["BlockPartition", "FieldPartition", "FunctionPartition", "HashPartition", "Partition", "RangePartition"]
+__all__ += ["partition_from_dict", "partition_of"]
+
+MAX_BOUNDS = 4096  # of ranges: as many as a table may have shards. All clients are told the bounds
+INT64 = np.iinfo(np.int64)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Partition(Recipe):
+    """Base of what ``partition=`` of :meth:`dps.ParameterServer.table` takes: which keys lie on one shard."""
+
+    def cells(self, shards: int) -> Cells | None:
+        """What computes the cells of keys, for a table with so many shards; None: each key is its own cell."""
+        raise NotImplementedError
+
+    def to_dict(self) -> Description:
+        """The partition as values for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in super().to_dict().items()}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class HashPartition(Partition):
+    """Each key is placed by its own hash: the default.
+
+    Keys spread evenly over the shards, however they are made.
+
+    Examples
+    --------
+    >>> import dps
+    >>> dps.HashPartition()
+    HashPartition()
+    """
+
+    def cells(self, shards: int) -> None:
+        """None, because each key is its own cell."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class BlockPartition(Partition):
+    """Blocks of 2^bits consecutive keys lie together: keys with the same ``key >> bits``.
+
+    For keys that are made as ``(group << bits) | member``: all features of a campaign, all words of a document. It is
+    as even as the blocks are: a group with very many members lies on one shard.
+
+    Parameters
+    ----------
+    bits : int
+        The lowest bits of a key, which do not count; 1 to 63.
+
+    Examples
+    --------
+    >>> import dps, numpy as np
+    >>> campaigns, features = np.array([7, 7, 8]), np.array([1, 2, 1])
+    >>> keys = (campaigns << 20) | features
+    >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster, dps.ParameterServer(cluster) as ps:
+    ...     w = ps.table("w", dtype="int64", partition=dps.BlockPartition(20))
+    ...     w.push(keys, np.array([1, 2, 3]))
+    ...     w[keys]
+    array([1, 2, 3])
+    """
+
+    bits: int = number(least=1, most=63, whole=True)
+
+    def cells(self, shards: int) -> Cells:
+        """What computes the numbers of blocks."""
+        return Cells(shift=self.bits)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class FieldPartition(Partition):
+    """Keys with the same number in a field of bits lie together: the same ``(key >> shift) & (2^bits - 1)``.
+
+    For keys whose group is not in the highest bits: with ``(feature << 16) | campaign``, ``FieldPartition(0, 16)``
+    keeps the features of a campaign together.
+
+    Parameters
+    ----------
+    shift : int
+        The lowest bit of the field, 0 to 62.
+    bits : int
+        The width of the field, 1 to 63; it ends within the 64 bits of a key.
+
+    Examples
+    --------
+    >>> import dps
+    >>> dps.FieldPartition(0, 16)
+    FieldPartition(shift=0, bits=16)
+    """
+
+    shift: int = number(least=0, most=62, whole=True)
+    bits: int = number(least=1, most=63, whole=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shift + self.bits > 64:
+            last = self.shift + self.bits - 1
+            raise InputError(f"FieldPartition: bits {self.shift} to {last} of a key, which has the bits 0 to 63")
+
+    def cells(self, shards: int) -> Cells:
+        """What computes the numbers in the field."""
+        return Cells(shift=self.shift, mask=(1 << self.bits) - 1)
+
+
+def _bounds(value: object, label: str, default: object) -> tuple[int, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InputTypeError(f"{label} is {value!r} but must be a list of whole numbers that ascend")
+    bounds = tuple(value)
+    for each in bounds:
+        if isinstance(each, bool) or not isinstance(each, (int, np.integer)):
+            raise InputTypeError(f"{label} has {each!r} in it, and holds whole numbers only")
+        if not INT64.min <= each <= INT64.max:
+            raise InputError(f"{label} has {each} in it, which is no int64")
+    if not 1 <= len(bounds) <= MAX_BOUNDS:
+        raise InputError(f"{label}: {len(bounds)} bounds, and it takes 1 to {MAX_BOUNDS}")
+    for n, (one, other) in enumerate(itertools.pairwise(bounds), 1):
+        if other <= one:
+            raise InputError(f"{label} must ascend, and number {n} is {int(other)} after {int(one)}: sort them")
+    return tuple(map(int, bounds))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RangePartition(Partition):
+    """Contiguous ranges of keys lie together, and neighbouring ranges on the same shard or on neighbouring ones.
+
+    The k bounds cut the keys into k + 1 ranges, each of which begins at its bound. Range i lies on shard
+    ``i * shards // (k + 1)``. So give at least as many ranges as there are shards, each with about as many rows or as
+    much work: quantiles of the keys, for instance.
+
+    Parameters
+    ----------
+    bounds : list of int
+        Ascending int64, 1 to 4096 of them.
+
+    Examples
+    --------
+    >>> import dps
+    >>> dps.RangePartition([1000, 2000, 3000])  # below 1000, from 1000 on, from 2000 on, from 3000 on
+    RangePartition(bounds=(1000, 2000, 3000))
+    """
+
+    bounds: tuple[int, ...] = converted(dataclasses.MISSING, _bounds)
+
+    def cells(self, shards: int) -> Cells:
+        """What looks keys up; the cell of a range is the first number whose hash names the range's shard."""
+        ranges = len(self.bounds) + 1
+        first = first_cells(shards)
+        wanted = np.arange(ranges) * shards // ranges
+        return Cells(bounds=np.array(self.bounds, np.int64), numbers=first[wanted])
+
+
+@functools.lru_cache(maxsize=64)
+def _opened(code: UserCode, what: str) -> Callable[[np.ndarray], object]:
+    """A function of the user; opened once in a process, because each client asks for it."""
+    found: Callable[[np.ndarray], object] = opened(code, what)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class FunctionPartition(Partition):
+    """Keys for which a function of the user returns the same number lie together; made by :func:`partition_of`.
+
+    Attributes
+    ----------
+    function_name : str
+    code : str
+        A hash of what it does. Two functions with the same one are the same, wherever they were defined.
+    sha256, pickled : str
+        The hash of the pickled function, and the pickled function in base64.
+    """
+
+    function_name: str = dataclasses.field(compare=False)
+    code: str
+    sha256: str = dataclasses.field(compare=False)
+    pickled: str = dataclasses.field(compare=False)
+
+    def __repr__(self) -> str:
+        return f"FunctionPartition({self.function_name})"
+
+    def cells(self, shards: int) -> Cells:
+        """What calls the function; clients and servers do, and open it for that at the first keys."""
+        return Cells(function=self)
+
+    def __call__(self, keys: np.ndarray) -> np.ndarray:
+        """The cells of keys, int64.
+
+        Raises
+        ------
+        FunctionError
+            The function cannot be opened here, has failed, or has returned no whole number for each key.
+        """
+        what = f"partition function {self.function_name}"
+        function = _opened(UserCode(self.sha256, self.pickled), what)
+        try:
+            found = np.asarray(function(keys))
+        except Exception as error:
+            raise FunctionError(f"{what} failed: {last_lines(error)}") from None
+        if found.shape != keys.shape or found.dtype.kind not in "iu":
+            raise FunctionError(
+                f"{what} returned {found.dtype} of shape {found.shape} for {len(keys)} keys, and has to return a whole "
+                f"number for each, as an array of shape {keys.shape}"
+            )
+        return np.ascontiguousarray(found.astype(np.int64, copy=False))
+
+
+def partition_of(given: object) -> object:
+    """A function of keys as the partition that a table keeps; any other value as it is.
+
+    Examples
+    --------
+    >>> partition_of(lambda keys: keys // 100)
+    FunctionPartition(<lambda>)
+    """
+    if isinstance(given, (Partition, type)) or not callable(given):
+        return given
+    name = getattr(given, "__qualname__", type(given).__qualname__)
+    module = given.__module__ if isinstance(given, FunctionType) else None
+    code = packed(given, module, f"partition function {name}")
+    return FunctionPartition(name, code_of_function(given), *code)
+
+
+def first_cells(shards: int) -> np.ndarray:
+    """For each shard the smallest number, from 0 on, that is placed on it.
+
+    >>> first_cells(2)
+    array([3, 0])
+    """
+    count = 16 * shards
+    while True:
+        numbers = np.arange(count)
+        hashes = np.empty(count, np.uint64)
+        hash_keys(numbers, hashes)
+        placed = (hashes >> np.uint64(1) >> np.uint64(64 - shards.bit_length())).astype(np.int64)
+        found, first = np.unique(placed, return_index=True)
+        if len(found) == shards:
+            return first.astype(np.int64)
+        count *= 2
+
+
+def partition_from_dict(description: Mapping[str, object]) -> Partition:
+    """The partition that :meth:`Partition.to_dict` described.
+
+    >>> partition_from_dict({"name": "BlockPartition", "bits": 20})
+    BlockPartition(bits=20)
+    """
+    return from_dict(Partition, description)

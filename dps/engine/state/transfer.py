@@ -1,0 +1,275 @@
+"""A copy of a shard, made piece by piece while the shard goes on changing.
+
+A `Dump` begins with everything but the rows, then gives the rows in the order of their numbers, as they are at that
+moment. From its beginning on every op of the shard must reach the `Joining` side too, in one order with the pieces.
+That side carries an op out on the rows that it has received; it ignores the other rows of the op, because they will
+come later with that op in them. After the last piece the two sides are equal, and ops are carried out whole.
+
+A dump pins its shard: keys that are new get rows behind all others, and deleted ones stay in the index, with vacant
+rows (`deletion.py`). A piece has those too, because an op may name their keys again: the joining side then knows that
+the row is not one that is still to come.
+
+Two things do not come with the rows. Open sums are complete from the beginning, because an op that is summed touches no
+row. The ledger comes with the last piece: the joining side cannot keep it on the way, because it would compute the
+answers that a ledger keeps from rows that it may not have yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from dps.engine.core.shards.ledger import Ledger
+from dps.engine.state.deletion import vacate
+from dps.engine.state.ops import Op, TableSpec
+from dps.engine.state.recipes import Description
+from dps.engine.state.shard import DenseShard, KeyedShard
+from dps.errors import FunctionError, ProtocolError
+
+__all__ = ["Dump", "Joining", "digest", "first_difference"]
+
+# How often a dump asks for the keys created since it began. After the last time all of them go into one piece, because
+# else a dump would not end while pushes create keys all the time.
+MAX_KEY_LISTINGS = 8
+
+Piece = tuple[Description, list[np.ndarray]]  # values for JSON, and arrays
+
+
+class Dump:
+    """The sending side: a shard as pieces.
+
+    The arrays are views of rows that the next op may change or move: send or copy them before.
+
+    Parameters
+    ----------
+    shard : DenseShard or KeyedShard
+        The shard to copy.
+
+    Examples
+    --------
+    >>> from dps.engine.state.ops import ADD
+    >>> shard = KeyedShard(TableSpec("w", shards=1), 0)
+    >>> op = Op(ADD, np.array([7, 8]), 0, np.ones((2, 1), np.float32), 0, 1)
+    >>> _ = shard.apply(op)
+    >>> dump, joining = Dump(shard), Joining(shard.spec, 0)
+    >>> joining.begin(*dump.head())
+    >>> while (piece := dump.piece(max_bytes=8)) is not None:
+    ...     joining.add(*piece)
+    ...     _ = shard.apply(op), joining.apply(op)
+    >>> first_difference(shard, joining.finish()) is None
+    True
+    """
+
+    def __init__(self, shard: DenseShard | KeyedShard):
+        self.shard = shard
+        shard.pin()
+        self._version = shard.version
+        self._given = 0  # rows that pieces have given
+        self._keys: np.ndarray | None = None  # of a keyed shard: of all rows but free ones
+        self._numbers: np.ndarray | None = None  # of the rows, where some are free
+        self._list()
+        self._key_listings = 0
+        self._done = self._closed = False
+
+    def head(self) -> Piece:
+        """Everything but rows and ledger. To be called before the shard changes again."""
+        shard = self.shard
+        assert shard.version == self._version, "the shard has changed since the dump was begun"
+        count = len(shard.index) if isinstance(shard, KeyedShard) else len(shard)
+        meta: Description = {"clock": shard.clock, "version": shard.version, "rows": count, "sums": None}
+        meta["failure"] = None if shard.failure is None else str(shard.failure)
+        if shard.sums is None:
+            return meta, []
+        return {**meta, "sums": [shard.sums.clock, shard.sums.parties, shard.sums.rows]}, shard.sums.to_arrays()
+
+    def piece(self, max_bytes: int) -> Piece | None:
+        """The next rows, about `max_bytes` bytes of them; None when the piece before was the last.
+
+        Rows that are created during the dump come at the end; the last piece may be larger because of them.
+        """
+        if self._done:
+            self.close()
+            return None
+        shard, first = self.shard, self._given
+        count = max(1, max_bytes // (8 + shard.width * shard.rows.itemsize))
+        if self._keys is None:
+            end = min(len(shard), first + count)
+            arrays, self._done = [shard.rows[first:end]], end == len(shard)
+        else:
+            assert isinstance(shard, KeyedShard)
+            if first == len(self._keys) < len(shard.index):
+                self._list()
+                self._key_listings += 1
+                count = count if self._key_listings < MAX_KEY_LISTINGS else len(shard.index)
+            end = min(len(self._keys), first + count)
+            which = slice(first, end) if self._numbers is None else self._numbers[first:end]
+            arrays, self._done = [self._keys[first:end], shard.rows[which]], end == len(shard.index)
+            if shard.vacancies:
+                assert shard.vacant is not None
+                arrays.append(shard.vacant[which])
+        self._given = end
+        meta: Description = {"first": first, "last": self._done, "vacant": shard.vacancies > 0}
+        if self._done:
+            ledger = shard.ledger.to_arrays()
+            meta["ledger"] = list(ledger)
+            arrays += ledger.values()
+        return meta, arrays
+
+    def close(self) -> None:
+        """The shard may move its rows again, because the dump has ended or is given up."""
+        if not self._closed:
+            self._closed = True
+            self.shard.unpin()
+
+    def _list(self) -> None:
+        """List the keys of a keyed shard, in the order of its rows. Free rows come before all that are new."""
+        if isinstance(self.shard, KeyedShard):
+            index = self.shard.index
+            self._keys, free = index.keys(), index.free_rows
+            self._numbers = np.delete(np.arange(index.end), free) if len(free) else None
+
+
+class _KeyedSoFar(KeyedShard):
+    """Some rows of a shard. Ops do not create the others, because the pieces of a dump will bring them."""
+
+    def step_rows(self, op: Op) -> None:
+        super().step_rows(self._part(op))
+
+    def _part(self, op: Op) -> Op:
+        """The op, restricted to the rows that are here."""
+        assert op.keys is not None  # a deletion is not a step
+        index = np.empty(len(op.keys), np.int64)
+        if not self.index.find(op.keys, index):
+            return op
+        known = index >= 0
+        return op._replace(keys=op.keys[known], values=op.values[known])
+
+
+class Joining:
+    """The receiving side: a shard made of the pieces of a :class:`Dump` and of the ops since its beginning.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        The table.
+    number : int
+        The shard's number in the table.
+    """
+
+    def __init__(self, spec: TableSpec, number: int):
+        self.spec, self.number = spec, number
+        # A dense shard has all its rows from the beginning. Ops may change those that are still to come, because a
+        # piece replaces them whole.
+        self._shard = _KeyedSoFar(spec, number) if spec.keyed else DenseShard(spec, number)
+        self._shard.pin()
+        self._where = f"the dump of shard {number} of table {spec.name!r}"
+        self._rows = 0  # rows that have come
+        self._complete = False
+
+    def __len__(self) -> int:
+        return len(self._shard) if self._complete else self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes now."""
+        return self._shard.nbytes
+
+    @property
+    def version(self) -> int:
+        """How many changes of the shard it contains."""
+        return self._shard.version
+
+    def begin(self, meta: Description, arrays: list[np.ndarray]) -> None:
+        """Begin with the values and arrays of :meth:`Dump.head`."""
+        self._shard.restore(meta["clock"], meta["version"], Ledger())
+        if meta["failure"] is not None:
+            self._shard.failure = FunctionError(meta["failure"])
+        if isinstance(self._shard, KeyedShard):
+            self._shard.expect(meta["rows"])
+        if meta["sums"] is not None:
+            clock, parties, rows = meta["sums"]
+            self._shard.sums = self._shard.new_sums(clock)
+            self._shard.sums.parties = parties
+            self._shard.sums.rows = rows
+            self._shard.sums.load(arrays)
+
+    def add(self, meta: Description, arrays: list[np.ndarray]) -> None:
+        """Add the values and arrays of :meth:`Dump.piece`."""
+        shard, first = self._shard, meta["first"]
+        rows = arrays[1] if isinstance(shard, KeyedShard) else arrays[0]
+        if self._complete or first != self._rows:
+            raise ProtocolError(f"{self._where} goes on at row {first}, and {len(self)} rows are here")
+        if isinstance(shard, KeyedShard):
+            shard.load(arrays[0], rows)
+            if meta.get("vacant"):
+                vacate(shard, arrays[0][arrays[2] != 0])
+        else:
+            shard.load(shard.low + first, rows)
+        self._rows += len(rows)
+        if isinstance(shard, KeyedShard) and len(shard.index) != self._rows:
+            raise ProtocolError(f"{self._where} holds a key twice")
+        if meta["last"]:
+            names = meta["ledger"]
+            shard.ledger = Ledger.from_arrays(dict(zip(names, arrays[-len(names) :], strict=True)))
+            if isinstance(shard, _KeyedSoFar):  # all rows are here, so ops may create rows from now on
+                shard.__class__ = KeyedShard  # type: ignore[assignment]
+            shard.unpin()
+            self._complete = True
+
+    def apply(self, op: Op) -> bool:
+        """Carry out an op of the shard on those of its rows that are here."""
+        return self._shard.apply(op if self._complete else op._replace(origin=0, answer=False))
+
+    def finish(self) -> DenseShard | KeyedShard:
+        """The complete shard; ProtocolError if the last piece has not come."""
+        if not self._complete:
+            raise ProtocolError(f"{self._where} has ended before its last piece; {len(self)} rows are here")
+        return self._shard
+
+
+def _parts(shard: DenseShard | KeyedShard) -> dict[str, object]:
+    """Everything that must be equal in all replicas of a shard, as plain values and arrays."""
+    sums = shard.sums
+    parts: dict[str, object] = {"spec": shard.spec, "number": shard.number, "version": shard.version}
+    parts |= {
+        "clock": shard.clock,
+        "open clock": sums and (sums.clock, sums.parties, sums.rows),
+        "row count": len(shard),
+    }
+    parts |= {f"ledger's {name}": array for name, array in shard.ledger.to_arrays().items()}
+    parts |= {f"sums {i}": array for i, array in enumerate(sums.to_arrays() if sums else ())}
+    if not isinstance(shard, KeyedShard):
+        return parts | {"rows": shard.rows}
+    keys = shard.keys()  # by key, because replicas may free rows at different times, and reuse others then
+    order = np.argsort(keys)
+    return parts | {"keys": keys[order], "rows": shard.all_rows()[order]}
+
+
+def first_difference(a: DenseShard | KeyedShard, b: DenseShard | KeyedShard) -> str | None:
+    """The first difference between two replicas of a shard, as text; None if they are equal, bit for bit."""
+    parts_a, parts_b = _parts(a), _parts(b)
+    for name in parts_a | parts_b:
+        left, right = parts_a.get(name), parts_b.get(name)
+        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+            if left.shape != right.shape:
+                return f"{name}: shapes {left.shape} and {right.shape}"
+            if left.tobytes() != right.tobytes():
+                differ = left.reshape(len(left), -1).view(np.uint8) != right.reshape(len(left), -1).view(np.uint8)
+                i = int(np.argmax(differ.any(axis=1)))
+                return f"{name}, number {i}: {left[i]} and {right[i]}"
+        elif left is right:
+            continue
+        elif isinstance(left, np.ndarray) or isinstance(right, np.ndarray) or left != right:
+            return f"{name}: {left} and {right}"
+    return None
+
+
+def digest(shard: DenseShard | KeyedShard) -> str:
+    """A hash of 16 hexadecimal digits, the same for equal replicas on any machine."""
+    sums = hashlib.blake2b(digest_size=8)
+    for name, part in _parts(shard).items():
+        value = np.ascontiguousarray(part).reshape(-1).view(np.uint8) if isinstance(part, np.ndarray) else repr(part)
+        sums.update(name.encode())
+        sums.update(value if isinstance(value, np.ndarray) else value.encode())
+    return sums.hexdigest()

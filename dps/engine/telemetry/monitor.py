@@ -1,0 +1,547 @@
+"""Monitor: what the controller knows of trainers, servers and tables, as one snapshot for all pages and commands.
+
+Theory of operation
+-------------------
+The snapshot costs no message of its own. A trainer's report travels on its tick (`RunTelemetry` takes it), a server's
+on its heartbeat (`ServerTelemetry`); both at most a few times a second, whatever the work. Once a second, while a run
+goes on, the rules of `diagnosis.py` find out which party is slow, and new findings go to Dask's events.
+
+A *snapshot* is plain values for pages, JSON, Prometheus and terminals. It is made in the endpoint's thread, which also
+takes the reports and applies the rules, because that thread owns all the state that is read. The pages run on the
+scheduler's loop. They get the snapshot that was made last: an object that is replaced as a whole. New snapshots are
+made only while a page or command has asked for one recently.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dps.engine.state.ops import TableSpec
+from dps.engine.telemetry.diagnosis import AutoStaleness, Finding, ServerReading
+from dps.engine.telemetry.hosts import Hosts
+from dps.engine.telemetry.monitored import (
+    MonitoredMembership,
+    MonitoredPlace,
+    MonitoredRun,
+    MonitoredRuns,
+    MonitoredServer,
+)
+from dps.engine.telemetry.reports import ReceivedReport
+from dps.engine.telemetry.run_history import KeptReports, RunHistory, ServerCurves
+from dps.engine.telemetry.run_telemetry import RunTelemetry, same
+from dps.engine.telemetry.server_telemetry import ServerRates, ServerTelemetry
+from dps.engine.telemetry.snapshot import (
+    PARTS,
+    AdaptStatus,
+    CheckpointStatus,
+    HostStatus,
+    PortionsStatus,
+    RunPhase,
+    RunStatus,
+    ServerAnswer,
+    ServerStatus,
+    Status,
+    TableStatus,
+    Throughput,
+    TimeSplit,
+    TrainerPhase,
+    TrainerStatus,
+)
+from dps.errors import InputError
+
+__all__ = ["Monitor", "run_status"]
+
+logger = logging.getLogger(__name__)
+
+DIAGNOSIS_SECONDS = 1.0  # between two diagnoses of a run
+CURVE_SECONDS = 0.5  # between two points of the curve of all servers
+FAILURE_PAUSE_SECONDS = 60.0  # the monitor rests for so long after an error of its own
+SNAPSHOT_SECONDS, VIEWED_SECONDS = 1.0, 10.0  # between two snapshots; for so long after `view` was called last
+# From then on snapshots are rarer, and later they stop. Prometheus calls `view` every 15 to 60 s.
+RARE_SNAPSHOT_SECONDS, VIEW_EXPIRY_SECONDS = 5.0, 300.0
+MAX_RUNS, CURVE_POINTS = 4, 240  # in a snapshot
+MAX_AUTO_STALENESS = 16  # largest staleness with which the automatic setting begins
+MAX_FINDING_EVENTS = 8  # findings of one diagnosis that become events of their own
+HISTORY_POINTS = 1024  # of each metric, in a history
+NO_ANSWERS: Mapping[int, ServerAnswer] = {}
+NO_REPORTS = ServerTelemetry()
+SILENT_SECONDS = 2.0  # a server's last rates are no longer shown after so long without a report
+
+
+class Monitor:
+    """The telemetry of one parameter server. See the module's docstring.
+
+    Parameters
+    ----------
+    runs : MonitoredRuns
+    membership : MonitoredMembership
+    now, wall : callable
+        Monotonic time, as `runs` and `membership` measure it; wall time.
+    wanted : callable
+        Gives the number of servers that there should be.
+    checkpoints : callable
+        Gives the last checkpoint and the error of the last attempt.
+    adapt : callable
+        Gives the rule by which the number of servers follows the load; None if there is none.
+    announced : set of str
+        The machines whose overload an event has told. All parameter servers of a cluster share it, because one event
+        is enough for a cluster in which fits and runs follow one another.
+    """
+
+    def __init__(
+        self,
+        runs: MonitoredRuns,
+        membership: MonitoredMembership,
+        now: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+        *,
+        wanted: Callable[[], int] = lambda: 0,
+        checkpoints: Callable[[], CheckpointStatus] = CheckpointStatus,
+        adapt: Callable[[], AdaptStatus | None] = lambda: None,
+        announced: set[str] | None = None,
+    ):
+        self.runs, self.membership, self.now, self.wall = runs, membership, now, wall
+        self.wanted, self.checkpoints, self.adapt = wanted, checkpoints, adapt
+        self.hosts = Hosts()
+        self._announced = set() if announced is None else announced
+        self._servers: dict[int, ServerTelemetry] = {}
+        self._diagnosed = self._made = self._viewed = -math.inf  # times of the last diagnosis, snapshot and view
+        self._snapshot: Status | None = None
+        self._curve: collections.deque[tuple[float, ...]] = collections.deque(maxlen=CURVE_POINTS)
+        self._drawn = self._rests_until = -math.inf
+        self._finished: dict[int, RunStatus] = {}  # number -> a run that is over, as snapshots have it
+        self._optimizers: dict[int, str] = {}  # number of a table -> its optimizer, as Python writes it
+
+    # -- the endpoint's thread
+
+    def heartbeat(self, number: int, report: ReceivedReport) -> None:
+        """Take the report of a server's heartbeat."""
+        self._servers.setdefault(number, ServerTelemetry()).reported(report, self.now(), self.wall())
+        if (load := report["host"]) is not None:
+            self.hosts.add(load, self.now())
+
+    def tick(self) -> None:
+        """Diagnose the runs and make a snapshot, if that is due. The controller's timer calls this.
+
+        An error is logged and not raised, because the timer also serves membership, which must go on.
+        """
+        now = self.now()
+        if now >= self._rests_until:
+            try:
+                self._tick(now)
+            except Exception:
+                self._rests_until = now + FAILURE_PAUSE_SECONDS
+                logger.exception("parameter server %r: its pages and metrics will be old", self.runs.session)
+
+    def _tick(self, now: float) -> None:
+        if now - self._drawn >= CURVE_SECONDS:
+            self._drawn = now
+            for watch in self._servers.values():
+                watch.quiet = now - watch.reported_at > SILENT_SECONDS
+            rates = _together([watch.rates() for watch in self._servers.values()])
+            self._curve.append((round(self.wall(), 3), *(round(value, 6) for value in rates[:5])))
+        if now - self._diagnosed >= DIAGNOSIS_SECONDS:
+            self._diagnosed = now
+            for number in set(self._servers) - set(self.membership.servers):
+                del self._servers[number]
+            tables = {spec["id"] for spec in self.membership.specs.values()}
+            self._optimizers = {table: text for table, text in self._optimizers.items() if table in tables}
+            for watch in self._servers.values():
+                watch.keep(tables)
+            for run in self.runs.runs.values():
+                for at, load in run.telemetry.loads() if run.telemetry is not None else ():
+                    self.hosts.add(load, at)
+            for run in self.runs.runs.values():
+                self._attend(run, now)
+        viewed = now - self._viewed
+        interval = SNAPSHOT_SECONDS if viewed < VIEWED_SECONDS else RARE_SNAPSHOT_SECONDS
+        if now - self._made >= interval and viewed < VIEW_EXPIRY_SECONDS:
+            self._made = now  # set before, because a snapshot that fails must not be tried at every tick
+            self._snapshot = self.snapshot()
+
+    def _attend(self, run: MonitoredRun, now: float) -> None:
+        """Diagnose one run, or note that it is over."""
+        if run.over:
+            self._end(run)
+            if run.telemetry is not None and sum(_counts(other) for other in self._newer(run)) >= MAX_RUNS:
+                run.telemetry = None  # frees megabytes, if the run had many trainers
+        elif run.telemetry is not None and (run.active or run.telemetry.findings):
+            try:
+                self._diagnose(run, run.telemetry, now)
+            except Exception:
+                run.stop_telemetry()
+
+    def _visible(self) -> list[MonitoredRun]:
+        return [run for run in self.runs.runs.values() if _counts(run) or not run.over]
+
+    def _newer(self, run: MonitoredRun) -> Iterator[MonitoredRun]:
+        return (other for other in self.runs.runs.values() if other.number > run.number)
+
+    def _diagnose(self, run: MonitoredRun, telemetry: RunTelemetry, now: float) -> None:
+        servers = [self._server(number, now) for number in sorted(self.membership.servers)]
+        states: list[str] = [run.phase(n) for n in range(run.trainers)]
+        if run.elastic:  # no trainer waits for those that have not joined, or are gone
+            absent = (TrainerPhase.EXPECTED, TrainerPhase.LOST)
+            states = [TrainerPhase.LEFT if state in absent else state for state in states]
+        clocks = [run.clock.clock_of(n) for n in range(run.trainers)]
+        args = (now, self.wall(), clocks, states, run.clock.ages(now), servers, run.staleness)
+        new, over = telemetry.diagnose(*args, self.hosts.averages(now))
+        self._announce(run.number, new, over)
+        staleness = telemetry.automatic_staleness(now, _waiting(run))
+        if staleness is not None and staleness != run.staleness:
+            self.runs.set_staleness(staleness, run.number, "by the automatic setting")
+
+    def _announce(self, run: int, new: list[Finding], over: list[Finding]) -> None:
+        """Make events of findings that are new or over. The controller does not keep the events about transient
+        findings, because there are many, nor those about a machine whose overload an event has told already."""
+        for finding in new[:MAX_FINDING_EVENTS]:
+            text = f"run {run}: {_title(finding)}: {finding.why}; {finding.remedy}"
+            if finding.kind == "transient" or finding.host in self._announced:
+                self.membership.mention(text)
+            else:
+                if finding.host is not None:
+                    self._announced.add(finding.host)
+                self.membership.note(text, stands=functools.partial(self._holds, run, finding))
+        if len(new) > MAX_FINDING_EVENTS:
+            kinds = collections.Counter(finding.kind for finding in new[MAX_FINDING_EVENTS:])
+            text = f"run {run}: and more: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
+            self.membership.note(text, stands=lambda: self._goes_on(run))
+        for finding in over[:MAX_FINDING_EVENTS]:
+            self.membership.mention(f"run {run}: no longer: {_title(finding)}")
+
+    def _goes_on(self, run: int) -> bool:
+        """Whether the run is not over."""
+        return run in self.runs.runs and not self.runs.runs[run].over
+
+    def _holds(self, run: int, finding: Finding) -> bool:
+        """Whether a finding about the run still holds."""
+        watch = self.runs.runs[run].telemetry if self._goes_on(run) else None
+        return watch is not None and any(same(finding, other) for other in watch.findings)
+
+    def _end(self, run: MonitoredRun) -> None:
+        """Note when the run ended."""
+        if run.finish is None:
+            run.finish = self.wall()
+            if run.telemetry is not None:
+                run.telemetry.ended(self.now(), run.finish)
+
+    def _server(self, number: int, now: float) -> ServerReading:
+        record, watch = self.membership.servers[number], self._servers.get(number)
+        if watch is None:
+            return ServerReading(number, 0.0, 0.0, 0.0, record.up, 0.0)
+        rates = watch.rates()
+        age, ran = now - watch.reported_at, watch.busy()
+        cost = ran / rates.requests if rates.requests else math.inf
+        lag = 0.0 if watch.last is None else watch.last["lag"]
+        return ServerReading(
+            number, rates.service, rates.p99, lag, record.up, age, watch.host, ran, watch.starved(), cost
+        )
+
+    def loads(self, since: float) -> dict[int, tuple[float, float]]:
+        """For each server with reports since then: the part of its time that it is at work, and bytes of its rows."""
+        watches = {
+            n: watch for n, watch in self._servers.items() if watch.steady(since) and n in self.membership.servers
+        }
+        return {n: (w.busy(since), sum(table["bytes"] for table in w.tables().values())) for n, w in watches.items()}
+
+    def snapshot(self, answers: Mapping[int, ServerAnswer] = NO_ANSWERS, all_runs: bool = False) -> Status:
+        """The state of the parameter server now.
+
+        `answers` are what servers have said of themselves, by number. With `all_runs`, it has every run that the
+        controller remembers; otherwise the newest MAX_RUNS in which trainers worked.
+        """
+        now, wall = self.now(), self.wall()
+        tables = {name: self._table_status(name, p, answers) for name, p in self.membership.places.items()}
+        newest = sorted(self._visible(), key=_number, reverse=True)[:MAX_RUNS]
+        return Status(
+            name=self.runs.session,
+            time=round(wall, 3),
+            epoch=self.membership.epoch,
+            wanted=self.wanted(),
+            failures=self.membership.failures,
+            runs=[self._shown(run, now, wall) for run in newest] if not all_runs else self._all_runs(now, wall),
+            servers=[
+                self._server_status(record, tables, answers.get(number))
+                for number, record in sorted(self.membership.servers.items())
+            ],
+            tables=tables,
+            hosts=self.machines(),
+            throughput=self._throughput(),
+            events=list(self.membership.events),
+            news=self.membership.news(),
+            checkpoints=self.checkpoints(),
+            adapt=self.adapt(),
+        )
+
+    def _all_runs(self, now: float, wall: float) -> list[RunStatus]:
+        """Every run; the older ones without what only pages show."""
+        runs = sorted(self.runs.runs.values(), key=_number, reverse=True)
+        for run in runs:
+            if run.over:
+                self._end(run)
+        return [run_status(run, now, wall, brief=place >= MAX_RUNS) for place, run in enumerate(runs)]
+
+    def run(self, number: int) -> RunStatus:
+        """One run, without the curves and strips that only pages show: a driver asks for it several times a second."""
+        return run_status(self.runs.known(number), self.now(), self.wall(), brief=True)
+
+    def history(self, number: int = 0) -> tuple[RunHistory, list[KeptReports]]:
+        """Everything that is kept of a run, for its report; 0 is the newest run in the snapshot.
+
+        The reports of its trainers are arrays, of which `encode_history` makes the history's `trainers`.
+        """
+        last = max(map(_number, self._visible() or self.runs.runs.values()), default=0)
+        run, now, wall = self.runs.known(number or last), self.now(), self.wall()
+        watch = run.telemetry
+        if run.over:
+            self._end(run)
+        ended = math.inf if run.finish is None else run.finish
+        history = RunHistory(
+            name=self.runs.session,
+            run=run.number,
+            began=round(run.began, 3),
+            ended=None if run.finish is None else round(run.finish, 3),
+            state=_phase(run),
+            error=None if run.stopped is None or run.ended else str(run.stopped),
+            staleness=None if math.isinf(run.staleness) else run.staleness,
+            metrics={} if watch is None else watch.curves(HISTORY_POINTS),
+            totals=None if watch is None else watch.totals(),
+            stragglers=[] if watch is None else watch.past_findings(),
+            servers=[ServerCurves(n, **watched.curves.columns()) for n, watched in sorted(self._servers.items())],
+            events=[(round(at, 3), text) for at, text in self.membership.events if run.began - 1 <= at <= ended + 1],
+            trainers=[],
+        )
+        return history, [] if watch is None else watch.rows(now, wall, run.places())
+
+    def set_staleness(self, staleness: float, number: int = 0) -> None:
+        """Set the staleness of a run, or of all runs that go on (0), and end the automatic setting there."""
+        for run in self.runs.set_staleness(staleness, number):
+            telemetry = self.runs.runs[run].telemetry
+            if telemetry is not None:
+                telemetry.auto = None
+
+    def automatic(self, number: int = 0) -> None:
+        """Set the staleness of a run, or of all runs that go on (0), automatically from now on."""
+        for run in self.runs.going(number):
+            if run.telemetry is None:
+                raise InputError(f"nothing is kept of the reports of run {run.number}: {run.trainers} are too many")
+            if run.telemetry.auto is None:
+                run.telemetry.auto = AutoStaleness(start=int(min(run.staleness, MAX_AUTO_STALENESS)))
+                text = f"run {run.number}: staleness {run.staleness:g}, set automatically from now on"
+                self.membership.note(text, stands=functools.partial(self._goes_on, run.number))
+
+    # -- any thread
+
+    def view(self) -> Status | None:
+        """The snapshot that was made last; None before the first. Calling this makes the monitor make new ones."""
+        self._viewed = self.now()
+        return self._snapshot
+
+    # -- inside
+
+    def _shown(self, run: MonitoredRun, now: float, wall: float) -> RunStatus:
+        """A run's part of the snapshot. For a run that is over it is made once, because it changes no more."""
+        if not run.over:
+            self._finished.pop(run.number, None)  # a trainer was run again, so the run goes on
+            return run_status(run, now, wall)
+        self._end(run)
+        if run.number not in self._finished:
+            kept = sorted(self._finished)[-MAX_RUNS + 1 :]
+            self._finished = {number: self._finished[number] for number in kept}
+            self._finished[run.number] = run_status(run, now, wall)
+        return self._finished[run.number]
+
+    def machines(self) -> list[HostStatus]:
+        """How loaded the machines are, and what runs on them."""
+        watches = [run.telemetry for run in self.runs.runs.values() if run.telemetry is not None and not run.over]
+        overloaded = {f.host for watch in watches for f in watch.findings if f.kind == "overloaded"}
+        return [
+            HostStatus(
+                host=host.name,
+                cores=host.cores,
+                tasks=round(host.tasks, 2),
+                busy=round(host.busy, 4),
+                stolen=round(host.stolen, 4),
+                overloaded=host.name in overloaded,
+                servers=[n for n, watch in sorted(self._servers.items()) if watch.host == host.name],
+                trainers=sum(watch.hosts.count(host.name) for watch in watches),
+            )
+            for host in self.hosts.averages(self.now())
+        ]
+
+    def _server_status(
+        self, record: MonitoredServer, tables: Mapping[str, TableStatus], answer: ServerAnswer | None
+    ) -> ServerStatus:
+        watch = self._servers.get(record.number, NO_REPORTS)
+        last, rates, known = watch.last, watch.rates(), watch.tables().values()
+        unconfirmed, _, behind = (0.0, 0.0, 0.0) if last is None else last["unconfirmed"]
+        chains = [chain for table in tables.values() for chain in table.chains if record.number in chain]
+        held = None if answer is None else answer.tables.values()
+        connections = 0 if last is None else int(last["connections"])
+        return ServerStatus(
+            number=record.number,
+            worker=record.worker,
+            state=record.phase,
+            address=record.address,
+            key=record.key,
+            host=watch.host,
+            cpu=round(watch.cpu(), 4),
+            busy=round(watch.busy(), 4),
+            polled=round(watch.polled(), 4),
+            starved=round(watch.starved(), 4),
+            memory=0 if last is None else int(last["memory"]),
+            lag=0.0 if last is None else last["lag"],
+            connections=connections if answer is None else answer.connections,
+            requests_rate=round(rates.requests, 2),
+            keys_rate=round(rates.keys, 2),
+            bytes_rate=round(rates.bytes, 2),
+            p50=rates.p50,
+            p99=rates.p99,
+            unconfirmed=int(unconfirmed) if answer is None else answer.unconfirmed,
+            behind=round(behind, 6),
+            rows=int(sum(table["rows"] for table in known)) if held is None else sum(part.rows for part in held),
+            bytes=int(sum(table["bytes"] for table in known)) if held is None else sum(part.bytes for part in held),
+            shards=sum(chain[0] == record.number for chain in chains),
+            copies=sum(chain[0] != record.number for chain in chains),
+            tables=None if answer is None else answer.tables,
+            requests=None if answer is None else answer.requests,
+            moves=[] if answer is None else answer.moves,
+        )
+
+    def _table_status(
+        self, name: str, places: Sequence[MonitoredPlace], answers: Mapping[int, ServerAnswer]
+    ) -> TableStatus:
+        spec = self.membership.specs[name]
+        number, load = spec["id"], [0.0] * spec["shards"]
+        rows = nbytes = 0.0
+        parts: list[ServerRates] = []
+        for server in self.membership.servers:
+            watch, answer = self._servers.get(server, NO_REPORTS), answers.get(server)
+            counts = watch.tables().get(number)
+            held = None if answer is None else answer.tables.get(name)
+            if held is not None:
+                rows, nbytes = rows + held.rows, nbytes + held.bytes
+            elif counts is not None:
+                rows, nbytes = rows + counts["rows"], nbytes + counts["bytes"]
+            if counts is None:
+                continue
+            parts.append(watch.rates([number]))
+            for shard, keys in watch.loads(number).items():
+                if shard < len(load):
+                    load[shard] += keys
+        rates = _together(parts)
+        if number not in self._optimizers:
+            self._optimizers[number] = repr(TableSpec.from_dict(spec).optimizer)
+        return TableStatus(
+            name=name,
+            id=number,
+            keys=spec["rows"],
+            dim=spec["dim"],
+            dtype=spec["dtype"],
+            optimizer=self._optimizers[number],
+            copies=spec["copies"],
+            chains=[list(place.chain) for place in places],
+            joiners=[place.joiner for place in places],
+            rows=int(rows),
+            bytes=int(nbytes),
+            requests_rate=round(rates.requests, 2),
+            keys_rate=round(rates.keys, 2),
+            bytes_rate=round(rates.bytes, 2),
+            p50=rates.p50,
+            p99=rates.p99,
+            load=[round(keys, 1) for keys in load],
+        )
+
+    def _throughput(self) -> Throughput:
+        return Throughput(*(list(column) for column in zip(*self._curve, strict=True)))
+
+
+def _together(rates: list[ServerRates]) -> ServerRates:
+    """The rates of several servers together: sums, and the slowest quantiles."""
+    if not rates:
+        return ServerRates()
+    requests, keys, nbytes, p50, p99, service = zip(*rates, strict=True)
+    return ServerRates(sum(requests), sum(keys), sum(nbytes), max(p50), max(p99), max(service))
+
+
+def _waiting(run: MonitoredRun) -> dict[int, float]:
+    """Trainer -> since when it waits in a tick or a meeting."""
+    return {n: waiting.since for n, waiting in (*run.ticking.items(), *run.meeting.items())}
+
+
+def run_status(run: MonitoredRun, now: float, wall: float, brief: bool = False) -> RunStatus:
+    """The state of one run. A `brief` one is cheap: it has no rates, no strips, and only the newest of each metric."""
+    telemetry = run.telemetry
+    trainers = []
+    for n in range(run.trainers):
+        record = run.record(n)
+        spent = None if record.seconds is None else TimeSplit(**record.seconds)
+        status = (run.phase(n), run.clock.clock_of(n), record.planned, record.where, record.attempt + 1)
+        trainers.append(TrainerStatus(n, *status, spent=spent))
+    if not brief:
+        trainers = _with_reports(run, trainers, now)
+    details: dict[str, Any] = {}
+    if telemetry is not None:
+        details = {
+            "totals": telemetry.totals(),
+            "stragglers": telemetry.stragglers(),
+            "metrics": telemetry.latest() if brief else telemetry.curves(),
+            "logged": {} if brief else telemetry.logged(),
+            "strips": [] if brief else telemetry.strips(now, wall),
+        }
+    return RunStatus(
+        run=run.number,
+        state=_phase(run),
+        staleness=None if math.isinf(run.staleness) else run.staleness,
+        auto=telemetry is not None and telemetry.auto is not None,
+        began=round(run.began, 3),
+        seconds=round((wall if run.finish is None else run.finish) - run.began, 3),
+        stopped=None if run.stopped is None else str(run.stopped),
+        stopped_by=None if run.stopped is None else type(run.stopped).__name__,
+        trainers=trainers,
+        elastic=run.elastic,
+        minimum=run.clock.minimum,
+        portions=None if run.work_leases is None else PortionsStatus(**run.work_leases.describe()),
+        **details,
+    )
+
+
+def _with_reports(run: MonitoredRun, trainers: Sequence[TrainerStatus], now: float) -> list[TrainerStatus]:
+    """The trainers, with their ages and what follows from their reports."""
+    fields: dict[str, Iterable[Any]] = {"age": [round(age, 3) for age in run.clock.ages(now)]}
+    if run.telemetry is not None:
+        columns = run.telemetry.columns(now, _waiting(run), run.left())
+        splits = map(TimeSplit, *(columns.pop(part) for part in PARTS))
+        fields |= {"host": run.telemetry.hosts, "split": splits, **columns}
+    rows = zip(trainers, *fields.values(), strict=True)
+    return [msgspec.structs.replace(trainer, **dict(zip(fields, row, strict=True))) for trainer, *row in rows]
+
+
+def _counts(run: MonitoredRun) -> bool:
+    """Whether a run is shown. A run that ended well and had no work is not: its trainers only met."""
+    return run.telemetry is None or run.telemetry.worked or _phase(run) is RunPhase.FAILED
+
+
+def _number(run: MonitoredRun) -> int:
+    return int(run.number)
+
+
+def _phase(run: MonitoredRun) -> RunPhase:
+    if run.stopped is not None and not run.ended:
+        return RunPhase.FAILED
+    return RunPhase.FINISHED if run.over else RunPhase.RUNNING
+
+
+def _title(finding: Finding) -> str:
+    if finding.host is not None:
+        return f"machine {finding.host} is overloaded"
+    party = f"server {finding.server}" if finding.trainer is None else f"trainer {finding.trainer}"
+    return f"{party} is slow ({finding.kind})" if finding.kind != "dead" else f"{party} is not heard of"

@@ -1,0 +1,259 @@
+"""Reports: what trainers and servers tell the controller about their work, on ticks and heartbeats they send anyway.
+
+A trainer's report holds the differences to its report before; a server's report holds counts since the server began.
+Both are JSON. Reports come over the network, so every field is checked here, and the code that adds reports up need
+not check again. The types in this file say which fields there are, and their bounds; msgspec refuses all else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple, NotRequired, TypedDict, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from dps.engine.state.names import check_name
+from dps.engine.telemetry.history import COLUMNS
+from dps.engine.telemetry.hosts import HostLoad
+from dps.engine.wire import frames
+from dps.errors import InputError, ProtocolError
+
+__all__ = [
+    "COLUMNS",
+    "MAX_METRICS",
+    "MAX_METRIC_VALUE",
+    "ReceivedReport",
+    "ServerReport",
+    "TableCounts",
+    "TrainerReport",
+    "quantile",
+]
+
+TIME_COLUMNS = 9  # the first columns travel in the field "t"; the others are counts and travel in "n"
+MAX_METRICS, MAX_METRIC_VALUE = 32, 1e100  # metrics in a report; absolute value of a metric
+MAX_SERVERS, MAX_TABLES, MAX_SHARDS, MAX_BUCKET = 4096, 64, 1 << 12, 63
+MAX_CORES = 1 << 16
+MAX_NUMBER = 1e18  # largest time or count: keeps the sums of many reports finite, and exact enough
+
+
+T = TypeVar("T")
+Amount = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Four = Annotated[list[Amount], Meta(min_length=4, max_length=4)]
+Counts = dict[Annotated[int, Meta(ge=0, le=MAX_SHARDS - 1)], Amount]
+Times = dict[Annotated[int, Meta(ge=0, le=MAX_BUCKET)], Amount]  # bucket of `quantile` -> how many
+Number = Annotated[int, Meta(ge=0, le=1 << 32)]  # of a server or table
+# host, cores, tasks, busy, stolen: as in `HostLoad`
+Load = tuple[str, Annotated[int, Meta(ge=1, le=MAX_CORES)], Amount, Share, Share]
+Metric = tuple[Annotated[int, Meta(ge=0, le=10**18)], float, float | None]  # count, sum, last value
+
+
+class TrainerFields(msgspec.Struct, frozen=True):
+    """A trainer's report as it travels, with names of one letter."""
+
+    r: Annotated[int, Meta(ge=1, lt=1 << 53)]
+    t: Annotated[list[Amount], Meta(min_length=TIME_COLUMNS, max_length=TIME_COLUMNS)]
+    n: Annotated[list[Amount], Meta(min_length=len(COLUMNS) - TIME_COLUMNS, max_length=len(COLUMNS) - TIME_COLUMNS)]
+    s: Annotated[dict[Number, tuple[Amount, Amount]], Meta(max_length=MAX_SERVERS)] = {}
+    m: Annotated[dict[str, Metric], Meta(max_length=MAX_METRICS)] = {}
+    h: Load | None = None
+
+
+class TableCounts(TypedDict):
+    """What a server has counted of one table since it began."""
+
+    pull: Four  # requests, keys, bytes, seconds of service
+    push: Four
+    pull_ms: Annotated[Times, Meta(max_length=MAX_BUCKET + 1)]  # times of service
+    push_ms: Annotated[Times, Meta(max_length=MAX_BUCKET + 1)]
+    rows: Amount
+    bytes: Amount
+    shards: Annotated[Counts, Meta(max_length=MAX_SHARDS)]  # shard -> keys
+
+
+class ServerCounts(TypedDict):
+    """What a server has counted since it began, and the state of its process."""
+
+    cpu: Amount  # seconds of its process
+    busy: Amount  # seconds that its serving thread was at work
+    polled: Amount  # seconds of processor time that it polled, which is no work
+    starved: Amount  # seconds that this thread waited for a processor
+    memory: Amount  # bytes
+    lag: Amount  # seconds
+    connections: Amount
+    unconfirmed: Annotated[list[Amount], Meta(min_length=3, max_length=3)]  # ops, bytes, seconds of the oldest
+    tables: Annotated[dict[Number, TableCounts], Meta(max_length=MAX_TABLES)]
+
+
+class ServerFields(ServerCounts):
+    """A server's report as it travels."""
+
+    host: NotRequired[Load | None]
+
+
+class ReceivedReport(ServerCounts):
+    """A server's report that was checked."""
+
+    host: HostLoad | None
+
+
+class TrainerReport(NamedTuple):
+    """What a trainer has done since its report before.
+
+    Parameters
+    ----------
+    number : int
+        Number of the report within one attempt at the trainer, from 1. A report that is sent again keeps its number.
+    row : sequence of float
+        In the order of `COLUMNS`; times in seconds.
+    servers : mapping of int to (float, float)
+        Server -> requests answered, seconds that the trainer was blocked waiting for it.
+    metrics : mapping of str to (int, float, float or None)
+        Name -> number of finite values, their sum, the last value (None if that was not finite).
+    load : HostLoad, optional
+        The load of the trainer's machine, as it was read last.
+
+    Examples
+    --------
+    >>> report = TrainerReport(1, [float(n) for n in range(17)], {0: (3.0, 0.25)}, {"loss": (2, 1.5, 0.5)})
+    >>> TrainerReport.decode(report.encode()) == report
+    True
+    >>> TrainerReport.decode(b'{"r": 0}')
+    Traceback (most recent call last):
+    dps.errors.ProtocolError: a trainer's report: Expected `int` >= 1 - at `$.r`
+    """
+
+    number: int
+    row: Sequence[float]
+    servers: Mapping[int, tuple[float, float]]
+    metrics: Mapping[str, tuple[int, float, float | None]]
+    load: HostLoad | None = None
+
+    def asdict(self) -> dict[str, object]:
+        """The report as plain values for JSON, with names of one letter."""
+        row = [_short(x) for x in self.row]
+        fields: dict[str, object] = {"r": self.number, "t": row[:TIME_COLUMNS], "n": row[TIME_COLUMNS:]}
+        fields["s"] = {str(n): [_short(requests), _short(seconds)] for n, (requests, seconds) in self.servers.items()}
+        fields |= {"m": {name: list(metric) for name, metric in self.metrics.items()}}
+        return fields if self.load is None else fields | {"h": list(self.load)}
+
+    def encode(self) -> bytes:
+        """Write the body of a frame."""
+        return frames.encode_json(self.asdict())
+
+    @classmethod
+    def decode(cls, body: bytes | memoryview) -> TrainerReport:
+        """Read the body of a frame.
+
+        Raises
+        ------
+        ProtocolError
+            Names what is wrong with it.
+        """
+        return cls.read(_json(body, "a trainer's report"))
+
+    @classmethod
+    def read(cls, value: object) -> TrainerReport:
+        """Check JSON that has been parsed already; otherwise as :meth:`decode`."""
+        what = "a trainer's report"
+        fields = _checked(value, TrainerFields, what)
+        for name, metric in fields.m.items():
+            _check_name("metric", name, what)
+            _check_metric(metric, f"{what}: metric {name!r:.100}")
+        return cls(fields.r, fields.t + fields.n, fields.s, fields.m, _load(fields.h, what))
+
+
+class ServerReport:
+    """What a server has done since it began. The report is a plain dict; this class only writes and checks it.
+
+    Examples
+    --------
+    >>> counts = {"pull": [2, 20, 1600, 0.001], "push": [0, 0, 0, 0.0], "pull_ms": {3: 2}, "push_ms": {}}
+    >>> counts |= {"rows": 10, "bytes": 800, "shards": {0: 20}}
+    >>> report = {"cpu": 1.5, "busy": 1.0, "polled": 0.0, "starved": 0.5, "memory": 1 << 20, "lag": 0.01}
+    >>> report |= {"connections": 2, "unconfirmed": [0, 0, 0.0]}
+    >>> ServerReport.decode(ServerReport.encode({**report, "tables": {3: counts}}))["tables"][3]["shards"]
+    {0: 20.0}
+    """
+
+    @staticmethod
+    def encode(report: Mapping[str, object]) -> bytes:
+        """Write the body of a frame."""
+        return frames.encode_json(report)
+
+    @staticmethod
+    def decode(body: bytes | memoryview) -> ReceivedReport:
+        """Read the body of a frame. Keys that are numbers (of tables, shards and buckets of times) become int again.
+
+        Raises
+        ------
+        ProtocolError
+            Names what is wrong with it.
+        """
+        what = "a server's report"
+        fields = _checked(_json(body, what), ServerFields, what)
+        return ReceivedReport(**{**fields, "host": _load(fields.get("host"), what)})
+
+
+def quantile(histogram: Mapping[int, float], q: float) -> float:
+    """The time, in seconds, below which a share `q` of the times in a histogram lies; 0 if the histogram is empty.
+
+    Bucket b counts times from 2^b to 2^(b + 1) microseconds. The logarithms of its times are taken to be spread evenly.
+
+    Examples
+    --------
+    >>> quantile({3: 98, 10: 2}, 0.5) < 16e-6, 1024e-6 < quantile({3: 98, 10: 2}, 0.99) < 2048e-6
+    (True, True)
+    """
+    left = q * sum(histogram.values())
+    seconds = 0.0
+    for bucket, count in sorted(histogram.items()):
+        if count > 0:
+            seconds = 2.0 ** (bucket + min(left / count, 1.0)) * 1e-6
+            left -= count
+            if left <= 0:
+                break
+    return seconds
+
+
+def _short(number: float) -> float:
+    """Round to a billionth, and make whole numbers int, because that takes fewer bytes in JSON."""
+    return int(number) if number == int(number) else round(number, 9)
+
+
+def _json(body: bytes | memoryview, what: str) -> object:
+    try:
+        value: object = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"{what} is no JSON: {error}") from None
+    return value
+
+
+def _checked(value: object, schema: type[T], what: str) -> T:
+    try:
+        return msgspec.convert(value, schema, str_keys=True)  # because keys of JSON objects are text
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ProtocolError(f"{what}: {error}") from None
+
+
+def _check_name(kind: str, name: str, what: str) -> None:
+    try:
+        check_name(kind, name)
+    except InputError as error:
+        raise ProtocolError(f"{what}: {error}") from None
+
+
+def _load(load: Load | None, what: str) -> HostLoad | None:
+    """The load of a machine; None where the report has none."""
+    if load is None:
+        return None
+    _check_name("machine", load[0], what)
+    return HostLoad(*load)
+
+
+def _check_metric(metric: Metric, what: str) -> None:
+    count, total, last = metric
+    for name, x in (("sum", total), ("last value", 0.0 if last is None else last)):
+        if not abs(x) <= MAX_METRIC_VALUE * max(1, count) * (1 + 1e-9):  # also of NaN
+            raise ProtocolError(f"{what}: its {name} is a finite number, not {x!r:.100}")

@@ -1,0 +1,193 @@
+"""ServerMeter: what a server counts of its work. The endpoint's thread calls it for every request, so it is cheap.
+
+A request that is answered counts, with the time from the start of its handler until the last byte of its answer is
+handed on. The time in which a push waits for its backups is not this server's work; it shows as unconfirmed requests. A
+request that is refused does not count. Counts only grow, so a lost report takes nothing away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dps.engine.core.requests.polling import Polling
+from dps.engine.core.shards.counters import RequestCounters, ServerCounters, TableCounters
+from dps.engine.telemetry.hosts import HostLoad
+from dps.engine.telemetry.reports import MAX_TABLES
+from dps.engine.wire.frames import ANSWER, PULL, Header, padded
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["ServerMeter", "TableMeter", "process_usage"]
+
+MAX_SIZED_SHARDS = 256  # shards whose size one report measures
+
+
+class TableMeter(TableCounters):
+    """The requests for one table, and its size.
+
+    Parameters
+    ----------
+    shards : int
+        Number of the table's shards.
+    row_bytes : int
+        Bytes of one row.
+    """
+
+    __slots__ = ("nbytes", "reported", "row_bytes", "rows")
+
+    def __init__(self, shards: int, row_bytes: int):
+        super().__init__(shards)
+        self.row_bytes = row_bytes
+        self.rows = self.nbytes = 0  # the table's size, as measured last
+        self.reported: tuple[int, ...] = ()  # the counts in the last report; () makes the next report complete
+
+    def report(self) -> dict[str, Any] | None:
+        """The counts as plain values for JSON; None if they are the same as in the last report."""
+        pulls, pushes, rows, nbytes = self.pulls, self.pushes, self.rows, self.nbytes
+        state = pulls.requests, pushes.requests, rows, nbytes
+        if state == self.reported:
+            return None
+        self.reported = state
+        shards = {n: keys for n, keys in enumerate(self.shards) if keys}
+        times = {"pull_ms": _buckets(pulls), "push_ms": _buckets(pushes)}
+        return {"pull": _row(pulls), "push": _row(pushes), "rows": rows, "bytes": nbytes, **times, "shards": shards}
+
+
+def _row(counters: RequestCounters) -> list[float]:
+    return [counters.requests, counters.keys, counters.bytes, round(counters.seconds, 9)]
+
+
+def _buckets(counters: RequestCounters) -> dict[int, int]:
+    """Bucket b counts times from 2^b microseconds to less than twice that; bucket 0 also counts shorter times."""
+    counts = counters.histogram
+    buckets = {b: n for b, n in enumerate(counts[1:]) if n}
+    return {**buckets, 0: counts[0] + counts[1]} if counts[0] else buckets
+
+
+class ServerMeter(ServerCounters):
+    """Everything that a server measures, and the report of it (see :class:`dps.engine.telemetry.reports.ServerReport`).
+
+    Parameters
+    ----------
+    clock : callable
+        Returns seconds, monotonic and with a resolution of microseconds.
+    usage : callable, optional
+        Returns (processor seconds of this process, of this thread, bytes of memory). Without it they are 0.
+    starved : callable, optional
+        Returns the seconds that the calling thread was ready to run while no processor was free.
+    load : callable, optional
+        Returns the load of the machine, or None.
+    polling : Polling, optional
+        Of the serving thread. What it has taken is neither work nor a lack of processors.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        usage: Callable[[], tuple[float, float, int]] | None = None,
+        starved: Callable[[], float] = lambda: 0.0,
+        load: Callable[[], HostLoad | None] = lambda: None,
+        polling: Polling | None = None,
+    ):
+        self.starved, self.load = starved, load
+        self.clock, self.usage = clock, usage
+        self._polling = polling or Polling(0)
+        self._due: float | None = None  # when the loop's timer should fire
+        self._first = 0  # the table with which the next report begins
+
+    def timed(
+        self, handler: Callable[[Any, Header, memoryview], tuple[TableMeter, Iterable[Any]]]
+    ) -> Callable[..., None]:
+        """Wrap a handler of pulls or pushes, which returns the table's meter and the parts of the request, so that its
+        requests are counted."""
+        clock = self.clock
+
+        def handle(connection: Any, header: Header, body: memoryview) -> None:
+            began = clock()
+            meter, parts = handler(connection, header, body)
+            seconds = clock() - began
+            pulled = header.kind == PULL
+            answered = pulled or header.flags & ANSWER
+            nbytes = header.body + (padded(header.count * meter.row_bytes) if answered else 0)
+            (meter.pulls if pulled else meter.pushes).count(header.count, nbytes, seconds)
+            for replica, _, _, a, b in parts:
+                meter.count_keys(replica.number, b - a)
+            if seconds > self.lag:
+                self.lag = seconds
+
+        return handle
+
+    def timer_fired(self, interval: float) -> None:
+        """The loop's timer has fired, and is due again in `interval` seconds: measures how late the loop is."""
+        now = self.clock()
+        if self._due is not None:
+            self.lag = max(self.lag, now - self._due)
+        self._due = now + interval
+
+    def report(
+        self, tables: Mapping[int, Any], unconfirmed: tuple[int, int, float], connections: int, anew: bool
+    ) -> dict[str, Any]:
+        """Make a report of the tables that changed since the last one, or of all tables if `anew`.
+
+        Tables that do not fit come in the next reports. To measure the sizes of many shards takes milliseconds, so each
+        report measures only some of them, in turn; the other sizes are those of the last measurement.
+        """
+        cpu, ran, memory = self.usage() if self.usage is not None else (0.0, 0.0, 0)
+        polled = self._polling.spent
+        lag, self.lag = self.lag, 0.0
+        for table in tables.values() if anew else ():
+            table.meter.reported = ()
+        changed: dict[int, Any] = {}
+        left, postponed = MAX_SIZED_SHARDS, []
+        for number in sorted(tables, key=lambda n: (n < self._first, n)):
+            full = len(changed) == MAX_TABLES
+            if full or left <= 0:
+                postponed.append(number)
+            if full:
+                break
+            table = tables[number]
+            if left > 0:
+                left -= len(table.replicas)
+                table.meter.rows, table.meter.nbytes = table.size()
+            if (counts := table.meter.report()) is not None:
+                changed[number] = counts
+        self._first = postponed[0] if postponed else 0
+        return {
+            "cpu": round(cpu, 6),
+            "busy": round(max(0.0, ran - polled), 6),
+            "polled": round(polled, 6),
+            "memory": memory,
+            "starved": round(max(0.0, self.starved() - self._polling.away), 6),
+            "host": self.load(),
+            "lag": round(max(0.0, lag), 6),
+            "connections": connections,
+            "unconfirmed": [*unconfirmed[:2], round(unconfirmed[2], 6)],
+            "tables": changed,
+        }
+
+
+def process_usage() -> tuple[float, float, int]:
+    """(processor seconds of this process, of this thread, resident bytes of the process).
+
+    Where /proc is missing, the bytes are the largest number that the process ever had.
+
+    Examples
+    --------
+    >>> seconds, busy, nbytes = process_usage()
+    >>> min(seconds, busy) > 0 and nbytes > 1 << 20
+    True
+    """
+    nbytes = 0
+    with contextlib.suppress(OSError, IndexError, ValueError), open("/proc/self/statm", "rb") as statm:
+        return time.process_time(), time.thread_time(), int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if resource is not None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        nbytes = peak if os.uname().sysname == "Darwin" else peak << 10
+    return time.process_time(), time.thread_time(), nbytes

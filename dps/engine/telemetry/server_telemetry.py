@@ -1,0 +1,163 @@
+"""ServerTelemetry: what the controller derives from a server's reports, which come with its heartbeats (`reports.py`).
+
+Reports hold counters since the server began, so a report that is lost or comes twice does no harm: rates are
+differences between the last report and an older one.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from dps.engine.telemetry.reports import ReceivedReport, TableCounts, quantile
+from dps.engine.telemetry.series import Series
+
+__all__ = ["ServerRates", "ServerTelemetry"]
+
+KEPT_REPORTS = 8  # rates are taken over so many reports, which is about 4 s
+CURVE_POINTS = 512  # points kept of the curves of a server
+CURVE_COLUMNS = ("time", "requests", "keys", "bytes", "p50", "p99", "busy")
+NO_COUNTS: TableCounts = {
+    "pull": [0.0] * 4,
+    "push": [0.0] * 4,
+    "pull_ms": {},
+    "push_ms": {},
+    "rows": 0.0,
+    "bytes": 0.0,
+    "shards": {},
+}
+
+
+class ServerRates(NamedTuple):
+    """Recent rates of a server, or of one of its tables."""
+
+    requests: float = 0.0  # per second
+    keys: float = 0.0  # per second
+    bytes: float = 0.0  # per second
+    p50: float = 0.0  # seconds of service per request: median,
+    p99: float = 0.0  # 99th percentile,
+    service: float = 0.0  # and mean
+
+
+class ReportSeen(NamedTuple):
+    """One report; tables that it leaves out are taken from the report before."""
+
+    time: float
+    cpu: float
+    busy: float
+    polled: float
+    starved: float
+    tables: dict[int, TableCounts]
+
+
+class ServerTelemetry:
+    """The recent reports of one server, as rates. See the module's docstring.
+
+    Attributes
+    ----------
+    last : ReceivedReport or None
+        The last report.
+    host : str or None
+        The machine that the server runs on.
+    curves : Series
+        Rates over time, since the server began.
+    quiet : bool
+        Whether the server has not reported for a while, so that its last rates say nothing about the present.
+    """
+
+    def __init__(self) -> None:
+        self.last: ReceivedReport | None = None
+        self.host: str | None = None
+        self.curves = Series(CURVE_COLUMNS, CURVE_POINTS)
+        self.quiet = False
+        self._seen: collections.deque[ReportSeen] = collections.deque(maxlen=KEPT_REPORTS)
+
+    def reported(self, report: ReceivedReport, now: float, wall: float) -> None:
+        """Take a report that has come."""
+        before = self._seen[-1].tables if self._seen else {}
+        self.last = report
+        load = report["host"]
+        self.host = self.host if load is None else load.host
+        times = report["cpu"], report["busy"], report["polled"], report["starved"]
+        self._seen.append(ReportSeen(now, *times, {**before, **report["tables"]}))
+        rates = self.rates()
+        values = *rates[:5], self.busy()
+        self.curves.append(round(wall, 3), *(round(x, 6) for x in values))
+
+    @property
+    def reported_at(self) -> float:
+        """The time of the last report; 0 before the first."""
+        return self._seen[-1].time if self._seen else 0.0
+
+    def steady(self, since: float = -math.inf) -> bool:
+        """Whether rates are known: there are two reports later than `since`, and the last one is not old."""
+        return len(self._seen) > 1 and self._seen[-2].time > since and not self.quiet
+
+    def cpu(self) -> float:
+        """Processors that the server's process has used recently."""
+        return self._rate("cpu")
+
+    def busy(self, since: float = -math.inf) -> float:
+        """The part of the recent time, or of the time after `since`, that the serving thread was at work."""
+        return self._rate("busy", since)
+
+    def polled(self) -> float:
+        """The part of the recent time that the serving thread polled."""
+        return self._rate("polled")
+
+    def starved(self) -> float:
+        """The part of the recent time that the serving thread was ready to run while no processor was free."""
+        return self._rate("starved")
+
+    def _rate(self, seconds: str, since: float = -math.inf) -> float:
+        if not self.steady(since):
+            return 0.0
+        first, last = next(seen for seen in self._seen if seen.time > since), self._seen[-1]
+        return max(0.0, (getattr(last, seconds) - getattr(first, seconds)) / max(last.time - first.time, 1e-3))
+
+    def rates(self, tables: Iterable[int] | None = None) -> ServerRates:
+        """The rates of the whole server, or of some of its tables."""
+        if not self.steady():
+            return ServerRates()
+        first, last = self._seen[0], self._seen[-1]
+        sums, histogram = [0.0] * 4, collections.defaultdict[int, float](float)
+        for number in last.tables if tables is None else tables:
+            new, old = last.tables.get(number, NO_COUNTS), first.tables.get(number, NO_COUNTS)
+            for after, before in ((new["pull"], old["pull"]), (new["push"], old["push"])):
+                sums = [total + a - b for total, a, b in zip(sums, after, before, strict=True)]
+            for times, times_before in ((new["pull_ms"], old["pull_ms"]), (new["push_ms"], old["push_ms"])):
+                for bucket, count in times.items():
+                    histogram[bucket] += count - times_before.get(bucket, 0.0)
+        seconds = max(last.time - first.time, 1e-3)
+        requests, keys, nbytes, service = sums
+        mean = service / requests if requests else 0.0
+        return ServerRates(
+            requests=requests / seconds,
+            keys=keys / seconds,
+            bytes=nbytes / seconds,
+            p50=quantile(histogram, 0.5),
+            p99=quantile(histogram, 0.99),
+            service=mean,
+        )
+
+    def tables(self) -> dict[int, TableCounts]:
+        """The newest counts of each table."""
+        return self._seen[-1].tables if self._seen else {}
+
+    def loads(self, table: int) -> dict[int, float]:
+        """Keys per second of each shard that the server is the primary of."""
+        if not self.steady():
+            return {}
+        first, last = self._seen[0], self._seen[-1]
+        old = first.tables.get(table, NO_COUNTS)["shards"]
+        seconds = max(last.time - first.time, 1e-3)
+        new = last.tables.get(table, NO_COUNTS)["shards"]
+        return {shard: max(0.0, (count - old.get(shard, 0)) / seconds) for shard, count in new.items()}
+
+    def keep(self, tables: Collection[int]) -> None:
+        """Forget all tables but these, because the others were dropped."""
+        for seen in self._seen:
+            for number in seen.tables.keys() - tables:
+                del seen.tables[number]

@@ -1,0 +1,248 @@
+"""`ps.run`: one trainer for each free thread, all at once, each with its share of the partitions, where they lie.
+
+All trainers of a run must be running at the same time, or those that wait for the others would wait for ever. So a
+trainer is a task that lasts the whole run and takes several partitions, and there are never more of them than threads.
+What becomes of the tasks is in `tasks.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from distributed import Client
+
+from dps import config
+from dps.engine.client.client import Ticket
+from dps.engine.daskapi.processes import check_versions_of
+from dps.engine.telemetry.snapshot import RunStatus
+from dps.engine.training.data import ByPartition, Shares, by_partition, partitions
+from dps.engine.training.leased_batches import FetchablePartitions
+from dps.engine.training.open_run import OpenRun, checked_bound
+from dps.engine.training.progress_bar import ProgressBar
+from dps.engine.training.tasks import Stopped, Tasks, TrainerJob, TrainerTask, holders
+from dps.engine.training.threads import Threads
+from dps.engine.training.types import Control, Data, Result
+from dps.engine.wire.driver_messages import SavedRun
+from dps.errors import DPSError, InputError, TooFewWorkersError, by_name, told
+
+__all__ = ["RunOptions", "begin", "launch", "resumed"]
+
+POLL = 0.05  # seconds between two looks at the trainers' tasks, once a run is a second old,
+SHOW = 0.25  # at their clocks,
+LOOK = 2.0  # and, while no trainer is missing, at their workers
+LATE = 1.0  # seconds that a trainer's own error may arrive after it has left
+
+assignments = Shares()  # which trainer had which partitions, in all runs of this process
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What the caller of a run may choose: the keyword parameters of :meth:`dps.ParameterServer.run`, which documents
+    them. They are checked here, before anything is started."""
+
+    staleness: float | str = 0
+    trainers: int | None = None
+    retries: int = 0
+    args: tuple = ()
+    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    progress: bool | None = None
+    resume: bool = False
+    run: OpenRun | None = None
+    reassign: bool = False
+    by: str = "trainer"
+    warm_start: int = 0
+
+    def __post_init__(self) -> None:
+        trainers, retries = self.trainers, self.retries
+        checked_bound(self.staleness)
+        if self.by not in ("trainer", "partition"):
+            raise InputError(f'results come by="trainer" or by="partition", not by={self.by!r}')
+        if trainers is not None and (not isinstance(trainers, int) or isinstance(trainers, bool) or trainers < 1):
+            raise InputError(f"trainers is 1 or more, or None for as many as there are threads, not {told(trainers)}")
+        if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+            raise InputError(f"retries is 0 or more, not {told(retries)}")
+        warm = self.warm_start
+        if not isinstance(warm, int) or isinstance(warm, bool) or warm < 0:
+            raise InputError(f"warm_start is a number of clocks, 0 or more, not {told(warm)}")
+        if warm and (self.run is not None or self.reassign):
+            raise InputError("warm_start= counts the batches of one caller's trainers: leave out run= and reassign=")
+        if self.resume and self.run is not None:
+            raise InputError("resume=True goes on with a run of one caller: it cannot be part of another (run=)")
+        if self.reassign and self.run is not None:
+            raise InputError("reassign=True leases the batches of one caller's data: it cannot be part of a run (run=)")
+
+    def wrapped(self, function: Callable) -> Callable:
+        """The training function as the trainers call it."""
+        return ByPartition(function) if self.by == "partition" else function
+
+    def listed(self, results: list[Result], shares: list[list[int]]) -> list[Result]:
+        """The trainers' results as the caller gets them, given the partitions of each trainer."""
+        return by_partition(results, shares) if self.by == "partition" else results
+
+
+def launch(
+    client: Client,
+    ticket: Ticket,
+    call: Control,
+    function: Callable,
+    data: Data,
+    options: RunOptions,
+    restored: SavedRun | None,
+) -> list[Result]:
+    """Run `function` on trainers over `data`; what :meth:`dps.ParameterServer.run` does.
+
+    `call` reaches the controller; `restored` is what there is to go on with.
+    """
+    rows, threads = partitions(client, data), Threads(call, client.id)
+    tasks: Tasks | None = None
+    run = 0
+
+    def seen() -> RunStatus:
+        return msgspec.msgpack.decode(call("progress", run=run), type=RunStatus)
+
+    def stop(reason: str) -> None:
+        call("stop_run", run=run, reason=reason[:500])
+
+    try:
+        lying = holders(client, [list(row) for row in rows])
+        shares = resumed(restored, options, len(rows)) if options.resume else None
+        count = options.trainers if shares is None else len(shares)
+        places = threads.take(ticket.session, count, lying, config.seconds("join"))
+        slots = [worker for worker, _ in places]
+        check_versions_of(client, sorted(set(slots)))
+        keys = [[future.key for future in row] for row in rows]
+        shares = shares or assignments.of(keys, lying, slots)
+        parts = [[rows[n] if isinstance(data, tuple) else rows[n][0] for n in mine] for mine in shares]
+        run, first = begin(call, shares, options)
+        seats = [TrainerTask(first + n, *seat) for n, seat in enumerate(zip(places, shares, parts, strict=True))]
+        stock = FetchablePartitions(keys, shares, isinstance(data, tuple)) if options.reassign else None
+        called = options.wrapped(function), options.args, dict(options.kwargs), options.retries
+        tasks = Tasks(client, TrainerJob(ticket, run, *called, stock), threads, seats)
+        tasks.start()
+        with ProgressBar(options.progress) as bar:
+            watch(tasks, seen, stop, bar)
+        results = [seat.result for seat in tasks.seats]
+        return options.listed(results, shares)
+    except BaseException as error:
+        if tasks is not None:
+            text = f"the run was stopped: {error!r}"
+            end(tasks, lambda: stop(text), seen)
+        raise
+    finally:
+        threads.give_back(threads.keys)
+
+
+def start(call: Control, staleness: float | str, **fields: Any) -> int:
+    """A new run; its number. With "auto" it begins with a staleness of 1."""
+    bound = checked_bound(staleness)
+    run: int = call("start_run", staleness=1 if bound == "auto" else bound, **fields)
+    if bound == "auto":
+        try:
+            call("set_staleness", staleness="auto", run=run)
+        except DPSError:
+            call("end_run", run=run)
+            raise
+    return run
+
+
+def begin(call: Control, shares: list[list[int]], options: RunOptions) -> tuple[int, int]:
+    """A run for so many trainers, or their part of one that is open: its number, and that of their first."""
+    if options.run is not None:
+        return options.run.number, options.run.reserve(len(shares))
+    fields = {"trainers": len(shares), "partitions": shares, "resume": options.resume, "reassign": options.reassign}
+    fields["warm_start"] = options.warm_start
+    return start(call, options.staleness, **fields), 0
+
+
+def resumed(restored: SavedRun | None, options: RunOptions, partitions: int) -> list[list[int]]:
+    """Which partitions each trainer had in the run that was restored; `partitions` is how many the data has now."""
+    trainers, reassign = options.trainers, options.reassign
+    if restored is None:
+        raise InputError(
+            "there is nothing to go on with: restore a checkpoint that was taken while one run went on, all its "
+            "tables, and then begin with ps.run(..., resume=True)"
+        )
+    if (was := restored.reassign) != reassign:
+        raise InputError(
+            f"the run that was restored had reassign={was}, and this one has reassign={reassign}: with it the clock "
+            f"counts epochs, and without it batches; go on with reassign={was}"
+        )
+    if restored.warm_start != options.warm_start:
+        raise InputError(
+            f"the run that was restored had warm_start={restored.warm_start}, and this one has "
+            f"warm_start={options.warm_start}: trainers would pass over other batches; say the same"
+        )
+    before = restored.partitions
+    for what, old, new in (
+        ("trainers", len(before), len(before) if trainers is None else trainers),
+        ("partitions", sum(map(len, before)), partitions),
+    ):
+        if old != new:
+            raise InputError(
+                f"the run that was restored has {old} {what}, and this one has {new}: each trainer goes on with its "
+                f"own part of the same data"
+            )
+    return before
+
+
+def watch(tasks: Tasks, progress: Callable[[], RunStatus], stop: Callable[[str], None], bar: ProgressBar) -> None:
+    """Wait for all trainers; raise the first one's own error."""
+    began = looked = time.monotonic()
+    shown = 0.0
+    while not tasks.collect():
+        if tasks.ended():
+            raise_first(tasks, progress, stop)
+        now = time.monotonic()
+        if now - shown > SHOW:
+            shown, seen = now, progress()
+            bar.show(seen)
+            if seen.stopped is not None:
+                raise_first(tasks, progress, stop)
+            joined = sum(seen.trainers[seat.number].attempts > 0 for seat in tasks.seats)
+            late = joined < len(tasks.seats)
+            if late or tasks.among(seen.lost) or now - looked > LOOK:
+                looked = now
+                tasks.look()
+            if late and now - began > config.seconds("join"):
+                missing = ", ".join(sorted({seat.worker for seat in tasks.seats if seat.status == "pending"}))
+                raise TooFewWorkersError(
+                    f"{joined} of {len(tasks.seats)} trainers have joined within {config.seconds('join'):g} s "
+                    f"(dps.timeouts.join); their workers may be busy with other tasks, or gone: {missing}"
+                )
+        time.sleep(min(POLL, max(now - began, 0.02) / 20))  # a run is known to be over soon after its end
+    if tasks.ended():
+        raise_first(tasks, progress, stop)
+    bar.show(progress())
+
+
+def raise_first(tasks: Tasks, progress: Callable[[], RunStatus], stop: Callable[[str], None]) -> None:
+    """Raise the error that began it: a trainer's own, or else why the run was stopped."""
+    told = [seat.result.reason for seat in tasks.seats if isinstance(seat.result, Stopped)]
+    stop(told[0] if told else "the run's tasks were cancelled, or lost with their workers; is the cluster still up?")
+    until = time.monotonic() + config.seconds("stop")
+    while True:
+        tasks.own_error()
+        seen = progress()
+        if not tasks.among(seen.connected):
+            until = min(until, time.monotonic() + LATE)  # no trainer is left that could say more
+        if time.monotonic() > until:
+            break
+        time.sleep(POLL)
+    raise by_name(str(seen.stopped_by))(f"{seen.stopped}{tasks.trouble()}")  # why it was stopped, first by whomsoever
+
+
+def end(tasks: Tasks, stop: Callable[[], None], progress: Callable[[], RunStatus]) -> None:
+    """Stop what still runs, and wait (not for ever) until no trainer is connected, because then none pushes any
+    more."""
+    try:
+        stop()
+        tasks.cancel()
+        until = time.monotonic() + config.seconds("stop")
+        while tasks.among(progress().connected) and time.monotonic() < until:
+            time.sleep(POLL)
+    except Exception:
+        pass  # the first error is the one to raise

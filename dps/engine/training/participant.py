@@ -1,0 +1,372 @@
+"""Participant: what a trainer tells and asks the controller about its run.
+
+A connection to the controller that breaks is made anew, and the participant joins anew on it; then it asks again what
+it had asked. So whatever a participant says may come twice, and each of these may: a tick counts once, because it names
+its clock; a report has a number; a collective call has its place in the program; a portion is given again to the
+trainer that holds it. What a participant keeps until it is answered is little: a tick whose answer is still to be read
+(`_tick`), a report that may not have arrived (`_report`), and what it takes to join again (`_join_request`), with a
+count by which the controller knows the newest of its connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from dps import config
+from dps.engine.client.client import Client
+from dps.engine.client.environment import Environment
+from dps.engine.client.session import ClientSession
+from dps.engine.client.ticket import Ticket
+from dps.engine.core.requests.polling import Polling
+from dps.engine.core.requests.tick import DONE, OPEN, PlainTicks
+from dps.engine.state.ops import TableSpec
+from dps.engine.telemetry.reports import TrainerReport
+from dps.engine.training.allreduce import RingAllreduce
+from dps.engine.training.ring_peer import RingPeer
+from dps.engine.training.types import Json
+from dps.engine.wire import frames
+from dps.engine.wire.bodies import decode, encode
+from dps.engine.wire.channel import Channel, Request
+from dps.engine.wire.frames import Header
+from dps.engine.wire.headers import Collect, Tick, TickAnswer
+from dps.engine.wire.run_messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent
+from dps.errors import ClockTimeoutError, ControllerGoneError, InputError, StoppedError
+
+__all__ = ["Participant"]
+
+T = TypeVar("T")
+GRACE_SECONDS = 10.0  # beyond the controller's own time-out, before a trainer stops believing in an answer
+
+
+class Participant:
+    """A trainer as the controller knows it. It joins the run when it is made.
+
+    Parameters
+    ----------
+    ticket : Ticket
+        The parameter server.
+    run : int
+        Number of the run, from the controller.
+    number : int
+        Which of its trainers this is: 0, 1, ...
+    incarnation : int, optional
+        Which attempt at it; a later one fences off earlier ones. None: the next one, by the controller's count.
+    where : str
+        For messages: host, worker or process.
+    cancelled : callable, optional
+        Asked now and then whether to stop.
+    environment : Environment, optional
+        Time and connections; those of this process by default.
+    leased : bool
+        Whether the trainer works on leased portions of batches.
+
+    Attributes
+    ----------
+    session : ClientSession
+    client : Client
+        What the trainer pulls and pushes with.
+    reached : int
+        The clock that an attempt before this one has reached.
+    planned : int
+        The clock at which the trainer means to be done; 0: not known.
+    staleness : float
+    others_clock : float
+        A clock that all other trainers had reached when this one began its iteration: what they pushed before it is on
+        the servers. Infinite where no other trainer is left.
+    trainers : int
+        How many the run began with.
+    first_portion : int
+        The origin of portion 0 of leased work.
+    warm_start : int
+        The clock at which all trainers but the first begin.
+    clock_patience : float
+        Seconds that a trainer waits for the others.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        run: int,
+        number: int,
+        incarnation: int | None = 0,
+        where: str = "",
+        cancelled: Callable[[], bool] | None = None,
+        environment: Environment | None = None,
+        leased: bool = False,
+    ):
+        self.run, self.number, self.leased = run, number, leased
+        self._join_request = Join(run, number, incarnation, where)
+        self._cancelled = cancelled
+        self._tick: Request | None = None  # whose answer is still to be read
+        self._plain = PlainTicks(Polling(config.polling()))
+        self._report: TrainerReport | None = None  # goes with all that is sent until something is answered
+        self._collectives = 0  # called at this clock
+        self._left = False
+        self._peer: RingPeer | None = None
+        self._ring: RingAllreduce | None = None
+        self._joined: Joined | None = None  # the answer to the last JOIN
+        self.reached = self.planned = self.first_portion = self.warm_start = 0
+        self.staleness, self.trainers = math.inf, 1
+        self.others_clock: float = 0
+        self.clock_patience = config.seconds("clock") + GRACE_SECONDS
+        self.session = ClientSession(ticket, environment, self.check, self._join, cancelled)
+        self.session.hangs_up = True  # because the end of this connection tells that the trainer is lost
+        self.session.own.clock = 0
+        self.client = Client(ticket, session=self.session, check_aggregate=self._check_aggregate)
+        try:
+            self._enter()
+        except BaseException:
+            self.close()
+            raise
+
+    def _enter(self) -> None:
+        """Join for the first time, and take up what the controller knows of this trainer."""
+        session = self.session
+        with session.lock:
+            session.insist(session.controller, known=True)  # there is one, because it has just begun the run
+        joined, own = self._joined, session.own
+        assert joined is not None, "the session joins on each connection to the controller"
+        own.id, own.attempt = joined.origin, joined.attempt
+        self._join_request.incarnation = joined.incarnation
+        self.staleness = math.inf if joined.staleness is None else joined.staleness
+        self.trainers = own.parties = joined.trainers
+        self.others_clock = 0 if joined.trainers > 1 else math.inf
+        session.meter.start(self.trainers, session.now())
+        self.reached = joined.clock
+        self.first_portion = joined.portions
+        self.warm_start = joined.warm_start
+        self.move(self.warm_start if self.number else 0)
+        if self.reached:
+            self.pass_clock(self.reached)
+        if self.number and self.warm_start:
+            self._await_first()
+
+    def _await_first(self) -> None:
+        """Wait until trainer 0 has come to the clock of the warm start, also without a bound on the staleness."""
+        while self._tick is not None:
+            tick, self._tick = self._tick, None
+            with self.waiting() as began:
+                if not self._has_arrived(tick, began + self.clock_patience):
+                    self.pass_clock(self.reached)
+
+    @property
+    def clock(self) -> int:
+        """Iterations completed."""
+        return self.session.own.clock
+
+    @property
+    def incarnation(self) -> int:
+        """Which attempt at the trainer this is, by the controller's count."""
+        assert self._join_request.incarnation is not None, "the controller has given it one"
+        return self._join_request.incarnation
+
+    def leave(self, failed: str | None = None) -> None:
+        """Leave the run: the others no longer wait for this trainer; with `failed`, they are stopped."""
+        session = self.session
+        if failed is None:
+            session.wait()
+            tick, self._tick = self._tick, None
+            arrived = tick is None or self._has_arrived(tick, session.now() + self.clock_patience)
+            if not arrived or self._report is not None:  # before the last report, or that would be taken for a late one
+                self.pass_clock(self.clock)
+        now = session.now()
+        leave = Leave(TimeSpent(**session.meter.split(now)), failed, session.meter.take(now).asdict())
+        session.ask_controller(Header(frames.LEAVE), encode(leave))
+        self._left, session.hangs_up = True, False
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections. A trainer that has not left is lost to the others."""
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.close()
+        self.session.close()
+
+    # -- the clock, and others at it
+
+    def pass_clock(self, clock: int) -> None:
+        """Tell the controller of a clock (and report, now and then); wait until the trainer may go on from there."""
+        session, meter = self.session, self.session.meter
+        with session.lock:
+            began = session.now()
+            meter.begin(began)
+            meter.clocks = clock - self.reached
+            try:
+                if not self._pass_plainly(clock, began):
+                    self._pass_generally(clock, began)
+            finally:
+                meter.lap("wait", session.now())
+
+    def _pass_plainly(self, clock: int, began: float) -> bool:
+        """Pass a clock in one compiled step; False where that has to go the general way."""
+        controller, tick = self.session.plain_controller(), self._plain
+        unread = self._tick is not None or self._report is not None
+        if controller is None or unread or self.session.meter.due(began) or math.isinf(self.staleness):
+            return False
+        try:
+            outcome = tick.pass_clock(controller.stream, clock, self.planned)
+            if outcome == OPEN:
+                request = Request(controller, None, 0, frames.TICK)
+                controller.adopt(request, tick.number)
+                controller.feed(tick.received)
+        except BaseException as error:  # Ctrl-C, too: the answer may be on its way
+            controller.fail(error)
+            if isinstance(error, ConnectionError):
+                return False  # a tick may be said twice
+            raise
+        if outcome == DONE:
+            self._go_on(TickAnswer.of_fields(tick.parties, tick.start))
+        elif outcome == OPEN:
+            return self._has_arrived(request, began + self.clock_patience)
+        return outcome == DONE
+
+    def _pass_generally(self, clock: int, began: float) -> None:
+        """Pass a clock, with a report where one is due, and again where the connection breaks."""
+        session, deadline = self.session, began + self.clock_patience
+        header = Tick(clock, self.planned).header()
+
+        def ask() -> None:
+            tick, self._tick = self._tick, None
+            if tick is not None:
+                self._take_answer(tick.answer(deadline))
+            if self._report is None and session.meter.due(began):
+                self._report = session.meter.take(began)
+            body = b"" if self._report is None else self._report.encode()
+            request = session.controller().ask(header, body)
+            if math.isinf(self.staleness):  # no trainer is held back: the answer is read at the next tick
+                self._tick = request
+            else:
+                self._take_answer(request.answer(deadline))
+
+        self._again(ask)
+
+    def _take_answer(self, answer: Header) -> None:
+        """What the answer to a tick says; the report that went with it has arrived."""
+        self._report = None
+        self._go_on(TickAnswer.of(answer))
+
+    def _go_on(self, answer: TickAnswer) -> None:
+        """Note how many trainers count, where the last of them is, and how far they may be apart."""
+        self.session.own.parties = max(1, answer.trainers)
+        self.others_clock = answer.lowest if answer.trainers > 1 else math.inf
+        if answer.staleness is not None:
+            self.staleness = answer.staleness
+
+    def lease(self, request: LeaseRequest) -> LeaseAnswer:
+        """Ask the controller about portions (`controller/work_leases.py`). A report goes along when one is due."""
+        self.check()
+        session = self.session
+        with session.lock, self.waiting() as began:
+            if self._report is None and session.meter.due(began):
+                self._report = session.meter.take(began)
+            if self._report is not None:  # it may have gone with a tick already: then it is a repeat
+                request.report = self._report.asdict()
+            body, deadline = encode(request), began + session.patience
+            header = Header(frames.LEASE)
+            answer = self._again(lambda: session.controller().ask(header, body).result(deadline).body)
+            self._report = None
+            return decode(LeaseAnswer, answer)
+
+    def meet(self, call: Json, raw: bytes) -> bytes | bytearray:
+        """Bring bytes to a collective call of all trainers; its answer."""
+        self.check()
+        session = self.session
+        session.wait()
+        text = frames.encode_json(call)
+        body = text + raw.ljust(frames.padded(len(raw)), b"\0")
+        header = Collect(self.clock, self._collectives, len(text)).header()
+        self._collectives += 1
+        try:
+            with session.lock, self.waiting() as began:
+                deadline = began + self.clock_patience
+                return self._again(lambda: session.controller().ask(header, body).result(deadline).body)
+        except ClockTimeoutError:
+            self._collectives -= 1  # a trainer that calls again is at the same place of its program
+            raise
+
+    def ring(self) -> RingAllreduce:
+        """The allreduce of large arrays, with the connections that it needs, which the first call makes."""
+        if self._peer is None:
+            self._peer = RingPeer(self.session.ticket, self.session.environment, self.check)
+            self._ring = RingAllreduce(self.number, self._peer, self.meet, self.clock_patience)
+        assert self._ring is not None
+        return self._ring
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[float]:
+        """Within the block the trainer waits for others; gives the time at which that began."""
+        session = self.session
+        began = session.now()
+        session.meter.begin(began)
+        try:
+            yield began
+        finally:
+            session.meter.lap("wait", session.now())
+
+    def move(self, clock: int) -> None:
+        """Go to the next place in the program: ops and collective calls are counted from 0 again."""
+        own = self.session.own
+        own.clock, own.number, self._collectives = clock, 0, 0
+        self.client.replays = own.attempt > 0 and clock < self.reached
+
+    # -- the connection to the controller
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """`ask()`, and again where the connection broke: a trainer may say everything twice."""
+
+        def afresh() -> T:
+            try:
+                return ask()
+            except ControllerGoneError:
+                self._tick = None  # a later tick says more
+                raise
+
+        return self.session.insist(afresh)
+
+    def _has_arrived(self, tick: Request, deadline: float) -> bool:
+        """Whether the answer to a tick came before the connection broke."""
+        try:
+            # The bound may have changed since, and hold the trainer back.
+            self._take_answer(tick.answer(deadline))
+            return True
+        except ControllerGoneError:
+            return False
+
+    def _join(self, channel: Channel) -> None:
+        """Join the run on a new connection."""
+        self._join_request.joins += 1
+        try:
+            deadline = self.session.now() + self.session.patience
+            request = channel.ask(Header(frames.JOIN), encode(self._join_request))
+            self._joined = decode(Joined, request.result(deadline).body)
+        except BaseException:
+            channel.close()
+            raise
+
+    # -- what a trainer may not do
+
+    def check(self) -> None:
+        """Raise an error if the trainer was told to stop."""
+        if self._cancelled is not None and self._cancelled():
+            raise StoppedError(f"trainer {self.number} of run {self.run} was told to stop at clock {self.clock}")
+
+    def _check_aggregate(self, spec: TableSpec) -> None:
+        """Refuse a push to a table that sums up the pushes of a clock, where trainers are not at the same clock."""
+        table = f"table {spec.name!r} collects a clock's pushes"
+        if self.warm_start:
+            raise InputError(
+                f"{table} (aggregate={spec.aggregate!r}), one of each trainer: with warm_start= there are clocks at "
+                "which one trainer pushes alone"
+            )
+        if self.leased:
+            raise InputError(
+                f"{table}, one of each trainer (aggregate={spec.aggregate!r}): with reassign=True trainers push as "
+                f"often as they come to it"
+            )
+        if self.staleness != 0:
+            raise InputError(
+                f"{table} (aggregate={spec.aggregate!r}), which needs staleness 0; this run has {self.staleness:g}"
+            )

@@ -1,0 +1,263 @@
+"""RowsAhead: the rows of a loop's batches, pulled while earlier batches are computed.
+
+`pulled_ahead.py` has the rules. In an iteration at clock c:
+
+1. The rows of the batch are those of its pull, if one was sent and may serve the batch; else they are pulled now.
+2. Pulls of the next batches are sent, as far as these may be served by what is known now.
+3. The batch is computed. Pushes note which rows of the pulls on their way they make stale (`NotingCalls`).
+4. Stale rows of the next batch are pulled again, behind the pushes on the same connections. Then the clock ticks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from dps.engine.client.client import Client
+from dps.engine.client.inputs import as_keys
+from dps.engine.client.table import place_of
+from dps.engine.client.ticket import Pending
+from dps.engine.training.pulled_ahead import StaleRows, checked_ahead, may_serve
+from dps.engine.training.pulled_rows import PulledRows, WantedRows
+from dps.engine.training.types import Batch
+from dps.errors import InputError, InputTypeError
+
+__all__ = ["NotingCalls", "RowsAhead", "check_combination"]
+
+Rows: TypeAlias = dict[Any, PulledRows]  # by table, as the user has named it
+NOTED = frozenset({"push", "push_async", "add", "add_async", "assign", "assign_async", "push_pull", "push_pull_async"})
+
+
+def check_combination(copies: bool, leases: bool) -> None:
+    """Raise InputError where pull= does not go together with what else a loop is asked for."""
+    remedy = "leave out pull=, and pull in the loop: keys, codes = dps.localize(ids); trainer.pull(table, keys)"
+    if leases:
+        raise InputError(f"with reassign=True the next batch may be another trainer's, so none is pulled for: {remedy}")
+    if copies:
+        raise InputError(
+            "pull= gives each batch rows of its own, and n_fetch and n_push are for loops that keep a copy of the rows "
+            f"for several batches: leave these two out; or {remedy}"
+        )
+
+
+class Standing(Protocol):
+    """What is known of the other trainers: a participant of a run, or a rehearsal."""
+
+    client: Client
+    staleness: float
+
+    @property
+    def others_clock(self) -> float:
+        """A clock that all other trainers have reached."""
+
+
+class SentPull:
+    """A pull of the rows of a later batch.
+
+    Parameters
+    ----------
+    wanted : WantedRows
+    others_clock : float
+        A clock that all other trainers had reached before.
+    pending : Pending
+    """
+
+    def __init__(self, wanted: WantedRows, others_clock: float, pending: Pending[dict[Any, np.ndarray]]):
+        self.wanted, self.others_clock = wanted, others_clock
+        self._pending = pending
+        self._again: Pending[dict[Any, np.ndarray]] | None = None  # of rows that were stale
+        self._masks: dict[Any, np.ndarray] = {}
+        self._stale: dict[Any, StaleRows] = {}
+        self._names: dict[Any, str] = {}
+        for table, keys in wanted.keys.items():
+            place = place_of(table, keys)
+            self._names[table] = place.table
+            self._stale[table] = StaleRows(np.asarray(place.keys))
+
+    def change(self, name: str | None, keys: np.ndarray | None) -> None:
+        """The trainer changes rows of a table, or perhaps of all tables (None)."""
+        for table, rows in self._stale.items():
+            if name is None or self._names[table] == name:
+                rows.change(keys)
+
+    def pull_stale(self, client: Client) -> None:
+        """Pull stale rows again, behind the pushes that were sent before."""
+        masks = {table: rows.take() for table, rows in self._stale.items()}
+        self._masks = {table: mask for table, mask in masks.items() if mask is not None}
+        if self._masks:
+            again = {table: self.wanted.keys[table][mask] for table, mask in self._masks.items()}
+            self._again = client.pull_async(again)
+
+    def rows(self) -> Rows:
+        """The rows, as soon as they are here."""
+        values = self._pending.result()
+        if self._again is not None:
+            for table, fresh in self._again.result().items():
+                values[table][self._masks[table]] = fresh
+        return self.wanted.filled(values)
+
+
+class BatchAhead:
+    """A batch of the loop, the rows that it wants, and their pull if one was sent."""
+
+    __slots__ = ("batch", "index", "pull", "wanted")
+
+    def __init__(self, index: int, batch: Batch):
+        self.index, self.batch = index, batch
+        self.wanted: WantedRows | None = None
+        self.pull: SentPull | None = None
+
+
+class NotingCalls:
+    """A trainer's calls within the loop: those of its client, noting which rows they change.
+
+    Parameters
+    ----------
+    client : Client
+    note : callable
+        Called with a function that makes the call, and what the call changes: a table and keys, or a mapping.
+    """
+
+    def __init__(self, client: Client, note: Callable[..., Any]):
+        self._client, self._note = client, note
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._client, name)
+        return functools.partial(self._note, verb) if name in NOTED else verb
+
+
+class RowsAhead:
+    """The rows of a loop's batches; see the module.
+
+    Parameters
+    ----------
+    standing : Standing
+        The trainer's client, and what is known of the other trainers.
+    pull : callable
+        Given a batch, the ids whose rows it needs: ``{table: ids}``.
+    ahead : int
+        How many batches ahead of their time rows are pulled.
+
+    Attributes
+    ----------
+    calls : NotingCalls
+        What the trainer's pushes go through within the loop.
+    """
+
+    def __init__(self, standing: Standing, pull: Callable[[Batch], Mapping[Any, Any]], ahead: int):
+        if not callable(pull):
+            raise InputTypeError(
+                f"pull is a function of a batch that returns a dict, {{table: ids}}; not {type(pull).__name__}"
+            )
+        self._standing, self._client = standing, standing.client
+        self._pull, self._ahead = pull, checked_ahead(ahead)
+        self._coming: deque[BatchAhead] = deque()
+        self._place = self._next_op()  # behind the last op that was noted
+        self.calls = NotingCalls(self._client, self._noted)
+
+    def iterate(self, batches: Iterator[tuple[int, int, Batch]]) -> Iterator[tuple[int, Batch, Rows]]:
+        """(index, batch, rows) of each batch; between two of them `finish` is called, and the clock ticks."""
+        self._place = self._next_op()
+        while self._look_ahead(batches):
+            current = self._coming[0]
+            rows = self._rows(current)
+            self._coming.popleft()
+            self._send()
+            yield current.index, current.batch, rows
+            self._place = self._next_op()  # a tick has led there
+
+    def finish(self, send_merged: Callable[[], None]) -> None:
+        """The batch is computed: send what was merged, and pull the stale rows of the next batch again."""
+        self._notice_others()
+        send_merged()  # whose keys were noted
+        self._place = self._next_op()
+        pull = self._coming[0].pull if self._coming else None
+        if pull is not None:
+            pull.pull_stale(self._client)
+
+    def change(self, table: Any, keys: Any) -> None:
+        """The trainer changes rows: of a table, or of those of a mapping, {table: (keys, values)}."""
+        several = isinstance(table, Mapping)
+        for each, some in [(each, given[0]) for each, given in table.items()] if several else [(table, keys)]:
+            place = place_of(each, some)
+            flat = flat_or_all(place.table, place.keys)
+            for pull in self._sent():
+                pull.change(place.table, flat)
+
+    def forget(self) -> None:
+        """What was pulled before does not count any more."""
+        for pull in self._sent():
+            pull.change(None, None)
+
+    # -- inside
+
+    def _look_ahead(self, batches: Iterator[tuple[int, int, Batch]]) -> bool:
+        """Take batches until the next one and those ahead of it are here; False where there is none left."""
+        while len(self._coming) <= self._ahead:
+            upcoming = next(batches, None)
+            if upcoming is None:
+                break
+            self._coming.append(BatchAhead(*upcoming[1:]))
+        return bool(self._coming)
+
+    def _rows(self, current: BatchAhead) -> Rows:
+        """The rows of the batch that begins now."""
+        pull, clock = current.pull, self._client.session.own.clock
+        if pull is not None and may_serve(pull.others_clock, clock, self._standing.staleness):
+            return pull.rows()
+        wanted = self._wanted(current)
+        return wanted.filled(self._client.pull(wanted.asked)) if len(wanted) else {}
+
+    def _send(self) -> None:
+        """Send pulls for the next batches, as far as they may serve."""
+        standing, clock = self._standing, self._client.session.own.clock
+        for step, coming in enumerate(self._coming, 1):
+            if coming.pull is None and may_serve(standing.others_clock, clock + step, standing.staleness):
+                wanted = self._wanted(coming)
+                if len(wanted) and not self._aggregates(wanted):
+                    coming.pull = SentPull(wanted, standing.others_clock, self._client.pull_async(wanted.asked))
+
+    def _wanted(self, batch: BatchAhead) -> WantedRows:
+        """The rows that a batch wants; its user is asked once for each batch."""
+        if batch.wanted is None:
+            batch.wanted = WantedRows(self._client, self._pull(batch.batch), "pull=")
+        return batch.wanted
+
+    def _aggregates(self, wanted: WantedRows) -> bool:
+        """Whether one of the tables shows the pushes of a clock only when it has ended."""
+        names = (place_of(table, keys).table for table, keys in wanted.keys.items())
+        return any(self._client.table(name).spec.aggregate is not None for name in names)
+
+    def _sent(self) -> Iterator[SentPull]:
+        return (coming.pull for coming in self._coming if coming.pull is not None)
+
+    def _noted(self, verb: Callable[..., Any], table: Any, keys: Any = None, *rest: Any, **named: Any) -> Any:
+        """Make a call that changes rows."""
+        self._notice_others()
+        self.change(table, keys)
+        try:
+            return verb(table, keys, *rest, **named)
+        finally:
+            self._place = self._next_op()
+
+    def _next_op(self) -> tuple[int, int]:
+        """The place in the program of the trainer's next op."""
+        own = self._client.session.own
+        return own.clock, own.number
+
+    def _notice_others(self) -> None:
+        """If ops were made that were not noted, any rows may have changed."""
+        if self._next_op() != self._place:
+            self.forget()
+            self._place = self._next_op()
+
+
+def flat_or_all(table: str, keys: Any) -> np.ndarray | None:
+    """Keys, flat; None for what may stand for any rows of a table: a slice, or a sparse vector."""
+    if keys is None or isinstance(keys, slice) or hasattr(keys, "nnz") or getattr(keys, "is_sparse", False):
+        return None
+    return as_keys(keys, table)[0]

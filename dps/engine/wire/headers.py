@@ -1,0 +1,234 @@
+"""Typed views of the header, for kinds of frames that use its 64 bytes for something else than rows. Pure.
+
+The fields of :class:`dps.engine.wire.frames.Header` have the names that they have in a request for rows (PULL, PUSH,
+REPLICATE). Other kinds have other numbers to say and say them in the same bytes. Each of these kinds has a class here,
+with the names of its own: `header` makes the header, and `of` reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from dps.engine.wire import frames
+from dps.engine.wire.frames import Header
+
+__all__ = [
+    "NO_BOUND",
+    "CloseSums",
+    "Collect",
+    "DumpPiece",
+    "RetireOrigins",
+    "RingPiece",
+    "RouteAnswer",
+    "RouteRequest",
+    "Scan",
+    "Tick",
+    "TickAnswer",
+    "bound_of",
+    "staleness_of",
+]
+
+NO_BOUND = 1 << 31  # the bound of a run without one
+BOUND_BITS = 32  # of a bound
+MAX_LOWEST = (1 << 31) - 1  # because `start` is signed; a higher clock is told as this one
+
+
+def bound_of(staleness: float) -> int:
+    """A staleness as the answer to a TICK has it: plus 1, because 0 says nothing.
+
+    >>> bound_of(0), bound_of(3.0), bound_of(math.inf) == NO_BOUND
+    (1, 4, True)
+    """
+    return int(min(staleness + 1, NO_BOUND))
+
+
+def staleness_of(bound: int) -> float | None:
+    """The staleness in the answer to a TICK; None if the answer does not say it.
+
+    >>> staleness_of(4), staleness_of(NO_BOUND), staleness_of(0)
+    (3.0, inf, None)
+    """
+    if not bound:
+        return None
+    return math.inf if bound == NO_BOUND else bound - 1.0
+
+
+class Tick(NamedTuple):
+    """TICK: a trainer has completed so many iterations. The body is a report, or nothing."""
+
+    clock: int  # iterations completed
+    planned: int  # iterations that it will make; 0: unknown
+
+    def header(self) -> Header:
+        return Header(frames.TICK, clock=self.clock, count=self.planned)
+
+    @classmethod
+    def of(cls, header: Header) -> Tick:
+        return cls(header.clock, header.count)
+
+
+class TickAnswer(NamedTuple):
+    """The answer to a TICK: the trainer may go on."""
+
+    trainers: int  # that count in this run: those that have not left
+    staleness: float | None  # of the run from now on; infinite: no bound; None: not said
+    lowest: int = 0  # the lowest clock of the trainers that count, or less
+
+    def header(self, request: int) -> Header:
+        bound = 0 if self.staleness is None else bound_of(self.staleness)
+        start = min(self.lowest, MAX_LOWEST) << BOUND_BITS | bound
+        return Header(frames.OK, 0, request, parties=self.trainers, start=start)
+
+    @classmethod
+    def of(cls, header: Header) -> TickAnswer:
+        return cls.of_fields(header.parties, header.start)
+
+    @classmethod
+    def of_fields(cls, parties: int, start: int) -> TickAnswer:
+        """The answer that has these two fields: its `start` is the bound, and above it the lowest clock."""
+        return cls(parties, staleness_of(start & (1 << BOUND_BITS) - 1), start >> BOUND_BITS)
+
+
+class Collect(NamedTuple):
+    """COLLECT: what a trainer brings to a collective. The body is the call as JSON, then the array's bytes."""
+
+    clock: int  # and
+    number: int  # say at which place of its program the trainer is
+    call_bytes: int  # of the JSON
+
+    def header(self) -> Header:
+        return Header(frames.COLLECT, clock=self.clock, number=self.number, count=self.call_bytes)
+
+    @classmethod
+    def of(cls, header: Header) -> Collect:
+        return cls(header.clock, header.number, header.count)
+
+
+class RingPiece(NamedTuple):
+    """RING: numbers of an array on their way round a ring of trainers. RING_RESULT: numbers of a result, asked for."""
+
+    round: int  # of the ring, a random number
+    step: int  # of the round
+    start: int  # first byte of the array
+    nbytes: int
+
+    def header(self, kind: int = frames.RING, flags: int = 0) -> Header:
+        body = frames.padded(self.nbytes) if kind == frames.RING else 0
+        return Header(kind, flags, clock=self.round, shard=self.step, start=self.start, count=self.nbytes, body=body)
+
+    @classmethod
+    def of(cls, header: Header) -> RingPiece:
+        return cls(header.clock, header.shard, header.start, header.count)
+
+
+class RouteRequest(NamedTuple):
+    """ROUTE: which servers have which shards?"""
+
+    origin: int  # under which the client's ops go; 0: it wants one
+
+    def header(self) -> Header:
+        return Header(frames.ROUTE, trainer=self.origin)
+
+    @classmethod
+    def of(cls, header: Header) -> RouteRequest:
+        return cls(header.trainer)
+
+
+class RouteAnswer(NamedTuple):
+    """The answer to a ROUTE. The body is the route."""
+
+    origin: int  # of the client
+
+    def header(self, request: int) -> Header:
+        return Header(frames.OK, 0, request, trainer=self.origin)
+
+    @classmethod
+    def of(cls, header: Header) -> RouteAnswer:
+        return cls(header.trainer)
+
+
+class Scan(NamedTuple):
+    """SCAN: keys of a shard, in the order in which they were created."""
+
+    table: int
+    epoch: int
+    shard: int
+    skip: int  # so many of the oldest keys
+    limit: int  # how many keys the answer has at most
+
+    def header(self) -> Header:
+        return Header(
+            frames.SCAN, table=self.table, epoch=self.epoch, shard=self.shard, start=self.skip, count=self.limit
+        )
+
+    @classmethod
+    def of(cls, header: Header) -> Scan:
+        return cls(header.table, header.epoch, header.shard, header.start, header.count)
+
+
+class DumpPiece(NamedTuple):
+    """DUMP: a piece of a shard for a server that is to hold it. The body is made by `frames.pack_arrays`."""
+
+    table: int
+    epoch: int
+    shard: int
+    content: int  # what is in it, see `server/feeds.py`
+    text_bytes: int  # of the JSON at the beginning of the body
+
+    def header(self) -> Header:
+        return Header(
+            frames.DUMP,
+            table=self.table,
+            epoch=self.epoch,
+            shard=self.shard,
+            number=self.content,
+            count=self.text_bytes,
+        )
+
+    @classmethod
+    def of(cls, header: Header) -> DumpPiece:
+        return cls(header.table, header.epoch, header.shard, header.number, header.count)
+
+
+class CloseSums(NamedTuple):
+    """REPLICATE with CONTROL: the clock of a table with an aggregate ends on a backup, too."""
+
+    table: int
+    epoch: int
+    clock: int
+    what: int  # is done with the sums: KEEP, DROP, FAILED or OLDER of `state/ops.py`
+
+    def header(self) -> Header:
+        flags, clock = frames.CONTROL, self.clock
+        return Header(
+            frames.REPLICATE, flags, table=self.table, epoch=self.epoch, clock=clock, start=self.what, parties=1
+        )
+
+    @classmethod
+    def of(cls, header: Header) -> CloseSums:
+        return cls(header.table, header.epoch, header.clock, header.start)
+
+
+class RetireOrigins(NamedTuple):
+    """REPLICATE with CONTROL and RULE_ADD: these origins make no more ops, so a backup may forget them, too."""
+
+    table: int
+    epoch: int
+    first: int  # origin
+    origins: int  # how many, from there on
+
+    def header(self) -> Header:
+        flags = frames.CONTROL | frames.RULE_ADD
+        return Header(
+            frames.REPLICATE, flags, table=self.table, epoch=self.epoch, clock=0, start=self.first, parties=self.origins
+        )
+
+    @classmethod
+    def of(cls, header: Header) -> RetireOrigins:
+        return cls(header.table, header.epoch, header.start, header.parties)
+
+    @staticmethod
+    def matches(header: Header) -> bool:
+        """Whether a REPLICATE with CONTROL is one of these; else it is a :class:`CloseSums`."""
+        return bool(header.flags & frames.RULE_ADD)

@@ -1,0 +1,86 @@
+"""PlainAnswers: the answers to a peer's plain frames, which one compiled step makes of the bytes that have arrived.
+
+The step (`dps.engine.core.requests.service.Service`) belongs to the role behind the endpoint. It leaves every frame
+that is not plain; the connection hands that one to its handler. What the step has made leaves at once (`direct.py`). A
+step is made only when the answers of the one before have left, so one buffer is enough.
+
+A large answer leaves piece by piece: the next one is made when the peer has taken the one before, so that the pieces
+stay in the processor's cache, and the peer reads them meanwhile. No other request may come in between, because the
+answer would show a part of it. So the endpoint waits only for a process of this machine, and only as long as
+`patience` says; then the rest of the answer is copied, and the transport sends it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from dps.engine.wire.direct import DirectWriter
+from dps.engine.wire.frames import HEADER_SIZE
+from dps.engine.wire.protocols import RoleConnection
+
+__all__ = ["ROOM_BYTES", "PlainAnswers", "PlainStep"]
+
+ROOM_BYTES = (1 << 19) + HEADER_SIZE  # of answers that leave together; the system gives memory to those that are used
+WAIT_NANOSECONDS = 100_000  # that an endpoint may wait for a peer to take a large answer, whatever its size,
+BYTES_A_NANOSECOND = 10  # and one nanosecond more for so many bytes: a peer that reads takes that many
+
+
+def patience(nbytes: int) -> int:
+    """Nanoseconds that an endpoint may wait in all for the peer that takes an answer of so many bytes."""
+    return WAIT_NANOSECONDS + nbytes // BYTES_A_NANOSECOND
+
+
+class PlainStep(Protocol):
+    """Answers frames: see :class:`dps.engine.core.requests.service.Service`."""
+
+    def step(
+        self, inbox: np.ndarray, start: int, end: int, out: np.ndarray, peer: object, from_server: bool
+    ) -> tuple[int, int]:
+        """Answer the frames in inbox[start:end] until one is not plain: bytes that are answered, and bytes in `out`."""
+
+    @property
+    def left(self) -> int:
+        """Bytes of the last answer that are still to be made."""
+
+    def more(self, out: np.ndarray) -> int:
+        """Go on with the last answer: how many bytes are in `out`."""
+
+
+class PlainAnswers:
+    """The answers of one connection.
+
+    Parameters
+    ----------
+    peer : RoleConnection
+        The connection, for answers that leave later and memory for large ones.
+    writer : DirectWriter
+    from_server : bool
+        The peer is a server, and no client.
+    """
+
+    def __init__(self, peer: RoleConnection, writer: DirectWriter, from_server: bool):
+        self._peer, self._writer, self._from_server = peer, writer, from_server
+        self._answers = np.empty(ROOM_BYTES, np.uint8)
+
+    def answer(self, step: PlainStep, inbox: np.ndarray, start: int, end: int) -> int:
+        """Answer the plain frames at the beginning of inbox[start:end]; how many bytes they have."""
+        answered, made = step.step(inbox, start, end, self._answers, self._peer, self._from_server)
+        if step.left:
+            self._send_large(step, made)
+        elif made:
+            self._writer.write(self._answers, made)
+        return answered
+
+    def _send_large(self, step: PlainStep, made: int) -> None:
+        """Send a large answer, of which `made` bytes are made, as far as the peer takes it; copy the rest."""
+        sent, left = self._writer.write_soon(self._answers, made, patience(made + step.left))
+        while sent == made and step.left:
+            made = step.more(self._answers)
+            sent, left = self._writer.write_soon(self._answers, made, left)
+        if sent < made or step.left:
+            rest = self._peer.outgoing(made - sent + step.left)
+            rest[: made - sent] = self._answers[sent:made]
+            step.more(rest[made - sent :])
+            self._writer.write(rest, len(rest))

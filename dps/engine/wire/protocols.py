@@ -1,0 +1,141 @@
+"""What a role (a server, the controller's membership, its runs) may ask of an endpoint, a connection and a link.
+
+The classes of this room and those of the simulator (`simulation/endpoint.py`) both satisfy these contracts, so a role
+runs on either of them, and mypy checks both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from dps.engine.wire.frames import Header
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+__all__ = ["EndpointCaller", "RoleConnection", "RoleEndpoint", "RoleLink", "RoleTransport"]
+
+
+T = TypeVar("T")
+
+
+class EndpointCaller(Protocol):
+    """Runs a function in the endpoint's thread, for a caller on another event loop, which goes on meanwhile."""
+
+    def __call__(self, function: Callable[..., T], /, *args: object) -> Awaitable[T]: ...
+
+
+class RoleTransport(Protocol):
+    """The transport of a connection, which a role may close."""
+
+    def is_closing(self) -> bool:
+        """Whether the connection was closed, or is about to be."""
+
+    def close(self) -> None:
+        """Close the connection, once all that was written has left."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+
+
+class RoleConnection(Protocol):
+    """A connection that a peer has opened: see :class:`dps.engine.wire.connection.Connection`."""
+
+    party: object  # for the role's own use: the trainer or server behind the connection
+
+    @property
+    def session(self) -> str | None:
+        """The name whose secret the peer has proved."""
+
+    @property
+    def transport(self) -> RoleTransport:
+        """The transport, for closing."""
+
+    def reply(self, header: Header, body: bytes = b"") -> None:
+        """Send a whole frame with a small body."""
+
+    def reply_json(self, header: Header, value: object) -> None:
+        """Send a frame with a JSON body."""
+
+    def reply_error(self, header: Header, error: BaseException) -> None:
+        """Answer the request with that header with an error."""
+
+    def acknowledge(self, header: Header) -> None:
+        """Send a frame without a body, soon."""
+
+    def deliver(self, answers: bytes) -> None:
+        """Send whole frames, at once."""
+
+    def send_newest(self, header: Header, body: bytes) -> None:
+        """Send a frame that makes all earlier ones of this method useless."""
+
+    def outgoing(self, nbytes: int) -> np.ndarray:
+        """A buffer for an answer."""
+
+    def write(self, data: bytes | memoryview | np.ndarray) -> None:
+        """Pass bytes of an answer on."""
+
+    def hold(self, body: memoryview) -> tuple[memoryview, Callable[[], None]]:
+        """The body of the frame that is being handled, for later use; and its release."""
+
+    def postpone(self, header: Header, body: memoryview) -> None:
+        """Handle this frame, and then all later ones, when `resume` is called."""
+
+    def suspend(self) -> None:
+        """Handle no more frames until `resume`."""
+
+    def resume(self) -> None:
+        """Handle frames again."""
+
+
+class RoleLink(Protocol):
+    """A connection that this endpoint has opened: see :class:`dps.engine.wire.link.Link`."""
+
+    party: Any  # for the role's own use
+    # Takes frames at the beginning of inbox[start:end], and says how many bytes they have; the rest goes to `on_frame`.
+    plain: Callable[[np.ndarray, int, int], int] | None
+
+    @property
+    def open(self) -> bool:
+        """Whether both sides have proved the secret."""
+
+    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        """Send a frame."""
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Send whole frames, at once."""
+
+    def close(self) -> None:
+        """End the link."""
+
+
+class RoleEndpoint(Protocol):
+    """The endpoint on which a role runs, in its thread: see :class:`dps.engine.wire.endpoint.Endpoint`."""
+
+    frame_limit: int  # bytes of a body
+    host: str
+    port: int
+
+    @property
+    def connections(self) -> Collection[RoleConnection]:
+        """All open connections."""
+
+    def now(self) -> float:
+        """Seconds on a clock that only goes forward."""
+
+    def later(self, seconds: float, function: Callable[..., object], *args: object) -> object:
+        """Call `function` after that time."""
+
+    def connect(
+        self,
+        address: tuple[str, int],
+        session_name: str,
+        secret: str,
+        on_up: Callable[[RoleLink], None],
+        on_frame: Callable[[RoleLink, Header, memoryview], None],
+        on_end: Callable[[RoleLink], None],
+    ) -> RoleLink:
+        """Open a link to another endpoint."""
