@@ -168,7 +168,7 @@ def test_a_server_that_goes_while_a_large_call_is_on_its_way() -> None:
                 try:
                     pending.result()
                 except DataLostError as error:
-                    lost += "rows 524288 to 1048575" in str(error)
+                    lost += "rows 524288 to" in str(error)  # those of the first request that was not answered
             assert lost >= 1
             assert client.pull("d", slice(0, 10)).shape == (10, 16)
 

@@ -121,11 +121,18 @@ def what_has_arrived_goes_on() -> None:
             assert (at, leg, run, number, len(received)) == (0, 0, 0, 1, most)
 
 
-def what_is_not_sent_goes_on() -> None:
-    """The legs of a call in several chunks are all left, without the number of a request."""
+def chunks_are_sent_one_after_the_other() -> None:
+    """A call in several chunks is sent at once, and each chunk is a request of its own."""
     with Stage(10, most=16) as stage:
         assert stage.make(stage.push(np.ones(10, np.float32))) is plain.OPEN
-        assert [(leg, number) for _, leg, _, number, _ in stage.exchange.open] == [(0, 0), (1, 0), (2, 0)]
+        assert [(leg, number) for _, leg, _, number, _ in stage.exchange.open] == [(0, 1), (1, 2), (2, 3)]
+
+
+def what_is_not_sent_goes_on() -> None:
+    """A chunk waits while the rows of the one before are owed; it is left without the number of a request."""
+    with Stage(10_000, most=1 << 14) as stage:
+        assert stage.make(stage.pull()) is plain.OPEN
+        assert [(leg, number) for _, leg, _, number, _ in stage.exchange.open] == [(0, 1), (1, 0), (2, 0)]
 
 
 def calls_that_go_on_have_their_memory() -> None:
@@ -238,6 +245,7 @@ RULES = [
     numbers_of_requests_go_round,
     each_push_takes_a_number,
     what_has_arrived_goes_on,
+    chunks_are_sent_one_after_the_other,
     what_is_not_sent_goes_on,
     calls_that_go_on_have_their_memory,
     arrays_are_let_go,
@@ -269,7 +277,8 @@ WRONG = {  # text of exchange.pyx, the wrong text, and the rule that breaks
     "pulls are numbered": ("if call.terms.pushes else 0", "if True else 0", each_push_takes_a_number),
     "what has arrived is lost": ("leg.run, inbox[:got]))", 'leg.run, b""))', what_has_arrived_goes_on),
     "what is not sent is lost": ("if leg.state != ANSWERED:", "if leg.state == SENT:", what_is_not_sent_goes_on),
-    "chunks are sent at once": ("if (<Call> each).numbers > 1:", "if False:", what_is_not_sent_goes_on),
+    "chunks share a number": ("leg[n].number = stream.take()", "leg[n].number = 1",
+                              chunks_are_sent_one_after_the_other),
     "given away and kept": ("self._kept = self._kept[len(self.calls) :]", "pass", calls_that_go_on_have_their_memory),
     "arrays are kept": ("            call.forget()", "            pass", arrays_are_let_go),
     "closed while in use": ("if self.calls == 0 and self._close", "if self._close",
