@@ -22,6 +22,6 @@ cli/             ``dask ps``
 simulation/      the same parties in one thread, on virtual time, with faults
 ================ ======================================================================================
 
-Each room's ``__init__.py`` lists its files. Imports run downwards in ``tests/project/test_style.py`` (ROOMS);
+Each room's ``__init__.py`` lists its files. Imports run downwards in ``tests/project/test_style.py`` (ENGINE);
 ``docs/design.md`` walks a push, a tick and a failover through these files.
 """

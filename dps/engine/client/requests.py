@@ -31,7 +31,7 @@ __all__ = ["Prepared", "TableRoute", "TableTerms", "outs_of", "prepared_deletion
 FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
 MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
-# Of a request that may be one of several, because a server serves nothing else meanwhile: some milliseconds.
+# The largest requests into which a call is cut: a server works for some milliseconds on one, and serves no other then.
 MOST_BYTES, MOST_PULLED, MOST_KEYS, MOST_DELETED = 1 << 24, 1 << 17, 1 << 15, 1 << 14
 
 

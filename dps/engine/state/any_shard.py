@@ -42,7 +42,7 @@ S = TypeVar("S", bound="Shard")
 
 
 class Shard(CutShard):
-    """What dense and keyed shards share: the optimizer's step and the sums of an open clock."""
+    """The base of dense and keyed shards: it carries out ops, and keeps the sums of an open clock."""
 
     sums: Sums | None
     cut: Cut | None
