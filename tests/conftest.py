@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 
 # A worker process starts in half of the time where it is forked from one that has imported Dask. Such a process
@@ -63,6 +65,16 @@ def pytest_collection_modifyitems(items):
         raise pytest.UsageError(f"names of tests with an address in memory, give them ids: {wrong}")
 
 
+def pytest_collection_finish():
+    """Keep the collector away from all modules and tests.
+
+    The fixtures below, and Dask, collect garbage thousands of times, which would take a second each time at the end of
+    a long run.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
@@ -80,6 +92,10 @@ def no_leaks_of_module(request):
     dask.config.config.pop("scheduler", None)
     if not request.node.stash.get(FAILED, False):
         _judge("this module", leaks.wait_for_leaks(before, orphans=True))
+    # Each scheduler and worker that ran in this process has put its folder there, where each import looks.
+    sys.path[:] = [path for path in sys.path if "dask-scratch-space" not in path]
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Protocol
 
+import dask
 import numpy as np
+from dask.base import is_dask_collection
 
 from dps.errors import InputError, told
-from dps.models.partitions import Piece
-from dps.models.types import Block
+from dps.models.partitions import Piece, named
+from dps.models.settings import Number
+from dps.models.types import Block, Features, Labels, Predictions
 
-__all__ = ["ClassPlan", "check_class_weight", "class_weights", "coded", "nonnegative"]
+__all__ = ["ClassPlan", "accuracy", "check_class_weight", "class_weights", "classes_at", "coded"]
 
 
 class ClassPlan(Protocol):
@@ -26,19 +29,10 @@ class ClassPlan(Protocol):
         """A weight for each class; None: all 1."""
 
 
-def nonnegative(value: object) -> bool:
-    """Whether this is a finite number, 0 or more.
-
-    >>> nonnegative(0.5), nonnegative(math.nan), nonnegative("much")
-    (True, False, False)
-    """
-    return isinstance(value, (int, float, np.integer, np.floating)) and bool(0 <= value < math.inf)
-
-
 def check_class_weight(wanted: object) -> None:
     """Refuse weights of classes that are no numbers of 0 or more."""
     if isinstance(wanted, dict):
-        wrong = {label: weight for label, weight in wanted.items() if not nonnegative(weight)}
+        wrong = {label: weight for label, weight in wanted.items() if not Number().allows(weight)}
         if wrong:
             raise InputError(f"class_weight has {wrong}: weights are numbers, 0 or more")
     elif wanted is not None and not (isinstance(wanted, str) and wanted == "balanced"):
@@ -83,3 +77,21 @@ def _codes(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
     if np.any(unknown):
         raise InputError(f"label {y[unknown][0]} is none of the model's classes {classes[:10].tolist()}")
     return codes
+
+
+def classes_at(chosen: Predictions, classes: np.ndarray) -> Predictions:
+    """The labels of numbers of classes; a lazy Dask array of a lazy one."""
+    if is_dask_collection(chosen):
+        return chosen.map_blocks(_taken, classes, dtype=classes.dtype)
+    return classes[chosen]
+
+
+def _taken(chosen: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    return classes[chosen]
+
+
+def accuracy(predict: Callable[[Features], Predictions], X: Features, y: Labels, sample_weight: Labels = None) -> float:
+    """The share of rows, by their weights, whose class is predicted; arguments as `fit` takes them."""
+    X, y, sample_weight = named(X, y, sample_weight)
+    predicted, y, sample_weight = (dask.compute(each)[0] for each in (predict(X), y, sample_weight))
+    return float(np.average(predicted == np.asarray(y).reshape(-1), weights=sample_weight))

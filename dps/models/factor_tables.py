@@ -135,6 +135,7 @@ class Factors(NamedTuple):
     items: FactorTable
     biases: int  # values at the beginning of a row that are no factors: 1 or 0
     mean: float
+    liked: LikedPairs | None = None  # the items of each user in the training data; None: not known
 
     def home(self) -> Factors:
         """A copy in this process."""

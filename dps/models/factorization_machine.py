@@ -7,35 +7,32 @@ import dataclasses
 import functools
 import math
 import uuid
-import warnings
-import weakref
-from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Self
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import dask
 import numpy as np
 import numpy.typing as npt
-from dask.base import is_dask_collection
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
 
 import dps
-from dps.errors import InputError, told
-from dps.models.classes import nonnegative
+from dps.errors import InputError
+from dps.models.base import ModelTables
+from dps.models.classes import accuracy, classes_at
 from dps.models.encoding import Layout
 from dps.models.field_aware import Fields, check_fields, fields_for
 from dps.models.files import features_of
 from dps.models.fm_training import MachinePlan, MachineReport, moments_of, survey_with_squares, train
 from dps.models.fm_weights import LiveFactors, scores_of
 from dps.models.partitions import Pieces, named, summary
+from dps.models.settings import Number, OneOf, Rules, Whole
 from dps.models.spark_pieces import pieces_of
+from dps.models.stepwise import StepwiseModel, default_batch
 from dps.models.stopping import curve_of
-from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
-from dps.models.weights import LARGEST, HomeWeights, drop, drop_later, is_lazy, lazily, softmax, take
-from dps.models.where import Address, address_of, aside, serving
+from dps.models.types import ClusterLike, Features, Labels, Predictions
+from dps.models.weights import LARGEST, HomeWeights, is_lazy, lazily, softmax
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -52,9 +49,6 @@ SOLVERS = ("ftrl", "adagrad")
 # flights .543 .543 .524, numbers with heavy tails 2.04 2.13 2.21, Reuters R8's "acq" .122 .089 .116.
 RATE, FEWEST, MOST = 0.2, 2.0, 20.0
 RIDGE = {"ftrl": 1.0, "adagrad": 0.0}  # default of `l2`
-BATCH_ROWS = 1_000  # of the largest default batch
-MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller for that
-HELD = ("_ps", "_kept", "_ours", "_tables", "_dropping")  # what a fitted model has in its cluster; it is not pickled
 
 
 class MachineTargets:
@@ -73,71 +67,41 @@ class MachineTargets:
         self.length = length  # mean over the rows of the sum of squares of their features
 
 
-class SecondOrderModel(ABC, BaseEstimator):
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class SecondOrderModel(StepwiseModel[LiveFactors]):
     """What the classifier and the regressor share: settings, fitting, scores."""
 
-    _weights: LiveFactors | HomeWeights | None = None
-    _targets: MachineTargets
-    _tables: tuple[str, str]
-    _batch: int
-    _fields: Fields | None = None  # of a field-aware machine
-    _progressive: np.ndarray  # the sum of losses, and of the rows' weights
-    n_iter_: int
-    loss_curve_: list[float]
-    seconds_: dict[str, float]
-    _ps: dps.ParameterServer | None = None  # that has the tables
-    _kept: contextlib.ExitStack | None = None  # closes the servers that `partial_fit` has started
-    _dropping: weakref.finalize | None = None  # drops the tables with the model, if the servers go on
-
-    def __init__(
-        self,
-        *,
-        factors: int = 8,
-        fields: npt.ArrayLike | str | None = None,
-        client: ClusterLike = None,
-        solver: str = "ftrl",
-        learning_rate: float = 0.2,
-        factor_learning_rate: float | None = None,
-        l1: float = 0.0,
-        l2: float | None = None,
-        factor_l2: float = 0.0,
-        init_std: float = 0.02,
-        epochs: int = 5,
-        tol: float | None = None,
-        batch_size: int | None = None,
-        staleness: float = 0,
-        aggregate: bool = False,
-        fit_intercept: bool = True,
-        hash_bits: int = 20,
-        servers: int = 1,
-        shuffle: bool = True,
-        random_state: int | np.random.RandomState | None = None,
-        progress: bool | None = None,
-    ):
-        self.factors = factors
-        self.fields = fields
-        self.client = client
-        self.solver = solver
-        self.learning_rate = learning_rate
-        self.factor_learning_rate = factor_learning_rate
-        self.l1 = l1
-        self.l2 = l2
-        self.factor_l2 = factor_l2
-        self.init_std = init_std
-        self.epochs = epochs
-        self.tol = tol
-        self.batch_size = batch_size
-        self.staleness = staleness
-        self.aggregate = aggregate
-        self.fit_intercept = fit_intercept
-        self.hash_bits = hash_bits
-        self.servers = servers
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.progress = progress
+    STATE: ClassVar = (*StepwiseModel.STATE, "_targets", "_seed", "_fields", "_progressive")
+    RULES: ClassVar[Rules] = {
+        "factors": Whole(), "epochs": Whole(), "hash_bits": Whole(), "batch_size": Whole(other=(None,)),
+        "l1": Number(), "l2": Number(other=(None,)), "factor_l2": Number(), "tol": Number(other=(None,)),
+        "learning_rate": Number(inside=True), "factor_learning_rate": Number(inside=True, other=(None,)),
+        "init_std": Number(inside=True), "solver": OneOf(*SOLVERS),
+    }  # fmt: skip
+    factors: int = 8
+    fields: npt.ArrayLike | str | None = None
+    client: ClusterLike = None
+    solver: str = "ftrl"
+    learning_rate: float = 0.2
+    factor_learning_rate: float | None = None
+    l1: float = 0.0
+    l2: float | None = None
+    factor_l2: float = 0.0
+    init_std: float = 0.02
+    epochs: int = 5
+    tol: float | None = None
+    batch_size: int | None = None
+    staleness: float = 0
+    aggregate: bool = False
+    fit_intercept: bool = True
+    hash_bits: int = 20
+    servers: int = 1
+    shuffle: bool = True
+    random_state: int | np.random.RandomState | None = None
+    progress: bool | None = None
 
     @abstractmethod
-    def _targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
+    def targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
         """What there is to learn of the pieces; refuses what cannot be learnt."""
 
     # -- training
@@ -162,75 +126,18 @@ class SecondOrderModel(ABC, BaseEstimator):
         TooFewWorkersError
             There is no worker for the servers, or no thread for trainers.
         """
-        self._check()
+        self.check()
         self.forget()
-        try:
-            with aside(), self._server(X) as (ps, ours):
-                stopped = self._train(ps, (X, y, sample_weight), None, self.epochs, ours)
-                if ours:
-                    self._weights = self.home_weights()  # because the servers end here
-        except BaseException:
-            self.forget()
-            raise
-        if self.tol is not None and not stopped:
-            warnings.warn(
-                f"after {self.epochs} epochs the loss was still falling by more than tol={self.tol:g}: it was "
-                f"{self.loss_curve_[-1]:.4g}; more epochs, or higher learning rates, make it smaller",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+        self.fit_anew((X, y, sample_weight), self.epochs)
+        if self.tol is not None and not self._stopped:
+            self.warn_of_falling_loss(self.epochs, self.tol, self.loss_curve_[-1])
         return self
 
-    def _learn_more(self, data: tuple[Features, Labels, Labels], classes: npt.ArrayLike | None) -> Self:
-        """One epoch over this data, from the model as it is."""
-        self._check()
-        if isinstance(self._weights, HomeWeights):
-            raise InputError(
-                "this model's servers have ended; fit begins anew, or train on a dps.ParameterServer of yours"
-            )
-        with aside():
-            if self._kept is None:
-                self._kept = contextlib.ExitStack()
-                self._ps, self._ours = self._kept.enter_context(self._server(data[0]))
-            assert self._ps is not None
-            try:
-                self._train(self._ps, data, classes, 1, self._ours)
-            except BaseException:
-                if self._weights is None:  # nothing is trained yet, so leave nothing behind
-                    self.forget()
-                raise
-        return self
-
-    def close(self) -> None:
-        """Copy the parameters into this process and stop the servers that `partial_fit` has started."""
-        if self._kept is not None:
-            if self._ours and self._weights is not None:
-                self._weights = self._weights.home()
-            self._kept.close()
-            self._kept = None
-
-    def forget(self) -> None:
-        """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
-        if self._kept is not None:
-            self._kept.close()
-        if self._dropping is not None:
-            _, _, arguments, _ = self._dropping.detach() or (None, None, None, None)
-            if arguments is not None:
-                drop(*arguments)
-        for name in (*HELD, "_weights", "_targets", "_batch", "_seed", "_fields"):
-            self.__dict__.pop(name, None)
-        for name in [name for name in self.__dict__ if name.endswith("_")]:
-            del self.__dict__[name]
-
-    def _server(self, X: Features) -> AbstractContextManager[tuple[dps.ParameterServer, bool]]:
-        """(parameter server, whether this model has started it and closes it)."""
-        return serving(self.client, X, self.servers, detaches=lambda: self._dropping is None)
-
-    def _train(
+    def train(
         self, ps: dps.ParameterServer, data: tuple, classes: npt.ArrayLike | None, epochs: int, ours: bool
-    ) -> bool:
-        """Train; whether training ended because the loss did not fall any more."""
-        layout = None if self._weights is None else self._weights.layout
+    ) -> None:
+        """Make so many passes over the data, from what is learnt or from the beginning."""
+        layout = None if self._learnt is None else self._learnt.layout
         if layout is None:
             self._seed = int(check_random_state(self.random_state).randint(2**31))
         order = self._seed if self.shuffle else None
@@ -239,16 +146,19 @@ class SecondOrderModel(ABC, BaseEstimator):
             pieces_of(ps, data, layout, self.hash_bits, order, by_field, self._listed_fields)
         ) as pieces:
             if layout is None:
-                self._begin(ps, self._targets_of(pieces, classes), ours)
+                self._begin(ps, self.targets_of(pieces, classes), ours)
+            weights = self._learnt
+            assert isinstance(weights, LiveFactors)
             plan = MachinePlan(
-                *self._tables, self._targets.classes, self._targets.center, self._targets.spread, self.n_features_in_,
-                epochs, self.tol if epochs > 1 else None, self._batch, self.shuffle, self._seed + self.n_iter_,
-                self.fit_intercept, self.solver == "ftrl", self.aggregate, fields=self._fields,
+                weights.coef, weights.intercept_table, self._targets.classes, self._targets.center,
+                self._targets.spread, self.n_features_in_, epochs, self.tol if epochs > 1 else None, self._batch,
+                self.shuffle, self._seed + self.n_iter_, self.fit_intercept, self.solver == "ftrl", self.aggregate,
+                fields=self._fields,
             )  # fmt: skip
             made = pieces.run(plan, train, staleness=self.staleness, progress=self.progress)
         reports = [MachineReport(*each) for each in made]
         self._note(reports)
-        return any(report.stopped for report in reports)
+        self._stopped = any(report.stopped for report in reports)  # because the loss did not fall any more
 
     def _note(self, reports: list[MachineReport]) -> None:
         """Add up the trainers' losses by epoch, and their seconds."""
@@ -256,9 +166,7 @@ class SecondOrderModel(ABC, BaseEstimator):
         self.loss_curve_ += curve_of(losses)
         self._progressive += losses[0]  # because later epochs have seen the rows before
         self.n_iter_ = len(self.loss_curve_)
-        for report in reports:
-            for kind, spent in report.seconds.items():
-                self.seconds_[kind] += spent
+        self.add_seconds(report.seconds for report in reports)
 
     def _begin(self, ps: dps.ParameterServer, targets: MachineTargets, ours: bool) -> None:
         """Make the tables."""
@@ -270,25 +178,22 @@ class SecondOrderModel(ABC, BaseEstimator):
             raise InputError(
                 f"a model of {layout.distinct:,} features is not taken home: train it on a dps.ParameterServer of yours"
             )
-        self._targets, self.n_features_in_ = targets, layout.features
+        self._targets = targets
         if targets.classes is not None:
             self.classes_ = targets.classes
-        if layout.columns is not None:
-            self.feature_names_in_ = np.array(layout.columns, object)
-        self.loss_curve_, self.n_iter_, self._progressive = [], 0, np.zeros(2)
-        self.seconds_ = dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 0.0)
-        self._batch = self.batch_size or min(BATCH_ROWS, max(1, targets.rows // MIN_STEPS))
+        self.note_layout(layout)
+        self.begin_counting()
+        self._progressive = np.zeros(2)  # the sum of losses, and of the rows' weights
+        self._batch = self.batch_size or default_batch(targets.rows)
         tag, dim = uuid.uuid4().hex[:8], 1 + self._numbers
-        self._tables, self._ps = (f"machine-{tag}", f"intercept-{tag}"), ps
-        weights = LiveFactors(ps.client(), *self._tables, layout, dim)
+        tables = f"machine-{tag}", f"intercept-{tag}"
+        weights = LiveFactors(ps.client(), *tables, layout, dim)
         if not ours:
-            attached = isinstance(self.client, Address)
-            self._dropping = weakref.finalize(weights, drop_later, ps, self._tables, attached)
-            self._dropping.atexit = False  # at exit, the user's parameter server goes on and keeps the tables
+            self._tables = ModelTables(ps, tables, weights, self.client)
         together = "sum" if self.aggregate else None
-        ps.table(self._tables[0], columns=self._columns(self._batch, self._seed), aggregate=together)
-        ps.table(self._tables[1], rows=1, optimizer=self._optimizer(self._batch, free=True), aggregate=together)
-        self._weights = weights
+        ps.table(tables[0], columns=self._columns(self._batch, self._seed), aggregate=together)
+        ps.table(tables[1], rows=1, optimizer=self._optimizer(self._batch, free=True), aggregate=together)
+        self._learnt = weights
 
     @property
     def _listed_fields(self) -> int | None:
@@ -322,26 +227,10 @@ class SecondOrderModel(ABC, BaseEstimator):
             return dps.FTRL(alpha=self.learning_rate, l1=l1, l2=l2)
         return dps.Adagrad(self.learning_rate, initial_accumulator=float(batch) ** -2, l1=l1, l2=l2)
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Refuse impossible settings before any server starts."""
-        for name in ("factors", "epochs", "hash_bits", "servers", "batch_size"):
-            value = getattr(self, name)
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not (whole and value >= 1) and not (name == "batch_size" and value is None):
-                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
-        for name in ("l1", "l2", "factor_l2", "tol"):
-            value = getattr(self, name)
-            if not nonnegative(value) and not (name in ("l2", "tol") and value is None):
-                raise InputError(f"{name} is a finite number, 0 or more; not {told(value)}")
-        for name in ("learning_rate", "factor_learning_rate", "init_std"):
-            value = getattr(self, name)
-            if not (nonnegative(value) and value) and not (name == "factor_learning_rate" and value is None):
-                raise InputError(f"{name} is a finite number above 0; not {told(value)}")
-        if self.aggregate and self.staleness != 0:
-            raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
+        super().check()
         check_fields(self.fields)
-        if self.solver not in SOLVERS:
-            raise InputError(f"solver is one of {', '.join(SOLVERS)}; not {self.solver!r}")
 
     # -- the model
 
@@ -353,12 +242,9 @@ class SecondOrderModel(ABC, BaseEstimator):
 
     @property
     def progressive_loss_(self) -> float:
-        loss, weight = self._fitted_progressive().tolist()
-        return loss / weight if weight else math.nan
-
-    def _fitted_progressive(self) -> np.ndarray:
         self._fitted()
-        return self._progressive
+        loss, weight = self._progressive.tolist()
+        return loss / weight if weight else math.nan
 
     @property
     def coef_(self) -> np.ndarray:
@@ -383,43 +269,12 @@ class SecondOrderModel(ABC, BaseEstimator):
         dense[home.keys] = values
         return dense
 
-    def home_weights(self) -> HomeWeights:
-        """The parameters, copied into this process: ``keys``, sorted, their ``values`` [w | v], and ``intercept()``.
-
-        Returns
-        -------
-        HomeWeights
-        """
-        return self._fitted().home()
-
-    def _fitted(self) -> LiveFactors | HomeWeights:
-        if self._weights is None:
-            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit")
-        return self._weights
-
     # -- as scikit-learn has it
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._weights is not None
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         tags.non_deterministic = not self.aggregate  # the order of trainers' pushes changes their steps
         return tags
-
-    def __sklearn_clone__(self) -> Self:
-        """Clone with the same client object, because a cluster cannot be copied."""
-        return type(self)(**self.get_params(deep=False))
-
-    def __getstate__(self) -> Settings:
-        """A pickled model holds its parameters, so it needs no cluster, and the address of the cluster to train in."""
-        state = {**super().__getstate__(), "client": address_of(self.client)}
-        for name in HELD:
-            state.pop(name, None)
-        if self._weights is not None:
-            state["_weights"] = self._weights.home()
-        return state
 
 
 class FactorizationMachine(ClassifierMixin, SecondOrderModel):
@@ -517,7 +372,7 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
     (True, (4, 4))
     """
 
-    def _targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
+    def targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
         surveys, squares = zip(*pieces.mapped(survey_with_squares), strict=True)
         seen = summary(list(surveys))
         if not seen.rows:
@@ -549,7 +404,7 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
         FactorizationMachine
             Itself.
         """
-        return self._learn_more((X, y, sample_weight), classes)
+        return self.learn_more((X, y, sample_weight), classes)
 
     def decision_function(self, X: Features) -> Predictions:
         """The log-odds of the second class, [n]. A Dask collection gives a lazy Dask array."""
@@ -568,16 +423,11 @@ class FactorizationMachine(ClassifierMixin, SecondOrderModel):
 
     def predict(self, X: Features) -> Predictions:
         """The likelier class of each row. A Dask collection gives a lazy Dask array."""
-        chosen = (self.decision_function(X) > 0).astype(np.int64)
-        if is_dask_collection(chosen):
-            return chosen.map_blocks(take, self.classes_, dtype=self.classes_.dtype)
-        return self.classes_[chosen]
+        return classes_at((self.decision_function(X) > 0).astype(np.int64), self.classes_)
 
     def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
         """Accuracy; `y` and `sample_weight` as `fit` takes them."""
-        X, y, sample_weight = named(X, y, sample_weight)
-        predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
-        return float(np.average(predicted == np.asarray(y).reshape(-1), weights=sample_weight))
+        return accuracy(self.predict, X, y, sample_weight)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -620,7 +470,7 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
     (True, 7)
     """
 
-    def _targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
+    def targets_of(self, pieces: Pieces, classes: npt.ArrayLike | None) -> MachineTargets:
         moments = pieces.mapped(moments_of)
         layouts = {each.layout for each in moments}
         if len(layouts) > 1:
@@ -649,7 +499,7 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
         FactorizationMachineRegressor
             Itself.
         """
-        return self._learn_more((X, y, sample_weight), None)
+        return self.learn_more((X, y, sample_weight), None)
 
     @property
     def center_(self) -> float:

@@ -6,29 +6,30 @@ import contextlib
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import dask
 import numpy as np
 import numpy.typing as npt
 from dask.base import is_dask_collection
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 import dps
-from dps.errors import InputError, InputTypeError, told
+from dps.errors import InputError, InputTypeError
+from dps.models.base import ServerModel
 from dps.models.centers import HomeCenters, nearest, squared_distances
-from dps.models.classes import nonnegative
 from dps.models.clustering import Beginning, Clustering, begun_at, trained
 from dps.models.encoding import Layout
 from dps.models.kmeans_training import ClusterPlan
 from dps.models.partitions import Pieces
+from dps.models.settings import Number, Rules, Whole
 from dps.models.spark_pieces import is_spark, pieces_of
-from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
+from dps.models.types import ClusterLike, Features, Labels, Predictions
 from dps.models.unlabelled import is_lazy_list, unlabelled
 from dps.models.weights import lazily
-from dps.models.where import address_of, aside, serving
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -39,7 +40,8 @@ BATCH_ROWS = 1024  # of a batch of `partial_fit`, if `batch_size` is None
 RUNS = {"k-means++": 1, "random": 10}  # of n_init="auto", as in scikit-learn
 
 
-class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, ServerModel[HomeCenters]):
     """k-means on a parameter server, by Lloyd's algorithm or by mini-batches.
 
     The centers lie on the servers. Trainers assign their rows to the nearest centers, and push the sums and counts of
@@ -104,36 +106,22 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     ([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]], [100, 100, 100])
     """
 
-    _home: HomeCenters | None = None
-
-    def __init__(
-        self,
-        *,
-        n_clusters: int = 8,
-        client: ClusterLike = None,
-        init: str | npt.ArrayLike = "k-means++",
-        n_init: int | str = "auto",
-        batch_size: int | None = None,
-        max_iter: int = 300,
-        tol: float = 1e-4,
-        reassignment_ratio: float = 0.01,
-        staleness: float = 0,
-        random_state: int | np.random.RandomState | None = None,
-        servers: int = 1,
-        progress: bool | None = None,
-    ):
-        self.n_clusters = n_clusters
-        self.client = client
-        self.init = init
-        self.n_init = n_init
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.tol = tol
-        self.reassignment_ratio = reassignment_ratio
-        self.staleness = staleness
-        self.random_state = random_state
-        self.servers = servers
-        self.progress = progress
+    RULES: ClassVar[Rules] = {
+        "n_clusters": Whole(), "n_init": Whole(other=("auto",)), "batch_size": Whole(other=(None,)),
+        "max_iter": Whole(), "tol": Number(), "reassignment_ratio": Number(),
+    }  # fmt: skip
+    n_clusters: int = 8
+    client: ClusterLike = None
+    init: str | npt.ArrayLike = "k-means++"
+    n_init: int | str = "auto"
+    batch_size: int | None = None
+    max_iter: int = 300
+    tol: float = 1e-4
+    reassignment_ratio: float = 0.01
+    staleness: float = 0
+    random_state: int | np.random.RandomState | None = None
+    servers: int = 1
+    progress: bool | None = None
 
     # -- training
 
@@ -161,7 +149,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         InputError, InputTypeError
             Data or settings from which no model can be trained. No table or server is left behind.
         """
-        self._check()
+        self.check()
         seeds = check_random_state(self.random_state).randint(2**31, size=self._runs())
         best: Clustering | None = None
         with self._pieces(X, sample_weight, int(seeds[0])) as (ps, pieces):
@@ -195,9 +183,9 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         KMeans
             Itself.
         """
-        self._check()
+        self.check()
         seed = int(check_random_state(self.random_state).randint(2**31))
-        home = self._home
+        home = self._learnt
         first, counts = self.init if home is None else home.centers, None if home is None else self.counts_
         with self._pieces(X, sample_weight, seed, None if home is None else home.layout) as (ps, pieces):
             begun = begun_at(
@@ -211,13 +199,10 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
 
     def _keep(self, made: Clustering, layout: Layout, X: Features) -> None:
         """Set the attributes of a fitted model."""
-        self._home = HomeCenters(made.centers, layout)
+        self._learnt = HomeCenters(made.centers, layout)
         self.inertia_, self.counts_, self.n_iter_ = made.inertia, made.counts, made.passes
-        self.n_features_in_ = layout.features
-        for name in ("feature_names_in_", "labels_"):
-            self.__dict__.pop(name, None)
-        if layout.columns is not None:
-            self.feature_names_in_ = np.array(layout.columns, object)
+        self.note_layout(layout)
+        self.__dict__.pop("labels_", None)
         if not is_spark(X) and (hasattr(X, "shape") or not is_lazy_list(X)):
             self.labels_ = self.predict(X)
 
@@ -226,8 +211,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         self, X: Features, weights: Labels, seed: int, layout: Layout | None = None
     ) -> Iterator[tuple[dps.ParameterServer, Pieces]]:
         with (
-            aside(),
-            serving(self.client, X, self.servers) as (ps, _),
+            self.serving(X) as (ps, _),
             contextlib.closing(pieces_of(ps, unlabelled(X, weights), layout, 0, seed)) as pieces,
         ):
             yield ps, pieces
@@ -249,17 +233,9 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             return int(self.n_init)
         return 3 if self.init == "random" and self.batch_size is not None else RUNS[self.init]
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Refuse impossible settings before any server starts."""
-        for name in ("n_clusters", "n_init", "batch_size", "max_iter", "servers"):
-            value = getattr(self, name)
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            other = (name == "batch_size" and value is None) or (name == "n_init" and str(value) == "auto")
-            if not (whole and value >= 1) and not other:
-                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
-        for name in ("tol", "reassignment_ratio"):
-            if not nonnegative(getattr(self, name)):
-                raise InputError(f"{name} is a finite number, 0 or more; not {getattr(self, name)!r}")
+        super().check()
         if isinstance(self.init, str) and self.init not in RUNS:
             raise InputError(f"init is {' or '.join(map(repr, RUNS))}, or an array of centers; not {self.init!r}")
 
@@ -302,29 +278,12 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def _n_features_out(self) -> int:
         return len(self._fitted().centers)
 
-    def _fitted(self) -> HomeCenters:
-        if self._home is None:
-            raise NotFittedError("this KMeans is not fitted yet; call fit")
-        return self._home
-
     # -- as scikit-learn has it
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._home is not None
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         tags.non_deterministic = self.batch_size is not None and self.staleness != 0
         return tags
-
-    def __sklearn_clone__(self) -> Self:
-        """Clone with the same client object, because a cluster cannot be copied."""
-        return type(self)(**self.get_params(deep=False))
-
-    def __getstate__(self) -> Settings:
-        """A pickled model needs no cluster, and has the address of the cluster to train in."""
-        return {**super().__getstate__(), "client": address_of(self.client)}
 
 
 def block_for(X: Features, home: HomeCenters) -> Features:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple, Self
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import dask
 import numpy as np
-from dask.base import is_dask_collection
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.exceptions import NotFittedError
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import d2_tweedie_score, r2_score
 
-from dps.errors import InputError, InputTypeError, told
+from dps.errors import InputError, InputTypeError
+from dps.models.base import ServerModel
 from dps.models.batch_solvers import minimised, problem_of_classes
-from dps.models.classes import check_class_weight, nonnegative
+from dps.models.classes import accuracy, check_class_weight, classes_at
 from dps.models.encoding import Layout
 from dps.models.files import features_of
 from dps.models.losses import Problem
 from dps.models.partitions import Piece, Pieces, named
+from dps.models.settings import Number, Rules, Whole
 from dps.models.spark_pieces import pieces_of
-from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions, Settings
-from dps.models.weights import HomeWeights, is_lazy, lazily, margins_of, take
-from dps.models.where import address_of, aside, serving
+from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions
+from dps.models.weights import HomeWeights, is_lazy, lazily, margins_of
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -39,20 +40,23 @@ class Targets(NamedTuple):
     least: float  # target of a row with a weight
 
 
-class LinearModel(BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class LinearModel(ServerModel[HomeWeights]):
     """What the models of this file share: settings, fitting, margins."""
 
-    _loss: str
-    _weights: HomeWeights | None = None
-    client: ClusterLike
-    fit_intercept: bool
-    max_iter: int
-    tol: float
-    warm_start: bool
-    callback: Callback | None
-    batch_size: int | None
-    hash_bits: int
-    servers: int
+    LOSS: ClassVar[str]
+    RULES: ClassVar[Rules] = {
+        "max_iter": Whole(), "tol": Number(), "batch_size": Whole(other=(None,)), "hash_bits": Whole(),
+    }  # fmt: skip
+    client: ClusterLike = None
+    fit_intercept: bool = True
+    max_iter: int = 1000
+    tol: float = 1e-6
+    warm_start: bool = False
+    callback: Callback | None = None
+    batch_size: int | None = None
+    hash_bits: int = 20
+    servers: int = 1
 
     def fit(self, X: Features, y: Labels = None, sample_weight: Labels = None) -> Self:
         """Train the model.
@@ -72,95 +76,47 @@ class LinearModel(BaseEstimator):
         InputError, InputTypeError
             Data or settings from which no model can be trained. No table or server is left behind.
         """
-        self._check()
-        before = self._weights if self.warm_start else None
+        self.check()
+        before = self._learnt if self.warm_start else None
         with (
-            aside(),
-            serving(self.client, X, self.servers) as (ps, _),
+            self.serving(X) as (ps, _),
             contextlib.closing(pieces_of(ps, (X, y, sample_weight), None, self.hash_bits, None)) as pieces,
         ):
-            problem, layout, weight = self._problem(pieces)
-            l1, l2 = self._penalties(weight)
-            self._weights, self.loss_curve_ = minimised(
+            problem, layout, weight = self.problem_of(pieces)
+            l1, l2 = self.penalties(weight)
+            self._learnt, self.loss_curve_ = minimised(
                 ps, pieces, problem, layout, before, weight=weight, l1=l1, l2=l2, tol=self.tol,
                 max_iter=self.max_iter, batch_size=self.batch_size, callback=self.callback,
             )  # fmt: skip
         self.n_iter_ = len(self.loss_curve_)
-        self.n_features_in_ = layout.features
-        self.__dict__.pop("feature_names_in_", None)
-        if layout.columns is not None:
-            self.feature_names_in_ = np.array(layout.columns, object)
+        self.note_layout(layout)
         return self
 
-    def _problem(self, pieces: Pieces) -> tuple[Problem, Layout, float]:
+    @abstractmethod
+    def problem_of(self, pieces: Pieces) -> tuple[Problem, Layout, float]:
         """(the problem, the layout of X, the sum of the rows' weights)."""
-        targets = pieces.mapped(targets_of)
-        layouts = {each.layout for each in targets}
-        if len(layouts) > 1:
-            raise InputError(f"partitions differ: {' and '.join(map(str, sorted(layouts, key=str)[:2]))}")
-        weight = sum(each.weight for each in targets)
-        if not sum(each.rows for each in targets):
-            raise InputError("X has 0 rows: there is nothing to learn from")
-        if not weight:
-            raise InputError("sample_weight is zero in every row: there is nothing to learn from")
-        self._check_targets(min(each.least for each in targets))
-        (layout,) = layouts
-        return Problem(self._loss, 1, layout.features, self.fit_intercept), layout, weight
 
-    def _check_targets(self, least: float) -> None:
-        """Refuse targets that the loss cannot have, given the least of them."""
-
-    def _penalties(self, weight: float) -> tuple[float, float]:
+    @abstractmethod
+    def penalties(self, weight: float) -> tuple[float, float]:
         """(l1, l2) beside the mean loss, given the sum of the rows' weights."""
-        return 0.0, 0.0
-
-    def _check(self) -> None:
-        for name in ("max_iter", "hash_bits", "servers", "batch_size"):
-            value = getattr(self, name)
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not (whole and value >= 1) and not (name == "batch_size" and value is None):
-                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
-        for name in self.get_params(deep=False).keys() & {"tol", "alpha", "l1_ratio", "C"}:
-            value = getattr(self, name)
-            if not nonnegative(value) or (name == "l1_ratio" and value > 1) or (name == "C" and value == 0):
-                bounds = {"l1_ratio": "from 0 to 1", "C": "above 0"}.get(name, "0 or more")
-                raise InputError(f"{name} is a finite number, {bounds}; not {told(value)}")
 
     def home_weights(self) -> HomeWeights:
         """The fitted weights."""
         return self._fitted()
 
-    def _margins(self, X: Features) -> Predictions:
+    def margins(self, X: Features) -> Predictions:
+        """The margins of rows. A Dask collection gives a lazy Dask array."""
         weights = self._fitted()
         X = features_of(X, weights.layout, None)
         if is_lazy(X):
             return lazily(margins_of, X, weights, len(weights.intercept()), np.float32)
         return margins_of(X, weights)
 
-    def _fitted(self) -> HomeWeights:
-        if self._weights is None:
-            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit")
-        return self._weights
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._weights is not None
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-    def __sklearn_clone__(self) -> Self:
-        """Clone with the same client object, because a cluster cannot be copied."""
-        return type(self)(**self.get_params(deep=False))
-
-    def __getstate__(self) -> Settings:
-        """A pickled model needs no cluster, and has the address of the cluster to train in."""
-        return {**super().__getstate__(), "client": address_of(self.client)}
-
 
 class Regression(RegressorMixin, LinearModel):
     """A linear model of numbers."""
+
+    LOSS = "squares"
 
     @property
     def coef_(self) -> np.ndarray:
@@ -172,16 +128,39 @@ class Regression(RegressorMixin, LinearModel):
 
     def predict(self, X: Features) -> Predictions:
         """The expected target of each row. A Dask collection gives a lazy Dask array."""
-        return self._margins(X)
+        return self.margins(X)
 
     def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
         """The share of the variance (or deviance) that is explained; arguments as :meth:`fit` takes them."""
         X, y, sample_weight = named(X, y, sample_weight)
         predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
-        return float(self._explained(np.asarray(y).reshape(-1), predicted, sample_weight))
+        return float(self.explained(np.asarray(y).reshape(-1), predicted, sample_weight))
 
-    def _explained(self, y: np.ndarray, predicted: np.ndarray, weights: Labels) -> float:
+    def explained(self, y: np.ndarray, predicted: np.ndarray, weights: Labels) -> float:
+        """The score of predictions."""
         return r2_score(y, predicted, sample_weight=weights)
+
+    def problem_of(self, pieces: Pieces) -> tuple[Problem, Layout, float]:
+        """(the problem, the layout of X, the sum of the rows' weights)."""
+        targets = pieces.mapped(targets_of)
+        layouts = {each.layout for each in targets}
+        if len(layouts) > 1:
+            raise InputError(f"partitions differ: {' and '.join(map(str, sorted(layouts, key=str)[:2]))}")
+        weight = sum(each.weight for each in targets)
+        if not sum(each.rows for each in targets):
+            raise InputError("X has 0 rows: there is nothing to learn from")
+        if not weight:
+            raise InputError("sample_weight is zero in every row: there is nothing to learn from")
+        self.check_targets(min(each.least for each in targets))
+        (layout,) = layouts
+        return Problem(self.LOSS, 1, layout.features, self.fit_intercept), layout, weight
+
+    def check_targets(self, least: float) -> None:
+        """Refuse targets that the loss cannot have, given the least of them."""
+
+    def penalties(self, weight: float) -> tuple[float, float]:
+        """(l1, l2) beside the mean loss, given the sum of the rows' weights."""
+        return 0.0, 0.0
 
 
 def targets_of(piece: Piece) -> Targets:
@@ -247,32 +226,8 @@ class LinearRegression(Regression):
     (array([ 1., -2.], dtype=float32), 3.0)
     """
 
-    _loss = "squares"
 
-    def __init__(
-        self,
-        *,
-        client: ClusterLike = None,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float = 1e-6,
-        warm_start: bool = False,
-        callback: Callback | None = None,
-        batch_size: int | None = None,
-        hash_bits: int = 20,
-        servers: int = 1,
-    ):
-        self.client = client
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.callback = callback
-        self.batch_size = batch_size
-        self.hash_bits = hash_bits
-        self.servers = servers
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class Ridge(Regression):
     """Least squares with an L2 penalty.
 
@@ -282,38 +237,13 @@ class Ridge(Regression):
     ----------
     alpha : float
         The strength of the penalty.
-    client : distributed.Client, cluster, str or dps.ParameterServer, optional
-        Where to train, as for :class:`dps.models.LogisticRegression`.
-    fit_intercept : bool
-        Whether the model has an intercept, which has no penalty.
-    max_iter : int
-        The largest number of iterations.
-    tol : float
-        End when the norm of the gradient of the mean loss is at most `tol`.
-    warm_start : bool
-        Begin at the weights of the fit before.
-    callback : callable, optional
-        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
-        raises StopIteration, training ends there.
-    batch_size : int, optional
-        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
-    hash_bits : int
-        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
-    servers : int
-        The number of servers that ``fit`` starts.
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+        As for :class:`LinearRegression`.
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-    intercept_ : float
-    n_features_in_ : int
-        Columns of ``coef_``; 2**hash_bits for DataFrames.
-    feature_names_in_ : ndarray
-        Columns of a DataFrame, in any order.
-    n_iter_ : int
-        The number of iterations that were made.
-    loss_curve_ : list of float
-        The mean training loss with its penalty after each iteration.
+    coef_, intercept_, n_features_in_, feature_names_in_, n_iter_, loss_curve_
+        As of :class:`LinearRegression`.
 
     Examples
     --------
@@ -325,37 +255,15 @@ class Ridge(Regression):
     array([ 0.5, -1. ], dtype=float32)
     """
 
-    _loss = "squares"
+    RULES: ClassVar[Rules] = {"alpha": Number()}
+    alpha: float = 1.0
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 1.0,
-        client: ClusterLike = None,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float = 1e-6,
-        warm_start: bool = False,
-        callback: Callback | None = None,
-        batch_size: int | None = None,
-        hash_bits: int = 20,
-        servers: int = 1,
-    ):
-        self.alpha = alpha
-        self.client = client
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.callback = callback
-        self.batch_size = batch_size
-        self.hash_bits = hash_bits
-        self.servers = servers
-
-    def _penalties(self, weight: float) -> tuple[float, float]:
+    def penalties(self, weight: float) -> tuple[float, float]:
+        """(l1, l2) beside the mean loss, given the sum of the rows' weights."""
         return 0.0, self.alpha / weight
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Lasso(Regression):
     """Least squares with an L1 penalty, which makes exact zeros.
 
@@ -365,38 +273,13 @@ class Lasso(Regression):
     ----------
     alpha : float
         The strength of the penalty.
-    client : distributed.Client, cluster, str or dps.ParameterServer, optional
-        Where to train, as for :class:`dps.models.LogisticRegression`.
-    fit_intercept : bool
-        Whether the model has an intercept, which has no penalty.
-    max_iter : int
-        The largest number of iterations.
-    tol : float
-        End when the norm of the gradient of the mean loss is at most `tol`.
-    warm_start : bool
-        Begin at the weights of the fit before.
-    callback : callable, optional
-        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
-        raises StopIteration, training ends there.
-    batch_size : int, optional
-        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
-    hash_bits : int
-        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
-    servers : int
-        The number of servers that ``fit`` starts.
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+        As for :class:`LinearRegression`.
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-    intercept_ : float
-    n_features_in_ : int
-        Columns of ``coef_``; 2**hash_bits for DataFrames.
-    feature_names_in_ : ndarray
-        Columns of a DataFrame, in any order.
-    n_iter_ : int
-        The number of iterations that were made.
-    loss_curve_ : list of float
-        The mean training loss with its penalty after each iteration.
+    coef_, intercept_, n_features_in_, feature_names_in_, n_iter_, loss_curve_
+        As of :class:`LinearRegression`.
 
     Examples
     --------
@@ -408,37 +291,15 @@ class Lasso(Regression):
     array([ 0. , -0.5], dtype=float32)
     """
 
-    _loss = "squares"
+    RULES: ClassVar[Rules] = {"alpha": Number()}
+    alpha: float = 1.0
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 1.0,
-        client: ClusterLike = None,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float = 1e-6,
-        warm_start: bool = False,
-        callback: Callback | None = None,
-        batch_size: int | None = None,
-        hash_bits: int = 20,
-        servers: int = 1,
-    ):
-        self.alpha = alpha
-        self.client = client
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.callback = callback
-        self.batch_size = batch_size
-        self.hash_bits = hash_bits
-        self.servers = servers
-
-    def _penalties(self, weight: float) -> tuple[float, float]:
+    def penalties(self, weight: float) -> tuple[float, float]:
+        """(l1, l2) beside the mean loss, given the sum of the rows' weights."""
         return self.alpha, 0.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ElasticNet(Regression):
     """Least squares with an L1 and an L2 penalty.
 
@@ -451,38 +312,13 @@ class ElasticNet(Regression):
         The strength of the penalty.
     l1_ratio : float
         Which part of the penalty is L1: 0 to 1.
-    client : distributed.Client, cluster, str or dps.ParameterServer, optional
-        Where to train, as for :class:`dps.models.LogisticRegression`.
-    fit_intercept : bool
-        Whether the model has an intercept, which has no penalty.
-    max_iter : int
-        The largest number of iterations.
-    tol : float
-        End when the norm of the gradient of the mean loss is at most `tol`.
-    warm_start : bool
-        Begin at the weights of the fit before.
-    callback : callable, optional
-        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
-        raises StopIteration, training ends there.
-    batch_size : int, optional
-        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
-    hash_bits : int
-        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
-    servers : int
-        The number of servers that ``fit`` starts.
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+        As for :class:`LinearRegression`.
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-    intercept_ : float
-    n_features_in_ : int
-        Columns of ``coef_``; 2**hash_bits for DataFrames.
-    feature_names_in_ : ndarray
-        Columns of a DataFrame, in any order.
-    n_iter_ : int
-        The number of iterations that were made.
-    loss_curve_ : list of float
-        The mean training loss with its penalty after each iteration.
+    coef_, intercept_, n_features_in_, feature_names_in_, n_iter_, loss_curve_
+        As of :class:`LinearRegression`.
 
     Examples
     --------
@@ -494,39 +330,16 @@ class ElasticNet(Regression):
     array([ 0.1, -0.7], dtype=float32)
     """
 
-    _loss = "squares"
+    RULES: ClassVar[Rules] = {"alpha": Number(), "l1_ratio": Number(most=1.0)}
+    alpha: float = 1.0
+    l1_ratio: float = 0.5
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 1.0,
-        l1_ratio: float = 0.5,
-        client: ClusterLike = None,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float = 1e-6,
-        warm_start: bool = False,
-        callback: Callback | None = None,
-        batch_size: int | None = None,
-        hash_bits: int = 20,
-        servers: int = 1,
-    ):
-        self.alpha = alpha
-        self.l1_ratio = l1_ratio
-        self.client = client
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.callback = callback
-        self.batch_size = batch_size
-        self.hash_bits = hash_bits
-        self.servers = servers
-
-    def _penalties(self, weight: float) -> tuple[float, float]:
+    def penalties(self, weight: float) -> tuple[float, float]:
+        """(l1, l2) beside the mean loss, given the sum of the rows' weights."""
         return self.alpha * self.l1_ratio, self.alpha * (1.0 - self.l1_ratio)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PoissonRegressor(Regression):
     """Poisson regression: counts whose logarithm of the mean is linear.
 
@@ -536,38 +349,13 @@ class PoissonRegressor(Regression):
     ----------
     alpha : float
         The strength of the penalty.
-    client : distributed.Client, cluster, str or dps.ParameterServer, optional
-        Where to train, as for :class:`dps.models.LogisticRegression`.
-    fit_intercept : bool
-        Whether the model has an intercept, which has no penalty.
-    max_iter : int
-        The largest number of iterations.
-    tol : float
-        End when the norm of the gradient of the mean loss is at most `tol`.
-    warm_start : bool
-        Begin at the weights of the fit before.
-    callback : callable, optional
-        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
-        raises StopIteration, training ends there.
-    batch_size : int, optional
-        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
-    hash_bits : int
-        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
-    servers : int
-        The number of servers that ``fit`` starts.
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+        As for :class:`LinearRegression`.
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-    intercept_ : float
-    n_features_in_ : int
-        Columns of ``coef_``; 2**hash_bits for DataFrames.
-    feature_names_in_ : ndarray
-        Columns of a DataFrame, in any order.
-    n_iter_ : int
-        The number of iterations that were made.
-    loss_curve_ : list of float
-        The mean training loss with its penalty after each iteration.
+    coef_, intercept_, n_features_in_, feature_names_in_, n_iter_, loss_curve_
+        As of :class:`LinearRegression`.
 
     Examples
     --------
@@ -579,45 +367,26 @@ class PoissonRegressor(Regression):
     array([ 0.5, -1. ], dtype=float32)
     """
 
-    _loss = "poisson"
+    LOSS = "poisson"
 
-    def __init__(
-        self,
-        *,
-        alpha: float = 1.0,
-        client: ClusterLike = None,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float = 1e-6,
-        warm_start: bool = False,
-        callback: Callback | None = None,
-        batch_size: int | None = None,
-        hash_bits: int = 20,
-        servers: int = 1,
-    ):
-        self.alpha = alpha
-        self.client = client
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.callback = callback
-        self.batch_size = batch_size
-        self.hash_bits = hash_bits
-        self.servers = servers
+    RULES: ClassVar[Rules] = {"alpha": Number()}
+    alpha: float = 1.0
 
-    def _penalties(self, weight: float) -> tuple[float, float]:
+    def penalties(self, weight: float) -> tuple[float, float]:
+        """(l1, l2) beside the mean loss, given the sum of the rows' weights."""
         return 0.0, self.alpha
 
     def predict(self, X: Features) -> Predictions:
         """The expected count of each row. A Dask collection gives a lazy Dask array."""
-        return np.exp(self._margins(X))
+        return np.exp(self.margins(X))
 
-    def _check_targets(self, least: float) -> None:
+    def check_targets(self, least: float) -> None:
+        """Refuse targets that the loss cannot have, given the least of them."""
         if least < 0.0:
             raise InputError(f"y has {least:g}; counts are 0 or more")
 
-    def _explained(self, y: np.ndarray, predicted: np.ndarray, weights: Labels) -> float:
+    def explained(self, y: np.ndarray, predicted: np.ndarray, weights: Labels) -> float:
+        """The score of predictions."""
         return d2_tweedie_score(y, predicted, sample_weight=weights, power=1)
 
     def __sklearn_tags__(self) -> Tags:
@@ -626,6 +395,7 @@ class PoissonRegressor(Regression):
         return tags
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LinearSVC(ClassifierMixin, LinearModel):
     """Linear support vector machine with the squared hinge loss; of several classes, each one against the rest.
 
@@ -639,25 +409,8 @@ class LinearSVC(ClassifierMixin, LinearModel):
         How much the losses weigh against the penalty.
     class_weight : dict or "balanced", optional
         Weights of classes, by label; "balanced" gives all classes the same sum of weights.
-    client : distributed.Client, cluster, str or dps.ParameterServer, optional
-        Where to train, as for :class:`dps.models.LogisticRegression`.
-    fit_intercept : bool
-        Whether the model has an intercept, which has no penalty.
-    max_iter : int
-        The largest number of iterations.
-    tol : float
-        End when the norm of the gradient of the mean loss is at most `tol`.
-    warm_start : bool
-        Begin at the weights of the fit before.
-    callback : callable, optional
-        Called with scipy's OptimizeResult after each iteration; its `x` has the coefficients, then the intercept. If it
-        raises StopIteration, training ends there.
-    batch_size : int, optional
-        Rows in a trainer's batch; by default about an eighth of those of the largest trainer.
-    hash_bits : int
-        DataFrames: columns are hashed to 2**hash_bits features, see :func:`dps.models.encode_frame`.
-    servers : int
-        The number of servers that ``fit`` starts.
+    client, fit_intercept, max_iter, tol, warm_start, callback, batch_size, hash_bits, servers
+        As for :class:`LinearRegression`.
 
     Attributes
     ----------
@@ -665,14 +418,8 @@ class LinearSVC(ClassifierMixin, LinearModel):
         The labels, sorted.
     coef_ : ndarray of shape (1 or n_classes, n_features)
     intercept_ : ndarray of shape (1 or n_classes,)
-    n_features_in_ : int
-        Columns of ``coef_``; 2**hash_bits for DataFrames.
-    feature_names_in_ : ndarray
-        Columns of a DataFrame, in any order.
-    n_iter_ : int
-        The number of iterations that were made.
-    loss_curve_ : list of float
-        The mean training loss with its penalty after each iteration.
+    n_features_in_, feature_names_in_, n_iter_, loss_curve_
+        As of :class:`LinearRegression`.
 
     Examples
     --------
@@ -684,37 +431,14 @@ class LinearSVC(ClassifierMixin, LinearModel):
     (True, (1, 2))
     """
 
-    _loss = "squared_hinge"
-    classes_: np.ndarray
+    LOSS = "squared_hinge"
 
-    def __init__(
-        self,
-        *,
-        C: float = 1.0,
-        class_weight: dict | str | None = None,
-        client: ClusterLike = None,
-        fit_intercept: bool = True,
-        max_iter: int = 1000,
-        tol: float = 1e-6,
-        warm_start: bool = False,
-        callback: Callback | None = None,
-        batch_size: int | None = None,
-        hash_bits: int = 20,
-        servers: int = 1,
-    ):
-        self.C = C
-        self.class_weight = class_weight
-        self.client = client
-        self.fit_intercept = fit_intercept
-        self.max_iter = max_iter
-        self.tol = tol
-        self.warm_start = warm_start
-        self.callback = callback
-        self.batch_size = batch_size
-        self.hash_bits = hash_bits
-        self.servers = servers
+    RULES: ClassVar[Rules] = {"C": Number(inside=True)}
+    C: float = 1.0
+    class_weight: dict | str | None = None
 
-    def _penalties(self, weight: float) -> tuple[float, float]:
+    def penalties(self, weight: float) -> tuple[float, float]:
+        """(l1, l2) beside the mean loss, given the sum of the rows' weights."""
         return 0.0, 1.0 / (self.C * weight)
 
     @property
@@ -727,28 +451,25 @@ class LinearSVC(ClassifierMixin, LinearModel):
 
     def decision_function(self, X: Features) -> Predictions:
         """Margins: [n] for two classes, [n, classes] for more. A Dask collection gives a lazy Dask array."""
-        return self._margins(X)
+        return self.margins(X)
 
     def predict(self, X: Features) -> Predictions:
         """The class of each row. A Dask collection gives a lazy Dask array."""
-        margins = self._margins(X)
-        chosen = (margins > 0).astype(int) if margins.ndim == 1 else margins.argmax(axis=1)
-        if is_dask_collection(chosen):
-            return chosen.map_blocks(take, self.classes_, dtype=self.classes_.dtype)
-        return self.classes_[chosen]
+        margins = self.margins(X)
+        return classes_at((margins > 0).astype(int) if margins.ndim == 1 else margins.argmax(axis=1), self.classes_)
 
     def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
         """Accuracy; arguments as :meth:`fit` takes them."""
-        X, y, sample_weight = named(X, y, sample_weight)
-        predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
-        return float(np.average(predicted == np.asarray(y).reshape(-1), weights=sample_weight))
+        return accuracy(self.predict, X, y, sample_weight)
 
-    def _check(self) -> None:
-        super()._check()
+    def check(self) -> None:
+        """Refuse impossible settings before any server starts."""
+        super().check()
         check_class_weight(self.class_weight)
 
-    def _problem(self, pieces: Pieces) -> tuple[Problem, Layout, float]:
-        problem, seen, weight = problem_of_classes(self._loss, pieces, self.fit_intercept, self.class_weight)
+    def problem_of(self, pieces: Pieces) -> tuple[Problem, Layout, float]:
+        """(the problem, the layout of X, the sum of the rows' weights)."""
+        problem, seen, weight = problem_of_classes(self.LOSS, pieces, self.fit_intercept, self.class_weight)
         assert problem.classes is not None
         self.classes_ = problem.classes
         return problem, seen.layout, weight

@@ -4,43 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-import warnings
-import weakref
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-import dask
 import numpy as np
 import numpy.typing as npt
-from dask.base import is_dask_collection
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 
 import dps
-from dps.errors import InputError, told
+from dps.errors import InputError
+from dps.models.base import ModelTables
 from dps.models.batch_solvers import minimised, problem_of_classes
-from dps.models.classes import check_class_weight, class_weights, nonnegative
+from dps.models.classes import accuracy, check_class_weight, class_weights, classes_at
 from dps.models.files import features_of, is_path
 from dps.models.logistic_training import Plan, train
-from dps.models.partitions import Survey, Surveys, named, summary
+from dps.models.partitions import Survey, Surveys, summary
 from dps.models.saved import Saved
+from dps.models.settings import Number, OneOf, Rules, Whole
 from dps.models.spark_pieces import pieces_of
+from dps.models.stepwise import StepwiseModel, default_batch
 from dps.models.stopping import Ending, curve_of
-from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions, Schedule, Settings
-from dps.models.weights import (
-    LARGEST,
-    HomeWeights,
-    LiveWeights,
-    drop,
-    drop_later,
-    is_lazy,
-    lazily,
-    margins_of,
-    probabilities_of,
-    take,
-)  # fmt: skip
-from dps.models.where import Address, address_of, aside, serving
+from dps.models.types import Callback, ClusterLike, Features, Labels, Predictions, Schedule
+from dps.models.weights import LARGEST, HomeWeights, LiveWeights, is_lazy, lazily, margins_of, probabilities_of
+from dps.models.where import Address
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -52,10 +39,6 @@ __all__ = ["BATCH_SOLVERS", "LogisticRegression"]
 # other rows of these, ftrl .118 .523 .317 .407 and adagrad .118 .525 .319 .407. Half or twice the rate is better on one
 # data set and worse on another; sgd with 0.3 diverges on flights if the distance is a logarithm.
 RATES = {"sgd": 0.2, "adagrad": 0.1, "adam": 0.01, "ftrl": 0.1}
-BATCH_ROWS = 1_000  # of the largest default batch
-MIN_STEPS = 100  # of an epoch over small data, whose default batch is smaller for that
-
-
 BATCH_SOLVERS = ("lbfgs", "owlqn")  # all rows in each step
 VALIDATION_TOL = 1e-3  # default of `tol` with early stopping, as of scikit-learn's SGDClassifier
 BATCH_TOL = 1e-6  # default of `tol` for these: the norm of the gradient
@@ -89,7 +72,8 @@ def learns_by_parts(model: LogisticRegression) -> bool:
     return True
 
 
-class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
     """Binary and multinomial logistic regression on a parameter server, by L-BFGS or by stochastic gradients.
 
     Parameters
@@ -200,64 +184,33 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     (True, (1, 3))
     """
 
-    _weights: LiveWeights | HomeWeights | None = None
-    loss_curve_: list[float]
-    validation_loss_curve_: list[float]
-    seconds_: dict[str, float]
-    solver_: str
-    _stopped = False  # because the loss did not fall any more
-    _ps: dps.ParameterServer | None = None  # that has the tables
-    _kept: contextlib.ExitStack | None = None  # closes the servers that `partial_fit` has started
-    _dropping: weakref.finalize | None = None  # drops the tables with the model, if the servers go on
-
-    def __init__(
-        self,
-        *,
-        client: ClusterLike = None,
-        solver: str = "auto",
-        learning_rate: float | Schedule | None = None,
-        l1: float = 0.0,
-        l2: float | None = None,
-        epochs: int = 5,
-        max_iter: int = 1000,
-        tol: float | None = None,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 5,
-        callback: Callback | None = None,
-        class_weight: dict | str | None = None,
-        batch_size: int | None = None,
-        warm_start: bool = False,
-        staleness: float = 0,
-        aggregate: bool = False,
-        fit_intercept: bool = True,
-        hash_bits: int = 20,
-        servers: int = 1,
-        shuffle: int | None = 0,
-        progress: bool | None = None,
-    ):
-        self.client = client
-        self.solver = solver
-        self.learning_rate = learning_rate
-        self.l1 = l1
-        self.l2 = l2
-        self.epochs = epochs
-        self.max_iter = max_iter
-        self.tol = tol
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.callback = callback
-        self.class_weight = class_weight
-        self.batch_size = batch_size
-        self.warm_start = warm_start
-        self.staleness = staleness
-        self.aggregate = aggregate
-        self.fit_intercept = fit_intercept
-        self.hash_bits = hash_bits
-        self.servers = servers
-        self.shuffle = shuffle
-        self.progress = progress
+    RULES: ClassVar[Rules] = {
+        "solver": OneOf("auto", *RATES, *BATCH_SOLVERS), "l1": Number(), "l2": Number(other=(None,)),
+        "epochs": Whole(), "max_iter": Whole(), "tol": Number(other=(None,)), "n_iter_no_change": Whole(),
+        "validation_fraction": Number(most=1.0, inside=True), "batch_size": Whole(other=(None,)), "hash_bits": Whole(),
+    }  # fmt: skip
+    client: ClusterLike = None
+    solver: str = "auto"
+    learning_rate: float | Schedule | None = None
+    l1: float = 0.0
+    l2: float | None = None
+    epochs: int = 5
+    max_iter: int = 1000
+    tol: float | None = None
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 5
+    callback: Callback | None = None
+    class_weight: dict | str | None = None
+    batch_size: int | None = None
+    warm_start: bool = False
+    staleness: float = 0
+    aggregate: bool = False
+    fit_intercept: bool = True
+    hash_bits: int = 20
+    servers: int = 1
+    shuffle: int | None = 0
+    progress: bool | None = None
 
     # -- training
 
@@ -292,28 +245,15 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             There is no worker for the servers, or no thread for trainers. Several fits in a cluster run one by one.
         """
         solver = self._solver_for(X, y)
-        self._check(solver)
-        before = self.home_weights() if self.warm_start and self._weights is not None else None
+        self.check_for(solver)
+        before = self.home_weights() if self.warm_start and self._learnt is not None else None
         self.forget()
         if solver in BATCH_SOLVERS:
             return self._minimise((X, y, sample_weight), before, solver)
-        try:
-            with aside(), self._server(X) as (ps, ours):
-                self.solver_ = solver
-                self._train(ps, (X, y, sample_weight), None, self.epochs, ours)
-                if ours:
-                    self._weights = self.home_weights()  # because the servers end here
-        except BaseException:
-            self.forget()
-            raise
+        self.fit_anew((X, y, sample_weight), self.epochs)
         ending, curve = self._ending(), self.validation_loss_curve_ or self.loss_curve_
         if ending is not None and not self._stopped:
-            warnings.warn(
-                f"after {self.epochs} epochs the loss was still falling by more than tol={ending.tol:g}: it was "
-                f"{curve[-1]:.4g}; more epochs, or a higher learning rate, make it smaller",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+            self.warn_of_falling_loss(self.epochs, ending.tol, curve[-1])
         return self
 
     @available_if(learns_by_parts)
@@ -334,57 +274,14 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         LogisticRegression
             Itself.
         """
-        solver = "adagrad" if self.solver == "auto" else self.solver
-        self._check(solver)
+        self.check_for(self._solver_of_steps())
         if self.early_stopping:
             raise InputError(
                 "early_stopping is for fit: of partial_fit, each call is one epoch, and the caller decides"
             )
         if self.class_weight == "balanced":
             raise InputError("class_weight='balanced' needs all the data at once: give partial_fit the weights, a dict")
-        if isinstance(self._weights, HomeWeights):
-            raise InputError(
-                "this model's servers have ended; fit begins anew, or train on a dps.ParameterServer of yours"
-            )
-        with aside():
-            if self._kept is None:
-                self._kept = contextlib.ExitStack()
-                self._ps, self._ours = self._kept.enter_context(self._server(X))
-            assert self._ps is not None
-            try:
-                self.solver_ = solver
-                self._train(self._ps, (X, y, sample_weight), classes, 1, self._ours)
-            except BaseException:
-                if self._weights is None:  # nothing is trained yet, so leave nothing behind
-                    self.forget()
-                raise
-        return self
-
-    def close(self) -> None:
-        """Copy the weights into this process and stop the servers that `partial_fit` has started."""
-        if self._kept is not None:
-            if self._ours and self._weights is not None:
-                self._weights = self._weights.home()
-            self._kept.close()
-            self._kept = None
-
-    def forget(self) -> None:
-        """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
-        if self._kept is not None:
-            self._kept.close()
-        if self._dropping is not None:
-            _, _, arguments, _ = self._dropping.detach() or (None, None, None, None)
-            if arguments is not None:
-                drop(*arguments)
-        for name in ("_weights", "_tables", "_ps", "_kept", "_ours", "_batch", "_dropping"):
-            self.__dict__.pop(name, None)
-        for name in [name for name in self.__dict__ if name.endswith("_")]:
-            del self.__dict__[name]
-
-    def _server(self, X: Features) -> AbstractContextManager[tuple[dps.ParameterServer, bool]]:
-        """(parameter server, whether this model has started it and closes it)."""
-        # The end of the tables, if there are any, detaches.
-        return serving(self.client, X, self.servers, detaches=lambda: self._dropping is None)
+        return self.learn_more((X, y, sample_weight), classes)
 
     def _solver_for(self, X: Features, y: Labels) -> str:
         """The solver by which `fit` trains."""
@@ -395,7 +292,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         elsewhere = isinstance(self.client, (dps.ParameterServer, Address))
         if self.warm_start or self.callback is not None or (known and not elsewhere and not self._speaks_of_steps()):
             return "owlqn" if self.l1 else "lbfgs"
-        return "adagrad"
+        return self._solver_of_steps()
+
+    def _solver_of_steps(self) -> str:
+        """The stochastic solver by which `fit` trains, if it is one, and `partial_fit`."""
+        return "adagrad" if self.solver == "auto" else self.solver
 
     def _speaks_of_steps(self) -> bool:
         """Whether a setting of the stochastic solvers has another value than its default."""
@@ -403,10 +304,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     def _minimise(self, data: tuple, before: HomeWeights | None, solver: str) -> LogisticRegression:
         """Train by a solver that goes through all the data in each step."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(aside())
-            ps, _ = stack.enter_context(self._server(data[0]))
-            pieces = stack.enter_context(contextlib.closing(pieces_of(ps, data, None, self.hash_bits, None)))
+        with (
+            self.serving(data[0]) as (ps, _),
+            contextlib.closing(pieces_of(ps, data, None, self.hash_bits, None)) as pieces,
+        ):
             problem, seen, weight = problem_of_classes("logistic", pieces, self.fit_intercept, self.class_weight)
             l2 = 1.0 / weight if self.l2 is None and self.solver == "auto" and not self.l1 else self.l2 or 0.0
             weights, self.loss_curve_ = minimised(
@@ -416,42 +317,22 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             )  # fmt: skip
         assert problem.classes is not None
         self.classes_, self.n_iter_, self.seconds_, self.solver_ = problem.classes, len(self.loss_curve_), {}, solver
-        self.n_features_in_ = seen.layout.features
-        if seen.layout.columns is not None:
-            self.feature_names_in_ = np.array(seen.layout.columns, object)
-        self._weights = weights
+        self.note_layout(seen.layout)
+        self._learnt = weights
         return self
 
-    def _check(self, solver: str) -> None:
-        """Refuse impossible settings before any server starts."""
+    def check_for(self, solver: str) -> None:
+        """Refuse impossible settings before any server starts, given the solver by which the model trains."""
+        self.check()
+        check_class_weight(self.class_weight)
         if solver not in BATCH_SOLVERS:
             self._optimizer(solver, 1)
+            if self.callback is not None:
+                raise InputError(f"callback is for {' and '.join(BATCH_SOLVERS)}; of {solver!r}, early_stopping ends")
         elif solver == "lbfgs" and self.l1:
             raise InputError("solver 'lbfgs' has no l1 penalty; 'owlqn' has")
-        else:
-            for name in ("l1", "l2"):
-                if not nonnegative(getattr(self, name)) and not (name == "l2" and self.l2 is None):
-                    raise InputError(f"{name} is a finite number, 0 or more; not {getattr(self, name)!r}")
-        for name in ("max_iter", "epochs", "hash_bits", "batch_size", "n_iter_no_change"):
-            value = getattr(self, name)
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not (whole and value >= 1) and not (name == "batch_size" and value is None):
-                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
-        if self.aggregate and self.staleness != 0:
-            raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
-        if self.tol is not None and not nonnegative(self.tol):
-            raise InputError(f"tol is a number, 0 or more, or None for all epochs; not {self.tol!r}")
-        check_class_weight(self.class_weight)
-        self._check_stopping(solver)
-
-    def _check_stopping(self, solver: str) -> None:
-        batch = solver in BATCH_SOLVERS
-        if self.early_stopping and batch:
+        elif self.early_stopping:
             raise InputError(f"solver {solver!r} holds no rows out: give a callback that raises StopIteration")
-        if self.callback is not None and not batch:
-            raise InputError(f"callback is for {' and '.join(BATCH_SOLVERS)}; of {solver!r}, early_stopping ends")
-        if not (nonnegative(self.validation_fraction) and 0 < self.validation_fraction < 1):
-            raise InputError(f"validation_fraction is a number between 0 and 1; not {self.validation_fraction!r}")
 
     def _ending(self) -> Ending | None:
         """The rule by which training ends before its last epoch."""
@@ -460,22 +341,26 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             return Ending(tol, self.n_iter_no_change, self.validation_fraction)
         return None if self.tol is None else Ending(self.tol)
 
-    def _train(
+    def train(
         self, ps: dps.ParameterServer, data: tuple, classes: npt.ArrayLike | None, epochs: int, ours: bool
     ) -> None:
-        layout = None if self._weights is None else self._weights.layout
+        """Make so many passes over the data, from what is learnt or from the beginning."""
+        layout = None if self._learnt is None else self._learnt.layout
+        self.solver_ = self._solver_of_steps()
 
         def plan(surveys: Surveys) -> Plan:
             counts = None
-            if self._weights is None:
+            if self._learnt is None:
                 seen = summary(surveys())
                 self._begin(ps, seen, classes, ours)
                 counts = seen.counts
-            assert isinstance(self._weights, LiveWeights)
+            weights = self._learnt
+            assert isinstance(weights, LiveWeights)
             return Plan(
-                *self._tables, self.classes_, class_weights(self.class_weight, self.classes_, counts),
-                self.n_features_in_, epochs, self._ending() if epochs > 1 else None, self._batch, self.shuffle,
-                self.fit_intercept, self.solver_ == "ftrl", self._weights.rule,
+                weights.coef, weights.intercept_table, self.classes_,
+                class_weights(self.class_weight, self.classes_, counts), self.n_features_in_, epochs,
+                self._ending() if epochs > 1 else None, self._batch, self.shuffle, self.fit_intercept,
+                self.solver_ == "ftrl", weights.rule,
             )  # fmt: skip
 
         with contextlib.closing(pieces_of(ps, data, layout, self.hash_bits, self.shuffle)) as pieces:
@@ -487,11 +372,9 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
         losses = sum(report[0] for report in reports)
         self.loss_curve_ += curve_of(losses)
         self.n_iter_ = len(self.loss_curve_)
-        self.validation_loss_curve_ = max((report[2] for report in reports), key=len)
+        self.validation_loss_curve_: list[float] = max((report[2] for report in reports), key=len)
         self._stopped = any(report[3] for report in reports)
-        for _, seconds, *_ in reports:
-            for kind, spent in seconds.items():
-                self.seconds_[kind] += spent
+        self.add_seconds(report[1] for report in reports)
 
     def _begin(self, ps: dps.ParameterServer, seen: Survey, classes: npt.ArrayLike | None, ours: bool) -> None:
         """Make the tables."""
@@ -505,29 +388,25 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
             raise InputError(
                 f"a model of {layout.features:,} features is not taken home: train it on a dps.ParameterServer of yours"
             )
-        self.classes_, self.n_features_in_ = labels, layout.features
-        if layout.columns is not None:
-            self.feature_names_in_ = np.array(layout.columns, object)
-        self.loss_curve_, self.validation_loss_curve_ = [], []
-        self.seconds_ = dict.fromkeys(("compute", "pull", "push", "wait", "serialise"), 0.0)
-        self._batch = self.batch_size or min(BATCH_ROWS, max(1, seen.rows // MIN_STEPS))
+        self.classes_ = labels
+        self.note_layout(layout)
+        self.begin_counting()
+        self._batch = self.batch_size or default_batch(seen.rows)
         outputs, tag = 1 if len(labels) == 2 else len(labels), uuid.uuid4().hex[:8]
         together = ("sum" if self.solver_ == "ftrl" else "mean") if self.aggregate else None
-        self._tables, self._ps = (f"coef-{tag}", f"intercept-{tag}"), ps
         rule = self._rule_of_rows()
-        weights = LiveWeights(ps.client(), *self._tables, layout, seen.dense, rule)
+        tables = f"coef-{tag}", f"intercept-{tag}"
+        weights = LiveWeights(ps.client(), *tables, layout, seen.dense, rule)
         if not ours:
-            attached = isinstance(self.client, Address)
-            self._dropping = weakref.finalize(weights, drop_later, ps, self._tables, attached)
-            self._dropping.atexit = False  # at exit, the user's parameter server goes on and keeps the tables
+            self._tables = ModelTables(ps, tables, weights, self.client)
         rows = layout.features if seen.dense else None
-        for table, count, free in zip(self._tables, (rows, 1), (False, True), strict=True):
+        for table, count, free in zip(tables, (rows, 1), (False, True), strict=True):
             if rule is None:
                 optimizer = self._optimizer(self.solver_, self._batch, free)
                 ps.table(table, outputs, rows=count, optimizer=optimizer, aggregate=together)
             else:
                 ps.table(table, 2 * outputs, rows=count)  # the sums z and n
-        self._weights = weights
+        self._learnt = weights
 
     def _rule_of_rows(self) -> dps.FTRL | None:
         """The rule of the steps that trainers make after each row; None: servers make a step for each push."""
@@ -536,8 +415,6 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     def _optimizer(self, solver: str, batch: int, free: bool = False) -> dps.SGD | dps.Adagrad | dps.FTRL | dps.AdamW:
         """The servers' optimizer; without penalties if `free`."""
-        if solver not in RATES:
-            raise InputError(f"solver is one of {', '.join(['auto', *RATES, *BATCH_SOLVERS])}; not {solver!r}")
         rate = RATES[solver] if self.learning_rate is None else self.learning_rate
         l1, l2 = (0.0, 0.0) if free else (self.l1, self.l2 or 0.0)
         if solver == "sgd":
@@ -575,16 +452,11 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Features) -> Predictions:
         """The likeliest class of each row. A Dask collection gives a lazy Dask array."""
-        chosen = self.predict_proba(X).argmax(axis=1)
-        if is_dask_collection(chosen):
-            return chosen.map_blocks(take, self.classes_, dtype=self.classes_.dtype)
-        return self.classes_[chosen]
+        return classes_at(self.predict_proba(X).argmax(axis=1), self.classes_)
 
     def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
         """Accuracy; `y` and `sample_weight` as :meth:`fit` takes them."""
-        X, y, sample_weight = named(X, y, sample_weight)
-        predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
-        return float(np.average(predicted == np.asarray(y).reshape(-1), weights=sample_weight))
+        return accuracy(self.predict, X, y, sample_weight)
 
     @property
     def coef_(self) -> np.ndarray:
@@ -594,41 +466,10 @@ class LogisticRegression(Saved, ClassifierMixin, BaseEstimator):
     def intercept_(self) -> np.ndarray:
         return self._fitted().intercept()
 
-    def home_weights(self) -> HomeWeights:
-        """The fitted weights, copied into this process.
-
-        Returns
-        -------
-        HomeWeights
-        """
-        return self._fitted().home()
-
-    def _fitted(self) -> LiveWeights | HomeWeights:
-        if self._weights is None:
-            raise NotFittedError("this LogisticRegression is not fitted yet; call fit")
-        return self._weights
-
     # -- as scikit-learn has it
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._weights is not None
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         by_steps = self._speaks_of_steps() if self.solver == "auto" else self.solver not in BATCH_SOLVERS
         tags.non_deterministic = by_steps and not self.aggregate
         return tags
-
-    def __sklearn_clone__(self) -> LogisticRegression:
-        """Clone with the same client object, because a cluster cannot be copied."""
-        return type(self)(**self.get_params(deep=False))
-
-    def __getstate__(self) -> Settings:
-        """A pickled model holds its weights, so it needs no cluster, and the address of the cluster to train in."""
-        state = {**super().__getstate__(), "client": address_of(self.client)}
-        for name in ("_ps", "_kept", "_ours", "_tables", "_dropping"):
-            state.pop(name, None)
-        if self._weights is not None:
-            state["_weights"] = self._weights.home()
-        return state

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import uuid
-import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
 
 import dps
-from dps.errors import InputError, told
-from dps.models.classes import nonnegative
+from dps.errors import InputError
+from dps.models.base import ModelTables, ServerModel
 from dps.models.factor_als import ImplicitALS
 from dps.models.factor_bpr import BPR
 from dps.models.factor_data import RatingsLike, RatingSource, SparkRatings, checked, checked_ids, source_of
@@ -24,9 +22,10 @@ from dps.models.factor_sgd import BiasedSGD, FactorReport
 from dps.models.factor_steps import TableNames
 from dps.models.factor_tables import Factors, FactorTable, LikedPairs, LiveTable, best_items, similar
 from dps.models.partitions import taking_turns
-from dps.models.types import ClusterLike, Settings
-from dps.models.weights import drop, drop_later
-from dps.models.where import Address, address_of, aside, serving
+from dps.models.settings import Number, OneOf, Rules, Whole
+from dps.models.types import ClusterLike
+from dps.models.weights import drop
+from dps.models.where import aside
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -114,7 +113,8 @@ METHODS: dict[str, Callable[[MatrixFactorization, int], FactorMethod]] = {
 SOLVERS = ("cg", "exact")  # of the systems of "als"
 
 
-class MatrixFactorization(BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class MatrixFactorization(ServerModel[Factors]):
     """Factors of users and items from ratings or implicit feedback, on a parameter server.
 
     Parameters
@@ -194,50 +194,27 @@ class MatrixFactorization(BaseEstimator):
     [0, 0, 0]
     """
 
-    _factors: Factors | None = None
-    _pairs: LikedPairs | None = None  # the items of each user in the training data; None: not known
-    _ps: dps.ParameterServer | None = None  # of the user, that has the tables
-    _tables: TableNames | None = None
-    _dropping: weakref.finalize | None = None  # drops the tables with the model, if the servers go on
-    loss_curve_: list[float]
-    seconds_: dict[str, float]
-
-    def __init__(
-        self,
-        method: str = "sgd",
-        *,
-        factors: int = 64,
-        client: ClusterLike = None,
-        learning_rate: float | None = None,
-        regularization: float | None = None,
-        epochs: int | None = None,
-        alpha: float = 1.0,
-        solver: str = "cg",
-        cg_steps: int = 3,
-        batch_size: int = 20_000,
-        init_std: float = 0.1,
-        staleness: float = 0,
-        columns: tuple[str, str, str] = ("user", "item", "rating"),
-        servers: int = 1,
-        random_state: int | np.random.RandomState | None = None,
-        progress: bool | None = None,
-    ):
-        self.method = method
-        self.factors = factors
-        self.client = client
-        self.learning_rate = learning_rate
-        self.regularization = regularization
-        self.epochs = epochs
-        self.alpha = alpha
-        self.solver = solver
-        self.cg_steps = cg_steps
-        self.batch_size = batch_size
-        self.init_std = init_std
-        self.staleness = staleness
-        self.columns = columns
-        self.servers = servers
-        self.random_state = random_state
-        self.progress = progress
+    RULES: ClassVar[Rules] = {
+        "method": OneOf(*METHODS), "solver": OneOf(*SOLVERS), "factors": Whole(), "batch_size": Whole(),
+        "epochs": Whole(other=(None,)), "cg_steps": Whole(), "learning_rate": Number(inside=True, other=(None,)),
+        "regularization": Number(other=(None,)), "init_std": Number(inside=True), "alpha": Number(),
+    }  # fmt: skip
+    method: str = field(default="sgd", kw_only=False)
+    factors: int = 64
+    client: ClusterLike = None
+    learning_rate: float | None = None
+    regularization: float | None = None
+    epochs: int | None = None
+    alpha: float = 1.0
+    solver: str = "cg"
+    cg_steps: int = 3
+    batch_size: int = 20_000
+    init_std: float = 0.1
+    staleness: float = 0
+    columns: tuple[str, str, str] = ("user", "item", "rating")
+    servers: int = 1
+    random_state: int | np.random.RandomState | None = None
+    progress: bool | None = None
 
     # -- training
 
@@ -264,7 +241,7 @@ class MatrixFactorization(BaseEstimator):
         InputError, InputTypeError
             Ratings or settings from which no model can be trained. No table or server is left behind.
         """
-        self._check()
+        self.check()
         self.forget()
         try:
             return self._fit(ratings, None)
@@ -279,52 +256,39 @@ class MatrixFactorization(BaseEstimator):
         users of these ratings, for which these are all that counts, and then the items that are new; the others stay.
         Parameters are those of :meth:`fit`.
         """
-        self._check()
-        if self._factors is None:
+        self.check()
+        if self._learnt is None:
             self.forget()
         return self._fit(ratings, 1)
-
-    def forget(self) -> None:
-        """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
-        if self._dropping is not None:
-            _, _, arguments, _ = self._dropping.detach() or (None, None, None, None)
-            if arguments is not None:
-                drop(*arguments)
-        for name in ("_factors", "_pairs", "_ps", "_tables", "_dropping"):
-            self.__dict__.pop(name, None)
-        for name in [name for name in self.__dict__ if name.endswith("_")]:
-            del self.__dict__[name]
 
     def _fit(self, ratings: RatingsLike, epochs: int | None) -> MatrixFactorization:
         source, seed = source_of(ratings, self.columns), seed_of(self.random_state)
         method = METHODS[self.method](self, seed)
         if epochs is not None:
             method = method.for_epochs(epochs)
-        with aside():
-            if self._tables is not None and self._ps is not None:
-                self._train(self._ps, source, method, self._tables)
-                return self
-            with serving(self.client, ratings, self.servers, detaches=lambda: self._dropping is None) as (ps, ours):
-                tables = self._make_tables(ps, method.biases, seed)
-                try:
-                    factors = self._train(ps, source, method, tables)
-                except BaseException:
-                    drop(ps, tables.names, False)
-                    raise
-                if ours:
-                    self._factors = factors.home()  # because the servers end here
-                else:
-                    self._ps, self._tables = ps, tables
-                    attached = isinstance(self.client, Address)
-                    self._dropping = weakref.finalize(factors.users, drop_later, ps, tables.names, attached)
-                    self._dropping.atexit = False  # at exit, the user's parameter server goes on and keeps the tables
+        if self._tables is not None:
+            users, items = self._tables.names
+            with aside():
+                self._train(self._tables.ps, source, method, TableNames(users, items, method.biases))
+            return self
+        with self.serving(ratings) as (ps, ours):
+            tables = self._make_tables(ps, method.biases, seed)
+            try:
+                factors = self._train(ps, source, method, tables)
+            except BaseException:
+                drop(ps, tables.names, False)
+                raise
+            if ours:
+                self._learnt = factors.home()  # because the servers end here
+            else:
+                self._tables = ModelTables(ps, tables.names, factors.users, self.client)
         return self
 
     def _train(
         self, ps: dps.ParameterServer, source: RatingSource, method: FactorMethod, tables: TableNames
     ) -> Factors:
         """Train on these tables; the factors there."""
-        mean = None if self._factors is None else self._factors.mean
+        mean = None if self._learnt is None else self._learnt.mean
         keep = KEPT_PAIRS if source.home is None else 0
         with contextlib.ExitStack() as stack:
             data = stack.enter_context(method.data(source, ps))
@@ -333,11 +297,13 @@ class MatrixFactorization(BaseEstimator):
             reports = ps.run(
                 train, data, args=(method, tables, mean, keep), staleness=method.staleness, progress=self.progress
             )
-        self._note(method, reports, source)
-        if self._factors is None or self._tables is None:
+        self._note(method, reports)
+        learnt = before = self._learnt
+        if learnt is None or self._tables is None:
             users, items = (LiveTable(ps.client(), name, self.factors + method.biases) for name in tables.names)
-            self._factors = Factors(users, items, method.biases, reports[0].mean)
-        return self._factors
+            learnt = Factors(users, items, method.biases, reports[0].mean)
+        self._learnt = learnt._replace(liked=liked_pairs(before, reports, source))
+        return self._learnt
 
     def _make_tables(self, ps: dps.ParameterServer, biases: int, seed: int) -> TableNames:
         """Make the tables, with the rows of the model so far, if there is one."""
@@ -345,8 +311,8 @@ class MatrixFactorization(BaseEstimator):
         tables = TableNames(f"users-{tag}", f"items-{tag}", biases)
         for number, name in enumerate(tables.names, 1):  # each has a seed of its own, because rows are multiplied
             ps.table(name, width, init=dps.Normal(self.init_std, seed=2 * seed + number))
-        if self._factors is not None:
-            for name, table in zip(tables.names, self._factors[:2], strict=True):
+        if self._learnt is not None:
+            for name, table in zip(tables.names, self._learnt[:2], strict=True):
                 keys, values = table.everything()
                 if values.shape[1] != width:
                     raise InputError(
@@ -357,7 +323,7 @@ class MatrixFactorization(BaseEstimator):
                     ps.client().assign(name, keys[cut], values[cut])
         return tables
 
-    def _note(self, method: FactorMethod, reports: list[FactorReport], source: RatingSource) -> None:
+    def _note(self, method: FactorMethod, reports: list[FactorReport]) -> None:
         """Add up what the trainers returned."""
         losses = np.sum([report.losses for report in reports], axis=0)
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *method.curve(losses)]
@@ -366,31 +332,10 @@ class MatrixFactorization(BaseEstimator):
         for report in reports:
             for kind, spent in report.seconds.items():
                 self.seconds_[kind] += spent
-        new = [report.pairs for report in reports] if source.home is None else [source.home[:2]]
-        if any(pairs is None for pairs in new) or (self._factors is not None and self._pairs is None):
-            self._pairs = None  # because there are too many
-            return
-        pairs = LikedPairs.of(*(np.concatenate(column) for column in zip(*new, strict=True)))
-        self._pairs = pairs if self._pairs is None else self._pairs.with_more(pairs)
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Refuse impossible settings before any server starts."""
-        if self.method not in METHODS:
-            raise InputError(f"method is one of {', '.join(METHODS)}; not {self.method!r}")
-        if self.solver not in SOLVERS:
-            raise InputError(f"solver is one of {', '.join(SOLVERS)}; not {self.solver!r}")
-        for name in ("factors", "batch_size", "servers", "epochs", "cg_steps"):
-            value = getattr(self, name)
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not (whole and value >= 1) and not (name == "epochs" and value is None):
-                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
-        for name in ("learning_rate", "regularization", "init_std", "alpha"):
-            value = getattr(self, name)
-            if value is None and name in ("learning_rate", "regularization"):
-                continue
-            if not nonnegative(value) or (name in ("learning_rate", "init_std") and value == 0):
-                bounds = "above 0" if name in ("learning_rate", "init_std") else "0 or more"
-                raise InputError(f"{name} is a finite number, {bounds}; not {told(value)}")
+        super().check()
         names = self.columns
         if not (isinstance(names, (tuple, list)) and len(names) == 3 and all(isinstance(each, str) for each in names)):
             raise InputError(f"columns are the names of three columns, (user, item, rating); not {names!r}")
@@ -453,8 +398,8 @@ class MatrixFactorization(BaseEstimator):
             liked = None
         elif user_items is not None:
             liked = _as_liked(user_items, ids.size)
-        elif self._pairs is not None:
-            liked = self._pairs.items_of(ids.reshape(-1))
+        elif factors.liked is not None:
+            liked = factors.liked.items_of(ids.reshape(-1))
         else:
             raise InputError(
                 f"the model keeps the items of its users up to {KEPT_PAIRS:,} ratings, and there were more: pass those "
@@ -528,35 +473,26 @@ class MatrixFactorization(BaseEstimator):
         keys, values = table.everything()
         return values[:, 0] if self._fitted().biases else np.zeros(len(keys), np.float32)
 
-    def _fitted(self) -> Factors:
-        if self._factors is None:
-            raise NotFittedError("this MatrixFactorization is not fitted yet; call fit")
-        return self._factors
+    def portable(self) -> Factors | None:
+        """What was learnt, as a pickled model has it."""
+        return None if self._learnt is None else self._learnt.home()
 
     # -- as scikit-learn has it
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._factors is not None
-
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         tags.input_tags.two_d_array = False  # an array has rows of (user, item, rating), and no features
         tags.non_deterministic = self.random_state is None
         return tags
 
-    def __sklearn_clone__(self) -> MatrixFactorization:
-        """Clone with the same client object, because a cluster cannot be copied."""
-        return type(self)(**self.get_params(deep=False))
 
-    def __getstate__(self) -> Settings:
-        """A pickled model holds its factors, so it needs no cluster, and the address of the cluster to train in."""
-        state = {**super().__getstate__(), "client": address_of(self.client)}
-        for name in ("_ps", "_tables", "_dropping"):
-            state.pop(name, None)
-        if self._factors is not None:
-            state["_factors"] = self._factors.home()
-        return state
+def liked_pairs(before: Factors | None, reports: list[FactorReport], source: RatingSource) -> LikedPairs | None:
+    """The items of each user in these ratings and those before; None, if there are too many."""
+    new = [report.pairs for report in reports] if source.home is None else [source.home[:2]]
+    if any(pairs is None for pairs in new) or (before is not None and before.liked is None):
+        return None
+    pairs = LikedPairs.of(*(np.concatenate(column) for column in zip(*new, strict=True)))
+    return pairs if before is None or before.liked is None else before.liked.with_more(pairs)
 
 
 def train(

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
-
-from sklearn.base import BaseEstimator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 from dps import graph
 from dps.errors import InputError
-from dps.models.types import ClusterLike, Settings
-from dps.models.where import address_of, aside, serving
-from dps.models.word2vec import Word2Vec
-from dps.models.word_vectors import WordVectors
-
-if TYPE_CHECKING:
-    from sklearn.utils import Tags
+from dps.models.word2vec import VectorModel
 
 __all__ = ["Node2Vec"]
 
 
-class Node2Vec(BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Node2Vec(VectorModel):
     """Vectors of the vertices of a graph, from random walks, on a parameter server.
 
     Vertices in the same surroundings get similar vectors (Grover and Leskovec, KDD 2016, arXiv:1607.00653). The walks
@@ -48,6 +42,8 @@ class Node2Vec(BaseEstimator):
     ----------
     wv : WordVectors
         Its words are vertices, whole numbers; the most visited ones first.
+    counts_ : ndarray of int64
+        How often each vertex was visited, in the order of ``wv.index_to_key``.
     loss_curve_ : list of float
         The mean loss of a pair in each epoch, measured during training.
 
@@ -61,54 +57,16 @@ class Node2Vec(BaseEstimator):
     [6]
     """
 
-    wv: WordVectors
-    loss_curve_: list[float]
-    _words: Word2Vec | None = None  # with the tables of a parameter server that goes on
-
-    def __init__(
-        self,
-        vector_size: int = 128,
-        *,
-        client: ClusterLike = None,
-        p: float = 1.0,
-        q: float = 1.0,
-        walk_length: int = 80,
-        num_walks: int = 10,
-        directed: bool = False,
-        window: int = 10,
-        epochs: int = 1,
-        alpha: float = 0.025,
-        min_alpha: float = 0.0001,
-        sg: int = 1,
-        negative: int = 5,
-        ns_exponent: float = 0.75,
-        sample: float = 0,
-        batch_words: int = 50_000,
-        staleness: float = 0,
-        servers: int = 1,
-        seed: int = 1,
-        progress: bool | None = None,
-    ):
-        self.vector_size = vector_size
-        self.client = client
-        self.p = p
-        self.q = q
-        self.walk_length = walk_length
-        self.num_walks = num_walks
-        self.directed = directed
-        self.window = window
-        self.epochs = epochs
-        self.alpha = alpha
-        self.min_alpha = min_alpha
-        self.sg = sg
-        self.negative = negative
-        self.ns_exponent = ns_exponent
-        self.sample = sample
-        self.batch_words = batch_words
-        self.staleness = staleness
-        self.servers = servers
-        self.seed = seed
-        self.progress = progress
+    min_count: ClassVar[int] = 1  # all vertices of walks have vectors
+    vector_size: int = field(default=128, kw_only=False)
+    p: float = 1.0
+    q: float = 1.0
+    walk_length: int = 80
+    num_walks: int = 10
+    directed: bool = False
+    window: int = 10
+    epochs: int = 1
+    sample: float = 0
 
     def fit(self, edges: Any, y: None = None, *, weights: Any = None, columns: Sequence | None = None) -> Self:
         """Walk over the edges, and learn a vector for each vertex.
@@ -131,51 +89,15 @@ class Node2Vec(BaseEstimator):
             Edges or settings from which no model can be trained. No table or server is left behind.
         """
         self.forget()
-        taken = Word2Vec().get_params().keys() - {"client", "min_count"}
-        words = Word2Vec(min_count=1, **{name: getattr(self, name) for name in taken})
-        words.check()
+        self.check()
         if self.walk_length == 1:
             raise InputError("walk_length is 2 or more, because vectors are learnt from pairs of vertices; not 1")
-        with aside(), serving(self.client, edges, self.servers, detaches=lambda: self._words is None) as (ps, ours):
-            words.client = ps
-            with graph.random_walks(
+        with (
+            self.serving(edges) as (ps, ours),
+            graph.random_walks(
                 ps, edges, self.walk_length, self.num_walks, self.p, self.q, weights, directed=self.directed,
                 seed=self.seed, columns=columns,
-            ) as walks:  # fmt: skip
-                words.fit(walks)
-            self.loss_curve_ = words.loss_curve_
-            if ours:  # because the servers end here
-                self.wv = WordVectors(words.wv.index_to_key, words.wv.vectors)
-                words.forget()
-            else:
-                self.wv, self._words = words.wv, words
+            ) as walks,
+        ):  # fmt: skip
+            self.learn(ps, walks, self.epochs, ours)
         return self
-
-    def forget(self) -> None:
-        """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
-        if self._words is not None:
-            self._words.forget()
-        for name in ("_words", "wv", "loss_curve_"):
-            self.__dict__.pop(name, None)
-
-    # -- as scikit-learn has it
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return "wv" in self.__dict__
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = False  # X is the edges of a graph
-        return tags
-
-    def __sklearn_clone__(self) -> Self:
-        """Clone with the same client object, because a cluster cannot be copied."""
-        return type(self)(**self.get_params(deep=False))
-
-    def __getstate__(self) -> Settings:
-        """A pickled model has its vectors with it, and the address of the cluster to train in."""
-        state = {**super().__getstate__(), "client": address_of(self.client)}
-        state.pop("_words", None)
-        if "wv" in state:
-            state["wv"] = WordVectors(self.wv.index_to_key, self.wv.vectors)
-        return state

@@ -123,7 +123,7 @@ class Saved:
             tensors["intercept"],
             Layout(layout["features"], layout["bits"], columns),
         )
-        model.__setstate__({"_weights": weights})  # as a pickle of the fitted model would
+        model.__setstate__({"_learnt": weights})  # as a pickle of the fitted model would
         return model
 
     def evaluate(self, parts: Sequence[Delayed | Future], client: Client) -> dict[str, float]:

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import dask
 import numpy as np
 import scipy.sparse
 from dask.base import is_dask_collection
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
 
-from dps.errors import InputError, InputTypeError, told
+from dps.errors import InputError, InputTypeError
 from dps.functions.neighbours import best_pairs, closest_pairs, nearest_rows
+from dps.models.base import ModelTables, Place, ServerModel
 from dps.models.partitions import blocks_of
+from dps.models.settings import OneOf, Rules, Whole, refuse_other
 from dps.models.spark_pieces import is_spark
 from dps.models.stored_rows import StoredRows, block_for_rows, stored_rows, table_rows, unit_rows
-from dps.models.types import ClusterLike, Features, Labels, Settings
-from dps.models.weights import drop, drop_later
-from dps.models.where import Address, address_of, aside, serving
-
-if TYPE_CHECKING:
-    from sklearn.utils import Tags
+from dps.models.types import ClusterLike, Features, Labels
+from dps.models.weights import drop
+from dps.models.where import aside, serving
 
 __all__ = ["Similarity"]
 
@@ -33,7 +30,8 @@ BATCH_BYTES = 4 << 20  # of the queries of a call, or of its answers
 MOST_QUERIES = 4096  # of a call
 
 
-class Similarity(BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Similarity(ServerModel[StoredRows]):
     """The most similar rows, by cosine similarity, of rows that lie on the servers.
 
     ``fit`` puts the rows, each divided by its norm, into a table. A query goes to all servers; each server computes its
@@ -71,15 +69,11 @@ class Similarity(BaseEstimator):
     >>> cluster.close()
     """
 
-    _rows: StoredRows | None = None
-    _kept: contextlib.ExitStack | None = None  # closes the servers that `fit` has started
-    _dropping: weakref.finalize | None = None  # drops the table with the model, if the servers go on
-
-    def __init__(self, *, n_neighbors: int = 10, metric: str = "cosine", client: ClusterLike = None, servers: int = 1):
-        self.n_neighbors = n_neighbors
-        self.metric = metric
-        self.client = client
-        self.servers = servers
+    RULES: ClassVar[Rules] = {"n_neighbors": Whole(), "metric": OneOf("cosine")}
+    n_neighbors: int = 10
+    metric: str = "cosine"
+    client: ClusterLike = None
+    servers: int = 1
 
     # -- the rows
 
@@ -100,10 +94,7 @@ class Similarity(BaseEstimator):
         Similarity
             Itself.
         """
-        if self.metric != "cosine":
-            raise InputError(f"metric is 'cosine', not {self.metric!r}")
-        for name in ("n_neighbors", "servers"):
-            _whole(name, getattr(self, name))
+        self.check()
         self.close()
         with aside(), contextlib.ExitStack() as stack:
             ps, ours = stack.enter_context(serving(self.client, X, self.servers, lambda: False))
@@ -114,24 +105,15 @@ class Similarity(BaseEstimator):
                 drop(ps, [table], False)
                 raise
             if not ours:
-                self._dropping = weakref.finalize(self, drop_later, ps, (table,), isinstance(self.client, Address))
-                self._dropping.atexit = False  # at exit, the user's parameter server goes on
-            self._kept, self._rows = stack.pop_all(), rows
-        self.n_samples_fit_, self.n_features_in_ = rows.size, rows.layout.features
-        self.__dict__.pop("feature_names_in_", None)
-        if rows.layout.columns is not None:
-            self.feature_names_in_ = np.array(rows.layout.columns, object)
+                self._tables = ModelTables(ps, (table,), self, self.client)
+            self._place, self._learnt = Place(ps, ours, stack.pop_all()), rows
+        self.n_samples_fit_ = rows.size
+        self.note_layout(rows.layout)
         return self
 
     def close(self) -> None:
         """Drop the rows, and stop the servers that :meth:`fit` has started."""
-        dropping, kept, self._dropping, self._kept, self._rows = self._dropping, self._kept, None, None, None
-        if dropping is not None:
-            found = dropping.detach()
-            if found is not None:
-                drop(*found[2])
-        if kept is not None:
-            kept.close()
+        self.forget()
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +148,8 @@ class Similarity(BaseEstimator):
             raise InputTypeError(
                 "kneighbors takes queries in memory or in Dask: in Spark, X.mapInPandas with a function that calls it"
             )
-        stored, k = self._fitted(), _whole("n_neighbors", self.n_neighbors if n_neighbors is None else n_neighbors)
+        stored, k = self._fitted(), self.n_neighbors if n_neighbors is None else n_neighbors
+        refuse_other("n_neighbors", k, Whole())
         most = stored.size - (X is None)
         if k > most:
             raise InputError(
@@ -209,10 +192,11 @@ class Similarity(BaseEstimator):
         similarities : ndarray of float32 [count]
             The cosines.
         """
-        stored, there = self._fitted(), _whole("count", count)
+        stored = self._fitted()
+        refuse_other("count", count, Whole())
         possible = stored.size * (stored.size - 1) // 2
         if count > possible:
-            raise InputError(f"{there} pairs of {stored.size} rows: there are {possible}")
+            raise InputError(f"{count} pairs of {stored.size} rows: there are {possible}")
         best: list[np.ndarray] = [np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)]
         for keys, queries in self._queries(stored, None, 1):
             least = float(best[2][-1]) if len(best[2]) == count else -np.inf
@@ -236,37 +220,6 @@ class Similarity(BaseEstimator):
             block = block_for_rows(dask.compute(part)[0], stored.layout)
             for first in range(0, block.shape[0], step):
                 yield None, table_rows(unit_rows(block[first : first + step]), stored.sparse)
-
-    def _fitted(self) -> StoredRows:
-        if self._rows is None:
-            raise NotFittedError("this Similarity is not fitted yet, or closed; call fit")
-        return self._rows
-
-    # -- as scikit-learn has it
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._rows is not None
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-    def __sklearn_clone__(self) -> Self:
-        """Clone with the same client object, because a cluster cannot be copied."""
-        return type(self)(**self.get_params(deep=False))
-
-    def __getstate__(self) -> Settings:
-        """A pickled model finds rows in another process, for as long as this model has them on the servers."""
-        state = {**super().__getstate__(), "client": address_of(self.client)}
-        return {name: value for name, value in state.items() if name not in ("_kept", "_dropping")}
-
-
-def _whole(name: str, value: object) -> int:
-    """A whole number, 1 or more."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
-    return int(value)
 
 
 def _columns_together(X: Features) -> Features:

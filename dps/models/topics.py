@@ -7,21 +7,22 @@ import math
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import dask
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 from dask.base import is_dask_collection
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 
 import dps
-from dps.errors import InputError, InputTypeError, told
-from dps.models.classes import nonnegative
+from dps.errors import InputError, InputTypeError
+from dps.models.base import ServerModel
 from dps.models.dirichlet import (
     Inference,
     bound_of_documents,
@@ -33,14 +34,14 @@ from dps.models.dirichlet import (
 from dps.models.documents import counts_of
 from dps.models.gibbs import ASSIGNMENT_COLUMNS, MOST_TOPICS, learn_by_sampling
 from dps.models.partitions import taking_turns
+from dps.models.settings import Number, OneOf, Rules, Whole
 from dps.models.spark_documents import spark_documents
 from dps.models.spark_pieces import is_spark
 from dps.models.topic_plan import Learned, TopicPlan
 from dps.models.topic_quality import leading_words, shared_documents, u_mass
-from dps.models.types import ClusterLike, Features, Labels, Predictions, Settings
+from dps.models.types import ClusterLike, Features, Labels, Predictions
 from dps.models.variational import learn_in_batches, learn_online
 from dps.models.weights import shared
-from dps.models.where import address_of, aside, serving
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -75,7 +76,8 @@ def learns_online(model: LatentDirichletAllocation) -> bool:
     return True
 
 
-class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ServerModel[Topics]):
     """Topics of documents, learnt on a parameter server: by variational inference, or by Gibbs sampling.
 
     Parameters, attributes and results are those of scikit-learn's class of this name, beside those that say where and
@@ -165,56 +167,32 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     (40, 2)
     """
 
-    components_: np.ndarray
-    counts_: np.ndarray
-    perplexities_: list[float]
-    bound_: float
-    n_iter_: int
-    n_batch_iter_: int
-    n_features_in_: int
-
-    def __init__(
-        self,
-        n_components: int = 10,
-        *,
-        client: ClusterLike = None,
-        learning_method: str = "batch",
-        doc_topic_prior: float | None = None,
-        topic_word_prior: float | None = None,
-        learning_decay: float = 0.7,
-        learning_offset: float = 10.0,
-        max_iter: int | None = None,
-        batch_size: int | None = None,
-        evaluate_every: int = -1,
-        total_samples: float = 1e6,
-        perp_tol: float = 0.1,
-        mean_change_tol: float = 1e-3,
-        max_doc_update_iter: int = 100,
-        random_state: int | np.random.RandomState | None = None,
-        staleness: float = 0,
-        aggregate: bool = False,
-        servers: int = 1,
-        progress: bool | None = None,
-    ):
-        self.n_components = n_components
-        self.client = client
-        self.learning_method = learning_method
-        self.doc_topic_prior = doc_topic_prior
-        self.topic_word_prior = topic_word_prior
-        self.learning_decay = learning_decay
-        self.learning_offset = learning_offset
-        self.max_iter = max_iter
-        self.batch_size = batch_size
-        self.evaluate_every = evaluate_every
-        self.total_samples = total_samples
-        self.perp_tol = perp_tol
-        self.mean_change_tol = mean_change_tol
-        self.max_doc_update_iter = max_doc_update_iter
-        self.random_state = random_state
-        self.staleness = staleness
-        self.aggregate = aggregate
-        self.servers = servers
-        self.progress = progress
+    RULES: ClassVar[Rules] = {
+        "learning_method": OneOf(*METHODS), "n_components": Whole(), "max_iter": Whole(other=(None,)),
+        "batch_size": Whole(other=(None,)), "max_doc_update_iter": Whole(),
+        "doc_topic_prior": Number(inside=True, other=(None,)), "topic_word_prior": Number(inside=True, other=(None,)),
+        "total_samples": Number(inside=True), "perp_tol": Number(), "mean_change_tol": Number(),
+        "learning_decay": Number(), "learning_offset": Number(),
+    }  # fmt: skip
+    n_components: int = field(default=10, kw_only=False)
+    client: ClusterLike = None
+    learning_method: str = "batch"
+    doc_topic_prior: float | None = None
+    topic_word_prior: float | None = None
+    learning_decay: float = 0.7
+    learning_offset: float = 10.0
+    max_iter: int | None = None
+    batch_size: int | None = None
+    evaluate_every: int = -1
+    total_samples: float = 1e6
+    perp_tol: float = 0.1
+    mean_change_tol: float = 1e-3
+    max_doc_update_iter: int = 100
+    random_state: int | np.random.RandomState | None = None
+    staleness: float = 0
+    aggregate: bool = False
+    servers: int = 1
+    progress: bool | None = None
 
     # -- training
 
@@ -240,7 +218,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         InputError, InputTypeError
             Data or settings from which no topics can be learnt. No table or server is left behind.
         """
-        self._check()
+        self.check()
         data, words = self._read(X)
         random = check_random_state(self.random_state)
         self.components_ = random.gamma(START, 1 / START, (self.n_components, words))
@@ -279,7 +257,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         LatentDirichletAllocation
             Itself.
         """
-        self._check()
+        self.check()
         begins = not self.__sklearn_is_fitted__()
         data, words = self._read(X, None if begins else self.n_features_in_)
         if begins:
@@ -325,7 +303,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         sampling = function is learn_by_sampling
         seed = int(random.randint(1 << 31)) if sampling and random is not None else 0
         plan = self._plan(passes, total, seed, sampling)
-        with aside(), serving(self.client, X, self.servers) as (ps, _), turns(ps, X):
+        with self.serving(X) as (ps, _), turns(ps, X):
             try:
                 self._make_tables(ps, plan, "sum" if self.aggregate and function is learn_online else None)
                 staleness = self.staleness if function is learn_online else math.inf
@@ -372,29 +350,14 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             self.counts_ = np.ascontiguousarray(counts)
         self.components_ = np.ascontiguousarray(plan.eta + learnt.scale * counts.astype(np.float64))
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Refuse impossible settings before any server starts."""
-        if self.learning_method not in METHODS:
-            raise InputError(f"learning_method is one of {', '.join(METHODS)}; not {self.learning_method!r}")
-        for name in ("n_components", "max_iter", "batch_size", "max_doc_update_iter", "servers"):
-            value = getattr(self, name)
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1
-            if not (whole or (name in ("batch_size", "max_iter") and value is None)):
-                raise InputError(f"{name} is a whole number, 1 or more; not {told(value)}")
-        for name in ("doc_topic_prior", "topic_word_prior", "total_samples"):
-            value = getattr(self, name)
-            if not (value is None and name != "total_samples") and not (nonnegative(value) and value > 0):
-                raise InputError(f"{name} is a finite number above 0; not {told(value)}")
-        for name in ("perp_tol", "mean_change_tol", "learning_decay", "learning_offset"):
-            if not nonnegative(getattr(self, name)):
-                raise InputError(f"{name} is a finite number, 0 or more; not {getattr(self, name)!r}")
+        super().check()
         if not 0 < self.learning_decay <= 1 or self.learning_offset < 1:
             raise InputError(
                 f"learning_decay is above 0 and at most 1, and learning_offset 1 or more; not {self.learning_decay!r} "
                 f"and {self.learning_offset!r}: other weights of updates do not fall below 1, or not to 0"
             )
-        if self.aggregate and self.staleness != 0:
-            raise InputError(f"aggregate=True needs staleness=0, not {self.staleness!r}")
         if self.learning_method == "gibbs" and self.n_components > MOST_TOPICS:
             raise InputError(f"Gibbs sampling has at most {MOST_TOPICS:,} topics, not {self.n_components:,}")
 
@@ -549,17 +512,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
         tags.input_tags.positive_only = True
         return tags
-
-    def __sklearn_clone__(self) -> Self:
-        """Clone with the same client object, because a cluster cannot be copied."""
-        return type(self)(**self.get_params(deep=False))
-
-    def __getstate__(self) -> Settings:
-        """A pickled model needs no cluster, and has the address of the cluster to train in."""
-        return {**super().__getstate__(), "client": address_of(self.client)}
 
 
 def turns(ps: dps.ParameterServer, X: Features) -> contextlib.AbstractContextManager[None]:

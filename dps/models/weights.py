@@ -23,7 +23,7 @@ from dps.models.spark_pieces import is_spark
 from dps.models.types import Features, Predictions
 
 __all__ = ["LARGEST", "HomeWeights", "LiveWeights", "drop", "drop_later", "is_lazy", "lazily", "margins_of"]
-__all__ += ["probabilities_of", "shared", "softmax", "take", "weights_from", "without_penalties"]
+__all__ += ["probabilities_of", "shared", "softmax", "weights_from", "without_penalties"]
 
 LARGEST = 1 << 28  # features of a model that is copied into one process, and coefficients in a `coef_`
 PULL_FEATURES = 1 << 20  # in one pull
@@ -231,7 +231,3 @@ def drop_later(ps: dps.ParameterServer, tables: Iterable[str], attached: bool) -
     """`drop` in a new thread, because a model may be collected in any thread, and Dask's own threads must not wait."""
     if not ps.closed:
         threading.Thread(target=drop, args=(ps, tables, attached), name="dps-drop", daemon=True).start()
-
-
-def take(chosen: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    return classes[chosen]

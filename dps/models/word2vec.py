@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
 
 import dps
 from dps.errors import InputError
 from dps.graph import RandomWalks
-from dps.models.classes import nonnegative
-from dps.models.factor_tables import HomeTable, LiveTable
+from dps.models.base import ModelTables, ServerModel
+from dps.models.factor_tables import FactorTable, HomeTable, LiveTable
 from dps.models.partitions import taking_turns
+from dps.models.settings import Number, OneOf, Rules, Whole, refuse_other
 from dps.models.spark_pieces import is_spark
 from dps.models.spark_sentences import SparkSentences, spark_sentences
 from dps.models.types import ClusterLike, Settings
-from dps.models.weights import drop, drop_later
-from dps.models.where import Address, address_of, aside, serving
+from dps.models.weights import drop
+from dps.models.where import aside
 from dps.models.word_data import (
     Sentences,
     Vocabulary,
@@ -46,7 +45,138 @@ ASSIGN_ROWS = 1 << 15  # in one call
 Text: TypeAlias = list | SparkSentences | RandomWalks  # what is read: partitions of sentences, or walks
 
 
-class Word2Vec(BaseEstimator):
+class WordModel(NamedTuple):
+    """What was learnt: the words and their two vectors, on the servers or in this process."""
+
+    vocabulary: Vocabulary
+    inside: FactorTable  # the vectors of words
+    outside: FactorTable  # the vectors by which words are predicted
+
+    def home(self) -> WordModel:
+        """A copy in this process."""
+        everything = np.arange(len(self.vocabulary.words))
+        inside, outside = (HomeTable(everything, table.find(everything)[0]) for table in self[1:])
+        return WordModel(self.vocabulary, inside, outside)
+
+    def vectors(self) -> WordVectors:
+        """The words and their vectors, for users."""
+        return WordVectors(self.vocabulary.words, self.inside)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class VectorModel(ServerModel[WordModel]):
+    """What models of words, and of vertices of walks, share: settings, training, what was learnt."""
+
+    STATE: ClassVar = (*ServerModel.STATE, "wv")
+    RULES: ClassVar[Rules] = {
+        "vector_size": Whole(), "window": Whole(), "min_count": Whole(), "epochs": Whole(), "negative": Whole(),
+        "batch_words": Whole(), "alpha": Number(), "min_alpha": Number(), "sample": Number(), "seed": Whole(0),
+        "sg": OneOf(1, 0),
+    }  # fmt: skip
+    vector_size: int = field(default=100, kw_only=False)
+    client: ClusterLike = None
+    window: int = 5
+    epochs: int = 5
+    alpha: float = 0.025
+    min_alpha: float = 0.0001
+    sg: int = 1
+    negative: int = 5
+    ns_exponent: float = 0.75
+    sample: float = 1e-3
+    batch_words: int = 50_000
+    staleness: float = 0
+    servers: int = 1
+    seed: int = 1
+    progress: bool | None = None
+
+    def learn(self, ps: dps.ParameterServer, text: Text, epochs: int, ours: bool) -> None:
+        """Make so many passes over the text, from what is learnt or from the beginning, and keep what comes of it.
+
+        `ours`: the servers end with the fit, so that the vectors are copied into this process.
+        """
+        if self._tables is not None:
+            self._train(ps, text, epochs, self._tables.names, self._fitted().vocabulary)
+            return
+        vocabulary = self._count(ps, text) if self._learnt is None else self._learnt.vocabulary
+        tables = self._make_tables(ps, vocabulary)
+        try:
+            self._train(ps, text, epochs, tables, vocabulary)
+            live = WordModel(vocabulary, *(LiveTable(ps.client(), name, self.vector_size) for name in tables))
+            self._learnt = live.home() if ours else live
+            self.counts_, self.wv = vocabulary.counts, self._learnt.vectors()
+            if not ours:
+                self._tables = ModelTables(ps, tables, self.wv, self.client)
+        finally:
+            if self._tables is None:
+                drop(ps, tables, False)
+
+    def _count(self, ps: dps.ParameterServer, text: Text) -> Vocabulary:
+        if isinstance(text, RandomWalks):
+            return visited_vertices(text, self.min_count)
+        data, *name = (text.partitions, text.name) if isinstance(text, SparkSentences) else (text,)
+        with turns(ps, text):
+            return vocabulary_of(ps.run(count_words, data, progress=False), self.min_count, *name)
+
+    def _make_tables(self, ps: dps.ParameterServer, vocabulary: Vocabulary) -> tuple[str, str]:
+        """Make the tables, with the rows of the model so far, if there is one."""
+        tag, count, spread = uuid.uuid4().hex[:8], len(vocabulary.words), 0.5 / self.vector_size
+        tables = f"words-{tag}", f"contexts-{tag}"
+        ps.table(tables[0], self.vector_size, rows=count, init=dps.Uniform(-spread, spread, seed=self.seed))
+        ps.table(tables[1], self.vector_size, rows=count)
+        if self._learnt is not None:
+            for name, table in zip(tables, self._learnt[1:], strict=True):
+                values = table.find(np.arange(count))[0]
+                for first in range(0, count, ASSIGN_ROWS):
+                    piece = np.arange(first, min(count, first + ASSIGN_ROWS))
+                    ps.client().assign(name, piece, values[piece])
+        return tables
+
+    def _train(
+        self, ps: dps.ParameterServer, text: Text, epochs: int, tables: tuple[str, ...], vocabulary: Vocabulary
+    ) -> None:
+        words_table, contexts_table = tables
+        plan = WordPlan(
+            words_table, contexts_table, cbow=not self.sg, window=self.window, negative=self.negative, alpha=self.alpha,
+            min_alpha=self.min_alpha, epochs=epochs, seed=self.seed,
+            batch_words=words_of_batch(self.batch_words, int(vocabulary.counts.sum())),
+            noise=dps.sampling.unigram_table(vocabulary.counts, self.ns_exponent),
+            keep=dps.sampling.subsample(vocabulary.counts, self.sample) if self.sample else None,
+        )  # fmt: skip
+        with turns(ps, text):
+            function: Callable
+            words: Any
+            if isinstance(text, RandomWalks):
+                function, data, columns = train_walks, text.data, text.columns
+                words = walk_text(text, vocabulary.words)
+            else:
+                data = text.partitions if isinstance(text, SparkSentences) else text
+                function, columns, words = train_words, None, vocabulary.words
+            reports = ps.run(
+                function, data, columns=columns, args=(plan, words), staleness=self.staleness, progress=self.progress
+            )
+        self.loss_curve_ = [*getattr(self, "loss_curve_", []), *reports[0]]
+
+    def portable(self) -> WordModel | None:
+        """What was learnt, as a pickled model has it."""
+        return None if self._learnt is None else self._learnt.home()
+
+    # -- as scikit-learn has it
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = tags.input_tags.sparse = False  # X is text, or edges
+        return tags
+
+    def __getstate__(self) -> Settings:
+        """A pickled model has its vectors with it, and the address of the cluster to train in."""
+        state = super().__getstate__()
+        if self._learnt is not None:
+            state["wv"] = state["_learnt"].vectors()
+        return state
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Word2Vec(VectorModel):
     """Vectors of words by skip-gram or CBOW with negative sampling, on a parameter server.
 
     Trainers pull the rows of the words of a batch of text, make small steps on them, and push how far these have come.
@@ -107,51 +237,7 @@ class Word2Vec(BaseEstimator):
     ['cow', 'dog', 'pig']
     """
 
-    _vocabulary: Vocabulary | None = None
-    _outside: HomeTable | LiveTable | None = None  # the vectors by which words are predicted
-    _ps: dps.ParameterServer | None = None  # of the user, that has the tables
-    _tables: tuple[str, str] | None = None
-    _dropping: weakref.finalize | None = None
-    wv: WordVectors
-    counts_: np.ndarray
-    loss_curve_: list[float]
-
-    def __init__(
-        self,
-        vector_size: int = 100,
-        *,
-        client: ClusterLike = None,
-        window: int = 5,
-        min_count: int = 5,
-        epochs: int = 5,
-        alpha: float = 0.025,
-        min_alpha: float = 0.0001,
-        sg: int = 1,
-        negative: int = 5,
-        ns_exponent: float = 0.75,
-        sample: float = 1e-3,
-        batch_words: int = 50_000,
-        staleness: float = 0,
-        servers: int = 1,
-        seed: int = 1,
-        progress: bool | None = None,
-    ):
-        self.vector_size = vector_size
-        self.client = client
-        self.window = window
-        self.min_count = min_count
-        self.epochs = epochs
-        self.alpha = alpha
-        self.min_alpha = min_alpha
-        self.sg = sg
-        self.negative = negative
-        self.ns_exponent = ns_exponent
-        self.sample = sample
-        self.batch_words = batch_words
-        self.staleness = staleness
-        self.servers = servers
-        self.seed = seed
-        self.progress = progress
+    min_count: int = 5
 
     def fit(self, sentences: Sentences, y: None = None) -> Self:
         """Count the words, and learn a vector for each.
@@ -193,18 +279,8 @@ class Word2Vec(BaseEstimator):
         """
         self.check()
         passes = 1 if epochs is None else epochs
-        if not whole(passes, 1):
-            raise InputError(f"epochs is a whole number, 1 or more; not {epochs!r}")
+        refuse_other("epochs", passes, Whole())
         return self._fit(self._text(sentences), passes)
-
-    def forget(self) -> None:
-        """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
-        if self._dropping is not None:
-            _, _, arguments, _ = self._dropping.detach() or (None, None, None, None)
-            if arguments is not None:
-                drop(*arguments)
-        for name in ("_vocabulary", "_outside", "_ps", "_tables", "_dropping", "wv", "counts_", "loss_curve_"):
-            self.__dict__.pop(name, None)
 
     def _text(self, sentences: Sentences | RandomWalks) -> Text:
         if is_spark(sentences):
@@ -216,131 +292,16 @@ class Word2Vec(BaseEstimator):
         sentences.check_open()
         return sentences
 
-    def _count(self, ps: dps.ParameterServer, text: Text) -> Vocabulary:
-        if isinstance(text, RandomWalks):
-            return visited_vertices(text, self.min_count)
-        data, *name = (text.partitions, text.name) if isinstance(text, SparkSentences) else (text,)
-        with turns(ps, text):
-            return vocabulary_of(ps.run(count_words, data, progress=False), self.min_count, *name)
-
     def _fit(self, text: Text, epochs: int) -> Self:
-        with aside():
-            if self._tables is not None and self._ps is not None:
-                self._train(self._ps, text, epochs, self._tables)
-                return self
-            source = text.source if isinstance(text, SparkSentences) else text
-            with serving(self.client, source, self.servers, detaches=lambda: self._dropping is None) as (ps, ours):
-                if self._vocabulary is None:
-                    self._vocabulary = self._count(ps, text)
-                tables = self._make_tables(ps, self._vocabulary)
-                try:
-                    self._train(ps, text, epochs, tables)
-                    self._keep(ps, tables, ours)
-                finally:
-                    if self._tables is None:
-                        drop(ps, tables, False)
+        if self._tables is not None:
+            with aside():
+                self.learn(self._tables.ps, text, epochs, False)
+            return self
+        with self.serving(text.source if isinstance(text, SparkSentences) else text) as (ps, ours):
+            self.learn(ps, text, epochs, ours)
         return self
-
-    def _make_tables(self, ps: dps.ParameterServer, vocabulary: Vocabulary) -> tuple[str, str]:
-        """Make the tables, with the rows of the model so far, if there is one."""
-        tag, count, spread = uuid.uuid4().hex[:8], len(vocabulary.words), 0.5 / self.vector_size
-        tables = f"words-{tag}", f"contexts-{tag}"
-        ps.table(tables[0], self.vector_size, rows=count, init=dps.Uniform(-spread, spread, seed=self.seed))
-        ps.table(tables[1], self.vector_size, rows=count)
-        if self._outside is not None:
-            for name, values in zip(tables, (self.wv.vectors, self._outside.find(np.arange(count))[0]), strict=True):
-                for first in range(0, count, ASSIGN_ROWS):
-                    piece = np.arange(first, min(count, first + ASSIGN_ROWS))
-                    ps.client().assign(name, piece, values[piece])
-        return tables
-
-    def _train(self, ps: dps.ParameterServer, text: Text, epochs: int, tables: tuple[str, str]) -> None:
-        vocabulary = self._fitted()
-        plan = WordPlan(
-            *tables, cbow=not self.sg, window=self.window, negative=self.negative, alpha=self.alpha,
-            min_alpha=self.min_alpha, epochs=epochs, seed=self.seed,
-            batch_words=words_of_batch(self.batch_words, int(vocabulary.counts.sum())),
-            noise=dps.sampling.unigram_table(vocabulary.counts, self.ns_exponent),
-            keep=dps.sampling.subsample(vocabulary.counts, self.sample) if self.sample else None,
-        )  # fmt: skip
-        with turns(ps, text):
-            function: Callable
-            words: Any
-            if isinstance(text, RandomWalks):
-                function, data, columns = train_walks, text.data, text.columns
-                words = walk_text(text, vocabulary.words)
-            else:
-                data = text.partitions if isinstance(text, SparkSentences) else text
-                function, columns, words = train_words, None, vocabulary.words
-            reports = ps.run(
-                function, data, columns=columns, args=(plan, words), staleness=self.staleness, progress=self.progress
-            )
-        self.loss_curve_ = [*getattr(self, "loss_curve_", []), *reports[0]]
-
-    def _keep(self, ps: dps.ParameterServer, tables: tuple[str, str], ours: bool) -> None:
-        """Set the attributes of a fitted model."""
-        vocabulary = self._fitted()
-        live = [LiveTable(ps.client(), name, self.vector_size) for name in tables]
-        everything = np.arange(len(vocabulary.words))
-        self.counts_ = vocabulary.counts
-        if ours:  # because the servers end here
-            inside, outside = (table.find(everything)[0] for table in live)
-            self.wv, self._outside = WordVectors(vocabulary.words, inside), HomeTable(everything, outside)
-            return
-        self.wv, self._outside = WordVectors(vocabulary.words, live[0]), live[1]
-        self._ps, self._tables = ps, tables
-        self._dropping = weakref.finalize(self.wv, drop_later, ps, tables, isinstance(self.client, Address))
-        self._dropping.atexit = False  # at exit, the user's parameter server goes on and keeps the tables
-
-    def _fitted(self) -> Vocabulary:
-        if self._vocabulary is None:
-            raise NotFittedError("this Word2Vec is not fitted yet; call fit")
-        return self._vocabulary
-
-    def check(self) -> None:
-        """Refuse impossible settings before any server starts."""
-        for name in ("vector_size", "window", "min_count", "epochs", "negative", "batch_words", "servers"):
-            if not whole(getattr(self, name), 1):
-                raise InputError(f"{name} is a whole number, 1 or more; not {getattr(self, name)!r}")
-        for name in ("alpha", "min_alpha", "sample"):
-            if not nonnegative(getattr(self, name)):
-                raise InputError(f"{name} is a finite number, 0 or more; not {getattr(self, name)!r}")
-        if not whole(self.seed, 0):
-            raise InputError(f"seed is a whole number, 0 or more; not {self.seed!r}")
-        if self.sg not in (0, 1):
-            raise InputError(f"sg is 1 (skip-gram) or 0 (CBOW); not {self.sg!r}")
-
-    # -- as scikit-learn has it
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._outside is not None
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = False  # X is text
-        return tags
-
-    def __sklearn_clone__(self) -> Self:
-        """Clone with the same client object, because a cluster cannot be copied."""
-        return type(self)(**self.get_params(deep=False))
-
-    def __getstate__(self) -> Settings:
-        """A pickled model has its vectors with it, and the address of the cluster to train in."""
-        state = {**super().__getstate__(), "client": address_of(self.client)}
-        if self._tables is not None and self._outside is not None:
-            everything = np.arange(len(self.wv))
-            state["wv"] = WordVectors(self.wv.index_to_key, self.wv.vectors)
-            state["_outside"] = HomeTable(everything, self._outside.find(everything)[0])
-            for name in ("_ps", "_tables", "_dropping"):
-                state.pop(name, None)
-        return state
 
 
 def turns(ps: dps.ParameterServer, text: Text) -> AbstractContextManager[None]:
     """One fit at a time in a Dask cluster. Spark's trainers need none of its threads."""
     return contextlib.nullcontext() if isinstance(text, SparkSentences) else taking_turns(ps.dask_client)
-
-
-def whole(value: object, least: int) -> bool:
-    """Whether it is a whole number, `least` or more."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least

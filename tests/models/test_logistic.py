@@ -619,7 +619,7 @@ def test_large_weights_do_not_travel_in_the_graph(client):
     rng = np.random.default_rng(0)
     wide = scipy.sparse.random(20_000, 1 << 22, 1e-5, "csr", np.float32, rng)
     model = LogisticRegression(client=client, epochs=1).fit(wide, rng.integers(2, size=20_000))
-    model._weights.keys, model._weights.values = np.arange(1 << 21), np.ones((1 << 21, 1), np.float32)
+    model._learnt.keys, model._learnt.values = np.arange(1 << 21), np.ones((1 << 21, 1), np.float32)
     lazy = da.zeros((40, 1 << 22), chunks=(10, 1 << 22), dtype=np.float32).map_blocks(scipy.sparse.csr_matrix)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -99,7 +99,7 @@ def test_one_trainer_is_the_textbook_program(one, sg, pool, monkeypatch):
     words = model.wv.index_to_key
     batches = batches_of([sentences[n : n + 2] for n in range(0, 120, 2)], words, 700)
     expected = textbook(begin, np.zeros_like(begin), words, model.counts_, batches, sg, pool)
-    outside = model._outside.find(np.arange(len(words)))[0]
+    outside = model._learnt.outside.find(np.arange(len(words)))[0]
     model_vectors = model.wv.vectors
     model.forget()
     np.testing.assert_allclose(model_vectors, expected[0], atol=2e-6)

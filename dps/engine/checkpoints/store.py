@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import importlib.metadata
 import logging
 import os
@@ -42,6 +43,7 @@ __all__ = ["Checkpoint", "Store", "Writer", "write_shard"]
 MANIFEST = "manifest.json"
 NAME = re.compile(r"(\d{6,})-[0-9a-f]{6}")
 log = logging.getLogger(__name__)
+own_version = functools.cache(functools.partial(importlib.metadata.version, "dps"))  # it looks at all of sys.path
 
 _being_written: set[tuple[str, str]] = set()  # (root, name) of the checkpoints that this process is writing
 _being_written_lock = threading.Lock()
@@ -169,7 +171,7 @@ class Store:
             tables={spec.name: spec for spec in tables},
             files=(),
             metadata=dict(metadata or {}),
-            version=importlib.metadata.version("dps"),
+            version=own_version(),
         )
         return Writer(self, begun, base)
 

@@ -1,0 +1,150 @@
+"""What all estimators share: where they train, what they have learnt, their tables, and what scikit-learn asks of them.
+
+An estimator is a dataclass of settings. Its `fit` checks them by the rules that its class declares (`RULES`), enters
+:meth:`ServerModel.serving`, and trains there. What it has learnt is one value, `_learnt`, which lies in one of two
+places:
+
+- in this process, where `fit` has started the servers, because these end with it;
+- on the user's parameter server. Its tables (`_tables`) are then dropped with the model, or by :meth:`forget`.
+
+A pickled model has what it has learnt with it, so that it needs no cluster, and the address of the cluster to train in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+
+import dps
+from dps.errors import InputError
+from dps.models.encoding import Layout
+from dps.models.settings import Rule, Rules, Whole, refuse_other
+from dps.models.types import ClusterLike, Features, Settings
+from dps.models.weights import drop, drop_later
+from dps.models.where import Address, address_of, aside, serving
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+__all__ = ["ModelTables", "Place", "ServerModel"]
+
+Learnt = TypeVar("Learnt")
+
+
+class ModelTables:
+    """Tables on a parameter server that goes on after `fit`. They are dropped when `owner` is collected, or by `drop`.
+
+    At the end of the process they stay, as the user's parameter server does.
+    """
+
+    def __init__(self, ps: dps.ParameterServer, names: tuple[str, ...], owner: object, client: ClusterLike):
+        self.ps, self.names = ps, names
+        self._dropping = weakref.finalize(owner, drop_later, ps, names, isinstance(client, Address))
+        self._dropping.atexit = False
+
+    def drop(self) -> None:
+        """Drop the tables now, and detach a parameter server to which `fit` has connected."""
+        found = self._dropping.detach()
+        if found is not None:
+            drop(*found[2])
+
+
+class Place(NamedTuple):
+    """Servers that a model uses beyond a call of `fit`, until it is closed or forgotten."""
+
+    ps: dps.ParameterServer
+    ours: bool  # the model has started them, so that they end with it
+    stack: contextlib.ExitStack  # closes them
+
+
+class ServerModel(BaseEstimator, Generic[Learnt]):
+    """An estimator that trains on a parameter server."""
+
+    RULES: ClassVar[Rules] = {"servers": Whole()}  # what settings may be; a subclass adds its own
+    STATE: ClassVar[tuple[str, ...]] = (
+        "_learnt",
+        "_tables",
+        "_place",
+    )  # beside public attributes
+    client: ClusterLike
+    servers: int
+    _learnt: Learnt | None = None
+    _tables: ModelTables | None = None
+    _place: Place | None = None
+
+    def check(self) -> None:
+        """Refuse impossible settings before any server starts."""
+        for name, rule in self.rules().items():
+            refuse_other(name, getattr(self, name), rule)
+        if getattr(self, "aggregate", False) and getattr(self, "staleness", 0) != 0:
+            raise InputError(f"aggregate=True needs staleness=0, not {self.get_params(deep=False)['staleness']!r}")
+
+    @classmethod
+    def rules(cls) -> dict[str, Rule]:
+        """The rules of this class and of those that it extends."""
+        return {name: rule for each in reversed(cls.__mro__) for name, rule in vars(each).get("RULES", {}).items()}
+
+    @contextlib.contextmanager
+    def serving(self, X: Features) -> Iterator[tuple[dps.ParameterServer, bool]]:
+        """(parameter server to train on, whether `fit` has started it, so that it ends with the fit)."""
+        with aside(), self.servers_for(X) as found:
+            yield found
+
+    def servers_for(self, X: Features) -> AbstractContextManager[tuple[dps.ParameterServer, bool]]:
+        """As `serving`. A parameter server to which this connects stays connected while the model has tables there."""
+        return serving(self.client, X, self.servers, detaches=lambda: self._tables is None)
+
+    def forget(self) -> None:
+        """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
+        if self._place is not None:
+            self._place.stack.close()
+        if self._tables is not None:
+            self._tables.drop()
+        for name in [name for name in self.__dict__ if name.endswith("_") or name in self.STATE]:
+            del self.__dict__[name]
+
+    def note_layout(self, layout: Layout) -> None:
+        """Set the attributes that say of which features the data was."""
+        self.n_features_in_ = layout.features
+        self.__dict__.pop("feature_names_in_", None)
+        if layout.columns is not None:
+            self.feature_names_in_ = np.array(layout.columns, object)
+
+    def _fitted(self) -> Learnt:
+        if self._learnt is None:
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit")
+        return self._learnt
+
+    def portable(self) -> Learnt | None:
+        """What was learnt, as a pickled model has it: in the process that unpickles it."""
+        return self._learnt
+
+    # -- as scikit-learn has it
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._learnt is not None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
+        """Clone with the same client object, because a cluster cannot be copied."""
+        return type(self)(**self.get_params(deep=False))
+
+    def __getstate__(self) -> Settings:
+        """A pickled model needs no cluster, and has the address of the cluster to train in."""
+        state = {**super().__getstate__(), "client": address_of(self.client)}
+        for name in ("_tables", "_place"):
+            state.pop(name, None)
+        if self._learnt is not None:
+            state["_learnt"] = self.portable()
+        return state

@@ -1,0 +1,140 @@
+"""What the settings of estimators may be: declared once for each setting, and checked before any server starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from dps.errors import InputError, told
+
+__all__ = ["Number", "OneOf", "Rule", "Rules", "Whole", "is_number", "is_whole", "refuse_other"]
+
+
+class Rule(Protocol):
+    """What a setting may be."""
+
+    def allows(self, value: object) -> bool:
+        """Whether the setting may have this value."""
+
+    def text(self) -> str:
+        """What the setting is, for the message that refuses another value."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number, `least` or more; or one of the values of `other`.
+
+    Examples
+    --------
+    >>> Whole(1).allows(3), Whole(1).allows(0), Whole(1).allows(True), Whole(1, other=(None,)).allows(None)
+    (True, False, False, True)
+    """
+
+    least: int = 1
+    other: tuple[object, ...] = ()
+
+    def allows(self, value: object) -> bool:
+        """Whether the setting may have this value."""
+        return is_whole(value, self.least) or is_one_of(value, self.other)
+
+    def text(self) -> str:
+        """What the setting is, for the message that refuses another value."""
+        return f"a whole number, {self.least} or more" + alternatives(self.other)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number, from `least` to `most`, without the ends if `inside`; or one of the values of `other`.
+
+    Examples
+    --------
+    >>> Number().allows(0.5), Number().allows(math.inf), Number(inside=True).allows(0.0), Number(most=1.0).allows(2)
+    (True, False, False, False)
+    >>> Number(inside=True).text(), Number(most=1.0).text()
+    ('a finite number, above 0', 'a finite number, from 0 to 1')
+    """
+
+    least: float = 0.0
+    most: float = math.inf
+    inside: bool = False
+    other: tuple[object, ...] = ()
+
+    def allows(self, value: object) -> bool:
+        """Whether the setting may have this value."""
+        return (is_number(value) and self._holds(float(value))) or is_one_of(value, self.other)  # type: ignore[arg-type]
+
+    def _holds(self, value: float) -> bool:
+        return self.least < value < self.most if self.inside else self.least <= value <= self.most
+
+    def text(self) -> str:
+        """What the setting is, for the message that refuses another value."""
+        if self.most < math.inf:
+            bounds = (
+                f"between {self.least:g} and {self.most:g}" if self.inside else f"from {self.least:g} to {self.most:g}"
+            )
+        else:
+            bounds = f"above {self.least:g}" if self.inside else f"{self.least:g} or more"
+        return f"a finite number, {bounds}{alternatives(self.other)}"
+
+
+class OneOf:
+    """One of some values.
+
+    Examples
+    --------
+    >>> OneOf("cg", "exact").allows("cg"), OneOf("cg", "exact").text()
+    (True, 'one of cg, exact')
+    """
+
+    def __init__(self, *values: object):
+        self.values = values
+
+    def allows(self, value: object) -> bool:
+        """Whether the setting may have this value."""
+        return is_one_of(value, self.values)
+
+    def text(self) -> str:
+        """What the setting is, for the message that refuses another value."""
+        return f"one of {', '.join(map(str, self.values))}"
+
+
+Rules: TypeAlias = Mapping[str, Rule]  # by the names of settings
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether this is a whole number, `least` or more."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a finite number.
+
+    >>> is_number(0.5), is_number(math.nan), is_number("much")
+    (True, False, False)
+    """
+    return isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value)
+
+
+def is_one_of(value: object, values: tuple[object, ...]) -> bool:
+    """Whether this is one of some values. An array, which has no single answer to ==, is none of them."""
+    plain = isinstance(value, (str, int, float, np.generic))
+    return any(value is each or (plain and value == each) for each in values)
+
+
+def alternatives(values: tuple[object, ...]) -> str:
+    return "".join(f", or {value!r}" for value in values)
+
+
+def refuse_other(name: str, value: object, rule: Rule) -> None:
+    """Raise an error where the rule of a setting does not allow its value.
+
+    >>> refuse_other("epochs", 0, Whole(1))
+    Traceback (most recent call last):
+    dps.errors.InputError: epochs is a whole number, 1 or more; not 0
+    """
+    if not rule.allows(value):
+        raise InputError(f"{name} is {rule.text()}; not {told(value)}")
