@@ -13,7 +13,6 @@ A pickled model has what it has learnt with it, so that it needs no cluster, and
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -24,36 +23,18 @@ from sklearn.exceptions import NotFittedError
 
 import dps
 from dps.errors import InputError
-from dps.models.encoding import Layout
+from dps.models.inputs.encoding import Layout
 from dps.models.settings import Rule, Rules, Whole, refuse_other
+from dps.models.tables import ModelTables
 from dps.models.types import ClusterLike, Features, Settings
-from dps.models.weights import drop, drop_later
-from dps.models.where import Address, address_of, aside, serving
+from dps.models.where import address_of, aside, serving
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
-__all__ = ["ModelTables", "Place", "ServerModel"]
+__all__ = ["Place", "ServerModel"]
 
 Learnt = TypeVar("Learnt")
-
-
-class ModelTables:
-    """Tables on a parameter server that goes on after `fit`. They are dropped when `owner` is collected, or by `drop`.
-
-    At the end of the process they stay, as the user's parameter server does.
-    """
-
-    def __init__(self, ps: dps.ParameterServer, names: tuple[str, ...], owner: object, client: ClusterLike):
-        self.ps, self.names = ps, names
-        self._dropping = weakref.finalize(owner, drop_later, ps, names, isinstance(client, Address))
-        self._dropping.atexit = False
-
-    def drop(self) -> None:
-        """Drop the tables now, and detach a parameter server to which `fit` has connected."""
-        found = self._dropping.detach()
-        if found is not None:
-            drop(*found[2])
 
 
 class Place(NamedTuple):

@@ -14,8 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 import dps
 from dps.errors import InputError
 from dps.models.base import Place, ServerModel
+from dps.models.linear.weights import HomeWeights, LiveWeights
 from dps.models.types import Features, Labels
-from dps.models.weights import HomeWeights, LiveWeights
 from dps.models.where import aside
 
 __all__ = ["BATCH_ROWS", "MIN_STEPS", "StepwiseModel", "default_batch"]

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from dps.errors import InputError
-from dps.models.spark_notes import sendable
+from dps.models.inputs.notes import sendable
 from dps.models.types import Block
 
 __all__ = ["Ending", "Part", "curve_of", "without_held_out"]

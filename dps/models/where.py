@@ -12,8 +12,8 @@ from dask.distributed import get_client, get_worker, rejoin, secede
 import dps
 from dps import spark
 from dps.errors import InputTypeError
+from dps.models.inputs.spark_pieces import is_spark, session_of
 from dps.models.kept_servers import kept_servers, new_servers
-from dps.models.spark_pieces import is_spark, session_of
 from dps.models.types import ClusterLike, Features
 
 __all__ = ["Address", "address_of", "aside", "dask_of", "serving"]

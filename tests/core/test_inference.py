@@ -13,7 +13,7 @@ from scipy.special import digamma
 from dps.errors import InputError
 from dps.kernels.loops import inference
 from dps.kernels.topics import EPSILON
-from dps.models.dirichlet import Inference, topics_of_documents
+from dps.models.topics.dirichlet import Inference, topics_of_documents
 
 WORDS = 60
 

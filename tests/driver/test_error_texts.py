@@ -12,7 +12,7 @@ from dask.distributed import Client
 import dps
 from dps.errors import DPSError
 from dps.models import KMeans, LogisticRegression, MatrixFactorization, Similarity
-from dps.models.unlabelled import with_zeros
+from dps.models.inputs.unlabelled import with_zeros
 
 pl.LazyFrame({"a": [1]}).collect_schema()  # starts polars' threads, which stay until the process ends
 SECRET = "Ada-1815"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse
 
-from dps.models.factor_steps import safe_rates, sums
+from dps.models.factors.steps import safe_rates, sums
 
 
 class WordPairs(NamedTuple):

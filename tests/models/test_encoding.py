@@ -10,7 +10,7 @@ from sklearn.datasets import dump_svmlight_file
 import dps
 from dps.errors import InputError
 from dps.models import encode_frame, read_libsvm
-from dps.models.encoding import Layout
+from dps.models.inputs.encoding import Layout
 
 FRAME = pd.DataFrame({"city": ["Oslo", "Rome", "Oslo", None], "age": [0.0, 30.0, np.nan, -2.5], "n": [1, 2, 3, 4]})
 

@@ -22,17 +22,12 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import dps
 from dps.errors import InputError, InputTypeError
-from dps.models import (
-    FactorizationMachine,
-    FactorizationMachineRegressor,
-    LogisticRegression,
-    fm_training,
-    second_order,
-)
-from dps.models.encoding import Layout
-from dps.models.fm_training import MachinePlan, MachineReport
-from dps.models.partitions import Piece
-from dps.models.weights import drop
+from dps.models import FactorizationMachine, FactorizationMachineRegressor, LogisticRegression
+from dps.models.factors import machine_training, second_order
+from dps.models.factors.machine_training import MachinePlan, MachineReport
+from dps.models.inputs.encoding import Layout
+from dps.models.inputs.partitions import Piece
+from dps.models.tables import drop
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -231,7 +226,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_variants_are_caught(one, name, monkeypatch):
     function, old, new = WRONG[name]
-    monkeypatch.setattr(fm_training, function, mutant(getattr(second_order, function), old, new))
+    monkeypatch.setattr(machine_training, function, mutant(getattr(second_order, function), old, new))
     with pytest.raises(AssertionError):
         test_it_is_the_textbook_program(one, "adagrad", True, {})
     drop(one, one.tables(), False)  # or the model has dropped them, where it is collected already
@@ -477,14 +472,14 @@ class DyingTrainer:
 
 
 def with_a_death(trainer, *arguments):
-    return fm_training.train(DyingTrainer(trainer), *arguments)
+    return machine_training.train(DyingTrainer(trainer), *arguments)
 
 
 def test_a_trainer_that_is_run_again_makes_the_same_model(ps):
     plan = MachinePlan("rows", "b", np.array([0, 1]), 0.0, 1.0, FEATURES, 2, None, 40, True, 3, True, True, False)
     pieces = ps.dask_client.scatter([Piece(X, Y, Layout(FEATURES, 0))], hash=False)
     made = []
-    for function in (fm_training.train, with_a_death):
+    for function in (machine_training.train, with_a_death):
         ps.table("rows", columns={
             "w": dps.Column(1, optimizer=dps.FTRL()),
             "v": dps.Column(K, init=dps.Normal(0.1, seed=3), optimizer=dps.Adagrad(0.1)),

@@ -17,12 +17,13 @@ from sklearn.metrics import roc_auc_score
 
 import dps
 from dps.errors import InputError, InputTypeError
-from dps.models import FactorizationMachine, FactorizationMachineRegressor, encode_frame, fm_training
-from dps.models.encoding import Layout
-from dps.models.field_aware import Fields
-from dps.models.fm_training import MachinePlan
-from dps.models.partitions import Piece
-from dps.models.weights import drop
+from dps.models import FactorizationMachine, FactorizationMachineRegressor, encode_frame
+from dps.models.factors import machine_training
+from dps.models.factors.field_aware import Fields
+from dps.models.factors.machine_training import MachinePlan
+from dps.models.inputs.encoding import Layout
+from dps.models.inputs.partitions import Piece
+from dps.models.tables import drop
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -246,7 +247,7 @@ class DyingTrainer:
 
 
 def with_a_death(trainer, *arguments):
-    return fm_training.train(DyingTrainer(trainer), *arguments)
+    return machine_training.train(DyingTrainer(trainer), *arguments)
 
 
 def test_a_trainer_that_is_run_again_makes_the_same_model(ps):
@@ -255,7 +256,7 @@ def test_a_trainer_that_is_run_again_makes_the_same_model(ps):
     )
     pieces = ps.dask_client.scatter([Piece(PAIRS, Y, Layout(FEATURES * F, 0, fields=F))], hash=False)
     made = []
-    for function in (fm_training.train, with_a_death):
+    for function in (machine_training.train, with_a_death):
         ps.table("rows", columns={
             "w": dps.Column(1, optimizer=dps.FTRL()),
             "v": dps.Column(F * K, init=dps.Normal(0.1, seed=3), optimizer=dps.Adagrad(0.1)),

@@ -25,12 +25,13 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import dps
 from dps.engine.training.trainer import Trainer
 from dps.errors import InputError, InputTypeError
-from dps.models import KMeans, kmeans_training, seeding
-from dps.models.centers import nearest
-from dps.models.clustering import Beginning, begun_at, trained
-from dps.models.encoding import Layout
-from dps.models.partitions import Piece, Survey
-from dps.models.seeding import SeedPlan, Seeds, seeds_of
+from dps.models import KMeans
+from dps.models.clusters import kmeans_training, seeding
+from dps.models.clusters.centers import nearest
+from dps.models.clusters.clustering import Beginning, begun_at, trained
+from dps.models.clusters.seeding import SeedPlan, Seeds, seeds_of
+from dps.models.inputs.encoding import Layout
+from dps.models.inputs.partitions import Piece, Survey
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -155,7 +156,7 @@ def test_minibatches_beside_numpy(ps, places):
 def test_wrong_minibatches_are_noticed(ps, monkeypatch, name, old, new):
     monkeypatch.setattr(kmeans_training, name, mutant(getattr(kmeans_training, name), old, new))
     if name == "minibatch":
-        monkeypatch.setattr("dps.models.clustering.minibatch", kmeans_training.minibatch)
+        monkeypatch.setattr("dps.models.clusters.clustering.minibatch", kmeans_training.minibatch)
     assert not as_in_numpy(ps)
 
 
@@ -370,7 +371,9 @@ def test_a_trainer_that_dies_while_it_draws_candidates(ps, monkeypatch, number):
     whole = np.round(X)
     parts: list[list[Piece]] = [[piece(whole[::2])], [piece(whole[1::2])]]
     seen = []
-    monkeypatch.setattr("dps.models.clustering.reduced", lambda rows, weights, k, seed: seen.append((rows, weights)))
+    monkeypatch.setattr(
+        "dps.models.clusters.clustering.reduced", lambda rows, weights, k, seed: seen.append((rows, weights))
+    )
 
     def candidates(calls):
         rehearsal = Rehearsal(ps, parts, number, calls)

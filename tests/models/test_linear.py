@@ -22,8 +22,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import dps
 from dps import models
 from dps.errors import InputError, InputTypeError
-from dps.models import batch_solvers, losses
-from dps.models.losses import LOSSES, Problem, batch_loss, elements_of_batch
+from dps.models.linear import batch_solvers, losses
+from dps.models.linear.losses import LOSSES, Problem, batch_loss, elements_of_batch
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,7 +26,8 @@ from sklearn.preprocessing import StandardScaler
 import dps
 from benchmarks.datasets import zipf_clicks
 from dps.errors import InputError
-from dps.models import LogisticRegression, encode_frame, logistic, read_libsvm
+from dps.models import LogisticRegression, encode_frame, read_libsvm
+from dps.models.linear import logistic
 from dps.models.where import Address
 
 

@@ -21,12 +21,13 @@ from sklearn.linear_model import Ridge
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.kernels import rating_steps
-from dps.models import MatrixFactorization, factor_als, factor_bpr, factor_steps, matrix_factorization
-from dps.models.factor_als import ImplicitALS
-from dps.models.factor_bpr import BPR
-from dps.models.factor_data import HomeRatings, checked
-from dps.models.factor_sgd import BiasedSGD
-from dps.models.factor_steps import TableNames, push_steps
+from dps.models import MatrixFactorization
+from dps.models.factors import als, bpr, matrix_factorization, steps
+from dps.models.factors.als import ImplicitALS
+from dps.models.factors.bpr import BPR
+from dps.models.factors.ratings import HomeRatings, checked
+from dps.models.factors.sgd import BiasedSGD
+from dps.models.factors.steps import TableNames, push_steps
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -132,9 +133,9 @@ WRONG = {  # of the steps on pulled rows: what the textbook program must catch
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_variants_are_caught(one, name, monkeypatch):
-    from dps.models import factor_sgd
+    from dps.models.factors import sgd
 
-    monkeypatch.setattr(factor_sgd, "push_steps", mutant(factor_steps.push_steps, *WRONG[name]))
+    monkeypatch.setattr(sgd, "push_steps", mutant(steps.push_steps, *WRONG[name]))
     with pytest.raises(AssertionError):
         test_sgd_is_the_textbook_program(one, 0.02, 100)
 
@@ -288,7 +289,7 @@ def initial(ps, count, factors, seed):
 def test_als_is_the_textbook_program(ps, monkeypatch, solver, trainers):
     run = ps.run
     monkeypatch.setattr(ps, "run", lambda *args, **options: run(*args, trainers=trainers, **options))
-    monkeypatch.setattr(factor_als, "BLOCK_RATINGS", 300)
+    monkeypatch.setattr(als, "BLOCK_RATINGS", 300)
     model = MatrixFactorization(client=ps, **ALS, **solver).fit(FEEDBACK)
     p, q, losses = hu_koren_volinsky(initial(ps, USERS, 4, 15), initial(ps, ITEMS, 4, 16), 4, 1.5, 2.0)
     np.testing.assert_allclose(model.user_factors, p, atol=1e-4)
@@ -330,7 +331,7 @@ WRONG_ALS = {
 def test_wrong_variants_of_als_are_caught(ps, name, monkeypatch):
     function, old, new = WRONG_ALS[name]
     owner, _, name = function.rpartition(".")
-    place = getattr(factor_als, owner) if owner else factor_als
+    place = getattr(als, owner) if owner else als
     monkeypatch.setattr(place, name, mutant(getattr(place, name), old, new))
     with pytest.raises((AssertionError, InputError)):
         test_als_is_the_textbook_program(ps, monkeypatch, {"solver": "exact"}, 1)
@@ -415,8 +416,8 @@ def test_bpr_is_the_textbook_program(one, rate):
 
 
 def test_wrong_variants_of_bpr_are_caught(one, monkeypatch):
-    wrong = mutant(factor_bpr.BPR._learn, "liked.codes, i, j", "liked.codes, j, i")
-    monkeypatch.setattr(factor_bpr.BPR, "_learn", wrong)
+    wrong = mutant(bpr.BPR._learn, "liked.codes, i, j", "liked.codes, j, i")
+    monkeypatch.setattr(bpr.BPR, "_learn", wrong)
     with pytest.raises(AssertionError):
         test_bpr_is_the_textbook_program(one, 0.05)
 

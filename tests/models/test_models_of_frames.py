@@ -13,7 +13,7 @@ from dask.distributed import Client
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.models import KMeans, LogisticRegression, Similarity
-from dps.models.factor_data import checked
+from dps.models.factors.ratings import checked
 
 pl.LazyFrame({"a": [1]}).collect_schema()  # starts polars' threads, which stay until the process ends
 ROWS = 300

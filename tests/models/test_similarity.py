@@ -26,7 +26,8 @@ import dps
 from dps.errors import InputError
 from dps.functions import neighbours
 from dps.functions.neighbours import packed, unpacked
-from dps.models import Similarity, similarity
+from dps.models import Similarity
+from dps.models.clusters import similarity
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,7 +87,7 @@ def test_neighbours_beside_scikit_learn(ps, monkeypatch, form, given, small):
 def test_wrong_neighbours_are_noticed(ps, monkeypatch, name, old, new):
     wrong = mutant(getattr(neighbours, name), old, new)
     monkeypatch.setattr(neighbours, name, wrong)
-    monkeypatch.setattr("dps.models.stored_rows.packed", neighbours.packed)
+    monkeypatch.setattr("dps.models.clusters.stored_rows.packed", neighbours.packed)
     monkeypatch.setattr(neighbours, "ELEMENTS", 100 * 240)
     try:
         assert not neighbours_are_right(ps, SPARSE, None)

@@ -26,10 +26,11 @@ from sklearn import cluster
 
 import dps
 from dps.errors import ClockTimeoutError, InputError, InputTypeError, StoppedError, TrainerLostError
-from dps.models import KMeans, LogisticRegression, spark_pieces
-from dps.models.partitions import piece_of, summary
+from dps.models import KMeans, LogisticRegression
+from dps.models.inputs import spark_pieces
+from dps.models.inputs.partitions import piece_of, summary
+from dps.models.inputs.spark_pieces import block_of
 from dps.models.spark import SparkLogisticRegression, SparkLogisticRegressionModel
-from dps.models.spark_pieces import block_of
 
 ps, spark = sparks.ps, sparks.spark
 ROWS, WIDTH = 400, 6

@@ -11,11 +11,11 @@ import pytest
 import dps
 from dps.engine.wire.values import decode_values, encode_values
 from dps.errors import InputTypeError, ProtocolError
-from dps.models.encoding import Layout
-from dps.models.logistic_training import Plan
-from dps.models.partitions import Survey, summary
-from dps.models.seeding import SeedPlan
-from dps.models.spark_notes import KINDS, from_plain, to_plain
+from dps.models.clusters.seeding import SeedPlan
+from dps.models.inputs.encoding import Layout
+from dps.models.inputs.notes import KINDS, from_plain, to_plain
+from dps.models.inputs.partitions import Survey, summary
+from dps.models.linear.logistic_training import Plan
 from dps.models.stopping import Ending
 
 TEXTS = np.array(["click", "no"], object)

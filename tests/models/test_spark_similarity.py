@@ -11,9 +11,9 @@ import sparks
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.models import Similarity
-from dps.models.encoding import Layout
-from dps.models.partitions import Piece
-from dps.models.stored_rows import PutPlan, put, size_of
+from dps.models.clusters.stored_rows import PutPlan, put, size_of
+from dps.models.inputs.encoding import Layout
+from dps.models.inputs.partitions import Piece
 
 ps, spark = sparks.ps, sparks.spark
 pytestmark = [

@@ -11,7 +11,8 @@ import sparks
 import dps
 import dps.graph
 from dps.errors import InputError, InputTypeError
-from dps.models import Node2Vec, Word2Vec, spark_sentences
+from dps.models import Node2Vec, Word2Vec
+from dps.models.words import spark_sentences
 
 ps, spark = sparks.ps, sparks.spark
 pytestmark = [

@@ -9,11 +9,11 @@ import pytest
 import scipy.sparse
 from oracles import mutant
 
-from dps.models import gibbs
-from dps.models.dirichlet import Inference
-from dps.models.gibbs import ASSIGNMENT_COLUMNS, learn_by_sampling
-from dps.models.topic_plan import TopicPlan, TwoTables
-from dps.models.variational import learn_in_batches, learn_online
+from dps.models.topics import gibbs
+from dps.models.topics.dirichlet import Inference
+from dps.models.topics.gibbs import ASSIGNMENT_COLUMNS, learn_by_sampling
+from dps.models.topics.plan import TopicPlan, TwoTables
+from dps.models.topics.variational import learn_in_batches, learn_online
 from dps.testing import Faults, Simulation
 
 TOPICS, WORDS = 3, 20

@@ -26,9 +26,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import dps
 from dps import models
 from dps.errors import InputError, InputTypeError
-from dps.models import gibbs, topic_quality, variational
-from dps.models.topic_plan import TwoTables
-from dps.models.variational import Discount
+from dps.models.topics import gibbs, quality, variational
+from dps.models.topics.plan import TwoTables
+from dps.models.topics.variational import Discount
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -552,7 +552,7 @@ def test_coherence_is_that_of_the_paper(ps, monkeypatch):
     expected = [coherence_of(words.tolist(), X) for words in model.top_words(6)]
     np.testing.assert_allclose(model.coherence(X, top_n=6), expected, rtol=1e-9)
     assert np.isfinite(model.coherence(X[:2], top_n=20)).all(), "words that no document has are left out"
-    wrong = mutant(topic_quality.u_mass, "terms[later[there], sooner[there]]", "terms[sooner[there], later[there]]")
+    wrong = mutant(quality.u_mass, "terms[later[there], sooner[there]]", "terms[sooner[there], later[there]]")
     monkeypatch.setattr(models.topics, "u_mass", wrong)
     assert not np.allclose(model.coherence(X, top_n=6), expected)
 

@@ -14,8 +14,9 @@ from sklearn.exceptions import NotFittedError
 
 import dps
 from dps.errors import InputError, InputTypeError, UnknownWordError
-from dps.models import Word2Vec, WordVectors, word2vec, word_training
-from dps.models.word_data import batches_of, vocabulary_of
+from dps.models import Word2Vec, WordVectors
+from dps.models.words import training, word2vec
+from dps.models.words.text import batches_of, vocabulary_of
 
 rng = np.random.default_rng(0)
 GROUPS = np.array([[f"g{group}w{number}" for number in range(6)] for group in range(5)])
@@ -90,7 +91,7 @@ def textbook(
 @pytest.mark.parametrize(("sg", "pool"), [(1, 64), (0, 64), (1, 32)])
 def test_one_trainer_is_the_textbook_program(one, sg, pool, monkeypatch):
     if pool == 32:  # as with long texts
-        monkeypatch.setattr(word_training, "SHORT_BATCH", 700)
+        monkeypatch.setattr(training, "SHORT_BATCH", 700)
     sentences = SENTENCES[:120]
     model = Word2Vec(client=one, sg=sg, **SMALL).fit(sentences)
     one.table("first", 6, rows=len(model.wv), init=dps.Uniform(-0.5 / 6, 0.5 / 6, seed=3))
@@ -159,14 +160,14 @@ class DyingTrainer:
 
 
 def with_a_death(trainer, *arguments):
-    return word_training.train_words(DyingTrainer(trainer), *arguments)
+    return training.train_words(DyingTrainer(trainer), *arguments)
 
 
 def test_a_trainer_that_is_run_again_gives_the_same_model(one, monkeypatch):
     run = one.run
     monkeypatch.setattr(one, "run", lambda *args, **options: run(*args, retries=1, **options))
     vectors = []
-    for function in (word_training.train_words, with_a_death):
+    for function in (training.train_words, with_a_death):
         monkeypatch.setattr(word2vec, "train_words", function)
         model = Word2Vec(client=one, **SMALL).fit(SENTENCES)
         vectors.append(model.wv.vectors)

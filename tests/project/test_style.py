@@ -89,7 +89,7 @@ LAZY = {  # ... and these, each with its reason
     ("dps.arrays.array", "dps.arrays.namespace"): "it makes arrays, so it imports this one",
     ("dps.arrays.vector", "dask.array"): "brings half of scientific Python, for one method",
     ("dps.engine.cli.train", "dps.models"): "scikit-learn takes a second to import",
-    ("dps.models.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
+    ("dps.models.inputs.files", "dask.dataframe"): "takes a second to import, and libsvm does without it",
     ("dps.engine.checkpoints.export", "dask.array"): "brings half of scientific Python, for one of seven forms",
     ("dps.engine.driver.mapping", "dask.array"): "is there already where there is an array",
     ("dps.engine.driver.mapping", "dask.dataframe.dispatch"): "is there already where there is a frame",
@@ -248,8 +248,8 @@ FOREIGN = {
     "dps.engine.dashboard.terminal": {"NotebookStatus._repr_pretty_"},  # IPython's
     "dps.engine.daskapi.cordon": {"collection._meta"},  # Dask's, of every collection
     "dps.engine.dashboard.pages.routes": {"core.PrometheusHandler._collectors"},
-    "dps.models.spark": {"Params._dummy"},  # of pyspark.ml
-    "dps.models.spark_stages": {"Params._dummy", "model._resetUid"},
+    "dps.models.spark.logistic": {"Params._dummy"},  # of pyspark.ml
+    "dps.models.spark.stages": {"Params._dummy", "model._resetUid"},
     "dps.models.where": {"client._start_arg"},  # of a Dask client
     "dps.spark": {"session.sparkContext._jsc"},
     "dps.engine.training.spark": {"frame.sparkSession._jsparkSession", "frame._jdf", "self.context._jsc"},

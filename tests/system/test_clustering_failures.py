@@ -15,11 +15,11 @@ from distributed import Client
 from servers import wait_until
 
 import dps
-from dps.models.clustering import Beginning, begun_at, trained
-from dps.models.encoding import Layout
-from dps.models.kmeans import KMeans
-from dps.models.partitions import Piece, Survey
-from dps.models.similarity import Similarity
+from dps.models.clusters.clustering import Beginning, begun_at, trained
+from dps.models.clusters.kmeans import KMeans
+from dps.models.clusters.similarity import Similarity
+from dps.models.inputs.encoding import Layout
+from dps.models.inputs.partitions import Piece, Survey
 
 pytestmark = pytest.mark.processes
 CLUSTERS, FEATURES = 5, 4

@@ -15,12 +15,12 @@ import numpy as np
 from distributed import Client
 
 import dps
-from dps.models import matrix_factorization
-from dps.models.factor_als import ImplicitALS
-from dps.models.factor_bpr import BPR
-from dps.models.factor_data import HomeRatings, checked
-from dps.models.factor_sgd import BiasedSGD
-from dps.models.factor_steps import TableNames
+from dps.models.factors import matrix_factorization
+from dps.models.factors.als import ImplicitALS
+from dps.models.factors.bpr import BPR
+from dps.models.factors.ratings import HomeRatings, checked
+from dps.models.factors.sgd import BiasedSGD
+from dps.models.factors.steps import TableNames
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 METHODS = {

@@ -15,11 +15,11 @@ import scipy.sparse
 from distributed import Client
 
 import dps
-from dps.models import fm_training
-from dps.models.encoding import Layout
-from dps.models.field_aware import Fields
-from dps.models.fm_training import MachinePlan
-from dps.models.partitions import Piece
+from dps.models.factors import machine_training
+from dps.models.factors.field_aware import Fields
+from dps.models.factors.machine_training import MachinePlan
+from dps.models.inputs.encoding import Layout
+from dps.models.inputs.partitions import Piece
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 FEATURES, K, CLOCK = 30, 3, 3
@@ -44,7 +44,7 @@ class KillingTrainer:
 
 
 def train(trainer, pieces, pid, plan):
-    return fm_training.train(KillingTrainer(trainer, pid) if pid else trainer, pieces, plan)
+    return machine_training.train(KillingTrainer(trainer, pid) if pid else trainer, pieces, plan)
 
 
 @pytest.mark.parametrize("fields", [None, Fields(5)], ids=["plain", "field-aware"])

@@ -1,0 +1,1 @@
+"""Clusters of rows, and the rows that are most like a row."""

@@ -1,0 +1,183 @@
+"""Encoding: data frames with words and numbers to sparse rows of features."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import scipy.sparse
+
+import dps
+from dps.errors import InputError, InputTypeError
+from dps.features import as_pandas
+from dps.models.inputs.notes import sendable
+from dps.models.types import Block, Features
+
+__all__ = ["Layout", "encode_frame"]
+
+
+def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> scipy.sparse.csr_matrix:
+    """A DataFrame as sparse rows of 2**bits hashed features.
+
+    A text or categorical column gives each row one feature, hash(column, value), of value 1. A numeric column is one
+    feature, hash(column), with the number as its value; a missing number is a feature of its own.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Of pandas, polars or Arrow, with any mix of columns.
+    bits : int
+        Features are numbered 0 to 2**bits - 1; with many more values than that, some share a number.
+    by_field : bool
+        Number pairs of a feature and its field, ``feature * columns + column``, as field-aware factorization machines
+        take them.
+
+    Returns
+    -------
+    scipy.sparse.csr_matrix
+        float32, shape (rows, 2**bits), or (rows, 2**bits * columns) by field.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> X = encode_frame(pd.DataFrame({"city": ["Oslo", "Rome"], "age": [0, 30]}), bits=8)
+    >>> X.shape, X.nnz, X.sum(axis=1).ravel()
+    ((2, 256), 3, matrix([[ 1., 31.]], dtype=float32))
+    """
+    if not 1 <= bits <= 31:
+        raise InputError(f"bits is 1 to 31, not {bits}: features of a sparse matrix are numbered by int32")
+    frame = as_pandas(frame)
+    if not frame.columns.is_unique:
+        raise InputError(f"columns of one name: {sorted(set(frame.columns[frame.columns.duplicated()].map(str)))}")
+    numeric = [c for c in frame.columns if frame[c].dtype.kind in "iufb"]
+    words = [c for c in frame.columns if c not in numeric]
+    rows, places, values = len(frame), [], []
+    if words:
+        places.append(dps.hash_columns(frame[words], bits=bits))
+        values.append(np.ones((rows, len(words)), np.float32))
+    if numeric:
+        numbers = frame[numeric].to_numpy(np.float32, na_value=np.nan)
+        missing = np.isnan(numbers)
+        mask = (1 << bits) - 1
+        names = dps.hash_strings([f"{c}" for c in numeric]) & mask
+        absent = dps.hash_strings([f"{c} is missing" for c in numeric]) & mask
+        places.append(np.where(missing, absent, names))
+        values.append(np.where(missing, np.float32(1), numbers))
+    if not places:
+        raise InputError("the frame has no columns")
+    place, value = np.hstack(places), np.hstack(values)
+    width = 1 << bits
+    if by_field:
+        fields = [frame.columns.get_loc(column) for column in (*words, *numeric)]
+        place, width = place.astype(np.int64) * len(fields) + np.array(fields), width * len(fields)
+    there = value != 0
+    kind = np.int32 if width <= np.iinfo(np.int32).max else np.int64
+    indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(kind)
+    return scipy.sparse.csr_matrix((value[there], place[there].astype(kind), indptr), shape=(rows, width))
+
+
+@sendable
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The shape of a model's X: its number of features, and the columns if it is a frame.
+
+    With 0 bits, the columns of a frame are the features, as they are; with more, they are hashed to 2**bits features,
+    or to as many for each of `fields` columns.
+    """
+
+    features: int
+    bits: int
+    columns: tuple[str, ...] | None = None
+    fields: int = 0  # if columns are pairs of feature and field: of a frame, one for each of its columns
+
+    @property
+    def distinct(self) -> int:
+        """The number of features, each once, in whatever fields."""
+        return self.features // (self.fields or 1)
+
+    @classmethod
+    def of(cls, X: Features, bits: int, by_field: bool = False) -> Layout:
+        """The layout of a block."""
+        if hasattr(X, "columns"):
+            width, names = int(X.shape[1]), tuple(map(str, X.columns))
+            if by_field:
+                return cls((1 << bits) * width, bits, names, width)
+            return cls(1 << bits if bits else width, bits, names)
+        return cls(int(X.shape[1]), bits)
+
+    def block(self, X: Features) -> Block:
+        """Check a block in memory and convert it for the kernels: CSR, or a dense array; float32."""
+        X = as_pandas(X)
+        if self.columns is not None and hasattr(X, "columns"):
+            different = sorted(set(self.columns) ^ set(map(str, X.columns)))
+            if different:
+                raise InputError(f"X has other columns than the model was fitted with; they differ in {different[:10]}")
+            if not self.bits or self.fields:
+                names = {str(column): column for column in X.columns}
+                X = X[[names[column] for column in self.columns]]
+        block = _matrix(X, self.bits, self.fields > 0)
+        if block.shape[1] != self.features:
+            raise InputError(
+                f"X has {block.shape[1]} features, but LogisticRegression is expecting {self.features} features as "
+                f"input"
+            )
+        return block
+
+
+def _matrix(X: Features, bits: int, by_field: bool = False) -> Block:
+    """Convert X to CSR or a dense array of float32, and refuse values that are not finite."""
+    if hasattr(X, "columns"):
+        block = encode_frame(X, bits, by_field) if bits else _columns_of(X)
+    elif hasattr(X, "nnz"):  # scipy's formats, sparse.COO and GCXS
+        block = (X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X).tocsr()
+    else:
+        block = np.asarray(X)
+    if block.dtype.kind == "c":
+        raise InputError("Complex data not supported: X is a matrix of real numbers")
+    if block.ndim != 2:
+        raise InputError(f"X is a matrix, [rows, features]; Reshape your data, which has shape {block.shape}")
+    if block.shape[1] == 0:
+        raise InputError(f"X has 0 feature(s) (shape={block.shape}) while a minimum of 1 is required.")
+    if isinstance(block, np.ndarray):
+        block = _numbers(block)
+    elif block.dtype != np.float32:
+        block = block.astype(np.float32)
+    finite = np.isfinite(block if isinstance(block, np.ndarray) else block.data)
+    if wrong := np.count_nonzero(~finite):
+        named = hasattr(X, "columns") and not bits
+        where = f" (columns {_listed(X.columns[~finite.all(axis=0)])})" if named else ""
+        raise InputError(
+            f"X has {wrong} values that are NaN, infinity or too large for float32{where}; fill or drop them"
+        )
+    return block
+
+
+def _columns_of(frame: Features) -> np.ndarray:
+    """The columns of a frame of numbers as a matrix; missing numbers are NaN."""
+    try:
+        return frame.to_numpy(np.float32, na_value=np.nan)
+    except (TypeError, ValueError):
+        wrong = [column for column in frame.columns if frame[column].dtype.kind not in "iufb"]
+        raise InputTypeError(
+            f"X is a DataFrame with columns that are no numbers ({_listed(wrong)}): leave them out, or make "
+            f"numbers of them, for example by dps.models.encode_frame"
+        ) from None  # because that of pandas quotes a value
+
+
+def _listed(columns: Iterable[object]) -> str:
+    """Some names of columns."""
+    return ", ".join(repr(str(column)) for column in list(columns)[:10])
+
+
+def _numbers(block: np.ndarray) -> np.ndarray:
+    """Convert an array to contiguous float32."""
+    try:
+        return np.ascontiguousarray(block, np.float32)
+    except (TypeError, ValueError) as error:
+        kind = InputTypeError if isinstance(error, TypeError) else InputError
+        why = f" ({error})" if kind is InputTypeError else ""  # a ValueError quotes a value
+        raise kind(
+            f"X is an array with values that are no numbers{why}. Text goes in as a column of a DataFrame, where "
+            f"each word is hashed to a feature of its own: pandas.DataFrame(X)"
+        ) from None

@@ -1,0 +1,1 @@
+"""Linear models: logistic regression, regressions, a support vector machine."""
