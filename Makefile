@@ -159,14 +159,18 @@ $(DEMO): $(REQUIREMENTS) $(CORE) | compiler
 	fi
 	@touch $@
 
-# Two hundred tests of integration take a third of the time of all, so they have a target of their own. .ci/run runs both.
+# What a person runs: all rules and wrong variants that need no compiler, one path with real processes for each promise,
+# a textbook test of each model. `make test-all` runs the rest, too.
 .PHONY: test
-test: $(READY)  ## the tests, without those of integration and the slow ones
-	$(PYTEST) $(PARALLEL) -m "not slow and not integration" $(ARGS)
+test: $(READY)  ## the tests that a person runs: about six minutes on two cores
+	$(PYTEST) $(PARALLEL) -m "not slow and not thorough and not integration" $(ARGS)
 
-.PHONY: test-integration
-test-integration: $(READY)  ## Spark, YARN, and all pages, examples and packages as a user meets them
-	$(PYTEST) $(PARALLEL) -m "integration and not slow" $(ARGS)
+.PHONY: test-rest
+test-rest: $(READY)  ## what `make test` leaves out: compiled wrong variants, more cases, Spark, YARN, all pages and examples
+	$(PYTEST) $(PARALLEL) -m "(thorough or integration) and not slow" --durations=50 --durations-min=1 $(ARGS)
+
+.PHONY: test-all
+test-all: test test-rest  ## both: all that .ci/run runs on one Python
 
 # The suite of the standard's own project is not on PyPI: it needs a clone with its submodule.
 .PHONY: array-api
@@ -286,9 +290,6 @@ sanitize: sanitized  ## tests of the core with gcc's address and undefined-behav
 sanitize-fuzz: sanitized  ## the fuzz of `make fuzz` with the sanitizers: FRAMES=... SEED=...
 	@echo "seed $(SEED)"
 	$(UNDER_SANITIZERS) tests/wire/test_fuzz.py -s -k random $(ARGS)
-
-.PHONY: test-all
-test-all: test test-integration chaos  ## all three
 
 .PHONY: lint
 lint: $(READY)  ## ruff: rules and format

@@ -7,6 +7,7 @@ import importlib.util
 import multiprocessing
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 # A worker process starts in half of the time where it is forked from one that has imported Dask. Such a process
@@ -55,7 +56,13 @@ def pytest_collection_modifyitems(items):
     The name of a test is the same in each process: with an address in it, `make test` would run nothing.
     """
     turn: dict[Path, int] = {}
+    cases: Counter[str] = Counter()
     for item in items:
+        if quick := item.get_closest_marker("quick"):
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] > quick.args[0]:
+                item.add_marker("thorough")
         if {"spark", "yarn"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker("integration")
         marked = [MARKS.get(mark.name, OTHERS) for mark in item.iter_markers()]

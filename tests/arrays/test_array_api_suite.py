@@ -75,6 +75,7 @@ def content(folder: Path) -> dict[str, str]:
     return {str(each.relative_to(folder)): each.read_text() for each in folder.rglob("*") if each.is_file()}
 
 
+@pytest.mark.thorough
 def test_the_suite_runs_in_a_changed_copy_and_the_clone_stays_as_it_is(clone):
     was = content(clone)
     done = run(clone)
@@ -83,6 +84,7 @@ def test_the_suite_runs_in_a_changed_copy_and_the_clone_stays_as_it_is(clone):
     assert content(clone) == was
 
 
+@pytest.mark.thorough
 def test_the_target_fails_when_the_suite_fails(clone):
     test = clone / "array_api_tests" / "test_stand_in.py"
     test.write_text(TESTS + "\ndef test_wrong():\n    assert False\n")

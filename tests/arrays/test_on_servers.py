@@ -139,6 +139,7 @@ def test_a_sparse_vector(ps):
     assert w.eliminate_zeros() == 0  # because `g` is not zero at the other keys
 
 
+@pytest.mark.quick(1)
 def test_a_function_of_the_user_is_mapped(ps):
     numbers = np.arange(300_000.0)
     v, base = dps.arrays.on(ps).asarray(numbers), 3

@@ -233,6 +233,7 @@ def test_a_namespace_is_that_of_its_space():
     assert xp.broadcast_to(xp.ones(3), (2, 3)).tolist() == [[1, 1, 1]] * 2
 
 
+@pytest.mark.thorough
 def test_vectors_that_a_cycle_of_references_keeps_return_when_they_are_needed():
     space = Space(MemoryStore(2))
     xp = ArrayNamespace(space)

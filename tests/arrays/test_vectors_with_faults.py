@@ -78,6 +78,7 @@ def test_sparse_operations_count_once(seed) -> None:
     count_sparse(seed)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("seed", range(30))
 def test_operations_in_place_count_once(seed) -> None:
     count_in_place(seed)

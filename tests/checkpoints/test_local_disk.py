@@ -223,6 +223,7 @@ def test_memory_begins_at_a_page_and_has_room_for_all_pages_that_the_bytes_touch
     assert len(memory) >= size + PAGE - 1
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux")
 @pytest.mark.parametrize("size", [PAGE, local_disk.BLOCK])
 def test_a_fork_does_not_lose_what_is_read_into_memory(size):

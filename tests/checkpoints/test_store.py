@@ -94,6 +94,7 @@ def equal(a: list[dict], b: list[dict]) -> bool:
 # The format
 
 
+@pytest.mark.thorough
 @given(data=st.data())
 def test_a_shard_file_is_what_safetensors_reads(data, tmp_path_factory):
     dtype = data.draw(st.sampled_from(["float32", "float64", "int64"]))
@@ -184,6 +185,7 @@ def test_writing_and_reading_need_no_second_copy(tmp_path):
 # The store, on every kind of file system
 
 
+@pytest.mark.thorough
 @KEEPS
 def test_a_model_is_saved_to_s3_and_restored_on_fewer_servers(s3):
     fsspec.filesystem("s3", **s3).mkdir("models")
@@ -555,6 +557,7 @@ def fail_at(url, turn, how, crash, keep):
     return came
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("crash", [False, True], ids=["goes-on", "crashes"])
 @pytest.mark.parametrize("how", ["after", "half"])  # a half-done write; anything else fails before it is done
 def test_a_fault_at_every_operation(faulty, how, crash, caplog):

@@ -181,6 +181,7 @@ def test_start_scale_and_close(run, client):
     assert "needs 3 workers" in run("start", "--servers", 3, "--timeout", 0.1, status=1).stderr
 
 
+@pytest.mark.thorough
 def test_scale_waits_and_says_what_came_of_it(run, client):
     run("start", "--name", "two", "--servers", 1)
     assert run("scale", 2, "--name", "two").stdout == "2 servers wanted, 2 up\n"

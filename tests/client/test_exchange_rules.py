@@ -300,6 +300,7 @@ WRONG = {  # text of exchange.pyx, the wrong text, and the rule that breaks
 FIRST = "given away and kept", "sent when it is written"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [each if each in FIRST else pytest.param(each, marks=pytest.mark.slow) for each in WRONG]
 )

@@ -209,6 +209,7 @@ def test_a_client_that_divides_keys_otherwise_is_refused(servers, pair, monkeypa
     assert sum(map(len, client.keys("t"))) == 40
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_check_makes_second_rows(servers, monkeypatch) -> None:
     """The wrong variants: both ways of a request have to check. A client's first push goes the general way."""
     spec = TableSpec("w", shards=SHARDS, partition=dps.BlockPartition(4), dtype="int64")

@@ -697,6 +697,7 @@ def test_an_answer_for_one_of_several_tables_that_is_late(servers, client, watch
     assert watched.handed_over == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("verb", ["push", "pull"])
 def test_a_server_that_stands_still_is_not_waited_for_for_ever(servers, verb: str) -> None:
     """It stops in the middle of a message; afterwards the client is as good as new."""
@@ -1049,6 +1050,7 @@ def check_all(pairs, monkeypatch) -> None:
             check(client)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
 )

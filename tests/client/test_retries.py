@@ -350,6 +350,7 @@ def test_nobody_waits_for_a_server_that_was_replaced(gone):
         assert sum(len(keys) for _, keys, _ in other.frames) == 50
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_greet_is_not_there():
     with dask.config.set({"dps.timeouts.connect": "200 ms"}), fakes([]) as (known, client, (fake,)), hung() as where:
         known.addresses[0] = where

@@ -399,6 +399,7 @@ def printed(status):
     return console.export_text()
 
 
+@pytest.mark.thorough
 def test_wishes_of_users_and_how_it_ends():
     options = {"processes": False, "dashboard_address": None}
     with (
@@ -447,6 +448,7 @@ def train(trainer, partitions):
     return total
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_servers_come_and_go_with_the_rows_while_training_stays_exact():
     with (

@@ -340,6 +340,7 @@ def kill_in_the_middle(ps, pool, store, **options):
     return done
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["there", "elsewhere"])
 def test_a_run_goes_on(cluster, ps, pool, store, where):
     make_tables(ps)
@@ -682,6 +683,7 @@ def test_regularly_while_tables_come_and_go(ps, store, pool):
     assert 3 <= len(Store(store).list()) <= 3 + 8, "the newest, and what they are increments of"
 
 
+@pytest.mark.thorough
 def test_every_so_many_clocks(ps, pool, store):
     made = 6 * CLOCKS  # so many that each machine takes three checkpoints meanwhile, however slow its disk is
     make_tables(ps)
@@ -716,6 +718,7 @@ def test_no_tables(ps, store):
         ps.checkpoint(store)
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_meanwhile_leaves_its_last_good_one_the_newest(ps, pool, store):
     make_tables(ps)
     run = begin(pool, ps, clocks=100 * CLOCKS)
@@ -737,6 +740,7 @@ def test_a_run_that_fails_meanwhile_leaves_its_last_good_one_the_newest(ps, pool
     ps.stop_checkpoints()
 
 
+@pytest.mark.thorough
 def test_a_shard_moves_while_it_is_cut(cluster, pool, store):
     with dps.ParameterServer(cluster, servers=2) as ps:
         make_tables(ps)
@@ -756,6 +760,7 @@ def test_a_shard_moves_while_it_is_cut(cluster, pool, store):
         assert counts(ps.export("w")) == expected(3, 3 * CLOCKS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("when", ["waiting for a clock", "writing"])
 def test_closed_in_the_middle(cluster, pool, store, hook, when, monkeypatch):
     monkeypatch.setitem(dask.config.config["dps"]["timeouts"], "connect", "1 s")  # how long trainers insist

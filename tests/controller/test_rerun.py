@@ -231,6 +231,7 @@ def live(dice, make=Runs):
     world.finish()
 
 
+@pytest.mark.thorough
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=300, deadline=None)
 def test_random_lives(dice):
@@ -280,6 +281,7 @@ WRONG = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", WRONG)
 def test_every_wrong_rule_is_caught(wrong, monkeypatch):
     module, old, new = WRONG[wrong]
@@ -568,6 +570,7 @@ def at_work(number):
     return next(note[3] for note in NOTES if note[:3] == (number, 0, 4))
 
 
+@pytest.mark.thorough
 def test_a_zombie_changes_nothing(client, ps):
     """Its worker is gone for Dask, but its thread goes on: another attempt takes over on a free thread."""
     ended = in_thread(ps.run, waits_for_go, da.arange(2, chunks=1).persist(), trainers=2)
@@ -582,6 +585,7 @@ def test_a_zombie_changes_nothing(client, ps):
     assert ps.client().pull("n", keys).tolist() == [1] * 16
 
 
+@pytest.mark.thorough
 def test_no_thread_is_free_for_one_that_lost_its_worker(client, caplog):
     times = {"dps.timeouts.rejoin": "1 s", "dps.timeouts.stop": "1 s"}
     with dask.config.set(times), dps.ParameterServer(client) as ps:
@@ -673,6 +677,7 @@ def assert_counted(ps, trainers, clocks):
     assert ps.status().servers[0].tables["n"].rows == trainers * clocks + 2
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "moment",
@@ -704,6 +709,7 @@ def dies_always(trainer, parts):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_trainers_that_are_lost_for_good():
     with (

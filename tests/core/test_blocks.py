@@ -69,6 +69,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"), [MUTANTS[0], *(pytest.param(*row, marks=pytest.mark.slow) for row in MUTANTS[1:])]
 )

@@ -271,6 +271,7 @@ WRONG = [  # file of dps/engine/core, its text, the wrong text
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
 )

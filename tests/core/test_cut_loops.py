@@ -160,6 +160,7 @@ def check_all(core: ModuleType) -> None:
             check(core, seed, dtype, 1 + seed % 3, 1 + seed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])])
 def test_a_broken_variant_is_caught(old: str, new: str) -> None:
     check_all(cuts)

@@ -69,6 +69,7 @@ def test_what_may_not_be_written_to() -> None:
         differences.take_differences(ROWS, kept, PLACES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"),
     [

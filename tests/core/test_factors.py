@@ -195,6 +195,7 @@ def check_all() -> None:
             test_least_squares(width, steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
 )

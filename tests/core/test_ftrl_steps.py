@@ -203,6 +203,7 @@ WRONG = [  # the text of kernels/loops/ftrl.h, and the wrong text
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])])
 def test_a_broken_variant_is_caught(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     check_all()

@@ -68,6 +68,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("file", "old", "new"), WRONG)
 def test_wrong_variants_of_the_loop(monkeypatch, file, old, new):
     how = Inference(0.1, 100, 1e-3)

@@ -298,6 +298,7 @@ def check_all() -> None:
     assert multinomial_residuals([[0.0, 1000.0]], [1])[1] == 0.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
 )

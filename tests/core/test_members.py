@@ -62,6 +62,7 @@ def test_arrays_that_do_not_fit(error, ends, indices, rows):
         members.are_in_rows(np.array(ends, np.int32), indices, rows, np.zeros(1, np.int64), np.zeros(1, bool))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -49,6 +49,7 @@ def test_polling_follows_the_rule(waits: list[int]) -> None:
     check(polling, waits)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -98,10 +99,12 @@ def rests(module: ModuleType) -> None:
         assert waits.now > 0
 
 
+@pytest.mark.thorough
 def test_where_another_program_wants_the_core_waits_sleep() -> None:
     rests(slow_yields("DPS_STOLEN", "DPS_STOLEN"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -67,6 +67,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("old", "new"), WRONG)
 def test_wrong_variants_are_caught(old, new):
     made = variant("words", "words.h", old, new)

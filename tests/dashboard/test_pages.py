@@ -121,6 +121,7 @@ def words(plot) -> str:
 # -- in a real scheduler
 
 
+@pytest.mark.thorough
 def test_the_page_and_a_page_for_each_plot_are_served(controller, show, get):
     show(snapshots.snapshot(4))
     page = get("/dps")
@@ -134,6 +135,7 @@ def test_the_page_and_a_page_for_each_plot_are_served(controller, show, get):
         assert "bokeh" in get(f"/individual-dps-{name}/autoload.js?bokeh-autoload-element=1").lower()
 
 
+@pytest.mark.thorough
 def test_json(controller, show, get):
     show(snapshots.snapshot(4))
     found = json.loads(get("/json/dps.json"))["parameter_servers"]
@@ -275,6 +277,7 @@ def test_the_dashboard_uses_nothing_private():
     assert {name for name in found if not re.match(r"(self|cls)\._\w+$", name)} <= OTHERS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["dashboard.scheduler.template_variables", "dashboard.components.scheduler.env"])
 def test_without_an_interface_of_distributed_the_page_is_there_all_the_same(name, controller, monkeypatch, caplog):
     module, _, attribute = f"distributed.{name}".rpartition(".")
@@ -378,6 +381,7 @@ def test_browsers_say_nothing_back_of_what_they_draw():
     assert not any(model.syncable for figure in figures for model in (figure, figure.x_range, figure.y_range))
 
 
+@pytest.mark.thorough
 def test_two_clusters_in_one_process_do_not_mix(controller, show, get):
     show(snapshots.snapshot(4))
     assert "dask_dps_clock" in get("/metrics")
@@ -446,6 +450,7 @@ with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster, Client
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_without_bokeh_and_prometheus_client_all_else_works():
     done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, timeout=250)
@@ -456,6 +461,7 @@ def test_without_bokeh_and_prometheus_client_all_else_works():
 # -- plots, without a server
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trainers", [1, 4, 1000])
 def test_plots_show_snapshots_and_follow_them(trainers):
     made, plots = document(snapshots.snapshot(trainers))

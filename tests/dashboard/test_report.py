@@ -142,6 +142,7 @@ def test_the_report_begins_with_what_the_servers_hold():
     assert "the servers held" not in report(slow_history(), VERSIONS)  # they did not answer
 
 
+@pytest.mark.thorough
 def test_it_is_readable_and_small_with_1000_trainers():
     made = report(slow_history(1000, points=200, slow=999), VERSIONS)
     assert len(made) < 1_000_000
@@ -243,6 +244,7 @@ def test_what_is_not_finite_does_not_disturb():
     assert not any("nan" in title.lower() for title in page.titles)
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_a_browser_shows_it_without_a_network(tmp_path):
@@ -404,6 +406,7 @@ def test_reports_that_come_late_make_no_slices_that_overlap():
     valid(timeline(made))
 
 
+@pytest.mark.thorough
 def test_of_very_many_windows_neighbours_are_joined():
     made = slow_history(1000, points=100)
     events = valid(timeline(made, max_windows=10_000))

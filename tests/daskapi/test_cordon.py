@@ -63,6 +63,7 @@ def load(client, seconds):
     return roots + followers + spread
 
 
+@pytest.mark.thorough
 def test_no_ordinary_task_lands_on_servers_that_join_under_load(cluster, client):
     futures = load(client, 0.005)
     for n in range(2, 6):
@@ -73,6 +74,7 @@ def test_no_ordinary_task_lands_on_servers_that_join_under_load(cluster, client)
     assert {ws.name for ws in cluster.scheduler.running} == {"trainer-0", "trainer-1"}
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_no_ordinary_task_lands_on_server_processes():
     with LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster, Client(cluster) as client:
@@ -196,6 +198,7 @@ def test_a_worker_gets_the_resource_later(cluster, client):
 # attach, detach, take-over
 
 
+@pytest.mark.thorough
 def test_detach_restores_and_several_cycles(cluster, client):
     scheduler = cluster.scheduler
     cordon = scheduler.plugins["test-cordon"].cordon

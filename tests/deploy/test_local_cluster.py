@@ -218,6 +218,7 @@ def test_a_preload_is_added_to_those_that_are_given():
         assert ignoring_interrupts({})["preload"] == ["z", ours]
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_several_clusters_one_after_the_other():
     for _ in range(2):
@@ -228,6 +229,7 @@ def test_several_clusters_one_after_the_other():
             assert shard.where().result(PATIENCE) == ("server-0", 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_worker_that_is_given_up_is_replaced():
     """Dask gives a worker up that its nanny has not brought back in time, and leaves its place empty."""

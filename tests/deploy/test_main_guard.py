@@ -65,6 +65,7 @@ def test_servers_beside_spark_are_refused_likewise(tmp_path):
     assert done.stderr.count("Traceback") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_under_another_condition_the_worker_process_refuses(tmp_path):
     text = f"""
@@ -109,6 +110,7 @@ def test_under_another_condition_the_worker_process_refuses(tmp_path):
         """,
     ],
 )
+@pytest.mark.thorough
 def test_programs_that_work_are_not_refused(tmp_path, text):
     done = run(tmp_path, text)
     assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr

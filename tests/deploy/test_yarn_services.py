@@ -86,6 +86,7 @@ def test_a_scheduler_that_never_comes_is_not_waited_for_for_ever():
         find_scheduler(Application(), 0.2)
 
 
+@pytest.mark.thorough
 def test_the_application_outlives_a_connection_but_not_its_scheduler():
     async def connection(scheduler):
         while not scheduler._comms:
@@ -127,6 +128,7 @@ async def lose(scheduler):
         comm.abort()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [Worker, Nanny])
 @pytest.mark.parametrize(("how", "meant"), [(retire, True), (close, True), (lose, False)])

@@ -352,6 +352,7 @@ def test_of_many_who_start_one_name_at_once_one_succeeds(client):
 # -- attach
 
 
+@pytest.mark.thorough
 def test_attach(cluster, client):
     with dps.ParameterServer(client, servers=2, name="mine") as ps:
         spec = ps.table("w", dim=3, optimizer=dps.Adagrad(0.5))
@@ -423,6 +424,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.processes
 @pytest.mark.parametrize("what", ["idle", "run"])
 def test_tables_survive_the_driver(processes, what):
@@ -459,6 +461,7 @@ def test_too_few_workers(client):
         dps.ParameterServer(client, servers=3)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_comes_in_time(cluster, client):
     coming = threading.Timer(0.3, cluster.scale, [3])  # a trainer: no place for a server
     coming.start()
@@ -706,6 +709,7 @@ def push_ones_dense(trainer, parts):
 # -- the cluster restarts
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_restart_of_the_cluster_takes_the_rows_and_says_so(processes):
     """Other servers come up in the place of those that were lost; the rows are gone, and nobody reads zeros."""
@@ -727,6 +731,7 @@ def test_a_restart_of_the_cluster_takes_the_rows_and_says_so(processes):
 # -- TLS
 
 
+@pytest.mark.thorough
 @pytest.mark.tls
 def test_a_cluster_with_tls():
     pytest.importorskip("cryptography")
@@ -760,6 +765,7 @@ def add_up(trainer, parts):
     return float(trainer.pull("n", [1])[0])
 
 
+@pytest.mark.thorough
 def test_who_seems_empty_stays_until_the_table_is_there_that_is_being_made(client, monkeypatch):
     making, create = threading.Event(), dps.engine.server.actor.Server.create_table
 

@@ -35,6 +35,7 @@ def counting(steps: int):
     return count
 
 
+@pytest.mark.thorough
 def test_a_scheduler_and_workers_are_all_there_is_to_run(shell):
     address = shell.scheduler()
     for n in range(2):
@@ -56,6 +57,7 @@ def test_a_scheduler_and_workers_are_all_there_is_to_run(shell):
         np.testing.assert_array_equal(ps.client().pull("counts", np.arange(100)), 2 * steps)
 
 
+@pytest.mark.thorough
 def test_preload_starts_a_parameter_server_when_the_workers_have_come(shell):
     shell.scheduler("--preload", "dps", "--servers", 2, "--copies", 2, "--name", "mine")
     shell.server("server-0", "--preload", "dps")
@@ -143,6 +145,7 @@ def test_another_dps_on_the_scheduler(shell):
         assert not [name for name in plugins if name.startswith("dps")]  # nothing was begun
 
 
+@pytest.mark.thorough
 def test_another_dps_on_workers(shell):
     address = shell.scheduler()
     shell.server("server-0", **pretend(shell.folder, "0.0.2"))

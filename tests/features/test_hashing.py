@@ -57,6 +57,7 @@ def test_pinned_values():
     assert dict(zip(GOLDEN, hash_strings(list(GOLDEN)).tolist(), strict=True)) == GOLDEN
 
 
+@pytest.mark.thorough
 def test_the_same_in_another_process():
     code = (
         "import numpy as np; from dps.features.hashing import hash_strings; print(hash_strings(['dask', 'a']).tolist())"
@@ -337,6 +338,7 @@ def check_all() -> None:
     test_columns()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
 )

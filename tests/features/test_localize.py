@@ -239,6 +239,7 @@ def test_values_that_it_does_not_take():
         localize(sparse.COO.from_numpy(np.ones((2, 2, 2))))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", [*KINDS[:4], *KINDS[5:], lambda X: X.indices.copy(), lambda X: pd.Series(X.indices)])
 def test_remembered_as_long_as_the_batch_lives(kind):
     X = kind(sample())
@@ -342,6 +343,7 @@ def check_all() -> None:
     test_fingerprint_sees_every_word_and_order()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
 )

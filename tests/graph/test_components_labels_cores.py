@@ -69,6 +69,7 @@ def ours(ps, name, edges, **how):
 edge_lists = st.lists(st.tuples(st.integers(-3, 12), st.integers(-3, 12)), min_size=1, max_size=30)
 
 
+@pytest.mark.quick(3)
 @settings(max_examples=20)
 @given(edge_lists, st.integers(0, 5))
 @pytest.mark.parametrize("name", ALGORITHMS)

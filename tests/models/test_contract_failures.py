@@ -272,6 +272,7 @@ HARMS = {
     "both": Harm(("server-0", "trainer-0"), (0.45, 0.46)),
     "twice": Harm(at=(0.1, 0.3, 0.5, 0.7, 0.9), twice=True),
 }
+ALONE = [(harm, 1) for harm in HARMS if harm != "both"]
 
 
 @pytest.fixture(scope="module")
@@ -302,8 +303,11 @@ def undisturbed(client, name: str, trainers: int) -> tuple[Made, float]:
     return UNDISTURBED[name, trainers]
 
 
-@pytest.mark.parametrize("trainers", [1, 2])
-@pytest.mark.parametrize("harm", HARMS)
+# Two trainers add nothing to what one shows of a single harm.
+@pytest.mark.parametrize(
+    ("harm", "trainers"),
+    [("both", 1), *(pytest.param(*case, marks=pytest.mark.thorough) for case in [("both", 2), *ALONE])],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_the_model_is_that_of_an_undisturbed_fit(client, name, harm, trainers):
     if CASES[name].needs:

@@ -240,6 +240,7 @@ WRONG_LOOPS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"), [WRONG_LOOPS[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG_LOOPS[1:])]
 )
@@ -282,6 +283,7 @@ def pairs(n, seed=1):
     return frame, (odds + generator.logistic(size=n) > 0).astype(int)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("solver", ["ftrl", "adagrad"])
 def test_interactions_are_learnt_that_logistic_regression_cannot_see(ps, solver):
     frame, y = pairs(4000)
@@ -298,6 +300,7 @@ def test_interactions_are_learnt_that_logistic_regression_cannot_see(ps, solver)
     machine.forget(), line.forget()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_regression_explains_products(ps, staleness):
     signs = rng.choice([-1.0, 1.0], (2000, 6))

@@ -145,6 +145,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])])
 def test_wrong_variants_are_caught(one, monkeypatch, old, new):
     monkeypatch.setattr("dps.kernels.machines.loops", variant("sparse", "pairs.h", old, new))
@@ -174,6 +175,7 @@ def groups(n, seed=1):
     return frame, (odds + generator.logistic(size=n) > 0).astype(int)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("form", ["frame", "dask frame"])
 def test_the_columns_of_a_frame_are_fields(ps, form):
     frame, y = groups(3000)

@@ -73,6 +73,7 @@ def stacked(parts):
     return scipy.sparse.vstack([block for block, _ in blocks]), np.concatenate([y for _, y in blocks])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block_bytes", [1, 40, 1000, 1 << 25])
 def test_blocks_of_files_are_all_of_their_lines(folder, block_bytes):
     parts = read_libsvm(str(folder / "*.svm"), FEATURES, zero_based=True, block_bytes=block_bytes)

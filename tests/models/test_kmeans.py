@@ -365,6 +365,7 @@ def test_a_trainer_that_dies_and_runs_again(ps, who, size):
         assert made.passes == expected.passes
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_trainer_that_dies_while_it_draws_candidates(ps, monkeypatch, number):
     """After each of its calls. The candidates and their weights are those of trainers that did not die."""
@@ -394,6 +395,7 @@ def test_a_trainer_that_dies_while_it_draws_candidates(ps, monkeypatch, number):
 # -- data
 
 
+@pytest.mark.thorough
 def test_data_of_dask(ps):
     expected = KMeans(client=ps, tol=0, **GIVEN).fit(X)
     lazy = da.from_array(X, chunks=(250, 3))
@@ -526,7 +528,8 @@ def test_another_width_is_refused(ps):
 # -- scikit-learn's own checks
 
 
-@parametrize_with_checks([KMeans(max_iter=20), KMeans(max_iter=10, batch_size=20)])
+@pytest.mark.thorough
+@parametrize_with_checks([KMeans(max_iter=20)])
 def test_checks_of_scikit_learn(ps, estimator, check):
     estimator.set_params(client=ps)
     with warnings.catch_warnings():

@@ -112,6 +112,7 @@ def test_support_vectors_beside_liblinear(ps, labels, how, form):
     assert model.score(X, labels) == theirs.score(X, labels)
 
 
+@pytest.mark.thorough
 def test_data_of_dask_and_frames(ps):
     lazy = da.from_array(X, chunks=(100, 6)), da.from_array(NUMBERS, chunks=(100,))
     expected = models.Ridge(client=ps, **EXACT).fit(X, NUMBERS)
@@ -140,6 +141,7 @@ def test_a_warm_start_needs_fewer_iterations(ps):
     assert cold.fit(X, COUNTS).n_iter_ == first
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("how", "labels"), [(SMOOTH, CLASSES), (SPARSE, TWO)], ids=["lbfgs", "owlqn"])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_the_columns_that_occur_are_enough(ps, monkeypatch, how, labels):
@@ -304,16 +306,12 @@ def test_wrong_slopes_are_noticed(monkeypatch, name, old, new):
 QUICK = {"max_iter": 8, "tol": 1e-4, "batch_size": 10_000}  # one batch of each trainer
 
 
+@pytest.mark.thorough  # the other linear models are checked with their defaults (test_checks_by_default.py)
 @parametrize_with_checks(
     [
-        models.LinearRegression(**QUICK),
         models.Ridge(**QUICK),
-        models.Lasso(alpha=0.01, **QUICK),
-        models.ElasticNet(alpha=0.01, **QUICK),
-        models.PoissonRegressor(**QUICK),
         models.LinearSVC(**QUICK),
         models.LogisticRegression(solver="lbfgs", l2=0.01, **QUICK),
-        models.LogisticRegression(solver="owlqn", l1=0.001, **QUICK),
     ],
 )
 def test_checks_of_scikit_learn_for_linear_models(ps, estimator, check):

@@ -189,6 +189,7 @@ def test_ftrl_keeps_its_rule_when_settings_change(ps):
     assert 0 < abs(model.coef_ - before).max() < 1
 
 
+@pytest.mark.thorough
 def test_ftrl_with_weights_without_an_intercept_and_with_an_early_end(client):
     X, y = gaussian(1200)
     model = LogisticRegression(client=client, solver="ftrl", fit_intercept=False).fit(X, y)
@@ -251,6 +252,7 @@ def test_no_intercept(client):
     np.testing.assert_allclose(model.decision_function(X), X @ model.coef_[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_persisted_arrays():
     """With one trainer, because with two the model depends on which of them has a chunk, and Dask decides that anew."""
     X, y = gaussian()
@@ -321,6 +323,7 @@ INPUTS = {
 SLOW = {"dask GCXS"}  # slicing makes `sparse` compile for ten seconds
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in INPUTS])
 def test_kinds_of_input(client, kind):
     features, labels = INPUTS[kind]()
@@ -359,6 +362,7 @@ def test_multinomial_over_dask(client):
     assert model.score(lazy, da.from_array(names, 250)) > 0.7
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("names", [[0, 1], [-1, 1], [False, True], ["no", "yes"], [1.0, 2.0], ["a long one", "b"]])
 def test_labels_of_any_type(client, names):
     labels = np.array(names)[Y]
@@ -383,12 +387,14 @@ def test_sorted_labels_and_few_rows(client):
     LogisticRegression(client=client).fit(features[[0, 149]], iris.target[[0, 149]])
 
 
+@pytest.mark.thorough
 def test_lists_of_pairs(client):
     pairs = [(sparse_package("GCXS")(SPARSE[n::3]), Y[n::3]) for n in range(3)]
     for parts in ([dask.delayed(pair) for pair in pairs], client.scatter(pairs), dask.delayed((X, Y))):
         assert LogisticRegression(client=client, epochs=10).fit(parts).score(X, Y) > 0.75
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["known chunks", "unknown chunks", "several columns of blocks", "frame"])
 def test_labels_in_memory_for_data_of_dask(client, kind):
     lazy = da.from_array(X, chunks=((150, 50, 0, 200), (4, 2) if kind.startswith("several") else (6,)))
@@ -616,6 +622,7 @@ def test_a_pickled_model_needs_no_cluster(client, ps):
         pickle.loads(pickle.dumps(LogisticRegression())).predict(X)
 
 
+@pytest.mark.thorough
 def test_large_weights_do_not_travel_in_the_graph(client):
     rng = np.random.default_rng(0)
     wide = scipy.sparse.random(20_000, 1 << 22, 1e-5, "csr", np.float32, rng)
@@ -641,6 +648,7 @@ def test_parameters_and_clones(client):
     assert model.__sklearn_tags__().input_tags.sparse
 
 
+@pytest.mark.thorough
 def test_pipelines_and_cross_validation(client):
     pipeline = make_pipeline(StandardScaler(), LogisticRegression(client=client))
     assert pipeline.fit(X, Y).score(X, Y) > 0.8

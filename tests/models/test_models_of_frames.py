@@ -46,6 +46,7 @@ def fitted(client):
     return LogisticRegression(client=client, hash_bits=8).fit(frame, "bought"), frame
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["polars", "arrow"])
 @pytest.mark.parametrize("label", ["named", "apart"])
 def test_the_model_of_the_pandas_frame(client, fitted, kind, label):

@@ -123,6 +123,7 @@ def vectors_of(model, words):
     return vectors
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("one_trainer")
 @pytest.mark.parametrize("sg", [1, 0], ids=["skip-gram", "CBOW"])
 def test_vectors_are_those_of_word2vec_on_the_walks_of_a_plain_program(ps, sg):

@@ -229,6 +229,7 @@ def test_trainers_with_unequal_parts_stop_together(staleness):
 # -- tables and other processes
 
 
+@pytest.mark.thorough
 def test_tables_go_with_their_model(ps):
     model = LogisticRegression(client=ps).fit(X, Y)
     assert len(ps.tables()) == 2
@@ -255,6 +256,7 @@ def test_a_fit_that_fails_leaves_no_tables(ps, monkeypatch):
     assert not ps.tables()
 
 
+@pytest.mark.thorough
 def test_fits_in_one_cluster_take_turns(client):
     """Threads of this process, and tasks of the very cluster that they train in."""
     for backend in ("threading", "dask"):
@@ -263,6 +265,7 @@ def test_fits_in_one_cluster_take_turns(client):
         assert scores.min() > 0.7
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_estimators_train_from_other_processes():
     with (

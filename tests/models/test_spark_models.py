@@ -131,6 +131,7 @@ def meet(ps, pieces, plan, function=lambda trainer, pieces, plan: plan, retries=
         return outcome, planned.exception(60)
 
 
+@pytest.mark.thorough
 def test_the_driver_plans_by_what_all_trainers_have_seen(little):
     piece = piece_of(0, (X[:3], np.array([1, 2, 1])), None, 20, None)
     other = piece_of(1, (X[:4], np.array([7, 7, 7, 2])), None, 20, None)
@@ -169,6 +170,7 @@ def test_who_comes_again_is_told_what_it_was_told(little):
     assert planned == [2]
 
 
+@pytest.mark.thorough
 def test_nobody_waits_in_vain_for_spark_to_read(monkeypatch):
     """Waits that were too long for the controller begin again: of trainers for each other, and for the driver."""
     allgather, late = dps.Trainer.allgather, Counter()

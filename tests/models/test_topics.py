@@ -321,6 +321,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("old", "new"), WRONG)
 def test_wrong_variants_of_the_draws(monkeypatch, old, new):
     cases = [case_of_tokens(30), case_of_tokens(5, 20.0)]

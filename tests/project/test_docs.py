@@ -375,6 +375,7 @@ def test_a_story_without_end_is_ended(tmp_path):
     assert output == "begun\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_story_may_start_worker_processes(tmp_path):
     page = write(

@@ -50,6 +50,7 @@ def compiled(tmp_path_factory):
     return compiled
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changed", "again"),
     [

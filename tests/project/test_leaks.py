@@ -37,6 +37,7 @@ def test_nothing(before):
     assert leaks_since(before) == []
 
 
+@pytest.mark.thorough
 def test_an_event_loop_that_is_not_closed_is_named(before):
     loop = asyncio.new_event_loop()
     pair = [line for line in leaks_since(before) if line.startswith("descriptor socket:")]
@@ -86,6 +87,7 @@ def test_sockets(before):
     assert leaks_since(before) == []
 
 
+@pytest.mark.thorough
 def test_file_and_event_loop(before):
     with open(__file__):
         assert leaks_since(before) == [f"descriptor {__file__}"]
@@ -137,6 +139,7 @@ def test_a_closed_cluster_leaves_nothing(before, processes):
     assert leaks.wait_for_leaks(before) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_running_cluster_comes_and_goes_but_ours_does_not_hide_behind_it():
     options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
@@ -162,6 +165,7 @@ def test_a_running_cluster_comes_and_goes_but_ours_does_not_hide_behind_it():
         process.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_link_that_is_made_again_is_no_leak_but_a_connection_of_a_client_is():
     options = {"servers": 1, "trainers": 1, "processes": False, "dashboard_address": None}

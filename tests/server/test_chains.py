@@ -123,12 +123,14 @@ def play(seed: int, turns: int = 12) -> Chain:
     return one
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_same_as_the_general_way_on_all_replicas(seed: int) -> None:
     play(seed)
 
 
+@pytest.mark.thorough
 def test_many_of_these_frames_are_plain_on_all_servers() -> None:
     chain = play(1, turns=150)
     assert len(chain.servers) == 3
@@ -143,6 +145,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"), [WRONG[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG[1:])]
 )

@@ -320,6 +320,7 @@ TESTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [next(iter(WRONG)), *(pytest.param(name, marks=pytest.mark.slow) for name in [*WRONG][1:])]
 )

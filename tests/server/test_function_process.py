@@ -77,6 +77,7 @@ def test_they_run_in_one_process_of_the_server_that_stays(functions) -> None:
     assert functions.client.call(library.sum, "w") == 80, "one of dps, in the server"
 
 
+@pytest.mark.thorough
 def test_a_call_of_c_that_keeps_the_lock_is_ended_and_the_server_serves_meanwhile() -> None:
     with servers_of(FunctionRunner, timeouts__function="1s") as functions, ThreadPoolExecutor(1) as pool:
         first = functions.process()
@@ -93,6 +94,7 @@ def test_a_call_of_c_that_keeps_the_lock_is_ended_and_the_server_serves_meanwhil
         assert functions.process() != first
 
 
+@pytest.mark.thorough
 def test_five_that_never_end_and_a_good_one() -> None:
     with servers_of(FunctionRunner, timeouts__function="200ms") as functions:
         for _ in range(5):

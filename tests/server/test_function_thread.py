@@ -189,6 +189,7 @@ def work_of(seconds: float):
     return work
 
 
+@pytest.mark.thorough
 def test_no_exception_arrives_after_the_end(functions) -> None:
     """The limit expires about when the functions end. Each either ends or is too slow, and the thread lives on."""
     failed = []

@@ -131,6 +131,7 @@ def play(seed: int, local: bool, turns: int = 25) -> None:
         twins.check()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_as_the_general_way(seed: int, local: bool) -> None:
@@ -221,6 +222,7 @@ def test_an_answer_to_a_slow_reader_shows_no_later_push(local: bool) -> None:
 on_linux = pytest.mark.skipif(not hasattr(resource, "RUSAGE_THREAD"), reason="only Linux counts a thread's page faults")
 
 
+@pytest.mark.thorough
 @on_linux
 @pytest.mark.parametrize("verb", ["push", "pull", "push and pull"])
 def test_large_frames_touch_no_fresh_pages(verb: str) -> None:

@@ -810,6 +810,7 @@ def test_a_wrong_server_is_caught(where, name, old, new, scenario, monkeypatch):
         scenario()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new", "scenario"),
     [WRONG_CORE[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG_CORE[1:])],

@@ -311,6 +311,7 @@ def follow(seed: int, turns: int = 60) -> LoneServer:
     return one
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_backup_does_the_same_as_in_the_general_way(seed: int) -> None:
@@ -323,6 +324,7 @@ def test_the_same_as_the_general_way(seed: int) -> None:
     play(seed)
 
 
+@pytest.mark.thorough
 def test_many_of_these_frames_are_plain() -> None:
     servers = [play(seed) for seed in range(10)]
     assert sum(s.declined for s in servers) < 0.6 * sum(s.role.requests for s in servers)
@@ -693,6 +695,7 @@ WRONG_CUTS = [  # text of dps/engine/core/shards/cuts.pyx, the wrong text
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"), [WRONG_CUTS[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG_CUTS[1:])]
 )
@@ -711,6 +714,7 @@ def test_a_broken_backup_is_caught(monkeypatch, old: str, new: str) -> None:
         collections.deque(map(follow, range(200)), maxlen=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"), [*WRONG[:2], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in WRONG[2:])]
 )

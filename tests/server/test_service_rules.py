@@ -177,6 +177,7 @@ WRONG = {  # text of service.pyx, the wrong text, and the rule that breaks
 FIRST = "deleted rows are not filled", "a primary goes on"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [each if each in FIRST else pytest.param(each, marks=pytest.mark.slow) for each in WRONG]
 )

@@ -14,6 +14,7 @@ from dps.engine.training.trainer import Trainer
 SCHEDULES = 200
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("part", range(2))
 def test_rows_are_as_fresh_as_is_promised(part):
     assert not problems(check_ahead, SCHEDULES, part, parts=2)

@@ -20,6 +20,7 @@ SCHEDULES = 100
 # ---- right
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("part", range(2))
 def test_each_checkpoint_is_one_model_and_a_restore_gives_exactly_that(part):
     assert not problems(check_checkpoints, SCHEDULES, part, parts=2)
@@ -35,6 +36,7 @@ def test_the_same_seed_gives_the_same_checkpoints():
     assert check_checkpoints(3) == check_checkpoints(3)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_breaks_off_after_any_write_is_not_listed_and_goes_away():
     """The disk breaks after each number of changes in turn: files, the manifest, the removal of what was given up."""
     given_up = 0

@@ -25,6 +25,7 @@ from dps.testing import Simulation
 SCHEDULES = 120
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("part", range(2))
 def test_no_schedule_loses_a_deletion_or_brings_a_row_back(part):
     assert not problems(check_deletions, SCHEDULES, part, parts=2)

@@ -14,6 +14,7 @@ from dps.engine.server.functions import FunctionCalls, FunctionWork
 SCHEDULES = 200
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("part", range(2))
 def test_no_schedule_loses_or_repeats_an_effect(part):
     assert not problems(check_functions, SCHEDULES, part, parts=2)

@@ -50,6 +50,7 @@ def count(monkeypatch) -> Count:
     return Count(monkeypatch)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("check", [check_functions, check_deletions])
 def test_ops_beside_the_loop_amid_faults(count: Count, check: Callable[[int], str]) -> None:
     assert not problems(check, SCHEDULES, 0, parts=1)

@@ -14,6 +14,7 @@ from dps.engine.server.tables import ServerTable
 SCHEDULES = 60
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("part", range(2))
 def test_no_schedule_misplaces_or_loses_a_row(part: int) -> None:
     assert not problems(check_partitions, SCHEDULES, part, parts=2)

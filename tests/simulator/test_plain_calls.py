@@ -51,6 +51,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("file", "old", "new"), WRONG)
 def test_schedules_see_a_wrong_step(monkeypatch, file, old, new):
     call, part, exchange = variants(["call", "part", "exchange"], file, old, new)

@@ -13,6 +13,7 @@ from dps.engine.controller.table_procedures import TableProcedures
 SCHEDULES = 100
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("part", range(2))
 def test_servers_come_and_go_and_nothing_is_lost_doubled_or_left(part):
     assert not problems(check_scaling, SCHEDULES, part, parts=2)
@@ -65,6 +66,7 @@ SEEN = {  # where to look first
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_caught(monkeypatch, name):
     assert_caught(monkeypatch, WRONG[name], check_scaling, [*SEEN.get(name, ()), *range(500)])

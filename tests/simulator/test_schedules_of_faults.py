@@ -41,6 +41,7 @@ SCHEDULES = 200
 # ---- right
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("part", range(4))
 def test_every_op_counts_once_whatever_happens(part):
     assert not problems(check_schedule, SCHEDULES, part, parts=4)
@@ -64,6 +65,7 @@ print(*(check_schedule(seed) for seed in range(20, 26)))
 """
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_trace_in_every_process():
     def run(hash_seed):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

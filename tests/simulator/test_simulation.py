@@ -469,6 +469,7 @@ for seed in (5, 6, 7):
 """
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_world_in_every_process():
     def run(hash_seed):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -483,6 +484,7 @@ def test_the_same_seed_gives_the_same_world_in_every_process():
     )
 
 
+@pytest.mark.thorough
 def test_a_thousand_trainers():
     def ticking(trainer, partitions):
         for _ in range(40):

@@ -256,6 +256,7 @@ def hunt(how: settings) -> None:
     run_state_machine_as_test(Machine, settings=how)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (i > 0)) for i, n in enumerate(WRONG)])
 def test_a_wrong_variant_is_caught(name: str, slow_growth, monkeypatch) -> None:
     hunt(settings(HUNT, max_examples=5))

@@ -218,6 +218,7 @@ def check_all(core) -> None:
     np.testing.assert_array_equal(new, np.vstack([np.full((1, 4), 99), expected]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("file", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
 )

@@ -299,6 +299,7 @@ def all_checks() -> None:
 NOTICED = AssertionError, StoppedError, KeyError, IndexError, StopIteration, OverflowError, pytest.fail.Exception
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"), [pytest.param(*wrong, marks=[pytest.mark.slow] * (i > 0)) for i, wrong in enumerate(WRONG)]
 )

@@ -319,6 +319,7 @@ WRONG_KERNELS = [  # text of optimizers.pyx or of steps_of.h, the wrong text
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("file", "old", "new"), [WRONG_KERNELS[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG_KERNELS[1:])]
 )
@@ -374,6 +375,7 @@ WRONG_STARTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("file", "old", "new"), [WRONG_STARTS[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG_STARTS[1:])]
 )

@@ -224,6 +224,7 @@ def fixed_history() -> tuple[np.ndarray, list[Push]]:
     return rng.uniform(-1, 1, (3, 4)), pushes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("optimizer", "old", "new"), [WRONG[0], *(pytest.param(*w, marks=pytest.mark.slow) for w in WRONG[1:])]
 )

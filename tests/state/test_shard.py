@@ -263,6 +263,7 @@ def test_answers_are_the_values_after_the_op(rows: int | None) -> None:
     assert shard.ledger.answer(0, 0, 0) is None, "no client asks again"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("aggregate", ["sum", "mean"])
 def test_few_sums_of_a_large_table_take_little_memory(aggregate: str) -> None:
     """A clock reads and writes the rows that were pushed, not all 512 MB."""

@@ -206,6 +206,7 @@ def test_any_interleaving(spec: TableSpec, data) -> None:
     play(data.draw, spec)
 
 
+@pytest.mark.thorough
 @settings(max_examples=50)
 @given(spec=tables(), data=st.data())
 def test_base_and_increments(spec: TableSpec, data) -> None:
@@ -475,6 +476,7 @@ def hunt(spec: TableSpec, chain: bool) -> None:
 CAUGHT = (AssertionError, InputError, IndexError, ValueError, TypeError, pytest.fail.Exception)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("spec", "owner", "name", "old", "new"), MUTANTS)
 def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, name: str, old: str, new: str) -> None:
@@ -483,6 +485,7 @@ def test_a_broken_variant_is_caught(monkeypatch, spec: TableSpec, owner: type, n
         hunt(spec, "CHANGED" in old + new or name in ("commit", "end"))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("spec", "old", "new"), [COMPILED[0], *(pytest.param(*wrong, marks=pytest.mark.slow) for wrong in COMPILED[1:])]

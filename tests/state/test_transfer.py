@@ -58,6 +58,7 @@ def play(draw: st.DrawFn, spec: TableSpec) -> None:
     assert copy.nbytes >= copy.rows.nbytes
 
 
+@pytest.mark.thorough
 @settings(max_examples=200)
 @given(spec=tables(), data=st.data())
 def test_any_interleaving(spec: TableSpec, data) -> None:

@@ -94,6 +94,7 @@ def drawn(page) -> None:
     page.wait_for_function("window.Bokeh && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle")
 
 
+@pytest.mark.thorough
 def test_the_page_is_drawn_and_follows_a_run(url, page):
     page.goto(f"{url}/dps")
     drawn(page)
@@ -108,6 +109,7 @@ def test_the_page_is_drawn_and_follows_a_run(url, page):
     assert page.locator("a[href=dps]").first.text_content() == "Dps"
 
 
+@pytest.mark.thorough
 def test_a_narrow_window_cuts_off_nothing(url, page):
     page.set_viewport_size({"width": 600, "height": 900})
     page.goto(f"{url}/dps")

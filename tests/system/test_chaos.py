@@ -200,6 +200,7 @@ def ready(copies, trainers=TRAINERS, **options):
         yield client, ps
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("copies", "seconds"),
     [
@@ -235,6 +236,7 @@ def test_servers_and_trainers_are_killed_and_stopped(copies, seconds):
         assert_table(ps, list(enumerate(steps)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", [pytest.param(SHORT, id="short"), pytest.param(SECONDS, id="long", marks=LONG)])
 def test_every_task_runs_twice_while_servers_are_killed_and_stopped(seconds):
     """A second attempt of each trainer, in another process, begins while the first is at work."""

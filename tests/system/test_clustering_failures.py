@@ -105,6 +105,7 @@ def test_the_centers_from_which_it_begins_are_those_of_undisturbed_servers(ps, p
     wait_until(lambda: min(server.number for server in ps.status().servers if server.alive) >= 1)
 
 
+@pytest.mark.thorough
 def test_the_neighbours_are_those_of_undisturbed_servers():
     rows = np.random.default_rng(0).normal(size=(400, FEATURES))
     with (

@@ -58,6 +58,7 @@ def test_deleted_rows_are_made_anew(ps: dps.ParameterServer, copies: int) -> Non
     client.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.leaks_ok("the cluster is shared by the tests of this module")
 def test_a_restored_table_has_the_rows_that_there_were(ps: dps.ParameterServer, tmp_path) -> None:
     w = ps.table("saved", dim=2, optimizer=dps.Adagrad(0.5), shards=4)

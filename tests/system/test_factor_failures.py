@@ -54,6 +54,7 @@ def train(trainer, partitions, pid, *arguments):
     return matrix_factorization.train(KillingTrainer(trainer, pid) if pid else trainer, partitions, *arguments)
 
 
+@pytest.mark.thorough
 def test_the_factors_are_those_of_undisturbed_servers():
     rng = np.random.default_rng(0)
     where = np.flatnonzero(rng.random(USERS * ITEMS) < 0.5)

@@ -47,6 +47,7 @@ def train(trainer, pieces, pid, plan):
     return machine_training.train(KillingTrainer(trainer, pid) if pid else trainer, pieces, plan)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fields", [None, Fields(5)], ids=["plain", "field-aware"])
 def test_the_model_is_that_of_undisturbed_servers(fields):
     rng = np.random.default_rng(0)

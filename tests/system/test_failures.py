@@ -134,6 +134,7 @@ def stopped(pid):
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_server_that_does_not_answer(cluster):
     client = cluster
@@ -203,6 +204,7 @@ def by_shell(folder, scheduler=("-m", "dask"), server=("-m", "dask")):
             process.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_scheduler_that_dies(tmp_path):
     limits = {"distributed.comm.timeouts.connect": "2 s", "dps.timeouts.connect": "2 s", "dps.timeouts.stop": "2 s"}
@@ -240,6 +242,7 @@ def test_a_scheduler_that_dies(tmp_path):
 WITHOUT = "import sys; sys.modules['dps'] = None; from dask.__main__ import main; main()"
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_scheduler_without_dps(tmp_path):
     words = r"the scheduler cannot import dps .*: install it there"

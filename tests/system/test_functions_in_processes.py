@@ -127,6 +127,7 @@ def differs(rows):
     rows.values += np.random.default_rng().random(rows.values.shape) + time.time() + os.getpid()
 
 
+@pytest.mark.thorough
 def test_functions_that_misbehave() -> None:
     """Each of them is a clear error, no row has changed on any copy, and the servers go on."""
     settings = {"dps.timeouts.function": "1s", "dps.limits.frame": "1 MiB"}
@@ -165,6 +166,7 @@ def holds_the_lock(rows):
     return sum(range(3 * 10**8))
 
 
+@pytest.mark.thorough
 def test_one_long_call_of_c_silences_no_server() -> None:
     """It keeps the interpreter's lock for longer than a server may be silent; no server is replaced."""
     with (
@@ -191,6 +193,7 @@ def test_one_long_call_of_c_silences_no_server() -> None:
         assert ps.call(times, w, by=2.0) == 100
 
 
+@pytest.mark.thorough
 def test_a_server_that_comes_later_has_the_functions() -> None:
     with (
         dps.LocalCluster(servers=2, trainers=1, processes=True) as cluster,

@@ -30,6 +30,7 @@ def ps():
         yield ps
 
 
+@pytest.mark.thorough
 def test_ranks_do_not_tell_that_a_server_and_a_trainer_were_lost(ps):
     ring = np.column_stack([np.arange(400), np.roll(np.arange(400), -1)])  # ranks spread slowly
     edges = np.concatenate([ring, random_edges(40, 400)])
@@ -48,6 +49,7 @@ def test_ranks_do_not_tell_that_a_server_and_a_trainer_were_lost(ps):
             np.testing.assert_allclose(ranks(), undisturbed, rtol=0, atol=1e-14)
 
 
+@pytest.mark.thorough
 def test_walks_do_not_tell_that_a_server_and_a_trainer_were_lost(ps):
     """Processes are killed when some walks are on the servers, and others are not."""
     edges, per_vertex, length = random_edges(3000, 1000), 120, 20

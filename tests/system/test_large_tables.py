@@ -24,6 +24,7 @@ def ps(request, monkeypatch):
         yield made
 
 
+@pytest.mark.thorough
 def test_most_rows_of_a_large_table_are_deleted_once(ps) -> None:
     table, keys = ps.table("w", copies=2), np.arange(ROWS)
     table.push(keys, np.ones((ROWS, 1)))

@@ -45,6 +45,7 @@ def test_each_row_counts_once(ps, reassign):
     wait_until(lambda: len(ps.dask_client.nthreads()) == 3)
 
 
+@pytest.mark.thorough
 def test_a_fit_goes_on_after_each_worker_was_lost_in_turn(ps):
     pytest.importorskip("sklearn")
     from dps.models import LogisticRegression

@@ -43,6 +43,7 @@ def disturbed(ps, fit, first, second):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", [*(pytest.param(each, marks=SLOW) for each in ("batch", "online")), "gibbs"])
 def test_topics(ps, method):
     counts = scipy.sparse.csr_matrix(np.random.default_rng(0).poisson(0.3, (DOCUMENTS, WORDS)))
@@ -65,6 +66,7 @@ def sentences():
     return [[f"w{group * 10 + word}" for word in rng.integers(0, 10, 12)] for group in rng.integers(0, 5, 900)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sg", [1, pytest.param(0, marks=SLOW)], ids=["skip-gram", "CBOW"])
 def test_vectors_of_words(ps, sg):
     text = sentences()
@@ -89,6 +91,7 @@ def test_vectors_of_vertices(ps):
     np.testing.assert_allclose(found.wv.vectors, expected.wv.vectors, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_embeddings_of_torch(ps):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(2)

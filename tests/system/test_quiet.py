@@ -135,6 +135,7 @@ def test_programs_that_end_one_way_or_the_other_say_nothing(tmp_path):
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "NameInUseError\nends\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_ctrl_c_in_a_run_leaves_one_traceback_and_the_workers_to_the_program(tmp_path):
     """The whole process group gets it, as in a terminal. The parameters are there afterwards."""

@@ -114,6 +114,7 @@ def test_a_primary_is_killed_under_load_again_and_again():
         check(ps, load)
 
 
+@pytest.mark.thorough
 def test_a_primary_is_stopped_under_load_and_wakes_up():
     with started(3) as (client, ps):
         with Load(ps) as load:
@@ -132,6 +133,7 @@ def test_a_primary_is_stopped_under_load_and_wakes_up():
         check(ps, load)
 
 
+@pytest.mark.thorough
 def test_a_run_ends_although_a_server_stands_still():
     with started(3) as (client, ps):
         ps.table("sums", dtype="int64", aggregate="sum", copies=2)
@@ -207,6 +209,7 @@ def test_servers_come_and_go_while_trainers_train():
             assert reader.pull("n", [50, 51]).sum() == 2 * number
 
 
+@pytest.mark.thorough
 def test_with_one_copy_what_is_lost_is_said_to_be_lost():
     with started(2, copies=1) as (client, ps):
         reader = ps.client()

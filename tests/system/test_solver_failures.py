@@ -52,6 +52,7 @@ def is_whole(ps: dps.ParameterServer) -> bool:
     )
 
 
+@pytest.mark.thorough
 def test_the_iterates_are_those_of_undisturbed_servers():
     """One server is killed by a trainer within an evaluation, another one between two iterations of the solver."""
     with (

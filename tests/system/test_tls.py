@@ -25,7 +25,7 @@ from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.frames import HEADER_SIZE
 from dps.errors import AccessDeniedError, DPSError, ServerGoneError
 
-pytestmark = pytest.mark.tls
+pytestmark = [pytest.mark.tls, pytest.mark.thorough]  # test_chaos.py has a cluster with TLS in `make test`
 globals().pop("test_a_client_travels_as_its_ticket")  # two objects of Security are never equal
 PATIENCE = 1.0  # seconds, of `dps.timeouts.connect`
 IN_TIME = 30.0  # busy as the machine may be; not the 60 s of `dps.timeouts.request`
@@ -165,6 +165,7 @@ def test_silent_handshakes_do_not_keep_others_out(contexts, patience) -> None:
         assert time.monotonic() - began < IN_TIME
 
 
+@pytest.mark.thorough
 def test_servers_refuse_a_client_without_tls_and_one_of_another_authority(security, patience) -> None:
     """The same by way of the client that users have."""
     with encrypted(security), Servers(1) as servers:

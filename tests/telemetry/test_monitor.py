@@ -470,6 +470,7 @@ def test_the_automatic_setting(ready):
     assert any("by the automatic setting" in text for _, text in ps.status().events)
 
 
+@pytest.mark.thorough
 def test_what_fails_at_looking_harms_no_run(ready, monkeypatch):
     _, ps = ready
 
@@ -491,6 +492,7 @@ def test_what_fails_at_looking_harms_no_run(ready, monkeypatch):
         assert not [found for found in run.stragglers if found.kind != "overloaded"]
 
 
+@pytest.mark.thorough
 def test_an_elastic_run_misses_nobody(ready):
     """Trainers of an ordinary Spark stage come when they are scheduled."""
     _, ps = ready
@@ -503,6 +505,7 @@ def test_an_elastic_run_misses_nobody(ready):
     ps.connection.call("end_run", run=run)
 
 
+@pytest.mark.thorough
 def test_the_automatic_setting_begins_where_the_run_is(ready):
     _, ps = ready
 

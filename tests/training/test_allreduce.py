@@ -234,6 +234,7 @@ def test_arrays_of_different_shapes_are_refused(ps):
         ps.run(quarrel, [delayed(n) for n in range(2)])
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_killed_trainer_gets_the_results_that_it_had(tmp_path):
     with (

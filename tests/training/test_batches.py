@@ -34,6 +34,7 @@ KINDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_rows_of_every_kind(kind, size):

@@ -661,6 +661,7 @@ def push_for_ever(trainer, parts):
         trainer.tick()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("staleness", [0, math.inf])
 def test_cancelled_trainers_push_no_more(client, ps, staleness):
     ps.table("n")
@@ -676,6 +677,7 @@ def test_cancelled_trainers_push_no_more(client, ps, staleness):
     assert (ps.client().pull("n", [0, 1, 2]) == before).all()
 
 
+@pytest.mark.thorough
 def test_closing_the_parameter_server_ends_a_run(client, impatient):
     ps = dps.ParameterServer(client)
     ps.table("n")
@@ -775,6 +777,7 @@ def test_a_trainer_that_vanishes(impatient, tmp_path):
         assert len(ps.run(epochs, client.scatter([0, 1]))) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_trainer_that_is_lost_again_and_again():
     with (

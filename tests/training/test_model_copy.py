@@ -94,6 +94,7 @@ def test_each_gradient_counts_once_when_trainers_and_servers_are_lost(seed) -> N
     counted_once(seed, n_fetch=2, n_push=1 + seed)
 
 
+@pytest.mark.thorough
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2))
 def test_pulls_are_as_fresh_as_promised(seed, n_fetch, n_push, staleness) -> None:
     """A pull at clock c sees every push that was made before clock c - staleness - (n_fetch - 1) - (n_push - 1)."""

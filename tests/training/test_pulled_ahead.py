@@ -79,6 +79,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("owner", "name", "old", "new"), VARIANTS)
 def test_a_wrong_variant_is_noticed(monkeypatch, owner, name, old, new) -> None:
     assert inspect.getsource(getattr(owner, name)).count(old) == 1

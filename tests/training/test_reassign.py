@@ -498,6 +498,7 @@ def until_go(trainer, parts):
     return begun
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_is_of_whole_epochs_and_a_run_goes_on(ps, tmp_path):
     failed = []
 
@@ -611,6 +612,7 @@ def simulated(trainer, parts):
     return trainer.clock
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("staleness", [0, 1, math.inf])
 def test_faults_of_all_kinds(staleness):
     pytest.importorskip("greenlet")

@@ -40,6 +40,7 @@ KEYS = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(KEYS)
 def test_keys_travel(key):
     assert decode_key(encode_key(key)) == key

@@ -419,6 +419,7 @@ def judge(kind: type) -> None:
         test_both_ways_say_and_hear_the_same(watched, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new"), [MUTANTS[0], *(pytest.param(*mutant, marks=pytest.mark.slow) for mutant in MUTANTS[1:])]
 )
@@ -428,5 +429,6 @@ def test_a_broken_variant_is_caught(old: str, new: str) -> None:
         judge(kind)
 
 
+@pytest.mark.thorough
 def test_the_right_variant_is_not() -> None:
     judge(variant("tick", "tick.pyx", CHECK, CHECK).PlainTicks)

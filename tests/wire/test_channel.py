@@ -134,6 +134,7 @@ def vanish(sock) -> None:
     sock.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(program)))  # SO_ATTACH_FILTER
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="filters of sockets, and times of keep-alive, are Linux's")
 @pytest.mark.parametrize("side", ["an endpoint", "a client that is told something"])
 def test_a_peer_whose_machine_is_gone_is_missed(monkeypatch, side: str) -> None:

@@ -320,6 +320,7 @@ def test_a_giant_among_many_gets_its_turn() -> None:
         in_threads([giant, *(functools.partial(busy, channel) for channel in channels[1:])])
 
 
+@pytest.mark.thorough
 def test_who_holds_memory_and_sends_nothing_is_put_off() -> None:
     with dask.config.set({**SMALL, "dps.timeouts.request": "1 s"}), Kit() as kit, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(Raw(kit.address)).introduce() for _ in range(2)]
@@ -379,6 +380,7 @@ def test_servers_do_not_wait_for_each_other() -> None:
             assert frames.decode_json(raw.frame()[1])["bytes"] == 4 * MB
 
 
+@pytest.mark.thorough
 def test_a_thousand_giants_that_trickle_hold_up_nobody() -> None:
     """Each announces all that a frame may have, and sends little: honest pushes are done while the giants hold on."""
     limits = {"dps.limits.frame": "1 GiB", "dps.limits.incoming": "4 GiB", "dps.limits.buffer": "64 KiB"}
@@ -439,6 +441,7 @@ def test_a_body_that_this_side_holds_up_is_not_given_up(caplog) -> None:
         assert raw.frame()[0].request == 3
 
 
+@pytest.mark.thorough
 def test_a_connection_that_closes_and_is_not_read_goes_away() -> None:
     with dask.config.set({"dps.timeouts.request": "1 s"}), Kit() as kit, Raw(kit.address) as raw:
         raw.introduce().send(framed(FILL, count=8 * MB))

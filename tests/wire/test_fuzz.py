@@ -202,6 +202,7 @@ def fuzz_server(tables: Tables, seed: int, count: int) -> str:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300 + FRAMES // 200)
 def test_a_server_under_random_frames(tables) -> None:
     print("\n" + fuzz_server(tables, SEED, FRAMES))
@@ -238,6 +239,7 @@ def fuzz_variant() -> None:
         fuzz_server(tables, 1, 4_000)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("owner", "name", "old", "new", "words"), MUTANTS)
 def test_a_broken_variant_is_caught(monkeypatch, owner: type, name: str, old: str, new: str, words: str) -> None:
     monkeypatch.setattr(owner, name, mutant(getattr(owner, name), old, new))
@@ -253,6 +255,7 @@ def test_a_frame_that_is_served_before_the_proof_is_caught(monkeypatch) -> None:
         fuzz_variant()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [SLOW, "MiB more than before"])
 def test_a_slow_or_greedy_variant_is_caught(monkeypatch, words: str) -> None:
     pull, hoard = ServerRole._pull, []
@@ -354,6 +357,7 @@ class Meetings:
         return kind, {**fields, "count": len(text)}, text + draw.randbytes(8 * draw.choice((0, 1, 3, 3, 3)))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, about the numbers in random bytes
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.timeout(300 + FRAMES // 200)
