@@ -24,7 +24,7 @@ from sklearn.exceptions import NotFittedError
 import dps
 from dps.errors import InputError
 from dps.models.inputs.encoding import Layout
-from dps.models.settings import Rule, Rules, Whole, refuse_other
+from dps.models.settings import Rules, SettingRule, Whole, refuse_other
 from dps.models.tables import ModelTables
 from dps.models.types import ClusterLike, Features, Settings
 from dps.models.where import address_of, aside, serving
@@ -32,12 +32,12 @@ from dps.models.where import address_of, aside, serving
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
-__all__ = ["Place", "ServerModel"]
+__all__ = ["HeldServers", "ServerModel"]
 
 Learnt = TypeVar("Learnt")
 
 
-class Place(NamedTuple):
+class HeldServers(NamedTuple):
     """Servers that a model uses beyond a call of `fit`, until it is closed or forgotten."""
 
     ps: dps.ParameterServer
@@ -58,7 +58,7 @@ class ServerModel(BaseEstimator, Generic[Learnt]):
     servers: int
     _learnt: Learnt | None = None
     _tables: ModelTables | None = None
-    _place: Place | None = None
+    _place: HeldServers | None = None
 
     def check(self) -> None:
         """Refuse impossible settings before any server starts."""
@@ -68,7 +68,7 @@ class ServerModel(BaseEstimator, Generic[Learnt]):
             raise InputError(f"aggregate=True needs staleness=0, not {self.get_params(deep=False)['staleness']!r}")
 
     @classmethod
-    def rules(cls) -> dict[str, Rule]:
+    def rules(cls) -> dict[str, SettingRule]:
         """The rules of this class and of those that it extends."""
         return {name: rule for each in reversed(cls.__mro__) for name, rule in vars(each).get("RULES", {}).items()}
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from dps.errors import InputError, told
 
-__all__ = ["Number", "OneOf", "Rule", "Rules", "Whole", "is_number", "is_whole", "refuse_other"]
+__all__ = ["Number", "OneOf", "Rules", "SettingRule", "Whole", "is_number", "is_whole", "refuse_other"]
 
 
-class Rule(Protocol):
+class SettingRule(Protocol):
     """What a setting may be."""
 
     def allows(self, value: object) -> bool:
@@ -82,7 +82,7 @@ class Number:
 
 
 class OneOf:
-    """One of some values.
+    """A value among some.
 
     Examples
     --------
@@ -99,10 +99,10 @@ class OneOf:
 
     def text(self) -> str:
         """What the setting is, for the message that refuses another value."""
-        return f"one of {', '.join(map(str, self.values))}"
+        return repr(self.values[0]) if len(self.values) == 1 else f"one of {', '.join(map(str, self.values))}"
 
 
-Rules: TypeAlias = Mapping[str, Rule]  # by the names of settings
+Rules: TypeAlias = Mapping[str, SettingRule]  # by the names of settings
 
 
 def is_whole(value: object, least: int) -> bool:
@@ -129,7 +129,7 @@ def alternatives(values: tuple[object, ...]) -> str:
     return "".join(f", or {value!r}" for value in values)
 
 
-def refuse_other(name: str, value: object, rule: Rule) -> None:
+def refuse_other(name: str, value: object, rule: SettingRule) -> None:
     """Raise an error where the rule of a setting does not allow its value.
 
     >>> refuse_other("epochs", 0, Whole(1))

@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 import dps
 from dps.errors import InputError
-from dps.models.base import Place, ServerModel
+from dps.models.base import HeldServers, ServerModel
 from dps.models.linear.weights import HomeWeights, LiveWeights
 from dps.models.types import Features, Labels
 from dps.models.where import aside
@@ -72,7 +72,7 @@ class StepwiseModel(ServerModel[Live | HomeWeights]):
         with aside():
             if self._place is None:
                 stack = contextlib.ExitStack()
-                self._place = Place(*stack.enter_context(self.servers_for(data[0])), stack)
+                self._place = HeldServers(*stack.enter_context(self.servers_for(data[0])), stack)
             try:
                 self.train(self._place.ps, data, classes, 1, self._place.ours)
             except BaseException:

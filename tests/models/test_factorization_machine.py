@@ -410,8 +410,8 @@ BAD_SETTINGS = [
     ({"batch_size": -1}, "batch_size is a whole number"),
     ({"factor_l2": -1.0}, "factor_l2 is a finite number, 0 or more"),
     ({"tol": np.nan}, "tol is a finite number, 0 or more"),
-    ({"learning_rate": 0}, "learning_rate is a finite number above 0"),
-    ({"init_std": 0.0}, "init_std is a finite number above 0"),
+    ({"learning_rate": 0}, "learning_rate is a finite number, above 0"),
+    ({"init_std": 0.0}, "init_std is a finite number, above 0"),
     ({"aggregate": True, "staleness": 1}, "aggregate=True needs staleness=0"),
     ({"solver": "sgd"}, "solver is one of ftrl, adagrad; not 'sgd'"),
 ]

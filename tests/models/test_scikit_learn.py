@@ -107,8 +107,8 @@ def test_weights_of_classes():
         ({"class_weight": {0: -1}}, None, "weights are numbers, 0 or more"),
         ({"class_weight": {7: 1}}, None, "class_weight has 7, and the classes are"),
         ({"class_weight": "fair"}, None, 'a dict, "balanced" or None'),
-        ({"tol": -1.0}, None, "tol is a number, 0 or more"),
-        ({"tol": np.nan}, None, "tol is a number, 0 or more"),
+        ({"tol": -1.0}, None, "tol is a finite number, 0 or more, or None"),
+        ({"tol": np.nan}, None, "tol is a finite number, 0 or more, or None"),
     ],
 )
 def test_weights_and_settings_that_are_refused(settings, weights, message):
@@ -186,8 +186,14 @@ def test_the_loss_of_held_out_rows_of_a_model_that_rests(ps, classes):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"early_stopping": True, "validation_fraction": 0.0}, "validation_fraction is a number between 0 and 1"),
-        ({"early_stopping": True, "validation_fraction": 1.0}, "validation_fraction is a number between 0 and 1"),
+        (
+            {"early_stopping": True, "validation_fraction": 0.0},
+            "validation_fraction is a finite number, between 0",
+        ),
+        (
+            {"early_stopping": True, "validation_fraction": 1.0},
+            "validation_fraction is a finite number, between 0",
+        ),
         ({"n_iter_no_change": 0}, "n_iter_no_change is a whole number, 1 or more"),
         ({"early_stopping": True, "solver": "lbfgs"}, "give a callback"),
         ({"callback": print, "solver": "adagrad"}, "callback is for lbfgs and owlqn"),

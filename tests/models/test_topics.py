@@ -26,7 +26,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import dps
 from dps import models
 from dps.errors import InputError, InputTypeError
-from dps.models.topics import gibbs, quality, variational
+from dps.models.topics import allocation, gibbs, quality, variational
 from dps.models.topics.plan import TwoTables
 from dps.models.topics.variational import Discount
 
@@ -175,8 +175,8 @@ WRONG_UPDATES = [
 def test_wrong_variants_of_the_online_update(alone, monkeypatch, old, new):
     settings = {"learning_method": "online", "max_iter": 2, **TIGHT}
     wrong = mutant(variational.learn_online, old, new)
-    monkeypatch.setitem(models.topics.METHODS, "online", wrong)
-    monkeypatch.setattr(models.topics, "learn_online", wrong)
+    monkeypatch.setitem(allocation.METHODS, "online", wrong)
+    monkeypatch.setattr(allocation, "learn_online", wrong)
     expected = theirs(**settings).fit(X)
     assert not np.allclose(alone(**settings).components_, expected.components_, rtol=1e-3)
 
@@ -417,8 +417,8 @@ def test_a_whole_fit_beside_a_plain_program(alone, monkeypatch, passes):
 )
 def test_wrong_variants_of_a_whole_fit(alone, monkeypatch, old, new):
     wrong = mutant(gibbs.learn_by_sampling, old, new)
-    monkeypatch.setitem(models.topics.METHODS, "gibbs", wrong)
-    monkeypatch.setattr(models.topics, "learn_by_sampling", wrong)
+    monkeypatch.setitem(allocation.METHODS, "gibbs", wrong)
+    monkeypatch.setattr(allocation, "learn_by_sampling", wrong)
     assert not fits_as_one_by_one(alone, monkeypatch, 3)
 
 
@@ -554,7 +554,7 @@ def test_coherence_is_that_of_the_paper(ps, monkeypatch):
     np.testing.assert_allclose(model.coherence(X, top_n=6), expected, rtol=1e-9)
     assert np.isfinite(model.coherence(X[:2], top_n=20)).all(), "words that no document has are left out"
     wrong = mutant(quality.u_mass, "terms[later[there], sooner[there]]", "terms[sooner[there], later[there]]")
-    monkeypatch.setattr(models.topics, "u_mass", wrong)
+    monkeypatch.setattr(allocation, "u_mass", wrong)
     assert not np.allclose(model.coherence(X, top_n=6), expected)
 
 
@@ -575,7 +575,7 @@ REFUSED = [
     (InputError, "max_iter is a whole number", {"max_iter": 1.5}, X),
     (InputError, "batch_size is a whole number", {"batch_size": 0}, X),
     (InputError, "learning_method is one of", {"learning_method": "mcmc"}, X),
-    (InputError, "doc_topic_prior is a finite number above 0", {"doc_topic_prior": 0.0}, X),
+    (InputError, "doc_topic_prior is a finite number, above 0", {"doc_topic_prior": 0.0}, X),
     (InputError, "learning_decay is above 0", {"learning_decay": 0.0}, X),
     (InputError, "learning_offset", {"learning_offset": 0.5}, X),
     (InputError, "mean_change_tol is a finite number", {"mean_change_tol": np.inf}, X),

@@ -15,7 +15,7 @@ from dask.base import is_dask_collection
 
 from dps.errors import InputError, InputTypeError
 from dps.functions.neighbours import best_pairs, closest_pairs, nearest_rows
-from dps.models.base import Place, ServerModel
+from dps.models.base import HeldServers, ServerModel
 from dps.models.clusters.stored_rows import StoredRows, block_for_rows, stored_rows, table_rows, unit_rows
 from dps.models.inputs.partitions import blocks_of
 from dps.models.inputs.spark_pieces import is_spark
@@ -106,7 +106,7 @@ class Similarity(ServerModel[StoredRows]):
                 raise
             if not ours:
                 self._tables = ModelTables(ps, (table,), self, self.client)
-            self._place, self._learnt = Place(ps, ours, stack.pop_all()), rows
+            self._place, self._learnt = HeldServers(ps, ours, stack.pop_all()), rows
         self.n_samples_fit_ = rows.size
         self.note_layout(rows.layout)
         return self
