@@ -13,6 +13,8 @@ from pathlib import Path
 # A worker process starts in half of the time where it is forked from one that has imported Dask. Such a process
 # cannot be told the number of its threads for linear algebra afterwards, as Dask tells those that it spawns.
 os.environ.setdefault("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
+# The servers of a fit end with it, or each test of an estimator would leave some behind for ten seconds.
+os.environ.setdefault("DASK_DPS__TIMEOUTS__REUSE", "0s")
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
 
 import dask
@@ -35,8 +37,6 @@ get_mp_context()  # once it has said what the process imports from which workers
 multiprocessing.get_context("forkserver").set_forkserver_preload(["distributed", "pandas", "dps", "dps.models"])
 new_loop().close()  # the first loop of a process makes a pipe that libuv keeps for ever: that is no leak
 os.environ[leaks.MARK] = str(os.getpid())
-# The servers of a fit end with it, or each test of an estimator would leave some behind for ten seconds.
-os.environ.setdefault("DASK_DPS__TIMEOUTS__REUSE", "0s")
 # Every JVM of the tests lives for seconds on few cores, where the second compiler takes half of its time.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto")
 collect_ignore_glob = (

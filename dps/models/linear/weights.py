@@ -11,6 +11,7 @@ from dps.errors import InputError, InputTypeError
 from dps.kernels import ftrl_weights, margins
 from dps.models.inputs.encoding import Layout
 from dps.models.inputs.spark_pieces import is_spark
+from dps.models.rows import looked_up
 from dps.models.types import Features
 
 __all__ = ["LARGEST", "HomeWeights", "LiveWeights", "margins_of", "probabilities_of", "softmax", "weights_from"]
@@ -92,13 +93,8 @@ class HomeWeights:
         return self.keys.nbytes + self.values.nbytes
 
     def of(self, keys: np.ndarray) -> np.ndarray:
-        outputs = self.values.shape[1]
-        rows = np.zeros((len(keys), outputs), np.float32)
-        if len(self.keys):
-            place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-            there = self.keys[place] == keys
-            rows[there] = self.values[place[there]]
-        return rows[:, 0] if outputs == 1 else rows
+        rows = looked_up(self.keys, self.values, keys)[0]
+        return rows[:, 0] if rows.shape[1] == 1 else rows
 
     def intercept(self) -> np.ndarray:
         return self._intercept.copy()
