@@ -30,7 +30,7 @@ def word_steps(
     """Steps of word2vec with negative sampling on a text, which change rows in place.
 
     Each place of the text is paired with the places of its sentence that are near it, up to `reach` away. A step takes
-    the pairs of `step` places, and a pool of negatives that they share; :doc:`/word2vec` has the loss and the rate of
+    the pairs of `step` places, and a pool of negatives that they share; :doc:`/text` has the loss and the rate of
     a row. The interpreter's lock is free meanwhile.
 
     Parameters

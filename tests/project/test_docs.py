@@ -141,10 +141,9 @@ def test_a_block_runs_as_a_file(code, tmp_path):
 
 
 STARTS = re.compile(r"\bLocalCluster\((?!.*\bprocesses=False)|\bdps\.spark\.(start|get_or_create)\(")
-NOTEBOOKS = ["docs/jupyter.md"]  # pages whose blocks are cells, which no process imports
 
 
-@each([page for page in PAGES if page not in NOTEBOOKS])
+@each(PAGES)
 def test_blocks_that_start_processes_have_a_guard(page):
     for block in blocks((ROOT / page).read_text()):
         if block.language == "python" and STARTS.search(block.code):

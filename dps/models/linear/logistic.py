@@ -261,7 +261,7 @@ class LogisticRegression(Saved, ClassifierMixin, StepwiseModel[LiveWeights]):
     def partial_fit(
         self, X: Features, y: Labels = None, classes: npt.ArrayLike | None = None, sample_weight: Labels = None
     ) -> LogisticRegression:
-        """Train for one more epoch, over this data. A parameter server that it starts stays up until :meth:`close`.
+        """Train for one more epoch, over this data. A parameter server that it starts stays up until ``close()``.
 
         Parameters
         ----------
