@@ -150,6 +150,21 @@ def test_blocks_that_start_processes_have_a_guard(page):
             assert 'if __name__ == "__main__":' in block.code, f"{page}:{block.line}"
 
 
+WIDTH = 120  # so that a diff of prose can be read
+UNBROKEN = re.compile(r"#|\||!\[[^]]*\]\(\S+\)$|\S+$")  # a heading, a row of a table, a picture, a word without a space
+
+
+@each([*PAGES, "CHANGELOG.md"])
+def test_lines_of_prose_are_short(page):
+    code, wide = False, []
+    for n, line in enumerate((ROOT / page).read_text().splitlines(), 1):
+        text = line.strip()
+        code ^= text.startswith("```")
+        if len(line) > WIDTH and not code and not UNBROKEN.match(text.removeprefix("- ")):
+            wide.append(f"{page}:{n}: {len(line)} characters")
+    assert not wide, wide
+
+
 @each(PAGES)
 def test_commands_exist(page):
     for block in blocks((ROOT / page).read_text()):
