@@ -106,8 +106,9 @@ class Optimizer(Recipe):
         """Step some rows in place. A class of the user overrides it; it may call that of the optimizer it derives from.
 
         A server calls it with copies of the rows of one shard that a push names, each row once. It puts the copies in
-        place of the rows when `update` has returned for all of its shards; if one raises, no row has changed. Replicas
-        run it, too, and have to come to the same bits: no random numbers, no time, nothing kept from call to call. The
+        place of the rows when `update` has returned for all of its shards; if one raises, no row has changed. Only the
+        primary of a shard runs it, because its backups get the rows that it has made: so it may draw random numbers.
+        After a failover, the next primary may run it anew for a push whose answer was lost; the push counts once. The
         server answers no other request meanwhile, so it has to be short.
 
         Parameters
