@@ -32,7 +32,7 @@ from dps.engine.core.requests.polling import Polling
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import group
 from dps.engine.telemetry import trainer_meter
-from dps.engine.wire import channel, direct, frames
+from dps.engine.wire import channel, departures, frames
 from dps.engine.wire.frames import Header, decode_header, encode_header
 from dps.errors import (
     ClosedError,
@@ -703,7 +703,7 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(servers, verb: st
     """It stops in the middle of a message; afterwards the client is as good as new."""
     spec = servers.table(TableSpec("a", rows=1 << 22, shards=1), owners=[0])
     values, go_on = np.ones(spec.rows, np.float32), threading.Event()
-    endpoint, send = servers.endpoints[0], direct.send_soon
+    endpoint, send = servers.endpoints[0], departures.send_soon
 
     def stop_in_the_middle(fd: int, data: np.ndarray, count: int, patience: int) -> tuple[int, int]:
         done = send(fd, data, count, patience)
@@ -716,7 +716,7 @@ def test_a_server_that_stands_still_is_not_waited_for_for_ever(servers, verb: st
         if verb == "push":
             endpoint.loop.call_soon_threadsafe(go_on.wait)
         else:
-            patch.setattr(direct, "send_soon", stop_in_the_middle)
+            patch.setattr(departures, "send_soon", stop_in_the_middle)
         try:
             why = r"server 0 .* has moved no bytes for 0.6 s \(dps.timeouts.request\)"
             with pytest.raises(RequestTimeoutError, match=why):

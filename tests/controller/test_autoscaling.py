@@ -30,7 +30,7 @@ from dps.engine.coordination.autoscaling import (
     ServerLoad,
 )
 from dps.engine.coordination.placement import rechained
-from dps.engine.wire.driver_messages import AdaptRule
+from dps.engine.wire.messages import AdaptRule
 from dps.errors import InputError
 
 # -- the rule

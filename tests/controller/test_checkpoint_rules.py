@@ -12,7 +12,7 @@ from noticing import assert_noticed
 import dps
 from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
 from dps.engine.controller.procedures import CallServers, InEndpoint, OnDisk, Procedure, Sleep, TellServers
-from dps.engine.wire.driver_messages import CheckpointOptions, CheckpointSchedule, SavedRun
+from dps.engine.wire.messages import CheckpointOptions, CheckpointSchedule, SavedRun
 from dps.errors import CheckpointError, InputError, MovedError, ServerGoneError, StoppedError
 
 SPECS = {name: dps.TableSpec(name, shards=2, id=number) for number, name in enumerate("vw", 1)}

@@ -16,8 +16,7 @@ from dps.engine.controller.runs import Runs
 from dps.engine.controller.verbs import SESSION_VERBS
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.snapshot import LastCheckpoint
-from dps.engine.wire import driver_messages
-from dps.engine.wire.driver_messages import (
+from dps.engine.wire.messages import (
     AdaptRule,
     CheckpointOptions,
     CheckpointSchedule,
@@ -54,6 +53,9 @@ MESSAGES = [
     LastCheckpoint("c-1", "here", 31, 10, 80, None, 0.5, 1.8e9),
 ]
 
+OF_DRIVERS = {AdaptRule, CheckpointOptions, CheckpointSchedule, DescribedServer, DescribedTable, Description}
+OF_DRIVERS |= {RestoreAnswer, RestoreRequest, SavedRun}  # a test of wire/messages.py leaves these to this one
+
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_message_goes_there_and_back(message):
@@ -61,7 +63,7 @@ def test_a_message_goes_there_and_back(message):
 
 
 def test_each_message_is_among_those_that_go_there_and_back():
-    assert {type(message).__name__ for message in MESSAGES} == {*driver_messages.__all__, "LastCheckpoint"}
+    assert {type(message) for message in MESSAGES} == OF_DRIVERS | {LastCheckpoint}
 
 
 def test_a_table_is_described_as_it_is():

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.coordination.clock import Clock
 from dps.engine.coordination.leases import MAX_EPOCHS_REMEMBERED, MAX_PORTIONS, PORTIONS_PER_TRAINER, Leases
-from dps.engine.wire.bodies import decode
 from dps.engine.wire.frames import encode_json
-from dps.engine.wire.run_messages import LeaseRequest
+from dps.engine.wire.messages import LeaseRequest, decode
 from dps.errors import InputError, ProtocolError
 
 # -- random lives

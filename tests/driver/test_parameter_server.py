@@ -810,7 +810,7 @@ def test_servers_poll_where_that_is_wanted():
     options = {"processes": False, "dashboard_address": None}
     with (
         dask.config.set({"dps.server-polling": "1 ms"}),  # so long, because long waits end polling on a busy machine
-        mock.patch("dps.engine.wire.turn._processors", return_value=8),
+        mock.patch("dps.engine.wire.departures._processors", return_value=8),
         dps.LocalCluster(servers=2, trainers=1, **options) as cluster,
         Client(cluster) as client,
         dps.ParameterServer(client, servers=2, copies=2) as ps,

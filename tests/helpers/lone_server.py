@@ -13,7 +13,7 @@ from dps.engine.server.requests import ServerRole
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header, encode_error, encode_header
-from dps.engine.wire.placement_messages import Placement, ShardPlace
+from dps.engine.wire.messages import Placement, ShardPlace
 from dps.engine.wire.plain_answers import ROOM_BYTES
 from dps.errors import DPSError, MovedError, ProtocolError
 

@@ -23,7 +23,7 @@ from dps.engine.state.transfer import first_difference
 from dps.engine.wire import frames
 from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.handshake import of_servers
-from dps.engine.wire.placement_messages import Placement, ShardPlace
+from dps.engine.wire.messages import Placement, ShardPlace
 
 T = TypeVar("T")
 SECRET = "ab" * 32

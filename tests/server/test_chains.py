@@ -17,7 +17,7 @@ from test_service import SPECS, Talk, differences
 from dps.engine.state.transfer import first_difference
 from dps.engine.wire import frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, decode_header
-from dps.engine.wire.placement_messages import Placement, ShardPlace
+from dps.engine.wire.messages import Placement, ShardPlace
 from dps.errors import DPSError
 
 

@@ -23,7 +23,7 @@ from dps.engine.state.partition import group
 from dps.engine.state.shard import Shard
 from dps.engine.wire import frames
 from dps.engine.wire.frames import HEADER_SIZE, Header, decode_error, decode_header, encode_header
-from dps.engine.wire.function_messages import ALONE, PREPARES, FunctionCall, decode_parts
+from dps.engine.wire.messages import ALONE, PREPARES, FunctionCall, decode_parts
 from dps.engine.wire.values import decode_values, encode_values
 
 KEYS = np.arange(8)

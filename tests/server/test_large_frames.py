@@ -18,11 +18,11 @@ from dps.engine.state.partition import group
 from dps.engine.state.transfer import first_difference
 from dps.engine.wire import frames
 from dps.engine.wire.connection import PEER_INBOX_BYTES, Connection
-from dps.engine.wire.direct import DirectWriter
+from dps.engine.wire.departures import DirectWriter
 from dps.engine.wire.frames import ANSWER, RANGE, RULE_ADD, RULE_ASSIGN, Header, encode_header, padded
-from dps.engine.wire.local_sockets import connected_locally
 from dps.engine.wire.memory import Buffer, GrowingBody
 from dps.engine.wire.plain_answers import PlainAnswers
+from dps.engine.wire.sockets import connected_locally
 
 SPECS = [
     TableSpec("add", rows=30_000, dim=16, shards=4),

@@ -13,7 +13,7 @@ import dps
 from dps.arrays import ArrayNamespace, ServerStore, Space
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire import endpoint as endpoint_module
-from dps.engine.wire.local_sockets import SEND_BYTES
+from dps.engine.wire.sockets import SEND_BYTES
 from dps.functions import deleting
 
 DIM, MOST = 8, 70_000

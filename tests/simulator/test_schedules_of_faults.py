@@ -31,7 +31,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.frames import Header
-from dps.engine.wire.placement_messages import Placement, ShardPlace
+from dps.engine.wire.messages import Placement, ShardPlace
 from dps.errors import InputError, ServerGoneError, StoppedError
 from dps.testing import Faults, Simulation
 

@@ -20,7 +20,7 @@ from dps.engine.telemetry.reports import MAX_TABLES, ServerReport, quantile
 from dps.engine.telemetry.server_meter import MAX_SIZED_SHARDS, ServerMeter, process_usage
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header, padded
-from dps.engine.wire.placement_messages import Placement, ShardPlace
+from dps.engine.wire.messages import Placement, ShardPlace
 from dps.errors import DPSError
 
 

@@ -31,9 +31,7 @@ from dps.engine.core.shards.ledger import Ledger
 from dps.engine.training import spark
 from dps.engine.training.launch import RunOptions, resumed
 from dps.engine.training.leased_batches import MAX_TRIES, FetchablePartitions, LeasedBatches
-from dps.engine.wire.bodies import decode, encode
-from dps.engine.wire.driver_messages import SavedRun
-from dps.engine.wire.run_messages import LeaseAnswer, LeaseRequest, PartitionsAtHand
+from dps.engine.wire.messages import LeaseAnswer, LeaseRequest, PartitionsAtHand, SavedRun, decode, encode
 from dps.errors import DataLostError, InputError, RequestTimeoutError, StoppedError
 from dps.testing import Faults, Simulation
 

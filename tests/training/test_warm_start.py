@@ -13,7 +13,7 @@ import dps
 from dps.engine.coordination.clock import Clock
 from dps.engine.training.launch import RunOptions, resumed
 from dps.engine.training.participant import Participant
-from dps.engine.wire.driver_messages import SavedRun
+from dps.engine.wire.messages import SavedRun
 from dps.errors import InputError
 from dps.testing import Faults, Simulation
 

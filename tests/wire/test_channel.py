@@ -33,7 +33,7 @@ from peers import (
 
 from dps import config
 from dps.engine.wire import channel as channel_module
-from dps.engine.wire import frames, handshake, keepalive
+from dps.engine.wire import frames, handshake, sockets
 from dps.engine.wire.channel import Channel
 from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.frames import Header, padded
@@ -139,14 +139,14 @@ def vanish(sock) -> None:
 @pytest.mark.parametrize("side", ["an endpoint", "a client that is told something"])
 def test_a_peer_whose_machine_is_gone_is_missed(monkeypatch, side: str) -> None:
     assert (
-        keepalive.KEEPALIVE_OPTIONS["TCP_KEEPIDLE"]
-        + keepalive.KEEPALIVE_OPTIONS["TCP_KEEPINTVL"] * keepalive.KEEPALIVE_OPTIONS["TCP_KEEPCNT"]
-        <= keepalive.DEAD_PEER_SECONDS
+        sockets.KEEPALIVE_OPTIONS["TCP_KEEPIDLE"]
+        + sockets.KEEPALIVE_OPTIONS["TCP_KEEPINTVL"] * sockets.KEEPALIVE_OPTIONS["TCP_KEEPCNT"]
+        <= sockets.DEAD_PEER_SECONDS
     )
-    assert keepalive.DEAD_PEER_SECONDS < config.seconds("rejoin")
-    monkeypatch.setattr(keepalive, "DEAD_PEER_SECONDS", 1)
+    assert sockets.DEAD_PEER_SECONDS < config.seconds("rejoin")
+    monkeypatch.setattr(sockets, "DEAD_PEER_SECONDS", 1)
     monkeypatch.setitem(dask.config.config["dps"], "unix-sockets", False)
-    monkeypatch.setattr(keepalive, "KEEPALIVE_OPTIONS", dict.fromkeys(keepalive.KEEPALIVE_OPTIONS, 1))
+    monkeypatch.setattr(sockets, "KEEPALIVE_OPTIONS", dict.fromkeys(sockets.KEEPALIVE_OPTIONS, 1))
     with Kit() as kit, kit.channels() as (channel,):
         parked = channel.ask(Header(PARK))
         feed(channel, pattern(1, 1))  # that one has arrived, too

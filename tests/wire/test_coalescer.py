@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dps.engine.wire.coalescer import FLUSH_BYTES, Coalescer
+from dps.engine.wire.departures import FLUSH_BYTES, Coalescer
 
 
 class Loop:

@@ -9,8 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from dps.engine.wire.coalescer import Coalescer
-from dps.engine.wire.direct import DirectWriter
+from dps.engine.wire.departures import Coalescer, DirectWriter
 from dps.engine.wire.endpoint import new_loop
 from dps.engine.wire.frames import byte_views
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import mutant
 
-from dps.engine.wire import function_messages
-from dps.engine.wire.function_messages import (
+from dps.engine.wire import messages
+from dps.engine.wire.messages import (
     ALONE,
     PADDING,
     PREPARES,
@@ -109,6 +109,6 @@ WRONG = [
 
 @pytest.mark.parametrize(("old", "new"), WRONG)
 def test_a_wrong_padding_is_caught(old, new, monkeypatch) -> None:
-    monkeypatch.setitem(globals(), "encode_parts", mutant(function_messages.encode_parts, old, new))
+    monkeypatch.setitem(globals(), "encode_parts", mutant(messages.encode_parts, old, new))
     with pytest.raises((AssertionError, ProtocolError)):
         test_arguments_and_values_may_end_with_the_byte_of_the_padding()

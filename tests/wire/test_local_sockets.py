@@ -15,10 +15,10 @@ import pytest
 from peers import SECRET, Kit, feed, pattern
 from servers import wait_until
 
-from dps.engine.wire import connection, local_sockets
+from dps.engine.wire import connection, sockets
 from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.link import Link
-from dps.engine.wire.local_sockets import connected_locally
+from dps.engine.wire.sockets import connected_locally
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of sockets that are no files are Linux's")
 LISTEN = """
@@ -90,7 +90,7 @@ def test_the_name_ends_with_its_endpoint() -> None:
 def taken(monkeypatch, user: str = ""):
     """The name beside every address is one that another process listens at, as another user if one is given."""
     name = f"dps-test-{os.getpid()}"
-    monkeypatch.setattr(local_sockets, "_name", lambda address: "\0" + name)
+    monkeypatch.setattr(sockets, "_local_name", lambda address: "\0" + name)
     command = [sys.executable, "-c", LISTEN, name, *([user] if user else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -105,7 +105,7 @@ def taken(monkeypatch, user: str = ""):
 def test_a_name_that_another_user_took_is_not_used(monkeypatch) -> None:
     with taken(monkeypatch, user="65534"), Kit() as kit:
         sock = socket.socket(socket.AF_UNIX)
-        sock.connect(local_sockets._name(kit.address))  # somebody does listen there
+        sock.connect(sockets._local_name(kit.address))  # somebody does listen there
         sock.close()
         assert connected_locally(kit.address) is None
         with kit.channels() as (channel,):
@@ -115,14 +115,14 @@ def test_a_name_that_another_user_took_is_not_used(monkeypatch) -> None:
 
 def test_an_endpoint_does_without_a_name_that_is_taken(monkeypatch) -> None:
     with taken(monkeypatch), Kit() as kit:
-        monkeypatch.setattr(local_sockets, "_name", lambda address: None)
+        monkeypatch.setattr(sockets, "_local_name", lambda address: None)
         with kit.channels() as (channel,):
             assert is_served(channel)
 
 
 def test_a_line_that_is_full_is_not_waited_for(monkeypatch) -> None:
     name = f"\0dps-full-{os.getpid()}"
-    monkeypatch.setattr(local_sockets, "_name", lambda address: name)
+    monkeypatch.setattr(sockets, "_local_name", lambda address: name)
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(name)
         listener.listen(0)
@@ -135,7 +135,7 @@ def test_a_line_that_is_full_is_not_waited_for(monkeypatch) -> None:
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare makes a namespace")
 def test_a_container_with_a_network_of_its_own_does_not_find_it() -> None:
     find = (
-        "import sys; from dps.engine.wire.local_sockets import connected_locally;"
+        "import sys; from dps.engine.wire.sockets import connected_locally;"
         "print(connected_locally(('127.0.0.1', int(sys.argv[1]))) is None)"
     )
     with Kit() as kit:
@@ -152,14 +152,14 @@ def test_an_end_that_is_widened_sends_a_megabyte_before_it_waits():
     most = int(Path("/proc/sys/net/core/wmem_max").read_text())
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
-        local_sockets.widen(one)
+        sockets.widen(one)
         one.setblocking(False)
         assert one.send(bytes(1 << 22)) >= min(1 << 20, most)
 
 
 def test_both_ends_are_widened(monkeypatch):
     widened = []
-    for room in (local_sockets, connection):
+    for room in (sockets, connection):
         monkeypatch.setattr(room, "widen", widened.append)
     with Kit() as kit, contextlib.closing(connected_locally(kit.address)) as sock:
         wait_until(lambda: len(widened) == 2)

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from dps.engine.core.requests.polling import Polling
-from dps.engine.wire.local_sockets import peer_process
-from dps.engine.wire.turn import Turn
+from dps.engine.wire.departures import Turn
+from dps.engine.wire.sockets import peer_process
 
 
 class Loop:
@@ -113,7 +113,7 @@ def test_it_polls_while_there_is_a_processor_for_each_party(turn, monkeypatch):
             turn._loop.turn()
             return DONE == ["poll"]
 
-        monkeypatch.setattr("dps.engine.wire.turn.peer_process", id)
+        monkeypatch.setattr("dps.engine.wire.departures.peer_process", id)
         turn.watch(None, pairs[0][0])  # the controller
         turn.watch("trainer", pairs[1][0])
         assert polls()
@@ -126,7 +126,7 @@ def test_it_polls_while_there_is_a_processor_for_each_party(turn, monkeypatch):
 
 def test_several_connections_of_one_process_are_one_party(turn, monkeypatch):
     processes = {}
-    monkeypatch.setattr("dps.engine.wire.turn.peer_process", processes.get)
+    monkeypatch.setattr("dps.engine.wire.departures.peer_process", processes.get)
     monkeypatch.setattr(turn, "_processors", 2)
     with contextlib.ExitStack() as open_ones:
         for name, process in (("a", 7), ("b", 7), ("c", 8)):

@@ -50,10 +50,9 @@ from dps.engine.functions.definition import Function
 from dps.engine.state.columns import ColumnLayout
 from dps.engine.state.ops import ADD, ASSIGN, DELETE, NO_CLOCK, PUSH, TableSpec
 from dps.engine.wire import frames
-from dps.engine.wire.bodies import decode, encode
 from dps.engine.wire.frames import Header
 from dps.engine.wire.headers import Scan
-from dps.engine.wire.run_messages import OriginAnswer, OriginRequest
+from dps.engine.wire.messages import OriginAnswer, OriginRequest, decode, encode
 from dps.errors import DataLostError, InputError, InputTypeError, UnknownTableError
 
 __all__ = ["Client", "Pending", "Ticket"]

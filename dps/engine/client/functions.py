@@ -37,7 +37,7 @@ from dps.engine.state.partition import distinct, group
 from dps.engine.wire import frames
 from dps.engine.wire.channel import Request
 from dps.engine.wire.frames import Header
-from dps.engine.wire.function_messages import ALONE, PREPARES, READS, FunctionCall, decode_parts
+from dps.engine.wire.messages import ALONE, PREPARES, READS, FunctionCall, decode_parts
 from dps.engine.wire.remembered import Remembered
 from dps.engine.wire.values import decode_values, encode_values
 from dps.errors import (

@@ -38,12 +38,11 @@ from dps.engine.core.requests.part import Part, parts_of
 from dps.engine.core.requests.polling import Polling
 from dps.engine.state.ops import NO_CLOCK, TableSpec
 from dps.engine.telemetry.trainer_meter import TrainerMeter
-from dps.engine.wire.bodies import decode
 from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
 from dps.engine.wire.headers import RouteAnswer, RouteRequest
+from dps.engine.wire.messages import Route, decode
 from dps.engine.wire.once import Once
-from dps.engine.wire.placement_messages import Route
 from dps.errors import (
     ClosedError,
     ControllerGoneError,

@@ -17,7 +17,7 @@ from dps.engine.controller.failover import Membership
 from dps.engine.coordination.autoscaling import AutoscalingRule
 from dps.engine.telemetry.monitor import Monitor
 from dps.engine.telemetry.snapshot import AdaptStatus
-from dps.engine.wire.driver_messages import AdaptRule
+from dps.engine.wire.messages import AdaptRule
 
 __all__ = ["Autoscaler"]
 

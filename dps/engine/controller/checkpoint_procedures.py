@@ -53,7 +53,7 @@ from dps.engine.controller.table_procedures import TableProcedures
 from dps.engine.coordination.placement import Place
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.snapshot import LastCheckpoint
-from dps.engine.wire.driver_messages import (
+from dps.engine.wire.messages import (
     CheckpointOptions,
     CheckpointSchedule,
     RestoreAnswer,

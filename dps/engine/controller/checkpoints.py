@@ -13,7 +13,7 @@ from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
 from dps.engine.controller.failover import Membership
 from dps.engine.controller.runs import Runs
 from dps.engine.telemetry.snapshot import CheckpointStatus, LastCheckpoint
-from dps.engine.wire.driver_messages import (
+from dps.engine.wire.messages import (
     CheckpointOptions,
     CheckpointSchedule,
     RestoreAnswer,

@@ -14,7 +14,7 @@ SUSPECT      `Suspect`                              a server that takes no ops l
 FAILED       `ServerFailed`                         the server has ended itself: it leaves all chains
 ============ ====================================== =======================================================
 
-`wire/membership_messages.py` has the fields of these messages.
+`wire/messages.py` has the fields of these messages.
 
 When another server takes over. A server is *lost* when Dask has removed its worker and its connection to the controller
 is broken: its own kernel has closed two connections. It has *failed* when it says so itself: then it has ended already.
@@ -53,10 +53,20 @@ from dps.engine.state.names import shown
 from dps.engine.telemetry.reports import ReceivedReport, ServerReport
 from dps.engine.telemetry.snapshot import ServerPhase
 from dps.engine.wire import frames
-from dps.engine.wire.bodies import decode, encode
 from dps.engine.wire.frames import Header
-from dps.engine.wire.membership_messages import CaughtUp, Serve, ServerFailed, SteppedDown, Suspect
-from dps.engine.wire.placement_messages import Located, Placement, Route, ShardPlace
+from dps.engine.wire.messages import (
+    CaughtUp,
+    Located,
+    Placement,
+    Route,
+    Serve,
+    ServerFailed,
+    ShardPlace,
+    SteppedDown,
+    Suspect,
+    decode,
+    encode,
+)
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.errors import InputError, ProtocolError, ServerGoneError, TooFewWorkersError
 

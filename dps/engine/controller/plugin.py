@@ -36,11 +36,11 @@ from dps.engine.daskapi.refusals import as_value
 from dps.engine.state.names import check_name
 from dps.engine.telemetry.snapshot import ServerPhase
 from dps.engine.wire import frames
-from dps.engine.wire.driver_messages import DescribedServer, DescribedTable, Description
 from dps.engine.wire.endpoint import Connection, Endpoint
 from dps.engine.wire.frames import Header
 from dps.engine.wire.handshake import of_servers
 from dps.engine.wire.headers import RouteAnswer, RouteRequest
+from dps.engine.wire.messages import DescribedServer, DescribedTable, Description
 from dps.engine.wire.rights import TO_CONTROLLER, guarded
 from dps.errors import ClosedError, InputError, NameInUseError
 

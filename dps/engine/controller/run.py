@@ -15,10 +15,9 @@ from dps.engine.coordination.meetings import Meetings
 from dps.engine.telemetry.reports import TrainerReport
 from dps.engine.telemetry.run_telemetry import RunTelemetry
 from dps.engine.telemetry.snapshot import TrainerPhase
-from dps.engine.wire.driver_messages import SavedRun
 from dps.engine.wire.frames import Header
+from dps.engine.wire.messages import LeaseAnswer, LeaseRequest, SavedRun
 from dps.engine.wire.protocols import RoleConnection
-from dps.engine.wire.run_messages import LeaseAnswer, LeaseRequest
 from dps.errors import DPSError, InputError
 
 __all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord"]

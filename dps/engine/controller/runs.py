@@ -19,7 +19,7 @@ ORIGIN   `OriginRequest` (from a client in a   `OriginAnswer`: see `coordination
          Dask task)
 ======== ===================================== ========================================================
 
-`wire/run_messages.py` has the fields of these messages, `wire/headers.py` those of `Tick`, `TickAnswer` and `Collect`.
+`wire/messages.py` has the fields of these messages, `wire/headers.py` those of `Tick`, `TickAnswer` and `Collect`.
 
 A trainer whose connection breaks without LEAVE is *lost*. If it is not back within `dps.timeouts.rejoin` (or, in a run
 on Spark, the time for which Spark lets a barrier stage wait for slots), the run is stopped: every waiting trainer gets
@@ -58,12 +58,9 @@ from dps.engine.coordination.origins import TaskOrigins, decode_key
 from dps.engine.state.names import check_name, shown
 from dps.engine.telemetry.reports import TrainerReport
 from dps.engine.wire import frames
-from dps.engine.wire.bodies import decode, encode
-from dps.engine.wire.driver_messages import SavedRun
 from dps.engine.wire.frames import Header
 from dps.engine.wire.headers import Collect, Tick, TickAnswer
-from dps.engine.wire.protocols import RoleConnection
-from dps.engine.wire.run_messages import (
+from dps.engine.wire.messages import (
     Join,
     Joined,
     LeaseRequest,
@@ -73,8 +70,12 @@ from dps.engine.wire.run_messages import (
     Peek,
     Reserve,
     Reserved,
+    SavedRun,
     TrainerStanding,
+    decode,
+    encode,
 )
+from dps.engine.wire.protocols import RoleConnection
 from dps.errors import (
     ClockTimeoutError,
     DPSError,

@@ -18,7 +18,7 @@ import msgspec
 from dps.engine.controller.session import Session
 from dps.engine.telemetry.run_history import encode_history
 from dps.engine.telemetry.snapshot import ServerAnswer
-from dps.engine.wire.driver_messages import AdaptRule, CheckpointOptions, CheckpointSchedule, RestoreRequest
+from dps.engine.wire.messages import AdaptRule, CheckpointOptions, CheckpointSchedule, RestoreRequest
 from dps.errors import DPSError, InputError, StoppedError
 
 __all__ = ["SESSION_VERBS"]

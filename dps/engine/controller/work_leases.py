@@ -1,7 +1,7 @@
 """Work leases: the controller's part of re-assigning work. `coordination/leases.py` has the rules; this file applies
 them to the LEASE frames of trainers.
 
-`wire/run_messages.py` has the fields: a `LeaseRequest` brings news of a trainer's portions and asks for one, or whether
+`wire/messages.py` has the fields: a `LeaseRequest` brings news of a trainer's portions and asks for one, or whether
 one is still wanted. `LeaseAnswer` is the answer.
 
 Every request is answered at once, and is idempotent: a portion that was declared, done or given back stays so, and a
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dps.engine.coordination.leases import Leases
-from dps.engine.wire.run_messages import LeasableBatches, LeaseAnswer, LeaseRequest
+from dps.engine.wire.messages import LeasableBatches, LeaseAnswer, LeaseRequest
 from dps.errors import DPSError, ProtocolError
 
 __all__ = ["WorkLeases"]

@@ -30,7 +30,7 @@ from dps.engine.state.partition import bound
 from dps.engine.telemetry.run_history import RunHistory
 from dps.engine.telemetry.snapshot import LastCheckpoint, Status
 from dps.engine.training.types import Control, Json, Options
-from dps.engine.wire.driver_messages import CheckpointOptions, CheckpointSchedule, RestoreAnswer, RestoreRequest
+from dps.engine.wire.messages import CheckpointOptions, CheckpointSchedule, RestoreAnswer, RestoreRequest
 from dps.errors import DPSError, InputError
 
 __all__ = [

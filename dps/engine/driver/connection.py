@@ -25,7 +25,7 @@ from dps.engine.daskapi.processes import check_versions_of, own_version
 from dps.engine.daskapi.refusals import value
 from dps.engine.server.actor import Server
 from dps.engine.training.types import Json
-from dps.engine.wire.driver_messages import Description
+from dps.engine.wire.messages import Description
 from dps.engine.wire.once import Once
 from dps.errors import ClosedError, ControllerGoneError, DPSError, InputError, InputTypeError, NameInUseError
 

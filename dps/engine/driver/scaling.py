@@ -9,7 +9,7 @@ import msgspec
 from dask.utils import parse_bytes, parse_timedelta
 
 from dps.engine.training.types import Control, Json
-from dps.engine.wire.driver_messages import AdaptRule, Description
+from dps.engine.wire.messages import AdaptRule, Description
 from dps.errors import InputError
 
 __all__ = ["adapt", "check_servers", "most_servers"]

@@ -19,7 +19,7 @@ from dps.engine.state.transfer import Dump
 from dps.engine.wire import frames
 from dps.engine.wire.frames import encode_header, pack_arrays, padded
 from dps.engine.wire.headers import DumpPiece
-from dps.engine.wire.membership_messages import CaughtUp
+from dps.engine.wire.messages import CaughtUp
 
 if TYPE_CHECKING:
     from dps.engine.server.replication import Relay

@@ -36,7 +36,7 @@ from dps.engine.server.function_thread import keep_memory
 from dps.engine.server.function_work import FunctionWork, failure
 from dps.engine.state.ops import Selected, Selection, TableSpec
 from dps.engine.wire.frames import encode_error
-from dps.engine.wire.function_messages import FunctionCall
+from dps.engine.wire.messages import FunctionCall
 from dps.errors import DPSError, FunctionError
 
 __all__ = ["FunctionChild", "serve"]

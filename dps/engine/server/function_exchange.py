@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dps.engine.wire.function_messages import PartAnswer
+from dps.engine.wire.messages import PartAnswer
 
 __all__ = [
     "ArrayPlace",

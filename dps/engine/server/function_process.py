@@ -49,7 +49,7 @@ from dps.engine.server.function_work import FunctionWork, Made, ToldError
 from dps.engine.server.replicas import Replica
 from dps.engine.state.ops import TableSpec
 from dps.engine.wire.frames import decode_error
-from dps.engine.wire.function_messages import PartAnswer
+from dps.engine.wire.messages import PartAnswer
 from dps.errors import DPSError, FunctionError
 
 __all__ = ["FunctionProcess", "FunctionRunner"]

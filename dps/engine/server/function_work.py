@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from dps.engine.functions.rows import Effect, Rows
 from dps.engine.state.ops import Selected, TableSpec
-from dps.engine.wire.function_messages import FunctionCall, PartAnswer
+from dps.engine.wire.messages import FunctionCall, PartAnswer
 from dps.engine.wire.values import decode_values, encode_values
 from dps.errors import DPSError, FunctionError, FunctionTimeoutError
 

@@ -57,7 +57,7 @@ from dps.engine.state.beside import MadeBeside, is_large
 from dps.engine.state.ops import NO_CLOCK, ROWS, Op, Selected
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header, padded
-from dps.engine.wire.function_messages import ALONE, PREPARES, READS, FunctionCall, encode_parts
+from dps.engine.wire.messages import ALONE, PREPARES, READS, FunctionCall, encode_parts
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.errors import BusyError, DPSError, LimitError, ProtocolError
 

@@ -14,10 +14,8 @@ import msgspec
 
 from dps import config
 from dps.engine.wire import frames
-from dps.engine.wire.bodies import decode, encode
 from dps.engine.wire.frames import Header
-from dps.engine.wire.membership_messages import Serve, ServerFailed
-from dps.engine.wire.placement_messages import Placement
+from dps.engine.wire.messages import Placement, Serve, ServerFailed, decode, encode
 from dps.engine.wire.protocols import RoleEndpoint, RoleLink
 
 __all__ = ["HEARTBEAT_SECONDS", "Heartbeat"]

@@ -45,7 +45,7 @@ from dps.engine.server.replicas import Replica
 from dps.engine.telemetry.snapshot import ShardMove
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
-from dps.engine.wire.membership_messages import SteppedDown, Suspect
+from dps.engine.wire.messages import SteppedDown, Suspect
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint, RoleLink
 from dps.errors import FencedError, MovedError
 
@@ -66,7 +66,7 @@ class Relay:
     session, secret : str
         Name and secret under which the servers connect to each other.
     report : callable
-        Sends a frame of the given kind, with a message of `wire/membership_messages.py`, to the controller.
+        Sends a frame of the given kind, with a message of `wire/messages.py`, to the controller.
     """
 
     def __init__(

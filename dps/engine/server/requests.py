@@ -43,8 +43,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.frames import Header, encode_header, unpack_arrays
 from dps.engine.wire.handshake import of_servers
 from dps.engine.wire.headers import DumpPiece, Scan
-from dps.engine.wire.membership_messages import Suspect
-from dps.engine.wire.placement_messages import Placement, ShardPlace
+from dps.engine.wire.messages import Placement, ShardPlace, Suspect
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.engine.wire.rights import TO_SERVER, guarded
 from dps.errors import (

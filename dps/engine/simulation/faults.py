@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dps import config
 from dps.engine.simulation.network import Network
 from dps.engine.simulation.world import Party
-from dps.engine.wire.keepalive import DEAD_PEER_SECONDS
+from dps.engine.wire.sockets import DEAD_PEER_SECONDS
 from dps.errors import InputError
 
 __all__ = ["KINDS", "Faults", "Mischief"]

@@ -19,7 +19,7 @@ from dps.engine.simulation.observers import Observer
 from dps.engine.simulation.world import Party, World
 from dps.engine.wire.frames import encode_header
 from dps.engine.wire.handshake import ConnectingHandshake
-from dps.engine.wire.keepalive import DEAD_PEER_SECONDS
+from dps.engine.wire.sockets import DEAD_PEER_SECONDS
 
 if TYPE_CHECKING:
     from dps.engine.simulation.endpoint import SimEndpoint

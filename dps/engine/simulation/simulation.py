@@ -32,7 +32,7 @@ from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import HashPartition, Partition
 from dps.engine.telemetry.monitor import run_status
 from dps.engine.training.data import share
-from dps.engine.wire.driver_messages import CheckpointOptions, CheckpointSchedule, RestoreRequest
+from dps.engine.wire.messages import CheckpointOptions, CheckpointSchedule, RestoreRequest
 from dps.errors import DPSError, InputError, StoppedError
 
 __all__ = ["Simulation"]

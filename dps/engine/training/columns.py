@@ -22,7 +22,7 @@ from dps.engine.training import kept, spark, spark_tasks
 from dps.engine.training.batches import cutter, row_count
 from dps.engine.training.dataframes import as_pandas, names_of
 from dps.engine.training.types import Batch, Columns, Data, Partition
-from dps.engine.wire.driver_messages import SavedRun
+from dps.engine.wire.messages import SavedRun
 from dps.errors import InputError, InputTypeError, told
 
 Pick: TypeAlias = Callable[[Mapping[Hashable, object]], Partition]  # the chosen columns, of all of a frame

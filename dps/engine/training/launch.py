@@ -26,7 +26,7 @@ from dps.engine.training.progress_bar import ProgressBar
 from dps.engine.training.tasks import Stopped, Tasks, TrainerJob, TrainerTask, holders
 from dps.engine.training.threads import Threads
 from dps.engine.training.types import Control, Data, Result
-from dps.engine.wire.driver_messages import SavedRun
+from dps.engine.wire.messages import SavedRun
 from dps.errors import DPSError, InputError, TooFewWorkersError, by_name, told
 
 __all__ = ["RunOptions", "begin", "launch", "resumed"]

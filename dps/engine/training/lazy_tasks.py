@@ -30,9 +30,8 @@ from dps.engine.training.allreduce import RingAllreduce
 from dps.engine.training.trainer import Trainer
 from dps.engine.training.types import Function, Json, Options, Partition
 from dps.engine.wire import frames
-from dps.engine.wire.bodies import decode, encode
 from dps.engine.wire.frames import Header
-from dps.engine.wire.run_messages import Peek, TrainerStanding
+from dps.engine.wire.messages import Peek, TrainerStanding, decode, encode
 from dps.errors import DPSError, InputError, InputTypeError, StoppedError
 
 __all__ = ["BagStage", "BlockStage", "Stage", "rehearsal"]

@@ -25,7 +25,7 @@ from dps.engine.client.origin import Origin
 from dps.engine.training.batches import Batches, iterate_partition, rows
 from dps.engine.training.participant import Participant
 from dps.engine.training.types import Batch, Key, Partition
-from dps.engine.wire.run_messages import LeaseRequest, PartitionsAtHand
+from dps.engine.wire.messages import LeaseRequest, PartitionsAtHand
 from dps.errors import DataLostError, DPSError, InputError, RequestTimeoutError
 
 __all__ = ["FetchablePartitions", "LeasedBatches"]

@@ -17,9 +17,8 @@ from dps.engine.telemetry.snapshot import RunStatus
 from dps.engine.training.trainer import Trainer
 from dps.engine.training.types import Control
 from dps.engine.wire import frames
-from dps.engine.wire.bodies import decode, encode
 from dps.engine.wire.frames import Header
-from dps.engine.wire.run_messages import Reserve, Reserved
+from dps.engine.wire.messages import Reserve, Reserved, decode, encode
 from dps.errors import DPSError, InputError, told
 
 __all__ = ["OpenRun", "checked_bound"]

@@ -28,11 +28,10 @@ from dps.engine.training.allreduce import RingAllreduce
 from dps.engine.training.ring_peer import RingPeer
 from dps.engine.training.types import Json
 from dps.engine.wire import frames
-from dps.engine.wire.bodies import decode, encode
 from dps.engine.wire.channel import Channel, Request
 from dps.engine.wire.frames import Header
 from dps.engine.wire.headers import Collect, Tick, TickAnswer
-from dps.engine.wire.run_messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent
+from dps.engine.wire.messages import Join, Joined, LeaseAnswer, LeaseRequest, Leave, TimeSpent, decode, encode
 from dps.errors import ClockTimeoutError, ControllerGoneError, InputError, StoppedError
 
 __all__ = ["Participant"]

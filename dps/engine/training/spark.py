@@ -34,7 +34,7 @@ from dps.engine.training.open_run import OpenRun
 from dps.engine.training.progress_bar import ProgressBar
 from dps.engine.training.spark_tasks import Failed, SparkJob, StoppedOnSpark
 from dps.engine.training.types import Batch, Control, Data, Function, Result
-from dps.engine.wire.driver_messages import SavedRun
+from dps.engine.wire.messages import SavedRun
 from dps.errors import InputError, InputTypeError, StoppedError, TooFewWorkersError, by_name
 
 if TYPE_CHECKING:

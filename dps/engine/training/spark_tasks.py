@@ -26,10 +26,9 @@ from dps.engine.client.environment import ProcessEnvironment
 from dps.engine.training.trainer import Trainer
 from dps.engine.training.types import Batch, Function, Options, Partition, Result
 from dps.engine.wire import frames
-from dps.engine.wire.bodies import decode, encode
 from dps.engine.wire.frames import Header
+from dps.engine.wire.messages import Peek, TrainerStanding, decode, encode
 from dps.engine.wire.pool import Pool
-from dps.engine.wire.run_messages import Peek, TrainerStanding
 from dps.errors import DPSError, InputTypeError, StoppedError, TrainerLostError
 
 if TYPE_CHECKING:

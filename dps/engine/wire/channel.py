@@ -23,9 +23,7 @@ from dps.engine.wire import frames
 from dps.engine.wire.frame_reader import Destination, FrameReader, Sink, WholeBody, pour
 from dps.engine.wire.frames import HEADER_SIZE, Header, byte_views, encode_header
 from dps.engine.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
-from dps.engine.wire.keepalive import keep_alive
-from dps.engine.wire.local_sockets import connected_locally
-from dps.engine.wire.sockets import SLICE_SECONDS, Plain, Tls, connected
+from dps.engine.wire.sockets import SLICE_SECONDS, Plain, Tls, connected, connected_locally, keep_alive
 from dps.errors import AccessDeniedError, DPSError, ProtocolError, RequestTimeoutError, ServerGoneError
 
 if TYPE_CHECKING:

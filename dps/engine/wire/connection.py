@@ -17,7 +17,7 @@ once that it has not (`pause_writing`). From then on this connection is not read
 already wait, until the peer has taken its answer: a slow reader holds up no peer but itself, and costs the memory of
 one answer (with TLS: that and two more, encrypted). An answer that was owed by then, and is due when the backups have
 confirmed, gets a buffer of its own. Acknowledgements have no body: those of one turn of the loop leave together
-(`coalescer.py`).
+(`departures.py`).
 
 Trust. Until a peer has proved the session secret it may send one small frame, within the connect time-out; its inbox is
 small, and where connections are scarce its connection is the first to be closed. Any other frame, and later any frame
@@ -38,18 +38,15 @@ import numpy as np
 
 from dps import config
 from dps.engine.wire import frames
-from dps.engine.wire.coalescer import Coalescer
-from dps.engine.wire.direct import DirectWriter
+from dps.engine.wire.departures import Coalescer, DirectWriter, Turn
 from dps.engine.wire.frame_reader import FrameReader
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.engine.wire.handshake import MAX_HELLO_BYTES, ListeningHandshake
-from dps.engine.wire.keepalive import DEAD_PEER_SECONDS, keep_alive
-from dps.engine.wire.local_sockets import is_local, widen
 from dps.engine.wire.log_limit import LogLimit
 from dps.engine.wire.memory import FIRST_BYTES, GROWTH_FACTOR, Buffer, GrowingBody, Incoming
 from dps.engine.wire.plain_answers import PlainAnswers, PlainStep
 from dps.engine.wire.rights import SERVER, role_of
-from dps.engine.wire.turn import Turn
+from dps.engine.wire.sockets import DEAD_PEER_SECONDS, is_local, keep_alive, widen
 from dps.errors import AccessDeniedError, DPSError, MovedError, ProtocolError, RequestTimeoutError
 
 __all__ = ["Connection", "ConnectionOwner", "Handler"]

@@ -19,15 +19,14 @@ from dps import config
 from dps.engine.core.blocks import limit_kept
 from dps.engine.core.requests.polling import Polling
 from dps.engine.wire.connection import Connection, Handler
+from dps.engine.wire.departures import Turn
 from dps.engine.wire.frames import Header
 from dps.engine.wire.link import Link
-from dps.engine.wire.local_sockets import listening_locally
 from dps.engine.wire.log_limit import LogLimit
 from dps.engine.wire.memory import Incoming
 from dps.engine.wire.once import Once
 from dps.engine.wire.plain_answers import PlainStep
-from dps.engine.wire.sockets import TlsVerdict
-from dps.engine.wire.turn import Turn
+from dps.engine.wire.sockets import TlsVerdict, listening_locally
 from dps.errors import RequestTimeoutError
 
 try:

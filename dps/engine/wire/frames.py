@@ -22,7 +22,7 @@ PUSH     the same and trainer, attempt, number,       the same, then values [cou
 ...RANGE flags has RANGE: rows start..start+count-1   (PULL) nothing; (PUSH) values [count, dim]
 ...      flags of a PULL has CERTIFICATE              answer: values, then JSON (`server/tables.py`)
 CALL     as PULL and trainer, attempt, number,        counts and keys as PULL (with RANGE: nothing),
-         parties; with RANGE all rows of the shards;  then `FunctionCall` (`wire/function_messages.py`);
+         parties; with RANGE all rows of the shards;  then `FunctionCall` (`wire/messages.py`);
          REPLAYED as PUSH                             answer: what the parts returned
 COMMIT   table, shard, shards, trainer, attempt,      nothing
 ABORT    clock, number of a CALL; what it has made

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from dps import config
-from dps.engine.wire.coalescer import Coalescer
-from dps.engine.wire.direct import DirectWriter
+from dps.engine.wire.departures import Coalescer, DirectWriter, Turn
 from dps.engine.wire.frame_reader import FrameReader
 from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header
 from dps.engine.wire.handshake import MAX_ANSWER_BYTES, ConnectingHandshake
-from dps.engine.wire.keepalive import keep_alive
-from dps.engine.wire.local_sockets import connected_locally, is_local, widen
-from dps.engine.wire.turn import Turn
+from dps.engine.wire.sockets import connected_locally, is_local, keep_alive, widen
 from dps.errors import DPSError
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """PlainAnswers: the answers to a peer's plain frames, which one compiled step makes of the bytes that have arrived.
 
 The step (`dps.engine.core.requests.service.Service`) belongs to the role behind the endpoint. It leaves every frame
-that is not plain; the connection hands that one to its handler. What the step has made leaves at once (`direct.py`). A
-step is made only when the answers of the one before have left, so one buffer is enough.
+that is not plain; the connection hands that one to its handler. What the step has made leaves at once
+(`departures.py`). A step is made only when the answers of the one before have left, so one buffer is enough.
 
 A large answer leaves piece by piece: the next one is made when the peer has taken the one before, so that the pieces
 stay in the processor's cache, and the peer reads them meanwhile. No other request may come in between, because the
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dps.engine.wire.direct import DirectWriter
+from dps.engine.wire.departures import DirectWriter
 from dps.engine.wire.frames import HEADER_SIZE
 from dps.engine.wire.protocols import RoleConnection
 
