@@ -21,7 +21,10 @@ from rich.console import Console
 from servers import PATIENCE, wait_until
 
 import dps
-from dps.engine.controller.autoscaling import Autoscaler
+from dps.engine.controller.actors import ServerActors
+from dps.engine.controller.autoscaling_procedures import AutoscalingProcedures
+from dps.engine.controller.executor import Executor
+from dps.engine.controller.session import Session
 from dps.engine.coordination.autoscaling import (
     GROW_SAMPLES,
     MEMORY_FRACTION,
@@ -201,14 +204,16 @@ def test_wishes_that_cannot_be(wish):
 
 
 class Shell:
-    """An adapter beside a fleet whose servers do what they are asked."""
+    """A session's autoscaling beside a fleet whose servers do what they are asked."""
+
+    adapt, end_adapting = Session.adapt, Session.end_adapting
 
     def __init__(self, servers=2, copies=1, tables=1, **table):
         self.world, self.asked, self.workers = World(servers), [], {}
         for _ in range(tables):
             self.world.table(**table)
         self.world.settle(1.0)
-        self.settled, self.busy, self.free = True, False, ["tcp://w9"]
+        self.settled, self.checkpointing, self.free = True, False, ["tcp://w9"]
         self.told = dict.fromkeys(self.world.membership.servers, (0.0, 100.0))
         self.seen = []
 
@@ -223,10 +228,11 @@ class Shell:
             scale=scale, spares=lambda: self.free, servers=lambda: list(membership.servers.values()), settled=True,
             up=lambda: list(membership.servers.values()), wanted=servers, scheduler=self,
         )  # fmt: skip
-        monitor = SimpleNamespace(now=lambda: self.world.time, loads=self.loads)
-        self.checkpointer = SimpleNamespace(busy=False)
-        self.autoscaler = Autoscaler(membership, monitor, self.actors, self.checkpointer, in_endpoint, copies)
-        self.rule = self.autoscaler._procedures.rule = AutoscalingRule(1, 4, wait_count=2)
+        self.monitor = SimpleNamespace(now=lambda: self.world.time, loads=self.loads)
+        limit, busy = lambda: ServerActors.memory_limit(self.actors), lambda: self.checkpointing
+        self.autoscaling = AutoscalingProcedures(membership, self.monitor, self.actors, limit, busy, copies)
+        self.rule = self.autoscaling.rule = AutoscalingRule(1, 4, wait_count=2)
+        self.carry_out, self._adapting = Executor(in_endpoint).run, None
 
     def loads(self, since):
         self.seen.append(since)
@@ -236,7 +242,7 @@ class Shell:
         """What was asked for in so many looks."""
         before = len(self.asked)
         for _ in range(times):
-            asyncio.run(self.autoscaler.tick(self.rule))
+            asyncio.run(self.carry_out(self.autoscaling.tick(self.rule)))
         return self.asked[before:]
 
     def limit(self, nbytes):
@@ -299,11 +305,11 @@ def test_it_waits_for_what_is_unfinished(shell, what):
         del shell.told[1]
     shell.limit(130)
     shell.told |= dict.fromkeys(membership.servers, (0.0, 200.0)) if what != "quiet" else {}
-    shell.autoscaler.monitor.loads = lambda since: {} if since == world.time else shell.told  # a report each second
+    shell.monitor.loads = lambda since: {} if since == world.time else shell.told  # a report each second
     for _ in range(5):
         world.time += 1
         assert shell.look() == []
-        assert "on their way" in shell.autoscaler.why
+        assert "on their way" in shell.autoscaling.why
 
 
 def test_what_was_told_before_all_came_to_rest_does_not_count(shell):
@@ -320,9 +326,9 @@ def test_what_was_told_before_all_came_to_rest_does_not_count(shell):
 def test_a_checkpoint_is_waited_for_and_forgets_nothing(shell):
     shell.told = dict.fromkeys(shell.told, (1.0, 0.0))
     assert shell.look(GROW_SAMPLES - 1) == []
-    shell.checkpointer.busy = True
+    shell.checkpointing = True
     assert shell.look(5) == []
-    shell.checkpointer.busy = False
+    shell.checkpointing = False
     shell.world.membership.set_remedy("restore that one")  # a new epoch, and nothing has moved
     assert shell.look() == [3]
 
@@ -347,9 +353,9 @@ def test_who_says_another_number_has_the_last_word(shell):
     async def main():
         note, shell.world.membership.note = (
             shell.world.membership.note,
-            lambda *about: (shell.autoscaler.end(), note(*about)),
+            lambda *about: (shell.end_adapting(), note(*about)),
         )
-        await shell.autoscaler.tick(shell.rule)
+        await shell.carry_out(shell.autoscaling.tick(shell.rule))
 
     shell.limit(130)
     asyncio.run(main())
@@ -369,20 +375,20 @@ def test_no_worker_is_free(shell, caplog):
 def test_it_goes_on_after_an_error_that_is_said_once(shell, caplog):
     async def main():
         shell.actors.spares = lambda: 1 / 0
-        shell.autoscaler.begin(AdaptRule(minimum=1, maximum=4, interval=0.001))
+        shell.adapt(AdaptRule(minimum=1, maximum=4, interval=0.001))
         until = asyncio.get_running_loop().time() + PATIENCE
-        while "ZeroDivisionError" not in shell.autoscaler.describe().why:
+        while "ZeroDivisionError" not in shell.autoscaling.status(2).why:
             assert asyncio.get_running_loop().time() < until
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)
         shell.actors.spares = lambda: ["tcp://w9"]
-        shell.autoscaler.begin(AdaptRule(interval=0.001, memory=130))
+        shell.adapt(AdaptRule(interval=0.001, memory=130))
         while not shell.asked:
             assert asyncio.get_running_loop().time() < until
             await asyncio.sleep(0.001)
-        about = shell.autoscaler.describe()
-        shell.autoscaler.end()
-        assert shell.autoscaler.describe() is None
+        about = shell.autoscaling.status(2)
+        shell.end_adapting()
+        assert shell.autoscaling.status(2) is None
         return about
 
     about = asyncio.run(main())

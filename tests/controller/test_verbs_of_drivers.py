@@ -93,9 +93,8 @@ MALFORMED = [
 
 def ask(verb: str, field: str, request: object) -> None:
     """Ask a session whose parts must not be used, because the request is refused before."""
-    autoscaler = SimpleNamespace(begin=used)
-    checkpointer = SimpleNamespace(take=used, schedule=used, restore=used)
-    session = SimpleNamespace(autoscaler=autoscaler, checkpointer=checkpointer)
+    checkpoints = SimpleNamespace(take=used, restore=used)
+    session = SimpleNamespace(adapt=used, schedule_checkpoints=used, checkpoints=checkpoints, carry_out=used)
     asyncio.run(SESSION_VERBS[verb](session, **{field: request}))
 
 
@@ -184,8 +183,8 @@ def test_a_run_that_cannot_begin_is_stopped():
         assert keep is False
         raise RequestTimeoutError("3 shards of 'sums' have not dropped the sums")
 
-    ends, checkpointer = SimpleNamespace(collecting=lambda: ["sums"]), SimpleNamespace(resumed=lambda: None)
-    session = SimpleNamespace(runs=runs, in_endpoint=in_endpoint, settle=settle, ends=ends, checkpointer=checkpointer)
+    ends, checkpoints = SimpleNamespace(collecting=lambda: ["sums"]), SimpleNamespace(resumed=lambda: None)
+    session = SimpleNamespace(runs=runs, in_endpoint=in_endpoint, settle=settle, ends=ends, checkpoints=checkpoints)
     with pytest.raises(RequestTimeoutError, match="3 shards"):
         asyncio.run(verbs.start_run(session, trainers=2, staleness=0))
     assert runs.failed() == 1

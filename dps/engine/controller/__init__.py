@@ -3,7 +3,8 @@
 ============ ========================================================================================
 plugin       the SchedulerPlugin, and all parameter servers of its scheduler
 verbs        what drivers ask of one parameter server, by verb
-session      one parameter server's parts, put together
+session      one parameter server's parts, put together; checkpoint_procedures.py and autoscaling_procedures.py have the
+             controller's part in checkpoints, and how the number of servers follows the load
 failover     membership: which servers are up, which takes over, which shards move; the route
 actors       the servers as Dask workers and actors; server_procedures.py, table_procedures.py and
              function_procedures.py have the steps
@@ -12,8 +13,6 @@ runs         the frames of runs: trainers join, tick, meet, leave; run_procedure
 work_leases  the frames by which trainers lease batches
 collectives  the results of allreduce, allgather, broadcast and barrier
 procedures   what takes several steps, as generators that yield instructions; executor.py carries these out
-checkpoints  the controller's part in checkpoints; checkpoint_procedures.py has its steps
-autoscaling  the number of servers follows the load; autoscaling_procedures.py has the steps
 seating      gives each trainer a thread of its own
 ============ ========================================================================================
 """

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -87,6 +88,11 @@ class ServerActors:
     def servers(self) -> list[ServerRecord]:
         """All members, whatever their state."""
         return self._procedures.servers()
+
+    def memory_limit(self) -> float:
+        """Bytes that each server may have in use: the smallest memory limit of their workers; infinite without one."""
+        workers = [self.scheduler.workers.get(server.worker) for server in self.servers()]
+        return min((ws.memory_limit for ws in workers if ws is not None and ws.memory_limit), default=math.inf)
 
     def up(self) -> list[ServerRecord]:
         """The servers whose actors can be called."""

@@ -14,10 +14,14 @@ import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from dps.engine.controller.failover import Membership
 from dps.engine.controller.procedures import Ask, InEndpoint, Procedure, Sleep, Uninterrupted
 from dps.engine.coordination.autoscaling import AutoscalingRule, ServerLoad
 from dps.engine.coordination.placement import next_steps
+from dps.engine.telemetry.snapshot import AdaptStatus
+from dps.engine.wire.messages import AdaptRule
 
 __all__ = ["AutoscalingProcedures", "LoadReports", "ScalableServers"]
 
@@ -87,9 +91,32 @@ class AutoscalingProcedures:
         self.membership, self._reports, self._servers = membership, reports, servers
         self._limit, self._busy, self._copies = limit, busy, copies
         self.rule: AutoscalingRule | None = None  # the rule that is followed
+        self.followed: AdaptRule | None = None  # as the driver told it
         self.memory: float | None = None  # bytes that each server may have in use; None: what `limit` says
         self.why = ""  # the reason of the last decision
         self._at_rest: tuple[Any, float] = None, math.inf  # the placement, and since when it is unchanged
+
+    def begin(self, followed: AdaptRule) -> Procedure[None]:
+        """The procedure that follows the load, in place of an earlier rule."""
+        most = math.inf if followed.maximum is None else followed.maximum
+        self.rule = AutoscalingRule(followed.minimum, most, followed.wait_count, followed.busy)
+        self.followed, self.memory, self.why = followed, followed.memory, "not looked yet"
+        return self.follow(self.rule, followed.interval)
+
+    def end(self) -> AdaptRule | None:
+        """Follow the load no more: the number stays. Returns what :meth:`begin` was given, or None."""
+        followed, self.followed = self.followed, None
+        self.rule = None
+        return followed
+
+    def status(self, servers: int) -> AdaptStatus | None:
+        """The rule and its last decision, also as a line; None where no rule is followed. So many servers are up."""
+        rule, why = self.followed, self.why
+        if rule is None:
+            return None
+        limits = f"{rule.minimum} or more" if rule.maximum is None else f"{rule.minimum} to {rule.maximum}"
+        text = f"adapt: {limits}, now {servers}: {why}"
+        return AdaptStatus(servers=servers, why=why, text=text, **msgspec.structs.asdict(rule))
 
     def follow(self, rule: AutoscalingRule, interval: float) -> Procedure[None]:
         """Follow the load until another rule, or none, is followed."""

@@ -52,7 +52,7 @@ from dps.engine.controller.runs import Run, Runs
 from dps.engine.controller.table_procedures import TableProcedures
 from dps.engine.coordination.placement import Place
 from dps.engine.state.ops import TableSpec
-from dps.engine.telemetry.snapshot import LastCheckpoint
+from dps.engine.telemetry.snapshot import CheckpointStatus, LastCheckpoint
 from dps.engine.wire.messages import (
     CheckpointOptions,
     CheckpointSchedule,
@@ -121,6 +121,10 @@ class CheckpointProcedures:
         self._parents: dict[str, str] = {}  # url -> the last checkpoint there
         self._margin = 0, 0  # a run, and the index of the margin that was enough for it, to begin with next time
         self._restored_run = 0  # the last failed run whose tables were restored since
+
+    def status(self) -> CheckpointStatus:
+        """The last checkpoint, and the error of the last scheduled attempt, if that failed."""
+        return CheckpointStatus(self.last, self.error)
 
     # -- taking them
 
@@ -378,6 +382,10 @@ class CheckpointProcedures:
         if self.restored is None or self.restored.trainers != trainers:
             raise InputError("another run has resumed the restored checkpoint, or replaced its tables: restore again")
         return self.restored
+
+    def resumed(self) -> None:
+        """A run has begun: the restored run cannot be resumed any more."""
+        self.restored = None
 
 
 def saved_run(checkpoint: Checkpoint) -> SavedRun | None:

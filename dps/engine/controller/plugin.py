@@ -227,22 +227,21 @@ class Sessions(Mapping[str, Session]):
             name=session.name,
             secret=session.secret,
             copies=session.copies,
-            adapt=session.autoscaler.followed,
+            adapt=session.autoscaling.followed,
             controller=(self.endpoint.host, self.endpoint.port),
             servers=[DescribedServer(s.number, s.worker, s.phase is not ServerPhase.GONE) for s in members],
             tables={
                 table: DescribedTable(specs[table], [p.chain for p in there], [p.joiner for p in there])
                 for table, there in places.items()
             },
-            restored=session.checkpointer.restored,
+            restored=session.checkpoints.restored,
         )
         return msgspec.msgpack.encode(description)
 
     async def _end(self, session: Session) -> None:
         session.opened.set()
         self.seating.closed(session.name)
-        session.checkpointer.stop()
-        session.autoscaler.end()
+        session.stop()
         await session.actors.close()
         await self._in_endpoint(self._dismiss, session)
         last = not self._sessions and self._ending.keys() == {session.name}  # no other session needs the endpoint

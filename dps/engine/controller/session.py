@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 
 from dps.engine.controller.actors import ServerActors
-from dps.engine.controller.autoscaling import Autoscaler
-from dps.engine.controller.checkpoints import Checkpointer
+from dps.engine.controller.autoscaling_procedures import AutoscalingProcedures
+from dps.engine.controller.checkpoint_procedures import CheckpointProcedures
 from dps.engine.controller.failover import Membership
 from dps.engine.controller.run_procedures import RunProcedures
 from dps.engine.controller.runs import Runs
@@ -19,6 +21,7 @@ from dps.engine.telemetry.monitor import Monitor
 from dps.engine.telemetry.reports import ReceivedReport
 from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.handshake import new_secret
+from dps.engine.wire.messages import AdaptRule, CheckpointSchedule
 from dps.engine.wire.protocols import EndpointCaller
 
 __all__ = ["Session"]
@@ -81,25 +84,69 @@ class Session:
         )
         clock = asyncio.get_running_loop().time
         self.ends = RunProcedures(self.membership, self.runs, actors.up, clock)
-        self.checkpointer = Checkpointer(self.runs, self.membership, actors, in_endpoint)
+        self.carry_out = actors.executor.run
+        checkpointing = asyncio.Lock()
+        self.checkpoints = CheckpointProcedures(
+            self.runs,
+            self.membership,
+            actors.up,
+            actors.tables,
+            actors.changing,
+            checkpointing,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            session=secrets.token_hex(8),
+        )
         self.monitor = Monitor(
             self.runs,
             self.membership,
             self.runs.now,
             wanted=lambda: actors.wanted,
-            checkpoints=self.checkpointer.describe,
-            adapt=lambda: self.autoscaler.describe(),
+            checkpoints=self.checkpoints.status,
+            adapt=lambda: self.autoscaling.status(len(actors.up())),
             announced=announced,
         )
-        self.autoscaler = Autoscaler(self.membership, self.monitor, actors, self.checkpointer, in_endpoint, copies)
+        self.autoscaling = AutoscalingProcedures(
+            self.membership, self.monitor, actors, actors.memory_limit, checkpointing.locked, copies
+        )
+        self._scheduled: asyncio.Future | None = None  # takes checkpoints at intervals
+        self._adapting: asyncio.Future | None = None  # follows the load
 
     def _on_report(self, server: int, report: ReceivedReport) -> None:
         """The monitor, which reads the membership and so is made after it, takes the reports of servers."""
         self.monitor.heartbeat(server, report)
 
+    def schedule_checkpoints(self, schedule: CheckpointSchedule | None) -> None:
+        """Take checkpoints at intervals, in place of an earlier schedule; None: no more."""
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+        self._scheduled = None
+        if schedule is not None:
+            self._scheduled = asyncio.ensure_future(self.carry_out(self.checkpoints.repeat(schedule)))
+
+    def adapt(self, rule: AdaptRule) -> None:
+        """Let the number of servers follow the load from now on, in place of an earlier rule."""
+        following = self.autoscaling.begin(rule)
+        if self._adapting is not None:
+            self._adapting.cancel()
+        self._adapting = asyncio.ensure_future(self.carry_out(following))
+
+    def end_adapting(self) -> AdaptRule | None:
+        """Follow the load no more: the number stays. Returns the rule that was followed, or None."""
+        if self._adapting is not None:
+            self._adapting.cancel()
+        self._adapting = None
+        return self.autoscaling.end()
+
+    def stop(self) -> None:
+        """The parameter server is being closed: take no more checkpoints, and follow no load."""
+        self.checkpoints.closed = True
+        self.schedule_checkpoints(None)
+        self.end_adapting()
+
     async def settle(self, keep: bool | None) -> None:
         """A run has ended, or (None) only tasks: see `RunProcedures.settle`."""
-        await self.actors.executor.run(self.ends.settle(keep))
+        await self.carry_out(self.ends.settle(keep))
 
     async def retire_tasks(self) -> None:
         """Tell the servers which tasks have ended, so that they refuse ops of these origins from now on."""

@@ -39,18 +39,18 @@ def decode(kind: type[M], request: bytes) -> M:
 
 async def scale(session: Session, *, servers: int) -> None:
     """Have that many servers, whatever the load; shards move while training goes on."""
-    adapted = session.autoscaler.end()
+    adapted = session.end_adapting()
     try:
         await session.actors.scale(servers)
     except InputError:
         if adapted is not None:
-            session.autoscaler.begin(adapted)
+            session.adapt(adapted)
         raise
 
 
 async def adapt(session: Session, *, rule: bytes) -> None:
     """Let the number of servers follow the load; `rule` is an `AdaptRule`, encoded."""
-    session.autoscaler.begin(decode(AdaptRule, rule))
+    session.adapt(decode(AdaptRule, rule))
 
 
 async def retire(session: Session, *, server: int) -> None:
@@ -109,17 +109,19 @@ async def add_function(session: Session, *, function: str, code: bytes) -> None:
 
 async def checkpoint(session: Session, *, options: bytes) -> bytes:
     """Take a checkpoint now; `options` are `CheckpointOptions`, the answer is a `LastCheckpoint`, encoded."""
-    return msgspec.msgpack.encode(await session.checkpointer.take(decode(CheckpointOptions, options)))
+    taking = session.checkpoints.take(decode(CheckpointOptions, options))
+    return msgspec.msgpack.encode(await session.carry_out(taking))
 
 
 async def schedule_checkpoints(session: Session, *, schedule: bytes | None) -> None:
     """Take checkpoints at intervals from now on; `schedule` is a `CheckpointSchedule`, encoded; None: no more."""
-    session.checkpointer.schedule(None if schedule is None else decode(CheckpointSchedule, schedule))
+    session.schedule_checkpoints(None if schedule is None else decode(CheckpointSchedule, schedule))
 
 
 async def restore(session: Session, *, request: bytes) -> bytes:
     """Restore tables from a checkpoint; `request` is a `RestoreRequest`, the answer a `RestoreAnswer`, encoded."""
-    return msgspec.msgpack.encode(await session.checkpointer.restore(decode(RestoreRequest, request)))
+    restoring = session.checkpoints.restore(decode(RestoreRequest, request))
+    return msgspec.msgpack.encode(await session.carry_out(restoring))
 
 
 # -- runs
@@ -138,10 +140,10 @@ async def start_run(
 ) -> int:
     """Begin a run; returns its number. Parameters as those of `Runs.start`; None is no bound on the staleness."""
     collecting = session.ends.collecting()
-    restored = session.checkpointer.resumable(trainers) if resume else None
+    restored = session.checkpoints.resumable(trainers) if resume else None
     args = (trainers, staleness, collecting, restored, partitions or [], elastic, reassign, warm_start)
     run: int = await session.in_endpoint(session.runs.start, *args)
-    session.checkpointer.resumed()
+    session.checkpoints.resumed()
     if collecting and not elastic:  # because a run whose driver died has left its last clock open
         try:
             await session.settle(keep=False)
