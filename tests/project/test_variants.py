@@ -9,7 +9,7 @@ import compiled
 import pytest
 from noticing import assert_noticed
 
-from dps.engine.training import pulled_ahead, rows_ahead
+from dps.engine.wire import frames, messages
 from dps.engine.wire.frames import Header
 from dps.engine.wire.headers import RetireOrigins
 
@@ -83,41 +83,41 @@ def test_only_so_many_are_kept_and_the_last_used_stay(compiler, monkeypatch):
     assert set(compiled.KEPT.iterdir()) == {made[0], made[2]}
 
 
-EQUAL = pulled_ahead, "may_serve", ">= clock", "> clock"
+TOO_SHORT = frames, "padded", "+ 7", "+ 6"
 
 
-def equal_clocks() -> None:
+def whole_words() -> None:
     """Of both modules that know the function."""
-    assert pulled_ahead.may_serve(5, 5, 0)
-    assert rows_ahead.may_serve(5, 5, 0)
+    assert frames.padded(9) == 16
+    assert messages.padded(9) == 16
 
 
 def test_what_one_check_notices_is_noticed_and_then_put_right() -> None:
-    assert_noticed(*EQUAL, lambda: None, equal_clocks)
-    assert_noticed(*EQUAL, lambda: pytest.fail("at once"))
-    equal_clocks()
+    assert_noticed(*TOO_SHORT, lambda: None, whole_words)
+    assert_noticed(*TOO_SHORT, lambda: pytest.fail("at once"))
+    whole_words()
 
 
 def test_the_modules_that_have_imported_a_function_get_the_wrong_one_too() -> None:
     places: list[object] = []
     with pytest.raises(pytest.fail.Exception):
-        assert_noticed(*EQUAL, lambda: places.extend([pulled_ahead.may_serve, rows_ahead.may_serve]))
-    assert places[0] is places[1] is not pulled_ahead.may_serve
+        assert_noticed(*TOO_SHORT, lambda: places.extend([frames.padded, messages.padded]))
+    assert places[0] is places[1] is not frames.padded
 
 
 def test_what_no_check_notices_is_named() -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"pulled_ahead\.may_serve went unnoticed with '> clock'"):
-        assert_noticed(*EQUAL, lambda: None)
+    with pytest.raises(pytest.fail.Exception, match=r"frames\.padded went unnoticed with '\+ 6'"):
+        assert_noticed(*TOO_SHORT, lambda: None)
 
 
 def test_a_text_that_is_gone_is_named() -> None:
-    with pytest.raises(AssertionError, match="may_serve no longer contains 'staleness"):
-        assert_noticed(pulled_ahead, "may_serve", "staleness + 1", "staleness", equal_clocks)
+    with pytest.raises(AssertionError, match="padded no longer contains 'words"):
+        assert_noticed(frames, "padded", "words + 7", "words", whole_words)
 
 
 def test_a_wrong_text_that_names_what_there_is_not_counts_for_nothing() -> None:
-    with pytest.raises(NameError, match="clocks"):
-        assert_noticed(pulled_ahead, "may_serve", "clock - staleness", "clocks - staleness", equal_clocks)
+    with pytest.raises(NameError, match="bytes_"):
+        assert_noticed(frames, "padded", "nbytes + 7", "bytes_ + 7", whole_words)
 
 
 def test_a_static_method_stays_one() -> None:

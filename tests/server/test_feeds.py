@@ -11,9 +11,8 @@ import pytest
 from oracles import mutant
 
 from dps.engine.core.requests.forwards import OwedAnswer
-from dps.engine.server import feeds
-from dps.engine.server.feeds import FeedsOfJoiner
-from dps.engine.server.replicas import Replica, ReplicaPart
+from dps.engine.server import replicas
+from dps.engine.server.replicas import FeedsOfJoiner, Replica, ReplicaPart
 from dps.engine.server.replication import Relay
 from dps.engine.state.ops import ADD, Op, TableSpec
 from dps.engine.state.shard import KeyedShard
@@ -58,7 +57,7 @@ class Joiner:
         def write(buffers):
             header = decode_header(buffers[0], 0, 1 << 40)
             self.free_at = max(self.free_at, self.clock.time) + FRAME_SECONDS + header.body * BYTE_SECONDS
-            if header.kind == frames.DUMP and DumpPiece.of(header).content == feeds.ROWS:
+            if header.kind == frames.DUMP and DumpPiece.of(header).content == replicas.ROWS:
                 self.pieces.append((self.clock.time, header.body))
             answer = Header(frames.OK, request=header.request)
             self.clock.later(self.free_at - self.clock.time, on_answer, link, answer, memoryview(b""))
@@ -131,7 +130,7 @@ def again(feeder):
 
 def pushes_wait_for_small_pieces_only():
     _, three = feeders(one_by_one)
-    small = FRAME_SECONDS + 1.1 * feeds.DUMP_PIECE_BYTES / feeds.BETWEEN_OPS_PART * BYTE_SECONDS
+    small = FRAME_SECONDS + 1.1 * replicas.DUMP_PIECE_BYTES / replicas.BETWEEN_OPS_PART * BYTE_SECONDS
     for feeder in three:
         latencies = [latency for latency in feeder.latencies[1:] if latency]
         assert max(latencies) < 3 * small + 4 * FRAME_SECONDS, max(latencies)
@@ -140,10 +139,10 @@ def pushes_wait_for_small_pieces_only():
 
 def dumps_go_on_among_pushes_without_a_gap():
     _, three = feeders(always_one)
-    pieces = ROWS * (8 + 4 * DIM) // feeds.DUMP_PIECE_BYTES
+    pieces = ROWS * (8 + 4 * DIM) // replicas.DUMP_PIECE_BYTES
     for feeder in three:
         assert feeder.caught_up_at is not None
-        assert pieces * feeds.REST_SECONDS * 0.6 < feeder.caught_up_at < pieces * feeds.REST_SECONDS * 1.5
+        assert pieces * replicas.REST_SECONDS * 0.6 < feeder.caught_up_at < pieces * replicas.REST_SECONDS * 1.5
 
 
 WRONG = {
@@ -180,6 +179,6 @@ def test_a_dump_goes_on_where_pushes_leave_no_gap():
 
 def test_pieces_are_large_and_two_are_under_way_where_there_are_no_pushes():
     joiner, three = feeders()
-    assert max(size for _, size in joiner.pieces) > 0.9 * feeds.DUMP_PIECE_BYTES
+    assert max(size for _, size in joiner.pieces) > 0.9 * replicas.DUMP_PIECE_BYTES
     total = 3 * ROWS * (8 + 4 * DIM)
     assert max(feeder.caught_up_at for feeder in three) < 1.2 * total * BYTE_SECONDS

@@ -18,7 +18,7 @@ from servers import SECRET, Servers, held, wait_until
 
 import dps
 from dps.engine.coordination.placement import appended, joined, rechained
-from dps.engine.server.feeds import PIECES_UNDER_WAY, ROWS, FeedsOfJoiner, JoinerFeed
+from dps.engine.server.replicas import PIECES_UNDER_WAY, ROWS, FeedsOfJoiner, JoinerFeed
 from dps.engine.server.replication import Relay
 from dps.engine.server.requests import ServerRole
 from dps.engine.server.tables import ServerTable
@@ -420,7 +420,7 @@ def test_a_server_joins_in_many_pieces_over_a_line_that_breaks(monkeypatch):
 def test_shards_that_join_at_once_take_turns_with_few_pieces_under_way(monkeypatch):
     """Pieces that do not fit the socket wait in memory that is not used again before they were confirmed."""
     piece, sent, send = 4 << 20, [], JoinerFeed._send
-    for module in ("feeds", "replication"):
+    for module in ("replicas", "replication"):
         monkeypatch.setattr(f"dps.engine.server.{module}.DUMP_PIECE_BYTES", piece)
 
     def noted_send(feed, content, *what):

@@ -7,8 +7,7 @@ from ahead_schedules import check_ahead
 from verdicts import assert_caught, problems
 
 from dps.engine.training.participant import Participant
-from dps.engine.training.pulled_ahead import StaleRows
-from dps.engine.training.rows_ahead import RowsAhead, SentPull
+from dps.engine.training.rows_ahead import RowsAhead, SentPull, StaleRows
 from dps.engine.training.trainer import Trainer
 
 SCHEDULES = 200

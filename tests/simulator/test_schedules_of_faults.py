@@ -21,7 +21,7 @@ from verdicts import assert_caught, problems
 from dps.engine.client.session import ClientSession
 from dps.engine.controller.runs import Runs
 from dps.engine.coordination.liveness import Liveness
-from dps.engine.server.feeds import FeedsOfJoiner, JoinerFeed
+from dps.engine.server.replicas import FeedsOfJoiner, JoinerFeed
 from dps.engine.server.replication import Relay
 from dps.engine.server.requests import ServerRole
 from dps.engine.state.ops import TableSpec

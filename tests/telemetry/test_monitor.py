@@ -21,11 +21,11 @@ from snapshots import history as sample_history
 from snapshots import snapshot as sample_snapshot
 
 import dps
+from dps.engine.telemetry.history import Series
 from dps.engine.telemetry.monitor import MAX_RUNS
 from dps.engine.telemetry.reports import COLUMNS, TrainerReport
 from dps.engine.telemetry.run_history import RunHistory
 from dps.engine.telemetry.run_telemetry import RunTelemetry
-from dps.engine.telemetry.series import Series
 from dps.engine.telemetry.server_telemetry import ServerTelemetry
 from dps.engine.telemetry.snapshot import PARTS, Curve, Status
 from dps.errors import InputError

@@ -13,11 +13,10 @@ import pytest
 import traces
 from reported_runs import Run, healthy, kinds
 
-from dps.engine.telemetry import host
+from dps.engine.telemetry import hosts
 from dps.engine.telemetry.diagnosis import ServerReading
 from dps.engine.telemetry.findings import KINDS, Finding
-from dps.engine.telemetry.host import Counters, LoadReader, ThreadUsage
-from dps.engine.telemetry.hosts import HostAverage, HostLoad, Hosts
+from dps.engine.telemetry.hosts import Counters, HostAverage, HostLoad, Hosts, LoadReader, ThreadUsage
 from dps.engine.telemetry.monitor import Monitor
 from dps.engine.telemetry.reports import COLUMNS
 from dps.engine.telemetry.snapshot import HostStatus
@@ -71,19 +70,19 @@ def test_the_load_is_read_once_a_second_for_all_parties_of_a_process():
 
 
 def test_where_there_is_no_proc_the_load_average_is_taken_and_where_there_is_none_nothing(monkeypatch):
-    monkeypatch.setattr(host.os, "getloadavg", lambda: (3.0, 2.0, 1.0), raising=False)
-    monkeypatch.setattr(host.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(hosts.os, "getloadavg", lambda: (3.0, 2.0, 1.0), raising=False)
+    monkeypatch.setattr(hosts.os, "cpu_count", lambda: 2)
     assert LoadReader(lambda: None)()[1:] == (2, 3.0, 1.0, 0.0)
-    monkeypatch.delattr(host.os, "getloadavg")
+    monkeypatch.delattr(hosts.os, "getloadavg")
     assert LoadReader(lambda: None)() is None
 
 
 def test_the_thread_that_works_is_measured():
-    before = host.thread_usage()
+    before = hosts.thread_usage()
     until = time.thread_time() + 0.02
     while time.thread_time() < until:
         pass
-    after = host.thread_usage()
+    after = hosts.thread_usage()
     assert after.thread == before.thread == threading.get_ident()
     assert after.cpu - before.cpu >= 0.02
     assert after.starved >= before.starved >= 0

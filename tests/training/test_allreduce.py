@@ -20,9 +20,7 @@ import dps
 from dps.engine.client.environment import ProcessEnvironment
 from dps.engine.client.ticket import Ticket
 from dps.engine.coordination.meetings import Meetings
-from dps.engine.training.allreduce import RingAllreduce
-from dps.engine.training.ring import ring_steps
-from dps.engine.training.ring_peer import RingPeer
+from dps.engine.training.allreduce import RingAllreduce, RingPeer, ring_steps
 
 PATIENCE = 60.0  # seconds that a trainer waits for numbers
 MEETING = 12.0  # and for the others to meet it: so a round must not end by its patience

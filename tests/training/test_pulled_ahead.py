@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 from dps.engine.coordination.clock import Clock
-from dps.engine.training import pulled_ahead
+from dps.engine.training import rows_ahead
 from dps.engine.training.localize import localize
-from dps.engine.training.pulled_ahead import StaleRows, checked_ahead, may_serve
+from dps.engine.training.rows_ahead import StaleRows, checked_ahead, may_serve
 from dps.errors import InputError
 
 keys = st.lists(st.integers(-5, 9) | st.integers(-(2**63), 2**63 - 1), max_size=12)
@@ -70,8 +70,8 @@ def test_ahead_is_a_number_of_batches(ahead) -> None:
 
 
 VARIANTS = [
-    (pulled_ahead, "may_serve", ">=", ">= -1 +"),
-    (pulled_ahead, "may_serve", "- staleness", "- staleness - 1"),
+    (rows_ahead, "may_serve", ">=", ">= -1 +"),
+    (rows_ahead, "may_serve", "- staleness", "- staleness - 1"),
     (StaleRows, "change", "places if self._order is None else self._order[places]", "places"),
     (StaleRows, "change", " - 1)", ")"),
     (StaleRows, "take", ", np.zeros(len(self.mask), np.bool_)", ", self.mask"),

@@ -22,12 +22,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dps.engine.client.columns import check_no_out, in_column, of_column
 from dps.engine.client.environment import Environment
 from dps.engine.client.functions import FunctionCaller
+from dps.engine.client.inputs import as_keys, as_rows
 from dps.engine.client.origin import Origin
 from dps.engine.client.plain import DECLINED, PlainCalls
-from dps.engine.client.requests import Prepared, outs_of, prepared_deletion, prepared_pull, prepared_push
+from dps.engine.client.requests import Prepared, TableRoute, outs_of, prepared_deletion, prepared_pull, prepared_push
 from dps.engine.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
 from dps.engine.client.table import (
     Certified,
@@ -745,3 +745,38 @@ def with_certificate(call: SentCall, finish: Callable[[], np.ndarray | None]) ->
     values = finish()
     assert values is not None
     return values, certificate
+
+
+# ---- Columns: a sparse vector has a column of the table in which it lies beside others
+
+
+def check_no_out(column: int | None, out: object) -> None:
+    """Raise InputError if the values of a column are to be put into an array of the caller's."""
+    if column is not None and out is not None:
+        raise InputError("a pull of a sparse vector makes a new array: leave out= out")
+
+
+def in_column(route: TableRoute, keys: Keys, values: Any, column: int, rule: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys, and whole rows that add values to a column, and zero to the others."""
+    spec = route.spec
+    if rule not in (PUSH, ADD):
+        raise InputError("rows of a sparse vector are those of others, too: write v[keys] = values, and v[keys] = 0")
+    flat, shape = as_keys(keys, spec.name)
+    if values is None:
+        raise InputError(f"table {spec.name!r}: a push takes keys and values; values are missing")
+    rows = np.zeros((len(flat), spec.dim), spec.dtype)
+    rows[:, column] = as_rows(values, shape, len(flat), dataclasses.replace(spec, dim=1))[:, 0]
+    return flat, rows
+
+
+def of_column(call: Prepared, column: int | None) -> Prepared:
+    """The call, with the values of one column as its result."""
+    if column is None:
+        return call
+
+    def finish() -> np.ndarray:
+        rows = call.finish()
+        assert rows is not None
+        return np.ascontiguousarray(rows[..., column])
+
+    return call._replace(finish=finish)

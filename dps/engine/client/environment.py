@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 from dps.engine.client.ticket import Ticket
 from dps.engine.daskapi.processes import connecting_tls
-from dps.engine.telemetry.host import LoadReader, ThreadUsage, host_load, thread_usage
+from dps.engine.telemetry.hosts import LoadReader, ThreadUsage, host_load, thread_usage
 from dps.engine.wire.channel import Channel
 from dps.engine.wire.pool import Pool
 from dps.errors import DPSError

@@ -4,7 +4,6 @@
 parameter_server  ParameterServer: start, tables, run, status, checkpoint, close
 connection        a driver's connection to the controller, over Dask's control plane
 archive           checkpoints, exports and reports, as the handle writes them
-scaling           the number of servers, as the handle changes it
 lazy              lazy stages on Dask collections
 mapping           ps.map: a function of partitions and tables, lazily
 kinds             which kind of Dask collection a value is

@@ -11,9 +11,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import dask
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from dask.utils import parse_bytes, parse_timedelta
 from distributed import Client as DaskClient
 from distributed import Future
 
@@ -39,7 +41,6 @@ from dps.engine.driver.archive import (
 )
 from dps.engine.driver.connection import DaskLike, DeferredConnection, DriverConnection
 from dps.engine.driver.mapping import mapped
-from dps.engine.driver.scaling import adapt, check_servers, most_servers
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.functions.deletion import deleting
 from dps.engine.state.columns import Column, parts_of_table
@@ -54,9 +55,13 @@ from dps.engine.training.columns import chosen, in_memory, scattered
 from dps.engine.training.launch import RunOptions, launch, start
 from dps.engine.training.open_run import OpenRun, checked_bound
 from dps.engine.training.types import Columns, Data, Function, Json, Options, Result
+from dps.engine.wire.messages import AdaptRule, Description
 from dps.errors import ClosedError, DPSError, InputError, NameInUseError, UnknownTableError
 
 __all__ = ["ParameterServer"]
+
+MAX_SERVERS = 1024
+MIN_INTERVAL_SECONDS = 0.01  # between two looks at the load
 
 Connection = DriverConnection | DeferredConnection
 
@@ -863,7 +868,8 @@ class ParameterServer:
         2
         """
         given: Json = {"minimum": minimum, "maximum": maximum, "interval": interval}
-        adapt(self._connection.call, given | {"wait-count": wait_count, "busy": busy, "memory": memory})
+        rule = adapt_rule(given | {"wait-count": wait_count, "busy": busy, "memory": memory})
+        self._connection.call("adapt", rule=msgspec.msgpack.encode(rule))
 
     def retire(self, server: int) -> None:
         """Empty one server and close it, while training goes on; another takes its place, if there is a worker."""
@@ -1169,3 +1175,35 @@ class ParameterServer:
 def _unpickled(name: str) -> ParameterServer:
     """What a pickled handle becomes, in the arguments of a Dask task for instance: an attached one."""
     return ParameterServer.over(DeferredConnection(name))
+
+
+# ---- How many servers there are: what a driver asks for, checked before the controller is asked
+
+
+def adapt_rule(given: Json) -> AdaptRule:
+    """How the number of servers follows the load; what is None in `given` comes from the settings ``dps.adaptive``."""
+    policy = {name: dask.config.get(f"dps.adaptive.{name}") if x is None else x for name, x in given.items()}
+    if policy["maximum"] != math.inf:
+        check_servers("maximum", policy["maximum"])
+    check_servers("minimum", policy["minimum"])
+    seconds = parse_timedelta(policy["interval"])
+    nbytes = None if policy["memory"] is None else parse_bytes(policy["memory"])
+    if seconds < MIN_INTERVAL_SECONDS or (nbytes is not None and nbytes <= 0):
+        raise InputError(
+            f"interval={policy['interval']!r}, memory={policy['memory']!r}: {MIN_INTERVAL_SECONDS} s or more, and more "
+            f"than nothing"
+        )
+    most = None if policy["maximum"] == math.inf else policy["maximum"]
+    return AdaptRule(policy["minimum"], most, seconds, nbytes, policy["wait-count"], policy["busy"])
+
+
+def most_servers(description: Description) -> int:
+    """How many there are, or may come with the load."""
+    most = None if description.adapt is None else description.adapt.maximum
+    return max(sum(server.alive for server in description.servers), most or 1)
+
+
+def check_servers(name: str, servers: int) -> None:
+    """Refuse a number of servers that is none."""
+    if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= MAX_SERVERS:
+        raise InputError(f"{name} is a whole number from 1 to {MAX_SERVERS}, not {servers!r}")

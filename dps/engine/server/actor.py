@@ -29,7 +29,7 @@ from dps.engine.server.large_ops import BesideThread
 from dps.engine.server.replicas import new_replicas
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole, Settled
 from dps.engine.state.ops import TableSpec
-from dps.engine.telemetry.host import host_load, starved
+from dps.engine.telemetry.hosts import host_load, starved
 from dps.engine.telemetry.server_meter import ServerMeter, process_usage
 from dps.engine.wire.endpoint import Endpoint
 from dps.engine.wire.handshake import of_servers

@@ -1,21 +1,46 @@
-"""A server's replica of a shard, and the part of a request that falls to it."""
+"""A server's replicas of shards, and the feeds that bring new replicas up to date.
+
+A *feed* sends a shard to a joiner, as a dump that travels piece by piece between the ops of the same connection.
+Several shards may be on their way to one joiner. Their feeds take turns, and few pieces are under way at a time: a push
+that goes to the joiner too waits behind them. While there are such pushes, one piece at a time is under way. It leaves
+when the joiner has confirmed all of them, or, where they leave no gap, after a rest. A piece is a copy, because the
+rows go on changing; the memory of a piece that was confirmed is used for a later one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
+from dps.engine.core.requests.forwards import Forward, Forwards, Successor
 from dps.engine.core.shards.states import ReplicaState
 from dps.engine.state.ops import Op, TableSpec
 from dps.engine.state.shard import make_shard
+from dps.engine.state.transfer import Dump
+from dps.engine.wire import frames
+from dps.engine.wire.frames import encode_header, pack_arrays, padded
+from dps.engine.wire.headers import DumpPiece
+from dps.engine.wire.messages import CaughtUp
+from dps.engine.wire.protocols import RoleEndpoint
 
-if TYPE_CHECKING:
-    from dps.engine.core.requests.forwards import Forward
-    from dps.engine.server.feeds import JoinerFeed
+__all__ = [
+    "DUMP_PIECE_BYTES",
+    "PIECES_UNDER_WAY",
+    "ROWS",
+    "FeedsOfJoiner",
+    "JoinerFeed",
+    "PieceMemory",
+    "Replica",
+    "ReplicaPart",
+    "new_replicas",
+]
 
-__all__ = ["Replica", "ReplicaPart", "new_replicas"]
+
+# ---- Replicas, and the parts of requests that fall to them
 
 
 class Replica(ReplicaState):
@@ -56,3 +81,194 @@ class ReplicaPart(NamedTuple):
 def new_replicas(spec: TableSpec, shards: Iterable[int]) -> list[Replica]:
     """Replicas of these shards with initial rows, which take long to make. Any thread may do it."""
     return [Replica(spec, number, make_shard(spec, number)) for number in shards]
+
+
+# ---- Feeds of joiners
+
+DUMP_PIECE_BYTES = 1 << 18  # of rows in one frame of a dump
+PIECES_UNDER_WAY = 2  # to one joiner, so that it need not wait for the next one
+AMONG_OPS_SECONDS = 0.05  # since the last op to the joiner: so long one piece at a time is under way,
+BETWEEN_OPS_PART = 2  # smaller by this factor, because the next op is expected
+REST_SECONDS = 0.003  # from a piece to the next one where ops leave no gap, so that the dump goes on all the same
+AHEAD_SECONDS = 0.01  # that a dump may be ahead of `dps.limits.move`, because timers are not exact
+BEGIN, ROWS, END = 0, 1, 2  # content of a DUMP frame
+
+
+class PieceMemory:
+    """Memory of pieces, to be used again: fresh memory costs the system as much time as the copy itself."""
+
+    def __init__(self) -> None:
+        self._spare: list[np.ndarray] = []
+
+    def copies(self, arrays: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Copies of the arrays, and the memory in which they are."""
+        sizes = [padded(array.nbytes) for array in arrays]
+        memory = self._spare.pop() if self._spare else np.empty(0, np.uint8)
+        if len(memory) < sum(sizes):
+            memory = np.empty(sum(sizes), np.uint8)
+        copies, end = [], 0
+        for array, size in zip(arrays, sizes, strict=True):
+            copy = memory[end : end + array.nbytes].view(array.dtype).reshape(array.shape)
+            copy[...] = array
+            copies.append(copy)
+            end += size
+        return memory, copies
+
+    def release(self, memory: np.ndarray) -> None:
+        """The copies in this memory are not needed any more."""
+        if len(memory) <= 2 * DUMP_PIECE_BYTES and len(self._spare) < PIECES_UNDER_WAY:
+            self._spare.append(memory)
+
+
+class FeedingRelay(Protocol):
+    """What feeds need of the server's relay (`replication.py`), over whose connections their pieces travel."""
+
+    endpoint: RoleEndpoint
+    ops: Forwards
+    memory: PieceMemory
+    rate: float  # bytes a second that dumps may have: `dps.limits.move`
+    piece: int  # bytes of rows in a frame
+
+    @property
+    def report(self) -> Callable[[int, msgspec.Struct], None]:
+        """Sends a message to the controller, in a frame of that kind."""
+
+
+class JoinerFeed:
+    """Brings a joiner up to date: it sends a dump of the shard, piece by piece, between the ops."""
+
+    def __init__(self, relay: FeedingRelay, replica: Replica, to: int, fence: int):
+        self.relay = relay
+        self.replica = replica
+        self.to = to
+        self.fence = fence
+        self.done = False
+        self.sent_bytes = 0
+        self.under_way = 0  # bytes that the joiner has not confirmed
+        self.due = -math.inf  # when the next piece may leave, as `dps.limits.move` allows
+        self._dump: Dump | None = None  # None: all of it was sent
+
+    def begin(self) -> None:
+        """Send the head of the dump. From here on every op of the shard goes to the joiner, too."""
+        self.done = False
+        self.sent_bytes = self.under_way = 0
+        self.close()
+        self._dump = Dump(self.replica.shard)
+        self._send(BEGIN, *self._dump.head())
+
+    def close(self) -> None:
+        """Send no more of the dump; the shard may move its rows again."""
+        if self._dump is not None:
+            self._dump.close()
+            self._dump = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are pieces to send."""
+        return self._dump is not None
+
+    def send_piece(self, max_bytes: int) -> None:
+        """Send the next piece, of about `max_bytes`; after the last one, the end."""
+        assert self._dump is not None
+        piece = self._dump.piece(max_bytes)
+        if piece is None:
+            self._dump = None
+            self._send(END, {}, [])
+        else:
+            self._send(ROWS, *piece)
+
+    def confirmed(self, forward: Forward) -> None:
+        """The joiner has a piece."""
+        self.under_way -= forward.nbytes
+        memory, content = forward.piece
+        self.relay.memory.release(memory)
+        if content == END and self.replica.feed is self:
+            self.done = True
+            self.report_caught_up()
+
+    def refused(self) -> None:
+        """The joiner does not take the dump: send no more of it, until the controller has decided."""
+        self.close()
+        self.under_way = 0
+
+    def report_caught_up(self) -> None:
+        """Tell the controller that the joiner has caught up, so that it may put the joiner into the chain."""
+        message = CaughtUp(self.replica.spec.name, self.replica.number, self.to, self.relay.ops.epoch)
+        self.relay.report(frames.CAUGHT_UP, message)
+
+    def _send(self, content: int, meta: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        memory, copies = self.relay.memory.copies(arrays)
+        text_bytes, pieces = pack_arrays(meta, copies)
+        nbytes = sum(memoryview(piece).nbytes for piece in pieces)
+        self.sent_bytes += nbytes
+        self.under_way += nbytes
+        self.due = max(self.due, self.relay.endpoint.now()) + nbytes / self.relay.rate
+        piece = DumpPiece(self.replica.spec.id, self.relay.ops.epoch, self.replica.number, content, text_bytes)
+        head = encode_header(piece.header()._replace(body=nbytes))
+        self.relay.ops.send(self.to, Forward.of_piece(self, (memory, content), head, tuple(pieces), nbytes))
+
+
+class FeedsOfJoiner:
+    """The feeds of all shards that one server joins."""
+
+    def __init__(self, joiner: Successor) -> None:
+        self._joiner = joiner
+        self._confirmed_at = -math.inf  # when the joiner last confirmed a piece
+        self.queue: list[JoinerFeed] = []  # the one first whose turn it is
+        self._wakes_at = math.inf  # when a timer goes on
+
+    def add(self, feed: JoinerFeed) -> None:
+        """One more shard is to be brought to the joiner."""
+        self.queue.append(feed)
+
+    def remove(self, feed: JoinerFeed, relay: FeedingRelay) -> None:
+        """The feed has ended, or was given up."""
+        self.queue = [each for each in self.queue if each is not feed]
+        relay.endpoint.later(0, self.go_on, relay)
+
+    def begin_anew(self) -> None:
+        """The connection to the joiner is a new one: the dumps that it has not got whole begin again."""
+        for feed in self.queue:
+            if not feed.done:
+                feed.begin()
+
+    def piece_confirmed(self, forward: Forward, relay: FeedingRelay) -> None:
+        """The joiner has a piece."""
+        assert forward.feed is not None
+        forward.feed.confirmed(forward)
+        self._confirmed_at = relay.endpoint.now()
+        self.go_on(relay)
+
+    def op_confirmed(self, relay: FeedingRelay) -> None:
+        """The joiner has an op. If it was the last one, go on as soon as its sender has been told."""
+        if not self._joiner.awaits_op:
+            relay.endpoint.later(0, self.go_on, relay)
+
+    def go_on(self, relay: FeedingRelay) -> None:
+        """Send pieces, the feeds in turn, while few are under way, and ops and `dps.limits.move` allow it."""
+        now, awaits_op = relay.endpoint.now(), self._joiner.awaits_op
+        among_ops = awaits_op or now - self._joiner.op_sent_at < AMONG_OPS_SECONDS
+        most = 1 if among_ops else PIECES_UNDER_WAY * relay.piece
+        rested_at = self._confirmed_at + REST_SECONDS if awaits_op else now
+        while sum(feed.under_way for feed in self.queue) < most:
+            waiting = [feed for feed in self.queue if feed.has_more]
+            if not waiting:
+                return
+            feed = next((feed for feed in waiting if feed.due <= now + AHEAD_SECONDS), None)
+            if feed is None or rested_at > now:
+                self._wake(relay, max(rested_at, min(feed.due for feed in waiting)))
+                return
+            self.queue.remove(feed)
+            self.queue.append(feed)
+            feed.send_piece(relay.piece // BETWEEN_OPS_PART if among_ops and not awaits_op else relay.piece)
+
+    def _wake(self, relay: FeedingRelay, when: float) -> None:
+        """Go on at that time, unless a timer does so earlier."""
+        if when < self._wakes_at:
+            self._wakes_at = when
+            relay.endpoint.later(when - relay.endpoint.now(), self._woken, relay, when)
+
+    def _woken(self, relay: FeedingRelay, when: float) -> None:
+        if self._wakes_at == when:
+            self._wakes_at = math.inf
+        self.go_on(relay)

@@ -24,7 +24,7 @@ What can happen between any two lines, and what then:
 * the successor answers with another error, or with nothing for too long: the relay tells the controller (SUSPECT),
   which decides.
 
-A *feed* (`feeds.py`) brings a joiner up to date: the dump's pieces travel on the same connection as the ops, so both
+A *feed* (`replicas.py`) brings a joiner up to date: the dump's pieces travel on the same connection as the ops, so both
 arrive in the order in which they happened here. An op counts as confirmed only when the joiner has it too: the joiner
 is the end of the chain in all respects but one, which is that the controller would not make it the primary yet.
 """
@@ -40,8 +40,7 @@ import numpy as np
 
 from dps import config
 from dps.engine.core.requests.forwards import Forward, Forwards, Successor
-from dps.engine.server.feeds import DUMP_PIECE_BYTES, FeedsOfJoiner, JoinerFeed, PieceMemory
-from dps.engine.server.replicas import Replica
+from dps.engine.server.replicas import DUMP_PIECE_BYTES, FeedsOfJoiner, JoinerFeed, PieceMemory, Replica
 from dps.engine.telemetry.snapshot import ShardMove
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header

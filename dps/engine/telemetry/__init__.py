@@ -6,12 +6,10 @@ and rules find out from them which party is slow, and why.
 ================= ====================================================================
 trainer_meter     a trainer's own counts: where its time went, calls, keys, bytes
 server_meter      a server's own counts
-host              what a process gets of its machine's processors
 reports           what travels: a trainer's report, a server's report
-history           the reports of a run's trainers, lately and in the whole run
+history           reports of a run's trainers, lately and in the whole run; other numbers over time
 run_history       all that is kept of a run, as typed values for its report and timeline
-series            numbers over time in bounded memory
-hosts             how loaded the machines are
+hosts             what a process gets of its machine's processors, and how loaded the machines are
 rates             one clock's cost, beside the others', and how much of that is chance
 diagnosis         which party holds a run up, of what kind that is, and what helps
 slow_servers      servers at which trainers lose time

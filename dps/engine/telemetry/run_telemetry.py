@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from dps.engine.telemetry.diagnosis import COLUMNS, AutoStaleness, Diagnosis, Finding, History, ServerReading
+from dps.engine.telemetry.history import Series
 from dps.engine.telemetry.hosts import HostAverage, HostLoad
 from dps.engine.telemetry.reports import TrainerReport
 from dps.engine.telemetry.run_history import KeptReports
-from dps.engine.telemetry.series import Series
 from dps.engine.telemetry.snapshot import PARTS, Curve, Straggler, TimeSplit, TrainerStrip
 
 __all__ = ["RunTelemetry", "same"]

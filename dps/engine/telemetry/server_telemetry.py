@@ -11,8 +11,8 @@ import math
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from dps.engine.telemetry.history import Series
 from dps.engine.telemetry.reports import ReceivedReport, TableCounts, quantile
-from dps.engine.telemetry.series import Series
 
 __all__ = ["ServerRates", "ServerTelemetry"]
 

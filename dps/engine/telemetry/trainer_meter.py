@@ -23,8 +23,7 @@ from typing import Any
 from dps.engine.core.requests.exchange import Traffic
 from dps.engine.core.requests.meter import CallMeter
 from dps.engine.state.names import check_name
-from dps.engine.telemetry.host import ThreadUsage
-from dps.engine.telemetry.hosts import HostLoad
+from dps.engine.telemetry.hosts import HostLoad, ThreadUsage
 from dps.engine.telemetry.reports import COLUMNS, MAX_METRIC_VALUE, MAX_METRICS, MAX_SERVERS, TrainerReport
 from dps.errors import InputError
 

@@ -3,9 +3,7 @@
 =============== =======================================================
 trainer         Trainer: a client with a clock
 participant     what a trainer tells and asks the controller
-allreduce       large arrays combined between the trainers themselves
-ring            which part of an array goes on in each step
-ring_peer       a trainer's connections to its neighbours in a ring
+allreduce       large arrays combined between the trainers themselves, in a ring of connections
 batches         partitions cut into batches
 merging         values merged by key before they are sent
 model_copy      rows kept and gradients gathered between two exchanges
@@ -14,8 +12,7 @@ local_rows      rows that are changed in place, and pushed as differences
 row_sums        rows summed by key, before they are sent
 epochs          epochs that all trainers end at one clock
 shuffling       the rows of each epoch, and their order
-pulled_ahead    which pulls may serve a later batch, and which of their rows are stale
-rows_ahead      the rows of batches, pulled while earlier batches are computed
+rows_ahead      the rows of batches, pulled while earlier batches are computed, and which of them are stale
 leased_batches  batches leased in portions, this trainer's or another's
 types           names for what passes through: data, partitions, JSON
 data            what a user calls data, as partitions on trainers

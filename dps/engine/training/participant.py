@@ -24,8 +24,7 @@ from dps.engine.core.requests.polling import Polling
 from dps.engine.core.requests.tick import DONE, OPEN, PlainTicks
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.reports import TrainerReport
-from dps.engine.training.allreduce import RingAllreduce
-from dps.engine.training.ring_peer import RingPeer
+from dps.engine.training.allreduce import RingAllreduce, RingPeer
 from dps.engine.training.types import Json
 from dps.engine.wire import frames
 from dps.engine.wire.channel import Channel, Request

@@ -173,7 +173,7 @@ class DumpPiece(NamedTuple):
     table: int
     epoch: int
     shard: int
-    content: int  # what is in it, see `server/feeds.py`
+    content: int  # what is in it, see `server/replicas.py`
     text_bytes: int  # of the JSON at the beginning of the body
 
     def header(self) -> Header:
