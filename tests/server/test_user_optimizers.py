@@ -20,7 +20,6 @@ from user_optimizers import Averaged, Oracle, Picky, SignSGD
 import dps
 from dps.engine.server import changes
 from dps.engine.server.requests import ServerRole
-from dps.engine.state import any_shard
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.shard import Shard
 from dps.engine.state.transfer import digest
@@ -234,7 +233,7 @@ def test_more_rows_than_a_frame_takes_are_refused_before_they_count(aggregate) -
 
 WRONG = {
     "backups step themselves": (changes, "rows_after", "if op.after is not None", "if False"),
-    "sums are stepped by each copy": (any_shard, "close", "if step is None or step.after is None", "if True"),
+    "sums are stepped by each copy": (Shard, "close", "if step is None or step.after is None", "if True"),
     "pushes close clocks on each copy": (
         ServerRole,
         "_take_push",
@@ -242,7 +241,7 @@ WRONG = {
         "pass",
     ),
     "closed sums stay on the copies": (Shard, "carry_out", "op.rule == ROWS and op.rows == CLOSING", "False"),
-    "a failure stays with the primary": (any_shard, "close", "op._replace(start=FAILED)", "op._replace(start=2)"),
+    "a failure stays with the primary": (Shard, "close", "op._replace(start=FAILED)", "op._replace(start=2)"),
 }
 
 

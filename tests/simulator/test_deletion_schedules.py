@@ -13,7 +13,6 @@ from dps.engine.server import functions as functions_module
 from dps.engine.server.changes import Changes
 from dps.engine.server.checkpoint_writer import CheckpointWriter
 from dps.engine.simulation import roles
-from dps.engine.state import deletion
 from dps.engine.state import shard as shard_module
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.shard import KeyedShard, Shard
@@ -37,8 +36,8 @@ def test_the_same_seed_deletes_the_same_rows(seed):
 
 
 def test_where_changes_were_not_tracked_the_next_checkpoint_is_full_also_if_one_was_given_up(monkeypatch):
-    monkeypatch.setattr(deletion, "MAX_LISTS", 1)
-    monkeypatch.setattr(deletion, "MAX_REMOVED", 2)
+    monkeypatch.setattr(shard_module, "MAX_LISTS", 1)
+    monkeypatch.setattr(shard_module, "MAX_REMOVED", 2)
     with Simulation(1, servers=1, trainers=1) as sim:
         sim.table("w", dtype="int64", shards=1)
         client = sim.client()
@@ -196,11 +195,11 @@ WRONG = {  # and where to look first
         [11],
     ),
     "rows are moved, and the index does not know": (
-        [(deletion, "compact", "shard.index.renumber(numbers)", "pass")],
+        [(shard_module, "compact", "shard.index.renumber(numbers)", "pass")],
         [1],
     ),
     "rows are moved without their flags": (
-        [(deletion, "compact", "shard.changed[holes] = shard.changed[last]", "pass")],
+        [(shard_module, "compact", "shard.changed[holes] = shard.changed[last]", "pass")],
         [211],
     ),
     "a row that comes again stays vacant": ([(KeyedShard, "step_rows", "occupy(self, index)", "pass")], [4]),

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from dps.engine.state import deletion
+from dps.engine.state import shard
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_shards_are_compacted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deletion, "COMPACT_AT", 1)
+        patch.setattr(shard, "COMPACT_AT", 1)
         yield

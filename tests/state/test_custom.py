@@ -16,7 +16,7 @@ from oracles import mutant
 from user_optimizers import Averaged, Clipped, Latest, Oracle, Picky, SignSGD
 
 import dps
-from dps.engine.state import any_shard, user_code
+from dps.engine.state import user_code
 from dps.engine.state.custom import Custom
 from dps.engine.state.ops import ADD, CLOSE, KEEP, NO_CLOCK, PUSH, ROWS, Op, TableSpec
 from dps.engine.state.shard import DenseShard, Shard, make_shard
@@ -373,7 +373,7 @@ VARIANTS = [
     (Shard, "prepared", "if op.origin and self.ledger.seen(op.origin, op.attempt, op.clock, op.number):", "if False:"),
     (Shard, "prepared", "op if op.rule != PUSH or is_summed else", ""),
     (Shard, "stepped", "all_finite(rows)", "True"),
-    (any_shard, "settle", "shard.failure =", "_ ="),
+    (Shard, "settle", "self.failure =", "_ ="),
     (
         Custom,
         "kernel",

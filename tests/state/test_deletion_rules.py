@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from noticing import assert_noticed
 
-from dps.engine.state import deletion
+from dps.engine.state import shard as shard_module
 from dps.engine.state.ops import ADD, DELETE, NO_CLOCK, Op, TableSpec
 from dps.engine.state.shard import KeyedShard, make_shard
 
@@ -77,7 +77,7 @@ def memory_is_given_back() -> None:
     """With more than half of the rows free, the others move together, with the flags of what has changed."""
     shard = shard_of(tracked=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deletion, "COMPACT_AT", 1)
+        patch.setattr(shard_module, "COMPACT_AT", 1)
         shard.changed[[8, 9]] = 1
         delete(shard, [0, 1, 2, 3, 4, 5])
     assert len(shard.rows) == shard.end == 4
@@ -92,7 +92,7 @@ def few_free_rows_are_kept() -> None:
     """Rows do not move for a few free ones."""
     shard = shard_of()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deletion, "COMPACT_AT", 1)
+        patch.setattr(shard_module, "COMPACT_AT", 1)
         delete(shard, [0, 1, 2])
     assert shard.end == len(KEYS)
     check(shard, [3, 4, 5, 6, 7, 8, 9])
@@ -134,8 +134,8 @@ def long_lists_end_tracking() -> None:
     """A shard that would list more keys than it has rows is written whole by the next checkpoint."""
     shard = shard_of(tracked=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deletion, "MAX_LISTS", 2)
-        patch.setattr(deletion, "MAX_REMOVED", 5)
+        patch.setattr(shard_module, "MAX_LISTS", 2)
+        patch.setattr(shard_module, "MAX_REMOVED", 5)
         shard.pins += 1  # what is open needs its lists
         for key in (0, 1, 2, 0):
             delete(shard, [key])
@@ -218,4 +218,4 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_of_deletions_is_caught(name) -> None:
-    assert_noticed(deletion, *WRONG[name])
+    assert_noticed(shard_module, *WRONG[name])

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from oracles import FLOAT_OPTIMIZERS, KEYS, Model, govern, mutant, tables
 
 import dps
-from dps.engine.state import any_shard
 from dps.engine.state import shard as module
 from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, DROP, KEEP, NO_CLOCK, OLDER, PUSH, RETIRE, Op, TableSpec
 from dps.engine.state.partition import bound, group
-from dps.engine.state.shard import DenseShard, KeyedShard, Shard, make_shard
-from dps.engine.state.sums import DenseSums, KeyedSums, Sums
+from dps.engine.state.shard import DenseShard, DenseSums, KeyedShard, KeyedSums, Shard, Sums, make_shard
 from dps.errors import KeyRangeError, StoppedError
 
 
@@ -365,8 +363,8 @@ MUTANTS = [
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "carry_out", "self.close_before(op.clock)", "pass"),
     (dataclasses.replace(RATE, aggregate="sum"), Shard, "would_close", ">", ">="),
     (dataclasses.replace(KEYED, aggregate="sum"), Shard, "carry_out", "op.clock != NO_CLOCK", "True"),
-    (dataclasses.replace(KEYED, aggregate="sum"), any_shard, "settle", " or not keep", ""),
-    (dataclasses.replace(KEYED, aggregate="sum"), any_shard, "settle", '== "mean"', '== "sum"'),
+    (dataclasses.replace(KEYED, aggregate="sum"), Shard, "settle", " or not keep", ""),
+    (dataclasses.replace(KEYED, aggregate="sum"), Shard, "settle", '== "mean"', '== "sum"'),
     (dataclasses.replace(KEYED, aggregate="mean"), KeyedSums, "as_op", "self.divisor\n", "2\n"),
     (dataclasses.replace(KEYED, aggregate="mean"), Sums, "add", "max(self.parties, op.parties)", "op.parties"),
     (dataclasses.replace(DENSE, aggregate="mean"), Sums, "add", "max(self.parties, op.parties)", "op.parties"),

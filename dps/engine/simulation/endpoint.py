@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dps import config
-from dps.engine.simulation.network import END, End, Network
+from dps.engine.simulation.network import END, End, ListeningEnd, Network
 from dps.engine.simulation.world import Party, Timer
 from dps.engine.wire import frames
 from dps.engine.wire.endpoint import Handler
@@ -97,7 +97,7 @@ def _size(frame: Buffer) -> int:
     return HEADER_SIZE + BODY_SIZE.unpack_from(frame, HEADER_SIZE - BODY_SIZE.size)[0]
 
 
-class SimConnection(End):
+class SimConnection(ListeningEnd):
     """The accepted side of a connection, as :class:`dps.engine.wire.endpoint.Connection`."""
 
     def __init__(self, endpoint: SimEndpoint):

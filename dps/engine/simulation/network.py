@@ -13,18 +13,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dps.engine.simulation.observers import Observer
 from dps.engine.simulation.world import Party, World
-from dps.engine.wire.frames import encode_header
+from dps.engine.wire.frames import Header, encode_header
 from dps.engine.wire.handshake import ConnectingHandshake
 from dps.engine.wire.sockets import DEAD_PEER_SECONDS
 
-if TYPE_CHECKING:
-    from dps.engine.simulation.endpoint import SimEndpoint
-
-__all__ = ["END", "End", "Network", "Pipe", "SimWire"]
+__all__ = ["END", "End", "ListeningEnd", "Network", "Pipe", "SimWire"]
 
 END = "end"  # the last message of a pipe: the other side has hung up, or the wire has broken
 
@@ -233,12 +230,27 @@ class SimWire:
         self.pipes[0].until = self.network.world.now + seconds
 
 
+class ListeningEnd(End):
+    """The accepted side of a connection, which greets the caller."""
+
+    @abstractmethod
+    def greet(self) -> tuple[Header, bytes]:
+        """The frame with which the endpoint greets the caller."""
+
+
+class Listener(Protocol):
+    """What listens at an address: a `SimEndpoint` of `endpoint.py`, which imports this file."""
+
+    def new_connection(self) -> ListeningEnd:
+        """The accepted side of a new connection."""
+
+
 class Network:
     """All wires, and the endpoint at each address."""
 
     def __init__(self, world: World, latency: tuple[float, float], window: int, observers: Sequence[Observer] = ()):
         self.world, self.window = world, window
-        self.endpoints: dict[tuple[str, int], SimEndpoint] = {}
+        self.endpoints: dict[tuple[str, int], Listener] = {}
         self.wires: dict[SimWire, None] = {}
         self.partitions: list[tuple[frozenset[str], frozenset[str]]] = []  # senders and receivers: no message arrives
         self.repeats = 0.0  # share of pushes that arrive twice

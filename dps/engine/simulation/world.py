@@ -17,13 +17,10 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 import greenlet
-
-if TYPE_CHECKING:
-    from dps.engine.simulation.network import End
 
 __all__ = ["Crashed", "Party", "StuckError", "Task", "Timer", "World"]
 
@@ -143,6 +140,32 @@ class Main:
         self._resumed = True
 
 
+class BreakableWire(Protocol):
+    """A connection, as far as the crash of a party needs it: a `SimWire` of `network.py`, which imports this file."""
+
+    def snap(self, notice: Iterable[float | None] = (0.0, 0.0)) -> None:
+        """Break the wire; its ends notice it after `notice` seconds."""
+
+
+class PartyEnd(Protocol):
+    """One end of a wire, at a party: an `End` of `network.py`."""
+
+    @property
+    def wire(self) -> BreakableWire:
+        """The connection."""
+
+    @property
+    def filled(self) -> bool:
+        """Whether a message has arrived and is not taken yet."""
+
+    @property
+    def peer_name(self) -> str:
+        """The name of the party at the other end."""
+
+    def arrived(self) -> None:
+        """A message is in the inbox."""
+
+
 class Party:
     """A simulated process, with a clock, tasks, timers and ends of connections.
 
@@ -155,7 +178,7 @@ class Party:
         self.runs, self.dead, self.stops = True, False, 0
         self.silent = False  # dead, and its host does not reject messages either
         self.backlog: list[tuple[Callable[..., object], tuple]] = []
-        self.ends: dict[End, None] = {}  # its ends of connections, in the order in which these were made
+        self.ends: dict[PartyEnd, None] = {}  # its ends of connections, in the order in which these were made
         self.tasks: dict[Task, None] = {}
         self._rate, self._offset = rate, world.random.uniform(0, 1e5)
         world.parties.append(self)

@@ -9,10 +9,9 @@ ops                TableSpec, the definition of a table; Op, one change to a sha
 partition          keys to shards: hash, ranges, grouping, repeated keys
 partitioning       which keys of a keyed table lie together: blocks, fields of bits, ranges
 names              the one rule for names of tables, servers, runs, checkpoints and metrics
-shard              DenseShard, KeyedShard: rows, ledger, optimizer state; every op is applied here
+shard              DenseShard, KeyedShard: rows, ledger, optimizer state, sums of an open clock; every op is
+                   applied here
 beside             large ops, carried out on a copy of the shard, and put in place in one step
-deletion           rows of a keyed shard that go, and the memory that they give back
-sums               the sums of an open clock
 optimizers         SGD, Momentum, Adagrad, RMSprop, Adam, AdamW, FTRL, Add, Assign
 columns            columns of a row with initializers and optimizers of their own
 custom             an optimizer of the user, as it travels and steps

@@ -12,19 +12,15 @@ carried out at once. So are ops that do more than change rows: pushes that are s
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dps.engine.core.blocks import Block
 from dps.engine.core.shards.rows import leave_pages, use_small_pages
 from dps.engine.state.custom import Custom
 from dps.engine.state.ops import ADD, ASSIGN, CLOSING, DELETE, NO_CLOCK, PUSH, ROWS, Op
+from dps.engine.state.shard import Shard, takes_memory
 
-if TYPE_CHECKING:
-    from dps.engine.state.shard import Shard
-
-__all__ = ["MadeBeside", "forget", "gone_of", "is_large", "takes_memory", "worth_it"]
+__all__ = ["MadeBeside", "forget", "gone_of", "is_large", "worth_it"]
 
 LARGE = 1 << 18  # rows of a request, whose shards change in one turn of a server's loop: about 30 ms of work
 OF_DELETION = 8  # a row that goes makes as much work as so many others
@@ -98,17 +94,6 @@ def worth_it(shard: Shard, op: Op) -> bool:
     if op.rule == DELETE and op.rows > 0:
         return not shard.spec.keyed or shard.pins > 0  # else all memory of the shard is left as it is
     return (len(op.values) + gone_of(op)) * COPIED_PER_ROW >= len(shard)
-
-
-def takes_memory(shard: Shard, op: Op) -> bool:
-    """Whether the rows of an op become those of a dense shard without a copy, because their memory is nowhere else."""
-    whole = op.keys is None and len(op.values) == len(shard.rows) > 0
-    return not shard.spec.keyed and op.rule == ROWS and whole and has_its_memory(op.values) and shard.cut is None
-
-
-def has_its_memory(array: np.ndarray) -> bool:
-    """Whether an array is no view of another: its memory is numpy's own, or a block."""
-    return array.flags.owndata or isinstance(array.base, Block)
 
 
 def gone_of(op: Op) -> int:

@@ -9,10 +9,18 @@ those; such a push goes to every shard, because the divisor must not depend on w
 trainer reaches c + 1 before all pushes of c were acknowledged, so the first request stamped with a later clock may
 close c: one step of the optimizer on the sums. `settle` closes or drops the sums that the last clock of a run left.
 
-Deletion. A deleted row of a dense table gets its initial values and state again; one of a keyed table goes
-(`deletion.py`). A deletion works on the rows at once, as an addition does. What was pushed at its clock to a table that
-aggregates is stepped at the end of the clock; so a row that was pushed to and deleted at one clock is made anew by the
-push, in whatever order the two came.
+Deletion. A deleted row of a dense table gets its initial values and state again; one of a keyed table goes. A deletion
+works on the rows at once, as an addition does. What was pushed at its clock to a table that aggregates is stepped at
+the end of the clock; so a row that was pushed to and deleted at one clock is made anew by the push, in whatever order
+the two came.
+
+A deleted row of a keyed shard is *vacant*: it gets the initial values and state of its key, and is none of the table's
+rows any more. While nothing pins the shard, the index forgets the key at once, and the row is free: a new key gets it.
+A cut or a dump pins the shard, because both know rows by their numbers, and a cut may have to take ops on a key that
+the shard has deleted. Then the index keeps the key, and an op that names the key has the row again; what is vacant at
+the end of the last cut or dump is freed from then on, a bounded number of rows at a time (`tidy`). When more than half
+of the rows are free, the last rows move into the free ones, and the rows, the flags and the index become as small as
+what they hold. This takes time in proportion to the rows, but so did the deletions before it.
 
 Replicas. Shards that begin equal and apply the same ops stay equal, bit for bit. So a change of a primary that is not
 an op of a client is an op as well: CLOSE (close the sums of a clock), RETIRE (retire origins). `version` counts the
@@ -22,23 +30,566 @@ the sums of a clock, goes to the other replicas as rows (ROWS).
 
 from __future__ import annotations
 
+import abc
+import copy
+from typing import Protocol, TypeVar
+
 import numpy as np
 
-from dps.engine.core.blocks import empty
+from dps.engine.core.blocks import Block, empty
 from dps.engine.core.shards.cuts import flag, occupy
 from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_range
-from dps.engine.core.shards.rows import gather, gather_range, use_small_pages
-from dps.engine.state.any_shard import Shard
-from dps.engine.state.beside import takes_memory
-from dps.engine.state.deletion import FREED_AT_ONCE, clear, delete, free_vacant
-from dps.engine.state.ops import ROWS, Op, Selected, Selection, TableSpec, WholeShard
-from dps.engine.state.partition import bound, shard_bits
-from dps.engine.state.snapshot import CHANGED
-from dps.engine.state.sums import NO_INDEX, DenseSums, KeyedSums, Sums
-from dps.errors import KeyRangeError, LimitError
+from dps.engine.core.shards.ledger import Ledger
+from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
+from dps.engine.core.shards.states import SumsState
+from dps.engine.state.custom import Custom
+from dps.engine.state.ops import (
+    ADD,
+    ASSIGN,
+    CLOSE,
+    CLOSING,
+    DELETE,
+    FAILED,
+    KEEP,
+    NO_CLOCK,
+    OLDER,
+    PUSH,
+    RETIRE,
+    ROWS,
+    Op,
+    Selected,
+    Selection,
+    TableSpec,
+    WholeShard,
+)
+from dps.engine.state.optimizers import Add, Assign
+from dps.engine.state.partition import bound, distinct, shard_bits
+from dps.engine.state.snapshot import CHANGED, Cut, CutShard
+from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
 
-__all__ = ["DenseShard", "KeyedShard", "Shard", "make_shard"]
+__all__ = [
+    "ADD_KERNEL",
+    "FREED_AT_ONCE",
+    "NO_INDEX",
+    "NO_NUMBERS",
+    "DenseShard",
+    "DenseSums",
+    "KeyedShard",
+    "KeyedSums",
+    "Shard",
+    "Sums",
+    "clear",
+    "delete",
+    "free_vacant",
+    "make_shard",
+    "vacate",
+]
+
+
+# ---- The sums of an open clock: what was pushed at it to a table that aggregates, row by row
+
+NO_INDEX = np.zeros(0, np.int64)
+NO_NUMBERS = np.zeros(0)
+ADD_KERNEL = Add().kernel
+LARGE_SUMS_BYTES = 1 << 26  # of a table of this size, a clock is likely to have few rows, which lie in pages far apart
+
+
+class Sums(SumsState, abc.ABC):
+    """The pushes of the open clock, summed row by row."""
+
+    nbytes: int
+
+    def __init__(self, clock: int):
+        self.clock = clock
+        self.parties = 1  # trainers of the run
+        self.rows = -1  # rows of data for which the pushes stand; -1: the pushes do not say
+
+    def add(self, op: Op) -> None:
+        """Sum one more push."""
+        self.parties = max(self.parties, op.parties)
+        if op.rows >= 0:
+            self.rows = max(self.rows, 0) + op.rows
+        if len(op.values):
+            self.add_rows(op)
+
+    @property
+    def divisor(self) -> int:
+        """The number by which a mean divides; 1 if the pushes stand for no rows at all."""
+        return self.parties if self.rows < 0 else max(1, self.rows)
+
+    @property
+    @abc.abstractmethod
+    def count(self) -> int:
+        """How many rows have sums."""
+
+    @abc.abstractmethod
+    def add_rows(self, op: Op) -> None:
+        """Sum the rows of one more push."""
+
+    @abc.abstractmethod
+    def to_arrays(self) -> list[np.ndarray]:
+        """Views of the sums, and of the keys or flags that say to which rows they belong."""
+
+    @abc.abstractmethod
+    def load(self, arrays: list[np.ndarray]) -> None:
+        """Begin with the sums that :meth:`to_arrays` of another replica gave."""
+
+    @abc.abstractmethod
+    def as_op(self, mean: bool) -> Op:
+        """All sums as one push; with `mean`, divided by the number of trainers, or of rows of data."""
+
+
+class DenseSums(Sums):
+    def __init__(self, shard: DenseShard, clock: int):
+        super().__init__(clock)
+        self.low = shard.low
+        self.sums = np.zeros((len(shard), shard.spec.dim), shard.spec.dtype)
+        self.touched = np.zeros(len(shard), np.bool_)
+        if self.sums.nbytes >= LARGE_SUMS_BYTES:
+            use_small_pages(self.sums)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self.sums.nbytes + self.touched.nbytes
+
+    @property
+    def count(self) -> int:
+        return int(np.count_nonzero(self.touched))
+
+    def add_rows(self, op: Op) -> None:
+        index, start = (NO_INDEX, op.start - self.low) if op.keys is None else (op.keys - self.low, 0)
+        ADD_KERNEL(self.sums, index, start, op.values, NO_NUMBERS)
+        flag(self.touched.view(np.uint8), index, start, len(op.values), 1)
+
+    def to_arrays(self) -> list[np.ndarray]:
+        return [self.sums, self.touched]
+
+    def load(self, arrays: list[np.ndarray]) -> None:
+        self.sums[:], self.touched[:] = arrays
+
+    def as_op(self, mean: bool) -> Op:
+        keys = None if self.touched.all() else np.flatnonzero(self.touched)
+        sums = self.sums if keys is None else self.sums[keys]  # few of them, perhaps, of a table that is large
+        if mean:
+            sums /= self.divisor
+        start, named = (self.low, None) if keys is None else (0, keys + self.low)
+        return Op(PUSH, named, start, sums, self.clock, self.parties)
+
+
+class KeyedSums(Sums):
+    """Sums in an empty keyed shard of their own, whose optimizer is addition."""
+
+    def __init__(self, shard: KeyedShard, clock: int):
+        super().__init__(clock)
+        self.shard = shard
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self.shard.nbytes
+
+    @property
+    def count(self) -> int:
+        return len(self.shard)
+
+    def add_rows(self, op: Op) -> None:
+        self.shard.step_rows(op)
+
+    def to_arrays(self) -> list[np.ndarray]:
+        return [self.shard.keys(), self.shard.all_rows()]
+
+    def load(self, arrays: list[np.ndarray]) -> None:
+        self.shard.load(*arrays)
+
+    def as_op(self, mean: bool) -> Op:
+        sums = self.shard.all_rows()
+        if mean:
+            sums /= self.divisor
+        return Op(PUSH, self.shard.keys(), 0, sums, self.clock, self.parties)
+
+
+# ---- What dense and keyed shards share: the ways of an op, cuts, twins
+
+MAX_CLOCKS = 64  # clocks for which a shard remembers the optimizer's numbers: trainers are seldom further apart
+ASSIGN_KERNEL = Assign().kernel
+
+S = TypeVar("S", bound="Shard")
+
+
+class OpBeside(Protocol):
+    """An op that was carried out beside the shard: see `beside.py`, which imports this file."""
+
+    def install(self, shard: Shard, op: Op) -> bool:
+        """Let the shard take over what has come of the op; False if it is not that op, or the shard has changed."""
+
+
+class Shard(CutShard):
+    """The base of dense and keyed shards: it carries out ops, and keeps the sums of an open clock."""
+
+    sums: Sums | None
+    cut: Cut | None
+
+    def __init__(self, spec: TableSpec, number: int):
+        self.spec = spec
+        self.number, self.low = number, 0
+        self.width = spec.dim + spec.slots
+        self.rows = np.zeros((0, self.width), spec.dtype)
+        self.clock = 0  # the latest clock stamped on an op; a push without a clock counts as one of this clock
+        self.version = 0  # how many changes there have been
+        self.ledger = Ledger()
+        self.failure = None
+        self.removed, self.removed_later = [], []
+        self.pins = 0  # cuts and dumps that are open, while which no row gets another number
+        self.moves = 0  # how often that has changed, or rows may have moved otherwise than by an op
+        self.twin: Shard | None = None  # for which another thread reads the memory of this shard: see `beside.py`
+        self.made_beside: OpBeside | None = None  # the next op, carried out beside the shard
+        self.discarded: list[np.ndarray] = []  # arrays whose memory is to be given back beside the loop
+        self.numbers = {}  # clock -> the optimizer's numbers at that clock
+        self.row_start = spec.row_start()  # what a new row holds
+
+    def apply(self, op: Op) -> bool:
+        """Carry out one change. The server has checked it before, so it cannot fail half-way.
+
+        Returns
+        -------
+        bool
+            False for a repeat, which changes nothing.
+
+        Raises
+        ------
+        StoppedError
+            The op's origin was retired, or a later attempt has taken its place; nothing has changed.
+        """
+        origin = op.origin
+        if origin and self.ledger.seen(origin, op.attempt, op.clock, op.number):
+            return False
+        self.version += 1
+        if op.rule == CLOSE:
+            self._close_sums(op)
+        elif op.rule == RETIRE:
+            self.ledger.retire(op.start, op.parties)
+        elif self.made_beside is None or not self.made_beside.install(self, op):
+            self.carry_out(op)
+        self.made_beside = None
+        if origin:
+            self.ledger.note(origin, op.attempt, op.clock, op.number)
+            if op.answer:
+                self.ledger.keep(origin, op.clock, op.number, self._values(op))
+            elif op.result is not None:
+                self.ledger.keep(origin, op.clock, op.number, op.result)
+        if self.cut is not None:
+            self.cut.note(op)
+        return True
+
+    def close(self, op: Op) -> Op:
+        """Carry out a CLOSE on the primary; the op by which other replicas follow without running code of the user."""
+        failure = self.failure
+        self.version += 1
+        step = self._close_sums(op)
+        if self.failure is not failure:
+            return op._replace(start=FAILED)
+        if step is None or step.after is None:
+            return op
+        return Op(ROWS, step.keys, step.start, step.after, step.clock, step.parties, rows=CLOSING)
+
+    def _close_sums(self, op: Op) -> Op | None:
+        """Do with the sums of the open clock what a CLOSE says; the step that came of it."""
+        if op.start == OLDER:
+            return self.close_before(op.clock)
+        if op.start == FAILED and self.sums is not None:
+            lost = f"the pushes of clock {self.sums.clock} are lost"
+            self.failure = FunctionError(f"{lost}: {self.spec.optimizer.kind}.update has failed on another server")
+        return self.settle(keep=op.start == KEEP)
+
+    def prepared(self, op: Op) -> Op:
+        """The op with the rows as the user's optimizer leaves them, so that :meth:`apply` cannot fail.
+
+        Nothing has changed yet, so that a server can prepare the parts of a request on several shards first. All other
+        ops are returned as they are.
+
+        Raises
+        ------
+        FunctionError
+            The user's optimizer has failed now, or failed when a clock was closed.
+        """
+        if not isinstance(self.spec.optimizer, Custom) or op.rule not in (PUSH, ADD, ASSIGN):
+            return op
+        if op.origin and self.ledger.seen(op.origin, op.attempt, op.clock, op.number):
+            return op
+        if self.failure is not None:
+            raise self.failure
+        is_summed = self.spec.aggregate is not None and op.clock != NO_CLOCK
+        return op if op.rule != PUSH or is_summed else self.stepped(op)
+
+    def stepped(self, op: Op) -> Op:
+        """The op with the rows as the user's optimizer leaves them."""
+        if not len(op.values):
+            return op
+        rows = self._rows_before(op)
+        try:
+            self.run_kernel(rows, op, NO_INDEX, 0)
+            if self.spec.finite and self.spec.dtype != "int64" and not all_finite(rows):
+                raise FunctionError(f"{self.spec.optimizer.kind}.update made NaN or infinity, which the table refuses")
+        except FunctionError as error:
+            raise FunctionError(f"shard {self.number} of table {self.spec.name!r}: {error}") from None
+        return op._replace(after=rows)
+
+    def carry_out(self, op: Op) -> None:
+        """Change rows as :meth:`apply` does, and nothing else: the version and the ledger stay."""
+        self.close_before(op.clock)
+        if op.rule == ROWS and op.rows == CLOSING:
+            self.sums = None
+        if op.clock > self.clock:
+            self.clock = op.clock
+        if op.rule == PUSH and self.spec.aggregate is not None and op.clock != NO_CLOCK:
+            self.open_sums(op.clock).add(op)
+        elif op.rule == DELETE:
+            self.delete_rows(op)
+        else:
+            if op.deleted is not None:
+                nothing = np.empty((len(op.deleted), 0), self.rows.dtype)
+                self.delete_rows(Op(DELETE, op.deleted, 0, nothing, op.clock, op.parties))
+            self.step_rows(op)
+
+    def open_sums(self, clock: int) -> Sums:
+        """The sums of the open clock, which is `clock` if none is open yet."""
+        if self.sums is None:
+            self.sums = self.new_sums(clock)
+        return self.sums
+
+    def would_close(self, clock: int) -> bool:
+        """Whether :meth:`close_before` would close an open clock."""
+        return self.sums is not None and clock > self.sums.clock
+
+    def close_before(self, clock: int) -> Op | None:
+        """Step the optimizer with the sums of the open clock, if that is earlier than `clock`; see :meth:`settle`."""
+        return self.settle(keep=True) if self.would_close(clock) else None
+
+    def reserve(self, new: int) -> None:
+        """Make room for `new` more rows before a push, so that the push cannot run out of memory half-way."""
+        if self.cut is not None:
+            self.cut.reserve(new)
+
+    def restore(self, clock: int, version: int, ledger: Ledger) -> None:
+        """Take over the state of another replica, except its rows and sums."""
+        self.clock, self.version, self.ledger = clock, version, ledger
+
+    def settle(self, keep: bool) -> Op | None:
+        """Close the open clock: step the optimizer with its sums, or drop them, because the run has failed.
+
+        Returns the step; None where there was none.
+        """
+        sums, self.sums = self.sums, None
+        if sums is None or not keep:
+            return None
+        op = sums.as_op(mean=self.spec.aggregate == "mean")
+        try:
+            op = self.stepped(op) if isinstance(self.spec.optimizer, Custom) else op
+            self.step_rows(op)
+        except FunctionError as error:  # no client waits for an answer, so the next ones to push are told
+            self.failure = FunctionError(f"the pushes of clock {op.clock} are lost: {error}")
+            return None
+        return op
+
+    def begin_cut(self, clock: int | None, changed_only: bool = False) -> Cut:
+        """Begin to read the shard as of `clock` (None: as it is now), while ops go on changing it.
+
+        Parameters
+        ----------
+        clock : int or None
+            The cut holds the ops of earlier clocks, and no others.
+        changed_only : bool
+            The cut gives only rows that have changed since the last committed cut.
+
+        Raises
+        ------
+        InputError
+            An op of that clock or a later one has been applied; the message says which clock would do.
+        """
+        if self.cut is not None:
+            raise InputError(f"shard {self.number} of table {self.spec.name!r} is being cut at clock {self.cut.clock}")
+        self.cut = Cut(self, clock, changed_only)
+        self.pin()
+        return self.cut
+
+    def end_cut(self) -> None:
+        """End the cut, because it has been read or is given up."""
+        if self.cut is not None:
+            self.cut.end()
+            self.cut = None
+            self.unpin()
+
+    def pin(self) -> None:
+        """Let every row keep its number, and every key its row, until :meth:`unpin`."""
+        self.pins += 1
+        self.moves += 1
+
+    def unpin(self) -> None:
+        """Take one :meth:`pin` back."""
+        self.pins -= 1
+        self.moves += 1
+
+    def track_changes(self) -> None:
+        """Keep track, from now on, of which rows change. To be called before the first cut begins."""
+        if self.cut is not None:
+            raise InputError(f"shard {self.number} of table {self.spec.name!r} is being cut: track changes before")
+        if self.changed is None:
+            self.changed = np.zeros(len(self.rows), np.uint8)
+
+    @property
+    def index_tables(self) -> tuple[np.ndarray, ...]:
+        return ()
+
+    def run_on_rows(self, op: Op, index: np.ndarray, start: int) -> None:
+        """Run the kernel of the op's rule on the shard's rows, after the cut has saved what it needs of them."""
+        if self.cut is not None:
+            self.cut.step(op, index, start)
+        elif self.changed is not None:
+            flag(self.changed, index, start, len(op.values), CHANGED)
+        self.run_kernel(self.rows, op, index, start)
+
+    def run_kernel(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
+        if op.rule == DELETE:
+            self._reset(rows, op, index, start)
+        elif op.after is not None:
+            ASSIGN_KERNEL(rows, index, start, op.after, NO_NUMBERS)
+        elif op.rule == PUSH:
+            numbers = self.numbers_at(self.clock if op.clock == NO_CLOCK else op.clock)
+            self.spec.optimizer.kernel(rows, index, start, op.values, numbers)
+        elif op.rule == ROWS:
+            rows[index if len(index) else slice(start, start + len(op.values))] = op.values
+        else:
+            kernel = ADD_KERNEL if op.rule == ADD else ASSIGN_KERNEL
+            kernel(rows, index, start, op.values, NO_NUMBERS)
+
+    def numbers_at(self, clock: int) -> np.ndarray:
+        """The optimizer's numbers at that clock."""
+        numbers = self.numbers.get(clock)
+        if numbers is None:
+            if len(self.numbers) >= MAX_CLOCKS:
+                self.numbers.clear()
+            numbers = self.numbers[clock] = self.spec.optimizer.numbers(clock)
+        return numbers
+
+    def check_weight(self, op: Op) -> None:
+        """Raise InputError if some pushes of a clock say for how many rows of data they stand, and some do not.
+
+        A mean over rows and a mean over trainers have no common divisor.
+        """
+        sums = self.sums
+        counts = self.spec.aggregate == "mean" and op.rule == PUSH and op.clock != NO_CLOCK
+        if counts and sums is not None and sums.clock == op.clock and (sums.rows < 0) != (op.rows < 0):
+            raise InputError(
+                f"table {self.spec.name!r}: some pushes of clock {op.clock} say rows=, and some do not; a mean is over "
+                "rows or over trainers: pass rows= to all pushes to the table, or to none"
+            )
+
+    def detach(self) -> None:
+        """Go on with a copy of the rows, because their memory may still be read elsewhere."""
+        self.rows = self.rows.copy()
+
+    @property
+    def kept(self) -> int:
+        """Bytes of the rows' array in which no row is."""
+        return (len(self.rows) - len(self)) * self.width * self.rows.itemsize
+
+    @property
+    def is_untidy(self) -> bool:
+        """Whether :meth:`tidy` has something to do now."""
+        return False
+
+    def tidy(self) -> None:
+        """Go on to free what deleted rows have left: some milliseconds of work."""
+
+    # -- a twin, on which an op is carried out: see `beside.py`
+
+    def shared_twin(self: S) -> S:
+        """A twin, which shares all memory with the shard until one of the two has its own."""
+        twin = copy.copy(self)
+        twin.numbers, twin.discarded, twin.made_beside, twin.twin = dict(self.numbers), [], None, None
+        twin.removed, twin.removed_later = list(self.removed), list(self.removed_later)
+        if self.cut is not None:
+            twin.cut = self.cut.shared_with(twin)
+        return twin
+
+    def own_memory(self, rows: np.ndarray) -> None:
+        """Go on with these rows, and with copies of all else that a twin shares and an op may change."""
+        self.rows = rows
+        self.changed = None if self.changed is None else self.changed.copy()
+        self.vacant = None if self.vacant is None else self.vacant.copy()
+        if self.cut is not None:
+            self.cut.own_memory()
+
+    def leave_twin(self) -> None:
+        """Share nothing with the twin any more, because the shard is about to change."""
+        self.twin = None
+        self.own_memory(self.rows.copy())
+
+    def take_over(self, twin: Shard) -> None:
+        """Have what an op has made of the twin."""
+        self.rows, self.changed, self.clock = twin.rows, twin.changed, twin.clock
+        self.index, self.vacant, self.vacancies = twin.index, twin.vacant, twin.vacancies
+        self.removed, self.removed_later = twin.removed, twin.removed_later
+        if self.cut is not None:
+            assert twin.cut is not None
+            self.cut.follow(twin.cut)
+
+    def give_up(self) -> list[np.ndarray]:
+        """Have no rows any more, because the shard is dropped; the arrays in which they were."""
+        arrays = [self.rows, *self.index_tables]
+        self.rows = self.rows[:0].copy()
+        return arrays
+
+    @property
+    def _nbytes_aside(self) -> int:
+        return sum(each.nbytes for each in (self.sums, self.cut, self.changed) if each is not None)
+
+    @abc.abstractmethod
+    def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selected:
+        """Rows for a function: those of the keys, or, without keys, of a dense shard those from `start` to `stop` - 1
+        that it has, of a keyed one all."""
+
+    @abc.abstractmethod
+    def _values(self, op: Op) -> np.ndarray:
+        """The values of the op's rows, [m, dim]."""
+
+    @abc.abstractmethod
+    def _rows_before(self, op: Op) -> np.ndarray:
+        """Copies of the op's rows, [m, dim + slots]; a row that does not exist as it would begin."""
+
+    @abc.abstractmethod
+    def step_rows(self, op: Op) -> None:
+        """Find the rows of the op, create those that are new, and run the kernel of the op's rule on them."""
+
+    def make_room(self, op: Op, count: int) -> None:
+        """Make room for an op on `count` rows, so that it cannot run out of memory half-way."""
+        if op.rule == DELETE:
+            self.reserve_deletion(None if op.rows > 0 else count)
+        else:
+            self.reserve(count)
+
+    @abc.abstractmethod
+    def reserve_deletion(self, count: int | None) -> None:
+        """Make room for the deletion of so many rows (None: of all)."""
+
+    @abc.abstractmethod
+    def delete_rows(self, op: Op) -> None:
+        """Delete the rows of the op, those that there are."""
+
+    def _reset(self, rows: np.ndarray, op: Op, index: np.ndarray, start: int) -> None:
+        """Give rows[index], or those from `start` on, the initial values and state of the op's keys."""
+        if len(index):
+            assert op.keys is not None
+            fill_new(rows, op.keys, index, 0, self.row_start)
+        else:
+            fill_range(rows[start : start + len(op.values)], op.start, self.row_start)
+
+    @abc.abstractmethod
+    def new_sums(self, clock: int) -> Sums:
+        """An empty side buffer for the pushes of `clock`."""
+
+
+# ---- Dense and keyed shards
 
 # Bytes by which the rows grow at a time: small steps, because a large one would stall requests.
 MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25
@@ -317,3 +868,111 @@ class KeyedShard(Shard):
 def make_shard(spec: TableSpec, number: int) -> DenseShard | KeyedShard:
     """Shard `number` of the table, with its initial rows."""
     return KeyedShard(spec, number) if spec.keyed else DenseShard(spec, number)
+
+
+def takes_memory(shard: Shard, op: Op) -> bool:
+    """Whether the rows of an op become those of a dense shard without a copy, because their memory is nowhere else."""
+    whole = op.keys is None and len(op.values) == len(shard.rows) > 0
+    return not shard.spec.keyed and op.rule == ROWS and whole and has_its_memory(op.values) and shard.cut is None
+
+
+def has_its_memory(array: np.ndarray) -> bool:
+    """Whether an array is no view of another: its memory is numpy's own, or a block."""
+    return array.flags.owndata or isinstance(array.base, Block)
+
+
+# ---- Deletion: rows of a keyed shard that go, and the memory that they give back
+
+FREED_AT_ONCE = 1 << 14  # keys: 3 ms of work
+COMPACT_AT = 1024  # free rows: fewer are not worth moving others
+MAX_LISTS = 64  # of keys that were deleted since the base: more become one
+MAX_REMOVED = 1 << 16  # such keys: if there are more of them than of rows, too, the next checkpoint is a full one
+
+
+def delete(shard: KeyedShard, op: Op) -> None:
+    """Delete the rows of the op, those that there are."""
+    keys = shard.index.keys() if op.rows > 0 else op.keys
+    assert keys is not None
+    index = np.empty(len(keys), np.int64)
+    shard.index.find(keys, index)
+    index, first = np.unique(index, return_index=True)
+    keys, index = keys[first[index >= 0]], index[index >= 0]
+    if not len(keys):
+        return
+    shard.reserve_deletion(len(keys))
+    if shard.changed is not None:
+        is_inside = shard.cut is None or shard.cut.includes(op)
+        (shard.removed if is_inside else shard.removed_later).append(keys)
+    shard.run_on_rows(op._replace(keys=keys, values=np.empty((len(keys), 0), shard.rows.dtype)), index, 0)
+    vacate(shard, keys)
+    free_vacant(shard, FREED_AT_ONCE + len(keys))
+    bound_removed(shard)
+
+
+def vacate(shard: KeyedShard, keys: np.ndarray) -> None:
+    """Let these keys, distinct and in the index, have no row in the table. The rows have initial values already."""
+    index = np.empty(len(keys), np.int64)
+    shard.index.find(keys, index)
+    shard.reserve_deletion(0)
+    assert shard.vacant is not None
+    shard.vacancies += len(keys) - int(np.count_nonzero(shard.vacant[index]))
+    shard.vacant[index] = 1
+    shard.deleted.append(keys)
+
+
+def clear(shard: KeyedShard) -> None:
+    """Delete all rows of a shard that nothing pins, and give all their memory back."""
+    if shard.changed is not None:
+        shard.removed.append(shard.keys())
+        shard.changed = np.zeros(0, np.uint8)
+        bound_removed(shard)
+    shard.discarded = [shard.rows, *shard.index_tables]
+    shard.index = KeyIndex(shard.index.bits)
+    shard.rows = np.zeros((0, shard.width), shard.spec.dtype)
+    shard.vacant, shard.vacancies, shard.deleted = None, 0, []
+
+
+def bound_removed(shard: KeyedShard) -> None:
+    """Stop tracking changes when an increment would have more keys to remove than a full checkpoint has rows."""
+    if shard.pins or shard.changed is None or len(shard.removed) <= MAX_LISTS:
+        return
+    removed = distinct(np.concatenate(shard.removed))
+    shard.removed = [removed]
+    if len(removed) > max(MAX_REMOVED, len(shard)):
+        shard.changed, shard.removed = None, []
+
+
+def free_vacant(shard: KeyedShard, most: int) -> None:
+    """Free the rows of so many deleted keys that have not come again, unless something pins them."""
+    if shard.pins or not shard.deleted:
+        return
+    while shard.deleted and most > 0:
+        keys = shard.deleted.pop()
+        if len(keys) > most:
+            shard.deleted.append(keys[most:])
+        keys = keys[:most]
+        most -= len(keys)
+        index = np.empty(len(keys), np.int64)
+        shard.index.find(keys, index)
+        assert shard.vacant is not None
+        keys, index = keys[index >= 0], index[index >= 0]  # a key may be listed twice
+        shard.index.remove(keys[shard.vacant[index] != 0])
+    free = shard.end - len(shard.index)
+    if not shard.deleted and free >= COMPACT_AT and free > shard.end // 2:
+        compact(shard)
+
+
+def compact(shard: KeyedShard) -> None:
+    """Move the last rows into the free ones, and give the memory behind them back."""
+    assert shard.vacant is not None
+    count, occupied = len(shard), shard.vacant[: shard.end] == 0
+    holes, last = np.flatnonzero(~occupied[:count]), count + np.flatnonzero(occupied[count:])
+    numbers = np.arange(shard.end)
+    numbers[last] = holes
+    shard.index.renumber(numbers)
+    shard.rows[holes] = shard.rows[last]
+    shard.rows.resize((count, shard.width), refcheck=False)
+    if shard.changed is not None:
+        shard.changed[holes] = shard.changed[last]
+        shard.changed.resize(count, refcheck=False)
+    shard.vacant, shard.vacancies = None, 0

@@ -8,7 +8,7 @@ created by an op outside the cut is *absent* from the cut until an op in the cut
 with the row's initial value, and the op steps that.
 
 An op outside the cut that deletes a row saves it, too. An op in the cut that deletes one makes its saved copy absent.
-While a cut is open, the key of a deleted row stays in the shard's index, and its row is *vacant* (`deletion.py`): it is
+While a cut is open, the key of a deleted row stays in the shard's index, and its row is *vacant* (`shard.py`): it is
 the row of the same key if that comes again, in the shard or in the cut.
 
 So the cost is a test of four bytes for each row that an op touches, and memory for the rows that ops outside touch.

@@ -6,7 +6,7 @@ That side carries an op out on the rows that it has received; it ignores the oth
 come later with that op in them. After the last piece the two sides are equal, and ops are carried out whole.
 
 A dump pins its shard: keys that are new get rows behind all others, and deleted ones stay in the index, with vacant
-rows (`deletion.py`). A piece has those too, because an op may name their keys again: the joining side then knows that
+rows (`shard.py`). A piece has those too, because an op may name their keys again: the joining side then knows that
 the row is not one that is still to come.
 
 Two things do not come with the rows. Open sums are complete from the beginning, because an op that is summed touches no
@@ -21,10 +21,9 @@ import hashlib
 import numpy as np
 
 from dps.engine.core.shards.ledger import Ledger
-from dps.engine.state.deletion import vacate
 from dps.engine.state.ops import Op, TableSpec
 from dps.engine.state.recipes import Description
-from dps.engine.state.shard import DenseShard, KeyedShard
+from dps.engine.state.shard import DenseShard, KeyedShard, vacate
 from dps.errors import FunctionError, ProtocolError
 
 __all__ = ["Dump", "Joining", "digest", "first_difference"]

@@ -15,22 +15,49 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, SupportsFloat
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.engine.training.batches import rows
 from dps.engine.training.shuffling import EpochRows
 from dps.engine.training.types import Batch
 from dps.errors import InputError, told
 
-if TYPE_CHECKING:
-    from dps.engine.training.trainer import RunMember, Trainer
-
 __all__ = ["Epoch", "EpochRule", "Epochs", "Validation", "checked_rule", "stalled"]
 
 Validation = Callable[[], tuple[SupportsFloat, SupportsFloat]]  # gives a mean loss, and the weight of its rows
+
+
+class EpochTrainer(Protocol):
+    """What epochs need of a trainer: a :class:`~dps.engine.training.trainer.Trainer`, which imports this file."""
+
+    @property
+    def number(self) -> int:
+        """Of the trainer in its run."""
+
+    @property
+    def clock(self) -> int:
+        """Completed iterations."""
+
+    def allreduce(self, value: npt.ArrayLike, op: str = "sum") -> np.ndarray:
+        """Combine the arrays of all trainers."""
+
+    @property
+    def iterate(self) -> Callable[..., Iterable[Batch]]:
+        """Goes through batches, with a clock behind each."""
+
+    def tick(self) -> int:
+        """Complete an iteration; the clock from then on."""
+
+
+class EpochMember(Protocol):
+    """What epochs need of what the trainer knows of its run: a `RunMember`."""
+
+    reached: int
+    planned: int
 
 
 class EpochRule(NamedTuple):
@@ -182,8 +209,8 @@ class Epochs:
 
     Parameters
     ----------
-    trainer : Trainer
-    member : RunMember
+    trainer : EpochTrainer
+    member : EpochMember
         The trainer as the controller knows it.
     count : int
         The largest number of epochs.
@@ -204,8 +231,8 @@ class Epochs:
 
     def __init__(
         self,
-        trainer: Trainer,
-        member: RunMember,
+        trainer: EpochTrainer,
+        member: EpochMember,
         count: int,
         data: EpochRows,
         rule: EpochRule,
