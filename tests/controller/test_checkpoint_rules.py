@@ -82,7 +82,7 @@ class Controller:
         return done, None
 
 
-ALL = "[[1, 0], [1, 1], [2, 0], [2, 1]]"
+ALL = msgspec.msgpack.encode([(1, 0), (1, 1), (2, 0), (2, 1)])
 
 
 def cut(controller: Controller, answer: str = ALL) -> Any:
@@ -96,14 +96,14 @@ def every_shard_is_cut(controller: Controller) -> None:
     """A cut has all shards of all tables, or it is begun anew."""
     assert cut(controller) == (controller.run, 5)
     with pytest.raises(MovedError, match="1 shards were on the move"):
-        cut(controller, "[[1, 0], [1, 1], [2, 1]]")
+        cut(controller, msgspec.msgpack.encode([(1, 0), (1, 1), (2, 1)]))
 
 
 def lost_shards_are_said(controller: Controller) -> None:
     """A shard without a copy cannot be written, and that is no reason to try again."""
     controller.lost = {(1, 1)}
     with pytest.raises(CheckpointError, match="1 shards have no copy left"):
-        cut(controller, "[[1, 0], [2, 0], [2, 1]]")
+        cut(controller, msgspec.msgpack.encode([(1, 0), (2, 0), (2, 1)]))
 
 
 def stopped_runs_end_it(controller: Controller) -> None:

@@ -566,6 +566,16 @@ def test_handles_travel_into_tasks(client, tmp_path):
         assert ps.tables() == {}
 
 
+def test_a_table_may_be_described_with_numbers_and_texts_of_numpy(client):
+    with dps.ParameterServer(client, servers=2) as ps:
+        made = ps.table(
+            np.str_("w"), rows=np.int64(5), optimizer=dps.SGD(np.float64(0.25)), init=dps.Constant(np.float64(2))
+        )
+        assert (made.spec.name, made.spec.rows, made.spec.optimizer) == ("w", 5, dps.SGD(0.25))
+        made.push([0], [4.0])
+        assert made.pull([0, 1]).tolist() == [1.0, 2.0]
+
+
 def test_two_tables_of_one_name(client):
     with dps.ParameterServer(client, servers=2) as ps:
         ps.table("w", dim=2)

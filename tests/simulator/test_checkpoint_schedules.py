@@ -101,8 +101,8 @@ WRONG = {
         (
             CheckpointProcedures,
             "_files",
-            "if all(answer is not None for answer in answers):",
-            "answers = [answer or () for answer in answers]\n        if any(answers):",
+            "if None not in files:",
+            "files = [each or [] for each in files]\n        if any(files):",
         ),
         (Writer, "_check", "if lacking:", "if False:"),
     ],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 
+import msgspec
 import pytest
 from distributed import Client
 from peers import Raw, framed
@@ -133,7 +133,7 @@ def test_a_run_refuses_it_for_a_trainer(ps, name: str) -> None:
 
 def test_the_controller_refuses_what_is_sent_past_the_entrances(ps) -> None:
     with pytest.raises(InputError, match="a table's name is"):
-        ps.connection.call("add_table", spec=json.dumps({**dps.TableSpec("w").to_dict(), "name": "a\nb"}))
+        ps.connection.call("add_table", spec=msgspec.msgpack.encode({**dps.TableSpec("w").to_dict(), "name": "a\nb"}))
     fields = {"servers": 1, "copies": 1, "timeout": 1}
     answer = ps.dask_client.sync(ps.dask_client.scheduler.dps_call, verb="open", name="dps/servers", fields=fields)
     with pytest.raises(InputError, match="a parameter server's name is"):

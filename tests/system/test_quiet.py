@@ -78,7 +78,7 @@ def test_wrong_calls_leave_no_traceback_in_the_log(caplog):
             ps.retire(7)
         assert "Exception while handling op" not in caplog.text
         with pytest.raises(TypeError):
-            ps.connection.call("add_table", spec="[]")
+            ps.connection.call("add_table")
         assert "Exception while handling op dps_call" in caplog.text
 
 

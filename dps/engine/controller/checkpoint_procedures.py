@@ -23,7 +23,6 @@ What holds, and why:
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -59,6 +58,7 @@ from dps.engine.wire.messages import (
     RestoreAnswer,
     RestoreRequest,
     SavedRun,
+    Shards,
 )
 from dps.errors import (
     CheckpointError,
@@ -217,7 +217,7 @@ class CheckpointProcedures:
                 yield TellServers("end_cut", (None,))
                 run = yield InEndpoint(self.runs.only_active)
                 continue
-            cut = {(table, shard) for text in answers for table, shard in json.loads(text)}
+            cut = {shard for answer in answers for shard in msgspec.msgpack.decode(answer, type=Shards)}
             if lost := (yield InEndpoint(self.membership.lost)):
                 raise CheckpointError(f"{len(lost)} shards have no copy left, so they cannot be written")
             if missing := wanted - cut:
@@ -253,10 +253,10 @@ class CheckpointProcedures:
         until, pause = self._now() + config.seconds("checkpoint"), POLL_SECONDS
         while True:
             self._check_open()
-            texts = yield from self._each(servers, "saved")
-            answers = [json.loads(text) for text in texts]
-            if all(answer is not None for answer in answers):
-                return [FileRecord(**fields) for answer in answers for fields in answer]
+            answers = yield from self._each(servers, "saved")
+            files = [msgspec.msgpack.decode(answer, type=list[FileRecord] | None) for answer in answers]
+            if None not in files:
+                return [file for each in files if each is not None for file in each]
             if self._now() > until:
                 raise RequestTimeoutError(
                     f"a checkpoint was not written within {config.limit('checkpoint')}: its store is slow, or the "

@@ -16,14 +16,17 @@ failure it drops it), and refuses ops of the run's trainers from now on. What ho
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import msgspec
 
 from dps import config
 from dps.engine.controller.failover import Membership, ServerRecord
 from dps.engine.controller.procedures import CallServers, InEndpoint, Procedure, ServerCall, Sleep
 from dps.engine.controller.runs import Runs
 from dps.engine.coordination.placement import Place
+from dps.engine.wire.messages import Shards
 from dps.errors import RequestTimeoutError
 
 __all__ = ["RunProcedures"]
@@ -31,7 +34,7 @@ __all__ = ["RunProcedures"]
 BACK_OFF_SECONDS = (0.002, 0.1)  # between two rounds: the first pause, the longest. As between two tries of a client
 MAX_REASONS = 3  # the most reasons that an error names, because shards that fail together mostly have the same one
 
-Shards = set[tuple[int, int]]  # (number of the table, shard)
+ShardSet: TypeAlias = set[tuple[int, int]]  # (number of the table, shard)
 
 
 class RunProcedures:
@@ -93,7 +96,7 @@ class RunProcedures:
         over = list(self._origins)
         if not over and (keep is None or not self.collecting()):
             return
-        left: Shards = yield InEndpoint(self._shards)
+        left: ShardSet = yield InEndpoint(self._shards)
         until, pause = self._now() + config.seconds("request"), BACK_OFF_SECONDS[0]
         while left:
             servers = self._up()
@@ -104,7 +107,7 @@ class RunProcedures:
                 if isinstance(answer, BaseException):
                     failures[server.number] = str(answer)
                 else:
-                    left -= {(table, shard) for table, shard in json.loads(answer)}
+                    left -= set(msgspec.msgpack.decode(answer, type=Shards))
             left &= yield InEndpoint(self._shards)
             if left and self._now() > until:
                 yield InEndpoint(self._give_up, (keep, left, failures))
@@ -115,12 +118,12 @@ class RunProcedures:
         self._origins = [origins for origins in self._origins if origins not in over]
         self._closing = self._closing and not keep
 
-    def _shards(self) -> Shards:
+    def _shards(self) -> ShardSet:
         """All shards that have a replica."""
         specs = self.membership.specs.values()
         return {(spec["id"], n) for spec in specs for n in range(spec["shards"])} - self.membership.lost()
 
-    def _give_up(self, keep: bool | None, left: Shards, failures: dict[int, str]) -> None:
+    def _give_up(self, keep: bool | None, left: ShardSet, failures: dict[int, str]) -> None:
         """The time is over: say what is done, what is owed, and why."""
         self.late = True
         places = self._places(left)
@@ -144,7 +147,7 @@ class RunProcedures:
             f"when `dask ps status` shows these servers up"
         )
 
-    def _places(self, left: Shards) -> dict[tuple[str, int], Place]:
+    def _places(self, left: ShardSet) -> dict[tuple[str, int], Place]:
         """Table and shard of those that are left -> where it is."""
         specs = self.membership.specs.items()
         return {

@@ -8,7 +8,6 @@ parameter servers come and go, and those about the cluster. All of them run on t
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ from dps.errors import DPSError, InputError, StoppedError
 
 __all__ = ["SESSION_VERBS"]
 
-M = TypeVar("M", bound=msgspec.Struct)
+M = TypeVar("M", bound=msgspec.Struct | dict)
 
 
 def decode(kind: type[M], request: bytes) -> M:
@@ -79,16 +78,15 @@ async def history(session: Session, *, run: int = 0) -> bytes:
 # -- tables
 
 
-async def add_table(
-    session: Session, *, spec: str, exist_ok: bool = False, free: Collection[str] = ()
-) -> dict[str, Any]:
+async def add_table(session: Session, *, spec: bytes, exist_ok: bool = False, free: Collection[str] = ()) -> bytes:
     """Make a table on all servers, then publish it, so that a client never sees a part of one.
+
+    `spec` has the fields of a `TableSpec`, encoded; so has the answer, with the table's number.
 
     With `exist_ok`, an existing table is returned if it has the same fields; fields in `free`, which the caller left to
     their defaults, may differ.
     """
-    made = await session.actors.add_table(json.loads(spec), exist_ok, free)
-    return {"spec": json.dumps(made), "id": made["id"]}
+    return msgspec.msgpack.encode(await session.actors.add_table(decode(dict, spec), exist_ok, free))
 
 
 async def drop_table(session: Session, *, table: str) -> None:

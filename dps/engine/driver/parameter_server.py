@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -359,8 +358,9 @@ class ParameterServer:
         placed = HashPartition() if partition is None else cast(Partition, partition_of(partition))
         copies = self.copies if copies is None else copies
         spec = dataclasses.replace(spec, copies=copies, ack=ack, partition=placed)
-        made = self._connection.call("add_table", spec=json.dumps(spec.to_dict()), exist_ok=exist_ok, free=free)
-        return self._handle(TableSpec.from_dict({**json.loads(made["spec"]), "id": made["id"]}))
+        fields = msgspec.msgpack.encode(spec.to_dict(), enc_hook=plain)
+        made = self._connection.call("add_table", spec=fields, exist_ok=exist_ok, free=free)
+        return self._handle(TableSpec.from_dict(msgspec.msgpack.decode(made)))
 
     def _handle(self, spec: TableSpec) -> Table:
         return Table(spec, self.name, self._connection.client)
@@ -1175,6 +1175,14 @@ class ParameterServer:
 def _unpickled(name: str) -> ParameterServer:
     """What a pickled handle becomes, in the arguments of a Dask task for instance: an attached one."""
     return ParameterServer.over(DeferredConnection(name))
+
+
+def plain(value: object) -> object:
+    """A value of a table's fields as Python's own, because users also pass numpy's numbers and texts."""
+    for kind in (float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{value!r} is no plain value")
 
 
 # ---- How many servers there are: what a driver asks for, checked before the controller is asked

@@ -7,8 +7,6 @@ state to the endpoint's thread. Pulls, pushes and the frames of other servers ar
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import threading
 import time
 from functools import partial
@@ -101,9 +99,9 @@ class Server:
         """Forget a table and its rows."""
         self.endpoint.call(self.role.drop, table)
 
-    def settle(self, keep: bool | None, over: list[list[int]]) -> str:
-        """A run has ended: see :meth:`dps.engine.server.requests.ServerRole.settle`. Returns, as JSON, (table, shard)
-        of those whose copies have confirmed it in time.
+    def settle(self, keep: bool | None, over: list[list[int]]) -> bytes:
+        """A run has ended: see :meth:`dps.engine.server.requests.ServerRole.settle`. Returns (table, shard) of those
+        whose copies have confirmed it in time: `Shards` of `wire/messages.py`, encoded.
         """
         done = threading.Event()
 
@@ -114,11 +112,11 @@ class Server:
 
         settled = self.endpoint.call(settle)
         done.wait(SETTLE_SHARE * config.seconds("silence"))
-        return json.dumps([each[:2] for each in settled if each.confirmed])
+        return msgspec.msgpack.encode([each[:2] for each in settled if each.confirmed])
 
-    def cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> str:
-        """Begin a checkpoint: see `checkpoint_writer.py`. Returns the shards that are cut, as JSON."""
-        return json.dumps(self.endpoint.call(self.checkpoint_writer.cut, tables, clock, parent, track))
+    def cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> bytes:
+        """Begin a checkpoint: see `checkpoint_writer.py`. Returns the shards that are cut: `Shards`, encoded."""
+        return msgspec.msgpack.encode(self.endpoint.call(self.checkpoint_writer.cut, tables, clock, parent, track))
 
     def complete(self) -> None:
         """Every trainer has passed the clock of the cut."""
@@ -128,10 +126,9 @@ class Server:
         """Begin to write the cuts into the checkpoint `name`."""
         self.checkpoint_writer.save(url, name, storage_options)
 
-    def saved(self) -> str:
-        """The records of the files, as JSON; null while some are still being written."""
-        files = self.checkpoint_writer.saved()
-        return json.dumps(None if files is None else [dataclasses.asdict(file) for file in files])
+    def saved(self) -> bytes:
+        """The records of the files, a list of `FileRecord`, encoded; None while some are still being written."""
+        return msgspec.msgpack.encode(self.checkpoint_writer.saved())
 
     def end_cut(self, name: str | None) -> None:
         """The controller has committed the checkpoint `name`, or (None) given it up: nothing more is written."""

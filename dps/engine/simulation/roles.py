@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
+
+import msgspec
 
 from dps import config
 from dps.engine.checkpoints.reading import Origins, SavedShard, fill
@@ -98,15 +98,15 @@ class SimServer:
     def _drop_table(self, table: int) -> None:
         self.role.drop(table)
 
-    def _settle(self, keep: bool | None, over: list[list[int]]) -> str:
+    def _settle(self, keep: bool | None, over: list[list[int]]) -> bytes:
         settled, every = self.role.settle(keep, over)
         until = self.party.now() + SETTLE_SHARE * config.seconds("silence")
         while every.left and self.party.now() < until:
             self.party.sleep(POLL_SECONDS)
-        return json.dumps([each[:2] for each in settled if each.confirmed])
+        return msgspec.msgpack.encode([each[:2] for each in settled if each.confirmed])
 
-    def _cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> str:
-        return json.dumps(self.checkpoint_writer.cut(tables, clock, parent, track))
+    def _cut(self, tables: list[int], clock: int | None, parent: str | None, track: bool) -> bytes:
+        return msgspec.msgpack.encode(self.checkpoint_writer.cut(tables, clock, parent, track))
 
     def _complete(self) -> None:
         self.checkpoint_writer.complete()
@@ -114,9 +114,8 @@ class SimServer:
     def _save(self, url: str, name: str, storage_options: dict[str, object]) -> None:
         self.checkpoint_writer.save(url, name, storage_options)
 
-    def _saved(self) -> str:
-        files = self.checkpoint_writer.saved()
-        return json.dumps(None if files is None else [dataclasses.asdict(file) for file in files])
+    def _saved(self) -> bytes:
+        return msgspec.msgpack.encode(self.checkpoint_writer.saved())
 
     def _end_cut(self, name: str | None) -> None:
         self.checkpoint_writer.end(name)

@@ -40,7 +40,6 @@ P. Patarasu, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of wo
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import socket
 import threading
@@ -49,6 +48,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from dps.engine.client.environment import Environment
@@ -382,8 +382,8 @@ class RingAllreduce:
 
     def _members(self, call: Json) -> list[Member]:
         own = Member(self._trainer, self._identity, *self._peer.address, secrets.randbits(62))
-        answer = self._meet(call, frames.pack_item(json.dumps(own).encode()))
-        return [Member(*json.loads(item)) for item in frames.unpack_items(answer)]
+        answer = self._meet(call, frames.pack_item(msgspec.msgpack.encode(own)))
+        return [msgspec.msgpack.decode(item, type=Member) for item in frames.unpack_items(answer)]
 
     def _round(self, members: list[Member], array: np.ndarray, op: str) -> np.ndarray | None:
         """The result of one round; None if it failed."""

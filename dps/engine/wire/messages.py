@@ -57,6 +57,7 @@ __all__ = [
     "Serve",
     "ServerFailed",
     "ShardPlace",
+    "Shards",
     "SteppedDown",
     "Suspect",
     "TimeSpent",
@@ -221,6 +222,9 @@ class LeaseAnswer(msgspec.Struct, omit_defaults=True):
 
 Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]  # because a negative one counts from a list's end
 Port: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+Shards: TypeAlias = list[tuple[int, int]]  # each by the number of its table and its own; what servers answer as actors
 
 
 class Serve(msgspec.Struct, frozen=True):
