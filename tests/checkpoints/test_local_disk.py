@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dps
 from dps.engine.checkpoints import local_disk
-from dps.engine.checkpoints.local_disk import PAGE, BulkFile, ahead, page_memory
+from dps.engine.checkpoints.local_disk import PAGE_BYTES, BulkFile, ahead, page_memory
 from dps.engine.checkpoints.reading import read_shard
 from dps.engine.checkpoints.shard_file import ShardFile
 from dps.engine.checkpoints.store import Store, write_shard
@@ -28,7 +28,7 @@ FILE = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChe
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(local_disk, "BLOCK", 2 * PAGE)
+    monkeypatch.setattr(local_disk, "BLOCK_BYTES", 2 * PAGE_BYTES)
 
 
 class Watched:
@@ -70,7 +70,12 @@ def can(path) -> bool:
 
 
 @FILE
-@given(size=st.sampled_from([0, 1, PAGE, 2 * PAGE - 1, 2 * PAGE, 5 * PAGE, 6 * PAGE, 6 * PAGE + 3]), data=st.data())
+@given(
+    size=st.sampled_from(
+        [0, 1, PAGE_BYTES, 2 * PAGE_BYTES - 1, 2 * PAGE_BYTES, 5 * PAGE_BYTES, 6 * PAGE_BYTES, 6 * PAGE_BYTES + 3]
+    ),
+    data=st.data(),
+)
 @pytest.mark.parametrize("how", ["direct", "refused late", "unknown"])
 def test_any_bytes_in_any_parts(how, size, data, small, tmp_path, monkeypatch):
     content = np.random.default_rng(size).bytes(size)
@@ -79,16 +84,16 @@ def test_any_bytes_in_any_parts(how, size, data, small, tmp_path, monkeypatch):
     writes = write(tmp_path / "file", content, cuts, errno.EINVAL if how == "refused late" else 0)
     assert (tmp_path / "file").read_bytes() == content
     if how == "direct" and can(tmp_path):
-        whole = [(2 * PAGE, True)] * (size // (2 * PAGE))
-        rest = [(PAGE, True)] * (size % (2 * PAGE) // PAGE)
-        assert writes == [*whole, *rest, (size % PAGE, False)], "only the last bytes go through the page cache"
+        whole = [(2 * PAGE_BYTES, True)] * (size // (2 * PAGE_BYTES))
+        rest = [(PAGE_BYTES, True)] * (size % (2 * PAGE_BYTES) // PAGE_BYTES)
+        assert writes == [*whole, *rest, (size % PAGE_BYTES, False)], "only the last bytes go through the page cache"
 
 
 def test_a_disk_that_is_full(small, tmp_path):
     if not can(tmp_path):
         pytest.skip("the file system has no O_DIRECT, and only such writes are refused here")
     with pytest.raises(OSError, match="No space"):
-        write(tmp_path / "file", bytes(5 * PAGE), [], errno.ENOSPC)
+        write(tmp_path / "file", bytes(5 * PAGE_BYTES), [], errno.ENOSPC)
     assert (tmp_path / "file").stat().st_size == 0
 
 
@@ -127,7 +132,7 @@ def test_a_local_file_that_ends_early(tmp_path):
     store, checkpoint, path = local(tmp_path)
     with open(path, "rb") as file:
         good = file.read()
-    for size in (0, 5, 3 * PAGE, 3 * PAGE + 7, len(good) - 1):
+    for size in (0, 5, 3 * PAGE_BYTES, 3 * PAGE_BYTES + 7, len(good) - 1):
         with open(path, "wb") as file:
             file.write(good[:size])
         with (
@@ -216,16 +221,16 @@ def test_what_the_endpoints_thread_spends_counts_too(monkeypatch):
     assert writing._reading == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, 5 * PAGE + 3])
+@pytest.mark.parametrize("size", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, 5 * PAGE_BYTES + 3])
 def test_memory_begins_at_a_page_and_has_room_for_all_pages_that_the_bytes_touch(size):
     memory = page_memory(size)
-    assert np.frombuffer(memory, np.uint8).ctypes.data % PAGE == 0
-    assert len(memory) >= size + PAGE - 1
+    assert np.frombuffer(memory, np.uint8).ctypes.data % PAGE_BYTES == 0
+    assert len(memory) >= size + PAGE_BYTES - 1
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux")
-@pytest.mark.parametrize("size", [PAGE, local_disk.BLOCK])
+@pytest.mark.parametrize("size", [PAGE_BYTES, local_disk.BLOCK_BYTES])
 def test_a_fork_does_not_lose_what_is_read_into_memory(size):
     memory = page_memory(size)
     kind, flags = mapping(np.frombuffer(memory, np.uint8).ctypes.data)
@@ -234,7 +239,7 @@ def test_a_fork_does_not_lose_what_is_read_into_memory(size):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux")
 def test_large_memory_asks_for_huge_pages():
-    memory = page_memory(local_disk.BLOCK)
+    memory = page_memory(local_disk.BLOCK_BYTES)
     assert "hg" in mapping(np.frombuffer(memory, np.uint8).ctypes.data)[1]
 
 

@@ -431,8 +431,8 @@ def test_a_call_in_several_chunks(client, watched) -> None:
 
 def test_many_keys_are_several_requests(client, watched, monkeypatch) -> None:
     """Because a server does nothing else during a request; but no change whose answer would lack a part of it."""
-    monkeypatch.setattr(requests, "MOST_KEYS", 4)
-    monkeypatch.setattr(requests, "MOST_DELETED", 2)
+    monkeypatch.setattr(requests, "MOST_PUSHED_KEYS", 4)
+    monkeypatch.setattr(requests, "MOST_DELETED_KEYS", 2)
     client.forget_routes()
     client.pull("a", KEYS)
     keys, rows = np.arange(10), np.ones((10, 2), np.float32)

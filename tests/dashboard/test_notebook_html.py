@@ -227,7 +227,7 @@ def test_when_the_servers_are_gone_it_says_so(client):
 
 def test_a_scheduler_that_does_not_answer_is_not_waited_for(ps, cluster, monkeypatch):
     for module in (notebook, dps.engine.driver.parameter_server):
-        monkeypatch.setattr(module, "PATIENCE", 0.05)
+        monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.05)
     ps.table("w")
     cut, unanswered = asyncio.Event(), {"status"}
     handlers = cluster.scheduler.handlers

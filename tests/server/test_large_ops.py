@@ -50,7 +50,7 @@ class Gate:
 
 @pytest.fixture
 def servers(monkeypatch):
-    monkeypatch.setattr(beside, "LARGE", 500)
+    monkeypatch.setattr(beside, "LARGE_ROWS", 500)
     with Servers(3) as made:
         made.gates = []
         for endpoint, role in made.alive():
@@ -177,8 +177,8 @@ def test_a_table_that_is_dropped_meanwhile(servers) -> None:
 
 def test_what_a_checkpoint_has_kept_is_freed_between_requests(servers, monkeypatch) -> None:
     """Until then the server says that it keeps the memory."""
-    monkeypatch.setattr("dps.engine.state.shard.FREED_AT_ONCE", 100)
-    monkeypatch.setattr("dps.engine.state.shard.COMPACT_AT", 100)
+    monkeypatch.setattr("dps.engine.state.shard.KEYS_FREED_AT_ONCE", 100)
+    monkeypatch.setattr("dps.engine.state.shard.COMPACT_AT_ROWS", 100)
     table(servers, copies=1)
     endpoint, role = servers.alive()[0]
     held = next(iter(role.tables.values()))

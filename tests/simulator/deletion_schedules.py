@@ -23,7 +23,7 @@ count_deletions_in_checkpoints = functools.partial(count_checkpoints, deletions=
 
 def check_deletions(seed: int) -> str:
     """Run one schedule with deletions; its digest."""
-    small = {"COMPACT_AT": 2, "MAX_LISTS": 2, "MAX_REMOVED": 4}  # so that a dozen keys reach these limits
+    small = {"COMPACT_AT_ROWS": 2, "MAX_LISTS": 2, "MAX_REMOVED_KEYS": 4}  # so that a dozen keys reach these limits
     with mock.patch.multiple(shard_module, **small):
         if seed % 2:
             return check_schedule(seed, count_deletions_in_checkpoints, draw_checkpoints)

@@ -37,7 +37,7 @@ def test_the_same_seed_deletes_the_same_rows(seed):
 
 def test_where_changes_were_not_tracked_the_next_checkpoint_is_full_also_if_one_was_given_up(monkeypatch):
     monkeypatch.setattr(shard_module, "MAX_LISTS", 1)
-    monkeypatch.setattr(shard_module, "MAX_REMOVED", 2)
+    monkeypatch.setattr(shard_module, "MAX_REMOVED_KEYS", 2)
     with Simulation(1, servers=1, trainers=1) as sim:
         sim.table("w", dtype="int64", shards=1)
         client = sim.client()
@@ -176,8 +176,8 @@ WRONG = {  # and where to look first
             (
                 shard_module,
                 "delete",
-                "free_vacant(shard, FREED_AT_ONCE + len(keys))",
-                "p, shard.pins = shard.pins, 0; free_vacant(shard, FREED_AT_ONCE); shard.pins = p",
+                "free_vacant(shard, KEYS_FREED_AT_ONCE + len(keys))",
+                "p, shard.pins = shard.pins, 0; free_vacant(shard, KEYS_FREED_AT_ONCE); shard.pins = p",
             )
         ],
         [5],

@@ -45,7 +45,7 @@ class Count:
 @pytest.fixture
 def count(monkeypatch) -> Count:
     """All ops that may be carried out beside their shards are, on however few rows."""
-    monkeypatch.setattr(beside, "LARGE", 1)
+    monkeypatch.setattr(beside, "LARGE_ROWS", 1)
     monkeypatch.setattr(beside, "COPIED_PER_ROW", 1 << 20)
     return Count(monkeypatch)
 

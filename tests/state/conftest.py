@@ -12,5 +12,5 @@ from dps.engine.state import shard
 @pytest.fixture(autouse=True, scope="module")
 def small_shards_are_compacted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard, "COMPACT_AT", 1)
+        patch.setattr(shard, "COMPACT_AT_ROWS", 1)
         yield

@@ -236,9 +236,9 @@ def test_a_repeat_changes_nothing_and_is_not_carried_out_beside() -> None:
 
 
 def test_what_is_worth_a_copy() -> None:
-    assert not is_large(beside.LARGE - 1, 0)
-    assert is_large(beside.LARGE, 0)
-    assert is_large(0, beside.LARGE // beside.OF_DELETION)
+    assert not is_large(beside.LARGE_ROWS - 1, 0)
+    assert is_large(beside.LARGE_ROWS, 0)
+    assert is_large(0, beside.LARGE_ROWS // beside.ROWS_PER_DELETION)
     keyed, dense = make_shard(SPECS["keyed"], 0), make_shard(SPECS["dense"], 0)
     keyed.apply(op(PUSH, np.arange(beside.COPIED_PER_ROW * 10), 0))
     assert [bool(prepare(keyed, op(ADD, np.arange(n), 1))) for n in (9, 10)] == [False, True]

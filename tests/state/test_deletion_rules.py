@@ -77,7 +77,7 @@ def memory_is_given_back() -> None:
     """With more than half of the rows free, the others move together, with the flags of what has changed."""
     shard = shard_of(tracked=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_module, "COMPACT_AT", 1)
+        patch.setattr(shard_module, "COMPACT_AT_ROWS", 1)
         shard.changed[[8, 9]] = 1
         delete(shard, [0, 1, 2, 3, 4, 5])
     assert len(shard.rows) == shard.end == 4
@@ -92,7 +92,7 @@ def few_free_rows_are_kept() -> None:
     """Rows do not move for a few free ones."""
     shard = shard_of()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_module, "COMPACT_AT", 1)
+        patch.setattr(shard_module, "COMPACT_AT_ROWS", 1)
         delete(shard, [0, 1, 2])
     assert shard.end == len(KEYS)
     check(shard, [3, 4, 5, 6, 7, 8, 9])
@@ -135,7 +135,7 @@ def long_lists_end_tracking() -> None:
     shard = shard_of(tracked=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_module, "MAX_LISTS", 2)
-        patch.setattr(shard_module, "MAX_REMOVED", 5)
+        patch.setattr(shard_module, "MAX_REMOVED_KEYS", 5)
         shard.pins += 1  # what is open needs its lists
         for key in (0, 1, 2, 0):
             delete(shard, [key])
@@ -169,7 +169,7 @@ def test_each_rule_of_deletions_holds(rule) -> None:
 
 def test_what_a_cut_has_kept_is_freed_a_little_at_a_time(monkeypatch) -> None:
     """Also keys that were deleted twice, and not those that have come again meanwhile."""
-    monkeypatch.setattr("dps.engine.state.shard.FREED_AT_ONCE", 700)
+    monkeypatch.setattr("dps.engine.state.shard.KEYS_FREED_AT_ONCE", 700)
     shard = KeyedShard(TableSpec("w", shards=1), 0)
     keys = np.arange(3000)
     ones = np.ones((3000, 1), np.float32)
@@ -210,7 +210,7 @@ WRONG = {
     "deletions are not listed": ("delete", "if shard.changed is not None:", "if False:", increments_know_what_is_gone),
     "all are inside the cut": ("delete", "shard.cut is None or shard.cut.includes(op)", "False",
                                increments_know_what_is_gone),
-    "lists grow for ever": ("bound_removed", "if len(removed) > max(MAX_REMOVED, len(shard)):", "if False:",
+    "lists grow for ever": ("bound_removed", "if len(removed) > max(MAX_REMOVED_KEYS, len(shard)):", "if False:",
                             long_lists_end_tracking),
     "lists of what is open end": ("bound_removed", "shard.pins or ", "", long_lists_end_tracking),
 }  # fmt: skip

@@ -35,7 +35,7 @@ def shuffled(pieces, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_records_in_pieces_come_back_in_order(seed, monkeypatch):
-    monkeypatch.setattr(spark_tasks, "PIECE", 50)
+    monkeypatch.setattr(spark_tasks, "PIECE_BYTES", 50)
     partitions = {0: list(range(100)), 2: [], 3: list("abcdefg"), 5: [None, {"x": 1}]}
     pieces = [piece for part, records in partitions.items() for piece in spark_tasks.record_pieces(part, records)]
     assert 50 < max(len(pickled) for _, (_, pickled) in pieces) < 150
@@ -48,7 +48,7 @@ def test_pieces_are_of_some_size_whatever_the_records_are():
     def lengths(records):
         return [len(pickle.loads(pickled)) for _, (_, pickled) in spark_tasks.record_pieces(0, records)]
 
-    assert lengths(bytes(spark_tasks.PIECE + n) for n in range(4)) == [1] * 4
+    assert lengths(bytes(spark_tasks.PIECE_BYTES + n) for n in range(4)) == [1] * 4
     assert lengths(range(10)) == [1, 2, 4, 3]
 
 

@@ -156,7 +156,7 @@ def test_what_is_refused() -> None:
 def test_rows_are_merged_as_ufuncs_do(how, parts, least) -> None:
     rows, expected = MergedRows(1, "f8", how), {}
     with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore"):
-        patch.setattr(merging, "MIN_MERGED", least)
+        patch.setattr(merging, "MIN_MERGED_ROWS", least)
         for part in parts:
             keys, values = np.array([key for key, _ in part], np.int64), np.array([[value] for _, value in part])
             rows.add(keys, values.reshape(len(part), 1))

@@ -24,11 +24,11 @@ except ImportError:  # Windows
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-__all__ = ["HUGE_PAGE", "PAGE", "BulkFile", "ahead", "is_local", "page_memory", "sync"]
+__all__ = ["HUGE_PAGE_BYTES", "PAGE_BYTES", "BulkFile", "ahead", "is_local", "page_memory", "sync"]
 
-PAGE = 4096  # bytes: a direct read or write begins at a multiple of this, in memory and in the file
-HUGE_PAGE = 2 << 20  # bytes
-BLOCK = 2 * HUGE_PAGE - PAGE  # bytes that are written at a time
+PAGE_BYTES = 4096  # a direct read or write begins at a multiple of this, in memory and in the file
+HUGE_PAGE_BYTES = 2 << 20
+BLOCK_BYTES = 2 * HUGE_PAGE_BYTES - PAGE_BYTES  # that are written at a time
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0 on a system without direct input and output
 
 
@@ -67,10 +67,10 @@ def page_memory(size: int) -> memoryview:
     processes of a fork, and a child has none of the large one: it lies in huge pages where the system has them, because
     the disk then gets one address for many bytes. A virtual disk takes a third of the time for that.
     """
-    nbytes = -(-size // PAGE) * PAGE + PAGE
-    if nbytes < HUGE_PAGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
+    nbytes = -(-size // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
+    if nbytes < HUGE_PAGE_BYTES // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return memoryview(mmap.mmap(-1, nbytes))
-    memory = mmap.mmap(-1, -(-nbytes // HUGE_PAGE) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, -(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_DONTFORK)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -132,7 +132,7 @@ class BulkFile:
         """Write the rest, unless there was an error."""
         if self._block is None:
             return
-        whole = self._filled // PAGE * PAGE
+        whole = self._filled // PAGE_BYTES * PAGE_BYTES
         if kind is None and whole:
             self._pass_on(self._block[:whole])
         _set_direct(self._file, on=False)
@@ -145,13 +145,13 @@ class BulkFile:
             if not self.direct:
                 self._file.write(view)
                 return
-            self._block = page_memory(BLOCK)[:BLOCK]
+            self._block = page_memory(BLOCK_BYTES)[:BLOCK_BYTES]
         while len(view):
-            part = view[: BLOCK - self._filled]
+            part = view[: BLOCK_BYTES - self._filled]
             end = self._filled + len(part)
             self._block[self._filled : end] = part
             self._filled, view = end, view[len(part) :]
-            if end == BLOCK:
+            if end == BLOCK_BYTES:
                 self._pass_on(self._block)
                 self._filled = 0
 
@@ -174,10 +174,10 @@ class BulkFile:
         EOFError
             The file ends earlier; the error says where.
         """
-        first = offset // PAGE * PAGE
+        first = offset // PAGE_BYTES * PAGE_BYTES
         end, done = offset - first + size, 0
         while done < end:
-            count = self._read_some(first + done, memory[done : -(-end // PAGE) * PAGE])
+            count = self._read_some(first + done, memory[done : -(-end // PAGE_BYTES) * PAGE_BYTES])
             if not count:
                 raise EOFError(f"ends at byte {first + done}")
             done += count
@@ -188,7 +188,7 @@ class BulkFile:
         if not self.direct:
             self._file.seek(offset)
             return self._file.readinto(view)
-        if offset % PAGE:
+        if offset % PAGE_BYTES:
             return 0  # a direct read ends inside a page only at the file's end
         try:
             return os.preadv(self._file.fileno(), [view], offset)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import numpy as np
 
-from dps.engine.checkpoints.local_disk import HUGE_PAGE, PAGE, BulkFile, ahead, is_local, page_memory, sync
+from dps.engine.checkpoints.local_disk import HUGE_PAGE_BYTES, PAGE_BYTES, BulkFile, ahead, is_local, page_memory, sync
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.recipes import Description
 from dps.errors import CheckpointError, InputError, MissingPackageError, needing
@@ -41,7 +41,7 @@ __all__ = ["Checksums", "FileRecord", "Piece", "ShardFile", "open_filesystem", "
 Piece: TypeAlias = "tuple[np.ndarray | int | tuple[int, int], np.ndarray]"
 
 # Read at a time, from a local disk and from elsewhere: with the rest of its pages, the former fits a huge page.
-LOCAL_READ_BYTES, REMOTE_READ_BYTES = HUGE_PAGE - PAGE, 8 << 20
+LOCAL_READ_BYTES, REMOTE_READ_BYTES = HUGE_PAGE_BYTES - PAGE_BYTES, 8 << 20
 UPLOAD_PART_BYTES = 64 << 20  # object stores take at most 10,000 parts of one file
 MAX_HEADER_BYTES = 1 << 20
 LEDGER = "ledger."

@@ -32,7 +32,7 @@ FLAGS = {PUSH: 0, ADD: frames.RULE_ADD, ASSIGN: frames.RULE_ASSIGN}
 NO_KEYS = np.empty(0, np.int64)
 MAX_ROWS = 1 << 31  # of data, that a push may stand for: fewer
 # The largest requests into which a call is cut: a server works for some milliseconds on one, and serves no other then.
-MOST_BYTES, MOST_PULLED, MOST_KEYS, MOST_DELETED = 1 << 24, 1 << 17, 1 << 15, 1 << 14
+MOST_BYTES, MOST_PULLED_KEYS, MOST_PUSHED_KEYS, MOST_DELETED_KEYS = 1 << 24, 1 << 17, 1 << 15, 1 << 14
 
 
 class TableRoute:
@@ -76,16 +76,16 @@ class TableTerms:
         at_once = spec.aggregate is None or not clocked  # else the servers sum, also repeats
         sums = at_once and spec.optimizer.repeats == "sum"
         self.clocked = clocked
-        self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_PULLED)
-        self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_PULLED)
-        self.deletion = core.Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED)
+        self.pull = core.Terms(*parts, frames.PULL, 0, False, True, False, MOST_PULLED_KEYS)
+        self.certified = core.Terms(*parts, frames.PULL, frames.CERTIFICATE, False, True, False, MOST_PULLED_KEYS)
+        self.deletion = core.Terms(*parts, frames.PUSH, frames.RULE_DELETE, True, False, False, MOST_DELETED_KEYS)
 
         def change(flags: int, answered: bool, merges: bool) -> core.Terms:
             # The user's code may refuse a push, and one that is refused has changed nothing. And if a key may come
             # twice, an answer to one part would lack what the next part changes.
             if isinstance(spec.optimizer, Custom) or (answered and not merges):
                 return core.Terms(form, epoch, chunk, frames.PUSH, flags, True, answered, merges)
-            return core.Terms(*parts, frames.PUSH, flags, True, answered, merges, MOST_KEYS)
+            return core.Terms(*parts, frames.PUSH, flags, True, answered, merges, MOST_PUSHED_KEYS)
 
         rules = [(PUSH, sums)] if spec.optimizer.derived else [(PUSH, sums), (ADD, False), (ASSIGN, False)]
         self.changes, self.replays = (

@@ -11,9 +11,9 @@ import numpy as np
 from dps.engine.wire import frames
 from dps.errors import DPSError, InputError, LimitError
 
-__all__ = ["COLLECT_LIMIT", "answer", "reduce"]
+__all__ = ["MAX_COLLECTED_BYTES", "answer", "reduce"]
 
-COLLECT_LIMIT = 1 << 24  # bytes of one trainer's part, and of the result, because collectives are for small arrays
+MAX_COLLECTED_BYTES = 1 << 24  # of one trainer's part, and of the result, because collectives are for small arrays
 NUMERIC_DTYPE: Any = re.compile("[<>|][biufc][0-9]{1,2}")  # the only dtypes taken, because numpy accepts many others
 REDUCTIONS: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 
@@ -31,8 +31,8 @@ def reduce(description: str, parts: dict[int, bytes]) -> bytes:
     try:
         call = frames.decode_json(description.encode())
         if call["op"] == "allgather":  # its parts may have any sizes, because `frames.pack_item` keeps the length
-            if (size := sum(map(len, parts.values()))) > COLLECT_LIMIT:
-                raise LimitError(f"a collective takes up to {COLLECT_LIMIT} bytes, not {size}: use a table")
+            if (size := sum(map(len, parts.values()))) > MAX_COLLECTED_BYTES:
+                raise LimitError(f"a collective takes up to {MAX_COLLECTED_BYTES} bytes, not {size}: use a table")
             return b"".join(parts[n] for n in sorted(parts))
         op, shape, dtype = call["op"], tuple(call["shape"]), np.dtype(NUMERIC_DTYPE.fullmatch(call["dtype"])[0])
         arrays = [np.frombuffer(parts[n], dtype, math.prod(shape)).reshape(shape) for n in sorted(parts)]

@@ -50,7 +50,7 @@ from typing import Any, Protocol
 import msgspec
 
 from dps import config
-from dps.engine.controller.collectives import COLLECT_LIMIT
+from dps.engine.controller.collectives import MAX_COLLECTED_BYTES
 from dps.engine.controller.run import ParkedRequest, Run, TrainerParty
 from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.coordination.meetings import Meeting
@@ -322,8 +322,10 @@ class Runs:
         run, trainer = self._party(connection)
         if run.elastic:
             raise InputError(f"the trainers of run {run.number} come and go: they cannot meet (barrier, allreduce)")
-        if len(body) > COLLECT_LIMIT:
-            raise LimitError(f"a collective takes up to {COLLECT_LIMIT} bytes a trainer, not {len(body)}: use a table")
+        if len(body) > MAX_COLLECTED_BYTES:
+            raise LimitError(
+                f"a collective takes up to {MAX_COLLECTED_BYTES} bytes a trainer, not {len(body)}: use a table"
+            )
         clock, number, call_bytes = Collect.of(header)
         call = bytes(body[:call_bytes]).decode(errors="replace").strip()
         place, now = (clock, number), self.now()

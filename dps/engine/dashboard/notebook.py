@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = [
-    "PATIENCE",
+    "PATIENCE_SECONDS",
     "CheckpointView",
     "ClocksView",
     "NotebookStatus",
@@ -34,7 +34,7 @@ __all__ = [
 __all__ += ["parameter_server_html", "summary"]
 
 TEMPLATE_PATHS.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates"))
-PATIENCE = 2.0  # seconds to wait for the controller's answer, and again for the servers' answers
+PATIENCE_SECONDS = 2.0  # to wait for the controller's answer, and again for the servers' answers
 
 
 def render(template: str, **values: object) -> str:
@@ -187,8 +187,8 @@ def parameter_server_html(ps: Handle) -> str:
     try:
         if ps.closed:
             return status_html(None, name=ps.name, trouble="closed")
-        status = msgspec.msgpack.decode(ps.connection.call("snapshot", callback_timeout=PATIENCE), type=Status)
-        status = msgspec.msgpack.decode(ps.connection.call("status", callback_timeout=PATIENCE), type=Status)
+        status = msgspec.msgpack.decode(ps.connection.call("snapshot", callback_timeout=PATIENCE_SECONDS), type=Status)
+        status = msgspec.msgpack.decode(ps.connection.call("status", callback_timeout=PATIENCE_SECONDS), type=Status)
     except Exception as error:  # a cell shows the error in its picture, and not as a traceback
         trouble = f"{type(error).__name__}: {error}"
     return status_html(status, name=ps.name, trouble=trouble, dashboard=link)

@@ -44,12 +44,12 @@ if TYPE_CHECKING:  # rich is optional, and imported where it draws
 __all__ = ["StatusOverview", "StatusView", "print_plain", "slowest_first", "split_bar"]
 
 GLYPHS = dict(zip(PARTS, "█▒·▓░", strict=True))  # can be told apart without colours, too
-WIDE = 120  # characters of a line from which there is room for more columns about each trainer
-MAX_METRIC_NAME = 12  # characters of a metric's name at the head of a column
+WIDE_LINE_LENGTH = 120  # characters of a line from which there is room for more columns about each trainer
+MAX_METRIC_NAME_LENGTH = 12  # characters of a metric's name at the head of a column
 MIN_ROWS = {"trainers": 4, "servers": 2, "tables": 1, "events": 2}  # of each section, if there is room for any
 MAX_ROWS = {"trainers": 24, "servers": 16, "tables": 16, "events": 8, "runs": 4}  # where the height is not bounded
 MAX_MACHINES = 4
-MAX_TABLE_NAME = 24  # characters
+MAX_TABLE_NAME_LENGTH = 24  # characters
 MAX_FINDINGS = 4
 
 
@@ -167,10 +167,10 @@ class StatusOverview:
 
     def _trainers(self, rows: int, width: int) -> Table:
         assert self.run is not None
-        wide = width >= WIDE
+        wide = width >= WIDE_LINE_LENGTH
         order, values = slowest_first(self.run), last_values(self.run)
         logged = learning_curve(self.run.logged) or "loss"
-        names = ["trainer", "state", "clock", "step", "keys/s", logged[:MAX_METRIC_NAME]]
+        names = ["trainer", "state", "clock", "step", "keys/s", logged[:MAX_METRIC_NAME_LENGTH]]
         names += ["clocks/s", "bytes/s", "cpu", "seen", "where"] if wide else []
         columns = grid(names, left=("trainer", "state", "where"), bar="where its time goes", place=3)
         more = len(order) > rows
@@ -208,7 +208,7 @@ class StatusOverview:
         return [*cells, TimeSplitBar(shares_of(self.run)[:, list(rest)].sum(1).tolist()), *map(line, numbers)]
 
     def _servers(self, rows: int, width: int) -> Table:
-        wide = width >= WIDE
+        wide = width >= WIDE_LINE_LENGTH
         names = ["server", "state", "cpu", "memory", "requests/s", "keys/s", "busy", "p50", "p99"]
         names += ["lag", "behind", "unconfirmed", "rows", "shards", "worker"] if wide else []
         columns = grid(names, left=("state", "worker"))
@@ -403,7 +403,7 @@ def finding_lines(findings: Sequence[Straggler]) -> Iterator[Text]:
 
 def shortened(name: str) -> str:
     """A table's name, cut if it is very long."""
-    return name if len(name) <= MAX_TABLE_NAME else f"{name[: MAX_TABLE_NAME - 3]}..."
+    return name if len(name) <= MAX_TABLE_NAME_LENGTH else f"{name[: MAX_TABLE_NAME_LENGTH - 3]}..."
 
 
 def packed(pieces: Sequence[str], width: int) -> Text:

@@ -21,7 +21,7 @@ from dask.utils import parse_timedelta
 from dps.engine.checkpoints.export import export
 from dps.engine.client.client import Client
 from dps.engine.client.ticket import Ticket
-from dps.engine.dashboard.notebook import PATIENCE, CheckpointView, held_text
+from dps.engine.dashboard.notebook import PATIENCE_SECONDS, CheckpointView, held_text
 from dps.engine.dashboard.report.report import report
 from dps.engine.dashboard.report.timeline import timeline
 from dps.engine.state.names import check_name
@@ -115,7 +115,7 @@ def write_report(call: Control, path: str | os.PathLike[str], run: int | None) -
     versions = {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
     held = ""
     with contextlib.suppress(DPSError):  # servers that do not answer are no reason to go without a report
-        held = held_text(msgspec.msgpack.decode(call("status", callback_timeout=PATIENCE), type=Status))
+        held = held_text(msgspec.msgpack.decode(call("status", callback_timeout=PATIENCE_SECONDS), type=Status))
     return write(path, report(history, versions, held).encode())
 
 

@@ -23,7 +23,7 @@ from dps.engine.client.client import Client
 from dps.engine.client.table import Keys, Table, TableLike
 from dps.engine.client.ticket import Ticket
 from dps.engine.dashboard.notebook import (
-    PATIENCE,
+    PATIENCE_SECONDS,
     NotebookStatus,
     TablesView,
     dashboard_link,
@@ -1157,14 +1157,14 @@ class ParameterServer:
         try:
             if self.closed:  # one that came by pickle attaches here
                 return f"<dps.ParameterServer {self.name!r} (closed)>"
-            description = self._connection.describe(PATIENCE)
+            description = self._connection.describe(PATIENCE_SECONDS)
         except DPSError as error:
             return f"<dps.ParameterServer {self.name!r} ({type(error).__name__})>"
         count = sum(server.alive for server in description.servers)
         plural = "" if count == 1 else "s"
         text = f"{count} server{plural} in {self._connection.scheduler_address()}"
         with contextlib.suppress(DPSError):  # the servers do not answer, and the controller does
-            answer = self._connection.call("status", callback_timeout=PATIENCE)
+            answer = self._connection.call("status", callback_timeout=PATIENCE_SECONDS)
             text += f", {held_text(msgspec.msgpack.decode(answer, type=Status))}"
         return f"<dps.ParameterServer {self.name!r}: {text}>"
 

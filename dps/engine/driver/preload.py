@@ -28,8 +28,8 @@ __all__ = ["dask_setup", "dask_teardown"]
 
 logger = logging.getLogger("distributed.dps.preload")
 
-AGAIN = 5.0  # seconds until a start that failed is tried again
-POLL = 0.1  # seconds between two looks whether the workers have come
+RETRY_SECONDS = 5.0  # until a start that failed is tried again
+POLL_SECONDS = 0.1  # between two looks whether the workers have come
 
 opening: dict[str, asyncio.Task] = {}  # by the scheduler's id
 
@@ -60,10 +60,10 @@ async def _open(scheduler: Scheduler, servers: int, copies: int, name: str) -> N
     controller = cast(Controller, scheduler.plugins[Controller.name])
     while name not in controller.sessions:
         while len(controller.cordon.workers()) < servers:
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(POLL_SECONDS)
         try:
             await controller.sessions.open(name, servers=servers, copies=copies, timeout=config.seconds("start"))
         except DPSError as error:
             logger.warning("parameter server %r does not start, and will be tried again: %s", name, error)
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RETRY_SECONDS)
     opening.pop(scheduler.id, None)

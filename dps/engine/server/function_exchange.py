@@ -39,9 +39,9 @@ __all__ = [
 
 HEAD = struct.Struct("<QQ")  # the bytes of a message, and how many descriptors come with it
 MAX_DESCRIPTORS = 2
-ALIGNMENT = 64  # bytes, a line of the processor's cache
+ALIGNMENT_BYTES = 64  # a line of the processor's cache
 KEPT_BYTES = 1 << 27  # of a file in memory, from one call to the next
-ROOM = 1.25  # by which a file grows beyond what is needed
+ROOM_FACTOR = 1.25  # by which a file grows beyond what is needed
 
 
 class ArrayPlace(msgspec.Struct, array_like=True, frozen=True):
@@ -136,7 +136,7 @@ class Pages:
     def _grown(self, nbytes: int) -> int:
         if nbytes <= self.size:
             return self.size
-        return -(-int(nbytes * ROOM) // mmap.PAGESIZE) * mmap.PAGESIZE
+        return -(-int(nbytes * ROOM_FACTOR) // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def put(self, arrays: Sequence[np.ndarray | None]) -> list[ArrayPlace | None]:
         """Copy arrays into the file, one behind the other, from its beginning; where they lie."""
@@ -171,7 +171,7 @@ class Pages:
 
 def padded_size(nbytes: int) -> int:
     """Bytes that an array takes in a file."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def send(connection: socket.socket, message: msgspec.Struct, pages: Sequence[Pages] = ()) -> None:

@@ -25,7 +25,7 @@ __all__ = ["FunctionThread", "Outcome", "Runner", "TimeIsOver"]
 GRACE_SECONDS = 1.0  # after the exception, until a function is abandoned
 KEPT_BYTES = 1 << 28  # of freed memory
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-MAX_MMAP_THRESHOLD = 1 << 25  # glibc takes no more
+MAX_MMAP_THRESHOLD_BYTES = 1 << 25  # glibc takes no more
 MAX_ABANDONED = 4  # functions; then the server takes no more
 
 
@@ -235,7 +235,7 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt  # of glibc
     except (AttributeError, OSError, TypeError):
         return
-    mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+    mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD_BYTES)
     mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 

@@ -66,7 +66,7 @@ MAX_DROPPED = 1024  # tables whose numbers are remembered, because a call that m
 SETTLE_SHARE = 0.5  # of dps.timeouts.silence, for which the controller waits, that a server waits until copies settle
 
 T = TypeVar("T")
-MAX_REASON = 1000  # characters of an error, in a message to the controller
+MAX_REASON_LENGTH = 1000  # characters of an error, in a message to the controller
 
 
 class Settled(NamedTuple):
@@ -174,7 +174,7 @@ class ServerRole:
         if not self.stopped:
             logger.critical("server %d ends, because a change of its replicas broke off", self.number, exc_info=error)
             self.stopped = True
-            self.heartbeat.fail(why[:MAX_REASON])
+            self.heartbeat.fail(why[:MAX_REASON_LENGTH])
             self.functions.close()
             self.large.close()
             self.relay.close()

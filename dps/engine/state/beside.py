@@ -22,14 +22,14 @@ from dps.engine.state.shard import Shard, takes_memory
 
 __all__ = ["MadeBeside", "forget", "gone_of", "is_large", "worth_it"]
 
-LARGE = 1 << 18  # rows of a request, whose shards change in one turn of a server's loop: about 30 ms of work
-OF_DELETION = 8  # a row that goes makes as much work as so many others
+LARGE_ROWS = 1 << 18  # of a request, whose shards change in one turn of a server's loop: about 30 ms of work
+ROWS_PER_DELETION = 8  # a row that goes makes as much work as so many others
 COPIED_PER_ROW = 64  # rows that are copied for each row of an op, at most: a copy then costs no more than the op
 
 
 def is_large(changed: int, deleted: int) -> bool:
     """Whether a request that changes and deletes so many rows may be worth copies of its shards."""
-    return changed + OF_DELETION * deleted >= LARGE
+    return changed + ROWS_PER_DELETION * deleted >= LARGE_ROWS
 
 
 class MadeBeside:

@@ -70,7 +70,7 @@ from dps.errors import FunctionError, InputError, KeyRangeError, LimitError
 
 __all__ = [
     "ADD_KERNEL",
-    "FREED_AT_ONCE",
+    "KEYS_FREED_AT_ONCE",
     "NO_INDEX",
     "NO_NUMBERS",
     "DenseShard",
@@ -821,7 +821,7 @@ class KeyedShard(Shard):
 
     def tidy(self) -> None:
         if self.is_untidy:
-            free_vacant(self, FREED_AT_ONCE)
+            free_vacant(self, KEYS_FREED_AT_ONCE)
 
     def select(self, keys: np.ndarray | None, start: int, stop: int) -> Selected:
         if keys is None:
@@ -883,10 +883,10 @@ def has_its_memory(array: np.ndarray) -> bool:
 
 # ---- Deletion: rows of a keyed shard that go, and the memory that they give back
 
-FREED_AT_ONCE = 1 << 14  # keys: 3 ms of work
-COMPACT_AT = 1024  # free rows: fewer are not worth moving others
+KEYS_FREED_AT_ONCE = 1 << 14  # 3 ms of work
+COMPACT_AT_ROWS = 1024  # free rows: fewer are not worth moving others
 MAX_LISTS = 64  # of keys that were deleted since the base: more become one
-MAX_REMOVED = 1 << 16  # such keys: if there are more of them than of rows, too, the next checkpoint is a full one
+MAX_REMOVED_KEYS = 1 << 16  # such keys: if there are more of them than of rows, too, the next checkpoint is a full one
 
 
 def delete(shard: KeyedShard, op: Op) -> None:
@@ -905,7 +905,7 @@ def delete(shard: KeyedShard, op: Op) -> None:
         (shard.removed if is_inside else shard.removed_later).append(keys)
     shard.run_on_rows(op._replace(keys=keys, values=np.empty((len(keys), 0), shard.rows.dtype)), index, 0)
     vacate(shard, keys)
-    free_vacant(shard, FREED_AT_ONCE + len(keys))
+    free_vacant(shard, KEYS_FREED_AT_ONCE + len(keys))
     bound_removed(shard)
 
 
@@ -938,7 +938,7 @@ def bound_removed(shard: KeyedShard) -> None:
         return
     removed = distinct(np.concatenate(shard.removed))
     shard.removed = [removed]
-    if len(removed) > max(MAX_REMOVED, len(shard)):
+    if len(removed) > max(MAX_REMOVED_KEYS, len(shard)):
         shard.changed, shard.removed = None, []
 
 
@@ -958,7 +958,7 @@ def free_vacant(shard: KeyedShard, most: int) -> None:
         keys, index = keys[index >= 0], index[index >= 0]  # a key may be listed twice
         shard.index.remove(keys[shard.vacant[index] != 0])
     free = shard.end - len(shard.index)
-    if not shard.deleted and free >= COMPACT_AT and free > shard.end // 2:
+    if not shard.deleted and free >= COMPACT_AT_ROWS and free > shard.end // 2:
         compact(shard)
 
 

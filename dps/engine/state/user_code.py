@@ -26,7 +26,7 @@ __all__ = ["MAX_BYTES", "UserCode", "add_code", "code_of_function", "last_lines"
 
 MAX_BYTES = 1 << 20  # of the code: it is part of the table's definition, which each client is told
 TRACEBACK_LINES = 6  # that an error tells of the user's traceback
-MAX_TEXT = 1500  # characters of them: the text of an error frame is limited
+MAX_TEXT_LENGTH = 1500  # characters of them: the text of an error frame is limited
 
 
 class UserCode(NamedTuple):
@@ -137,4 +137,7 @@ def code_of_function(function: object) -> str:
 def last_lines(error: BaseException) -> str:
     """What an error says, and the end of its traceback."""
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return f"{type(error).__name__}: {error}\n"[:MAX_TEXT] + "\n".join(lines[-TRACEBACK_LINES:])[-MAX_TEXT // 2 :]
+    return (
+        f"{type(error).__name__}: {error}\n"[:MAX_TEXT_LENGTH]
+        + "\n".join(lines[-TRACEBACK_LINES:])[-MAX_TEXT_LENGTH // 2 :]
+    )

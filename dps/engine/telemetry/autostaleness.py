@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AutoStaleness"]
 
-MUCH_WAITING, NEGLIGIBLE_WAITING = 0.10, 0.02  # parts of the trainers' time
+MUCH_WAITING_SHARE, NEGLIGIBLE_WAITING_SHARE = 0.10, 0.02  # parts of the trainers' time
 STEP_SECONDS = 5.0  # least time between two steps
 CALM_STEPS = 4  # a step down comes after negligible waiting for so many times STEP_SECONDS
-MIN_BACKOFF, MAX_BACKOFF = 8, 64  # back-off after a wrong step, in times of STEP_SECONDS
+MIN_BACKOFF_STEPS, MAX_BACKOFF_STEPS = 8, 64  # back-off after a wrong step, in times of STEP_SECONDS
 LASTING_SECONDS = 5.0  # a network that is slow for longer is no delay that staleness absorbs
 MAX_LOSSES, MIN_LOSSES = 24, 4  # values of the loss that are kept; values that are needed to judge
 SLOPE_SHARE = 0.25  # part of the earlier slope that the loss must keep, because loss curves flatten anyway
@@ -68,7 +68,7 @@ class AutoStaleness:
         self._losses: collections.deque[tuple[float, float]] = collections.deque(maxlen=MAX_LOSSES)  # since that step
         self._before: np.ndarray | None = None  # the losses before that step, if it was up
         self._next = {1: -math.inf, -1: -math.inf}  # step -> when it is allowed again
-        self._backoff = {1: MIN_BACKOFF, -1: MIN_BACKOFF}
+        self._backoff = {1: MIN_BACKOFF_STEPS, -1: MIN_BACKOFF_STEPS}
 
     def update(self, now: float, waiting_share: float, loss: float | None, findings: Sequence[Finding]) -> int:
         """Choose the staleness from now on. The monitor calls this about once a second.
@@ -85,7 +85,7 @@ class AutoStaleness:
         """
         if self._changed is None:
             self._changed = self._waited = now
-        if waiting_share > NEGLIGIBLE_WAITING:
+        if waiting_share > NEGLIGIBLE_WAITING_SHARE:
             self._waited = now
         if loss is not None and math.isfinite(loss) and (not self._losses or self._losses[-1][1] != loss):
             self._losses.append((now, loss))
@@ -96,7 +96,7 @@ class AutoStaleness:
             self._go(-1, now)
             self._back_off(1, now)
         elif (
-            waiting_share > MUCH_WAITING
+            waiting_share > MUCH_WAITING_SHARE
             and now >= self._next[1]
             and self.value < self.maximum
             and _absorbable(findings, now)
@@ -116,7 +116,7 @@ class AutoStaleness:
     def _back_off(self, step: int, now: float) -> None:
         """The last step in this direction was wrong: the next one has to wait."""
         self._next[step] = now + self._backoff[step] * self.seconds
-        self._backoff[step] = min(2 * self._backoff[step], MAX_BACKOFF)
+        self._backoff[step] = min(2 * self._backoff[step], MAX_BACKOFF_STEPS)
         self._step = 0
 
 

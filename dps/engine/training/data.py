@@ -16,7 +16,7 @@ from dps.errors import InputError, InputTypeError
 
 __all__ = ["ByPartition", "Shares", "by_partition", "partitions", "share"]
 
-REMEMBERED = 64  # assignments, of the data that was trained on last
+REMEMBERED_ASSIGNMENTS = 64  # of the data that was trained on last
 
 
 def partitions(client: Client, data: Data) -> list[tuple[Future, ...]]:
@@ -146,7 +146,7 @@ class Shares:
         with self._lock:
             before = self._before.pop(name, shares)
             chosen = self._before[name] = before if local(before) >= local(shares) else shares
-            while len(self._before) > REMEMBERED:
+            while len(self._before) > REMEMBERED_ASSIGNMENTS:
                 self._before.popitem(last=False)
         return [list(parts) for parts in chosen]
 

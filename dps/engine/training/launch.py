@@ -31,10 +31,10 @@ from dps.errors import DPSError, InputError, TooFewWorkersError, by_name, told
 
 __all__ = ["RunOptions", "begin", "launch", "resumed"]
 
-POLL = 0.05  # seconds between two looks at the trainers' tasks, once a run is a second old,
-SHOW = 0.25  # at their clocks,
-LOOK = 2.0  # and, while no trainer is missing, at their workers
-LATE = 1.0  # seconds that a trainer's own error may arrive after it has left
+POLL_SECONDS = 0.05  # between two looks at the trainers' tasks, once a run is a second old,
+SHOW_SECONDS = 0.25  # at their clocks,
+LOOK_SECONDS = 2.0  # and, while no trainer is missing, at their workers
+LATE_SECONDS = 1.0  # that a trainer's own error may arrive after it has left
 
 assignments = Shares()  # which trainer had which partitions, in all runs of this process
 
@@ -197,14 +197,14 @@ def watch(tasks: Tasks, progress: Callable[[], RunStatus], stop: Callable[[str],
         if tasks.ended():
             raise_first(tasks, progress, stop)
         now = time.monotonic()
-        if now - shown > SHOW:
+        if now - shown > SHOW_SECONDS:
             shown, seen = now, progress()
             bar.show(seen)
             if seen.stopped is not None:
                 raise_first(tasks, progress, stop)
             joined = sum(seen.trainers[seat.number].attempts > 0 for seat in tasks.seats)
             late = joined < len(tasks.seats)
-            if late or tasks.among(seen.lost) or now - looked > LOOK:
+            if late or tasks.among(seen.lost) or now - looked > LOOK_SECONDS:
                 looked = now
                 tasks.look()
             if late and now - began > config.seconds("join"):
@@ -213,7 +213,7 @@ def watch(tasks: Tasks, progress: Callable[[], RunStatus], stop: Callable[[str],
                     f"{joined} of {len(tasks.seats)} trainers have joined within {config.seconds('join'):g} s "
                     f"(dps.timeouts.join); their workers may be busy with other tasks, or gone: {missing}"
                 )
-        time.sleep(min(POLL, max(now - began, 0.02) / 20))  # a run is known to be over soon after its end
+        time.sleep(min(POLL_SECONDS, max(now - began, 0.02) / 20))  # a run is known to be over soon after its end
     if tasks.ended():
         raise_first(tasks, progress, stop)
     bar.show(progress())
@@ -228,10 +228,10 @@ def raise_first(tasks: Tasks, progress: Callable[[], RunStatus], stop: Callable[
         tasks.own_error()
         seen = progress()
         if not tasks.among(seen.connected):
-            until = min(until, time.monotonic() + LATE)  # no trainer is left that could say more
+            until = min(until, time.monotonic() + LATE_SECONDS)  # no trainer is left that could say more
         if time.monotonic() > until:
             break
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     raise by_name(str(seen.stopped_by))(f"{seen.stopped}{tasks.trouble()}")  # why it was stopped, first by whomsoever
 
 
@@ -243,6 +243,6 @@ def end(tasks: Tasks, stop: Callable[[], None], progress: Callable[[], RunStatus
         tasks.cancel()
         until = time.monotonic() + config.seconds("stop")
         while tasks.among(progress().connected) and time.monotonic() < until:
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
     except Exception:
         pass  # the first error is the one to raise

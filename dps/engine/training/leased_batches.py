@@ -33,7 +33,7 @@ __all__ = ["FetchablePartitions", "LeasedBatches"]
 logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 0.05  # between two questions whether a portion is still wanted
-CROWD = 1000  # trainers; of more, each asks more rarely
+CROWD_TRAINERS = 1000  # of more, each asks more rarely
 POLL_SECONDS = 0.2  # between two looks for a partition that is fetched
 MAX_TRIES = 5  # to fetch a partition that no other trainer may be able to work on
 
@@ -114,7 +114,7 @@ class LeasedBatches:
         self._without: set[int] = set()  # partitions that could not be fetched,
         self._failures: Counter[int] = Counter()  # and how often
         self._asked = 0.0  # when the controller was asked last whether a portion is still wanted
-        self._pause = ASK_SECONDS * max(1.0, participant.trainers / CROWD)
+        self._pause = ASK_SECONDS * max(1.0, participant.trainers / CROWD_TRAINERS)
 
     def iterate(
         self,

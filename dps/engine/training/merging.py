@@ -23,7 +23,7 @@ from dps.errors import InputError, KeyRangeError
 
 __all__ = ["MergedRows", "Merging", "check_range", "flat_keys", "flat_rows"]
 
-MIN_MERGED = 1 << 12  # rows that wait before they are merged, so that small additions cost little
+MIN_MERGED_ROWS = 1 << 12  # that wait before they are merged, so that small additions cost little
 CALL_BYTES = 1 << 22  # of keys and values that a call of `combine` has
 
 
@@ -79,7 +79,7 @@ class MergedRows:
         """Take values [m, dim] for keys; both are copied."""
         self._parts.append((keys.copy(), values.copy()))
         self._waiting += len(keys)
-        if self._waiting > max(MIN_MERGED, self._distinct):
+        if self._waiting > max(MIN_MERGED_ROWS, self._distinct):
             self.merged()
 
     def merged(self) -> tuple[np.ndarray, np.ndarray]:

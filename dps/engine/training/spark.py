@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadWith", "elastic", "is_spark", "launch"]
 
-SHOW = 0.25  # seconds between two looks at the trainers' clocks
+SHOW_SECONDS = 0.25  # between two looks at the trainers' clocks
 CHECK = "spark.scheduler.barrier.maxConcurrentTasksCheck"
 
 
@@ -290,7 +290,7 @@ class Work:
         """The run was stopped: let its trainers end by themselves, then have Spark end them. No trainer pushes any
         more."""
         until = time.monotonic() + config.seconds("stop")
-        while not self.over(SHOW) and connected() and time.monotonic() < until:
+        while not self.over(SHOW_SECONDS) and connected() and time.monotonic() < until:
             pass
         if not self.over(0):
             self._where.cancel(self._tag)
@@ -300,7 +300,7 @@ class Work:
 def watch(work: Work, progress: Callable[[], RunStatus], numbers: set[int], bar: ProgressBar) -> list[Result]:
     """Wait for the job; the results of all trainers, or the error that began it."""
     stopped = None
-    while not work.over(SHOW):
+    while not work.over(SHOW_SECONDS):
         seen = progress()
         bar.show(seen)
         if seen.stopped is not None:  # by one of us, whose error is about to arrive, or by another caller

@@ -52,8 +52,8 @@ __all__ = [
     "train_frames",
 ]
 
-PIECE = 1 << 20  # bytes of records that travel together, about
-LOOK = 0.5  # seconds between two questions after a successor
+PIECE_BYTES = 1 << 20  # of records that travel together, about
+LOOK_SECONDS = 0.5  # between two questions after a successor
 pool = Pool()  # the connections of this process, which outlive its tasks
 
 Read = Callable[[int, Iterator[Batch]], list[Partition]]  # the partitions of a trainer, out of what Spark hands over
@@ -207,7 +207,7 @@ def _linger_if_replaced(job: SparkJob, number: int, incarnation: int) -> None:
                     f"trainer {number}: attempt {incarnation} was replaced by attempt {latest.incarnation} (which "
                     f"is {latest.state!r} now), and still Spark waits for this one: it is to begin another"
                 )
-            time.sleep(LOOK)
+            time.sleep(LOOK_SECONDS)
 
 
 def _portable(error: Exception, number: int) -> Exception:
@@ -248,7 +248,7 @@ def record_pieces(index: int, records: Iterable[Batch]) -> Iterator[tuple[int, t
     while found := list(islice(records, count)):
         piece = cloudpickle.dumps(found)
         yield index, (number, piece)
-        number, count = number + 1, 2 * count if len(piece) < PIECE else max(1, count // 2)
+        number, count = number + 1, 2 * count if len(piece) < PIECE_BYTES else max(1, count // 2)
 
 
 def frame_pieces(batches: Iterator[Batch]) -> Iterator[Batch]:

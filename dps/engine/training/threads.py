@@ -12,7 +12,7 @@ from dps.errors import DPSError, TooFewWorkersError
 __all__ = ["Threads"]
 
 TRIES = 5  # because the tasks of a run that has just ended may still be on their threads
-PAUSE = 0.25  # seconds between two tries
+PAUSE_SECONDS = 0.25  # between two tries
 
 
 class Threads:
@@ -55,8 +55,8 @@ class Threads:
             if not found["later"]:
                 break
             if tries < TRIES:
-                time.sleep(PAUSE)
-        many = f" ({tries} tries within {PAUSE * (tries - 1):g} s)" if tries > 1 else ""
+                time.sleep(PAUSE_SECONDS)
+        many = f" ({tries} tries within {PAUSE_SECONDS * (tries - 1):g} s)" if tries > 1 else ""
         if found["free"]:
             raise TooFewWorkersError(
                 f"{trainers} trainers asked for and {found['free']} threads are free for them{many}: "
