@@ -12,6 +12,7 @@ from servers import Servers, held, wait_until
 
 import dps
 from dps.engine.client.functions import FunctionCaller
+from dps.engine.server import functions
 from dps.engine.server.changes import Changes
 from dps.engine.server.functions import FunctionCalls, Hold
 from dps.engine.state.ops import TableSpec
@@ -400,7 +401,7 @@ WRONG = {
                         lambda: scene(test_pushes_wait_and_pulls_do_not, 40)),
     "applied before all are prepared": (
         FunctionCalls, "_prepare", "hold.effects = effects",
-        "hold.effects = []; [m.replica.shard.apply(op_of(hold.header, m.effect, None)) for m in effects]",
+        "hold.effects = []; [m.replica.shard.apply(op_of(hold.header, m.effect, None, m.replica)) for m in effects]",
         lambda: scene(test_a_part_that_fails_leaves_all_rows_of_all_servers, True, 1)),
     "a repeat counts twice": (FunctionCalls, "_apply", "op_of(header, made", "op_of(header._replace(trainer=0), made",
                               lambda: scene(test_a_lost_answer_counts_once, [0, 0, 0, 0])),
@@ -409,7 +410,7 @@ WRONG = {
                                lambda: scene(test_a_rehearsal_changes_nothing)),
     "other rows forwarded": (Changes, "_pass_on", "op.keys, op.values, owed", "op.keys, op.values + 1, owed",
                              lambda: test_copies_have_the_same_bits(False)),
-    "rows on their way change": (FunctionCalls, "_apply", "made._replace(rows=made.rows.view())", "made",
+    "rows on their way change": (functions, "op_of", "op._replace(values=op.values.view())", "op",
                                  lambda: scene(test_what_is_on_its_way_to_a_copy_does_not_change_with_the_rows)),
     "view not detached": (Hold, "take_back", "replica.shard.detach()", "pass",
                           lambda: scene(test_views_that_a_function_keeps_stay_as_they_were)),

@@ -244,8 +244,8 @@ WRONG = {  # and where to look first
             (
                 shard_module,
                 "clear",
-                "shard.vacant, shard.vacancies = None, 0",
-                "shard.vacant, shard.vacancies = None, 0; shard.ledger = type(shard.ledger)()",
+                "shard.vacant, shard.vacancies, shard.deleted = None, 0, []",
+                "shard.vacant, shard.vacancies, shard.deleted = None, 0, []; shard.ledger = type(shard.ledger)()",
             )
         ],
         [38],

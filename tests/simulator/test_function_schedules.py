@@ -36,7 +36,7 @@ WRONG = {  # and where to look first
     ),
     "it does not notice that an effect counts already": (
         [
-            (FunctionWork, "__call__", "rows.shard in self._repeated", "False"),
+            (FunctionWork, "__call__", "rows.shard in self.repeated", "False"),
             (module, "op_of", "*stamp)", "*(0, 0, 0))"),
         ],
         [],
