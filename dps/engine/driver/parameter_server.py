@@ -1113,7 +1113,7 @@ class ParameterServer:
 
         Examples
         --------
-        >>> import tempfile
+        >>> import json, tempfile
         >>> def train(trainer, partitions):
         ...     for keys in trainer.iterate(partitions, epochs=20):
         ...         trainer.push("w", keys, 1)
