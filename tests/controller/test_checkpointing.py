@@ -140,7 +140,7 @@ def make_tables(ps, **options):
 
 
 def begin(pool, ps, staleness=2, clocks=CLOCKS, **options):
-    data = ps.dask_client.scatter([0, 1, 2])
+    data = ps.dask_client.scatter([0, 1, 2], hash=False)  # else Dask may still be forgetting those of the run before
     return pool.submit(ps.run, count_keys, data, staleness=staleness, args=(clocks,), progress=False, **options)
 
 
