@@ -28,13 +28,17 @@ def double(rows):
 
 
 class Gate:
-    """A runner whose work waits until it may begin."""
+    """A runner whose ops wait until they may begin. Memory that is given back in its thread is no op."""
 
     def __init__(self, endpoint):
         self._endpoint, self.go_on, self.waiting = endpoint, threading.Event(), 0
         self.go_on.set()
 
     def run(self, work, seconds, done) -> None:
+        if done.__name__ == "_nothing":
+            work()
+            return
+
         def begin() -> None:
             self.waiting += 1
             self.go_on.wait(100)
