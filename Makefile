@@ -12,9 +12,9 @@ PIP := $(PY) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 EXTRAS ?= dev,bench
 PYTEST := $(PY) -m pytest
-# Two at a time: most tests wait for processes to start. Tests of one file stay together and share its clusters, and files
-# come in the order of tests/conftest.py.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Three at a time on two processors, because many tests wait for processes. Tests of one file stay together and share its
+# clusters, and files come in the order of tests/conftest.py.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Python may be told to keep no bytecode; then each of the thousands of processes of the tests would compile dps anew.
 export PYTHONDONTWRITEBYTECODE :=

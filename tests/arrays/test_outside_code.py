@@ -28,6 +28,7 @@ def outcomes() -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: f"{trial.package}.{trial.name}")
 def test_outside_code_gives_what_it_gives_on_numpy(trial: Trial, outcomes):
     if not installed(trial.package):

@@ -255,6 +255,7 @@ CALLS = ["allgather", "allreduce", "push", "pull", "barrier"]
 SECOND_ORDER = {"p": 0.5, "q": 2.0, "weights": WEIGHTS, "num_walks": 8}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("share", [0, 0.5, 0.999], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("call", CALLS)

@@ -301,6 +301,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.thorough
 @parametrize_with_checks(
     [LogisticRegression(aggregate=True, batch_size=10, epochs=10, learning_rate=0.3)],
     expected_failed_checks=lambda estimator: EXPECTED,

@@ -126,6 +126,7 @@ def test_the_manifest_has_the_form_that_the_operator_asks_for(kind):
     assert [error.message for error in validator(kind).iter_errors(document)] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import resource
 import time
 
@@ -255,7 +256,7 @@ def test_large_frames_touch_no_fresh_pages(verb: str) -> None:
 @on_linux
 def test_fresh_pages_would_be_noticed(monkeypatch) -> None:
     def take(buffer: Buffer, nbytes: int) -> np.ndarray:
-        buffer._bytes = np.empty(nbytes, np.uint8)
+        buffer._bytes = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)  # not what the C library has kept
         return buffer._bytes
 
     monkeypatch.setattr(Buffer, "take", take)

@@ -149,6 +149,7 @@ def servers():
             yield servers, client
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("role", [STRANGER, CLIENT, SERVER])
 @pytest.mark.parametrize("table", ["dense", "keyed"])
 def test_a_server_carries_out_nothing_else(servers, role: str, table: str, caplog) -> None:
