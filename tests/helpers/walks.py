@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import dps
 import dps.engine
 
-__all__ = ["LEFT_OUT", "Recorder", "Seen", "walks"]
+__all__ = ["LEFT_OUT", "Recorder", "Seen", "files_of_fit", "walks"]
 
 PACKAGE = str(Path(dps.engine.__file__).parent) + "/"
 KEYS = np.arange(0, 1000, 7)
@@ -162,3 +163,35 @@ def walks() -> tuple[dict[str, set[str]], dict[str, dict[str, Seen]]]:
         failover = RECORDER.record(fail, without=f"dps-server-{ps.name}-0")
     must = {name: beyond(seen, idle) for name, seen in TRAINERS.items()}
     return {**must, "failover": beyond(failover, ordinary)}, {**TRAINERS, "failover": failover}
+
+
+def files_of_fit() -> set[str]:
+    """The files of dps.models that a fit runs through, in the driver and in its trainer, up to the first pull."""
+    import dask.array as da
+
+    from dps import models
+
+    root, seen, pulled = str(Path(dps.__file__).parent) + "/", set(), threading.Event()
+
+    def note(frame: FrameType, event: str, arg: Any) -> None:
+        file = frame.f_code.co_filename
+        if event != "call" or pulled.is_set() or not file.startswith(root):
+            return
+        if file.startswith(root + "models/"):
+            seen.add(file.removeprefix(root))
+        elif file.endswith("training/trainer.py") and frame.f_code.co_name.startswith("pull"):
+            pulled.set()
+
+    options: dict[str, Any] = {"servers": 1, "trainers": 1, "processes": False, "dashboard_address": None}
+    with dps.LocalCluster(**options) as cluster, dps.ParameterServer(cluster) as ps:
+        X = da.random.default_rng(0).normal(size=(1000, 5), chunks=(500, 5)).persist()
+        model = models.LogisticRegression(client=ps, solver="adagrad", epochs=1, progress=False)
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            model.fit(X, (X[:, 0] > 0).astype(int))
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        model.forget()
+    return seen

@@ -98,5 +98,18 @@ def test_the_page_says_how_long_a_walk_is(name):
     assert f"A {name} walks through {WALKS[name]} files" in " ".join(PAGE.read_text().split())
 
 
+FIT = 13  # files of the library before the first pull: lower it when the walk gets shorter
+
+
+def test_a_fit_walks_through_the_files_that_the_page_names():
+    (section,) = re.findall(r"^## The walk of a fit\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+    files = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.M)
+    seen = walks.files_of_fit()
+    assert len(seen) > 8, "the recorder sees a fit"
+    assert sorted(files) == sorted(seen)
+    assert len(files) == FIT
+    assert f"A fit walks through {FIT} files" in section
+
+
 def test_what_a_walk_leaves_out_exists():
     assert not [file for file in walks.LEFT_OUT if not (ROOT / "dps" / "engine" / file).exists()]
