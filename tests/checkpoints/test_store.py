@@ -592,7 +592,6 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.quick(5)
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong[0]}: {wrong[2]}")
 def test_wrong_variants_are_caught(wrong, monkeypatch, tmp_path, faulty, caplog):
     caplog.set_level(logging.CRITICAL)

@@ -187,6 +187,7 @@ def threads_of_libraries():
     return [os.environ.get(f"{name}_NUM_THREADS") for name in ("OMP", "OPENBLAS", "MKL")]
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_processes(capfd):
     with LocalCluster(servers=1, trainers=2, dashboard_address=None) as cluster, Client(cluster) as client:

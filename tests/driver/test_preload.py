@@ -118,6 +118,7 @@ def test_preload_refuses_more_copies_than_servers(caplog):
     assert "--copies 2 of each row need as many servers, not 1" in caplog.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("args", "pattern"),
     [

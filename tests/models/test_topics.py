@@ -620,6 +620,7 @@ def test_what_a_fitted_model_refuses(ps):
         ours(ps).fit(dask.bag.from_sequence([1, 2]))
 
 
+@pytest.mark.thorough
 @parametrize_with_checks([models.LatentDirichletAllocation(2, max_iter=2, progress=False)])
 def test_the_checks_of_scikit_learn(estimator, check):
     check(estimator)

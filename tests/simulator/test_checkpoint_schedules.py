@@ -131,7 +131,6 @@ WRONG = {
 }
 
 
-@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_caught(monkeypatch, name):
     assert_caught(monkeypatch, WRONG[name], check_checkpoints, range(600))

@@ -213,6 +213,7 @@ def test_base_and_increments(spec: TableSpec, data) -> None:
     play(data.draw, spec, chain=True)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("rows", [None, 13])
 @pytest.mark.parametrize("aggregate", [None, "mean"])
 @pytest.mark.parametrize("optimizer", FLOAT_OPTIMIZERS, ids=repr)

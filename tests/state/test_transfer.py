@@ -65,6 +65,7 @@ def test_any_interleaving(spec: TableSpec, data) -> None:
     play(data.draw, spec)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("rows", [None, 13])
 @pytest.mark.parametrize("aggregate", [None, "mean"])
 @pytest.mark.parametrize("optimizer", FLOAT_OPTIMIZERS, ids=repr)

@@ -83,6 +83,7 @@ class Parts:
         return self.ps.run(killing, self.pieces, args=(plan, function, self.pid, self.pulls), staleness=staleness)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [None, 40], ids=["lloyd", "minibatches"])
 def test_the_centers_are_those_of_undisturbed_servers(ps, pieces, size):
     starts = ROWS[:CLUSTERS].astype(float)

@@ -103,6 +103,7 @@ if __name__ == "__main__":  # so that no worker process has the class, although 
 """
 
 
+@pytest.mark.thorough
 def test_a_class_of_a_script_steps_on_servers_and_after_a_restore(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
