@@ -38,7 +38,7 @@ Learnt = TypeVar("Learnt")
 
 
 class HeldServers(NamedTuple):
-    """Servers that a model uses beyond a call of `fit`, until it is closed or forgotten."""
+    """Servers that a model goes on to use after `fit` or `partial_fit` has returned, until `close` or `forget`."""
 
     ps: dps.ParameterServer
     ours: bool  # the model has started them, so that they end with it
@@ -49,23 +49,21 @@ class ServerModel(BaseEstimator, Generic[Learnt]):
     """An estimator that trains on a parameter server."""
 
     RULES: ClassVar[Rules] = {"servers": Whole()}  # what settings may be; a subclass adds its own
-    STATE: ClassVar[tuple[str, ...]] = (
-        "_learnt",
-        "_tables",
-        "_place",
-    )  # beside public attributes
+    # The private attributes of a fitted model, which `forget` removes together with those that end with "_".
+    STATE: ClassVar[tuple[str, ...]] = ("_learnt", "_tables", "_held")
     client: ClusterLike
     servers: int
     _learnt: Learnt | None = None
     _tables: ModelTables | None = None
-    _place: HeldServers | None = None
+    _held: HeldServers | None = None
 
     def check(self) -> None:
         """Refuse impossible settings before any server starts."""
         for name, rule in self.rules().items():
             refuse_other(name, getattr(self, name), rule)
-        if getattr(self, "aggregate", False) and getattr(self, "staleness", 0) != 0:
-            raise InputError(f"aggregate=True needs staleness=0, not {self.get_params(deep=False)['staleness']!r}")
+        staleness = getattr(self, "staleness", 0)
+        if getattr(self, "aggregate", False) and staleness != 0:
+            raise InputError(f"aggregate=True needs staleness=0, not {staleness!r}")
 
     @classmethod
     def rules(cls) -> dict[str, SettingRule]:
@@ -84,8 +82,8 @@ class ServerModel(BaseEstimator, Generic[Learnt]):
 
     def forget(self) -> None:
         """Make the model unfitted again, and drop its tables on a parameter server that goes on."""
-        if self._place is not None:
-            self._place.stack.close()
+        if self._held is not None:
+            self._held.stack.close()
         if self._tables is not None:
             self._tables.drop()
         for name in [name for name in self.__dict__ if name.endswith("_") or name in self.STATE]:
@@ -124,7 +122,7 @@ class ServerModel(BaseEstimator, Generic[Learnt]):
     def __getstate__(self) -> Settings:
         """A pickled model needs no cluster, and has the address of the cluster to train in."""
         state = {**super().__getstate__(), "client": address_of(self.client)}
-        for name in ("_tables", "_place"):
+        for name in ("_tables", "_held"):
             state.pop(name, None)
         if self._learnt is not None:
             state["_learnt"] = self.portable()

@@ -16,7 +16,7 @@ Found: TypeAlias = tuple[np.ndarray, np.ndarray]  # rows [n, dim], and which of 
 
 
 class RowTable(Protocol):
-    """The rows of all users, or of all items."""
+    """Rows by their ids: users, items, features or words, each with a vector."""
 
     def find(self, ids: np.ndarray) -> Found:
         """The rows of these ids, and which of them there are; the others are zero."""

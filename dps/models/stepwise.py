@@ -37,7 +37,7 @@ def default_batch(rows: int) -> int:
 
 
 class StepwiseModel(ServerModel[Live | HomeWeights]):
-    """Fitting, fitting by parts, and the end of what these have started."""
+    """What such models share: `fit`, `partial_fit`, and the end of the servers that these have started."""
 
     STATE: ClassVar = (*ServerModel.STATE, "_batch", "_stopped")
     _batch: int
@@ -70,11 +70,13 @@ class StepwiseModel(ServerModel[Live | HomeWeights]):
                 "this model's servers have ended; fit begins anew, or train on a dps.ParameterServer of yours"
             )
         with aside():
-            if self._place is None:
-                stack = contextlib.ExitStack()
-                self._place = HeldServers(*stack.enter_context(self.servers_for(data[0])), stack)
+            if self._held is None:
+                stack, tables = contextlib.ExitStack(), self._tables
+                # Where `fit` has left tables, its connection goes on, because a second one would never be detached.
+                found = (tables.ps, False) if tables is not None else stack.enter_context(self.servers_for(data[0]))
+                self._held = HeldServers(*found, stack)
             try:
-                self.train(self._place.ps, data, classes, 1, self._place.ours)
+                self.train(self._held.ps, data, classes, 1, self._held.ours)
             except BaseException:
                 if self._learnt is None:  # nothing is trained yet, so leave nothing behind
                     self.forget()
@@ -83,11 +85,11 @@ class StepwiseModel(ServerModel[Live | HomeWeights]):
 
     def close(self) -> None:
         """Copy the model into this process and stop the servers that `partial_fit` has started."""
-        if self._place is not None:
-            if self._place.ours and self._learnt is not None:
+        if self._held is not None:
+            if self._held.ours and self._learnt is not None:
                 self._learnt = self._learnt.home()
-            self._place.stack.close()
-            self._place = None
+            self._held.stack.close()
+            self._held = None
 
     def home_weights(self) -> HomeWeights:
         """The fitted weights, copied into this process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import warnings
 from functools import partial
 
@@ -125,6 +126,16 @@ def test_partial_fit_with_weights(ps):
     assert model.n_iter_ == 5
     with pytest.raises(InputError, match="balanced"):
         LogisticRegression(client=ps, class_weight="balanced").partial_fit(X, Y)
+
+
+def test_partial_fit_goes_on_over_the_connection_of_fit(ps):
+    """In another process, where the client is an address. A connection of its own would never be detached."""
+    model = pickle.loads(pickle.dumps(LogisticRegression(client=ps, solver="adagrad", epochs=1, progress=False)))
+    model.fit(X, Y).partial_fit(X, Y)
+    assert model._held.ps is model._tables.ps
+    assert model.n_iter_ == 2
+    model.forget()
+    assert not ps.tables()
 
 
 # -- how long

@@ -106,7 +106,7 @@ class Similarity(ServerModel[StoredRows]):
                 raise
             if not ours:
                 self._tables = ModelTables(ps, (table,), self, self.client)
-            self._place, self._learnt = HeldServers(ps, ours, stack.pop_all()), rows
+            self._held, self._learnt = HeldServers(ps, ours, stack.pop_all()), rows
         self.n_samples_fit_ = rows.size
         self.note_layout(rows.layout)
         return self
