@@ -14,7 +14,7 @@ from dps.engine.state.shard import DenseShard
 from dps.engine.telemetry.server_meter import TableMeter
 from dps.engine.telemetry.snapshot import HeldRows
 from dps.engine.wire import frames
-from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, pack_item, padded, unpack_items
+from dps.engine.wire.frames import HEADER_SIZE, Header, encode_header, pack_array, padded, unpack_items
 from dps.engine.wire.headers import CloseSums, RetireOrigins, Scan
 from dps.engine.wire.protocols import RoleConnection
 from dps.errors import InputError, LimitError, MovedError, ProtocolError
@@ -251,11 +251,11 @@ def rows_after(request: TableRequest, ops: list[Op], values: np.ndarray) -> np.n
     return rows
 
 
-def more_of(op: Op) -> bytes:
+def more_of(op: Op) -> tuple[bytes | memoryview, ...]:
     """What stands behind the values of an op in a frame to the backups: the keys that go, and the result."""
     if op.deleted is None and op.result is None:
-        return b""
-    return b"".join(pack_item(b"" if array is None else array.tobytes()) for array in (op.deleted, op.result))
+        return ()
+    return tuple(piece for array in (op.deleted, op.result) for piece in pack_array(array))
 
 
 def rows_header(table: int, shard: int, op: Op) -> Header:

@@ -71,6 +71,7 @@ __all__ = [
     "decode_header",
     "encode_error",
     "encode_header",
+    "pack_array",
     "pack_arrays",
     "pack_item",
     "padded",
@@ -238,6 +239,21 @@ def pack_item(content: bytes) -> bytes:
     [b'one', b'', b'another']
     """
     return len(content).to_bytes(8, "little") + content.ljust(padded(len(content)), b"\0")
+
+
+def pack_array(array: np.ndarray | None) -> list[bytes | memoryview]:
+    """The buffers of an item, as :func:`pack_item` makes it, of an array that is not copied; None is empty.
+
+    >>> unpack_items(b"".join([*pack_array(np.arange(3, dtype=np.int8)), *pack_array(None)]))
+    [b'\\x00\\x01\\x02', b'']
+    """
+    nbytes = 0 if array is None else array.nbytes
+    pieces: list[bytes | memoryview] = [nbytes.to_bytes(8, "little")]
+    if array is not None and nbytes:
+        pieces.append(memoryview(np.ascontiguousarray(array)).cast("B"))
+    if padded(nbytes) > nbytes:
+        pieces.append(bytes(padded(nbytes) - nbytes))
+    return pieces
 
 
 def unpack_items(body: Buffer) -> list[bytes]:

@@ -41,7 +41,7 @@ cdef class Forward:
     cdef int64_t _row_bytes
     cdef bytes _frame  # all of it; of a large one its beginning
     cdef tuple _rest
-    cdef bytes _more  # behind its rows
+    cdef tuple _more  # bytes and views of bytes, behind its rows
     cdef cnp.ndarray _keys, _values  # of the request, if the forward is large
     cdef bint _written
     cdef readonly list replicas
@@ -93,5 +93,5 @@ cdef class Forwards:
         cnp.ndarray of_keys,
         cnp.ndarray of_values,
         OwedAnswer owed,
-        bytes more,
+        tuple more,
     ) except -1

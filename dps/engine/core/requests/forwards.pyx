@@ -132,6 +132,13 @@ cdef class OwedAnswer:
         return 0
 
 
+cdef int64_t bytes_of(tuple buffers) except -1:
+    cdef int64_t nbytes = 0
+    for buffer in buffers:
+        nbytes += len(buffer)  # bytes, or a view of bytes
+    return nbytes
+
+
 cdef Forward new_forward(const dps_header *head, const Span *spans, int count, int64_t row_bytes, list owed_answers):
     """An op on neighbouring shards, still without its rows."""
     cdef Forward forward = Forward.__new__(Forward)
@@ -171,7 +178,7 @@ cdef class Forward:
     def __cinit__(self):
         self._spans = NULL
         self.replicas, self.owed_answers, self.followers = [], [], []
-        self._rest, self._more, self.first_sent = (), b"", INFINITY
+        self._rest, self._more, self.first_sent = (), (), INFINITY
 
     def __dealloc__(self):
         free(self._spans)
@@ -204,7 +211,7 @@ cdef class Forward:
             single, row = new_forward(&self._head, span, 1, self._row_bytes, list(self.owed_answers)), span.a
             row -= self._spans[0].a
             single._keys, single._values, single._more = self._keys, self._values, self._more
-            single.nbytes += len(self._more)
+            single.nbytes += bytes_of(self._more)
             single._fill(keys, values, row)
             replica, single.first_sent = <ReplicaState> span.replica, self.first_sent
             single.followers = [follower for follower in self.followers if follower[0] is replica]
@@ -242,7 +249,7 @@ cdef class Forward:
         cdef int64_t shards = (<ReplicaState> last.replica).number - low + 1, rows = last.b - self._spans[0].a
         cdef bint listed = not self._head.flags & (CONTROL | RANGE)
         cdef int64_t numbers = 8 * shards * (2 if listed else 1), of_keys = 8 * rows if listed else 0
-        cdef int64_t of_values = rows * self._row_bytes, padding = -of_values & 7, of_more = len(self._more)
+        cdef int64_t of_values = rows * self._row_bytes, padding = -of_values & 7, of_more = bytes_of(self._more)
         cdef int64_t body = numbers + of_keys + of_values + padding + of_more
         cdef bint large = self._values is not None and HEADER + body > COPIED
         cdef dps_header *head = &self._head
@@ -269,14 +276,15 @@ cdef class Forward:
             memcpy(out, keys + 8 * row, of_keys)
         memcpy(out + of_keys, values + self._row_bytes * row, of_values)
         memset(out + of_keys + of_values, 0, padding)
-        memcpy(out + of_keys + of_values + padding, PyBytes_AS_STRING(self._more), of_more)
+        if of_more:
+            memcpy(out + of_keys + of_values + padding, PyBytes_AS_STRING(b"".join(self._more)), of_more)
         return 0
 
     def _views(self, bint listed, int64_t padding) -> tuple:
         """The rows of a large forward, and what stands behind them."""
         a, b = self._spans[0].a, self._spans[self._count - 1].b
         views = (self._keys[a:b], self._values[a:b]) if listed else (self._values[a:b],)
-        return (*views, bytes(padding) + self._more)
+        return (*views, bytes(padding), *self._more)
 
     cdef int _locate(self, const char **keys, const char **values) except -1:
         """Where its keys and values are."""
@@ -393,12 +401,12 @@ cdef class Forwards:
         cnp.ndarray keys,
         cnp.ndarray values not None,
         owed,
-        bytes more not None=b"",
+        tuple more not None=(),
     ) -> None:
         """Pass on the applied parts of a request, each with its shard's new version; `owed` waits for all of them.
 
-        `keys` (None: rows are numbered) and `values` are those of the whole request. `more` stands behind them in each
-        frame.
+        `keys` (None: rows are numbered) and `values` are those of the whole request. The buffers `more` stand behind
+        them in each frame.
         """
         cdef int count = len(fresh), n
         cdef Span *spans
@@ -446,7 +454,7 @@ cdef class Forwards:
         cnp.ndarray of_keys,
         cnp.ndarray of_values,
         OwedAnswer owed,
-        bytes more,
+        tuple more,
     ) except -1:
         """Pass on the applied parts of a request, whose rows begin at `keys` and `values`."""
         cdef Forward forward
@@ -468,7 +476,7 @@ cdef class Forwards:
                 owed.left += 1
                 forward = new_forward(head, &spans[i], j - i, row_bytes, [owed])
                 forward._keys, forward._values, forward._more = of_keys, of_values, more
-                forward.nbytes += len(more)
+                forward.nbytes += bytes_of(more)
                 forward._fill(keys, values, spans[i].a)
                 self.send(replica.successor, forward)
             i = j

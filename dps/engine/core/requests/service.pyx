@@ -278,7 +278,7 @@ cdef class Service:
         for n in range(count):
             spans[n].replica, spans[n].version = part[n].replica, (<ShardState> part[n].shard).version
             spans[n].start, spans[n].a, spans[n].b = part[n].start, part[n].a, part[n].b
-        self._ops.pass_on(head, spans, count, table.row_bytes, keys, values, None, None, owed, b"")
+        self._ops.pass_on(head, spans, count, table.row_bytes, keys, values, None, None, owed, ())
         return 0
 
     cdef int64_t _confirm(self, const dps_header *head, const char *body, char *out, int64_t room) except -2:
