@@ -38,6 +38,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from dps.engine.core.arrays cimport int64s, memory, uint8s, writeable_int64s
+from dps.engine.core.shards.growing cimport fresh_zeros
 from dps.engine.core.shards.rows cimport dps_small_pages
 
 cnp.import_array()
@@ -64,9 +65,7 @@ cdef cnp.ndarray _empty(int64_t capacity):
 
     Small pages, because a huge one may take the system 10 ms, and a step of growing uses several.
     """
-    cdef cnp.npy_intp shape[2]
-    shape[0], shape[1] = capacity, 3
-    cdef cnp.ndarray table = cnp.PyArray_ZEROS(2, shape, cnp.NPY_INT32, 0)
+    cdef cnp.ndarray table = fresh_zeros(capacity, 3, cnp.NPY_INT32)
     dps_small_pages(<char *> cnp.PyArray_DATA(table), cnp.PyArray_NBYTES(table))
     return table
 

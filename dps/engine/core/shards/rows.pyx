@@ -120,10 +120,9 @@ def all_finite(cnp.ndarray values not None) -> bool:
 
 
 def use_small_pages(cnp.ndarray rows not None) -> None:
-    """Have the memory of rows that are still to come provided in pages of the usual size.
+    """Have the memory of rows that are still to come, and that never grow, provided in pages of the usual size.
 
-    The system clears a huge page at once, while requests wait. On a virtual machine it is often one that the host has
-    to find first, and filling rows then takes two to four times as long.
+    `filling_rows` of `growing.pyx` says why, and is for rows that grow.
     """
     dps_small_pages(<char *> memory(rows, check_rows(rows, rows), True), cnp.PyArray_NBYTES(rows))
 
