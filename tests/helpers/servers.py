@@ -14,8 +14,8 @@ from dps.engine.client.environment import Environment
 from dps.engine.client.requests import TableRoute
 from dps.engine.client.session import ClientSession
 from dps.engine.coordination.placement import Place, appended, joined, rechained, without
+from dps.engine.server.beside_thread import BesideThread
 from dps.engine.server.function_thread import FunctionThread, Runner
-from dps.engine.server.large_ops import BesideThread
 from dps.engine.server.replicas import Replica
 from dps.engine.server.requests import ServerRole
 from dps.engine.state.ops import TableSpec

@@ -77,7 +77,7 @@ class Feeder:
             later=clock.later,
             connect=lambda address, session, secret, on_up, on_answer, on_end: joiner.link(on_up, on_answer),
         )
-        self.relay = Relay(endpoint, "s", "secret", self._report)
+        self.relay = Relay(endpoint, "s", "secret", self._report, SimpleNamespace(run=None))
         self.relay.addresses = {JOINER: ("127.0.0.1", 1)}
         self.shard = KeyedShard(TableSpec("n", dim=DIM, shards=1), 0)
         self.shard.apply(Op(ADD, np.arange(ROWS), 0, np.ones((ROWS, DIM), np.float32), 0, 1))

@@ -14,8 +14,8 @@ from noticing import assert_noticed
 import dps
 from dps.engine.functions.rows import Effect
 from dps.engine.server import functions as module
+from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.changes import Changes
-from dps.engine.server.function_thread import Outcome
 from dps.engine.server.function_work import FunctionWork
 from dps.engine.server.functions import FunctionCalls, op_of
 from dps.engine.state.ops import ADD, NO_CLOCK, Op, TableSpec

@@ -13,7 +13,8 @@ from oracles import mutant
 from servers import wait_until
 
 from dps.engine.server import function_thread
-from dps.engine.server.function_thread import MAX_ABANDONED, FunctionThread, Job, Outcome
+from dps.engine.server.beside_thread import Outcome
+from dps.engine.server.function_thread import MAX_ABANDONED, FunctionThread, Job
 from dps.engine.wire.endpoint import Endpoint
 from dps.errors import FunctionTimeoutError, LimitError
 

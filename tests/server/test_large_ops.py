@@ -11,7 +11,7 @@ import pytest
 from servers import Servers, wait_until
 
 import dps
-from dps.engine.server.function_thread import Outcome
+from dps.engine.server.beside_thread import Outcome
 from dps.engine.state import beside
 from dps.engine.state.ops import TableSpec
 from dps.functions import deleting

@@ -187,7 +187,7 @@ WRONG = {  # and where to look first
         [11],
     ),
     "a row that was cleared keeps its values": (
-        [(shard_module, "clear", "shard.rows = np.zeros((0, shard.width), shard.spec.dtype)", "pass")],
+        [(shard_module, "clear", "shard.rows = growing_rows(0, shard.width, shard.spec.dtype)", "pass")],
         [1],
     ),
     "a key that has come again is forgotten": (

@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 import pytest
 from deletion_schedules import check_deletions
-from fault_schedules import check_functions
+from fault_schedules import check_functions, check_schedule
 from test_broken_changes import check as check_broken_changes
 from verdicts import problems
 
 from dps.engine.server.functions import FunctionCalls
-from dps.engine.state import beside
+from dps.engine.state import beside, shard, transfer
 from dps.engine.state.beside import MadeBeside
+from dps.engine.state.ops import CLOSE
+from dps.engine.state.transfer import Dump
 
 SCHEDULES = 60
 
@@ -21,8 +23,9 @@ class Count:
     """What became of the ops that were carried out beside their shards."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.made, self.installed, self.revoked = 0, 0, 0
+        self.made, self.installed, self.revoked, self.closed, self.listed = 0, 0, 0, 0, 0
         carry_out, install, revoke = MadeBeside.carry_out, MadeBeside.install, FunctionCalls.revoke
+        take = Dump.take
 
         def carried_out(made) -> None:
             self.made += 1
@@ -31,7 +34,12 @@ class Count:
         def put_in_place(made, shard, op) -> bool:
             done = install(made, shard, op)
             self.installed += done
+            self.closed += done and op.rule == CLOSE
             return done
+
+        def taken(dump, listing) -> None:
+            self.listed += 1
+            take(dump, listing)
 
         def revoked(calls, replica) -> None:
             self.revoked += replica.shard.twin is not None
@@ -40,12 +48,15 @@ class Count:
         monkeypatch.setattr(MadeBeside, "carry_out", carried_out)
         monkeypatch.setattr(MadeBeside, "install", put_in_place)
         monkeypatch.setattr(FunctionCalls, "revoke", revoked)
+        monkeypatch.setattr(Dump, "take", taken)
 
 
 @pytest.fixture
 def count(monkeypatch) -> Count:
-    """All ops that may be carried out beside their shards are, on however few rows."""
+    """All that may be done beside the loop is, on however few rows: ops, closes of clocks, listings of keys."""
     monkeypatch.setattr(beside, "LARGE_ROWS", 1)
+    monkeypatch.setattr(shard, "PLAIN_SUMS_ROWS", 0)
+    monkeypatch.setattr(transfer, "MIN_LISTED_ROWS", 0)
     monkeypatch.setattr(beside, "COPIED_PER_ROW", 1 << 20)
     return Count(monkeypatch)
 
@@ -55,6 +66,13 @@ def count(monkeypatch) -> Count:
 def test_ops_beside_the_loop_amid_faults(count: Count, check: Callable[[int], str]) -> None:
     assert not problems(check, SCHEDULES, 0, parts=1)
     assert count.installed > 10 * SCHEDULES
+    assert count.made > count.installed, "some were dropped"
+    assert count.listed > SCHEDULES
+
+
+def test_closes_beside_the_loop_amid_faults(count: Count) -> None:
+    assert not problems(check_schedule, SCHEDULES, 0, parts=1)
+    assert count.closed > SCHEDULES
     assert count.made > count.installed, "some were dropped"
 
 

@@ -21,9 +21,9 @@ from dps.engine.checkpoints.store import Store
 from dps.engine.core.requests.polling import Polling
 from dps.engine.daskapi.processes import host_of, linking_tls, listening_tls
 from dps.engine.functions.definition import opened
+from dps.engine.server.beside_thread import BesideThread
 from dps.engine.server.checkpoint_writer import CheckpointWriter, WritingThread
 from dps.engine.server.function_process import FunctionRunner
-from dps.engine.server.large_ops import BesideThread
 from dps.engine.server.replicas import new_replicas
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole, Settled
 from dps.engine.state.ops import TableSpec

@@ -33,6 +33,7 @@ from dps import config
 from dps.engine.core.blocks import empty
 from dps.engine.functions.rows import Effect
 from dps.engine.server import function_boot
+from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.function_exchange import (
     ArrayPlace,
     EffectPlaces,
@@ -44,7 +45,7 @@ from dps.engine.server.function_exchange import (
     receive,
     send,
 )
-from dps.engine.server.function_thread import FunctionThread, Outcome, Submitting, too_slow
+from dps.engine.server.function_thread import FunctionThread, Submitting, too_slow
 from dps.engine.server.function_work import FunctionWork, Made, ToldError
 from dps.engine.server.replicas import Replica
 from dps.engine.state.ops import TableSpec

@@ -14,27 +14,20 @@ import ctypes
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.function_work import FunctionWork
 from dps.engine.server.replicas import Replica
 from dps.errors import DPSError, FunctionTimeoutError, LimitError
 
-__all__ = ["FunctionThread", "Outcome", "Runner", "TimeIsOver"]
+__all__ = ["FunctionThread", "Runner", "TimeIsOver"]
 
 GRACE_SECONDS = 1.0  # after the exception, until a function is abandoned
 KEPT_BYTES = 1 << 28  # of freed memory
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MAX_MMAP_THRESHOLD_BYTES = 1 << 25  # glibc takes no more
 MAX_ABANDONED = 4  # functions; then the server takes no more
-
-
-class Outcome(NamedTuple):
-    """What became of a function's work."""
-
-    value: Any
-    error: BaseException | None
-    abandoned: bool = False  # it may still read what it was given
 
 
 class Runner(Protocol):

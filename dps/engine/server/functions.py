@@ -48,8 +48,9 @@ from dps import config
 from dps.engine.core.requests.forwards import Forwards, OwedAnswer
 from dps.engine.functions.definition import opened
 from dps.engine.functions.rows import Effect
+from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.changes import Changes
-from dps.engine.server.function_thread import Outcome, Runner
+from dps.engine.server.function_thread import Runner
 from dps.engine.server.function_work import FunctionWork, Made, Repeated, failure
 from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import MAX_KEPT_RESULT_BYTES, MAX_MORE_BYTES, ServerTable
@@ -107,8 +108,8 @@ class Target(NamedTuple):
 class Hold:
     """Shards that a function reads or changes, and the connections whose requests wait for it."""
 
-    def __init__(self, header: Header, connection: RoleConnection, targets: list[Target], commits: bool):
-        self.header, self.connection, self.targets = header, connection, targets
+    def __init__(self, header: Header, connection: RoleConnection | None, targets: list[Target], commits: bool):
+        self.header, self._connection, self.targets = header, connection, targets
         self.commits = commits  # it ends with a COMMIT
         self.effects: list[Made[Replica]] = []
         self.waiting: list[RoleConnection] = []
@@ -129,6 +130,12 @@ class Hold:
                 selection = selection.over(rows)
             selections.append(selection)
         return selections
+
+    @property
+    def connection(self) -> RoleConnection:
+        """Of the request for which it holds the shards."""
+        assert self._connection is not None  # as at the end of a run, which is no request
+        return self._connection
 
     @property
     def stamp(self) -> tuple[int, ...]:

@@ -20,33 +20,27 @@ gigabytes.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from dps.engine.server.function_thread import Outcome
+from dps.engine.server.beside_thread import WORK_SECONDS, Carrier, Outcome
 from dps.engine.server.functions import BesideShards, FunctionCalls, Hold, Target
-from dps.engine.server.replicas import Replica, ReplicaPart
+from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import ServerTable, TableRequest, op_of
-from dps.engine.state.beside import MadeBeside, forget, gone_of, is_large, worth_it
-from dps.engine.state.ops import DELETE, Op
+from dps.engine.state.beside import MadeBeside, close_is_large, forget, gone_of, is_large, worth_it
+from dps.engine.state.ops import CLOSE, DELETE, Op
 from dps.engine.state.shard import Shard
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 
-if TYPE_CHECKING:
-    from dps.engine.wire.endpoint import Endpoint
-
-__all__ = ["BesideThread", "Carrier", "LargeOps"]
+__all__ = ["LargeOps"]
 
 KEPT_SECONDS = 1.0  # from the end of the work until its frame is handled again, which is at once if it can be
 COPIED_BYTES = 1 << 20  # of a body that is copied, because a postponed frame of this size may move in memory
-WORK_SECONDS = 600.0  # what the work may take by the rule of a runner; it needs no limit, because it is dps's own
 
 
 class Ready(NamedTuple):
@@ -54,55 +48,6 @@ class Ready(NamedTuple):
 
     header: Header
     made: BesideShards
-
-
-class Carrier(Protocol):
-    """Runs dps's own work beside the endpoint's loop."""
-
-    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
-        """Have `work` called; `done` is called with its outcome in the endpoint's thread.
-
-        RuntimeError if there are too many threads.
-        """
-
-    def close(self) -> None:
-        """End the thread."""
-
-
-class BesideThread:
-    """The thread of one server in which ops are prepared, one request after the other. It ends when none is left."""
-
-    def __init__(self, endpoint: Endpoint, name: str):
-        self._endpoint, self._name = endpoint, name
-        self._jobs: collections.deque[tuple[Callable[[], Any], Callable[[Outcome], None]]] = collections.deque()
-        self._works = False
-        self._lock = threading.Lock()  # of both
-
-    def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
-        with self._lock:
-            if not self._works:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
-                self._works = True
-            self._jobs.append((work, done))
-
-    def close(self) -> None:
-        with self._lock:
-            self._jobs.clear()
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._works = False
-                    return
-                work, done = self._jobs.popleft()
-            try:
-                outcome = Outcome(work(), None)
-            except Exception as error:
-                outcome = Outcome(None, error)
-            with contextlib.suppress(RuntimeError):  # the endpoint's loop is closed
-                self._endpoint.submit(done, outcome)
-            del work, done, outcome
 
 
 class LargeOps:
@@ -145,7 +90,9 @@ class LargeOps:
                 if held is not None:
                     held.wait(connection, header, body)
                     return True
-        if header.flags & frames.CONTROL or not is_large(*affected(table, header, body)):
+        if header.flags & frames.CONTROL:
+            return self._close_first(table, connection, header, body)
+        if not is_large(*affected(table, header, body)):
             return False
         if len(body) <= COPIED_BYTES:
             body = memoryview(bytes(body))
@@ -155,12 +102,34 @@ class LargeOps:
         ops = [(r, op) for r, op in found if isinstance(r.shard, Shard) and worth_it(r.shard, op)]
         if not ops:
             return False
+        self._postpone(ops, connection, header, body)
+        return True
+
+    def _close_first(self, table: ServerTable, connection: RoleConnection, header: Header, body: memoryview) -> bool:
+        """Whether a CLOSE that the predecessor has passed on has to wait, as :meth:`first` says."""
+        op, first = op_of(header), header.shard
+        found = [table.replicas.get(number) for number in range(first, first + header.shards)]
+        versions = np.frombuffer(body, np.int64, header.shards).tolist()
+        ops = [
+            (replica, op)
+            for replica, version in zip(found, versions, strict=True)
+            if replica is not None and isinstance(replica.shard, Shard) and op.rule == CLOSE
+            if is_next(replica, header, version) and worth_it(replica.shard, op)
+        ]
+        if not close_is_large(sum(replica.shard.sums.work for replica, _ in ops)) or not ops:
+            return False
+        self._postpone(ops, connection, header, memoryview(bytes(body)))
+        return True
+
+    def _postpone(
+        self, ops: list[tuple[Replica, Op]], connection: RoleConnection, header: Header, body: memoryview
+    ) -> None:
+        """Carry out ops beside their shards before their frame is handled again."""
         hold = Hold(header, connection, [Target(replica, None) for replica, _ in ops], False)
         hold.running = False  # it is no call, which could be aborted
         self._functions.holds.add(hold)
         hold.wait(connection, header, body)
         self.run(hold, ops, lambda made: self._again(hold, made))
-        return True
 
     def run(self, hold: Hold, ops: list[tuple[Replica, Op]], done: Callable[[BesideShards], None]) -> None:
         """Carry out those of these ops on held shards that are worth it beside them; `done` is called in the endpoint's
@@ -223,21 +192,26 @@ class LargeOps:
             with contextlib.suppress(RuntimeError):  # there are too many threads: the memory goes with the arrays
                 self._runner.run(lambda: forget(arrays), WORK_SECONDS, _nothing)
 
-    # -- inside
-
-    def _again(self, hold: Hold, made: BesideShards) -> None:
-        """The ops of a frame are carried out beside their shards: handle the frame again, before all that wait."""
-        if hold.revoked:  # then it is handled again already
-            return
+    def release(self, hold: Hold) -> None:
+        """End a hold. The frame for which it was is handled now, before all that wait."""
         connection = hold.connection
-        self._endpoint.later(KEPT_SECONDS, self._drop, connection, hold.header)
-        self._ready[connection] = Ready(hold.header, made)
         hold.waiting.remove(connection)
         others, hold.waiting = hold.waiting, []
         self._functions.release(hold)
         connection.resume()
         hold.waiting = others
         self._functions.release(hold)
+
+    # -- inside
+
+    def _again(self, hold: Hold, made: BesideShards) -> None:
+        """The ops of a frame are carried out beside their shards: handle the frame again."""
+        if hold.revoked:  # then it is handled again already
+            return
+        connection = hold.connection
+        self._endpoint.later(KEPT_SECONDS, self._drop, connection, hold.header)
+        self._ready[connection] = Ready(hold.header, made)
+        self.release(hold)
 
     def _tidy(self, replica: Replica) -> None:
         if self._closed or replica.hold is not None or not replica.shard.is_untidy:
@@ -261,16 +235,15 @@ class LargeOps:
         versions = np.frombuffer(body, np.int64, header.shards if listed else 0)
         found = []
         for part in request.parts:
-            if listed and not self._is_next(part, header, int(versions[part.replica.number - header.shard])):
+            if listed and not is_next(part.replica, header, int(versions[part.replica.number - header.shard])):
                 continue
             found.append((part.replica, part.op(op, values)))
         return found
 
-    @staticmethod
-    def _is_next(part: ReplicaPart, header: Header, version: int) -> bool:
-        """Whether a forwarded op is the next one of the replica, which takes it from this sender."""
-        replica = part.replica
-        return 0 < replica.fence <= header.epoch and version == replica.shard.version + 1
+
+def is_next(replica: Replica, header: Header, version: int) -> bool:
+    """Whether a forwarded op is the next one of the replica, which takes it from this sender."""
+    return 0 < replica.fence <= header.epoch and version == replica.shard.version + 1
 
 
 def affected(table: ServerTable, header: Header, body: memoryview) -> tuple[int, int]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from dps.engine.core.requests.forwards import Forward, Forwards, Successor
 from dps.engine.core.shards.states import ReplicaState
+from dps.engine.server.beside_thread import WORK_SECONDS, Carrier, Outcome
 from dps.engine.state.ops import Op, TableSpec
 from dps.engine.state.shard import make_shard
 from dps.engine.state.transfer import Dump
@@ -125,6 +126,7 @@ class FeedingRelay(Protocol):
 
     endpoint: RoleEndpoint
     ops: Forwards
+    carrier: Carrier
     memory: PieceMemory
     rate: float  # bytes a second that dumps may have: `dps.limits.move`
     piece: int  # bytes of rows in a frame
@@ -147,6 +149,7 @@ class JoinerFeed:
         self.under_way = 0  # bytes that the joiner has not confirmed
         self.due = -math.inf  # when the next piece may leave, as `dps.limits.move` allows
         self._dump: Dump | None = None  # None: all of it was sent
+        self._listing: Dump | None = None  # of which keys are being listed
 
     def begin(self) -> None:
         """Send the head of the dump. From here on every op of the shard goes to the joiner, too."""
@@ -155,6 +158,7 @@ class JoinerFeed:
         self.close()
         self._dump = Dump(self.replica.shard)
         self._send(BEGIN, *self._dump.head())
+        self._list_keys()
 
     def close(self) -> None:
         """Send no more of the dump; the shard may move its rows again."""
@@ -164,8 +168,8 @@ class JoinerFeed:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are pieces to send."""
-        return self._dump is not None
+        """Whether there are pieces to send, whose keys are listed."""
+        return self._dump is not None and self._dump is not self._listing
 
     def send_piece(self, max_bytes: int) -> None:
         """Send the next piece, of about `max_bytes`; after the last one, the end."""
@@ -176,6 +180,7 @@ class JoinerFeed:
             self._send(END, {}, [])
         else:
             self._send(ROWS, *piece)
+            self._list_keys()
 
     def confirmed(self, forward: Forward) -> None:
         """The joiner has a piece."""
@@ -195,6 +200,27 @@ class JoinerFeed:
         """Tell the controller that the joiner has caught up, so that it may put the joiner into the chain."""
         message = CaughtUp(self.replica.spec.name, self.replica.number, self.to, self.relay.ops.epoch)
         self.relay.report(frames.CAUGHT_UP, message)
+
+    def _list_keys(self) -> None:
+        """Have the keys of the next pieces listed beside the loop, where that takes long."""
+        dump = self._dump
+        work = None if dump is None else dump.lists()
+        if dump is None or work is None:
+            return
+
+        def ended(outcome: Outcome) -> None:
+            if self._listing is not dump:  # the dump has begun anew
+                return
+            self._listing = None
+            if outcome.error is None and self._dump is dump:
+                dump.take(outcome.value)
+            self.relay.ops.successor(self.to).feeds.go_on(self.relay)
+
+        self._listing = dump
+        try:
+            self.relay.carrier.run(work, WORK_SECONDS, ended)
+        except RuntimeError:  # there are too many threads: the next piece lists its keys itself
+            self._listing = None
 
     def _send(self, content: int, meta: dict[str, Any], arrays: list[np.ndarray]) -> None:
         memory, copies = self.relay.memory.copies(arrays)

@@ -40,6 +40,7 @@ import numpy as np
 
 from dps import config
 from dps.engine.core.requests.forwards import Forward, Forwards, Successor
+from dps.engine.server.beside_thread import Carrier
 from dps.engine.server.replicas import DUMP_PIECE_BYTES, FeedsOfJoiner, JoinerFeed, PieceMemory, Replica
 from dps.engine.telemetry.snapshot import ShardMove
 from dps.engine.wire import frames
@@ -66,12 +67,19 @@ class Relay:
         Name and secret under which the servers connect to each other.
     report : callable
         Sends a frame of the given kind, with a message of `wire/messages.py`, to the controller.
+    carrier : Carrier
+        Lists the keys of large shards beside the endpoint's loop.
     """
 
     def __init__(
-        self, endpoint: RoleEndpoint, session: str, secret: str, report: Callable[[int, msgspec.Struct], None]
+        self,
+        endpoint: RoleEndpoint,
+        session: str,
+        secret: str,
+        report: Callable[[int, msgspec.Struct], None],
+        carrier: Carrier,
     ):
-        self.endpoint, self.report = endpoint, report
+        self.endpoint, self.report, self.carrier = endpoint, report, carrier
         self.ops = Forwards(endpoint.now, FeedsOfJoiner, self._connect, config.nbytes("unconfirmed"))
         self.addresses: dict[int, tuple[str, int]] = {}
         self.has_successors = False  # a replica has a successor

@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -25,16 +26,19 @@ import numpy as np
 from dps.engine.core.requests.forwards import OwedAnswer
 from dps.engine.core.requests.service import Service
 from dps.engine.core.shards.rows import all_finite
+from dps.engine.server.beside_thread import Carrier
 from dps.engine.server.changes import Changes
+from dps.engine.server.closings import Closing, Closings
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.functions import FunctionCalls
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
-from dps.engine.server.large_ops import Carrier, LargeOps
+from dps.engine.server.large_ops import LargeOps
 from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
 from dps.engine.server.replication import Relay
 from dps.engine.server.tables import ServerTable, TableRequest, op_of
 from dps.engine.state.custom import Custom
 from dps.engine.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
+from dps.engine.state.shard import Shard
 from dps.engine.state.transfer import Joining
 from dps.engine.telemetry.reports import ServerReport
 from dps.engine.telemetry.server_meter import ServerMeter, TableMeter
@@ -125,17 +129,18 @@ class ServerRole:
         peers = of_servers(session)
         self.meters = meters or ServerMeter(endpoint.now)
         self.heartbeat = Heartbeat(endpoint, peers, number, secret, controller, self.adopt, self._make_report)
-        self.relay = Relay(endpoint, peers, secret, self.heartbeat.report)
+        self.relay = Relay(endpoint, peers, secret, self.heartbeat.report, beside)
         self.ops = self.relay.ops
         self.changes = Changes(self.ops, self.fail)
         self.functions = FunctionCalls(self, runner)
         self.large = LargeOps(endpoint, self.functions, beside)
+        self.closings = Closings(endpoint, self.functions, self.large)
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         handlers: dict[int, Handler] = {
-            frames.PULL: self._when_free(self.meters.timed(self._pull)),
-            frames.PUSH: self._when_free(self._beside(self.meters.timed(self._push))),
-            frames.CALL: self.functions.call,
+            frames.PULL: self._when_free(self._closed(self.meters.timed(self._pull))),
+            frames.PUSH: self._when_free(self._closed(self._beside(self.meters.timed(self._push)))),
+            frames.CALL: self._closed(self.functions.call),
             frames.COMMIT: self.functions.commit,
             frames.ABORT: self.functions.abort,
             frames.SCAN: self._scan,
@@ -239,22 +244,38 @@ class ServerRole:
         have confirmed or refused it.
         """
         settled: list[Settled] = []
+        closings: list[Closing] = []
         for table in self.tables.values():
+            close = self._close_op(table, 0, KEEP if keep else DROP)
+            ops = [close] if table.spec.aggregate is not None and keep is not None else []
+            ops += [self._close_op(table, 0, n)._replace(rule=RETIRE, parties=count) for n, count in over]
             for _, replica in sorted(table.replicas.items()):
-                if not replica.serves:
-                    continue
-                owed = OwedAnswer()
-                if table.spec.aggregate is not None and keep is not None:
-                    self._close(table, [replica], self._close_op(table, 0, KEEP if keep else DROP), owed)
-                for first, count in over:
-                    retire = self._close_op(table, 0, first)._replace(rule=RETIRE, parties=count)
-                    self.changes.control(table, self.epoch, [replica], retire, owed)
-                settled.append(Settled(table.spec.id, replica.number, owed))
+                if replica.serves:
+                    owed = OwedAnswer()
+                    owed.left = 1  # until the ops are applied
+                    settled.append(Settled(table.spec.id, replica.number, owed))
+                    closings.append((replica, close, partial(self._settle, table, replica, ops, owed)))
+        large = [closing for closing in closings if closing[0].shard.closes(closing[1])] if keep else []
+        large = large if self.closings.are_large(large) else []
+        held = {replica for replica, _, _ in large}
+        for replica, _, settle in closings:
+            if replica.spec.aggregate is not None and keep is not None:
+                self._revoke(replica)
+            if replica not in held:
+                settle()
+        if large:
+            self.closings.begin(large)
         every = OwedAnswer()
         every.left = len(settled)
         for _, _, owed in settled:
             owed.then(every.confirm)
         return settled, every
+
+    def _settle(self, table: ServerTable, replica: Replica, ops: list[Op], owed: OwedAnswer) -> None:
+        """Apply to one primary what the end of a run brings."""
+        for op in ops:
+            self.changes.control(table, self.epoch, [replica], op, owed)
+        owed.confirm()
 
     def throttle(self, connection: RoleConnection) -> bool:
         """Read no more from this connection while too much is unconfirmed; whether it is."""
@@ -267,7 +288,7 @@ class ServerRole:
             self._close(table, [replica], self._close_op(table, clock, OLDER), OwedAnswer())
 
     def _close(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer) -> None:
-        """Close sums, and the holds of functions before."""
+        """Close sums, and end the holds of functions before."""
         for replica in replicas:
             self._revoke(replica)
         self.changes.control(table, self.epoch, replicas, op, owed)
@@ -374,6 +395,33 @@ class ServerRole:
                 handler(connection, header, body)
 
         return handle
+
+    def _closed(self, handler: Handler) -> Handler:
+        """The handler, for requests before which the clock of their shards is closed, if it has many sums."""
+
+        def handle(connection: RoleConnection, header: Header, body: memoryview) -> None:
+            table = self._table(header)
+            closings = self._closings(table, header, body) if table.spec.aggregate is not None else []
+            if not self.closings.first(closings, connection, header, body):
+                handler(connection, header, body)
+
+        return handle
+
+    def _closings(self, table: ServerTable, header: Header, body: memoryview) -> list[Closing]:
+        """The closes of the shards of a request whose clock is a later one; none, where their sums are few."""
+        op = self._close_op(table, header.clock, OLDER)
+        found = [table.replicas.get(number) for number in range(header.shard, header.shard + header.shards)]
+        closings: list[Closing] = [
+            (replica, op, partial(self.changes.control, table, self.epoch, [replica], op, OwedAnswer()))
+            for replica in found
+            if replica is not None and replica.serves and isinstance(replica.shard, Shard) and replica.shard.closes(op)
+        ]
+        if not (closings and self.holds_lease() and self.closings.are_large(closings)):
+            return []
+        if header.kind == frames.CALL and header.flags & frames.RANGE:
+            return closings
+        used = {part.replica for part in table.cut(header, body).parts}
+        return [closing for closing in closings if closing[0] in used]
 
     def _beside(self, handler: Handler) -> Handler:
         """The handler, for frames that change rows: large ops are carried out beside the loop first."""

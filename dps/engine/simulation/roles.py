@@ -26,8 +26,8 @@ from dps.engine.controller.run_procedures import RunProcedures
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.server_procedures import ServerProcedures
 from dps.engine.controller.table_procedures import TableProcedures
+from dps.engine.server.beside_thread import Outcome
 from dps.engine.server.checkpoint_writer import CheckpointWriter, Writing
-from dps.engine.server.function_thread import Outcome
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS
 from dps.engine.server.replicas import Replica
 from dps.engine.server.requests import SETTLE_SHARE, ServerRole

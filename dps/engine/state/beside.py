@@ -6,7 +6,8 @@ on to answer pulls and takes no other op. When the shard is given the op itself,
 twin runs the same code, so replicas cannot differ by which way an op went.
 
 The twin costs the memory and the time of a copy of the shard. So ops on few rows, absolutely or of the shard's, are
-carried out at once. So are ops that do more than change rows: pushes that are summed, or that close a clock.
+carried out at once. So are ops that do more than change rows: pushes that are summed, or that close a clock. (A server
+closes a clock with many sums by an op of its own, before such a push: see `server/closings.py`.)
 """
 
 from __future__ import annotations
@@ -15,21 +16,28 @@ import sys
 
 import numpy as np
 
-from dps.engine.core.shards.rows import leave_pages, use_small_pages
+from dps.engine.core.shards.growing import filling_rows
+from dps.engine.core.shards.rows import leave_pages
 from dps.engine.state.custom import Custom
-from dps.engine.state.ops import ADD, ASSIGN, CLOSING, DELETE, NO_CLOCK, PUSH, ROWS, Op
+from dps.engine.state.ops import ADD, ASSIGN, CLOSE, CLOSING, DELETE, NO_CLOCK, PUSH, ROWS, Op
 from dps.engine.state.shard import Shard, takes_memory
 
-__all__ = ["MadeBeside", "forget", "gone_of", "is_large", "worth_it"]
+__all__ = ["MadeBeside", "close_is_large", "forget", "gone_of", "is_large", "worth_it"]
 
 LARGE_ROWS = 1 << 18  # of a request, whose shards change in one turn of a server's loop: about 30 ms of work
 ROWS_PER_DELETION = 8  # a row that goes makes as much work as so many others
+CLOSED_AT_ONCE = 8  # a close of less than this part of LARGE_ROWS takes some 2 ms, and needs no twin
 COPIED_PER_ROW = 64  # rows that are copied for each row of an op, at most: a copy then costs no more than the op
 
 
 def is_large(changed: int, deleted: int) -> bool:
     """Whether a request that changes and deletes so many rows may be worth copies of its shards."""
     return changed + ROWS_PER_DELETION * deleted >= LARGE_ROWS
+
+
+def close_is_large(work: int) -> bool:
+    """Whether clocks whose sums make so much work (`Sums.work`) take too long to be closed in one turn of the loop."""
+    return work >= LARGE_ROWS // 4
 
 
 class MadeBeside:
@@ -77,12 +85,19 @@ class MadeBeside:
         if stamp_of(op) != stamp_of(self._op) or numbers != before or not same:
             return False
         shard.discarded = [shard.rows, *shard.index_tables]
+        if op.rule == CLOSE and shard.sums is not None:
+            shard.discarded += shard.sums.memory
         shard.take_over(self.twin)
         return True
 
 
 def worth_it(shard: Shard, op: Op) -> bool:
     """Whether an op of a large request is to be carried out beside the shard."""
+    if op.rule == CLOSE:
+        sums = shard.sums if shard.spec.keyed and shard.closes(op) else None
+        if sums is None or isinstance(shard.spec.optimizer, Custom):
+            return False
+        return sums.work >= LARGE_ROWS // CLOSED_AT_ONCE and sums.count * COPIED_PER_ROW >= len(shard)
     if shard.would_close(op.clock) or (op.origin and shard.ledger.seen(op.origin, op.attempt, op.clock, op.number)):
         return False
     if op.rule in (PUSH, ADD, ASSIGN):
@@ -119,12 +134,13 @@ def numbers_of(shard: Shard) -> tuple[object, ...]:
 def own_memory(twin: Shard, op: Op) -> None:
     """Let a twin have copies of all that the op may change."""
     shared, end = twin.rows, twin.end
-    rows = np.zeros(shared.shape, shared.dtype)
-    use_small_pages(rows)
+    rows = filling_rows(len(shared), shared.shape[1], shared.dtype)
     has_all_rows = op.rule == ROWS and op.keys is None and op.deleted is None and len(op.values) == end
     if not has_all_rows or twin.cut is not None:  # the cut saves rows as they were
         rows[:end] = shared[:end]
     twin.own_memory(rows)
+    if op.rule == CLOSE and twin.sums is not None and twin.spec.aggregate == "mean":
+        twin.sums = twin.sums.copy()  # because a mean is made in their memory
 
 
 def forget(arrays: list[np.ndarray]) -> None:

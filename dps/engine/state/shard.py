@@ -38,11 +38,12 @@ import numpy as np
 
 from dps.engine.core.blocks import Block, empty
 from dps.engine.core.shards.cuts import flag, occupy
+from dps.engine.core.shards.growing import filling_rows, growing_rows
 from dps.engine.core.shards.index import KeyIndex, keys_of
 from dps.engine.core.shards.initializers import fill_missing, fill_new, fill_range
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
-from dps.engine.core.shards.states import SumsState
+from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
 from dps.engine.state.custom import Custom
 from dps.engine.state.ops import (
     ADD,
@@ -92,6 +93,7 @@ __all__ = [
 NO_INDEX = np.zeros(0, np.int64)
 NO_NUMBERS = np.zeros(0)
 ADD_KERNEL = Add().kernel
+PLAIN_SUMS_ROWS = 1 << 14  # with more rows of sums, a clock is closed as `dps.engine.server.closings` says
 LARGE_SUMS_BYTES = 1 << 26  # of a table of this size, a clock is likely to have few rows, which lie in pages far apart
 
 
@@ -103,6 +105,7 @@ class Sums(SumsState, abc.ABC):
     def __init__(self, clock: int):
         self.clock = clock
         self.parties = 1  # trainers of the run
+        self.plain_rows = PLAIN_SUMS_ROWS
         self.rows = -1  # rows of data for which the pushes stand; -1: the pushes do not say
 
     def add(self, op: Op) -> None:
@@ -123,9 +126,23 @@ class Sums(SumsState, abc.ABC):
     def count(self) -> int:
         """How many rows have sums."""
 
+    @property
+    @abc.abstractmethod
+    def work(self) -> int:
+        """How long it takes to step with them: as long as with so many rows of sums by key."""
+
+    @abc.abstractmethod
+    def copy(self) -> Sums:
+        """The same sums, in memory of their own."""
+
     @abc.abstractmethod
     def add_rows(self, op: Op) -> None:
         """Sum the rows of one more push."""
+
+    @property
+    @abc.abstractmethod
+    def memory(self) -> list[np.ndarray]:
+        """The arrays in which they are."""
 
     @abc.abstractmethod
     def to_arrays(self) -> list[np.ndarray]:
@@ -157,10 +174,23 @@ class DenseSums(Sums):
     def count(self) -> int:
         return int(np.count_nonzero(self.touched))
 
+    @property
+    def work(self) -> int:
+        return self.count * self.sums.shape[1] // VALUES_PER_ROW
+
+    def copy(self) -> DenseSums:
+        copied = copy.copy(self)
+        copied.sums, copied.touched = self.sums.copy(), self.touched.copy()
+        return copied
+
     def add_rows(self, op: Op) -> None:
         index, start = (NO_INDEX, op.start - self.low) if op.keys is None else (op.keys - self.low, 0)
         ADD_KERNEL(self.sums, index, start, op.values, NO_NUMBERS)
         flag(self.touched.view(np.uint8), index, start, len(op.values), 1)
+
+    @property
+    def memory(self) -> list[np.ndarray]:
+        return [self.sums, self.touched]
 
     def to_arrays(self) -> list[np.ndarray]:
         return [self.sums, self.touched]
@@ -192,8 +222,22 @@ class KeyedSums(Sums):
     def count(self) -> int:
         return len(self.shard)
 
+    @property
+    def work(self) -> int:
+        return self.count
+
+    def copy(self) -> KeyedSums:
+        copied = copy.copy(self)
+        copied.shard = copy.copy(self.shard)
+        copied.shard.rows = copy_of(self.shard.rows)
+        return copied
+
     def add_rows(self, op: Op) -> None:
         self.shard.step_rows(op)
+
+    @property
+    def memory(self) -> list[np.ndarray]:
+        return [self.shard.rows, *self.shard.index_tables]
 
     def to_arrays(self) -> list[np.ndarray]:
         return [self.shard.keys(), self.shard.all_rows()]
@@ -233,7 +277,7 @@ class Shard(CutShard):
         self.spec = spec
         self.number, self.low = number, 0
         self.width = spec.dim + spec.slots
-        self.rows = np.zeros((0, self.width), spec.dtype)
+        self.rows = growing_rows(0, self.width, spec.dtype)
         self.clock = 0  # the latest clock stamped on an op; a push without a clock counts as one of this clock
         self.version = 0  # how many changes there have been
         self.ledger = Ledger()
@@ -264,13 +308,10 @@ class Shard(CutShard):
         if origin and self.ledger.seen(origin, op.attempt, op.clock, op.number):
             return False
         self.version += 1
-        if op.rule == CLOSE:
-            self._close_sums(op)
-        elif op.rule == RETIRE:
+        if op.rule == RETIRE:
             self.ledger.retire(op.start, op.parties)
-        elif self.made_beside is None or not self.made_beside.install(self, op):
+        elif not self._taken_over(op):
             self.carry_out(op)
-        self.made_beside = None
         if origin:
             self.ledger.note(origin, op.attempt, op.clock, op.number)
             if op.answer:
@@ -285,12 +326,23 @@ class Shard(CutShard):
         """Carry out a CLOSE on the primary; the op by which other replicas follow without running code of the user."""
         failure = self.failure
         self.version += 1
-        step = self._close_sums(op)
+        step = None if self._taken_over(op) else self._close_sums(op)
         if self.failure is not failure:
             return op._replace(start=FAILED)
         if step is None or step.after is None:
             return op
         return Op(ROWS, step.keys, step.start, step.after, step.clock, step.parties, rows=CLOSING)
+
+    def _taken_over(self, op: Op) -> bool:
+        """Whether the op was carried out beside the shard, which now has what came of it."""
+        made, self.made_beside = self.made_beside, None
+        return made is not None and made.install(self, op)
+
+    def closes(self, op: Op) -> bool:
+        """Whether a CLOSE steps the optimizer with sums."""
+        if op.start == OLDER:
+            return self.would_close(op.clock)
+        return op.start == KEEP and self.sums is not None
 
     def _close_sums(self, op: Op) -> Op | None:
         """Do with the sums of the open clock what a CLOSE says; the step that came of it."""
@@ -336,6 +388,9 @@ class Shard(CutShard):
 
     def carry_out(self, op: Op) -> None:
         """Change rows as :meth:`apply` does, and nothing else: the version and the ledger stay."""
+        if op.rule == CLOSE:
+            self._close_sums(op)
+            return
         self.close_before(op.clock)
         if op.rule == ROWS and op.rows == CLOSING:
             self.sums = None
@@ -486,7 +541,7 @@ class Shard(CutShard):
 
     def detach(self) -> None:
         """Go on with a copy of the rows, because their memory may still be read elsewhere."""
-        self.rows = self.rows.copy()
+        self.rows = copy_of(self.rows)
 
     @property
     def kept(self) -> int:
@@ -523,13 +578,14 @@ class Shard(CutShard):
     def leave_twin(self) -> None:
         """Share nothing with the twin any more, because the shard is about to change."""
         self.twin = None
-        self.own_memory(self.rows.copy())
+        self.own_memory(copy_of(self.rows))
 
     def take_over(self, twin: Shard) -> None:
         """Have what an op has made of the twin."""
         self.rows, self.changed, self.clock = twin.rows, twin.changed, twin.clock
         self.index, self.vacant, self.vacancies = twin.index, twin.vacant, twin.vacancies
         self.removed, self.removed_later = twin.removed, twin.removed_later
+        self.sums, self.failure = twin.sums, twin.failure
         if self.cut is not None:
             assert twin.cut is not None
             self.cut.follow(twin.cut)
@@ -594,6 +650,7 @@ class Shard(CutShard):
 # Bytes by which the rows grow at a time: small steps, because a large one would stall requests.
 MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25
 MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
+MANY_KEYS = 1 << 14  # of one op: how many are new is worth a look before room is made for all of them
 
 
 class DenseShard(Shard):
@@ -740,8 +797,8 @@ class KeyedShard(Shard):
         if need > have:
             growth_bytes = min(max(self.rows.nbytes // 16, MIN_GROWTH_BYTES), MAX_GROWTH_BYTES)
             step = growth_bytes // (self.width * self.rows.itemsize)
-            # A realloc: the system re-maps large blocks without copying them. refcheck=False is safe, because no view
-            # of the rows lives from one request to the next.
+            # Large blocks grow without a copy: see `growing.pyx`. refcheck=False is safe, because no view of the rows
+            # lives from one request to the next.
             self.rows.resize((max(need, have + step + 1), self.width), refcheck=False)
             for flags in (self.changed, self.vacant):
                 if flags is not None:
@@ -769,8 +826,10 @@ class KeyedShard(Shard):
     def step_rows(self, op: Op) -> None:
         assert op.keys is not None
         index, end, new = self._rows_of(len(op.keys)), self.end, len(op.keys)
-        if op.rule == ROWS and self.cut is None and end + new > len(self.rows):
-            new = self.index.find(op.keys, index)  # an effect of a function is mostly of rows that there are
+        # The effects of functions, and sums, are mostly of rows that there are.
+        is_known = op.rule == ROWS or new >= MANY_KEYS
+        if is_known and self.cut is None and end + new > len(self.rows):
+            new = self.index.find(op.keys, index)
         self.reserve(new)
         self.index.insert(op.keys, index)
         if (self.end > end or self.vacancies) and not self.row_start.is_zero:
@@ -780,8 +839,7 @@ class KeyedShard(Shard):
 
     def expect(self, rows: int) -> None:
         """Make room for that many rows at once, in a shard that has none, before they are loaded."""
-        self.rows = np.zeros((rows, self.width), self.spec.dtype)
-        use_small_pages(self.rows)
+        self.rows = filling_rows(rows, self.width, self.spec.dtype)
         self.index.reserve(rows)
 
     def load(self, keys: np.ndarray, rows: np.ndarray) -> None:
@@ -876,6 +934,13 @@ def takes_memory(shard: Shard, op: Op) -> bool:
     return not shard.spec.keyed and op.rule == ROWS and whole and has_its_memory(op.values) and shard.cut is None
 
 
+def copy_of(rows: np.ndarray) -> np.ndarray:
+    """A copy of rows that can grow as they can."""
+    copied = growing_rows(len(rows), rows.shape[1], rows.dtype)
+    copied[...] = rows
+    return copied
+
+
 def has_its_memory(array: np.ndarray) -> bool:
     """Whether an array is no view of another: its memory is numpy's own, or a block."""
     return array.flags.owndata or isinstance(array.base, Block)
@@ -922,13 +987,15 @@ def vacate(shard: KeyedShard, keys: np.ndarray) -> None:
 
 def clear(shard: KeyedShard) -> None:
     """Delete all rows of a shard that nothing pins, and give all their memory back."""
-    if shard.changed is not None:
+    if shard.changed is not None and len(shard) > MAX_REMOVED_KEYS:  # a full checkpoint of what comes now is smaller
+        shard.changed, shard.removed = None, []
+    elif shard.changed is not None:
         shard.removed.append(shard.keys())
         shard.changed = np.zeros(0, np.uint8)
         bound_removed(shard)
     shard.discarded = [shard.rows, *shard.index_tables]
     shard.index = KeyIndex(shard.index.bits)
-    shard.rows = np.zeros((0, shard.width), shard.spec.dtype)
+    shard.rows = growing_rows(0, shard.width, shard.spec.dtype)
     shard.vacant, shard.vacancies, shard.deleted = None, 0, []
 
 

@@ -17,26 +17,41 @@ answers that a ledger keeps from rows that it may not have yet.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
+from dps.engine.core.shards.index import keys_of
 from dps.engine.core.shards.ledger import Ledger
 from dps.engine.state.ops import Op, TableSpec
 from dps.engine.state.recipes import Description
-from dps.engine.state.shard import DenseShard, KeyedShard, vacate
+from dps.engine.state.shard import NO_INDEX, DenseShard, KeyedShard, vacate
 from dps.errors import FunctionError, ProtocolError
 
-__all__ = ["Dump", "Joining", "digest", "first_difference"]
+__all__ = ["Dump", "Joining", "Listing", "digest", "first_difference"]
 
 # How often a dump asks for the keys created since it began. After the last time all of them go into one piece, because
 # else a dump would not end while pushes create keys all the time.
 MAX_KEY_LISTINGS = 8
+# A shard with fewer rows lists its keys within 1 ms, so no thread is worth it.
+MIN_LISTED_ROWS = 1 << 16
 
 Piece = tuple[Description, list[np.ndarray]]  # values for JSON, and arrays
 
 
+class Listing(NamedTuple):
+    """The keys of a keyed shard, in the order of its rows, and the numbers of these, where some rows are free."""
+
+    keys: np.ndarray
+    numbers: np.ndarray | None
+
+
 class Dump:
     """The sending side: a shard as pieces.
+
+    The keys of its rows come from a scan of the whole index. Of a large shard that takes tens of milliseconds, so
+    :meth:`lists` hands the scan out, for another thread; a piece without a listing makes one itself.
 
     The arrays are views of rows that the next op may change or move: send or copy them before.
 
@@ -65,9 +80,9 @@ class Dump:
         shard.pin()
         self._version = shard.version
         self._given = 0  # rows that pieces have given
-        self._keys: np.ndarray | None = None  # of a keyed shard: of all rows but free ones
-        self._numbers: np.ndarray | None = None  # of the rows, where some are free
-        self._list()
+        # Free rows come before all that are new, and stay free while the shard is pinned.
+        self._free = shard.index.free_rows if isinstance(shard, KeyedShard) else NO_INDEX
+        self._listed = Listing(NO_INDEX, None)
         self._key_listings = 0
         self._done = self._closed = False
 
@@ -92,18 +107,17 @@ class Dump:
             return None
         shard, first = self.shard, self._given
         count = max(1, max_bytes // (8 + shard.width * shard.rows.itemsize))
-        if self._keys is None:
+        if not isinstance(shard, KeyedShard):
             end = min(len(shard), first + count)
             arrays, self._done = [shard.rows[first:end]], end == len(shard)
         else:
-            assert isinstance(shard, KeyedShard)
-            if first == len(self._keys) < len(shard.index):
-                self._list()
-                self._key_listings += 1
-                count = count if self._key_listings < MAX_KEY_LISTINGS else len(shard.index)
-            end = min(len(self._keys), first + count)
-            which = slice(first, end) if self._numbers is None else self._numbers[first:end]
-            arrays, self._done = [self._keys[first:end], shard.rows[which]], end == len(shard.index)
+            if self._needs_keys:
+                self.take(self._scan()())
+                count = count if self._key_listings <= MAX_KEY_LISTINGS else len(shard.index)
+            keys, numbers = self._listed
+            end = min(len(keys), first + count)
+            which = slice(first, end) if numbers is None else numbers[first:end]
+            arrays, self._done = [keys[first:end], shard.rows[which]], end == len(shard.index)
             if shard.vacancies:
                 assert shard.vacant is not None
                 arrays.append(shard.vacant[which])
@@ -121,12 +135,39 @@ class Dump:
             self._closed = True
             self.shard.unpin()
 
-    def _list(self) -> None:
-        """List the keys of a keyed shard, in the order of its rows. Free rows come before all that are new."""
-        if isinstance(self.shard, KeyedShard):
-            index = self.shard.index
-            self._keys, free = index.keys(), index.free_rows
-            self._numbers = np.delete(np.arange(index.end), free) if len(free) else None
+    # -- the keys of rows
+
+    def lists(self) -> Callable[[], Listing] | None:
+        """The scan for the keys of the next rows, which any thread may do; its result goes to :meth:`take`.
+
+        None, if no keys are needed now, if there are few, or if there were so many scans that the next one has to see
+        the shard as it is when its piece is made.
+        """
+        few = self.shard.end < MIN_LISTED_ROWS
+        if few or not self._needs_keys or self._key_listings >= MAX_KEY_LISTINGS:
+            return None
+        return self._scan()
+
+    def take(self, listing: Listing) -> None:
+        """Go on with the keys that a scan has found."""
+        self._listed = listing
+        self._key_listings += 1
+
+    @property
+    def _needs_keys(self) -> bool:
+        """Whether rows are to be given whose keys are not listed."""
+        shard = self.shard
+        return isinstance(shard, KeyedShard) and self._given == len(self._listed.keys) < len(shard.index)
+
+    def _scan(self) -> Callable[[], Listing]:
+        assert isinstance(self.shard, KeyedShard)
+        tables, end, free = self.shard.index.tables, self.shard.end, self._free
+
+        def scan() -> Listing:
+            keys = keys_of(tables, end)
+            return Listing(np.delete(keys, free), np.delete(np.arange(end), free)) if len(free) else Listing(keys, None)
+
+        return scan
 
 
 class _KeyedSoFar(KeyedShard):

@@ -6,7 +6,7 @@ from libc.stdlib cimport free, malloc
 cimport cython
 
 from dps.engine.core.requests.frame cimport PULL, RANGE, REPLICATE, dps_header
-from dps.engine.core.shards.states cimport ReplicaState, ShardState, TableState
+from dps.engine.core.shards.states cimport ReplicaState, ShardState, SumsState, TableState
 
 cdef enum:
     DECLINED = -1
@@ -114,6 +114,9 @@ cdef class Parts:
         elif not replica.takes_requests():
             return False
         shard = <ShardState> replica.shard
+        if head.kind != REPLICATE and shard.sums is not None and head.clock > (<SumsState> shard.sums).clock:
+            if (<SumsState> shard.sums).is_large():
+                return False
         part.replica, part.shard = <void *> replica, <void *> shard
         part.keys, part.start, part.a, part.b = keys, start, a, b
         if a == b:

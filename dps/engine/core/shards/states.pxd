@@ -28,9 +28,10 @@ cdef class ShardState:
 
 
 cdef class SumsState:
-    cdef public int64_t clock, parties, rows
+    cdef public int64_t clock, parties, rows, plain_rows
     cdef public ShardState shard
     cdef public cnp.ndarray sums, touched
+    cdef bint is_large(self)
 
 
 cdef class ReplicaState:

@@ -8,6 +8,8 @@ from dps.engine.core.shards.index import KeyIndex
 from dps.engine.core.shards.initializers import RowStart
 from dps.engine.core.shards.ledger import Ledger
 
+VALUES_PER_ROW: int
+
 class CutState:
     before: int
     latest: int
@@ -43,6 +45,7 @@ class SumsState:
     shard: Any
     sums: Any
     touched: Any
+    plain_rows: int
 
 class ReplicaState:
     number: int

@@ -12,6 +12,9 @@ from dps.engine.core.cells cimport Cells
 
 cnp.import_array()
 
+VALUES_PER_ROW = 32  # of sums by row are stepped in the time that one row of sums by key takes
+cdef int64_t values_per_row = VALUES_PER_ROW
+
 
 cdef class CutState:
     """What ops read and change of the cut of their shard: see :mod:`dps.engine.core.shards.cuts`.
@@ -84,7 +87,15 @@ cdef class SumsState:
         Sums by key.
     sums, touched : numpy.ndarray or None
         Sums by row, and which rows have one.
+    plain_rows : int
+        With more rows of sums, the compiled step does not close the clock, because that would take too long.
     """
+
+    cdef bint is_large(self):
+        """Whether the clock may be one that the compiled step does not close."""
+        if self.shard is not None:
+            return self.shard.index.count > self.plain_rows
+        return self.sums.shape[0] * self.sums.shape[1] > values_per_row * self.plain_rows
 
 
 cdef class ReplicaState:
