@@ -263,6 +263,138 @@ def test_every_task_runs_twice_while_servers_are_killed_and_stopped(seconds):
         assert_table(ps, list(enumerate([steps] * TRAINERS)) * rounds)
 
 
+# -- large ops: pushes, deletions, functions and vectors of many rows, one after the other, each of them exactly once
+
+
+@dps.function(changes=True)
+def triple(rows):
+    rows.values *= 3
+    return int(rows.values.sum())
+
+
+@dps.function
+def total(rows):
+    return int(rows.values.sum())
+
+
+def is_listed(rows, first, step):
+    return (rows.keys >= first) & (rows.keys % step == 0)
+
+
+class LargeOps:
+    """Ops of many rows on a table and a vector of one client, and what both hold, by numpy."""
+
+    def __init__(self, ps, name, rows, seed):
+        self.ps, self.rows, self.rng, self.random = ps, rows, np.random.default_rng(seed), random.Random(seed)
+        self.client = dps.Client(ps.ticket)
+        self.table = ps.table(name, dtype="int64").name
+        self.values, self.exists = np.zeros(rows, np.int64), np.zeros(rows, bool)
+        self.vector, self.numbers = dps.arrays.on(ps).zeros(rows), np.zeros(rows)
+        ops = self.push, self.assign, self.delete, self.delete_where, self.call, self.read, self.compute, self.look
+        self.done = dict.fromkeys(ops, 0)
+
+    def step(self):
+        op = self.random.choice([*self.done])
+        op()
+        self.done[op] += 1
+
+    def some(self):
+        """All keys, or those of a random stretch."""
+        first, last = sorted(self.random.randint(0, self.rows) for _ in range(2))
+        return np.arange(first, last) if self.random.random() < 0.5 else np.arange(self.rows)
+
+    def push(self):
+        keys = self.some()
+        more = self.rng.integers(-5, 6, len(keys))
+        self.client.push(self.table, keys, more)
+        self.values[keys] += more
+        self.exists[keys] = True
+
+    def assign(self):
+        keys = self.some()
+        self.client.assign(self.table, keys, keys % 1000)
+        self.values[keys], self.exists[keys] = keys % 1000, True
+
+    def delete(self):
+        keys = self.some()
+        self.client.delete(self.table, keys)
+        self.values[keys], self.exists[keys] = 0, False
+
+    def delete_where(self):
+        first, step, keys = self.random.randint(0, self.rows), self.random.randint(1, 4), np.arange(self.rows)
+        gone = self.exists & (keys >= first) & (keys % step == 0)
+        assert self.ps.delete_where(self.table, is_listed, first=first, step=step) == gone.sum()
+        self.values[gone], self.exists[gone] = 0, False
+
+    def call(self):
+        self.values *= 3
+        assert sum(self.ps.call(triple, self.table)) == self.values.sum()
+        if abs(self.values).max() > 2**40:
+            self.client.assign(self.table, np.arange(self.rows), np.zeros(self.rows, np.int64))
+            self.values[:], self.exists[:] = 0, True
+
+    def read(self):
+        assert sum(self.ps.call(total, self.table)) == self.values.sum()
+
+    def compute(self):
+        number = self.random.randint(1, 5)
+        self.vector += number
+        self.vector[: self.rows // 2] *= -1
+        self.numbers += number
+        self.numbers[: self.rows // 2] *= -1
+        assert self.vector.sum() == self.numbers.sum()
+
+    def look(self):
+        keys = self.some()
+        assert np.array_equal(self.client.pull(self.table, keys), self.values[keys])
+        assert len(self.ps.tables()[self.table]) == self.exists.sum()
+        assert np.array_equal(np.asarray(self.vector), self.numbers)
+
+    def close(self):
+        self.look()
+        self.client.close()
+        return {op.__name__: count for op, count in self.done.items()}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("rows", "seconds"),
+    [
+        pytest.param(100_000, SHORT, id="short"),
+        pytest.param(10**6, SECONDS, id="long", marks=LONG),
+    ],
+)
+def test_large_ops_while_servers_are_killed_and_stopped(rows, seconds):
+    """Each op counts once, whole, on all its rows: what it returns, and all that is there afterwards, is exact."""
+    print(f"seed {SEED}")
+    with ready(copies=2) as (client, ps):
+        for function in (triple, total):
+            ps.register(function)
+        chaos = Chaos(client, ps, SEED, 2, kill_trainers=False)
+        errors, counts = [], []
+
+        def work(n):
+            ops = LargeOps(ps, f"rows-{n}", rows, SEED + n)
+            try:
+                while (time.monotonic() < until or not chaos.suffered()) and not errors:
+                    ops.step()
+                counts.append(ops.close())
+            except BaseException as error:
+                errors.append(error)
+                raise
+
+        until = time.monotonic() + seconds
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        chaos.over.set()
+        assert not errors
+        chaos.end()
+        print(f"ops: {counts}")
+
+
 # -- the last copy; TLS
 
 

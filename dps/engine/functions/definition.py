@@ -157,8 +157,8 @@ def function(
 
     The decorated function is the *part*: it is called once for each shard, with that shard's
     :class:`~dps.functions.Rows` and the arguments of the call, and returns a plain value or an array. It runs in a
-    thread of the server, under a time limit (``dps.timeouts.function``). If it fails on one shard, all rows of all
-    shards stay as they were.
+    process of the server's own, under a time limit (``dps.timeouts.function``). If it fails on one shard, all rows of
+    all shards stay as they were.
 
     Parameters
     ----------
