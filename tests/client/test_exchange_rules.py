@@ -128,6 +128,19 @@ def chunks_are_sent_one_after_the_other() -> None:
         assert [(leg, number) for _, leg, _, number, _ in stage.exchange.open] == [(0, 1), (1, 2), (2, 3)]
 
 
+def an_error_is_left_whole() -> None:
+    """An error is no answer to any chunk: its bytes go to the first one, once, and the others read none of its text."""
+    text = b'{"error": "moved", "message": "elsewhere"}'
+    error = encode_header(Header(frames.ERROR, request=1, body=len(text))) + text
+    with Stage(10, most=16) as stage:
+        stage.pairs[0][1].sendall(error)
+        assert stage.make(stage.push(np.ones(10, np.float32))) is plain.OPEN
+        received = [bytes(each) for *_, each in stage.exchange.open]
+        assert received == [error[: len(received[0])], b"", b""]
+        stage.pairs[0][0].setblocking(False)
+        assert received[0] + stage.pairs[0][0].recv(1000) == error
+
+
 def what_is_not_sent_goes_on() -> None:
     """A chunk waits while the rows of the one before are owed; it is left without the number of a request."""
     with Stage(10_000, most=1 << 14) as stage:
@@ -246,6 +259,7 @@ RULES = [
     each_push_takes_a_number,
     what_has_arrived_goes_on,
     chunks_are_sent_one_after_the_other,
+    an_error_is_left_whole,
     what_is_not_sent_goes_on,
     calls_that_go_on_have_their_memory,
     arrays_are_let_go,
@@ -276,6 +290,9 @@ WRONG = {  # text of exchange.pyx, the wrong text, and the rule that breaks
                                          "call.take_number(origin)", each_push_takes_a_number),
     "pulls are numbered": ("if call.terms.pushes else 0", "if True else 0", each_push_takes_a_number),
     "what has arrived is lost": ("leg.run, inbox[:got]))", 'leg.run, b""))', what_has_arrived_goes_on),
+    "the next chunk reads on": ("and not self._is_left(leg[n].run)", "", an_error_is_left_whole),
+    "every chunk gets what has arrived": ("arrived.pop((n, leg.run)", "arrived.get((n, leg.run)",
+                                          an_error_is_left_whole),
     "what is not sent is lost": ("if leg.state != ANSWERED:", "if leg.state == SENT:", what_is_not_sent_goes_on),
     "chunks share a number": ("leg[n].number = stream.take()", "leg[n].number = 1",
                               chunks_are_sent_one_after_the_other),

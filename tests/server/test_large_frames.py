@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import resource
+import threading
 import time
 
 import numpy as np
@@ -48,6 +49,32 @@ class Peer(Raw):
         for a, b in itertools.pairwise([0, *sorted(cuts), len(frame)]):
             self.send(frame[a:b])
             time.sleep(pause)
+
+
+@pytest.mark.parametrize("what", ["pull", "push", "push_pull"])
+def test_errors_in_the_place_of_several_answers(what: str) -> None:
+    """A call in several requests to one server, which has no lease for a moment: the call is made again, and counts
+    once."""
+    count = 400_000
+    keys, ones = np.arange(count), np.ones((count, 1))
+    with Servers(2) as servers, servers.client() as client:
+        servers.table(TableSpec("w", dtype="float64", shards=1, copies=2, ack="memory"), owners=[0])
+        client.push("w", keys, ones)
+        assert (client.pull("w", keys) == 1).all()
+        role = servers.servers[0]
+        lease = role.heartbeat.lease_until
+        for _ in range(3):
+            role.heartbeat.lease_until = -1.0
+            timer = threading.Timer(0.05, setattr, (role.heartbeat, "lease_until", lease))
+            timer.start()
+            if what == "pull":
+                assert (client.pull("w", keys) == 1).all()
+            elif what == "push":
+                client.push("w", keys, 0 * ones)
+            else:
+                assert (client.push_pull("w", keys, 0 * ones) == 1).all()
+            timer.join()
+        assert (client.pull("w", keys) == 1).all()
 
 
 class Twins:

@@ -173,15 +173,16 @@ class PlainCalls:
         parts: list[list[Part]] = [parts_of(call) for call in calls]
         requests: list[list[Request]] = [[] for _ in calls]
         for at, n, run, number, received in exchange.open:
-            if not number:
-                requests[at].append(session.dispatch(tables[at].route, parts[at][n]))
-                continue
-            channel = tables[at].wires.channels[run]
-            requests[at].append(Request.carrying(parts[at][n], channel))
-            channel.adopt(requests[at][-1], number)
-            arrived.append((channel, received))
+            if number:
+                channel = tables[at].wires.channels[run]
+                requests[at].append(Request.carrying(parts[at][n], channel))
+                channel.adopt(requests[at][-1], number)
+                arrived.append((channel, received))
         for channel, received in arrived:  # now, because a server that serves two legs may answer the second one first
             channel.feed(received)
+        for at, n, _, number, _ in exchange.open:  # then, because a channel may read while it writes
+            if not number:
+                requests[at].append(session.dispatch(tables[at].route, parts[at][n]))
         session.meter.begin(exchange.began)
         pending = []
         for call, sent in zip(calls, requests, strict=True):

@@ -46,6 +46,7 @@ cdef class Exchange:
     cdef bint _owes_rows(self, Stream stream) except -1
     cdef int _round(self, Call call, Wires wires) except -1
     cdef int _answers(self, Call call, Wires wires) except -1
+    cdef bint _is_left(self, int run) except -1
     cdef int _leave(self) except -1
     cdef int _write(self, Call call, Leg *leg, int fd, Wires wires) except -1
     cdef int _send(self, int fd, iovec *pieces, int count, Traffic traffic, Wires wires) except -1

@@ -311,19 +311,26 @@ cdef class Exchange:
         cdef Stream stream
         cdef int n
         for n in range(call.legs):
-            if leg[n].state == SENT:
+            if leg[n].state == SENT and not self._is_left(leg[n].run):
                 stream = wires.streams[leg[n].run]
                 self.current = leg[n].run
                 self._read(call, &leg[n], stream.fd, wires)
                 self.current = -1
         return 0
 
+    cdef bint _is_left(self, int run) except -1:
+        """Whether an answer of a server is left unread: then the next bytes may be the rest of that."""
+        for at, other, _ in self.open:
+            if at == self.at and other == run:
+                return True
+        return False
+
     cdef int _leave(self) except -1:
         """List the legs that are not done: (call, leg, run, number, bytes that have arrived)."""
         cdef Call call
         cdef Leg *leg
         cdef int n, m
-        arrived = {(at, run): received for at, run, received in self.open}
+        arrived = {(at, run): received for at, run, received in self.open}  # of the first open leg, once
         self.open = []
         for n in range(len(self.calls)):
             call = self.calls[n]
@@ -331,7 +338,7 @@ cdef class Exchange:
                 leg = &call.leg[m]
                 if leg.state != ANSWERED:
                     number = 0 if leg.state == UNSENT else leg.number
-                    self.open.append((n, m, leg.run, number, arrived.get((n, leg.run), b"")))
+                    self.open.append((n, m, leg.run, number, arrived.pop((n, leg.run), b"")))
         return 0
 
     cdef int _write(self, Call call, Leg *leg, int fd, Wires wires) except -1:
