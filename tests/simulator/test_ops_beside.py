@@ -12,7 +12,7 @@ from verdicts import problems
 
 from dps.engine.server.functions import FunctionCalls
 from dps.engine.state import beside, shard, transfer
-from dps.engine.state.beside import MadeBeside
+from dps.engine.state.beside import Compaction, MadeBeside
 from dps.engine.state.ops import CLOSE
 from dps.engine.state.transfer import Dump
 
@@ -24,8 +24,9 @@ class Count:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.made, self.installed, self.revoked, self.closed, self.listed = 0, 0, 0, 0, 0
+        self.compacted = 0
         carry_out, install, revoke = MadeBeside.carry_out, MadeBeside.install, FunctionCalls.revoke
-        take = Dump.take
+        take, install_compacted = Dump.take, Compaction.install
 
         def carried_out(made) -> None:
             self.made += 1
@@ -36,6 +37,11 @@ class Count:
             self.installed += done
             self.closed += done and op.rule == CLOSE
             return done
+
+        def compacted(made, shard) -> None:
+            rows = shard.rows
+            install_compacted(made, shard)
+            self.compacted += shard.rows is not rows
 
         def taken(dump, listing) -> None:
             self.listed += 1
@@ -49,6 +55,7 @@ class Count:
         monkeypatch.setattr(MadeBeside, "install", put_in_place)
         monkeypatch.setattr(FunctionCalls, "revoke", revoked)
         monkeypatch.setattr(Dump, "take", taken)
+        monkeypatch.setattr(Compaction, "install", compacted)
 
 
 @pytest.fixture
@@ -57,6 +64,7 @@ def count(monkeypatch) -> Count:
     monkeypatch.setattr(beside, "LARGE_ROWS", 1)
     monkeypatch.setattr(shard, "PLAIN_SUMS_ROWS", 0)
     monkeypatch.setattr(transfer, "MIN_LISTED_ROWS", 0)
+    monkeypatch.setattr(shard, "COMPACTED_AT_ONCE", 0)
     monkeypatch.setattr(beside, "COPIED_PER_ROW", 1 << 20)
     return Count(monkeypatch)
 
@@ -67,7 +75,8 @@ def test_ops_beside_the_loop_amid_faults(count: Count, check: Callable[[int], st
     assert not problems(check, SCHEDULES, 0, parts=1)
     assert count.installed > 10 * SCHEDULES
     assert count.made > count.installed, "some were dropped"
-    assert count.listed > SCHEDULES
+    assert count.listed > SCHEDULES // 2
+    assert (count.compacted > 10) == (check is check_deletions)
 
 
 def test_closes_beside_the_loop_amid_faults(count: Count) -> None:

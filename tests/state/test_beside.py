@@ -10,7 +10,7 @@ from oracles import mutant
 
 import dps
 from dps.engine.state import beside
-from dps.engine.state.beside import MadeBeside, forget, is_large, worth_it
+from dps.engine.state.beside import MadeBeside, Twin, forget, is_large, worth_it
 from dps.engine.state.ops import ADD, ASSIGN, DELETE, NO_CLOCK, PUSH, ROWS, Op, TableSpec
 from dps.engine.state.shard import DenseShard, KeyedShard, Shard, make_shard
 from dps.engine.state.transfer import Dump, Joining, first_difference
@@ -274,7 +274,7 @@ WRONG = {
     "deleted keys stay behind": (KeyedShard, "take_over", Shard.take_over),
     "the index is shared": (KeyedShard, "own_memory", Shard.own_memory),
     "saved rows stay behind": (Shard, "take_over", mutant(Shard.take_over, "self.cut.follow(twin.cut)", "pass")),
-    "a shard that has changed": (MadeBeside, "install", mutant(MadeBeside.install, "numbers != before or", "")),
+    "a shard that has changed": (Twin, "fits", mutant(Twin.fits, "numbers_of(shard) == self._numbers", "True")),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 from noticing import assert_noticed
 
 from dps.engine.state import shard as shard_module
+from dps.engine.state.beside import Compaction
 from dps.engine.state.ops import ADD, DELETE, NO_CLOCK, Op, TableSpec
 from dps.engine.state.shard import KeyedShard, make_shard
 
@@ -31,6 +32,11 @@ def push(shard: KeyedShard, keys: object) -> None:
 def delete(shard: KeyedShard, keys: object = (), every: bool = False) -> None:
     keys = np.asarray(keys, np.int64)
     shard.apply(Op(DELETE, keys, 0, np.empty((len(keys), 0)), NO_CLOCK, 1, rows=1 if every else -1))
+
+
+def push_back(shard: KeyedShard, key: int) -> None:
+    """Take back what :func:`push` has added once more to the row of a key."""
+    shard.apply(Op(ADD, np.array([key]), 0, np.array([[-key - 100.0]]), NO_CLOCK, 1))
 
 
 def check(shard: KeyedShard, keys: object) -> None:
@@ -151,7 +157,50 @@ def long_lists_end_tracking() -> None:
         assert not shard.removed
 
 
+def a_long_clear_ends_tracking() -> None:
+    """The next checkpoint is a full one, of what there is then, and lists none of the keys that went."""
+    shard = shard_of(tracked=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_module, "MAX_REMOVED_KEYS", len(KEYS) - 1)
+        delete(shard, every=True)
+    assert shard.changed is None
+    assert not shard.removed
+    check(shard, [])
+
+
+def large_shards_are_compacted_beside() -> None:
+    """A shard that would have many rows leaves its free ones to a twin, in which they go."""
+    shard = shard_of(tracked=True)
+    shard.compacted_at_once = 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_module, "COMPACT_AT_ROWS", 1)
+        delete(shard, [0, 1, 2, 3, 4, 5])
+        assert shard.is_sparse
+        assert shard.end == len(KEYS)
+        changed = Compaction(shard)
+        changed.carry_out()
+        assert not shard.is_sparse, "it is being done"
+        check(shard, [6, 7, 8, 9])
+        changed.end(shard)
+        push(shard, [6])  # and then back
+        push_back(shard, 6)
+        changed.install(shard)
+        assert shard.end == len(KEYS), "the shard has changed since"
+        compaction = Compaction(shard)
+        compaction.carry_out()
+        compaction.end(shard)
+        compaction.install(shard)
+        assert not shard.is_sparse
+    assert len(shard.rows) == shard.end == 4
+    assert shard.discarded
+    check(shard, [6, 7, 8, 9])
+    push(shard, [0, 1, 2])
+    check(shard, [0, 1, 2, 6, 7, 8, 9])
+
+
 RULES = [
+    a_long_clear_ends_tracking,
+    large_shards_are_compacted_beside,
     only_what_there_is_goes,
     what_is_pinned_stays_in_the_index,
     memory_is_given_back,
@@ -201,8 +250,12 @@ WRONG = {
     "the index keeps its numbers": ("compact", "shard.index.renumber(numbers)", "pass", memory_is_given_back),
     "flags do not move": ("compact", "shard.changed[holes] = shard.changed[last]", "pass", memory_is_given_back),
     "rows do not move": ("compact", "shard.rows[holes] = shard.rows[last]", "pass", memory_is_given_back),
-    "memory is kept": ("free_vacant", "free > shard.end // 2", "False", memory_is_given_back),
-    "rows move for a few": ("free_vacant", "and free > shard.end // 2", "", few_free_rows_are_kept),
+    "memory is kept": ("is_sparse", "free > shard.end // 2", "False", memory_is_given_back),
+    "rows move for a few": ("is_sparse", "and free > shard.end // 2", "", few_free_rows_are_kept),
+    "large shards are compacted in the loop": ("free_vacant", "and len(shard) <= shard.compacted_at_once", "",
+                                               large_shards_are_compacted_beside),
+    "a long clear lists its keys": ("clear", "and len(shard) > MAX_REMOVED_KEYS", "and False",
+                                    a_long_clear_ends_tracking),
     "a clear keeps its rows": ("clear", "shard.rows = growing_rows(0, shard.width, shard.spec.dtype)", "pass",
                                all_rows_go_at_once),
     "a clear keeps its keys": ("clear", "shard.index = KeyIndex(shard.index.bits)", "pass", all_rows_go_at_once),

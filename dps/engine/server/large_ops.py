@@ -30,7 +30,7 @@ from dps.engine.server.beside_thread import WORK_SECONDS, Carrier, Outcome
 from dps.engine.server.functions import BesideShards, FunctionCalls, Hold, Target
 from dps.engine.server.replicas import Replica
 from dps.engine.server.tables import ServerTable, TableRequest, op_of
-from dps.engine.state.beside import MadeBeside, close_is_large, forget, gone_of, is_large, worth_it
+from dps.engine.state.beside import Compaction, MadeBeside, close_is_large, forget, gone_of, is_large, worth_it
 from dps.engine.state.ops import CLOSE, DELETE, Op
 from dps.engine.state.shard import Shard
 from dps.engine.wire import frames
@@ -176,9 +176,13 @@ class LargeOps:
     def tidy(self, replicas: Iterable[Replica]) -> None:
         """Free what deletions have left during cuts and dumps, a little in each turn of the loop."""
         for replica in replicas:
-            if isinstance(replica.shard, Shard) and replica.shard.is_untidy and replica not in self._tidied:
-                self._tidied.add(replica)
-                self._tidy(replica)
+            if isinstance(replica.shard, Shard) and replica not in self._tidied:
+                if replica.shard.is_untidy:
+                    self._tidied.add(replica)
+                    self._tidy(replica)
+                elif replica.shard.is_sparse and replica.hold is None:
+                    self._tidied.add(replica)
+                    self._compact(replica)
 
     def leave(self, replica: Replica) -> None:
         """A replica is dropped: give back its memory, unless a checkpoint or a dump still reads it."""
@@ -219,6 +223,31 @@ class LargeOps:
         else:
             replica.shard.tidy()
             self._endpoint.later(0, self._tidy, replica)
+
+    def _compact(self, replica: Replica) -> None:
+        """Give the free rows of a large shard back, beside the loop."""
+        shard = replica.shard
+        hold = Hold(Header(frames.OK), None, [Target(replica, None)], False)
+        hold.running = False  # it is no call, which could be aborted
+        self._functions.holds.add(hold)
+        compaction = Compaction(shard)
+
+        def ended(outcome: Outcome) -> None:
+            self._tidied.discard(replica)
+            if self._closed:
+                return
+            compaction.end(shard)
+            if hold.revoked:
+                return
+            if outcome.error is None:
+                compaction.install(shard)
+                self.clean([replica])
+            self._functions.release(hold)
+
+        try:
+            self._runner.run(compaction.carry_out, WORK_SECONDS, ended)
+        except RuntimeError as error:  # there are too many threads
+            self._endpoint.later(0, ended, Outcome(None, error))
 
     def _drop(self, connection: RoleConnection, header: Header) -> None:
         ready = self._ready.get(connection)

@@ -20,13 +20,14 @@ from dps.engine.core.shards.growing import filling_rows
 from dps.engine.core.shards.rows import leave_pages
 from dps.engine.state.custom import Custom
 from dps.engine.state.ops import ADD, ASSIGN, CLOSE, CLOSING, DELETE, NO_CLOCK, PUSH, ROWS, Op
-from dps.engine.state.shard import Shard, takes_memory
+from dps.engine.state.shard import KeyedShard, Shard, compact, takes_memory
 
-__all__ = ["MadeBeside", "close_is_large", "forget", "gone_of", "is_large", "worth_it"]
+__all__ = ["Compaction", "MadeBeside", "close_is_large", "forget", "gone_of", "is_large", "worth_it"]
 
 LARGE_ROWS = 1 << 18  # of a request, whose shards change in one turn of a server's loop: about 30 ms of work
 ROWS_PER_DELETION = 8  # a row that goes makes as much work as so many others
 CLOSED_AT_ONCE = 8  # a close of less than this part of LARGE_ROWS takes some 2 ms, and needs no twin
+NO_OP = Op(DELETE, None, 0, np.empty((0, 0)), NO_CLOCK, 1)  # it changes nothing
 COPIED_PER_ROW = 64  # rows that are copied for each row of an op, at most: a copy then costs no more than the op
 
 
@@ -40,38 +41,71 @@ def close_is_large(work: int) -> bool:
     return work >= LARGE_ROWS // 4
 
 
+class Twin:
+    """A twin of a shard, and whether it may be put in place.
+
+    Parameters
+    ----------
+    shard : Shard
+        Nothing but pulls may use it from now on. What has to change it all the same calls its `leave_twin` before, so
+        that it goes on with memory of its own.
+
+    Attributes
+    ----------
+    shard : Shard
+        The twin.
+    """
+
+    def __init__(self, shard: Shard):
+        self._objects, self._numbers = objects_of(shard), numbers_of(shard)
+        self.shard = shard.shared_twin()
+        shard.twin = self.shard
+
+    def end(self, shard: Shard) -> None:
+        """The memory of the shard is not read any more. To be called in the thread of the shard."""
+        if shard.twin is self.shard:
+            shard.twin = None
+
+    def fits(self, shard: Shard) -> bool:
+        """Whether the shard is as it was."""
+        same = all(a is b for a, b in zip(objects_of(shard), self._objects, strict=True))
+        return same and numbers_of(shard) == self._numbers
+
+    def put_in_place(self, shard: Shard) -> None:
+        """Let the shard have what the twin has."""
+        shard.discarded = [shard.rows, *shard.index_tables]
+        if shard.sums is not None and self.shard.sums is not shard.sums:
+            shard.discarded += shard.sums.memory
+        shard.take_over(self.shard)
+
+
 class MadeBeside:
     """One op on one shard, carried out on a twin.
 
     Parameters
     ----------
     shard : Shard
-        Nothing but pulls may use it until :meth:`install`. What has to change it all the same calls its `leave_twin`
-        before, so that it goes on with memory of its own.
+        Nothing but pulls may use it until :meth:`install`: see :class:`Twin`.
     op : Op
-
-    Attributes
-    ----------
-    twin : Shard
-        The shard with the op, once that is carried out.
     """
 
     def __init__(self, shard: Shard, op: Op):
-        self._op, self._before = op, (objects_of(shard), numbers_of(shard))
-        self.twin = shard.shared_twin()
-        shard.twin = self.twin
+        self._op, self._twin = op, Twin(shard)
+
+    @property
+    def twin(self) -> Shard:
+        """The shard with the op, once that is carried out."""
+        return self._twin.shard
 
     def carry_out(self) -> None:
         """Copy what the op may change, and carry it out. Any thread may do this; the shard itself is left alone."""
-        twin, op = self.twin, self._op
-        own_memory(twin, op)
-        twin.version += 1
-        twin.carry_out(op)
+        own_memory(self.twin, self._op)
+        self.twin.version += 1
+        self.twin.carry_out(self._op)
 
     def end(self, shard: Shard) -> None:
         """The memory of the shard is not read any more. To be called in the thread of the shard."""
-        if shard.twin is self.twin:
-            shard.twin = None
+        self._twin.end(shard)
 
     def install(self, shard: Shard, op: Op) -> bool:
         """Let the shard, whose version counts the op already, take over what the twin has.
@@ -79,16 +113,40 @@ class MadeBeside:
         False, if the shard has changed since, or this is another op.
         """
         shard.version -= 1
-        numbers, (objects, before) = numbers_of(shard), self._before
+        fits = stamp_of(op) == stamp_of(self._op) and self._twin.fits(shard)
         shard.version += 1
-        same = all(a is b for a, b in zip(objects_of(shard), objects, strict=True))
-        if stamp_of(op) != stamp_of(self._op) or numbers != before or not same:
-            return False
-        shard.discarded = [shard.rows, *shard.index_tables]
-        if op.rule == CLOSE and shard.sums is not None:
-            shard.discarded += shard.sums.memory
-        shard.take_over(self.twin)
-        return True
+        if fits:
+            self._twin.put_in_place(shard)
+        return fits
+
+
+class Compaction:
+    """A shard without its free rows, made on a twin: no op, because each replica has free rows of its own.
+
+    Parameters
+    ----------
+    shard : KeyedShard
+        Nothing but pulls may use it until :meth:`install`: see :class:`Twin`.
+    """
+
+    def __init__(self, shard: KeyedShard):
+        self._twin = Twin(shard)
+
+    def carry_out(self) -> None:
+        """Copy the shard, and compact the copy. Any thread may do this; the shard itself is left alone."""
+        twin = self._twin.shard
+        assert isinstance(twin, KeyedShard)
+        own_memory(twin, NO_OP)
+        compact(twin)
+
+    def end(self, shard: KeyedShard) -> None:
+        """The memory of the shard is not read any more. To be called in the thread of the shard."""
+        self._twin.end(shard)
+
+    def install(self, shard: KeyedShard) -> None:
+        """Let the shard take over what the twin has, unless the shard has changed since."""
+        if self._twin.fits(shard):
+            self._twin.put_in_place(shard)
 
 
 def worth_it(shard: Shard, op: Op) -> bool:

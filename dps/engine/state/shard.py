@@ -81,6 +81,7 @@ __all__ = [
     "Shard",
     "Sums",
     "clear",
+    "compact",
     "delete",
     "free_vacant",
     "make_shard",
@@ -287,6 +288,7 @@ class Shard(CutShard):
         self.moves = 0  # how often that has changed, or rows may have moved otherwise than by an op
         self.twin: Shard | None = None  # for which another thread reads the memory of this shard: see `beside.py`
         self.made_beside: OpBeside | None = None  # the next op, carried out beside the shard
+        self.compacted_at_once = COMPACTED_AT_ONCE
         self.discarded: list[np.ndarray] = []  # arrays whose memory is to be given back beside the loop
         self.numbers = {}  # clock -> the optimizer's numbers at that clock
         self.row_start = spec.row_start()  # what a new row holds
@@ -553,6 +555,11 @@ class Shard(CutShard):
         """Whether :meth:`tidy` has something to do now."""
         return False
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it has free rows, and too many to be compacted in the loop of a server: see `beside.py`."""
+        return False
+
     def tidy(self) -> None:
         """Go on to free what deleted rows have left: some milliseconds of work."""
 
@@ -563,6 +570,7 @@ class Shard(CutShard):
         twin = copy.copy(self)
         twin.numbers, twin.discarded, twin.made_beside, twin.twin = dict(self.numbers), [], None, None
         twin.removed, twin.removed_later = list(self.removed), list(self.removed_later)
+        twin.compacted_at_once = MAX_ROWS
         if self.cut is not None:
             twin.cut = self.cut.shared_with(twin)
         return twin
@@ -877,6 +885,10 @@ class KeyedShard(Shard):
     def is_untidy(self) -> bool:
         return bool(self.deleted) and self.pins == 0 and self.twin is None
 
+    @property
+    def is_sparse(self) -> bool:
+        return self.twin is None and is_sparse(self)
+
     def tidy(self) -> None:
         if self.is_untidy:
             free_vacant(self, KEYS_FREED_AT_ONCE)
@@ -950,6 +962,9 @@ def has_its_memory(array: np.ndarray) -> bool:
 
 KEYS_FREED_AT_ONCE = 1 << 14  # 3 ms of work
 COMPACT_AT_ROWS = 1024  # free rows: fewer are not worth moving others
+COMPACTED_AT_ONCE = (
+    1 << 17
+)  # rows that a compaction leaves, which take 10 ms; more are compacted beside a server's loop
 MAX_LISTS = 64  # of keys that were deleted since the base: more become one
 MAX_REMOVED_KEYS = 1 << 16  # such keys: if there are more of them than of rows, too, the next checkpoint is a full one
 
@@ -1024,9 +1039,14 @@ def free_vacant(shard: KeyedShard, most: int) -> None:
         assert shard.vacant is not None
         keys, index = keys[index >= 0], index[index >= 0]  # a key may be listed twice
         shard.index.remove(keys[shard.vacant[index] != 0])
-    free = shard.end - len(shard.index)
-    if not shard.deleted and free >= COMPACT_AT_ROWS and free > shard.end // 2:
+    if is_sparse(shard) and len(shard) <= shard.compacted_at_once:
         compact(shard)
+
+
+def is_sparse(shard: KeyedShard) -> bool:
+    """Whether more than half of the rows are free, and may be given back."""
+    free = shard.end - len(shard.index)
+    return not shard.pins and not shard.deleted and free >= COMPACT_AT_ROWS and free > shard.end // 2
 
 
 def compact(shard: KeyedShard) -> None:
