@@ -240,8 +240,8 @@ WRONG = {
         "self.close_before(part.replica, header.clock)",
         "pass",
     ),
-    "closed sums stay on the copies": (Shard, "carry_out", "op.rule == ROWS and op.rows == CLOSING", "False"),
-    "a failure stays with the primary": (Shard, "close", "op._replace(start=FAILED)", "op._replace(start=2)"),
+    "closed sums stay on the copies": (Shard, "carry_out", "op.rule == ROWS and SteppedOp.matches(op)", "False"),
+    "a failure stays with the primary": (Shard, "close", "CloseOp(op.clock, FAILED).op()", "CloseOp(op.clock, 2).op()"),
 }
 
 

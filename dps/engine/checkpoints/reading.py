@@ -12,7 +12,8 @@ from dps.engine.checkpoints.manifest import Checkpoint
 from dps.engine.checkpoints.shard_file import FileRecord, ShardFile
 from dps.engine.checkpoints.store import Store
 from dps.engine.core.shards.ledger import Ledger
-from dps.engine.state.ops import DELETE, NO_CLOCK, Op
+from dps.engine.state.op_views import DeleteOp
+from dps.engine.state.ops import NO_CLOCK
 from dps.engine.state.shard import DenseShard, KeyedShard
 
 __all__ = ["Origins", "SavedShard", "fill", "fill_all", "read_shard"]
@@ -187,7 +188,7 @@ def fill(shard: DenseShard | KeyedShard, saved: SavedShard, origins: Origins = U
         shard.expect(saved.files[0][1].rows)
     for file in saved.opened():
         if len(file.removed):
-            shard.delete_rows(Op(DELETE, file.removed, 0, np.empty((len(file.removed), 0)), NO_CLOCK, 1))
+            shard.delete_rows(DeleteOp(file.removed, 0, len(file.removed), NO_CLOCK, 1).op())
         for where, rows in file.pieces():
             shard.load(where, rows)  # type: ignore[arg-type]
     ledger = origins.take_over(saved.ledger) if "last" in saved.ledger else Ledger()

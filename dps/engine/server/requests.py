@@ -37,7 +37,8 @@ from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
 from dps.engine.server.replication import Relay
 from dps.engine.server.tables import ServerTable, TableRequest, op_of
 from dps.engine.state.custom import Custom
-from dps.engine.state.ops import CLOSE, DROP, KEEP, OLDER, RETIRE, Op, TableSpec
+from dps.engine.state.op_views import CloseOp, RetireOp
+from dps.engine.state.ops import DROP, KEEP, OLDER, Op, TableSpec
 from dps.engine.state.shard import Shard
 from dps.engine.state.transfer import Joining
 from dps.engine.telemetry.reports import ServerReport
@@ -246,9 +247,9 @@ class ServerRole:
         settled: list[Settled] = []
         closings: list[Closing] = []
         for table in self.tables.values():
-            close = self._close_op(table, 0, KEEP if keep else DROP)
+            close = CloseOp(0, KEEP if keep else DROP).op()
             ops = [close] if table.spec.aggregate is not None and keep is not None else []
-            ops += [self._close_op(table, 0, n)._replace(rule=RETIRE, parties=count) for n, count in over]
+            ops += [RetireOp(first, count).op() for first, count in over]
             for _, replica in sorted(table.replicas.items()):
                 if replica.serves:
                     owed = OwedAnswer()
@@ -285,7 +286,7 @@ class ServerRole:
         """Close the sums of clocks before `clock`, on this replica and those behind it in the chain."""
         if replica.shard.would_close(clock):
             table = self.tables[replica.spec.id]
-            self._close(table, [replica], self._close_op(table, clock, OLDER), OwedAnswer())
+            self._close(table, [replica], CloseOp(clock, OLDER).op(), OwedAnswer())
 
     def _close(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer) -> None:
         """Close sums, and end the holds of functions before."""
@@ -409,7 +410,7 @@ class ServerRole:
 
     def _closings(self, table: ServerTable, header: Header, body: memoryview) -> list[Closing]:
         """The closes of the shards of a request whose clock is a later one; none, where their sums are few."""
-        op = self._close_op(table, header.clock, OLDER)
+        op = CloseOp(header.clock, OLDER).op()
         found = [table.replicas.get(number) for number in range(header.shard, header.shard + header.shards)]
         closings: list[Closing] = [
             (replica, op, partial(self.changes.control, table, self.epoch, [replica], op, OwedAnswer()))
@@ -539,10 +540,6 @@ class ServerRole:
                 summed = part.b - part.a + (0 if shard.sums is None else shard.sums.count)
                 summed = summed if table.spec.keyed else min(summed, len(shard))
                 table.check_copied(summed, "the pushes of one clock change")
-
-    @staticmethod
-    def _close_op(table: ServerTable, clock: int, what: int) -> Op:
-        return Op(CLOSE, None, what, np.empty((0, table.spec.dim), table.dtype), clock, 1)
 
     # -- frames of the predecessor in a chain
 

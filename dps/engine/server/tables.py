@@ -8,7 +8,8 @@ import numpy as np
 
 from dps.engine.core.shards.states import TableState
 from dps.engine.server.replicas import Replica, ReplicaPart
-from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
+from dps.engine.state.op_views import CloseOp, RetireOp
+from dps.engine.state.ops import ADD, ASSIGN, DELETE, PUSH, RETIRE, ROWS, Op, TableSpec
 from dps.engine.state.partition import bound, group, shard_bits
 from dps.engine.state.shard import DenseShard
 from dps.engine.telemetry.server_meter import TableMeter
@@ -281,15 +282,16 @@ def rows_header(table: int, shard: int, op: Op) -> Header:
 def control_header(table: int, epoch: int, op: Op) -> Header:
     """The header of an op without rows, for the backups of a table."""
     if op.rule == RETIRE:
-        return RetireOrigins(table, epoch, op.start, op.parties).header()
-    return CloseSums(table, epoch, op.clock, op.start).header()
+        retire = RetireOp.of(op)
+        return RetireOrigins(table, epoch, retire.first, retire.origins).header()
+    close = CloseOp.of(op)
+    return CloseSums(table, epoch, close.clock, close.action).header()
 
 
 def control_op(header: Header) -> Op:
     """The op that :func:`control_header` describes."""
-    nothing = np.empty((0, 1))
     if RetireOrigins.matches(header):
         retire = RetireOrigins.of(header)
-        return Op(RETIRE, None, retire.first, nothing, 0, retire.origins)
+        return RetireOp(retire.first, retire.origins).op()
     close = CloseSums.of(header)
-    return Op(CLOSE, None, close.what, nothing, close.clock, 1)
+    return CloseOp(close.clock, close.what).op()

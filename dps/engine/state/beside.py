@@ -19,7 +19,8 @@ import numpy as np
 from dps.engine.core.shards.growing import filling_rows
 from dps.engine.core.shards.rows import leave_pages
 from dps.engine.state.custom import Custom
-from dps.engine.state.ops import ADD, ASSIGN, CLOSE, CLOSING, DELETE, NO_CLOCK, PUSH, ROWS, Op
+from dps.engine.state.op_views import DeleteOp, SteppedOp
+from dps.engine.state.ops import ADD, ASSIGN, CLOSE, DELETE, NO_CLOCK, PUSH, ROWS, Op
 from dps.engine.state.shard import KeyedShard, Shard, compact, takes_memory
 
 __all__ = ["Compaction", "MadeBeside", "close_is_large", "forget", "gone_of", "is_large", "worth_it"]
@@ -162,9 +163,9 @@ def worth_it(shard: Shard, op: Op) -> bool:
         is_summed = op.rule == PUSH and shard.spec.aggregate is not None and op.clock != NO_CLOCK
         if op.keys is None or is_summed or isinstance(shard.spec.optimizer, Custom):
             return False
-    elif op.rule not in (ROWS, DELETE) or op.rows == CLOSING or takes_memory(shard, op):
+    elif op.rule not in (ROWS, DELETE) or SteppedOp.matches(op) or takes_memory(shard, op):
         return False
-    if op.rule == DELETE and op.rows > 0:
+    if op.rule == DELETE and DeleteOp.takes_all(op):
         return not shard.spec.keyed or shard.pins > 0  # else all memory of the shard is left as it is
     return (len(op.values) + gone_of(op)) * COPIED_PER_ROW >= len(shard)
 

@@ -34,10 +34,10 @@ PUSH, ADD, ASSIGN = 0, 1, 2  # the rule of an op on rows: the table's optimizer,
 ROWS = 3  # the rule of an op that replaces whole rows, state included: the effect of a function on the servers
 DELETE = 4  # the rule of an op by which rows go
 CLOSE, RETIRE = 5, 6  # the rule of an op without rows: close the sums of a clock, or retire origins
-# The `start` of CLOSE: close clocks before the op's clock, or settle: step with the sums (KEEP) or drop them (DROP),
-# because the run has failed or (FAILED) because the user's optimizer has, on the primary.
+# What a CLOSE does: it steps with the sums of clocks before its own (OLDER), steps with all sums (KEEP), or drops them,
+# because the run has failed (DROP) or because the user's optimizer has failed on the primary (FAILED).
 OLDER, KEEP, DROP, FAILED = 0, 1, 2, 3
-CLOSING = 2  # the `rows` of an op with rule ROWS that has the rows as the sums of a clock leave them: it ends the clock
+CLOSING = 2  # the `rows` of a SteppedOp; those of any other ROWS are 1 or less
 NO_CLOCK = -1  # the clock of a client without a clock
 
 DTYPES = ("float32", "float64", "int64")
@@ -47,21 +47,23 @@ MAX_COPIES = 8
 
 
 class Op(NamedTuple):
-    """One change to one shard, as client, primary and backups see it."""
+    """One change to one shard, as client, primary and backups see it.
 
-    rule: int  # PUSH, ADD, ASSIGN, ROWS or DELETE; for CLOSE and RETIRE, keys is None and values is empty
+    The fields have the names that they have in an op that gives values to rows. CLOSE, RETIRE, DELETE, and the ROWS
+    that end a clock have other numbers to say in the same fields: `op_views.py` has a class for each of these.
+    """
+
+    rule: int  # PUSH, ADD, ASSIGN, ROWS, DELETE, CLOSE or RETIRE
     keys: np.ndarray | None  # int64[m]; None: the rows start .. start + m - 1 of a dense shard
-    start: int  # global row number, if keys is None; for CLOSE: OLDER, KEEP or DROP; for RETIRE: the first origin
-    values: np.ndarray  # table dtype [m, dim]; for ROWS [m, dim + slots], for DELETE [m, 0]
+    start: int  # global row number, if keys is None
+    values: np.ndarray  # table dtype [m, dim]; for ROWS [m, dim + slots]
     clock: int  # of the trainer, or NO_CLOCK
-    parties: int  # trainers in the run: aggregate="mean" divides by it; for RETIRE: how many origins
+    parties: int  # trainers in the run: aggregate="mean" divides by it
     origin: int = 0  # the maker of the op; 0: no origin, so the op is not checked for repeats
     attempt: int = 0  # which execution of the origin
     number: int = 0  # of the op among those of its clock: (clock, number) is its seq
     answer: bool = False  # keep the new values in the ledger, because the client may ask for them again
-    # Of data for which a push stands: aggregate="mean" divides by their sum; -1: the push does not say. DELETE: with 1,
-    # all rows of the shard go, whatever the op names. ROWS: CLOSING.
-    rows: int = -1
+    rows: int = -1  # of data for which a push stands: aggregate="mean" divides by their sum; -1: the push does not say
     after: np.ndarray | None = None  # [m, dim + slots], the rows after a step that has been prepared
     deleted: np.ndarray | None = None  # int64[k], ROWS of a function: keys of rows that go before
     result: np.ndarray | None = None  # [k, 1], ROWS of a function: what it returned, which the ledger keeps

@@ -45,11 +45,11 @@ from dps.engine.core.shards.ledger import Ledger
 from dps.engine.core.shards.rows import all_finite, gather, gather_range, use_small_pages
 from dps.engine.core.shards.states import VALUES_PER_ROW, SumsState
 from dps.engine.state.custom import Custom
+from dps.engine.state.op_views import CloseOp, DeleteOp, RetireOp, SteppedOp
 from dps.engine.state.ops import (
     ADD,
     ASSIGN,
     CLOSE,
-    CLOSING,
     DELETE,
     FAILED,
     KEEP,
@@ -311,7 +311,7 @@ class Shard(CutShard):
             return False
         self.version += 1
         if op.rule == RETIRE:
-            self.ledger.retire(op.start, op.parties)
+            self.ledger.retire(*RetireOp.of(op))
         elif not self._taken_over(op):
             self.carry_out(op)
         if origin:
@@ -330,10 +330,10 @@ class Shard(CutShard):
         self.version += 1
         step = None if self._taken_over(op) else self._close_sums(op)
         if self.failure is not failure:
-            return op._replace(start=FAILED)
+            return CloseOp(op.clock, FAILED).op()
         if step is None or step.after is None:
             return op
-        return Op(ROWS, step.keys, step.start, step.after, step.clock, step.parties, rows=CLOSING)
+        return SteppedOp(step.keys, step.start, step.after, step.clock, step.parties).op()
 
     def _taken_over(self, op: Op) -> bool:
         """Whether the op was carried out beside the shard, which now has what came of it."""
@@ -348,12 +348,13 @@ class Shard(CutShard):
 
     def _close_sums(self, op: Op) -> Op | None:
         """Do with the sums of the open clock what a CLOSE says; the step that came of it."""
-        if op.start == OLDER:
-            return self.close_before(op.clock)
-        if op.start == FAILED and self.sums is not None:
+        close = CloseOp.of(op)
+        if close.action == OLDER:
+            return self.close_before(close.clock)
+        if close.action == FAILED and self.sums is not None:
             lost = f"the pushes of clock {self.sums.clock} are lost"
             self.failure = FunctionError(f"{lost}: {self.spec.optimizer.kind}.update has failed on another server")
-        return self.settle(keep=op.start == KEEP)
+        return self.settle(keep=close.action == KEEP)
 
     def prepared(self, op: Op) -> Op:
         """The op with the rows as the user's optimizer leaves them, so that :meth:`apply` cannot fail.
@@ -394,7 +395,7 @@ class Shard(CutShard):
             self._close_sums(op)
             return
         self.close_before(op.clock)
-        if op.rule == ROWS and op.rows == CLOSING:
+        if op.rule == ROWS and SteppedOp.matches(op):
             self.sums = None
         if op.clock > self.clock:
             self.clock = op.clock
@@ -404,8 +405,7 @@ class Shard(CutShard):
             self.delete_rows(op)
         else:
             if op.deleted is not None:
-                nothing = np.empty((len(op.deleted), 0), self.rows.dtype)
-                self.delete_rows(Op(DELETE, op.deleted, 0, nothing, op.clock, op.parties))
+                self.delete_rows(DeleteOp(op.deleted, 0, len(op.deleted), op.clock, op.parties).op())
             self.step_rows(op)
 
     def open_sums(self, clock: int) -> Sums:
@@ -628,7 +628,7 @@ class Shard(CutShard):
     def make_room(self, op: Op, count: int) -> None:
         """Make room for an op on `count` rows, so that it cannot run out of memory half-way."""
         if op.rule == DELETE:
-            self.reserve_deletion(None if op.rows > 0 else count)
+            self.reserve_deletion(None if DeleteOp.takes_all(op) else count)
         else:
             self.reserve(count)
 
@@ -744,7 +744,7 @@ class DenseShard(Shard):
         self.reserve(len(self) if count is None else count)
 
     def delete_rows(self, op: Op) -> None:
-        if op.rows > 0:
+        if DeleteOp.takes_all(op):
             op = op._replace(keys=None, start=self.low, values=np.empty((len(self), 0), self.rows.dtype))
         self.step_rows(op)
 
@@ -867,7 +867,7 @@ class KeyedShard(Shard):
             self.cut.reserve(len(self.index) if count is None else count)
 
     def delete_rows(self, op: Op) -> None:
-        if op.rows > 0 and not self.pins:
+        if DeleteOp.takes_all(op) and not self.pins:
             clear(self)
         else:
             delete(self, op)
@@ -971,7 +971,7 @@ MAX_REMOVED_KEYS = 1 << 16  # such keys: if there are more of them than of rows,
 
 def delete(shard: KeyedShard, op: Op) -> None:
     """Delete the rows of the op, those that there are."""
-    keys = shard.index.keys() if op.rows > 0 else op.keys
+    keys = shard.index.keys() if DeleteOp.takes_all(op) else op.keys
     assert keys is not None
     index = np.empty(len(keys), np.int64)
     shard.index.find(keys, index)
