@@ -11,13 +11,18 @@ import pytest
 from servers import Servers
 
 import dps
-from dps.engine.client.table import Verbs, through
+from dps.engine.client.table import through
+from dps.engine.client.verbs import MergingVerbs, Verbs
 from dps.engine.state.ops import TableSpec
-from dps.errors import InputError, RequestTimeoutError, UnknownTableError
+from dps.errors import DataLostError, InputError, InputTypeError, RequestTimeoutError, UnknownTableError
+from dps.functions import library
 
 VERBS = ("pull", "pull_certified", "push", "push_pull", "add", "assign")
 READERS = ("pull", "pull_certified")  # take keys; the others keys and values
 ENDINGS = ("delete", "clear")  # of rows
+OTHERS = ("call", "keys")
+MERGING = ("increment", "merge_max", "merge_min")  # of trainers
+ALL = [*VERBS, *ENDINGS, *OTHERS]
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,7 +44,7 @@ def parameters(function):
     return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize("verb", [*VERBS, *ENDINGS])
+@pytest.mark.parametrize("verb", ALL)
 @pytest.mark.parametrize("owner", [dps.Client, dps.Trainer, dps.Table])
 def test_each_verb_has_an_asynchronous_form_with_the_same_parameters(owner, verb):
     now, later = getattr(owner, verb), getattr(owner, f"{verb}_async")
@@ -51,24 +56,52 @@ def test_each_verb_has_an_asynchronous_form_with_the_same_parameters(owner, verb
     assert parameters(now) == of_owner
 
 
+def names_of(owner):
+    return {name for name in vars(owner) if not name.startswith("_")}
+
+
 def test_no_verb_is_missing_here():
     found = {name.removesuffix("_async") for name, _ in inspect.getmembers(dps.Client) if name.endswith("_async")}
-    assert found == {*VERBS, *ENDINGS}
-    assert {name for name in vars(Verbs) if not name.startswith("_")} == {
-        *VERBS,
-        *ENDINGS,
-        *(f"{v}_async" for v in (*VERBS, *ENDINGS)),
-        "call",
-        "keys",
-    }
+    assert found == {*ALL}
+    assert names_of(Verbs) == {*ALL, *(f"{verb}_async" for verb in ALL)}
+    assert names_of(MergingVerbs) == {*MERGING}
+
+
+@pytest.mark.parametrize("verb", sorted(names_of(Verbs)))
+def test_a_client_takes_what_the_verb_says(verb):
+    own = inspect.signature(getattr(dps.Client, verb), follow_wrapped=False)
+    assert [(p.name, p.default, p.kind) for p in own.parameters.values()] == [
+        (p.name, p.default, p.kind) for p in inspect.signature(getattr(Verbs, verb)).parameters.values()
+    ]
+
+
+@pytest.mark.parametrize("verb", sorted(names_of(Verbs) | names_of(MergingVerbs)))
+def test_each_verb_is_documented_once_and_shown_on_each_class(verb):
+    owners = [dps.Trainer, dps.Table] if verb in MERGING else [dps.Client, dps.Trainer, dps.Table]
+    text = inspect.getdoc(getattr(MergingVerbs, verb))
+    for owner in owners:
+        shown = inspect.getdoc(getattr(owner, verb))
+        if owner is not dps.Table:
+            assert shown == text
+            continue
+        assert shown.splitlines()[0] == text.splitlines()[0]
+        assert not re.search("^table : |^Examples$|everal tables|dict of", shown, re.M), shown
+        listed = set(re.findall(r"^\*{0,2}(\w+) : |^\*\*(\w+)$", shown.partition("Returns\n")[0], re.M))
+        if "Parameters\n" in shown:
+            wanted = [p.name for p in inspect.signature(getattr(dps.Table, verb)).parameters.values()]
+            assert {name for pair in listed for name in pair if name} == {*wanted} - {"self"}
 
 
 def test_the_table_in_the_documentation_is_the_matrix():
     page = (ROOT / "docs/concepts.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| ([a-z, ]+) \| `\{table: (.+)\}` \|", page, re.M)
-    assert {verb for verb, *_ in rows} == {*VERBS, "delete"}
+    assert {verb for verb, *_ in rows} == {*ALL}
+    others = {"call": ("function, keys", "keys"), "keys": ("shard", "shard"), "clear": ("nothing", "None")}
     for verb, later, takes, several in rows:
         assert later == f"{verb}_async"
+        if verb in others:
+            assert (takes, several) == others[verb]
+            continue
         keys_only = verb in (*READERS, "delete")
         assert (takes, several) == (("keys", "keys") if keys_only else ("keys, values", "(keys, values)"))
 
@@ -130,6 +163,142 @@ def test_places_for_the_answers_of_several_tables(client):
         assert all(answers[name] is outs[name] for name in outs)
 
 
+def test_rows_of_several_tables_are_deleted_at_once(client):
+    def fill():
+        client.assign({"a": ([1, 2, 3], 7), "b": (None, 8)})
+
+    for later in (False, True):
+        fill()
+        deleted = {"a": [1, 3, 100], "b": slice(2, 4)}
+        assert (client.delete_async(deleted).result() if later else client.delete(deleted)) is None
+        assert client.pull("a", [1, 2, 3]).tolist() == [[0, 0], [7, 7], [0, 0]]
+        assert client.pull("b").tolist() == [8, 8, 0, 0, 8, 8, 8, 8, 8]
+        fill()
+        cleared = {"a": None, client.table("b"): None}
+        assert (client.clear_async(cleared).result() if later else client.clear(cleared)) is None
+        assert not client.pull("b").any()
+        assert list(client.keys("a")) == []
+        client.assign("b", None, 8)
+        with pytest.raises(InputError, match=r"clear deletes all rows: .* table 'b'"):
+            client.clear({"a": None, "b": [1]})
+        assert client.pull("b").all()
+        with pytest.raises(UnknownTableError):
+            client.clear({"b": None, "c": None})
+        assert client.pull("b").all()
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1 << 20, 7])
+def test_keys_of_several_tables_and_without_waiting(servers, client, monkeypatch, most):
+    monkeypatch.setattr("dps.engine.client.key_scans.KEYS_A_SCAN", most)
+    servers.table(TableSpec("k", dtype="int64", shards=4))
+    servers.table(TableSpec("l", dtype="int64", shards=2))
+    wanted = {"k": list(range(100)), "l": [5, 6]}
+    client.push({name: (keys, 1) for name, keys in wanted.items()})
+
+    def sorted_keys(parts):
+        parts = list(parts)
+        assert all(len(part) <= most for part in parts)
+        return sorted(np.concatenate([*parts, np.zeros(0, np.int64)]).tolist())
+
+    assert {name: sorted_keys(parts) for name, parts in client.keys({"k": None, "l": None}).items()} == wanted
+    pending = client.keys_async({"k": None, client.table("l"): None})
+    client.push("k", [7], 1)  # another call goes past it
+    assert {str(getattr(t, "name", t)): sorted_keys(parts) for t, parts in pending.result().items()} == wanted
+    assert pending.done()
+    by_shard = [client.keys_async("k", shard).result() for shard in range(4)]
+    assert [[part.tolist() for part in parts] for parts in by_shard] == [
+        [part.tolist() for part in client.keys({"k": shard})["k"]] for shard in range(4)
+    ]
+    assert sorted_keys(part for parts in by_shard for part in parts) == wanted["k"]
+    table = client.table("k")
+    assert sorted_keys(table.keys_async().result()) == wanted["k"]
+    assert sorted_keys(table.keys_async(shard=2).result()) == sorted_keys(by_shard[2])
+    with pytest.raises(InputError, match="table 'b' is dense"):
+        client.keys_async("b")
+    with pytest.raises(UnknownTableError):
+        client.keys_async({"k": None, "c": None})
+
+
+def test_keys_that_were_asked_for_of_a_table_that_is_gone(servers):
+    gone = TableSpec("gone", dtype="int64", shards=2)
+    servers.table(gone)
+    with servers.client() as client:
+        client.push("gone", [1], 1)
+        assert [part.tolist() for part in client.keys_async("gone").result()] == [[1]]
+        servers.table(gone)
+        client.forget_routes()
+        assert client.keys_async("gone").result() == []
+        servers.drop("gone")
+        assert isinstance(client.keys_async("gone").exception(), UnknownTableError)
+
+
+# ---- functions ------------------------------------------------------------------------------------------------------
+
+
+def test_functions_are_called_without_waiting(client):
+    client.assign({"a": ([1, 2, 3], 2), "b": (None, 1)})
+    a, b = client.table("a"), client.table("b")
+    asked = [
+        client.call_async(library.asum, "a", [1, 2]),
+        a.call_async(library.asum, keys=[2]),
+        b.call_async(library.asum),
+    ]
+    client.add("b", [0], 5)  # on the same connections, while answers are on their way
+    assert client.pull("b", [0, 1]).tolist() == [6, 1]
+    pulled = client.pull_async("a", [1])
+    assert [asked[0].result(), asked[1].result()] == [8, 4]
+    assert asked[2].result() in (9, 14)  # before the addition, or behind it
+    assert pulled.result().tolist() == [[2, 2]]
+    assert asked[0].done()
+    assert asked[0].result() == 8
+    assert asked[0].exception() is None
+
+
+def test_functions_are_called_on_several_tables(client):
+    client.assign({"a": ([1, 2, 3], 2), "b": (None, 1)})
+    wanted = {"a": client.call(library.asum, "a", [1, 2]), "b": client.call(library.asum, "b")}
+    assert wanted == {"a": 8, "b": 9}
+    assert client.call(library.asum, {"a": [1, 2], "b": None}) == wanted
+    pending = client.call_async(library.asum, {"a": [1, 2], "b": None})
+    assert pending.result() == wanted
+    for turn, call in enumerate((client.call, lambda *args, **named: client.call_async(*args, **named).result()), 1):
+        call(library.scale, {"a": [1], "b": slice(0, 2)}, value=2)
+        assert client.pull("a", [1, 2]).tolist() == [[2 * 2**turn] * 2, [2, 2]]
+        assert client.pull("b").tolist() == [2**turn] * 2 + [1] * 7
+
+
+def test_a_function_that_changes_rows_has_ended_when_its_call_returns(client):
+    client.assign("b", None, 1)
+    pending = client.call_async(library.scale, "b", value=3)
+    assert pending.done()
+    assert client.pull("b").tolist() == [3] * 9
+    assert pending.exception() is None
+    with pytest.raises(InputTypeError, match="call takes a function"):
+        client.call_async(len, "b")
+    with pytest.raises(UnknownTableError):
+        client.call_async(library.asum, "c")
+    with pytest.raises(UnknownTableError):
+        client.call_async(library.asum, {"b": None, "c": None})
+
+
+def test_what_was_asked_is_asked_again_where_a_server_is_gone():
+    with Servers(3) as servers:
+        servers.table(TableSpec("t", dtype="int64", shards=8, copies=2))
+        with servers.client() as client:
+            client.push("t", range(64), 1)
+            called, scanned = client.call_async(library.asum, "t"), client.keys_async("t")
+            servers.kill(1)
+            assert called.result() == 64
+            assert sorted(np.concatenate(scanned.result()).tolist()) == list(range(64))
+            servers.kill(2)  # found when the call is made
+            called, scanned = client.call_async(library.asum, "t"), client.keys_async("t")
+            assert isinstance(called.exception(), DataLostError | None)
+            assert isinstance(scanned.exception(), DataLostError | None)
+
+
 # ---- futures --------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +332,16 @@ def test_a_time_out_ends_the_call(client):
         error = pending.exception(timeout=0)
         assert isinstance(error, RequestTimeoutError | None)
     assert client.pull("b").shape == (9,)
+
+
+def test_a_function_that_is_not_answered_in_time(client):
+    client.assign("b", None, 1)
+    pending = client.call_async(library.asum, "b")
+    error = pending.exception(timeout=0)
+    if error is not None:
+        assert isinstance(error, RequestTimeoutError)
+        assert pending.exception() is error
+    assert client.call(library.asum, "b") == 9
 
 
 # ---- handles --------------------------------------------------------------------------------------------------------
@@ -205,6 +384,12 @@ def test_a_handle_stands_for_the_name_of_its_table(client, servers):
         assert hash(mine) == hash(a)
         assert mine != client.table("b")
         assert mine != "a"
+
+
+def test_only_a_handle_of_a_trainer_merges(client):
+    for verb in MERGING:
+        with pytest.raises(InputError, match="until the trainer's next tick"):
+            getattr(client.table("a"), verb)([1], 1)
 
 
 def test_a_handle_is_neither_walked_nor_searched(client):

@@ -179,7 +179,7 @@ def files_of_fit() -> set[str]:
             return
         if file.startswith(root + "models/"):
             seen.add(file.removeprefix(root))
-        elif file.endswith("training/trainer.py") and frame.f_code.co_name.startswith("pull"):
+        elif file.endswith("client/verbs.py") and frame.f_code.co_name.startswith("pull"):
             pulled.set()
 
     options: dict[str, Any] = {"servers": 1, "trainers": 1, "processes": False, "dashboard_address": None}

@@ -87,6 +87,28 @@ def test_portions_count_once(seed) -> None:
     run(seed, None, 2, "int64", crashes=seed > 0, reassign=True)
 
 
+def through_handles(trainer, partitions, dim, dtype):
+    handles = {name: trainer.table(name) for name in UFUNCS}
+    for batch in trainer.iterate(partitions):
+        keys, values = changes_of(batch, dim, dtype)
+        handles["add"].increment(keys, values)
+        handles["maximum"].merge_max(keys=keys, values=values)
+        handles["minimum"].merge_min(keys, values)
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_handles_merge_as_their_trainers_do(dim: int) -> None:
+    seen = []
+    for function in (train, through_handles):
+        with Simulation(1, servers=2, trainers=2, compute=0.1) as sim:
+            for name in UFUNCS:
+                sim.table(name, dim, rows=KEYS, dtype="int64")
+                sim.table(f"{name} columns", 3, dtype="int64")
+            sim.run(function, [*range(12)], args=(dim, "int64"), staleness=1)
+            seen.append([sim.client().pull(name).tolist() for name in UFUNCS])
+    assert seen[0] == seen[1]
+
+
 def test_a_tick_sends_before_the_clock_advances() -> None:
     def look(trainer, partitions):
         for _ in trainer.iterate(partitions):

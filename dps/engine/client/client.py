@@ -1,4 +1,4 @@
-"""Client: pull, push, add, assign, push_pull.
+"""Client: what carries out the verbs (`verbs.py`): pull, push, add, assign, push_pull and their kin.
 
 A client writes to all servers, then reads all answers, in the caller's thread. All it needs is a *ticket*: the
 controller's address and the session secret. It pickles as its ticket, so that it travels into tasks without dragging
@@ -16,8 +16,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,25 +25,14 @@ import numpy as np
 from dps.engine.client.environment import Environment
 from dps.engine.client.functions import FunctionCaller
 from dps.engine.client.inputs import as_keys, as_rows
+from dps.engine.client.key_scans import KeyScans
 from dps.engine.client.origin import Origin
 from dps.engine.client.plain import DECLINED, PlainCalls
 from dps.engine.client.requests import Prepared, TableRoute, outs_of, prepared_deletion, prepared_pull, prepared_push
-from dps.engine.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
-from dps.engine.client.table import (
-    Certified,
-    Changes,
-    Keys,
-    Outs,
-    Pulls,
-    T,
-    Table,
-    TableLike,
-    Values,
-    name_of,
-    place_of,
-    through,
-)
+from dps.engine.client.session import ClientSession
+from dps.engine.client.table import Table, name_of, place_of, through
 from dps.engine.client.ticket import Certificate, Pending, SentCall, Ticket
+from dps.engine.client.verbs import Certified, Keys, TableLike, Verbs, implements
 from dps.engine.coordination.origins import encode_key
 from dps.engine.daskapi.cordon import Execution, execution
 from dps.engine.functions.definition import Function
@@ -51,14 +40,12 @@ from dps.engine.state.columns import ColumnLayout
 from dps.engine.state.ops import ADD, ASSIGN, DELETE, NO_CLOCK, PUSH, TableSpec
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
-from dps.engine.wire.headers import Scan
 from dps.engine.wire.messages import OriginAnswer, OriginRequest, decode, encode
-from dps.errors import DataLostError, InputError, InputTypeError, UnknownTableError
+from dps.errors import InputError, InputTypeError
 
 __all__ = ["Client", "Pending", "Ticket"]
 
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-KEYS_A_SCAN = 1 << 20
 EVERY = object()  # in the place of a deletion's values: all rows go
 
 
@@ -74,7 +61,7 @@ class InTask:
     run: int | None = None
 
 
-class Client:
+class Client(Verbs):
     """Pull from and push to the tables of one parameter server.
 
     Made by :meth:`dps.ParameterServer.client`, or by unpickling one. It has no clock: it neither waits for trainers nor
@@ -125,7 +112,7 @@ class Client:
         self.session = session or ClientSession(ticket, environment)
         self._check_aggregate = check_aggregate
         self._plain = PlainCalls(self.session, check_aggregate)
-        self._functions = FunctionCaller(self.session)
+        self._functions, self._scans = FunctionCaller(self.session), KeyScans(self.session)
         self._rehearses = rehearses
         # Set while a trainer is replayed: what it pushes has been acknowledged. Not every shard could tell that it is a
         # repeat, because another attempt may push other keys, and a shard knows only the ops that it has rows of. So
@@ -227,46 +214,8 @@ class Client:
         """
         return self.table(table).spec.columns
 
-    @overload
-    def pull(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> np.ndarray: ...
-    @overload
-    def pull(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> dict[T, np.ndarray]: ...
-    def pull(self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None) -> object:
-        """Copy values of a table, or of several in one round trip.
-
-        Parameters
-        ----------
-        table : str, Table, or mapping of these to keys
-            A table's name or handle; or, for several tables at once, ``{table: keys}`` (and `out` a mapping too, if
-            given).
-        keys : array_like of int, slice or None
-            int64 keys of any shape, repeats allowed; a sparse vector stands for its coordinates. For dense tables also
-            a slice of rows, or None for all rows.
-        out : ndarray, optional
-            Where to put the values: table dtype, C-contiguous, of the shape returned.
-
-        Returns
-        -------
-        ndarray or dict of ndarray
-            Table dtype, ``keys.shape + (dim,)``; without the last axis where dim is 1. Rows of a keyed table to
-            which no op has come read as their initial value. Of several tables, a dict with the keys of the mapping.
-
-        Raises
-        ------
-        UnknownTableError, KeyRangeError, InputError, ServerGoneError, RequestTimeoutError
-
-        Examples
-        --------
-        >>> import dps
-        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
-        ...     with dps.ParameterServer(cluster) as ps:
-        ...         _ = ps.table("w", dim=2)
-        ...         client = ps.client()
-        ...         client.push("w", [7], [[1.0, 2.0]])
-        ...         client.pull("w", [7, 8])
-        array([[1., 2.],
-               [0., 0.]], dtype=float32)
-        """
+    @implements(Verbs.pull)
+    def pull(self, table: object, keys: Any = None, out: Any = None) -> object:
         if type(table) is str or isinstance(table, Table):
             with self.session.lock:
                 values = self._plain.pull(table if isinstance(table, str) else table.name, keys, out)
@@ -277,269 +226,84 @@ class Client:
             values = DECLINED
         return self._pull(table, keys, out).result() if values is DECLINED else values
 
-    @overload
-    def pull_async(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> Pending[np.ndarray]: ...
-    @overload
-    def pull_async(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> Pending[dict[T, np.ndarray]]: ...
-    def pull_async(
-        self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None
-    ) -> Pending[object]:
-        """As :meth:`pull`, but return at once: ``.result()`` waits for the values.
-
-        At most `dps.limits.in-flight` calls are open; one more waits for the oldest.
-        """
+    @implements(Verbs.pull_async)
+    def pull_async(self, table: object, keys: Any = None, out: Any = None) -> object:
         return self._pull(table, keys, out, keep=True)
 
-    @overload
-    def pull_certified(self, table: TableLike, keys: Keys = ...) -> Certified: ...
-    @overload
-    def pull_certified(self, table: Pulls[T], keys: None = ...) -> dict[T, Certified]: ...
-    def pull_certified(self, table: TableLike | Pulls[T], keys: Keys = None) -> object:
-        """As :meth:`pull`, with the certificate of what the values contain.
-
-        Parameters
-        ----------
-        table, keys
-            As in :meth:`pull`.
-
-        Returns
-        -------
-        ndarray, Certificate
-            The values; and for each shard that they came from, the last op of every trainer that they contain. Of
-            several tables, a dict of such pairs.
-
-        Examples
-        --------
-        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
-        ...     with dps.ParameterServer(cluster) as ps:
-        ...         _ = ps.table("w", dtype="int64", shards=1)
-        ...         client = ps.client()
-        ...         client.push("w", [7], 1)
-        ...         values, certificate = client.pull_certified("w", [7])
-        >>> certificate.shards[0] == {client.origin: (-1, 0)}
-        True
-        """
+    @implements(Verbs.pull_certified)
+    def pull_certified(self, table: object, keys: Any = None) -> object:
         return self._pull(table, keys, None, certified=True).result()
 
-    @overload
-    def pull_certified_async(self, table: TableLike, keys: Keys = ...) -> Pending[Certified]: ...
-    @overload
-    def pull_certified_async(self, table: Pulls[T], keys: None = ...) -> Pending[dict[T, Certified]]: ...
-    def pull_certified_async(self, table: TableLike | Pulls[T], keys: Keys = None) -> Pending[object]:
-        """As :meth:`pull_certified`, but return at once; ``.result()`` waits for the values and the certificate."""
+    @implements(Verbs.pull_certified_async)
+    def pull_certified_async(self, table: object, keys: Any = None) -> object:
         return self._pull(table, keys, None, certified=True, keep=True)
 
-    def push(
-        self,
-        table: TableLike | Changes[T],
-        keys: Keys = None,
-        values: Values = None,
-        rows: int | None = None,
-    ) -> None:
-        """Hand values (gradients) to the table's optimizer on the servers.
-
-        Returns when every server has applied its part. A key that occurs several times gets the sum of its values, in
-        one step.
-
-        Parameters
-        ----------
-        table : str, Table, or mapping of these to (keys, values)
-            A table's name or handle; or several tables in one round trip. What is wrong with one of several tables is
-            found before anything is sent.
-        keys : array_like of int, slice or None
-            As in :meth:`pull`. A sparse vector, or a sparse matrix [rows, dim], may be given alone: of scipy, of
-            the package sparse, or of torch (COO), such as the gradient of a sparse embedding.
-        values : array_like
-            ``keys.shape + (dim,)`` (or without the last axis where dim is 1), or one number for all. For a table with
-            ``columns=`` also a dict with such values for each of its columns, by name.
-        rows : int, optional
-            For tables with ``aggregate="mean"``, by trainers: how many rows of data the values are the sum over. The
-            sum of all pushes of a clock is then divided by the sum of their rows, instead of the number of trainers.
-            Of two pushes of one batch to a table, one says 0. All pushes of a clock to a table say it, or none.
-
-        Raises
-        ------
-        InputError
-            Shapes or dtypes that do not fit; `rows` where there is no mean, or said by some pushes of a clock only.
-        """
+    @implements(Verbs.push)
+    def push(self, table: object, keys: Any = None, values: object = None, rows: int | None = None) -> None:
         if rows is not None or self._push_plainly(table, keys, values, PUSH) is DECLINED:
             self._push(table, keys, values, PUSH, rows=rows).result()
 
-    def push_async(
-        self,
-        table: TableLike | Changes[T],
-        keys: Keys = None,
-        values: Values = None,
-        rows: int | None = None,
-    ) -> Pending[None]:
-        """As :meth:`push`, but return once the request is written; ``.result()`` waits.
-
-        The arrays may be reused as soon as this returns.
-        """
+    @implements(Verbs.push_async)
+    def push_async(self, table: object, keys: Any = None, values: object = None, rows: int | None = None) -> object:
         return self._push(table, keys, values, PUSH, keep=True, rows=rows)
 
-    def add(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
-        """Add values to rows, past the optimizer. Parameters as in :meth:`push`."""
+    @implements(Verbs.add)
+    def add(self, table: object, keys: Any = None, values: object = None) -> None:
         if self._push_plainly(table, keys, values, ADD) is DECLINED:
             self._push(table, keys, values, ADD).result()
 
-    def add_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
-        """As :meth:`add`, but return once the request is written; ``.result()`` waits."""
+    @implements(Verbs.add_async)
+    def add_async(self, table: object, keys: Any = None, values: object = None) -> object:
         return self._push(table, keys, values, ADD, keep=True)
 
-    def assign(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
-        """Replace rows, past the optimizer; of a repeated key the last value counts. Parameters as in :meth:`push`."""
+    @implements(Verbs.assign)
+    def assign(self, table: object, keys: Any = None, values: object = None) -> None:
         if self._push_plainly(table, keys, values, ASSIGN) is DECLINED:
             self._push(table, keys, values, ASSIGN).result()
 
-    def assign_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
-        """As :meth:`assign`, but return once the request is written; ``.result()`` waits."""
+    @implements(Verbs.assign_async)
+    def assign_async(self, table: object, keys: Any = None, values: object = None) -> object:
         return self._push(table, keys, values, ASSIGN, keep=True)
 
-    def delete(self, table: TableLike | Pulls[T], keys: Keys = None) -> None:
-        """Delete rows: they read as their initial values again, and a push makes them anew, with fresh state.
-
-        A deletion counts once and at its clock, as a push does, and is in all copies of the rows when this returns. Of
-        a keyed table the rows are gone: :meth:`keys`, checkpoints and exports do not have them, and the servers use
-        their memory for other rows. The rows of a dense table stay, with their initial values and state. Keys without a
-        row are passed over.
-
-        In a table with ``aggregate=`` a deletion comes behind the sums of earlier clocks. What trainers push at the
-        clock of the deletion itself is stepped when the clock ends, and makes the rows anew.
-
-        Parameters
-        ----------
-        table : str, Table, or mapping of these to keys
-            A table's name or handle; or several tables in one round trip.
-        keys : array_like of int or slice
-            As in :meth:`pull`; :meth:`clear` deletes all rows.
-
-        Raises
-        ------
-        UnknownTableError, KeyRangeError, InputError, ServerGoneError, RequestTimeoutError
-
-        Examples
-        --------
-        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
-        ...     with dps.ParameterServer(cluster) as ps:
-        ...         w = ps.table("w", init=dps.Constant(0.5))
-        ...         w.add([5, 7], [1.0, 2.0])
-        ...         w.delete([7, 8])
-        ...         w.pull([5, 7]), len(w)
-        (array([1.5, 0.5], dtype=float32), 1)
-        """
+    @implements(Verbs.delete)
+    def delete(self, table: Any, keys: Any = None) -> None:
         self.delete_async(table, keys).result()
 
-    def delete_async(self, table: TableLike | Pulls[T], keys: Keys = None) -> Pending[None]:
-        """As :meth:`delete`, but return once the request is written; ``.result()`` waits."""
+    @implements(Verbs.delete_async)
+    def delete_async(self, table: object, keys: Any = None) -> object:
         if isinstance(table, Mapping):
-            named: Any = {each: (of_table, None) for each, of_table in table.items()}
-            return self._push(named, None, None, DELETE, keep=True)
+            table, keys = {each: (of_table, None) for each, of_table in table.items()}, None
         return self._push(table, keys, None, DELETE, keep=True)
 
-    def clear(self, table: TableLike) -> None:
-        """Delete all rows of a table, as :meth:`delete` does: each shard's at once, and one shard after another.
-
-        Parameters
-        ----------
-        table : str or Table
-
-        Examples
-        --------
-        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
-        ...     with dps.ParameterServer(cluster) as ps:
-        ...         w = ps.table("w")
-        ...         w.push(range(100), 1.0)
-        ...         w.clear()
-        ...         len(w)
-        0
-        """
+    @implements(Verbs.clear)
+    def clear(self, table: Any) -> None:
         self.clear_async(table).result()
 
-    def clear_async(self, table: TableLike) -> Pending[None]:
-        """As :meth:`clear`, but return once the request is written; ``.result()`` waits."""
+    @implements(Verbs.clear_async)
+    def clear_async(self, table: object) -> object:
+        if isinstance(table, Mapping):
+            named = [each for each, keys in table.items() if keys is not None]
+            if named:
+                raise InputError(
+                    f"clear deletes all rows: {{table: None}}, without keys for table {name_of(named[0])!r}"
+                )
+            table = dict.fromkeys(table, (None, EVERY))
         return self._push(table, None, EVERY, DELETE, keep=True)
 
-    @overload
-    def push_pull(
-        self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...
-    ) -> np.ndarray: ...
-    @overload
-    def push_pull(
-        self, table: Changes[T], keys: None = ..., values: None = ..., out: Outs[T] = ...
-    ) -> dict[T, np.ndarray]: ...
-    def push_pull(
-        self,
-        table: TableLike | Changes[T],
-        keys: Keys = None,
-        values: Values = None,
-        out: np.ndarray | Outs[T] = None,
-    ) -> object:
-        """Push, and return the new values of the same rows, in one round trip.
-
-        Parameters as in :meth:`push`; `out`, and what is returned, as in :meth:`pull`.
-        """
+    @implements(Verbs.push_pull)
+    def push_pull(self, table: object, keys: Any = None, values: object = None, out: Any = None) -> object:
         answer = self._push_plainly(table, keys, values, PUSH, answered=True, out=out)
         return self._push(table, keys, values, PUSH, True, out).result() if answer is DECLINED else answer
 
-    @overload
-    def push_pull_async(
-        self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...
-    ) -> Pending[np.ndarray]: ...
-    @overload
-    def push_pull_async(
-        self, table: Changes[T], keys: None = ..., values: None = ..., out: Outs[T] = ...
-    ) -> Pending[dict[T, np.ndarray]]: ...
-    def push_pull_async(
-        self,
-        table: TableLike | Changes[T],
-        keys: Keys = None,
-        values: Values = None,
-        out: np.ndarray | Outs[T] = None,
-    ) -> Pending[object]:
-        """As :meth:`push_pull`, but return once the request is written; ``.result()`` waits for the values."""
+    @implements(Verbs.push_pull_async)
+    def push_pull_async(self, table: object, keys: Any = None, values: object = None, out: Any = None) -> object:
         return self._push(table, keys, values, PUSH, True, out, keep=True)
 
-    def call(self, function: Function, table: TableLike, /, keys: Keys = None, **arguments: Any) -> Any:
-        """Run a function on rows of a table, on the servers that have them.
-
-        Parameters
-        ----------
-        function : Function
-            Made by :func:`dps.function`. A function that is not of dps itself has to be registered:
-            :meth:`dps.ParameterServer.register`.
-        table : str or Table
-        keys : array_like of int, slice or None
-            The rows, as in :meth:`pull`; a key counts once. None: all rows; of a keyed table those that there are.
-        **arguments
-            For the function: plain values and arrays of numpy.
-
-        Returns
-        -------
-        object
-            What its `merge` makes of the results of the parts; without one, the list of these.
-
-        Raises
-        ------
-        FunctionError, FunctionTimeoutError
-            The function has failed, or was too slow. No row has changed.
-        UnknownFunctionError
-            It is not registered.
-
-        Examples
-        --------
-        >>> import dps.functions.library as library
-        >>> with dps.LocalCluster(servers=1, trainers=1, processes=False) as cluster:
-        ...     with dps.ParameterServer(cluster) as ps:
-        ...         _ = ps.table("w", rows=4)
-        ...         client = ps.client()
-        ...         client.push("w", [0, 2], [3.0, 4.0])
-        ...         client.call(library.nrm2, "w"), client.call(library.nnz, "w", keys=[0, 1])
-        (5.0, 1)
-        """
-        if not isinstance(function, Function):
-            raise InputTypeError(f"call takes a function made by @dps.function, not {function!r}")
-        session = self.session
+    @implements(Verbs.call)
+    def call(self, function: object, table: Any, /, keys: Any = None, **arguments: Any) -> object:
+        if isinstance(table, Mapping):
+            return {each: self.call(checked(function), each, some, **arguments) for each, some in table.items()}
+        function, session = checked(function), self.session
         with session.lock:
             session.meter.begin(session.now())
             with self._as_task() if function.changes else NOTHING:
@@ -550,42 +314,35 @@ class Client:
                 finally:
                     session.meter.lap("push" if function.changes else "pull", session.now())
 
-    def keys(self, table: TableLike, shard: int | None = None) -> Iterator[np.ndarray]:
-        """The keys of a keyed table that have rows, some at a time; each once, those born meanwhile perhaps.
-
-        Where rows are deleted meanwhile, others may be left out or come twice.
-
-        Parameters
-        ----------
-        table : str or Table
-        shard : int, optional
-            Of this shard only.
-
-        Yields
-        ------
-        ndarray of int64
-            Shard after shard, in the order of their birth as long as no row was deleted.
-
-        Raises
-        ------
-        UnknownTableError
-            There is none, or it was restored or dropped meanwhile.
-        """
-        session = self.session
+    @implements(Verbs.call_async)
+    def call_async(self, function: object, table: Any, /, keys: Any = None, **arguments: Any) -> object:
+        if isinstance(table, Mapping):
+            pending = {
+                each: self.call_async(checked(function), each, some, **arguments) for each, some in table.items()
+            }
+            return Pending.of_tables(pending)
+        function, session = checked(function), self.session
+        if function.changes:
+            result = self.call(function, table, keys, **arguments)
+            return Pending((), lambda: result)
         with session.lock:
-            spec = session.route(name_of(table)).spec
-        if not spec.keyed:
-            raise InputError(f"table {spec.name!r} is dense: its keys are the rows 0 to {(spec.rows or 0) - 1}")
-        for number in range(spec.shards) if shard is None else [shard]:
-            start, count = 0, KEYS_A_SCAN
-            while count == KEYS_A_SCAN:
-                with session.lock:
-                    session.meter.begin(session.now())
-                    keys = self._scan(spec, number, start, KEYS_A_SCAN)
-                    session.meter.lap("pull", session.now())
-                start, count = start + len(keys), len(keys)
-                if count:
-                    yield keys
+            session.meter.begin(session.now())
+            try:
+                return self._functions.send(function, name_of(table), keys, arguments)
+            finally:
+                session.meter.lap("pull", session.now())
+
+    @implements(Verbs.keys)
+    def keys(self, table: Any, shard: int | None = None) -> object:
+        if isinstance(table, Mapping):
+            return {each: self._scans.iterate(name_of(each), some) for each, some in table.items()}
+        return self._scans.iterate(name_of(table), shard)
+
+    @implements(Verbs.keys_async)
+    def keys_async(self, table: Any, shard: int | None = None) -> object:
+        if isinstance(table, Mapping):
+            return Pending.of_tables({each: self._scans.send(name_of(each), some) for each, some in table.items()})
+        return self._scans.send(name_of(table), shard)
 
     # -- inside
 
@@ -700,29 +457,12 @@ class Client:
             known.origin.id, known.origin.attempt, known.run = answer.origin, answer.attempt, run
         return known.origin
 
-    def _scan(self, spec: TableSpec, shard: int, start: int, count: int) -> np.ndarray:
-        """Up to `count` keys of a shard, behind the `start` oldest ones; asked again where the shard has moved."""
-        session = self.session
-        deadline = session.now() + session.patience
-        while True:
-            try:
-                session.steady()
-                route = session.route(spec.name)
-                if route.spec.id != spec.id:
-                    raise UnknownTableError(f"table {spec.name!r} was replaced while its keys were read; begin again")
-                server = next(server for server, first, end in route.runs if first <= shard < end)
-                if server < 0:
-                    raise DataLostError(
-                        f"table {spec.name!r}: the last copy of shard {shard} is gone; {session.remedy}"
-                    )
-                scan = Scan(spec.id, session.epoch, shard, start, count)
-                answer = session.channel(server).ask(scan.header()).result(deadline)
-                return np.frombuffer(bytes(answer.body), np.int64)
-            except RETRIED as error:
-                if isinstance(error, DataLostError) or session.now() > deadline:
-                    raise
-                session.sleep(BACK_OFF_SECONDS[1])
-                session.recover(deadline)
+
+def checked(function: object) -> Function:
+    """What can be called on the servers."""
+    if not isinstance(function, Function):
+        raise InputTypeError(f"call takes a function made by @dps.function, not {function!r}")
+    return function
 
 
 def nothing() -> None:

@@ -29,7 +29,8 @@ from dps.engine.client.inputs import as_keys
 from dps.engine.client.origin import Origin
 from dps.engine.client.requests import TableRoute
 from dps.engine.client.session import BACK_OFF_SECONDS, RETRIED, ClientSession
-from dps.engine.client.table import Keys
+from dps.engine.client.ticket import Pending, SentCall
+from dps.engine.client.verbs import Keys
 from dps.engine.core.requests.call import LAST_NUMBER
 from dps.engine.functions.definition import Function
 from dps.engine.state.ops import TableSpec
@@ -75,6 +76,13 @@ class RunOfShards(NamedTuple):
     shards: list[int]
 
 
+class SentRun(NamedTuple):
+    """A request that was sent, and the shards that it calls."""
+
+    run: RunOfShards
+    request: Request
+
+
 @dataclasses.dataclass
 class Running:
     """A call on its way."""
@@ -88,6 +96,18 @@ class Running:
     prepared: list[RunOfShards] = dataclasses.field(default_factory=list)  # their effects wait for COMMIT, or may
     values: dict[int, Any] = dataclasses.field(default_factory=dict)  # what the parts returned, by shard
     shortened: bool = False  # the message has hashes in place of content
+    sent: list[SentRun] = dataclasses.field(default_factory=list)  # requests on their way, before answers are taken
+    error: DPSError | None = None  # that ended the call
+
+
+class SentFunction(SentCall):
+    """A call of a function that reads, on its way."""
+
+    __slots__ = ("arguments", "running")
+
+    def __init__(self, sender: FunctionCaller, running: Running, arguments: Mapping[str, Any]):
+        super().__init__(sender, "pull", [request for _, request in running.sent])
+        self.running, self.arguments = running, arguments
 
 
 class FunctionCaller:
@@ -100,7 +120,7 @@ class FunctionCaller:
     """
 
     def __init__(self, session: ClientSession):
-        self._session = session
+        self._session, self.now = session, session.now
         self._reads = 0  # calls that read, so far
         self._known: set[bytes] = set()  # keys of values that servers remember
 
@@ -118,6 +138,57 @@ class FunctionCaller:
         With `rehearses`, what it changes is dropped. With `replays`, an earlier attempt has made the call: servers give
         it the answer that they keep, or drop what it changes.
         """
+        running = self._begin(function, table, keys, arguments, replays)
+        self._carry_out(running, arguments, rehearses and function.changes, self._deadline(None))
+        return self._merged(running, arguments)
+
+    def send(self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any]) -> Pending[Any]:
+        """Call a function that reads, and return before it has answered."""
+        running = self._begin(function, table, keys, arguments, replays=False)
+        # A server that is not reached is asked again when the result is wanted.
+        with contextlib.suppress(DataLostError, *RETRIED):
+            message = msgspec.structs.replace(running.message, mode=READS)
+            for run in self._runs(running):
+                running.sent.append(SentRun(run, self._send(running, message, run)))
+        sent = SentFunction(self, running, arguments)
+        return Pending((sent,), lambda: self._merged(running, arguments))
+
+    # -- what a `Pending` asks of the sender of its calls
+
+    def poll(self, call: SentCall) -> None:
+        """Read what has arrived of the answers to a call, without waiting."""
+        self._session.poll(call)
+
+    def result(self, call: SentCall, timeout: float | None) -> None:
+        """Wait for the outcome of a call; raise its error."""
+        assert isinstance(call, SentFunction)
+        session, running = self._session, call.running
+        with session.lock:
+            if running.error is not None:
+                raise running.error
+            session.meter.begin(session.now())
+            try:
+                self._carry_out(running, call.arguments, False, self._deadline(timeout))
+            except DPSError as error:
+                running.error = error
+                raise
+            finally:
+                session.meter.lap(call.verb, session.now())
+
+    # -- inside
+
+    def _deadline(self, timeout: float | None) -> float:
+        session = self._session
+        return session.now() + (session.patience + GRACE_SECONDS if timeout is None else timeout)
+
+    def _merged(self, running: Running, arguments: Mapping[str, Any]) -> Any:
+        parts = [running.values[shard] for shard in running.named.shards]
+        return running.function.merged(parts, arguments)
+
+    def _begin(
+        self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any], replays: bool
+    ) -> Running:
+        """A call of which nothing is sent yet."""
         session = self._session
         if function.changes:  # because a push that waits for another client's function would keep COMMIT from arriving
             session.wait()
@@ -145,11 +216,7 @@ class FunctionCaller:
         seed = self._seed(origin, number if function.changes else -1)
         message = FunctionCall(function.id, seed, time.time(), named.start, named.stop, encoded, READS)
         shortened = any(type(each) is Remembered and each.key in self._known for each in arguments.values())
-        running = Running(function, route, named, message, stamp, set(named.shards), shortened=shortened)
-        self._carry_out(running, arguments, rehearses and function.changes)
-        self._note(arguments)
-        parts = [running.values[shard] for shard in named.shards]
-        return function.merged(parts, arguments)
+        return Running(function, route, named, message, stamp, set(named.shards), shortened=shortened)
 
     @staticmethod
     def _encoded(function: Function, arguments: Mapping[str, Any], known: Container[bytes]) -> bytes:
@@ -170,16 +237,15 @@ class FunctionCaller:
         secret = self._session.ticket.secret.encode()
         return int.from_bytes(hashlib.blake2b(place, key=secret[:64], digest_size=8).digest(), "little") >> 2
 
-    def _carry_out(self, running: Running, arguments: Mapping[str, Any], rehearses: bool) -> None:
+    def _carry_out(self, running: Running, arguments: Mapping[str, Any], rehearses: bool, deadline: float) -> None:
         session = self._session
-        deadline = session.now() + session.patience + GRACE_SECONDS
         pause = BACK_OFF_SECONDS[0]
         while running.asked or running.prepared:
             try:
                 self._ask(running, deadline, rehearses)
                 if rehearses:
                     self._abort(running)
-                    return
+                    break
                 self._commit(running, deadline)
             except UnknownFunctionError:
                 self._abort(running)
@@ -200,10 +266,12 @@ class FunctionCaller:
             except BaseException:
                 self._abort(running)
                 raise
+        self._note(arguments)
 
     def _ask(self, running: Running, deadline: float, rehearses: bool) -> None:
         """Send CALL for all shards that are asked, and take the answers."""
-        runs = list(self._runs(running))
+        sent, running.sent = running.sent, []
+        runs = [run for run in self._runs(running) if run not in [each.run for each in sent]]
         if not running.function.changes:
             mode = READS
         else:
@@ -211,10 +279,9 @@ class FunctionCaller:
             mode = ALONE if alone and running.route.spec.copies == 1 and not rehearses else PREPARES
         message = msgspec.structs.replace(running.message, mode=mode)
         errors: list[DPSError] = []
-        sent = []
         for run in runs:
             try:
-                sent.append((run, self._send(running, message, run)))
+                sent.append(SentRun(run, self._send(running, message, run)))
             except DPSError as error:
                 errors.append(error)
         if mode == PREPARES:

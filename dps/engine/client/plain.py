@@ -17,8 +17,9 @@ from dps import config
 from dps.engine.client.inputs import of_named_columns
 from dps.engine.client.requests import TableRoute
 from dps.engine.client.session import RETRIED, ClientSession
-from dps.engine.client.table import Keys, T, name_of
+from dps.engine.client.table import name_of
 from dps.engine.client.ticket import Pending, SentCall
+from dps.engine.client.verbs import Keys, T
 from dps.engine.core.requests.call import Terms
 from dps.engine.core.requests.exchange import DECLINED, OPEN, Exchange, Wires
 from dps.engine.core.requests.part import Part, parts_of

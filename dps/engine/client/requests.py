@@ -15,7 +15,7 @@ import numpy as np
 
 from dps.engine.client.inputs import as_keys, as_rows, check_out, row_shape, split_sparse
 from dps.engine.client.origin import Origin
-from dps.engine.client.table import Keys, Outs, T
+from dps.engine.client.verbs import Keys, Outs, T
 from dps.engine.core.blocks import empty
 from dps.engine.core.requests import call as core
 from dps.engine.core.requests.form import Form

@@ -6,87 +6,27 @@ a table's name is accepted, in another process too, the handle stands for the na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from dps.engine.client.ticket import Certificate, Pending, Ticket
+from dps.engine.client.ticket import Pending
+from dps.engine.client.verbs import Keys, MergingVerbs, TableLike, Values, Verbs, handle_doc, on_handle
 from dps.engine.functions.definition import Function
 from dps.engine.state.columns import ColumnLayout
 from dps.engine.state.names import table_name
 from dps.engine.state.ops import TableSpec, html_renderers
+from dps.errors import InputError
 
-__all__ = [
-    "Certified",
-    "Changes",
-    "Keys",
-    "Outs",
-    "Pulls",
-    "T",
-    "Table",
-    "TableLike",
-    "Values",
-    "name_of",
-    "place_of",
-    "through",
-]
-
-
-class Sparse(Protocol):
-    """A sparse vector or matrix of scipy or of the package sparse."""
-
-    @property
-    def nnz(self) -> int:
-        """How many elements are stored."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one axis or two."""
-
-
-TableLike: TypeAlias = "str | Table"
-Keys: TypeAlias = "npt.ArrayLike | slice | Sparse | None"
-Values: TypeAlias = "npt.ArrayLike | Sparse | Mapping[str, Any] | None"
-T = TypeVar("T", bound="TableLike")
-Pulls: TypeAlias = "Mapping[T, Keys]"
-Changes: TypeAlias = "Mapping[T, tuple[Keys, Values]]"
-Outs: TypeAlias = "Mapping[T, np.ndarray] | None"
-Certified: TypeAlias = tuple[np.ndarray, Certificate]
-
-
-class Verbs(Protocol):
-    """What a handle asks of a client: the same calls, with the table."""
-
-    ticket: Ticket
-
-    def pull(self, table: str, keys: Keys, out: np.ndarray | None) -> np.ndarray: ...
-    def pull_async(self, table: str, keys: Keys, out: np.ndarray | None) -> Pending[np.ndarray]: ...
-    def pull_certified(self, table: str, keys: Keys) -> Certified: ...
-    def pull_certified_async(self, table: str, keys: Keys) -> Pending[Certified]: ...
-    def push(self, table: str, keys: Keys, values: Values, rows: int | None) -> None: ...
-    def push_async(self, table: str, keys: Keys, values: Values, rows: int | None) -> Pending[None]: ...
-    def add(self, table: str, keys: Keys, values: Values) -> None: ...
-    def add_async(self, table: str, keys: Keys, values: Values) -> Pending[None]: ...
-    def assign(self, table: str, keys: Keys, values: Values) -> None: ...
-    def assign_async(self, table: str, keys: Keys, values: Values) -> Pending[None]: ...
-    def delete(self, table: str, keys: Keys) -> None: ...
-    def delete_async(self, table: str, keys: Keys) -> Pending[None]: ...
-    def clear(self, table: str) -> None: ...
-    def clear_async(self, table: str) -> Pending[None]: ...
-    def push_pull(self, table: str, keys: Keys, values: Values, out: np.ndarray | None) -> np.ndarray: ...
-    def push_pull_async(
-        self, table: str, keys: Keys, values: Values, out: np.ndarray | None
-    ) -> Pending[np.ndarray]: ...
-    def keys(self, table: str, shard: int | None) -> Iterator[np.ndarray]: ...
-    def call(self, function: Function, table: str, /, keys: Keys, **arguments: Any) -> Any: ...
+__all__ = ["Table", "name_of", "place_of", "through"]
 
 
 class Table:
     """A table of a parameter server, as :meth:`dps.ParameterServer.table` returns it.
 
-    Its methods are those of :class:`dps.Client`, without the table. It stands for the table wherever a name is
+    Its methods are those of :class:`dps.Client`, without the table, and a trainer's handle has its `increment` and
+    `merge_max`, too. It stands for the table wherever a name is
     accepted, and it pickles: in a Dask task, ``trainer.pull(w, keys)`` and ``trainer.table(w)`` use the trainer's own
     connections, and ``w.pull(keys)`` makes a client without a clock.
 
@@ -101,6 +41,8 @@ class Table:
         The name of its parameter server.
     client : callable
         Gives the client through which calls go.
+    trainer : callable, optional
+        Gives the trainer that merges values until its next tick.
 
     Examples
     --------
@@ -121,8 +63,15 @@ class Table:
     __iter__ = None  # else Python would pull w[0], w[1], ... without an end
     __contains__ = None
 
-    def __init__(self, spec: TableSpec, session: str, client: Callable[[], Verbs]):
+    def __init__(
+        self,
+        spec: TableSpec,
+        session: str,
+        client: Callable[[], Verbs],
+        trainer: Callable[[], MergingVerbs] | None = None,
+    ):
         self.spec, self.session, self._client = spec, session, client
+        self._trainer = trainer or without_trainer
 
     @property
     def name(self) -> str:
@@ -155,7 +104,7 @@ class Table:
     def __hash__(self) -> int:
         return hash((self.name, self.session))
 
-    def __reduce__(self) -> tuple[Callable[..., Table], tuple[Verbs, TableSpec]]:
+    def __reduce__(self) -> tuple[Callable[..., Table], tuple[object, TableSpec]]:
         return through, (self._client(), self.spec)
 
     def __bool__(self) -> bool:
@@ -172,79 +121,50 @@ class Table:
     def __setitem__(self, keys: Keys, values: Values) -> None:
         self._client().assign(self.name, keys, values)
 
-    def pull(self, keys: Keys = None, out: np.ndarray | None = None) -> np.ndarray:
-        """Copy values of rows; see :meth:`dps.Client.pull`."""
-        return self._client().pull(self.name, keys, out)
-
-    def pull_async(self, keys: Keys = None, out: np.ndarray | None = None) -> Pending[np.ndarray]:
-        """As :meth:`pull`, but return at once; see :meth:`dps.Client.pull_async`."""
-        return self._client().pull_async(self.name, keys, out)
-
-    def pull_certified(self, keys: Keys = None) -> Certified:
-        """As :meth:`pull`, with the certificate of what the values contain; see :meth:`dps.Client.pull_certified`."""
-        return self._client().pull_certified(self.name, keys)
-
-    def pull_certified_async(self, keys: Keys = None) -> Pending[Certified]:
-        """As :meth:`pull_certified`, but return at once."""
-        return self._client().pull_certified_async(self.name, keys)
-
-    def push(self, keys: Keys = None, values: Values = None, rows: int | None = None) -> None:
-        """Hand values (gradients) to the table's optimizer; see :meth:`dps.Client.push`."""
-        self._client().push(self.name, keys, values, rows)
-
-    def push_async(self, keys: Keys = None, values: Values = None, rows: int | None = None) -> Pending[None]:
-        """As :meth:`push`, but return once it is written; see :meth:`dps.Client.push_async`."""
-        return self._client().push_async(self.name, keys, values, rows)
-
-    def add(self, keys: Keys = None, values: Values = None) -> None:
-        """Add values to rows, past the optimizer."""
-        self._client().add(self.name, keys, values)
-
-    def add_async(self, keys: Keys = None, values: Values = None) -> Pending[None]:
-        """As :meth:`add`, but return once it is written."""
-        return self._client().add_async(self.name, keys, values)
-
-    def assign(self, keys: Keys = None, values: Values = None) -> None:
-        """Replace rows, past the optimizer; of a repeated key the last value counts."""
-        self._client().assign(self.name, keys, values)
-
-    def assign_async(self, keys: Keys = None, values: Values = None) -> Pending[None]:
-        """As :meth:`assign`, but return once it is written."""
-        return self._client().assign_async(self.name, keys, values)
+    pull = on_handle(Verbs.pull)
+    pull_async = on_handle(Verbs.pull_async)
+    pull_certified = on_handle(Verbs.pull_certified)
+    pull_certified_async = on_handle(Verbs.pull_certified_async)
+    push = on_handle(Verbs.push)
+    push_async = on_handle(Verbs.push_async)
+    add = on_handle(Verbs.add)
+    add_async = on_handle(Verbs.add_async)
+    assign = on_handle(Verbs.assign)
+    assign_async = on_handle(Verbs.assign_async)
+    clear = on_handle(Verbs.clear)
+    clear_async = on_handle(Verbs.clear_async)
+    push_pull = on_handle(Verbs.push_pull)
+    push_pull_async = on_handle(Verbs.push_pull_async)
+    keys = on_handle(Verbs.keys)
+    keys_async = on_handle(Verbs.keys_async)
+    increment = on_handle(MergingVerbs.increment, "_trainer")
+    merge_max = on_handle(MergingVerbs.merge_max, "_trainer")
+    merge_min = on_handle(MergingVerbs.merge_min, "_trainer")
 
     def delete(self, keys: Keys) -> None:
-        """Delete rows, which read as their initial values then; see :meth:`dps.Client.delete`."""
         self._client().delete(self.name, keys)
 
     def delete_async(self, keys: Keys) -> Pending[None]:
-        """As :meth:`delete`, but return once it is written."""
         return self._client().delete_async(self.name, keys)
 
-    def clear(self) -> None:
-        """Delete all rows; see :meth:`dps.Client.clear`."""
-        self._client().clear(self.name)
-
-    def clear_async(self) -> Pending[None]:
-        """As :meth:`clear`, but return once it is written."""
-        return self._client().clear_async(self.name)
-
-    def push_pull(self, keys: Keys = None, values: Values = None, out: np.ndarray | None = None) -> np.ndarray:
-        """Push, and return the new values of the same rows; see :meth:`dps.Client.push_pull`."""
-        return self._client().push_pull(self.name, keys, values, out)
-
-    def push_pull_async(
-        self, keys: Keys = None, values: Values = None, out: np.ndarray | None = None
-    ) -> Pending[np.ndarray]:
-        """As :meth:`push_pull`, but return once it is written."""
-        return self._client().push_pull_async(self.name, keys, values, out)
-
     def call(self, function: Function, /, keys: Keys = None, **arguments: Any) -> Any:
-        """Run a function on rows, on the servers that have them; see :meth:`dps.Client.call`."""
         return self._client().call(function, self.name, keys=keys, **arguments)
 
-    def keys(self, shard: int | None = None) -> Iterator[np.ndarray]:
-        """The keys of a keyed table that have rows, some at a time; see :meth:`dps.Client.keys`."""
-        return self._client().keys(self.name, shard)
+    def call_async(self, function: Function, /, keys: Keys = None, **arguments: Any) -> Pending[Any]:
+        return self._client().call_async(function, self.name, keys=keys, **arguments)
+
+    # All rows of a table are deleted by `clear` only, so a handle's `delete` has to name keys; and `call` has the
+    # function before the table.
+    delete.__doc__, delete_async.__doc__ = handle_doc(Verbs.delete), handle_doc(Verbs.delete_async)
+    call.__doc__, call_async.__doc__ = handle_doc(Verbs.call), handle_doc(Verbs.call_async)
+
+
+def without_trainer() -> MergingVerbs:
+    """What has the verbs that wait for a tick, of a handle that is no trainer's."""
+    raise InputError(
+        "increment, merge_max and merge_min merge values until the trainer's next tick, and this handle is not a "
+        "trainer's: use trainer.table(w), or add"
+    )
 
 
 def name_of(table: TableLike) -> str:
@@ -267,6 +187,6 @@ def place_of(table: Any, keys: Keys) -> TableKeys:
     return TableKeys(name_of(table), keys)
 
 
-def through(client: Verbs, spec: TableSpec) -> Table:
+def through(client: Any, spec: TableSpec) -> Table:
     """A handle whose calls go through that client."""
     return Table(spec, client.ticket.session, lambda: client)

@@ -17,7 +17,8 @@ from dask import delayed
 from dask.base import is_dask_collection
 
 from dps.engine.client.client import Client
-from dps.engine.client.table import Table, TableLike
+from dps.engine.client.table import Table
+from dps.engine.client.verbs import TableLike
 from dps.engine.daskapi.cordon import meta_of
 from dps.engine.driver.kinds import Kind, kind_of
 from dps.engine.state.names import table_name

@@ -20,8 +20,9 @@ from distributed import Future
 
 from dps import config
 from dps.engine.client.client import Client
-from dps.engine.client.table import Keys, Table, TableLike
+from dps.engine.client.table import Table
 from dps.engine.client.ticket import Ticket
+from dps.engine.client.verbs import Keys, TableLike
 from dps.engine.dashboard.notebook import (
     PATIENCE_SECONDS,
     NotebookStatus,

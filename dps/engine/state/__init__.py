@@ -6,6 +6,7 @@ applied to it in the same order.
 
 ================== ===============================================================================
 ops                TableSpec, the definition of a table; Op, one change to a shard
+op_views           typed views of ops that are not about rows and values
 partition          keys to shards: hash, ranges, grouping, repeated keys
 partitioning       which keys of a keyed table lie together: blocks, fields of bits, ranges
 names              the one rule for names of tables, servers, runs, checkpoints and metrics

@@ -6,20 +6,21 @@ after a failure, and nothing counts twice. To keep it so, the handles refuse eve
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from dps.engine.client.client import Client
-from dps.engine.client.table import Table, TableLike, Verbs, through
+from dps.engine.client.table import Table, through
 from dps.engine.client.ticket import Ticket
+from dps.engine.client.verbs import TableLike
 from dps.engine.functions.definition import Function as ServerFunction
 from dps.engine.training.types import Function, Options, Partition, Result
 from dps.errors import InputError, InputTypeError
 
 __all__ = ["ReadingBagStage", "ReadingBlockStage", "ReadingStage"]
 
-READS = {"pull", "pull_async", "pull_certified", "pull_certified_async", "keys"}
+READS = {"pull", "pull_async", "pull_certified", "pull_certified_async", "keys", "keys_async"}
 CHANGES = {
     f"{verb}{way}" for verb in ("push", "add", "assign", "delete", "clear", "push_pull") for way in ("", "_async")
 }
@@ -48,12 +49,22 @@ class ReadingClient:
 
     def call(self, function: ServerFunction, table: TableLike, /, keys: Any = None, **arguments: Any) -> Any:
         """Run a function on the servers, if it reads only."""
-        if function.changes:
-            raise InputTypeError(
-                f"{function!r}: in ps.map there are functions that read only, because Dask may compute "
-                f"a partition several times"
-            )
+        check_reads(function)
         return self._client.call(function, table, keys=keys, **arguments)
+
+    def call_async(self, function: ServerFunction, table: TableLike, /, keys: Any = None, **arguments: Any) -> Any:
+        """The same without waiting."""
+        check_reads(function)
+        return self._client.call_async(function, table, keys=keys, **arguments)
+
+
+def check_reads(function: ServerFunction) -> None:
+    """Raise InputTypeError if the function changes rows."""
+    if function.changes:
+        raise InputTypeError(
+            f"{function!r}: in ps.map there are functions that read only, because Dask may compute "
+            f"a partition several times"
+        )
 
 
 class ReadingStage:
@@ -86,7 +97,7 @@ class ReadingStage:
 
     def __call__(self, *parts: Partition) -> Result:
         with Client(self.ticket) as client:
-            reading = cast(Verbs, ReadingClient(client))
+            reading = ReadingClient(client)
             handles = [through(reading, client.table(name).spec) for name in self.tables]
             return self.compute(parts, handles)
 

@@ -22,7 +22,8 @@ import numpy as np
 
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import as_rows
-from dps.engine.client.table import T, TableLike, name_of
+from dps.engine.client.table import name_of
+from dps.engine.client.verbs import T, TableLike
 from dps.engine.core.differences import take_differences
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.optimizers import Add

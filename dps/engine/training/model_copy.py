@@ -15,7 +15,8 @@ import numpy as np
 
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import check_out, row_shape
-from dps.engine.client.table import Keys, TableLike, Values, name_of
+from dps.engine.client.table import name_of
+from dps.engine.client.verbs import Keys, TableLike, Values
 from dps.engine.state.ops import TableSpec
 from dps.engine.state.partition import distinct
 from dps.engine.training.merging import MergedRows, flat_keys, flat_rows

@@ -14,7 +14,8 @@ import numpy as np
 
 from dps.engine.client.client import Client
 from dps.engine.client.inputs import as_keys
-from dps.engine.client.table import Keys, T, Table, TableLike
+from dps.engine.client.table import Table
+from dps.engine.client.verbs import Keys, T, TableLike
 from dps.engine.training.localize import localize
 from dps.engine.training.merging import flat_keys
 from dps.errors import InputTypeError

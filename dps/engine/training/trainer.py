@@ -20,16 +20,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, SupportsFloat, overload
+from typing import Any, Protocol, Self, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
 from dps.engine.client.client import Client
 from dps.engine.client.environment import Environment
-from dps.engine.client.table import Certified, Changes, Keys, Outs, Pulls, T, Table, TableLike, Values
-from dps.engine.client.ticket import Pending, Ticket
-from dps.engine.functions.definition import Function
+from dps.engine.client.table import Table
+from dps.engine.client.ticket import Ticket
+from dps.engine.client.verbs import Keys, MergingVerbs, T, TableLike, Values
 from dps.engine.state.columns import ColumnLayout
 from dps.engine.training.allreduce import RING_BYTES, RingAllreduce
 from dps.engine.training.batches import Batches
@@ -90,7 +90,7 @@ class RunMember(Protocol):
         """Close all connections."""
 
 
-class Trainer:
+class Trainer(MergingVerbs):
     """What a training function is given: pull and push as :class:`dps.Client` has them, and the run's clock.
 
     Parameters
@@ -241,119 +241,11 @@ class Trainer:
     def table(self, table: TableLike) -> Table:
         """A handle whose calls go through this trainer, of a name or of a handle from elsewhere."""
         spec = self._client.table(table).spec
-        return Table(spec, self.ticket.session, lambda: self._calls)
+        return Table(spec, self.ticket.session, lambda: self._calls, lambda: self)
 
     def columns(self, table: TableLike) -> ColumnLayout:
         """Where the columns lie of a table made with ``columns=``; see :meth:`dps.Client.columns`."""
         return self._client.columns(table)
-
-    @overload
-    def pull(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> np.ndarray: ...
-    @overload
-    def pull(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> dict[T, np.ndarray]: ...
-    def pull(self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None) -> object:
-        """Copy values of a table, or of several in one round trip; see :meth:`dps.Client.pull`."""
-        return self._calls.pull(table, keys, out)
-
-    @overload
-    def pull_async(self, table: TableLike, keys: Keys = ..., out: np.ndarray | None = ...) -> Pending[np.ndarray]: ...
-    @overload
-    def pull_async(self, table: Pulls[T], keys: None = ..., out: Outs[T] = ...) -> Pending[dict[T, np.ndarray]]: ...
-    def pull_async(
-        self, table: TableLike | Pulls[T], keys: Keys = None, out: np.ndarray | Outs[T] = None
-    ) -> Pending[object]:
-        """As :meth:`pull`, but return at once; see :meth:`dps.Client.pull_async`."""
-        return self._calls.pull_async(table, keys, out)
-
-    @overload
-    def pull_certified(self, table: TableLike, keys: Keys = ...) -> Certified: ...
-    @overload
-    def pull_certified(self, table: Pulls[T], keys: None = ...) -> dict[T, Certified]: ...
-    def pull_certified(self, table: TableLike | Pulls[T], keys: Keys = None) -> object:
-        """As :meth:`pull`, with the certificate of what the values contain; see :meth:`dps.Client.pull_certified`."""
-        return self._calls.pull_certified(table, keys)
-
-    @overload
-    def pull_certified_async(self, table: TableLike, keys: Keys = ...) -> Pending[Certified]: ...
-    @overload
-    def pull_certified_async(self, table: Pulls[T], keys: None = ...) -> Pending[dict[T, Certified]]: ...
-    def pull_certified_async(self, table: TableLike | Pulls[T], keys: Keys = None) -> Pending[object]:
-        """As :meth:`pull_certified`, but return at once."""
-        return self._calls.pull_certified_async(table, keys)
-
-    def push(
-        self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, rows: int | None = None
-    ) -> None:
-        """Hand values (gradients) to the table's optimizer on the servers; see :meth:`dps.Client.push`."""
-        self._calls.push(table, keys, values, rows)
-
-    def push_async(
-        self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, rows: int | None = None
-    ) -> Pending[None]:
-        """As :meth:`push`, but return once it is written; see :meth:`dps.Client.push_async`."""
-        pending: Pending[None] = self._calls.push_async(table, keys, values, rows)
-        return pending
-
-    def add(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
-        """Add values to rows, past the optimizer; see :meth:`dps.Client.add`."""
-        self._calls.add(table, keys, values)
-
-    def add_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
-        """As :meth:`add`, but return once it is written."""
-        pending: Pending[None] = self._calls.add_async(table, keys, values)
-        return pending
-
-    def assign(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
-        """Replace rows, past the optimizer; see :meth:`dps.Client.assign`."""
-        self._calls.assign(table, keys, values)
-
-    def assign_async(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> Pending[None]:
-        """As :meth:`assign`, but return once it is written."""
-        pending: Pending[None] = self._calls.assign_async(table, keys, values)
-        return pending
-
-    def increment(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
-        """Add values to rows, as :meth:`add` does, but merge them by key here, and send them at the next tick.
-
-        Many small additions to few keys, such as counts, become one for each key and clock. The servers have them
-        before the clock advances, so other trainers see them as they see pushes of this clock. Each counts once, also
-        where the trainer's task is run again. :meth:`pull` does not see them before. If more keys are kept than
-        ``dps.limits.merged-keys``, they are sent before the tick.
-
-        Parameters
-        ----------
-        table : str, Table, PSVector, or mapping of these to (keys, values)
-        keys : array_like of int, slice or None
-            As in :meth:`push`.
-        values : array_like
-            As in :meth:`push`.
-
-        Examples
-        --------
-        >>> def train(trainer, partitions):
-        ...     for words in trainer.iterate(partitions, batch_size=3):
-        ...         trainer.increment("counts", words, 1)
-        ...         trainer.merge_max("longest", [0], trainer.clock)
-        >>> cluster = dps.LocalCluster(servers=1, trainers=1, processes=False)
-        >>> with dps.ParameterServer(cluster) as ps:
-        ...     _ = ps.table("counts", dtype="int64"), ps.table("longest", rows=1, dtype="int64")
-        ...     _ = ps.run(train, np.array([7, 8, 7, 7, 9, 7]))
-        ...     ps.client().pull("counts", [7, 8, 9]), ps.client().pull("longest")
-        (array([4, 1, 1]), array([1]))
-        >>> cluster.close()
-        """
-        self._merge("add", table, keys, values)
-
-    def merge_max(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
-        """Let rows become the maximum of what they are and of values; merged and sent as in :meth:`increment`.
-
-        A row of a keyed table that there is not yet counts with its initial value. NaN is larger than all numbers.
-        """
-        self._merge("maximum", table, keys, values)
-
-    def merge_min(self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None) -> None:
-        """Let rows become the minimum of what they are and of values; merged and sent as in :meth:`increment`."""
-        self._merge("minimum", table, keys, values)
 
     def flush(self) -> None:
         """Send now what :meth:`increment`, :meth:`merge_max` and :meth:`merge_min` have kept, and wait for it."""
@@ -442,61 +334,6 @@ class Trainer:
         """
         return gather_sum(keys, values)
 
-    def delete(self, table: TableLike | Pulls[T], keys: Keys = None) -> None:
-        """Delete rows, at the trainer's clock; see :meth:`dps.Client.delete`."""
-        self._client.delete(table, keys)
-
-    def delete_async(self, table: TableLike | Pulls[T], keys: Keys = None) -> Pending[None]:
-        """As :meth:`delete`, but return once it is written; see :meth:`dps.Client.delete_async`."""
-        return self._client.delete_async(table, keys)
-
-    def clear(self, table: TableLike) -> None:
-        """Delete all rows of a table, at the trainer's clock; see :meth:`dps.Client.clear`."""
-        self._client.clear(table)
-
-    def clear_async(self, table: TableLike) -> Pending[None]:
-        """As :meth:`clear`, but return once it is written."""
-        return self._client.clear_async(table)
-
-    @overload
-    def push_pull(
-        self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...
-    ) -> np.ndarray: ...
-    @overload
-    def push_pull(
-        self, table: Changes[T], keys: None = ..., values: None = ..., out: Outs[T] = ...
-    ) -> dict[T, np.ndarray]: ...
-    def push_pull(
-        self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, out: np.ndarray | Outs[T] = None
-    ) -> object:
-        """Push, and return the new values of the same rows; see :meth:`dps.Client.push_pull`."""
-        return self._calls.push_pull(table, keys, values, out)
-
-    @overload
-    def push_pull_async(
-        self, table: TableLike, keys: Keys = ..., values: Values = ..., out: np.ndarray | None = ...
-    ) -> Pending[np.ndarray]: ...
-    @overload
-    def push_pull_async(
-        self, table: Changes[T], keys: None = ..., values: None = ..., out: Outs[T] = ...
-    ) -> Pending[dict[T, np.ndarray]]: ...
-    def push_pull_async(
-        self, table: TableLike | Changes[T], keys: Keys = None, values: Values = None, out: np.ndarray | Outs[T] = None
-    ) -> Pending[object]:
-        """As :meth:`push_pull`, but return once it is written; see :meth:`dps.Client.push_pull_async`."""
-        return self._calls.push_pull_async(table, keys, values, out)
-
-    def call(self, function: Function, table: TableLike, /, keys: Keys = None, **arguments: Any) -> Any:
-        """Run a function on rows of a table, on the servers that have them; see :meth:`dps.Client.call`.
-
-        Its effect counts once, as a push at this clock does, also where the trainer's task is run again.
-        """
-        return self._client.call(function, table, keys, **arguments)
-
-    def keys(self, table: TableLike, shard: int | None = None) -> Iterator[np.ndarray]:
-        """The keys of a keyed table that have rows, some at a time; see :meth:`dps.Client.keys`."""
-        return self._client.keys(table, shard)
-
     def wait(self) -> None:
         """Wait for all asynchronous calls; raise the error of a push whose result was never asked for."""
         self._client.wait()
@@ -545,7 +382,7 @@ class Trainer:
         participant.move(clock)
         return clock
 
-    def _merge(self, how: str, table: Any, keys: Keys, values: Values) -> None:
+    def _merge(self, how: str, table: Any, keys: Keys, values: Values) -> None:  # of `MergingVerbs`
         if self._merging is None:
             self._merging = Merging(self._client)
         self._merging.add(how, table, keys, values)
