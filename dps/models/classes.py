@@ -10,7 +10,7 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from dps.errors import InputError, told
-from dps.models.inputs.partitions import Piece, named
+from dps.models.inputs.features import Piece, named
 from dps.models.settings import Number
 from dps.models.types import Block, Features, Labels, Predictions
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Callback", "ClusterLike", "Features", "Json", "Labels", "Model", "Predictions", "Schedule"]
 __all__ += ["Settings"]
 
-# What `fit` and `predict` take is of many types: `partitions.py`, `encoding.py` and `spark_pieces.py` say which.
+# What `fit` and `predict` take is of many types: `inputs/features.py` and `inputs/encoding.py` say which.
 Features: TypeAlias = Any  # rows of features: arrays, sparse matrices, frames, collections of Dask's or Spark's
 Labels: TypeAlias = Any  # labels or weights of these rows, the names of their columns, or None
 Predictions: TypeAlias = Any  # of each row: an array, or a lazy one for lazy features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dask.distributed import Client as DaskClient
 from dask.distributed import get_client, get_worker, rejoin, secede
@@ -12,11 +12,15 @@ from dask.distributed import get_client, get_worker, rejoin, secede
 import dps
 from dps import spark
 from dps.errors import InputTypeError
-from dps.models.inputs.spark_pieces import is_spark, session_of
 from dps.models.kept_servers import kept_servers, new_servers
 from dps.models.types import ClusterLike, Features
+from dps.spark import is_spark
 
-__all__ = ["Address", "address_of", "aside", "dask_of", "serving"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from typing_extensions import TypeIs
+
+__all__ = ["Address", "address_of", "aside", "dask_of", "is_session", "serving"]
 
 
 class Address(NamedTuple):
@@ -50,13 +54,26 @@ def address_of(client: ClusterLike) -> str | Address | None:
     address = getattr(client, "scheduler_address", None)
     if isinstance(address, str) and address:
         return address
-    if is_spark(client):
+    if is_session(client):
         return None  # the other process uses its own session, if it has one
     raise InputTypeError(f"a {type(client).__name__} cannot be where a model trains: pass a Dask client or its address")
 
 
 def _scheduler_of(client: DaskClient) -> str:
     return str(client.scheduler.address if client.scheduler is not None else client._start_arg)
+
+
+def is_session(thing: object) -> TypeIs[SparkSession]:
+    """Whether `thing` is a session of Spark; does not import pyspark."""
+    kinds = [kind for kind in type(thing).__mro__ if kind.__module__.partition(".")[0] == "pyspark"]
+    return any(kind.__name__ == "SparkSession" for kind in kinds)
+
+
+def session_of(data: Features) -> SparkSession:
+    """The session that a DataFrame or RDD belongs to."""
+    from pyspark.sql import SparkSession
+
+    return data.sparkSession if hasattr(data, "mapInArrow") else SparkSession.builder.getOrCreate()
 
 
 def dask_of(scheduler: str | None) -> DaskClient | str | None:
@@ -111,9 +128,9 @@ def serving(
                 ps.detach()
         return
     started: contextlib.AbstractContextManager[dps.ParameterServer]
-    if is_spark(X) and (client is None or is_spark(client)):
+    if is_spark(X) and (client is None or is_session(client)):
         started = spark.start(session_of(X), servers=servers)
-    elif is_spark(client):
+    elif is_session(client):
         raise InputTypeError(f"with a Spark session, X is an RDD or a DataFrame of Spark, not {type(X).__name__}")
     else:
         where = dask_of(client) if client is None or isinstance(client, str) else client

@@ -12,7 +12,7 @@ from dask.distributed import Client
 import dps
 from dps.errors import DPSError
 from dps.models import KMeans, LogisticRegression, MatrixFactorization, Similarity
-from dps.models.inputs.unlabelled import with_zeros
+from dps.models.inputs.features import without_labels
 
 pl.LazyFrame({"a": [1]}).collect_schema()  # starts polars' threads, which stay until the process ends
 SECRET = "Ada-1815"
@@ -58,7 +58,7 @@ CALLS = {
     "setting of classes": lambda ps, table: LogisticRegression(client=ps, class_weight=table).fit(np.eye(2), [0, 1]),
     "setting of epochs": lambda ps, table: LogisticRegression(client=ps, epochs=table).fit(np.eye(2), [0, 1]),
     "client": lambda ps, table: LogisticRegression(client=table).fit(np.eye(2), [0, 1]),
-    "part": lambda ps, table: with_zeros([[table]]),
+    "part": lambda ps, table: without_labels([[table]]),
     "hashed": lambda ps, table: dps.hash_columns({"a": [table]}),
     "hashed column": lambda ps, table: dps.hash_columns(table, bits=table),
     "words": lambda ps, table: dps.hash_strings(table, seed=table),

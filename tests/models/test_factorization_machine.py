@@ -26,7 +26,7 @@ from dps.models import FactorizationMachine, FactorizationMachineRegressor, Logi
 from dps.models.factors import machine_training, second_order
 from dps.models.factors.machine_training import MachinePlan, MachineReport
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Piece
+from dps.models.inputs.features import Piece
 from dps.models.tables import drop
 
 

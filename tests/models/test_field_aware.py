@@ -22,7 +22,7 @@ from dps.models.factors import machine_training
 from dps.models.factors.field_aware import Fields
 from dps.models.factors.machine_training import MachinePlan
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Piece
+from dps.models.inputs.features import Piece
 from dps.models.tables import drop
 
 

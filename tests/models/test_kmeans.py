@@ -31,7 +31,7 @@ from dps.models.clusters.centers import nearest
 from dps.models.clusters.clustering import Beginning, begun_at, trained
 from dps.models.clusters.seeding import SeedPlan, Seeds, seeds_of
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Piece, Survey
+from dps.models.inputs.features import Piece, Survey
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,9 +28,9 @@ from sklearn import cluster
 import dps
 from dps.errors import ClockTimeoutError, InputError, InputTypeError, StoppedError, TrainerLostError
 from dps.models import KMeans, LogisticRegression
-from dps.models.inputs import spark_pieces
-from dps.models.inputs.partitions import piece_of, summary
-from dps.models.inputs.spark_pieces import block_of
+from dps.models.inputs import pieces as pieces_module
+from dps.models.inputs.features import piece_of, spark_parts, summary
+from dps.models.inputs.source import block_of
 from dps.models.spark import SparkLogisticRegression, SparkLogisticRegressionModel
 
 ps, spark = sparks.ps, sparks.spark
@@ -91,14 +92,24 @@ def test_vectors_that_are_refused():
         block_of(*arrow([Vectors.dense([1.0, 2.0]), Vectors.sparse(3, [0], [1.0])]))
 
 
+class Items:
+    """What stands for an RDD, of which only the items are read."""
+
+
+def piece_of_items(items):
+    """What a trainer gets of a partition of an RDD."""
+    check = functools.partial(piece_of, layout=None, bits=20, seed=None)
+    return spark_parts(Items(), None, None, True).reader(check)(0, iter(items))
+
+
 def test_blocks_of_a_partition_are_one_piece():
     blocks = [(scipy.sparse.csr_matrix(X[:3]), Y[:3]), (X[3:3], Y[3:3]), (X[3:10], Y[3:10])]
-    block, y, layout, weights, _ = spark_pieces._piece(0, iter(blocks), (None, 20, None))
+    block, y, layout, weights, _ = piece_of_items(blocks)
     np.testing.assert_array_equal(block.toarray(), X[:10])
     np.testing.assert_array_equal(y, Y[:10])
     assert layout.features == WIDTH
     assert weights is None
-    assert spark_pieces._piece(0, iter(blocks[1:2]), (None, 20, None)) is None
+    assert piece_of_items(blocks[1:2]) is None
 
 
 def test_what_is_wrong_with_the_data_is_no_failure_to_read_it():
@@ -106,9 +117,9 @@ def test_what_is_wrong_with_the_data_is_no_failure_to_read_it():
         ((Vectors.dense([1.0]), 1.0), "items of an RDD are pairs"),
         ((X[:3], Y[:2]), r"shape \(3, 6\) and labels y of shape \(2,\)"),
     ):
-        outcome = spark_pieces._piece(0, iter([record]), (None, 20, None))
+        outcome = piece_of_items([record])
         with pytest.raises((InputError, InputTypeError), match=message):
-            spark_pieces._surveyed(None, [outcome], None, None)
+            pieces_module._surveyed(None, [outcome], None, None)
 
 
 @pytest.fixture
@@ -124,8 +135,8 @@ def meet(ps, pieces, plan, function=lambda trainer, pieces, plan: plan, retries=
     with ThreadPoolExecutor(1) as threads:
         try:
             with ps.open_run(trainers=2) as meeting:
-                planned = threads.submit(spark_pieces._planned, ps, meeting, plan)
-                outcome = ps.run(spark_pieces._surveyed, data, args=(meeting, function), retries=retries)
+                planned = threads.submit(pieces_module._planned, ps, meeting, plan)
+                outcome = ps.run(pieces_module._surveyed, data, args=(meeting, function), retries=retries)
         except dps.DPSError as error:
             outcome = error
         return outcome, planned.exception(60)
@@ -200,9 +211,9 @@ def test_nobody_waits_in_vain_for_spark_to_read(monkeypatch):
         def surveyed(rows):
             with run.trainer() as me:
                 pieces = [piece_of(0, (X[:rows], Y[:rows]), None, 20, None)]
-                return spark_pieces._surveyed(me, pieces, meeting, lambda trainer, pieces, plan: plan)
+                return pieces_module._surveyed(me, pieces, meeting, lambda trainer, pieces, plan: plan)
 
-        planned = threads.submit(spark_pieces._planned, ps, meeting, plan)
+        planned = threads.submit(pieces_module._planned, ps, meeting, plan)
         outcome = [threads.submit(surveyed, rows) for rows in (3, 4)]
         wait_until(lambda: late[run.number] > 3, 30)
         outcome.append(threads.submit(surveyed, 5))
@@ -214,7 +225,7 @@ def test_a_driver_that_cannot_come_stops_the_trainers(little, monkeypatch):
     def broken(ps, meeting):
         raise OSError("no scheduler")
 
-    monkeypatch.setattr(spark_pieces, "_begun", broken)
+    monkeypatch.setattr(pieces_module, "_begun", broken)
     outcome, error = meet(little, [piece_of(0, (X[:3], Y[:3]), None, 20, None)], None)
     assert isinstance(outcome, StoppedError)
     assert isinstance(error, OSError)
@@ -222,9 +233,9 @@ def test_a_driver_that_cannot_come_stops_the_trainers(little, monkeypatch):
 
 def test_the_driver_waits_for_its_own_run(little):
     with little.open_run(trainers=2) as meeting, little.open_run(trainers=1) as other, other.trainer():
-        assert not spark_pieces._begun(little, meeting)
+        assert not pieces_module._begun(little, meeting)
         with meeting.trainer():
-            assert spark_pieces._begun(little, meeting)
+            assert pieces_module._begun(little, meeting)
 
 
 @pytest.mark.parametrize("kind", [StoppedError, TrainerLostError])
@@ -242,9 +253,9 @@ def test_what_ends_the_meeting_too_is_told_by_the_run(monkeypatch, kind):
     def planned(*args):
         raise kind("by the meeting")
 
-    monkeypatch.setattr(spark_pieces, "_planned", planned)
-    pieces = object.__new__(spark_pieces.SparkPieces)
-    pieces._ps, pieces._data = Server(), None
+    monkeypatch.setattr(pieces_module, "_planned", planned)
+    pieces = object.__new__(pieces_module.SparkPieces)
+    pieces._ps, pieces.data = Server(), None
     with pytest.raises(TrainerLostError, match="by the run"):
         pieces.train(None, None, staleness=0, progress=None)
 
@@ -252,7 +263,7 @@ def test_what_ends_the_meeting_too_is_told_by_the_run(monkeypatch, kind):
 def test_a_driver_whose_run_never_begins_plans_nothing(little):
     with ThreadPoolExecutor(1) as threads:
         with little.open_run(trainers=2) as meeting:
-            planned = threads.submit(spark_pieces._planned, little, meeting, None)
+            planned = threads.submit(pieces_module._planned, little, meeting, None)
         assert isinstance(planned.exception(30), StoppedError)
 
 

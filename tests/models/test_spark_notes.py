@@ -13,8 +13,8 @@ from dps.engine.wire.values import decode_values, encode_values
 from dps.errors import InputTypeError, ProtocolError
 from dps.models.clusters.seeding import SeedPlan
 from dps.models.inputs.encoding import Layout
+from dps.models.inputs.features import Survey, summary
 from dps.models.inputs.notes import KINDS, from_plain, to_plain
-from dps.models.inputs.partitions import Survey, summary
 from dps.models.linear.logistic_training import Plan
 from dps.models.stopping import Ending
 

@@ -13,7 +13,7 @@ from dps.errors import InputError, InputTypeError
 from dps.models import Similarity
 from dps.models.clusters.stored_rows import PutPlan, put, size_of
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Piece
+from dps.models.inputs.features import Piece
 
 ps, spark = sparks.ps, sparks.spark
 pytestmark = [

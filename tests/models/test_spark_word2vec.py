@@ -12,7 +12,7 @@ import dps
 import dps.graph
 from dps.errors import InputError, InputTypeError
 from dps.models import Node2Vec, Word2Vec
-from dps.models.words import spark_sentences
+from dps.models.words import text
 
 ps, spark = sparks.ps, sparks.spark
 pytestmark = [
@@ -168,9 +168,12 @@ def test_wrong_rdds(spark, ps):
         Word2Vec(client=spark, **SMALL).fit(SENTENCES)
 
 
-def test_a_partition_stays_in_arrow_until_it_is_read():
+def test_a_partition_is_numbers_as_soon_as_it_is_read():
+    """A trainer holds its text as numbers, and no list of words in Python."""
     import pyarrow as pa
 
     batches = [pa.RecordBatch.from_pydict({"w": [["a", "b"], []]}), pa.RecordBatch.from_pydict({"w": [["b"]]})]
-    partition = spark_sentences._read(0, iter(batches), "w", False)
-    assert list(partition) == list(partition) == [["a", "b"], [], ["b"]]
+    partition = text._of_arrow(0, batches, "w", False)
+    assert partition.words == ["a", "b"]
+    assert (partition.numbers.tolist(), partition.lengths.tolist()) == ([0, 1, 1], [2, 0, 1])
+    assert partition.counts() == {"a": 1, "b": 2}

@@ -19,7 +19,7 @@ from dps.models.clusters.clustering import Beginning, begun_at, trained
 from dps.models.clusters.kmeans import KMeans
 from dps.models.clusters.similarity import Similarity
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Piece, Survey
+from dps.models.inputs.features import Piece, Survey
 
 pytestmark = pytest.mark.processes
 CLUSTERS, FEATURES = 5, 4

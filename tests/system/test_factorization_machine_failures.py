@@ -19,7 +19,7 @@ from dps.models.factors import machine_training
 from dps.models.factors.field_aware import Fields
 from dps.models.factors.machine_training import MachinePlan
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Piece
+from dps.models.inputs.features import Piece
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 FEATURES, K, CLOCK = 30, 3, 3

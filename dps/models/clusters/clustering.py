@@ -14,7 +14,8 @@ from dps.errors import InputError, InputTypeError
 from dps.models.clusters.centers import centers_of
 from dps.models.clusters.kmeans_training import ClusterPlan, ClusterReport, lloyd, minibatch
 from dps.models.clusters.seeding import SeedPlan, Seeds, reduced, seeds_of
-from dps.models.inputs.partitions import Pieces, Survey, Surveys, summary
+from dps.models.inputs.features import Survey, summary
+from dps.models.inputs.pieces import Pieces, Surveys
 from dps.models.tables import drop
 
 __all__ = ["Beginning", "Clustering", "begun_at", "trained"]

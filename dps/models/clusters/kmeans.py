@@ -24,12 +24,12 @@ from dps.models.clusters.centers import HomeCenters, nearest, squared_distances
 from dps.models.clusters.clustering import Beginning, Clustering, begun_at, trained
 from dps.models.clusters.kmeans_training import ClusterPlan
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Pieces
-from dps.models.inputs.spark_pieces import is_spark, pieces_of
-from dps.models.inputs.unlabelled import is_lazy_list, unlabelled
+from dps.models.inputs.pieces import Pieces, pieces_of
+from dps.models.inputs.source import lazy_parts
 from dps.models.prediction import lazily
 from dps.models.settings import Number, Rules, Whole
 from dps.models.types import ClusterLike, Features, Labels, Predictions
+from dps.spark import is_spark
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -203,7 +203,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Se
         self.inertia_, self.counts_, self.n_iter_ = made.inertia, made.counts, made.passes
         self.note_layout(layout)
         self.__dict__.pop("labels_", None)
-        if not is_spark(X) and (hasattr(X, "shape") or not is_lazy_list(X)):
+        if not is_spark(X) and (hasattr(X, "shape") or lazy_parts(X) is None):
             self.labels_ = self.predict(X)
 
     @contextlib.contextmanager
@@ -212,7 +212,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Se
     ) -> Iterator[tuple[dps.ParameterServer, Pieces]]:
         with (
             self.serving(X) as (ps, _),
-            contextlib.closing(pieces_of(ps, unlabelled(X, weights), layout, 0, seed)) as pieces,
+            contextlib.closing(pieces_of(ps, (X, None, weights), layout, 0, seed, labelled=False)) as pieces,
         ):
             yield ps, pieces
 

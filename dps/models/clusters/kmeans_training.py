@@ -26,7 +26,7 @@ import numpy as np
 import dps
 from dps.models.clusters.centers import centers_of, dense_rows, nearest, sums_by_cluster
 from dps.models.clusters.seeding import place_of
-from dps.models.inputs.partitions import Piece
+from dps.models.inputs.features import Piece
 from dps.models.types import Block
 
 __all__ = ["ClusterPlan", "ClusterReport", "lloyd", "minibatch"]

@@ -16,8 +16,8 @@ from sklearn.cluster import KMeans as LocalKMeans
 
 import dps
 from dps.models.clusters.centers import dense_rows, nearest
+from dps.models.inputs.features import Piece
 from dps.models.inputs.notes import sendable
-from dps.models.inputs.partitions import Piece
 
 __all__ = ["SeedPlan", "Seeds", "drawn_rows", "place_of", "reduced", "seeds_of"]
 

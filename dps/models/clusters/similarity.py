@@ -17,12 +17,12 @@ from dps.errors import InputError, InputTypeError
 from dps.functions.neighbours import best_pairs, closest_pairs, nearest_rows
 from dps.models.base import HeldServers, ServerModel
 from dps.models.clusters.stored_rows import StoredRows, block_for_rows, stored_rows, table_rows, unit_rows
-from dps.models.inputs.partitions import blocks_of
-from dps.models.inputs.spark_pieces import is_spark
+from dps.models.inputs.source import blocks_of
 from dps.models.settings import OneOf, Rules, Whole, refuse_other
 from dps.models.tables import ModelTables, drop
 from dps.models.types import ClusterLike, Features, Labels
 from dps.models.where import aside, serving
+from dps.spark import is_spark
 
 __all__ = ["Similarity"]
 
@@ -216,12 +216,7 @@ class Similarity(ServerModel[StoredRows]):
                 keys = np.arange(first, min(first + step, stored.size))
                 yield keys, stored.client.pull(stored.table, keys).reshape(len(keys), stored.width)
             return
-        for part in blocks_of(_columns_together(X)) if is_dask_collection(X) else [X]:
+        for part in blocks_of(X) if is_dask_collection(X) else [X]:
             block = block_for_rows(dask.compute(part)[0], stored.layout)
             for first in range(0, block.shape[0], step):
                 yield None, table_rows(unit_rows(block[first : first + step]), stored.sparse)
-
-
-def _columns_together(X: Features) -> Features:
-    """A Dask collection whose blocks have all columns."""
-    return X.rechunk({1: -1}) if hasattr(X, "chunks") and X.numblocks[1] != 1 else X

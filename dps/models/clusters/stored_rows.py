@@ -15,10 +15,11 @@ from dps.errors import InputError
 from dps.features import as_pandas
 from dps.functions.neighbours import packed
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Piece, Pieces
-from dps.models.inputs.spark_pieces import is_spark, pieces_of
-from dps.models.inputs.unlabelled import is_lazy_list, unlabelled
+from dps.models.inputs.features import Piece
+from dps.models.inputs.pieces import Pieces, pieces_of
+from dps.models.inputs.source import lazy_parts
 from dps.models.types import Block, Features
+from dps.spark import is_spark
 
 __all__ = ["StoredRows", "block_for_rows", "stored_rows", "table_rows", "unit_rows"]
 
@@ -105,8 +106,8 @@ def size_of(piece: Piece) -> PartSize:
 
 def stored_rows(ps: dps.ParameterServer, table: str, X: Features) -> StoredRows:
     """Put rows into a new table."""
-    if is_dask_collection(X) or is_lazy_list(X) or is_spark(X):
-        with contextlib.closing(pieces_of(ps, unlabelled(X), None, 0, None)) as pieces:
+    if is_dask_collection(X) or lazy_parts(X) or is_spark(X):
+        with contextlib.closing(pieces_of(ps, (X, None, None), None, 0, None, labelled=False)) as pieces:
             return stored_pieces(ps, table, pieces)
     X = as_pandas(X)
     X = X if hasattr(X, "shape") else np.asarray(X)

@@ -16,7 +16,7 @@ from dps.models.classes import coded
 from dps.models.factors.field_aware import FieldBatch, Fields, split
 from dps.models.factors.second_order import canonical, gradients, scores
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Piece, Survey, survey_of
+from dps.models.inputs.features import Piece, Survey, survey_of
 from dps.models.stopping import Part
 from dps.models.types import Block
 

@@ -10,10 +10,10 @@ from dps.models.factors.field_aware import Fields
 from dps.models.factors.machine_training import local_of
 from dps.models.factors.second_order import canonical, scores
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.spark_pieces import is_spark
 from dps.models.linear.weights import LARGEST, HomeWeights, LiveWeights
 from dps.models.rows import LiveTable
 from dps.models.types import Features
+from dps.spark import is_spark
 
 __all__ = ["LiveFactors", "scores_of"]
 

@@ -24,9 +24,9 @@ from dps.models.factors.field_aware import Fields, check_fields, fields_for
 from dps.models.factors.machine_training import MachinePlan, MachineReport, moments_of, survey_with_squares, train
 from dps.models.factors.machine_weights import LiveFactors, scores_of
 from dps.models.inputs.encoding import Layout
+from dps.models.inputs.features import named, summary
 from dps.models.inputs.files import features_of
-from dps.models.inputs.partitions import Pieces, named, summary
-from dps.models.inputs.spark_pieces import pieces_of
+from dps.models.inputs.pieces import Pieces, pieces_of
 from dps.models.linear.weights import LARGEST, HomeWeights, softmax
 from dps.models.prediction import is_lazy, lazily
 from dps.models.settings import Number, OneOf, Rules, Whole

@@ -18,10 +18,10 @@ from dps.models.base import ServerModel
 from dps.models.factors.als import ImplicitALS
 from dps.models.factors.bpr import BPR
 from dps.models.factors.factors import Factors, LikedPairs, best_items, similar
-from dps.models.factors.ratings import RatingsLike, RatingSource, SparkRatings, checked, checked_ids, source_of
+from dps.models.factors.ratings import RatingsLike, RatingSource, checked, checked_ids, source_of
 from dps.models.factors.sgd import BiasedSGD, FactorReport
 from dps.models.factors.steps import TableNames
-from dps.models.inputs.partitions import taking_turns
+from dps.models.inputs.source import turns
 from dps.models.rows import LiveTable, RowTable
 from dps.models.settings import Number, OneOf, Rules, Whole
 from dps.models.tables import ModelTables, drop
@@ -293,8 +293,7 @@ class MatrixFactorization(ServerModel[Factors]):
         keep = KEPT_PAIRS if source.home is None else 0
         with contextlib.ExitStack() as stack:
             data = stack.enter_context(method.data(source, ps))
-            if not isinstance(source, SparkRatings):
-                stack.enter_context(taking_turns(ps.dask_client))
+            stack.enter_context(turns(ps, data))
             reports = ps.run(
                 train, data, args=(method, tables, mean, keep), staleness=method.staleness, progress=self.progress
             )

@@ -8,8 +8,9 @@ rows whose owner is the user and side 1 for rows whose owner is the item.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import dask
 import numpy as np
@@ -21,7 +22,12 @@ from dask.distributed import Future
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.features import as_pandas
-from dps.models.inputs.spark_pieces import is_spark
+from dps.models.inputs import pieces
+from dps.models.inputs.source import SparkParts, blocks_of, lazy_parts, release, without_errors
+from dps.spark import is_spark
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "BY_ITEM", "BY_USER", "RatingSource", "Ratings", "checked_ids", "joined", "none_at_all", "of_side", "source_of",
@@ -30,6 +36,7 @@ __all__ = [
 BY_USER, BY_ITEM = 0, 1  # sides
 RatingsLike: TypeAlias = Any  # what `fit` takes
 Columns: TypeAlias = tuple[str, str, str]  # names of the columns: user, item, value
+NAMES = ("user", "item", "value", "side")  # of columns of Spark
 MIXER = np.uint64(0x9E3779B97F4A7C15)  # a multiplier of Fibonacci hashing: ids in steps are dealt out evenly
 
 
@@ -71,13 +78,11 @@ def source_of(data: RatingsLike, columns: Columns) -> RatingSource:
         if not hasattr(data, "mapInArrow"):
             raise InputTypeError("ratings of Spark are a DataFrame with columns of users, items and values, not an RDD")
         return SparkRatings(data, columns)
-    if isinstance(data, (Delayed, Future)):
-        data = [data]
-    lazy = isinstance(data, (list, tuple)) and any(
-        is_dask_collection(part) or isinstance(part, (Delayed, Future)) for part in data
-    )
-    if lazy or is_dask_collection(data):
-        return DaskRatings(data, columns)
+    parts = [data] if isinstance(data, (Delayed, Future)) else data
+    if is_dask_collection(parts) or (
+        isinstance(parts, (list, tuple)) and any(is_dask_collection(part) or isinstance(part, Future) for part in parts)
+    ):
+        return DaskRatings(parts_of(parts, columns), columns)
     return HomeRatings(checked(data, columns))
 
 
@@ -118,58 +123,47 @@ class HomeRatings:
             release(futures)
 
 
-class DaskRatings:
-    """Ratings of Dask: a DataFrame, an array [n, 3], three arrays, or a list of futures or delayed values."""
+class LazyRatings:
+    """Ratings elsewhere: parts of Dask or of Spark."""
 
     home: Ratings | None = None
 
-    def __init__(self, data: RatingsLike, columns: Columns):
-        self._parts = [
-            dask.delayed(checked, pure=False)(part, columns, f"partition {number}")
-            for number, part in enumerate(parts_of(data, columns))
-        ]
+    def __init__(self, parts: SparkParts | list[Any], columns: Columns):
+        self._parts, self._check = parts, functools.partial(_checked_part, columns=columns)
 
     @contextlib.contextmanager
-    def as_they_lie(self, ps: dps.ParameterServer) -> Iterator[list[Delayed]]:
+    def as_they_lie(self, ps: dps.ParameterServer) -> Iterator[Any]:
         """The partitions as they are."""
-        yield self._parts
+        with contextlib.closing(pieces.checked(ps, self._parts, self._check)) as ratings:
+            yield ratings.data
+
+
+class DaskRatings(LazyRatings):
+    """Ratings of Dask: a DataFrame, an array [n, 3], three arrays, or a list of futures or delayed values."""
 
     @contextlib.contextmanager
     def by_owner(self, ps: dps.ParameterServer, sides: Sequence[int]) -> Iterator[list[Future]]:
         """A part for each trainer: each partition is cut by owner, and the pieces of an owner are joined."""
         count = sum(ps.trainer_threads().values())
-        cut = [dask.delayed(dealt, nout=count, pure=False)(part, sides, count) for part in self._parts]
-        owned = [dask.delayed(stacked, pure=False)([pieces[number] for pieces in cut]) for number in range(count)]
-        futures = ps.dask_client.compute(owned)
+        with self.as_they_lie(ps) as ratings:
+            cut = [dask.delayed(dealt, nout=count, pure=False)(part, sides, count) for part in ratings]
+            owned = [dask.delayed(stacked, pure=False)([each[number] for each in cut]) for number in range(count)]
+            futures = ps.dask_client.compute(owned)
         try:
             yield futures
         finally:
             release(futures)
 
 
-class SparkRatings:
+class SparkRatings(LazyRatings):
     """Ratings of Spark: a DataFrame."""
 
-    home: Ratings | None = None
-
     def __init__(self, frame: Any, columns: Columns):
-        missing = [name for name in columns if name not in frame.columns]
-        if missing:
-            raise InputError(
-                f"the ratings have no column {missing[0]!r}; their columns are {', '.join(frame.columns[:20])}; "
-                f"columns=(user, item, value) names others"
-            )
+        _refuse_missing(columns, frame.columns, "the ratings")
         from pyspark.sql import functions
 
-        self._columns = [functions.col(f"`{name}`") for name in columns]
-        self._frame = frame
-
-    @contextlib.contextmanager
-    def as_they_lie(self, ps: dps.ParameterServer) -> Iterator[Any]:
-        """The partitions as they are."""
-        names = ("user", "item", "value")
-        frame = self._frame.select(*(column.alias(name) for column, name in zip(self._columns, names, strict=True)))
-        yield dps.spark.read_with(frame, ratings_of_batches)
+        self._frame, self._columns = frame, [functions.col(f"`{name}`") for name in columns]
+        super().__init__(SparkParts(frame.select(*_named(*self._columns)), _columns_of), columns)
 
     @contextlib.contextmanager
     def by_owner(self, ps: dps.ParameterServer, sides: Sequence[int]) -> Iterator[Any]:
@@ -178,18 +172,15 @@ class SparkRatings:
 
         user, item, value = self._columns
         owners = {BY_USER: (user, item), BY_ITEM: (item, user)}
-        frames = [
-            self._frame.select(
-                owners[side][0].alias("user"),
-                owners[side][1].alias("item"),
-                value.alias("value"),
-                functions.lit(side).alias("side"),
-            )
-            for side in sides
-        ]
+        frames = [self._frame.select(*_named(*owners[side], value, functions.lit(side))) for side in sides]
         frame = frames[0] if len(frames) == 1 else frames[0].union(frames[1])
         count = max(1, self._frame.sparkSession.sparkContext.defaultParallelism)
-        yield dps.spark.read_with(frame.repartition(count, "user"), sided_of_batches)
+        yield SparkParts(frame.repartition(count, NAMES[0]), _columns_of).checked(_checked_with_side)
+
+
+def _named(*columns: Any) -> list[Any]:
+    """Columns of Spark under the names of NAMES, because a name of the user may have a dot."""
+    return [column.alias(name) for column, name in zip(columns, NAMES, strict=False)]
 
 
 # -- on the trainers
@@ -197,7 +188,7 @@ class SparkRatings:
 
 def joined(partitions: Sequence[Ratings | tuple]) -> Ratings:
     """The ratings of the partitions of a trainer."""
-    parts = [checked(part) for part in partitions]
+    parts = [checked(part) for part in without_errors(partitions)]
     if not parts:
         return Ratings(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
     return Ratings(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -205,7 +196,7 @@ def joined(partitions: Sequence[Ratings | tuple]) -> Ratings:
 
 def of_side(partitions: Sequence[tuple], side: int) -> Ratings:
     """The ratings whose owners, users or items, a trainer has. Of side `BY_ITEM`, items stand for users."""
-    parts = [(Ratings(*part[:3]), part[3] == side) for part in partitions]
+    parts = [(Ratings(*part[:3]), part[3] == side) for part in without_errors(partitions)]
     return joined([Ratings(*(column[rows] for column in ratings)) for ratings, rows in parts])
 
 
@@ -227,12 +218,7 @@ def checked(data: RatingsLike, columns: Columns = ("user", "item", "rating"), wh
         matrix = data.tocoo()
         users, items, values = (*matrix.coords, matrix.data) if hasattr(matrix, "coords") else _coordinates(matrix)
     elif hasattr(data, "columns"):
-        missing = [name for name in columns if name not in data.columns]
-        if missing:
-            raise InputError(
-                f"{where}: no column {missing[0]!r}; there are {', '.join(map(str, data.columns[:20]))}; "
-                f"columns=(user, item, value) names others"
-            )
+        _refuse_missing(columns, data.columns, where)
         users, items, values = (data[name].to_numpy() for name in columns)
     elif isinstance(data, np.ndarray):
         if data.ndim != 2 or data.shape[1] != 3:
@@ -288,29 +274,24 @@ def _values(values: np.ndarray, where: str) -> np.ndarray:
 def parts_of(data: RatingsLike, columns: Columns) -> list[Any]:
     """The partitions of a Dask collection, of a tuple of three, or a list of futures or delayed values."""
     if isinstance(data, (list, tuple)):
-        if all(isinstance(part, (Delayed, Future)) for part in data) and not isinstance(data, tuple):
-            return list(data)
+        if isinstance(data, list) and lazy_parts(data):
+            return data
         if len(data) != 3 or not all(hasattr(part, "to_delayed") for part in data):
             raise InputTypeError("ratings of Dask are a DataFrame, an array [n, 3], or (users, items, values)")
-        each = [np.ravel(part.to_delayed()).tolist() for part in data]
+        each = [blocks_of(part) for part in data]
         if len({len(blocks) for blocks in each}) > 1:
             raise InputError(
                 f"users, items and values have {', '.join(str(len(b)) for b in each)} partitions: rechunk them alike"
             )
         return [list(blocks) for blocks in zip(*each, strict=True)]
     if hasattr(data, "columns"):
-        missing = [name for name in columns if name not in data.columns]
-        if missing:
-            raise InputError(
-                f"the ratings have no column {missing[0]!r}; their columns are "
-                f"{', '.join(map(str, data.columns[:20]))}; columns=(user, item, value) names others"
-            )
-        return np.ravel(data.to_delayed()).tolist()
+        _refuse_missing(columns, data.columns, "the ratings")
+        return blocks_of(data)
     if getattr(data, "ndim", 0) != 2:
         raise InputTypeError(
             f"ratings of Dask are a DataFrame, an array [n, 3], or (users, items, values); not a {type(data).__name__}"
         )
-    return np.ravel(data.rechunk({1: -1}).to_delayed()).tolist()
+    return blocks_of(data)
 
 
 def dealt(ratings: Ratings, sides: Sequence[int], count: int) -> tuple[tuple, ...]:
@@ -331,25 +312,24 @@ def stacked(pieces: Sequence[tuple]) -> tuple:
     return tuple(np.concatenate(column) for column in zip(*pieces, strict=True))
 
 
-def ratings_of_batches(number: int, batches: Any) -> tuple:
-    """The columns of one partition of Spark's, from Arrow."""
-    return _columns_of(batches, ("user", "item", "value"))
+def _columns_of(batches: Iterable[pa.RecordBatch]) -> tuple | None:
+    """The columns of a partition of Spark, from Arrow; None without rows."""
+    each = [[column.to_numpy(zero_copy_only=False) for column in batch.columns] for batch in batches if len(batch)]
+    return tuple(np.concatenate(column) for column in zip(*each, strict=True)) if each else None
 
 
-def sided_of_batches(number: int, batches: Any) -> tuple:
-    """The columns of one partition of Spark's, by owner."""
-    return _columns_of(batches, ("user", "item", "value", "side"))
+def _checked_part(number: int, part: Any, columns: Columns) -> Ratings:
+    return checked(part, columns, f"partition {number}")
 
 
-def _columns_of(batches: Any, names: Sequence[str]) -> tuple:
-    each = [[batch.column(name).to_numpy(zero_copy_only=False) for name in names] for batch in batches]
-    if not each:
-        empty = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int8)
-        return empty[: len(names)]
-    return tuple(np.concatenate(column) for column in zip(*each, strict=True))
+def _checked_with_side(number: int, part: tuple) -> tuple:
+    return *checked(part[:3], where=f"partition {number}"), part[3]
 
 
-def release(futures: list[Future]) -> None:
-    """Release data on the workers at once, because the traceback of an error may keep the futures alive."""
-    for future in futures:
-        future.release()
+def _refuse_missing(columns: Columns, there: Iterable[Any], where: str) -> None:
+    missing = [name for name in columns if name not in there]
+    if missing:
+        known = ", ".join(map(str, list(there)[:20]))
+        raise InputError(
+            f"{where}: no column {missing[0]!r}; there are {known}; columns=(user, item, value) names others"
+        )

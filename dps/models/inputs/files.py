@@ -15,12 +15,13 @@ from dask.delayed import Delayed
 from dps.errors import InputError, InputTypeError, told
 from dps.kernels import parse_rows
 from dps.models.inputs.encoding import Layout
+from dps.models.inputs.source import is_path
 from dps.models.types import Block, Features, Labels
 
 if TYPE_CHECKING:
     from fsspec.core import OpenFile
 
-__all__ = ["features_of", "files_of", "is_path", "read_files", "read_libffm", "read_libsvm"]
+__all__ = ["features_of", "files_of", "read_files", "read_libffm", "read_libsvm"]
 
 KINDS = {"svm": "libsvm", "libsvm": "libsvm", "svmlight": "libsvm", "ffm": "libffm", "libffm": "libffm"}
 KINDS |= {"parquet": "parquet", "pq": "parquet", "csv": "csv"}
@@ -230,17 +231,6 @@ def _place(source: OpenFile, start: int, how: Lines, line: int) -> str:
         before = 1 + file.read(start).count(b"\n") if start else 0
     settings = ", ".join(f"{name}={value}" for name, value in how._asdict().items() if value is not None)
     return f"{source.path}, line {before + line} (read with {settings})"
-
-
-def is_path(X: Features) -> bool:
-    """Whether this is a path, or a list of paths.
-
-    >>> is_path("day-*.svm"), is_path(["a.svm", "b.svm"]), is_path([[1.0]])
-    (True, True, False)
-    """
-    if isinstance(X, (list, tuple)):
-        return len(X) > 0 and all(isinstance(each, (str, os.PathLike)) for each in X)
-    return isinstance(X, (str, os.PathLike))
 
 
 def files_of(paths: Features, label: Labels, bits: int, n_fields: int | None) -> list[Delayed]:

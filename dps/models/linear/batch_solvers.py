@@ -15,7 +15,8 @@ from dps import optimize
 from dps.errors import InputError
 from dps.models.classes import class_weights
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.partitions import Pieces, Survey, summary
+from dps.models.inputs.features import Survey, summary
+from dps.models.inputs.pieces import Pieces
 from dps.models.linear.losses import Problem, batch_loss, columns_of, elements_of_batch, part_of
 from dps.models.linear.weights import HomeWeights
 from dps.models.types import Callback

@@ -15,9 +15,10 @@ from sklearn.utils.metaestimators import available_if
 import dps
 from dps.errors import InputError
 from dps.models.classes import accuracy, check_class_weight, class_weights, classes_at
-from dps.models.inputs.files import features_of, is_path
-from dps.models.inputs.partitions import Survey, Surveys, summary
-from dps.models.inputs.spark_pieces import pieces_of
+from dps.models.inputs.features import Survey, summary
+from dps.models.inputs.files import features_of
+from dps.models.inputs.pieces import Surveys, pieces_of
+from dps.models.inputs.source import is_path
 from dps.models.linear.batch_solvers import minimised, problem_of_classes
 from dps.models.linear.logistic_training import Plan, train
 from dps.models.linear.saved import Saved

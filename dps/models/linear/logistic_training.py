@@ -13,8 +13,8 @@ import scipy.sparse
 import dps
 from dps.kernels import binary_residuals, ftrl_steps, gradient, logistic, margins, multinomial_residuals
 from dps.models.classes import coded
+from dps.models.inputs.features import Piece
 from dps.models.inputs.notes import sendable
-from dps.models.inputs.partitions import Piece
 from dps.models.linear.weights import weights_from, without_penalties
 from dps.models.stopping import Ending, Part, without_held_out
 from dps.models.types import Block

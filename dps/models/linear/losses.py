@@ -10,7 +10,7 @@ import scipy.sparse
 
 import dps
 from dps.models.classes import coded
-from dps.models.inputs.partitions import Piece
+from dps.models.inputs.features import Piece
 from dps.models.types import Block
 
 __all__ = ["LOSSES", "Problem", "batch_loss", "columns_of", "elements_of_batch", "part_of"]

@@ -16,9 +16,9 @@ from dps.errors import InputError, InputTypeError
 from dps.models.base import ServerModel
 from dps.models.classes import accuracy, check_class_weight, classes_at
 from dps.models.inputs.encoding import Layout
+from dps.models.inputs.features import Piece, named
 from dps.models.inputs.files import features_of
-from dps.models.inputs.partitions import Piece, Pieces, named
-from dps.models.inputs.spark_pieces import pieces_of
+from dps.models.inputs.pieces import Pieces, pieces_of
 from dps.models.linear.batch_solvers import minimised, problem_of_classes
 from dps.models.linear.losses import Problem
 from dps.models.linear.weights import HomeWeights, margins_of

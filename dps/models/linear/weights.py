@@ -10,9 +10,9 @@ import dps
 from dps.errors import InputError, InputTypeError
 from dps.kernels import ftrl_weights, margins
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.spark_pieces import is_spark
 from dps.models.rows import looked_up
 from dps.models.types import Features
+from dps.spark import is_spark
 
 __all__ = ["LARGEST", "HomeWeights", "LiveWeights", "margins_of", "probabilities_of", "softmax", "weights_from"]
 __all__ += ["without_penalties"]

@@ -43,7 +43,7 @@ with needing("spark"):
     from pyspark.sql.pandas.functions import pandas_udf
 
 from dps.models.inputs.encoding import Layout
-from dps.models.inputs.spark_pieces import block_of, unwrapped
+from dps.models.inputs.source import block_of, unwrapped
 from dps.models.linear.weights import HomeWeights, margins_of
 from dps.models.types import ClusterLike
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import uuid
 import warnings
@@ -23,8 +22,7 @@ from sklearn.utils.metaestimators import available_if
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.models.base import ServerModel
-from dps.models.inputs.partitions import taking_turns
-from dps.models.inputs.spark_pieces import is_spark
+from dps.models.inputs.source import turns
 from dps.models.prediction import shared
 from dps.models.settings import Number, OneOf, Rules, Whole
 from dps.models.topics.dirichlet import (
@@ -35,13 +33,13 @@ from dps.models.topics.dirichlet import (
     log_expectations,
     topics_of_documents,
 )
-from dps.models.topics.documents import counts_of
+from dps.models.topics.documents import counts_of, documents_of
 from dps.models.topics.gibbs import ASSIGNMENT_COLUMNS, MOST_TOPICS, learn_by_sampling
 from dps.models.topics.plan import Learned, TopicPlan
 from dps.models.topics.quality import leading_words, shared_documents, u_mass
-from dps.models.topics.spark_documents import spark_documents
 from dps.models.topics.variational import learn_in_batches, learn_online
 from dps.models.types import ClusterLike, Features, Labels, Predictions
+from dps.spark import is_spark
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -269,26 +267,12 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _read(self, X: Features, words: int | None = None) -> tuple[Features, int]:
         """(X as `ps.run` takes it, checked if it is in memory; how many words it has)."""
-        columns = getattr(X, "columns", None)
-        if is_spark(X):
-            X, given, columns = spark_documents(X)
-        elif is_dask_collection(X):
-            if not hasattr(X, "shape") or len(X.shape) != 2:
-                raise InputTypeError(f"X is a dask array or DataFrame [documents, words], not a {type(X).__name__}")
-            X = X.rechunk({1: -1}) if getattr(X, "numblocks", (1, 1))[1] != 1 else X
-            given = int(X.shape[1])
-        else:
-            X = counts_of(X, words, self.learning_method == "gibbs", rows=1)
-            given = X.shape[1]
-        if words is not None and given != words:
-            raise InputError(
-                f"X has {given} features, but {type(self).__name__} is expecting {words} features as input"
-            )
+        data, given, columns = documents_of(X, words, self.learning_method == "gibbs")
         self.n_features_in_ = given
         self.__dict__.pop("feature_names_in_", None)
         if columns is not None:
             self.feature_names_in_ = np.array([str(each) for each in columns], object)
-        return X, given
+        return data, given
 
     def _train(
         self,
@@ -514,11 +498,6 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         tags = super().__sklearn_tags__()
         tags.input_tags.positive_only = True
         return tags
-
-
-def turns(ps: dps.ParameterServer, X: Features) -> contextlib.AbstractContextManager[None]:
-    """One fit at a time in a Dask cluster. Spark's trainers need none of its threads."""
-    return contextlib.nullcontext() if is_spark(X) else taking_turns(ps.dask_client)
 
 
 def refuse_spark(X: Features) -> None:

@@ -1,18 +1,26 @@
-"""Documents as rows of word counts: checked, cut into batches, and numbered alike however they are partitioned."""
+"""Documents as rows of word counts: their parts, the function that checks a part, and a trainer's batches of them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
+from dask.base import is_dask_collection
 
 import dps
 from dps.errors import DPSError, InputError, InputTypeError
+from dps.models.inputs.source import SparkParts, block_of, classic, stacked, unwrapped, vectors_of
 from dps.models.types import Block, Features
+from dps.spark import is_spark
 
-__all__ = ["Corpus", "corpus_of", "counts_of"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Corpus", "corpus_of", "counts_of", "documents_of"]
 
 NAME = "LatentDirichletAllocation"
 
@@ -83,6 +91,104 @@ def _matrix(X: Features) -> Block:
         raise kind(
             f"X has values that are no numbers ({error}). Text becomes counts by scikit-learn's CountVectorizer"
         ) from error
+
+
+class Documents(NamedTuple):
+    """What `fit` needs of its data."""
+
+    data: Any  # for `ps.run`; trainers check each partition by `counts_of`
+    words: int  # columns
+    columns: Iterable[object] | None  # their names
+
+
+def documents_of(X: Features, words: int | None, whole: bool) -> Documents:
+    """The documents, wherever they lie. Those in memory are checked, as by :func:`counts_of`.
+
+    Raises
+    ------
+    InputError, InputTypeError
+        There are no documents, or no counts of words.
+    """
+    columns = getattr(X, "columns", None)
+    if is_spark(X):
+        found = _of_spark(X)
+    elif is_dask_collection(X):
+        if not hasattr(X, "shape") or len(X.shape) != 2:
+            raise InputTypeError(f"X is a dask array or DataFrame [documents, words], not a {type(X).__name__}")
+        X = X.rechunk({1: -1}) if getattr(X, "numblocks", (1, 1))[1] != 1 else X
+        found = Documents(X, int(X.shape[1]), columns)
+    else:
+        counts = counts_of(X, words, whole, rows=1)
+        found = Documents(counts, counts.shape[1], columns)
+    if words is not None and found.words != words:
+        raise InputError(f"X has {found.words} features, but {NAME} is expecting {words} features as input")
+    return found
+
+
+def _of_spark(X: Features) -> Documents:
+    """The documents of a DataFrame or an RDD, whose first one says how many words there are.
+
+    The counts of a DataFrame are its only column of vectors, or its column "features"; without vectors, all of its
+    columns. The items of an RDD are blocks [documents, words].
+    """
+    if not hasattr(classic(X), "mapInArrow"):
+        first = X.take(1)
+        if not first:
+            raise InputError("Found array with 0 sample(s): X has no documents, and there is nothing to learn from")
+        return Documents(_read(X, _item), int(_item(first[0]).shape[1]), None)
+    kinds = {field.name: type(field.dataType).__name__ for field in X.schema.fields}
+    name = vectors_of(kinds, "with counts")
+    if name is None:
+        wrong = [name for name, kind in kinds.items() if kind in ("StringType", "ArrayType", "MapType", "StructType")]
+        if wrong or not kinds:
+            raise InputTypeError(
+                f"X has no column of vectors, and its column {wrong[0]!r} is no numbers; pyspark.ml's CountVectorizer "
+                f"makes vectors of counts of lists of words"
+                if wrong
+                else "X has no columns"
+            )
+        return Documents(_read(X, _numbers), len(kinds), list(kinds))
+    row = X.select(f"`{name}`").first()
+    if row is None:
+        raise InputError("Found array with 0 sample(s): X has no documents, and there is nothing to learn from")
+    if row[0] is None:
+        raise InputError(f"column {name!r} has no vector (null) in the first row: fill or drop such rows")
+    return Documents(_read(X.select(*unwrapped(name)), _vectors), int(row[0].size), None)
+
+
+def _read(data: Any, block: Callable[[Any], Block]) -> Any:
+    """Data for `ps.run`, whose partitions are blocks of all records together."""
+    return SparkParts(data, functools.partial(_joined, block=block)).checked(_unchecked)
+
+
+def _unchecked(number: int, block: Block) -> Block:
+    return block  # `corpus_of` checks it, as it does blocks of Dask
+
+
+def _vectors(batch: pa.RecordBatch) -> Block:
+    kind, size, indices, values = batch.columns
+    return block_of(kind, size, indices, values)
+
+
+def _numbers(batch: pa.RecordBatch) -> Block:
+    return np.column_stack([column.to_numpy(zero_copy_only=False).astype(np.float64) for column in batch.columns])
+
+
+def _item(item: Any) -> Block:
+    if len(getattr(item, "shape", ())) != 2:
+        raise InputTypeError(f"items of an RDD are blocks of counts, [documents, words], not {item!r:.80}")
+    return item
+
+
+def _joined(records: Iterable[Any], block: Callable[[Any], Block]) -> Block | None:
+    """The block that all records of a partition are together; None without documents."""
+    try:
+        blocks = [each for each in map(block, records) if each.shape[0]]
+    except DPSError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"X has values that are no numbers ({error})") from error
+    return stacked(blocks, "documents") if blocks else None
 
 
 class Corpus(NamedTuple):

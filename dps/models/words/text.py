@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import dask.bag
 import numpy as np
@@ -14,12 +16,18 @@ from dask.delayed import Delayed
 from dask.distributed import Future
 
 import dps
-from dps.errors import InputError
+from dps.errors import InputError, InputTypeError
 from dps.graph import RandomWalks
-from dps.models.words.numbers import NumberedText, batches_of_numbers, joined, numbered
-from dps.models.words.spark_sentences import without_errors
+from dps.models.inputs.pieces import Check, Pieces, checked
+from dps.models.inputs.source import SparkParts, blocks_of, classic, lazy_parts, without_errors
+from dps.models.where import is_session
+from dps.models.words.numbers import NumberedText, batches_of_numbers, numbered
+from dps.spark import is_spark
 
-__all__ = ["Sentences", "Vocabulary", "batches_of", "count_words", "sentence_parts"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Sentences", "Text", "Vocabulary", "batches_of", "count_words", "text_of"]
 __all__ += ["WalkText", "visited_vertices", "vocabulary_of", "walk_text"]
 
 Sentences: TypeAlias = (
@@ -35,38 +43,122 @@ class Vocabulary(NamedTuple):
     counts: np.ndarray  # int64
 
 
-def sentence_parts(sentences: Sentences) -> list[Any]:
-    """Partitions for `ps.run`, each a list of sentences.
+class Text(NamedTuple):
+    """Sentences, wherever they lie."""
+
+    parts: list[Any] | SparkParts  # each a list of sentences; in memory, they are numbers already
+    check: Check
+    name: str = "the sentences"
+
+    @property
+    def source(self) -> Any:
+        """The data itself, if it is of Spark."""
+        return self.parts.data if isinstance(self.parts, SparkParts) else self.parts
+
+    def pieces(self, ps: dps.ParameterServer) -> Pieces:
+        """The sentences as numbers, where they lie. They are read once, unless they are of Spark."""
+        parts = self.parts
+        if isinstance(parts, list) and isinstance(parts[0], NumberedText):
+            parts = ps.scatter(parts.__getitem__, len(parts))
+        return checked(ps, parts, self.check)
+
+
+def text_of(sentences: Sentences) -> Text:
+    """The parts of sentences. Those in memory are checked.
 
     Examples
     --------
-    >>> len(sentence_parts([["a", "b"], ["b"]]))
+    >>> len(text_of([["a", "b"], ["b"]]).parts)
     2
     """
+    if is_spark(sentences):
+        return _of_spark(sentences)
+    if is_session(sentences):
+        raise InputTypeError("sentences of Spark are a DataFrame or an RDD, not a SparkSession")
     if isinstance(sentences, (str, Path)):
         sentences = dask.bag.read_text(str(sentences)).map(str.split)
     if is_dask_collection(sentences) and not isinstance(sentences, Delayed):
-        return list(np.ravel(np.array(sentences.to_delayed(), object)))
-    if isinstance(sentences, (Delayed, Future)):
-        return [sentences]
-    made = list(sentences)
-    if made and all(isinstance(part, (Delayed, Future)) for part in made):
-        return made
+        return Text(blocks_of(sentences), as_numbers)
+    made = [sentences] if isinstance(sentences, (Delayed, Future)) else list(sentences)
+    if parts := lazy_parts(made):
+        return Text(parts, as_numbers)
     if not made:
         raise InputError("there are 0 sentences: there is nothing to learn from")
     size = -(-len(made) // HOME_PARTS)
-    parts = (numbered(made[first : first + size], first=first) for first in range(0, len(made), size))
-    return [dask.delayed(part, traverse=False) for part in parts]
+    return Text([numbered(made[n : n + size], first=n) for n in range(0, len(made), size)], as_numbers)
 
 
-def count_words(trainer: dps.Trainer, partitions: Sequence[Any]) -> Counter[str]:
+def as_numbers(number: int, part: Any) -> NumberedText:
+    """The sentences of a part as numbers, checked."""
+    return part if isinstance(part, NumberedText) else numbered(part, " of a partition")
+
+
+def _of_spark(data: Any) -> Text:
+    """The sentences of a DataFrame or an RDD, if there is a first one.
+
+    The sentences of a DataFrame are its only column of arrays of strings; without such a column, its only column of
+    strings, which are split at spaces. The items of an RDD are lists of words.
+    """
+    if not hasattr(classic(data), "mapInArrow"):
+        if data.isEmpty():
+            raise InputError("the RDD has 0 items: there is nothing to learn from; give it lists of words")
+        return Text(SparkParts(data, list), as_numbers, "this RDD")
+    name, split = _column(data)
+    quoted = name.replace("`", "``")
+    chosen = data.selectExpr(f"`{quoted}` as sentence")  # because mapInArrow finds no column whose name has a dot
+    if not chosen.take(1):
+        raise InputError(f"column {name!r} has 0 rows: there is nothing to learn from; give it sentences")
+    return Text(SparkParts(chosen, list), functools.partial(_of_arrow, name=name, split=split), f"column {name!r}")
+
+
+def _column(frame: Any) -> tuple[str, bool]:
+    """The name of the column of sentences, and whether they are text, which is split."""
+    kinds = {field.name: field.dataType for field in frame.schema.fields}
+    text = [name for name, kind in kinds.items() if _is_text(kind)]
+    lists = [name for name, kind in kinds.items() if _is_text(getattr(kind, "elementType", None))]
+    candidates, what = (lists, "arrays of strings") if lists else (text, "strings")
+    if len(candidates) > 1:
+        raise InputError(
+            f"{len(candidates)} columns of {what}, {', '.join(candidates)}: select the one with the sentences, "
+            f"frame.select({candidates[0]!r})"
+        )
+    if not candidates:
+        there = ", ".join(f"{name} ({kind.simpleString()})" for name, kind in list(kinds.items())[:20])
+        raise InputTypeError(
+            f"sentences are a column of arrays of strings, or of strings, and the columns are {there or 'none'}; "
+            f"pyspark.ml's Tokenizer makes arrays of words"
+        )
+    return candidates[0], not lists
+
+
+def _is_text(kind: object) -> bool:
+    return type(kind).__name__ in ("StringType", "VarcharType", "CharType")
+
+
+def _of_arrow(number: int, batches: list[pa.RecordBatch], name: str, split: bool) -> NumberedText:
+    """The sentences of a partition of a DataFrame as numbers, checked."""
+    columns = [batch.column(0) for batch in batches]
+    rows = sum(column.null_count for column in columns)
+    if rows:
+        raise InputError(
+            f"partition {number}: column {name!r} has no sentence (null) in {rows} rows; fill them or drop them, "
+            f"frame.dropna(subset=[{name!r}])"
+        )
+    words = 0 if split else sum(column.flatten().null_count for column in columns)
+    if words:
+        raise InputError(
+            f"partition {number}: {words} words of column {name!r} are null; leave them out, "
+            f"pyspark.sql.functions.array_compact({name!r})"
+        )
+    sentences = itertools.chain.from_iterable(column.to_pylist() for column in columns)
+    return as_numbers(number, map(str.split, sentences) if split else sentences)
+
+
+def count_words(trainer: dps.Trainer, partitions: Sequence[NumberedText]) -> Counter[str]:
     """The training function of the first pass: how often each word occurs."""
     counts: Counter[str] = Counter()
-    for partition in without_errors(partitions):
-        if isinstance(partition, NumberedText):
-            counts.update(partition.counts())
-        else:
-            counts.update(joined(partition, " of a partition")[0])
+    for text in without_errors(partitions):
+        counts.update(text.counts())
     return counts
 
 
@@ -155,7 +247,7 @@ def batches_of(partitions: Sequence[Any], words: Sequence[str], size: int) -> li
     order = {word: number for number, word in enumerate(words)}
     numbers, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
     for partition in without_errors(partitions):
-        text = partition if isinstance(partition, NumberedText) else numbered(partition, " of a partition")
+        text = as_numbers(0, partition)
         numbers.append(text.by(order))
         lengths.append(text.lengths)
     return batches_of_numbers(np.concatenate(numbers), np.concatenate(lengths), size)

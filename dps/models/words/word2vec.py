@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -15,19 +14,19 @@ import dps
 from dps.errors import InputError
 from dps.graph import RandomWalks
 from dps.models.base import ServerModel
-from dps.models.inputs.partitions import taking_turns
-from dps.models.inputs.spark_pieces import is_spark
+from dps.models.inputs.pieces import Pieces
+from dps.models.inputs.source import turns
 from dps.models.rows import HomeTable, LiveTable, RowTable
 from dps.models.settings import Number, OneOf, Rules, Whole, refuse_other
 from dps.models.tables import ModelTables, drop
 from dps.models.types import ClusterLike, Settings
 from dps.models.where import aside
-from dps.models.words.spark_sentences import SparkSentences, spark_sentences
 from dps.models.words.text import (
     Sentences,
+    Text,
     Vocabulary,
     count_words,
-    sentence_parts,
+    text_of,
     visited_vertices,
     vocabulary_of,
     walk_text,
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Word2Vec"]
 
 ASSIGN_ROWS = 1 << 15  # in one call
-
-Text: TypeAlias = list | SparkSentences | RandomWalks  # what is read: partitions of sentences, or walks
 
 
 class WordModel(NamedTuple):
@@ -89,15 +86,28 @@ class VectorModel(ServerModel[WordModel]):
     seed: int = 1
     progress: bool | None = None
 
-    def learn(self, ps: dps.ParameterServer, text: Text, epochs: int, ours: bool) -> None:
+    def learn(self, ps: dps.ParameterServer, text: Text | RandomWalks, epochs: int, ours: bool) -> None:
         """Make so many passes over the text, from what is learnt or from the beginning, and keep what comes of it.
 
         `ours`: the servers end with the fit, so that the vectors are copied into this process.
         """
-        if self._tables is not None:
-            self._train(ps, text, epochs, self._tables.names, self._fitted().vocabulary)
+        vocabulary = None if self._learnt is None else self._learnt.vocabulary
+        if isinstance(text, RandomWalks):
+            self._learn(ps, text, vocabulary or visited_vertices(text, self.min_count), epochs, ours)
             return
-        vocabulary = self._count(ps, text) if self._learnt is None else self._learnt.vocabulary
+        with contextlib.closing(text.pieces(ps)) as pieces:
+            if vocabulary is None:
+                with turns(ps, pieces.data):
+                    counts = ps.run(count_words, pieces.data, progress=False)
+                vocabulary = vocabulary_of(counts, self.min_count, text.name)
+            self._learn(ps, pieces, vocabulary, epochs, ours)
+
+    def _learn(
+        self, ps: dps.ParameterServer, text: Pieces | RandomWalks, vocabulary: Vocabulary, epochs: int, ours: bool
+    ) -> None:
+        if self._tables is not None:
+            self._train(ps, text, epochs, self._tables.names, vocabulary)
+            return
         tables = self._make_tables(ps, vocabulary)
         try:
             self._train(ps, text, epochs, tables, vocabulary)
@@ -109,13 +119,6 @@ class VectorModel(ServerModel[WordModel]):
         finally:
             if self._tables is None:
                 drop(ps, tables, False)
-
-    def _count(self, ps: dps.ParameterServer, text: Text) -> Vocabulary:
-        if isinstance(text, RandomWalks):
-            return visited_vertices(text, self.min_count)
-        data, *name = (text.partitions, text.name) if isinstance(text, SparkSentences) else (text,)
-        with turns(ps, text):
-            return vocabulary_of(ps.run(count_words, data, progress=False), self.min_count, *name)
 
     def _make_tables(self, ps: dps.ParameterServer, vocabulary: Vocabulary) -> tuple[str, str]:
         """Make the tables, with the rows of the model so far, if there is one."""
@@ -132,7 +135,12 @@ class VectorModel(ServerModel[WordModel]):
         return tables
 
     def _train(
-        self, ps: dps.ParameterServer, text: Text, epochs: int, tables: tuple[str, ...], vocabulary: Vocabulary
+        self,
+        ps: dps.ParameterServer,
+        text: Pieces | RandomWalks,
+        epochs: int,
+        tables: tuple[str, ...],
+        vocabulary: Vocabulary,
     ) -> None:
         words_table, contexts_table = tables
         plan = WordPlan(
@@ -142,18 +150,16 @@ class VectorModel(ServerModel[WordModel]):
             noise=dps.sampling.unigram_table(vocabulary.counts, self.ns_exponent),
             keep=dps.sampling.subsample(vocabulary.counts, self.sample) if self.sample else None,
         )  # fmt: skip
-        with turns(ps, text):
-            function: Callable
-            words: Any
-            if isinstance(text, RandomWalks):
-                function, data, columns = train_walks, text.data, text.columns
-                words = walk_text(text, vocabulary.words)
-            else:
-                data = text.partitions if isinstance(text, SparkSentences) else text
-                function, columns, words = train_words, None, vocabulary.words
+        function: Callable = train_words
+        words: Any = vocabulary.words
+        columns = None
+        if isinstance(text, RandomWalks):
+            function, columns, words = train_walks, text.columns, walk_text(text, vocabulary.words)
+        with turns(ps, text.data):
             reports = ps.run(
-                function, data, columns=columns, args=(plan, words), staleness=self.staleness, progress=self.progress
-            )
+                function, text.data, columns=columns, args=(plan, words), staleness=self.staleness,
+                progress=self.progress,
+            )  # fmt: skip
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *reports[0]]
 
     def portable(self) -> WordModel | None:
@@ -282,26 +288,19 @@ class Word2Vec(VectorModel):
         refuse_other("epochs", passes, Whole())
         return self._fit(self._text(sentences), passes)
 
-    def _text(self, sentences: Sentences | RandomWalks) -> Text:
-        if is_spark(sentences):
-            return spark_sentences(sentences)
+    def _text(self, sentences: Sentences | RandomWalks) -> Text | RandomWalks:
         if not isinstance(sentences, RandomWalks):
-            return sentence_parts(sentences)
+            return text_of(sentences)
         if self.client is not sentences.ps:
             raise InputError("these walks lie on a parameter server, and the model trains there: pass client=walks.ps")
         sentences.check_open()
         return sentences
 
-    def _fit(self, text: Text, epochs: int) -> Self:
+    def _fit(self, text: Text | RandomWalks, epochs: int) -> Self:
         if self._tables is not None:
             with aside():
                 self.learn(self._tables.ps, text, epochs, False)
             return self
-        with self.serving(text.source if isinstance(text, SparkSentences) else text) as (ps, ours):
+        with self.serving(text.source if isinstance(text, Text) else text) as (ps, ours):
             self.learn(ps, text, epochs, ours)
         return self
-
-
-def turns(ps: dps.ParameterServer, text: Text) -> AbstractContextManager[None]:
-    """One fit at a time in a Dask cluster. Spark's trainers need none of its threads."""
-    return contextlib.nullcontext() if isinstance(text, SparkSentences) else taking_turns(ps.dask_client)

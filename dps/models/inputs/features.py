@@ -1,13 +1,14 @@
-"""The data of an estimator's `fit` as partitions for `ps.run`, and the survey of them that precedes training."""
+"""Features and labels: their parts, wherever they lie; the function that checks a part; the survey of what is checked.
+
+A part is (X, y), (X, y, weights), or, for estimators without labels, X alone.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask
 import numpy as np
@@ -15,22 +16,32 @@ import pandas as pd
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
 from dask.distributed import Client as DaskClient
-from dask.distributed import Future, Lock
+from dask.distributed import Future
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.multiclass import check_classification_targets
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError, InputTypeError, told
 from dps.features import as_pandas
 from dps.models.inputs.encoding import Layout
 from dps.models.inputs.notes import sendable
+from dps.models.inputs.source import (
+    SparkParts,
+    block_of,
+    blocks_of,
+    classic,
+    lazy_parts,
+    release,
+    stacked,
+    unwrapped,
+    vectors_of,
+)
 from dps.models.types import Block, Features, Labels
 
-__all__ = ["DaskPieces", "Piece", "Pieces", "Survey", "Surveys", "named", "piece_of", "summary", "survey_of"]
-__all__ += ["blocks_of", "taking_turns"]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-
-T = TypeVar("T")
+__all__ = ["Piece", "Survey", "named", "parts_of", "piece_of", "spark_parts", "summary", "survey_of", "without_labels"]
 
 # Data in memory is divided into one part for each trainer, or into PARTS if each of these has LARGE_PART_ROWS.
 PARTS, LARGE_PART_ROWS = 4, 10_000
@@ -55,116 +66,6 @@ class Survey(NamedTuple):
     layout: Layout
     dense: bool
     rows: int
-
-
-Surveys = Callable[[], list[Survey]]  # the surveys of all pieces
-
-
-class Pieces(Protocol):
-    """The data of `fit`, of Dask or of Spark, as pieces where they lie."""
-
-    def surveys(self) -> list[Survey]:
-        """The survey of each piece."""
-
-    def mapped(self, function: Callable[[Piece], T]) -> list[T]:
-        """What `function` makes of each piece; it runs where the pieces are."""
-
-    def converted(self, function: Callable, *arguments: object) -> AbstractContextManager[Any]:
-        """Data for `ps.run`, whose partitions are ``function(piece, *arguments)``."""
-
-    def train(
-        self, plan: Callable[[Surveys], object], function: Callable, *, staleness: float, progress: bool | None
-    ) -> list[tuple]:
-        """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
-
-    def run(self, plan: object, function: Callable, *, staleness: float, progress: bool | None) -> list[tuple]:
-        """Call ``function(trainer, pieces, plan)`` on the trainers of a run, with a plan that needs no surveys."""
-
-    def close(self) -> None:
-        """Release what is held for the pieces."""
-
-
-class DaskPieces:
-    """The data of `fit` from Dask or from memory: futures of `Piece`, made on the workers that hold the data.
-
-    Blocks are encoded, checked and shuffled. If there is a `layout`, they must have it.
-    """
-
-    def __init__(
-        self,
-        ps: dps.ParameterServer,
-        X: Features,
-        y: Labels,
-        weights: Labels,
-        layout: Layout | None,
-        bits: int,
-        seed: int | None,
-        by_field: bool = False,
-    ):
-        client = ps.dask_client
-        pairs = _pairs(ps, X, y, weights)
-        how = (layout, bits, seed, by_field)
-        if len(futures := [pair for pair in pairs if isinstance(pair, Future)]) == len(pairs):
-            pieces = ps.map_scattered(functools.partial(_piece_numbered, how=how), futures, range(len(pairs)))
-        else:
-            pieces = client.compute([dask.delayed(piece_of, pure=False)(n, pair, *how) for n, pair in enumerate(pairs)])
-        self._ps, self._client, self._pieces = ps, client, pieces
-
-    def surveys(self) -> list[Survey]:
-        """The survey of each piece."""
-        return self.mapped(survey_of)
-
-    def mapped(self, function: Callable[[Piece], T]) -> list[T]:
-        """What `function` makes of each piece; it runs on the workers."""
-        notes = self._client.map(function, self._pieces, pure=False)
-        try:
-            return self._client.gather(notes)
-        finally:
-            _release(notes)
-
-    def train(
-        self,
-        plan: Callable[[Surveys], object],
-        function: Callable,
-        *,
-        staleness: float,
-        progress: bool | None,
-    ) -> list[tuple]:
-        """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
-        with taking_turns(self._client):
-            args = (plan(self.surveys),)
-            return self._ps.run(function, self._pieces, args=args, staleness=staleness, progress=progress)
-
-    def run(self, plan: object, function: Callable, *, staleness: float, progress: bool | None) -> list[tuple]:
-        """Call ``function(trainer, pieces, plan)`` on the trainers of a run, with a plan that needs no surveys."""
-        with taking_turns(self._client):
-            return self._ps.run(function, self._pieces, args=(plan,), staleness=staleness, progress=progress)
-
-    @contextlib.contextmanager
-    def converted(self, function: Callable, *arguments: object) -> Iterator[list[Future]]:
-        """Futures of ``function(piece, *arguments)``, while no other fit trains in this cluster."""
-        with taking_turns(self._client):
-            columns = ([each] * len(self._pieces) for each in arguments)
-            futures = self._ps.map_scattered(function, self._pieces, *columns)
-            try:
-                yield futures
-            finally:
-                _release(futures)
-
-    def close(self) -> None:
-        """Release the futures of the pieces."""
-        _release(self._pieces)
-
-
-@contextlib.contextmanager
-def taking_turns(client: DaskClient) -> Iterator[None]:
-    """Allow one fit at a time in a cluster, because each fit needs all threads.
-
-    The lock's lease ends some seconds after its holder's process (``distributed.scheduler.locks.lease-timeout``), so
-    no fit waits for one that has died.
-    """
-    with Lock("dps-models-fit", scheduler_rpc=client.scheduler, loop=client.loop):
-        yield
 
 
 def summary(surveys: list[Survey]) -> Survey:
@@ -205,16 +106,21 @@ def named(X: Features, *columns: Labels) -> tuple[Features, ...]:
     return X.drop(columns=names), *(X[column] if isinstance(column, str) else column for column in columns)
 
 
-def _pairs(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels) -> Sequence[tuple | Future]:
-    """A list of (X, y) or (X, y, weights): futures, delayed values or tuples of them."""
-    if y is None:
-        parts = [X] if isinstance(X, (Delayed, Future)) else X
-        if weights is not None:
+def parts_of(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels, labelled: bool) -> Sequence[Any]:
+    """The parts of data of Dask or in memory, each for `piece_of`: futures, delayed values, or tuples of them."""
+    parts = lazy_parts(X) if y is None else None
+    if parts is not None or (labelled and y is None):
+        if weights is not None and labelled:
             raise InputTypeError(
                 "sample_weight goes with X and y; a list has it in its parts, each (X, y, sample_weight)"
             )
-        if isinstance(parts, (list, tuple)) and parts and all(isinstance(part, (Delayed, Future)) for part in parts):
-            return parts
+        if weights is not None:
+            raise InputTypeError(
+                "sample_weight goes with X; a list of partitions has the weights in its parts, each (X, None, "
+                "sample_weight)"
+            )
+        if parts is not None:
+            return parts if labelled else [dask.delayed(without_labels)(part) for part in parts]
         raise InputError(
             "y is missing: pass X and y (requires y to be passed, but the target y is None), or a list of futures or "
             "delayed values, each an (X, y)"
@@ -230,14 +136,13 @@ def _aligned(client: DaskClient, X: Features, y: Labels, weights: Labels) -> lis
     """A Dask array or DataFrame, with labels and weights of Dask or in memory, cut into the partitions of X."""
     if isinstance(X, Delayed) or not hasattr(X, "shape"):
         raise InputTypeError(f"X is a dask array or DataFrame, not a {type(X).__name__}")
-    if getattr(X, "numblocks", (1, 1))[1:] not in ((1,), ()):
-        X = X.rechunk({1: -1})
     rows = blocks_of(X)
     known = hasattr(X, "chunks") and not np.isnan(X.shape[0])
     lengths = list(X.chunks[0]) if known else None
-    columns = []
+    columns: list[Sequence[Any]] = []
     for what, column in (("y", y), ("sample_weight", weights)):
         if column is None:
+            columns.append([None] * len(rows))
             continue
         if is_dask_collection(column):
             columns.append(_partitioned(X, column, what, known))
@@ -251,17 +156,6 @@ def _aligned(client: DaskClient, X: Features, y: Labels, weights: Labels) -> lis
         cuts = np.split(column, np.cumsum(lengths)[:-1])
         columns.append(client.scatter(cuts, hash=False))
     return list(zip(rows, *columns, strict=True))
-
-
-def blocks_of(collection: Features) -> list[Delayed]:
-    """The blocks of a Dask array or DataFrame with one column of blocks; for a persisted array, its futures.
-
-    Dask leaves the graph of a persisted array's block empty, and Dask 2024.12 and 2025.1 then give a task the block's
-    key instead of the block.
-    """
-    parts = np.ravel(collection.to_delayed()).tolist()
-    graph = {} if all(len(part.dask) for part in parts) else collection.__dask_graph__()
-    return [graph.get(part.key, part) if not len(part.dask) else part for part in parts]
 
 
 def _partitioned(X: Features, column: Labels, what: str, known: bool) -> list[Delayed]:
@@ -283,7 +177,7 @@ def _lengths(client: DaskClient, blocks: list[Future]) -> list[int]:
     try:
         return client.gather(notes)
     finally:
-        _release(notes)
+        release(notes)
 
 
 def _rows(block: Block) -> int:
@@ -295,11 +189,12 @@ def _scattered(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels)
     X = X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X
     X = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "iloc") else np.asarray(X)
     rows = X.shape[0] if X.ndim else 0
-    columns = [np.asarray(column) for column in (y, weights) if column is not None]
-    if columns[0].ndim == 2 and columns[0].shape[1] == 1 and not hasattr(y, "columns"):
+    columns = {"y": y, "sample_weight": weights}
+    columns = {what: np.asarray(column) for what, column in columns.items() if column is not None}
+    if y is not None and columns["y"].shape[1:] == (1,) and not hasattr(y, "columns"):
         text = "A column-vector y was passed when a 1d array was expected: y.ravel() is one"
         warnings.warn(text, DataConversionWarning, stacklevel=2)
-    for what, column in zip(("y", "sample_weight"), columns, strict=False):
+    for what, column in columns.items():
         if column.ndim == 0 or rows != len(column):
             raise InputError(
                 f"Found input variables with inconsistent numbers of samples: X has {rows} rows and {what} is of shape "
@@ -310,37 +205,111 @@ def _scattered(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels)
     threads = ps.trainer_threads()
     parts = min(sum(threads.values()) * (PARTS if rows >= PARTS * LARGE_PART_ROWS else 1), rows)
     cut = X.iloc if hasattr(X, "iloc") else X
+    y, weights = columns.get("y"), columns.get("sample_weight")
 
-    def pair(number: int) -> tuple:
-        return tuple(each[number::parts] for each in (cut, *columns))
+    def part(number: int) -> tuple:
+        return tuple(None if each is None else each[number::parts] for each in (cut, y, weights))
 
-    return ps.scatter(pair, parts)
+    return ps.scatter(part, parts)
 
 
-def _release(futures: list[Future]) -> None:
-    """Release data on the workers at once, because the traceback of an error may keep the futures alive."""
-    for future in futures:
-        future.release()
+def spark_parts(X: Features, y: Labels, weights: Labels, labelled: bool) -> SparkParts:
+    """The parts of data of Spark: a DataFrame with a column of labels, or an RDD of (X, y) or (X, y, weights).
+
+    X is the DataFrame's only column of vectors, or its column "features"; without vectors, all columns except those of
+    labels and weights.
+    """
+    if hasattr(classic(X), "mapInArrow"):
+        return _chosen(X, "label" if labelled and y is None else y, weights)
+    if y is not None or weights is not None:
+        raise InputTypeError(
+            "with an RDD, y and sample_weight are None: its items are pairs (X, y), each a block of rows and its "
+            "labels, or (X, y, sample_weight)"
+            if labelled
+            else "with an RDD, sample_weight is None: its items are (X, None, sample_weight)"
+        )
+    return SparkParts(X, functools.partial(_joined, block=functools.partial(_checked, labelled=labelled)))
+
+
+def _chosen(frame: Features, label: Labels, weights: Labels) -> SparkParts:
+    """The columns to train on: "label" and "weight", as far as there are such, and then those of X."""
+    from pyspark.sql import functions
+
+    kinds = {field.name: type(field.dataType).__name__ for field in frame.schema.fields}
+    companions = {what: name for what, name in (("label", label), ("weight", weights)) if name is not None}
+    for what, name in companions.items():
+        if not isinstance(name, str) or name not in kinds:
+            raise InputError(
+                f"no column {name!r} of {what}s among {', '.join(kinds)}; fit(frame, 'its name') tells which"
+            )
+    first = [functions.col(f"`{name}`").alias(what) for what, name in companions.items()]
+    rest = {name: kind for name, kind in kinds.items() if name not in companions.values()}
+    name = vectors_of(rest, "to learn from")
+    columns = [functions.col(f"`{each}`") for each in rest] if name is None else unwrapped(name)
+    block = functools.partial(_of_arrow, companions=tuple(companions), vectors=name)
+    return SparkParts(frame.select(*first, *columns), functools.partial(_joined, block=block))
+
+
+def _of_arrow(batch: pa.RecordBatch, companions: tuple[str, ...], vectors: str | None) -> tuple:
+    """(X, labels or None, weights or None) of a batch, whose first columns are the companions of X."""
+    columns = [batch.column(n).to_numpy(zero_copy_only=False) for n in range(len(companions))]
+    found = dict(zip(companions, columns, strict=True))
+    rest = batch.select(batch.schema.names[len(companions) :])
+    labels, weights = found.get("label"), found.get("weight")
+    if vectors is None:
+        return rest.to_pandas(), labels, weights
+    kind, size, indices, values = rest.columns
+    return block_of(kind, size, indices, values, vectors), labels, weights
+
+
+def _checked(part: Any, labelled: bool) -> tuple:
+    """An item of an RDD as (X, y, weights or None)."""
+    part = part if labelled else without_labels(part)
+    if not isinstance(part, tuple) or len(part) not in (2, 3) or len(getattr(part[0], "shape", ())) != 2:
+        raise InputTypeError(
+            f"items of an RDD are pairs (X, y), each a block of rows and its labels, or (X, y, sample_weight); not "
+            f"{told(part)}"
+        )
+    X, *columns = part
+    y, weights = (None if column is None else np.asarray(column) for column in (*columns, None)[:2])
+    shape = () if y is None else y.shape
+    if labelled and X.shape[:1] != shape[:1]:
+        raise InputError(f"a block X of shape {X.shape} and labels y of shape {shape}")
+    return X, y, weights
+
+
+def _joined(records: Iterable, block: Callable[[Any], tuple]) -> tuple | None:
+    """The (X, y, weights) that all records of a partition are together; None without rows."""
+    parts = [part for part in map(block, records) if part[0].shape[0]]
+    if not parts:
+        return None
+    X, y, weights = zip(*parts, strict=True)
+    if len({each is None for each in weights}) > 1:
+        raise InputTypeError("some items of the RDD are (X, y), others (X, y, sample_weight): give all of them weights")
+    return stacked(list(X)), *(None if each[0] is None else np.concatenate(each) for each in (y, weights))
 
 
 # -- on the workers
 
 
-def _piece_numbered(pair: tuple, number: int, how: tuple) -> Piece:
-    return piece_of(number, pair, *how)
-
-
 def piece_of(
-    number: int, pair: tuple, layout: Layout | None, bits: int, seed: int | None, by_field: bool = False
+    number: int,
+    part: Any,
+    layout: Layout | None,
+    bits: int,
+    seed: int | None,
+    by_field: bool = False,
+    labelled: bool = True,
 ) -> Piece:
-    """Encode, check and shuffle a tuple (X, y) or (X, y, weights)."""
-    if not isinstance(pair, (tuple, list)) or not 2 <= len(pair) <= 3:
+    """Encode, check and shuffle a part (X, y) or (X, y, weights). If it is not `labelled`, y is None and becomes 0."""
+    if not isinstance(part, (tuple, list)) or not 2 <= len(part) <= 3:
         raise InputTypeError(
-            f"partition {number} is an (X, y) or an (X, y, sample_weight), not a {type(pair).__name__}"
+            f"partition {number} is an (X, y) or an (X, y, sample_weight), not a {type(part).__name__}"
         )
-    X, y, weights = map(as_pandas, (*pair, None)[:3])
+    X, y, weights = map(as_pandas, (*part, None)[:3])
     layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits, by_field)
-    block, y = layout.block(X), np.asarray(y)
+    block = layout.block(X)
+    y = np.asarray(y) if labelled else np.zeros(block.shape[0], np.int8)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or len(y) != block.shape[0]:
@@ -352,6 +321,14 @@ def piece_of(
         block, y = block[order], y[order]
         weights = weights if weights is None else weights[order]
     return Piece(block, y, layout, weights, number)
+
+
+def without_labels(part: Any) -> tuple:
+    """A part X, (X, y) or (X, y, sample_weight) as (X, None, sample_weight or None)."""
+    X, *rest = part if isinstance(part, (tuple, list)) else (part,)
+    if len(getattr(X, "shape", ())) != 2:
+        raise InputError(f"a partition is a matrix [rows, features], alone or first in a tuple; not {told(X)}")
+    return (X, None, *rest[1:2], None)[:3]
 
 
 def _plain(y: np.ndarray) -> np.ndarray:
