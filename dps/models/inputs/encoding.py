@@ -52,29 +52,31 @@ def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> sci
         raise InputError(f"columns of one name: {sorted(set(frame.columns[frame.columns.duplicated()].map(str)))}")
     numeric = [c for c in frame.columns if frame[c].dtype.kind in "iufb"]
     words = [c for c in frame.columns if c not in numeric]
-    rows, places, values = len(frame), [], []
+    fields = len(frame.columns) if by_field else 1
+    rows, width = len(frame), fields << bits
+    kind = np.int32 if width <= np.iinfo(np.int32).max else np.int64
+    places, values = [], []
     if words:
-        places.append(dps.hash_columns(frame[words], bits=bits))
+        places.append(dps.hash_columns(frame[words], bits=bits).astype(kind))
         values.append(np.ones((rows, len(words)), np.float32))
     if numeric:
-        numbers = frame[numeric].to_numpy(np.float32, na_value=np.nan)
+        numbers = np.array(frame[numeric].to_numpy(np.float32, na_value=np.nan), order="C")
         missing = np.isnan(numbers)
         mask = (1 << bits) - 1
-        names = dps.hash_strings([f"{c}" for c in numeric]) & mask
-        absent = dps.hash_strings([f"{c} is missing" for c in numeric]) & mask
+        names = (dps.hash_strings([f"{c}" for c in numeric]) & mask).astype(kind)
+        absent = (dps.hash_strings([f"{c} is missing" for c in numeric]) & mask).astype(kind)
         places.append(np.where(missing, absent, names))
-        values.append(np.where(missing, np.float32(1), numbers))
+        numbers[missing] = 1
+        values.append(numbers)
     if not places:
         raise InputError("the frame has no columns")
-    place, value = np.hstack(places), np.hstack(values)
-    width = 1 << bits
+    place, value = (parts[0] if len(parts) == 1 else np.hstack(parts) for parts in (places, values))
     if by_field:
-        fields = [frame.columns.get_loc(column) for column in (*words, *numeric)]
-        place, width = place.astype(np.int64) * len(fields) + np.array(fields), width * len(fields)
+        place = place * fields + np.array([frame.columns.get_loc(column) for column in (*words, *numeric)], kind)
     there = value != 0
-    kind = np.int32 if width <= np.iinfo(np.int32).max else np.int64
     indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(kind)
-    return scipy.sparse.csr_matrix((value[there], place[there].astype(kind), indptr), shape=(rows, width))
+    parts = (value.ravel(), place.ravel()) if there.all() else (value[there], place[there])
+    return scipy.sparse.csr_matrix((*parts, indptr), shape=(rows, width))
 
 
 @sendable
@@ -106,8 +108,11 @@ class Layout:
             return cls(1 << bits if bits else width, bits, names)
         return cls(int(X.shape[1]), bits)
 
-    def block(self, X: Features) -> Block:
-        """Check a block in memory and convert it for the kernels: CSR, or a dense array; float32."""
+    def block(self, X: Features, contiguous: bool = True) -> Block:
+        """Check a block in memory and convert it for the kernels: CSR, or a dense array; float32.
+
+        If it need not be `contiguous`, because its rows will be copied anyway, an array of float32 is not copied.
+        """
         X = as_pandas(X)
         if self.columns is not None and hasattr(X, "columns"):
             different = sorted(set(self.columns) ^ set(map(str, X.columns)))
@@ -122,7 +127,7 @@ class Layout:
                 f"X has {block.shape[1]} features, but LogisticRegression is expecting {self.features} features as "
                 f"input"
             )
-        return block
+        return np.ascontiguousarray(block) if contiguous and isinstance(block, np.ndarray) else block
 
 
 def _matrix(X: Features, bits: int, by_field: bool = False) -> Block:
@@ -171,9 +176,9 @@ def _listed(columns: Iterable[object]) -> str:
 
 
 def _numbers(block: np.ndarray) -> np.ndarray:
-    """Convert an array to contiguous float32."""
+    """Convert an array to float32."""
     try:
-        return np.ascontiguousarray(block, np.float32)
+        return np.asarray(block, np.float32)
     except (TypeError, ValueError) as error:
         kind = InputTypeError if isinstance(error, TypeError) else InputError
         why = f" ({error})" if kind is InputTypeError else ""  # a ValueError quotes a value

@@ -308,7 +308,7 @@ def piece_of(
         )
     X, y, weights = map(as_pandas, (*part, None)[:3])
     layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits, by_field)
-    block = layout.block(X)
+    block = layout.block(X, contiguous=seed is None)
     y = np.asarray(y) if labelled else np.zeros(block.shape[0], np.int8)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -319,6 +319,7 @@ def piece_of(
     if seed is not None:
         order = np.random.default_rng((seed, number)).permutation(len(y))
         block, y = block[order], y[order]
+        block = np.ascontiguousarray(block) if isinstance(block, np.ndarray) else block
         weights = weights if weights is None else weights[order]
     return Piece(block, y, layout, weights, number)
 

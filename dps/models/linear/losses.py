@@ -105,7 +105,7 @@ def part_of(piece: Piece, problem: Problem) -> tuple[Block, np.ndarray, np.ndarr
         X, y, weights = coded(piece, problem)  # type: ignore[arg-type]  # its classes are there
     weights = None if weights is None else weights.astype(np.float64)
     if problem.columns is not None:
-        places = np.searchsorted(problem.columns, X.indices)
+        places = np.searchsorted(problem.columns.astype(X.indices.dtype), X.indices)  # of one type, or both are copied
         X = scipy.sparse.csr_matrix((X.data, places, X.indptr), shape=(X.shape[0], problem.features))
     return X.astype(np.float64), y, weights
 
