@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dps.engine.deploy.local import LocalCluster
 from dps.engine.driver.parameter_server import ParameterServer
 from dps.engine.training import spark
-from dps.engine.training.spark import is_spark
+from dps.engine.training.data import ReadWith, is_spark
 from dps.errors import DPSError, InputError, InputTypeError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def map_partitions_with_ps(
     >>> even_and_odd(SparkSession.builder.getOrCreate())  # doctest: +SKIP
     (45, 10, array([5, 5]))
     """
-    if not is_spark(data) or isinstance(data, spark.ReadWith):
+    if not is_spark(data) or isinstance(data, ReadWith):
         raise InputTypeError(f"an RDD or a DataFrame of Spark's, not a {type(data).__name__}")
     if staleness != math.inf:
         raise InputError(
@@ -167,7 +167,7 @@ def without_result(trainer: Any, records: Any, function: Callable[..., object], 
             pass
 
 
-def read_with(data: DataFrame | RDD, function: Callable[..., object]) -> spark.ReadWith:
+def read_with(data: DataFrame | RDD, function: Callable[..., object]) -> ReadWith:
     """Data for :meth:`dps.ParameterServer.run` with a function that makes each partition from its records or batches.
 
     Executors call the function while records or batches arrive. So these need not all be in memory, and dps makes
@@ -192,9 +192,9 @@ def read_with(data: DataFrame | RDD, function: Callable[..., object]) -> spark.R
     >>> def train_on(ps, frame, train):
     ...     return ps.run(train, dps.spark.read_with(frame, longest), staleness=1)
     """
-    if not is_spark(data) or isinstance(data, spark.ReadWith):
+    if not is_spark(data) or isinstance(data, ReadWith):
         raise InputTypeError(f"an RDD or a DataFrame of Spark's, not a {type(data).__name__}")
-    return spark.ReadWith(data, function)
+    return ReadWith(data, function)
 
 
 def end_run(data: DataFrame | RDD) -> None:

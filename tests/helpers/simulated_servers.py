@@ -15,9 +15,8 @@ import numpy as np
 from distributed import Client as DaskClient
 
 import dps
-from dps.engine.training import kept
-from dps.engine.training.columns import chosen, in_memory, scattered
-from dps.engine.training.data import partitions
+from dps.engine.training import data as user_data
+from dps.engine.training.data import Partitions, chosen, in_memory
 from dps.testing import Faults, Simulation
 
 LATENCY = (1e-4, 1e-4)
@@ -115,10 +114,10 @@ class SimulatedServers(dps.ParameterServer):
 
     def scatter(self, make: Any, count: int) -> list:
         makers = [functools.partial(make, number) for number in range(count)]
-        return kept.send(self._dask, makers, self.trainer_threads())
+        return user_data.send(self._dask, makers, self.trainer_threads())
 
     def map_scattered(self, function: Any, futures: Sequence, *columns: Sequence) -> list:
-        return kept.send_mapped(self._dask, function, futures, *columns)
+        return user_data.send_mapped(self._dask, function, futures, *columns)
 
     def run(
         self,
@@ -147,9 +146,11 @@ class SimulatedServers(dps.ParameterServer):
         if columns is not None:
             data = chosen(self._dask, data, columns)
         if in_memory(data):
-            data = scattered(self._dask, data, set(), len(self.sim.parties))
-        rows = [self._dask.gather(list(row)) for row in partitions(self._dask, data)]
-        parts = [tuple(row) if isinstance(data, tuple) else row[0] for row in rows]
+            found = Partitions.sent(self._dask, data, set(), len(self.sim.parties))
+        else:
+            found = Partitions.of(self._dask, data)
+        rows = [self._dask.gather(list(row)) for row in found.rows]
+        parts = [tuple(row) if found.paired else row[0] for row in rows]
         began = self.sim.now
         made = self.sim.run(noted, parts, staleness=staleness, args=args, kwargs=kwargs, reassign=reassign)
         self.lengths.append(self.sim.now - began)

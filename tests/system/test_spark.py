@@ -20,7 +20,7 @@ import sparks
 from servers import wait_until
 
 import dps
-from dps.engine.training.columns import arrays
+from dps.engine.training.data import arrays
 from dps.errors import InputError, InputTypeError, StoppedError, TooFewWorkersError, UnknownTableError
 
 ps, spark = sparks.ps, sparks.spark

@@ -14,7 +14,7 @@ import pytest
 
 import dps
 from dps.engine.training import spark_tasks
-from dps.engine.training.spark import is_spark
+from dps.engine.training.data import is_spark
 from dps.errors import InputTypeError
 
 

@@ -15,7 +15,7 @@ import scipy.sparse
 from distributed import Client
 
 import dps
-from dps.engine.training.columns import arrays, in_memory, scattered
+from dps.engine.training.data import Partitions, arrays, in_memory
 from dps.errors import InputError, InputTypeError
 
 pl.LazyFrame({"a": [1]}).collect_schema()  # starts polars' threads, which stay until the process ends
@@ -90,8 +90,8 @@ def test_how_many_partitions(ps):
 
 def test_partitions_are_on_workers_without_servers(ps):
     role = {server.worker for server in ps.status().servers}
-    futures = scattered(ps.dask_client, np.arange(ROWS), role, 2)
-    assert not role.intersection(*ps.dask_client.who_has(futures).values())
+    rows = Partitions.sent(ps.dask_client, np.arange(ROWS), role, 2).rows
+    assert not role.intersection(*ps.dask_client.who_has([future for (future,) in rows]).values())
 
 
 def test_in_memory_with_leases(ps):

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dps
-from dps.engine.training.data import Shares, partitions, share
+from dps.engine.training.data import Partitions, Shares, share
 from dps.errors import InputError, InputTypeError
 
 WORKERS = st.sampled_from("abcde")
@@ -90,12 +90,16 @@ def inc(x):
 
 
 def test_a_bag(client):
-    assert values(partitions(client, db.from_sequence(range(6), npartitions=3))) == [([0, 1],), ([2, 3],), ([4, 5],)]
+    assert values(Partitions.of(client, db.from_sequence(range(6), npartitions=3)).rows) == [
+        ([0, 1],),
+        ([2, 3],),
+        ([4, 5],),
+    ]
 
 
 def test_an_array_and_its_labels(client):
     X, y = da.arange(12, chunks=6).reshape(6, 2).rechunk((2, 2)), da.arange(6, chunks=2)
-    values_found = values(partitions(client, (X, y)))
+    values_found = values(Partitions.of(client, (X, y)).rows)
     assert [(x.tolist(), labels.tolist()) for x, labels in values_found] == [
         ([[0, 1], [2, 3]], [0, 1]),
         ([[4, 5], [6, 7]], [2, 3]),
@@ -106,23 +110,23 @@ def test_an_array_and_its_labels(client):
 def test_a_dataframe(client):
     pd, dd = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
     frame = pd.DataFrame({"a": range(6)})
-    values_found = values(partitions(client, dd.from_pandas(frame, npartitions=2)))
+    values_found = values(Partitions.of(client, dd.from_pandas(frame, npartitions=2)).rows)
     assert [part.a.tolist() for (part,) in values_found] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_delayed_values_and_futures_one_or_many(client):
     inced = dask.delayed(inc)
-    assert values(partitions(client, [inced(1), inced(2)])) == [(2,), (3,)]
-    assert values(partitions(client, inced(1))) == [(2,)]
+    assert values(Partitions.of(client, [inced(1), inced(2)]).rows) == [(2,), (3,)]
+    assert values(Partitions.of(client, inced(1)).rows) == [(2,)]
     futures = client.scatter([7, 8])
-    assert partitions(client, futures) == [(futures[0],), (futures[1],)]
-    assert partitions(client, futures[0]) == [(futures[0],)]
-    assert values(partitions(client, (futures, [inced(1), inced(2)]))) == [(7, 2), (8, 3)]
+    assert Partitions.of(client, futures).rows == [(futures[0],), (futures[1],)]
+    assert Partitions.of(client, futures[0]).rows == [(futures[0],)]
+    assert values(Partitions.of(client, (futures, [inced(1), inced(2)])).rows) == [(7, 2), (8, 3)]
 
 
 def test_what_is_persisted_is_taken_as_it_is(client):
     array = client.persist(da.ones(6, chunks=2))
-    keys = [key for (key,) in ([future.key for future in row] for row in partitions(client, array))]
+    keys = [key for (key,) in Partitions.of(client, array).keys]
     assert keys == list(array.__dask_keys__())
 
 
@@ -147,4 +151,4 @@ def test_what_is_persisted_is_taken_as_it_is(client):
 )
 def test_what_is_no_data_is_refused(client, data, error, words):
     with pytest.raises(error, match=words):
-        partitions(client, data(client))
+        Partitions.of(client, data(client))

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from oracles import mutant
 
 import dps
-from dps.engine.training.batches import made
+from dps.engine.training.batches import EpochRows, made
 from dps.engine.training.epochs import Epoch, Epochs, stalled
-from dps.engine.training.shuffling import EpochRows
 from dps.errors import InputError
 from dps.testing import Faults, Simulation
 
@@ -347,7 +346,7 @@ def test_numbers_of_batches(sizes, batch_size, fraction, epoch) -> None:
 def test_rows_are_copied_when_their_turn_comes(monkeypatch) -> None:
     taken = []
     take = EpochRows([np.arange(5)], 2, "rows", 1.0, 0, 0).batches(0)[0].take
-    monkeypatch.setattr("dps.engine.training.shuffling.taker", lambda part: lambda n: taken.append(len(n)) or take(n))
+    monkeypatch.setattr("dps.engine.training.batches.taker", lambda part: lambda n: taken.append(len(n)) or take(n))
 
     def train(trainer, partitions):
         for epoch in trainer.epochs(2, partitions, batch_size=2, shuffle="rows"):

@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, LocalCluster
 from servers import wait_until
 
-from dps.engine.training import kept
+from dps.engine.training import data as kept
 from dps.engine.training.tasks import Tasks, TrainerTask
 
 
@@ -101,7 +101,9 @@ def test_a_trainer_whose_worker_lives_waits_for_a_thread_after_its_data_was_lost
     tasks = Tasks(client, None, Threads(second), [seat])
     submitted = []
     monkeypatch.setattr(Tasks, "_submit", lambda self, seat: submitted.append(seat.key))
-    monkeypatch.setattr(kept, "send_again", lambda *_: None)  # the worker that was to get it has gone
+    monkeypatch.setattr(
+        "dps.engine.training.tasks.send_again", lambda *_: None
+    )  # the worker that was to get it has gone
     tasks.look()
     assert (seat.future, seat.homeless is not None, submitted) == (None, True, [])
     tasks.look()

@@ -28,7 +28,6 @@ from dps.engine.controller.run import Run
 from dps.engine.controller.runs import Runs
 from dps.engine.controller.work_leases import WorkLeases
 from dps.engine.core.shards.ledger import Ledger
-from dps.engine.training import spark
 from dps.engine.training.launch import RunOptions, resumed
 from dps.engine.training.leased_batches import MAX_TRIES, FetchablePartitions, LeasedBatches
 from dps.engine.wire.messages import LeaseAnswer, LeaseRequest, PartitionsAtHand, SavedRun, decode, encode
@@ -466,7 +465,7 @@ def test_what_cannot_be_run(ps, monkeypatch):
         ps.run(slowly, rows(1), run=run, reassign=True)
     with pytest.raises(InputError, match="up to 4096 partitions, not of 4097: repartition"):
         ps.connection.call("start_run", trainers=1, staleness=0, partitions=[list(range(4097))], reassign=True)
-    monkeypatch.setattr(spark, "is_spark", lambda data: True)
+    monkeypatch.setattr("dps.engine.driver.parameter_server.is_spark", lambda data: True)
     with pytest.raises(InputError, match="is for Dask data"):
         ps.run(slowly, rows(1), reassign=True)
 

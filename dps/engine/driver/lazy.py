@@ -22,8 +22,8 @@ from dask.delayed import Delayed
 from dps.engine.daskapi.cordon import meta_of
 from dps.engine.driver.kinds import Kind, kind_of
 from dps.engine.driver.parameter_server import ParameterServer
+from dps.engine.training.data import is_spark
 from dps.engine.training.lazy_tasks import BagStage, BlockStage, Stage, rehearsal
-from dps.engine.training.spark import is_spark
 from dps.engine.training.types import Data, Function, Options, Partition, Result
 from dps.errors import InputError, InputTypeError, told
 

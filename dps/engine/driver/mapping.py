@@ -22,8 +22,8 @@ from dps.engine.client.verbs import TableLike
 from dps.engine.daskapi.cordon import meta_of
 from dps.engine.driver.kinds import Kind, kind_of
 from dps.engine.state.names import table_name
+from dps.engine.training.data import is_spark
 from dps.engine.training.lazy_reads import ReadingBagStage, ReadingBlockStage, ReadingStage
-from dps.engine.training.spark import is_spark
 from dps.engine.training.types import Data, Function, Options, Partition, Result
 from dps.errors import InputError, InputTypeError
 

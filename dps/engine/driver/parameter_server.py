@@ -50,8 +50,9 @@ from dps.engine.state.ops import TableSpec, wants_finite
 from dps.engine.state.optimizers import Optimizer
 from dps.engine.state.partitioning import HashPartition, Partition, partition_of
 from dps.engine.telemetry.snapshot import Status
-from dps.engine.training import kept, spark
-from dps.engine.training.columns import chosen, in_memory, scattered
+from dps.engine.training import data as user_data
+from dps.engine.training import spark
+from dps.engine.training.data import Partitions, in_memory, is_spark
 from dps.engine.training.launch import RunOptions, launch, start
 from dps.engine.training.open_run import OpenRun, checked_bound
 from dps.engine.training.types import Columns, Data, Function, Json, Options, Result
@@ -528,7 +529,7 @@ class ParameterServer:
         [1, 1]
         """
         servers = {server.worker for server in self._connection.describe().servers}
-        return kept.threads_outside_servers(self.dask_client, servers)
+        return user_data.threads_outside_servers(self.dask_client, servers)
 
     def scatter(self, make: Callable[[int], Any], count: int) -> list[Future]:
         """Send partitions to the workers that have no server, where a run does not lose them with a worker.
@@ -562,7 +563,7 @@ class ParameterServer:
         [0, 3]
         """
         makers = [functools.partial(make, number) for number in range(count)]
-        return kept.send(self.dask_client, makers, self.trainer_threads())
+        return user_data.send(self.dask_client, makers, self.trainer_threads())
 
     def map_scattered(self, function: Callable, futures: Sequence[Future], *columns: Sequence) -> list[Future]:
         """As ``client.map(function, futures, *columns, pure=False)``, and :meth:`run` does not lose the results either.
@@ -589,7 +590,7 @@ class ParameterServer:
         ...     sorted(ps.run(lambda trainer, sums: sums, sums))
         [[10], [23]]
         """
-        return kept.send_mapped(self.dask_client, function, futures, *columns)
+        return user_data.send_mapped(self.dask_client, function, futures, *columns)
 
     def run(
         self,
@@ -700,10 +701,12 @@ class ParameterServer:
         description = self._connection.describe()
         of_servers = {server.worker for server in description.servers}
         restored = description.restored
-        if columns is not None:
-            data = chosen(self.dask_client, data, columns, of_servers)
+        if columns is not None and is_spark(data):
+            data = spark.chosen(data, columns)
+        elif columns is not None:
+            data = user_data.chosen(self.dask_client, data, columns, of_servers)
         try:
-            if spark.is_spark(data):
+            if is_spark(data):
                 if reassign:
                     raise InputError(
                         "reassign=True is for Dask data: trainers cannot fetch each other's Spark partitions"
@@ -711,9 +714,12 @@ class ParameterServer:
                 results = spark.launch(self.ticket, self._connection.call, function, data, options, restored)
             else:
                 if in_memory(data):
-                    data = scattered(self.dask_client, data, of_servers, trainers, restored if resume else None)
+                    going_on = restored if resume else None
+                    parts = Partitions.sent(self.dask_client, data, of_servers, trainers, going_on)
+                else:
+                    parts = Partitions.of(self.dask_client, data)
                 call = self._connection.call
-                results = launch(self.dask_client, self.ticket, call, function, data, options, restored)
+                results = launch(self.dask_client, self.ticket, call, function, parts, options, restored)
         except BaseException:
             if run is None:
                 with contextlib.suppress(DPSError):  # the run's own error counts

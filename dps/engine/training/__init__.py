@@ -4,21 +4,19 @@
 trainer         Trainer: a client with a clock
 participant     what a trainer tells and asks the controller
 allreduce       large arrays combined between the trainers themselves, in a ring of connections
-batches         partitions cut into batches
+batches         partitions cut into batches, and the batches of each epoch
 merging         values merged by key before they are sent
 model_copy      rows kept and gradients gathered between two exchanges
 pulled_rows     rows of a table as a batch needs them, each once
 local_rows      rows that are changed in place, and pushed as differences
 row_sums        rows summed by key, before they are sent
 epochs          epochs that all trainers end at one clock
-shuffling       the rows of each epoch, and their order
 rows_ahead      the rows of batches, pulled while earlier batches are computed, and which of them are stale
 leased_batches  batches leased in portions, this trainer's or another's
 types           names for what passes through: data, partitions, JSON
-data            what a user calls data, as partitions on trainers
+data            what a user calls data, as partitions on workers, and which trainer takes which
 dataframes      frames of polars, Arrow and others as pandas frames
 localize        the unique feature ids of a batch, and the batch re-indexed to them
-columns         data in memory, and columns of tables as arrays
 launch          ps.run: one trainer for each free thread
 threads         the threads of a run, as the driver asks for them
 tasks           the tasks of a run: one for each trainer

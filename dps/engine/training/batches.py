@@ -1,12 +1,16 @@
-"""Partitions cut into batches: pure, no clock and no client.
+"""Partitions cut into batches, and the batches of each epoch: pure, no clock and no client.
 
 What a trainer gets from Dask or Spark is a *partition*: a tuple of row-aligned arrays, a data frame, a list of items.
 Here it becomes a list of batches, once; every epoch then hands out the same objects, in another order if asked to.
 That they stay the same objects is what lets :func:`dps.localize` work out each batch only once.
+
+Where epochs have other rows (`EpochRows`), which rows these are, and their order, follows from (seed, number of the
+trainer, number of the epoch) alone. So a trainer that is run again goes through the same batches.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +21,9 @@ import numpy as np
 from dps.engine.training.types import Batch, Partition
 from dps.errors import InputError
 
-__all__ = ["Batches", "TakenRows", "counted_rows", "cutter", "iterate_partition", "made", "row_count", "rows", "taker"]
+__all__ = ["Batches", "EpochRows", "iterate_partition", "made", "row_count", "rows", "taker"]
+
+SHUFFLES = (None, "rows", "batches")
 
 
 def _rows_alone(value: Partition) -> int | None:
@@ -50,10 +56,10 @@ def _is_array(value: Partition) -> bool:
     return hasattr(value, "shape") and _rows_alone(value) is not None
 
 
-def _is_aligned(partition: list) -> bool:
-    """Whether a list means row-aligned arrays, as a tuple does: at least two, beside None (no weights)."""
-    arrays = [part for part in partition if part is not None]
-    return len(arrays) > 1 and all(map(_is_array, arrays))
+def _tuple_if_aligned(partition: Partition) -> Partition:
+    """A tuple of a list of row-aligned arrays, which means the same: at least two, beside None (no weights)."""
+    arrays = [part for part in partition if part is not None] if isinstance(partition, list) else []
+    return tuple(partition) if len(arrays) > 1 and all(map(_is_array, arrays)) else partition
 
 
 class _Part(NamedTuple):
@@ -95,7 +101,7 @@ def row_count(partition: Partition) -> int | None:
     >>> row_count({"user": ["a", "b"], "rating": np.zeros(2)})
     2
     """
-    parts = _parts(tuple(partition) if isinstance(partition, list) and _is_aligned(partition) else partition)
+    parts = _parts(_tuple_if_aligned(partition))
     counts = [part.rows for part in parts]
     if not counts or None in counts:
         return None
@@ -160,60 +166,47 @@ def _checked_size(batch_size: int | None) -> int | None:
     return size
 
 
-def _csr_rows(csr: Batch, start: int, stop: int) -> Batch:
+def _csr_rows(csr: Batch, chosen: slice) -> Batch:
     """Rows of a CSR matrix as views of its data and indices; scipy's own slice copies them."""
-    a, b = int(csr.indptr[start]), int(csr.indptr[stop])
-    rows = type(csr)((stop - start, csr.shape[1]), dtype=csr.dtype)
+    a, b = int(csr.indptr[chosen.start]), int(csr.indptr[chosen.stop])
+    rows = type(csr)((chosen.stop - chosen.start, csr.shape[1]), dtype=csr.dtype)
     rows.data, rows.indices = csr.data[a:b], csr.indices[a:b]
-    rows.indptr = csr.indptr[start : stop + 1] - csr.indptr[start]
+    rows.indptr = csr.indptr[chosen.start : chosen.stop + 1] - csr.indptr[chosen.start]
     return rows
 
 
-def cutter(value: Partition) -> Callable[[int, int], Batch]:
-    """A function (start, stop) -> those rows, of a whole partition or a part of it."""
-    if value is None:
-        return lambda start, stop: None
-    if isinstance(value, tuple):
-        cuts = [cutter(part) for part in value]
-        return lambda start, stop: tuple(cut(start, stop) for cut in cuts)
-    if isinstance(value, dict):
-        columns = {name: cutter(part) for name, part in value.items()}
-        return lambda start, stop: {name: cut(start, stop) for name, cut in columns.items()}
-    if hasattr(value, "iloc"):  # pandas
-        return lambda start, stop: value.iloc[start:stop]
-    if _is_scipy(value):
-        csr = value if value.ndim == 2 and value.format == "csr" else value.tocsr()
-        return lambda start, stop: _csr_rows(csr, start, stop)
-    if callable(getattr(value, "slice", None)):  # Arrow and polars
-        return lambda start, stop: value.slice(start, stop - start)
-    return lambda start, stop: value[start:stop]
+def taker(value: Partition) -> Callable[[slice | np.ndarray], Batch]:
+    """A function (slice, or numbers of rows) -> those rows, of a whole partition or a part of it.
 
-
-def taker(value: Partition) -> Callable[[np.ndarray], Batch]:
-    """A function (numbers of rows) -> copies of those rows, in that order, of a whole partition or a part of it.
+    Rows of a slice share memory with the partition where its kind allows it; those of numbers are copies, in the order
+    of the numbers.
 
     Examples
     --------
-    >>> taker((np.array([5.0, 6.0, 7.0]), ["a", "b", "c"]))(np.array([2, 0]))
-    (array([7., 5.]), ['c', 'a'])
+    >>> take = taker((np.array([5.0, 6.0, 7.0]), ["a", "b", "c"]))
+    >>> take(slice(1, 3)), take(np.array([2, 0]))
+    ((array([6., 7.]), ['b', 'c']), (array([7., 5.]), ['c', 'a']))
     """
     if value is None:
         return lambda chosen: None
-    if isinstance(value, tuple) or (isinstance(value, list) and _is_aligned(value)):
+    if isinstance(value, tuple):
         takers = [taker(part) for part in value]
         return lambda chosen: tuple(take(chosen) for take in takers)
     if isinstance(value, dict):
         columns = {name: taker(part) for name, part in value.items()}
         return lambda chosen: {name: take(chosen) for name, take in columns.items()}
     if isinstance(value, (list, range)):
-        return lambda chosen: [value[n] for n in chosen.tolist()]
+        return lambda chosen: value[chosen] if isinstance(chosen, slice) else [value[n] for n in chosen.tolist()]
     if hasattr(value, "iloc"):  # pandas
         return lambda chosen: value.iloc[chosen]
     if _is_scipy(value):
         csr = value if value.ndim == 2 and value.format == "csr" else value.tocsr()
-        return lambda chosen: csr[chosen]
-    if callable(getattr(value, "take", None)) and not hasattr(value, "__array_interface__") and hasattr(value, "slice"):
-        return lambda chosen: value.take(chosen)  # Arrow
+        return lambda chosen: _csr_rows(csr, chosen) if isinstance(chosen, slice) else csr[chosen]
+    if callable(getattr(value, "slice", None)):  # Arrow and polars
+        some = value.take if callable(getattr(value, "take", None)) else value.__getitem__
+        return lambda chosen: (
+            value.slice(chosen.start, chosen.stop - chosen.start) if isinstance(chosen, slice) else some(chosen)
+        )
     return lambda chosen: value[chosen]
 
 
@@ -280,14 +273,12 @@ def iterate_partition(partition: Partition, batch_size: int | None = None) -> li
     >>> iterate_partition({"user": ["a", "b", "c"], "rating": [5, 3, 4]}, 2)
     [{'user': ['a', 'b'], 'rating': [5, 3]}, {'user': ['c'], 'rating': [4]}]
     """
-    size = _checked_size(batch_size)
-    if isinstance(partition, list) and _is_aligned(partition):
-        partition = tuple(partition)
+    size, partition = _checked_size(batch_size), _tuple_if_aligned(partition)
     if size is None:
         return _whole(partition)
     count = counted_rows(partition, f"batch_size={size}")
-    cut = cutter(partition)
-    return [cut(start, min(start + size, count)) for start in range(0, count, size)]
+    take = taker(partition)
+    return [take(slice(start, min(start + size, count))) for start in range(0, count, size)]
 
 
 def _whole(partition: Partition) -> list:
@@ -398,3 +389,106 @@ class Batches(Sequence):
             for index in self.order(epoch)[skip:].tolist():
                 yield epoch, index, made(self.batches[index])
             skip = 0
+
+
+class EpochRows:
+    """The batches of each epoch of a trainer.
+
+    Parameters
+    ----------
+    partitions : sequence
+        The trainer's partitions.
+    batch_size : int, optional
+        Rows in a batch; None: those of a whole partition.
+    shuffle : {None, "rows", "batches"}
+        What gets another order in each epoch: nothing, the batches, or the rows of each partition and the batches.
+    fraction : float
+        Which part of each partition's rows an epoch has, chosen at random; at least one row of a partition with rows.
+    seed : int
+    number : int
+        Of the trainer.
+
+    Examples
+    --------
+    >>> rows = EpochRows([np.arange(6), np.arange(6, 8)], 2, "rows", 1.0, seed=0, number=0)
+    >>> len(rows), sorted(np.concatenate([made(batch) for batch in rows.batches(0)]).tolist())
+    (4, [0, 1, 2, 3, 4, 5, 6, 7])
+    """
+
+    def __init__(
+        self,
+        partitions: Sequence[Partition],
+        batch_size: int | None,
+        shuffle: str | None,
+        fraction: float,
+        seed: int,
+        number: int,
+    ):
+        self._shuffle, self._fraction = checked_shuffle(shuffle), checked_fraction(fraction)
+        self._place = checked_seed(seed), number
+        self._cut: list[Batch] | None = None  # the batches of all epochs, where all of them have the same
+        if shuffle == "rows" or self._fraction < 1.0:
+            purpose = "shuffle='rows'" if shuffle == "rows" else f"fraction={self._fraction:g}"
+            self._counts = [counted_rows(partition, purpose) for partition in partitions]
+            self._takers = [taker(_tuple_if_aligned(partition)) for partition in partitions]
+            self._size = _checked_size(batch_size)
+        else:
+            self._cut = Batches(partitions, 1, batch_size).batches
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        if self._cut is not None:
+            return len(self._cut)
+        return sum(math.ceil(self._chosen(count) / (self._size or count)) for count in self._counts if count)
+
+    def batches(self, epoch: int) -> list[Batch]:
+        """The batches of an epoch, in its order; each of them as it is, or as `TakenRows`."""
+        rng = np.random.default_rng((*self._place, epoch))
+        batches = self._cut if self._cut is not None else self._taken(rng)
+        if self._shuffle is None or len(batches) < 2 or (self._cut is None and len(self._counts) == 1):
+            return list(batches)
+        return [batches[n] for n in rng.permutation(len(batches)).tolist()]
+
+    def _taken(self, rng: np.random.Generator) -> list[Batch]:
+        """Batches of rows that are taken one by one, partition after partition."""
+        batches = []
+        for count, take in zip(self._counts, self._takers, strict=True):
+            chosen = rng.permutation(count)[: self._chosen(count)]
+            if self._shuffle != "rows":
+                chosen.sort()
+            size = self._size or max(1, count)
+            batches += [TakenRows(take, chosen[start : start + size]) for start in range(0, len(chosen), size)]
+        return batches
+
+    def _chosen(self, count: int) -> int:
+        """How many of the rows of a partition an epoch has."""
+        return min(count, max(1, round(self._fraction * count)))
+
+
+def checked_shuffle(shuffle: object) -> str | None:
+    """`shuffle`, if it is one that there is."""
+    if (isinstance(shuffle, str) or shuffle is None) and shuffle in SHUFFLES:
+        return shuffle
+    raise InputError(f"shuffle is 'rows', 'batches' or None, not {shuffle!r}; a seed goes into seed=")
+
+
+def checked_fraction(fraction: object) -> float:
+    """`fraction`, if it is above 0 and not above 1."""
+    try:
+        part = float(fraction)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        part = math.nan
+    if not 0.0 < part <= 1.0:
+        raise InputError(f"fraction is a part of the rows, above 0 and up to 1, not {fraction!r}")
+    return part
+
+
+def checked_seed(seed: object) -> int:
+    """`seed`, if it is an integer that is not negative."""
+    try:
+        number = operator.index(seed)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InputError(f"seed is an integer, 0 or more, not {seed!r}")
+    return number

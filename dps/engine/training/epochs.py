@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, Protocol, SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
-from dps.engine.training.batches import rows
-from dps.engine.training.shuffling import EpochRows
+from dps.engine.training.batches import EpochRows, rows
 from dps.engine.training.types import Batch
 from dps.errors import InputError, told
 

@@ -19,13 +19,13 @@ from dps import config
 from dps.engine.client.client import Ticket
 from dps.engine.daskapi.processes import check_versions_of
 from dps.engine.telemetry.snapshot import RunStatus
-from dps.engine.training.data import ByPartition, Shares, by_partition, partitions
+from dps.engine.training.data import ByPartition, Partitions, Shares, by_partition
 from dps.engine.training.leased_batches import FetchablePartitions
 from dps.engine.training.open_run import OpenRun, checked_bound
 from dps.engine.training.progress_bar import ProgressBar
 from dps.engine.training.tasks import Stopped, Tasks, TrainerJob, TrainerTask, holders
 from dps.engine.training.threads import Threads
-from dps.engine.training.types import Control, Data, Result
+from dps.engine.training.types import Control, Result
 from dps.engine.wire.messages import SavedRun
 from dps.errors import DPSError, InputError, TooFewWorkersError, by_name, told
 
@@ -89,7 +89,7 @@ def launch(
     ticket: Ticket,
     call: Control,
     function: Callable,
-    data: Data,
+    data: Partitions,
     options: RunOptions,
     restored: SavedRun | None,
 ) -> list[Result]:
@@ -97,7 +97,7 @@ def launch(
 
     `call` reaches the controller; `restored` is what there is to go on with.
     """
-    rows, threads = partitions(client, data), Threads(call, client.id)
+    threads = Threads(call, client.id)
     tasks: Tasks | None = None
     run = 0
 
@@ -108,18 +108,17 @@ def launch(
         call("stop_run", run=run, reason=reason[:500])
 
     try:
-        lying = holders(client, [list(row) for row in rows])
-        shares = resumed(restored, options, len(rows)) if options.resume else None
+        lying = holders(client, [list(row) for row in data.rows])
+        shares = resumed(restored, options, len(data.rows)) if options.resume else None
         count = options.trainers if shares is None else len(shares)
         places = threads.take(ticket.session, count, lying, config.seconds("join"))
         slots = [worker for worker, _ in places]
         check_versions_of(client, sorted(set(slots)))
-        keys = [[future.key for future in row] for row in rows]
-        shares = shares or assignments.of(keys, lying, slots)
-        parts = [[rows[n] if isinstance(data, tuple) else rows[n][0] for n in mine] for mine in shares]
+        shares = shares or assignments.of(data.keys, lying, slots)
+        parts = [data.taken(mine) for mine in shares]
         run, first = begin(call, shares, options)
         seats = [TrainerTask(first + n, *seat) for n, seat in enumerate(zip(places, shares, parts, strict=True))]
-        stock = FetchablePartitions(keys, shares, isinstance(data, tuple)) if options.reassign else None
+        stock = FetchablePartitions(data.keys, shares, data.paired) if options.reassign else None
         called = options.wrapped(function), options.args, dict(options.kwargs), options.retries
         tasks = Tasks(client, TrainerJob(ticket, run, *called, stock), threads, seats)
         tasks.start()

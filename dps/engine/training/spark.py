@@ -10,7 +10,6 @@ PySpark itself is imported in functions only, because dps works without it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
 import pickle
@@ -18,7 +17,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 import cloudpickle
@@ -29,41 +28,22 @@ from dps import config
 from dps.engine.client.client import Ticket
 from dps.engine.telemetry.snapshot import RunStatus
 from dps.engine.training import spark_tasks
+from dps.engine.training.data import ReadWith, arrays, names_in, refuse_missing
 from dps.engine.training.launch import RunOptions, begin, resumed
 from dps.engine.training.open_run import OpenRun
 from dps.engine.training.progress_bar import ProgressBar
 from dps.engine.training.spark_tasks import Failed, SparkJob, StoppedOnSpark
-from dps.engine.training.types import Batch, Control, Data, Function, Result
+from dps.engine.training.types import Batch, Columns, Control, Data, Function, Partition, Result
 from dps.engine.wire.messages import SavedRun
 from dps.errors import InputError, InputTypeError, StoppedError, TooFewWorkersError, by_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["ReadWith", "elastic", "is_spark", "launch"]
+__all__ = ["chosen", "elastic", "launch"]
 
 SHOW_SECONDS = 0.25  # between two looks at the trainers' clocks
 CHECK = "spark.scheduler.barrier.maxConcurrentTasksCheck"
-
-
-@dataclasses.dataclass(frozen=True)
-class ReadWith:
-    """An RDD or DataFrame, and what makes a trainer's partition of the records or Arrow batches of one of its own."""
-
-    data: Data
-    read: spark_tasks.Build
-
-
-def is_spark(data: Data) -> bool:
-    """Whether it is an RDD or a DataFrame of PySpark's, classic or Connect, or one that is read in a special way."""
-    if isinstance(data, ReadWith):
-        return True
-    kinds = [kind for kind in type(data).__mro__ if kind.__module__.partition(".")[0] == "pyspark"]
-    if any(kind.__module__.startswith("pyspark.pandas") for kind in kinds):
-        raise InputTypeError(f"a {type(data).__name__} of pandas on Spark: pass its .to_spark()")
-    if isinstance(data, tuple) and any(map(is_spark, data)):
-        raise InputTypeError("a tuple of Spark's data: make one of them, rdd.zip(other) or a DataFrame of all columns")
-    return any(kind.__name__ in ("RDD", "DataFrame") for kind in kinds)
 
 
 def is_rdd(data: Data) -> bool:
@@ -201,6 +181,24 @@ def as_pandas(frame: Data) -> spark_tasks.Build:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return functools.partial(spark_tasks.pandas_frame, to_arrow_schema(frame.schema))
+
+
+def chosen(data: Data, columns: Columns) -> ReadWith:
+    """A DataFrame, with partitions that are tuples of arrays: these columns of each."""
+    names = names_in(columns)
+    if isinstance(data, ReadWith) or not hasattr(data, "mapInArrow"):
+        raise InputTypeError(f"columns= names columns of a Spark DataFrame; a {type(data).__name__} has none: .toDF()")
+    refuse_missing(data.columns, names)
+    frame = data.select(*("`" + str(name).replace("`", "``") + "`" for name in names))
+    frame = frame.toDF(*(f"c{n}" for n in range(len(names))))  # a dot in a name stops Spark from passing the frame on
+    return ReadWith(frame, functools.partial(_pick_from_arrow, as_pandas(frame), names, columns))
+
+
+def _pick_from_arrow(
+    read: spark_tasks.Build, names: list[Hashable], columns: Columns, index: int, batches: Iterator[Batch]
+) -> Partition:
+    frame = read(index, batches)
+    return arrays({name: frame[f"c{n}"] for n, name in enumerate(names)}, columns)
 
 
 def collected(rdd: Data, task: Function) -> list[bytes]:

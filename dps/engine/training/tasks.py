@@ -4,7 +4,7 @@ A task is pinned to its worker: Dask would put one that it runs again behind ano
 for the very trainer which waits for the thread. So it is the driver that finds out which trainer has lost its worker,
 and submits the task anew where a thread is free: on a worker that had one to spare, or on one that the nanny has
 started again. Each time it is a new attempt, with a higher run id, which fences off what may be left of the one before.
-Partitions that were lost with the worker are computed again by Dask, or sent again by the driver (`kept.py`).
+Partitions that were lost with the worker are computed again by Dask, or sent again by the driver (`data.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distributed import Client, Future, KilledWorker, get_worker
 from dps import config
 from dps.engine.client.client import Ticket
 from dps.engine.daskapi.failed_tasks import drop_failures_told_elsewhere
-from dps.engine.training import kept
+from dps.engine.training.data import cannot_be_sent_again, send_again
 from dps.engine.training.leased_batches import FetchablePartitions, LeasedBatches
 from dps.engine.training.participant import Participant
 from dps.engine.training.threads import Threads
@@ -177,7 +177,7 @@ class Tasks:
         around = sorted({seat.worker for seat in running if seat.worker in there})
         for seat in running:
             lost = seat.lost()
-            if gone := kept.cannot_be_sent_again(lost):
+            if gone := cannot_be_sent_again(lost):
                 raise TrainerLostError(
                     f"{len(gone)} of the {len(seat.data)} partitions of trainer {seat.number} were lost with a worker, "
                     f"and cannot be made again: they were scattered, and Dask keeps one copy of scattered data. Pass "
@@ -185,7 +185,7 @@ class Tasks:
                     f"persisted)"
                 )
             if around:
-                kept.send_again(self.client, lost, around)
+                send_again(self.client, lost, around)
             taken_back = lost and seat.status in ("cancelled", "lost")  # by Dask, because it lacked its data
             if seat.worker not in there or taken_back or seat.future is None:
                 self._move(seat)
@@ -255,7 +255,7 @@ class Tasks:
         if found["seats"]:
             gone, seat.homeless = seat.worker, None
             ((seat.worker, seat.key),) = found["seats"]
-            kept.send_again(self.client, seat.lost(), [seat.worker])
+            send_again(self.client, seat.lost(), [seat.worker])
             if seat.lost():  # that worker has gone, too
                 return
             self._submit(seat)

@@ -32,7 +32,7 @@ from dps.engine.client.ticket import Ticket
 from dps.engine.client.verbs import Keys, MergingVerbs, T, TableLike, Values
 from dps.engine.state.columns import ColumnLayout
 from dps.engine.training.allreduce import RING_BYTES, RingAllreduce
-from dps.engine.training.batches import Batches
+from dps.engine.training.batches import Batches, EpochRows
 from dps.engine.training.epochs import Epochs, Validation, checked_rule
 from dps.engine.training.leased_batches import LeasedBatches
 from dps.engine.training.local_rows import local_rows
@@ -42,7 +42,6 @@ from dps.engine.training.participant import Participant
 from dps.engine.training.pulled_rows import PulledRows
 from dps.engine.training.row_sums import gather_sum
 from dps.engine.training.rows_ahead import RowsAhead, check_combination
-from dps.engine.training.shuffling import EpochRows
 from dps.engine.training.types import Batch, Json, Partition
 from dps.engine.wire import frames
 from dps.engine.wire.values import decode_values, encode_values
