@@ -14,9 +14,11 @@ from dask.base import is_dask_collection
 from dask.distributed import Client as DaskClient
 
 import dps
+from dps.errors import InputTypeError
 from dps.models.types import Features, Predictions
+from dps.spark import is_spark
 
-__all__ = ["is_lazy", "lazily", "shared"]
+__all__ = ["is_lazy", "lazily", "refuse_spark", "shared"]
 
 MAX_TASK_BYTES = 1 << 20  # of what a model predicts with, inside a task
 
@@ -46,6 +48,12 @@ def _block(X: Features, function: Callable[..., np.ndarray], model: OnServers | 
         return function(X, model)
     with copy.copy(model.client) as client:
         return function(X, model.through(client))
+
+
+def refuse_spark(X: Features, takes: str, calls: str = "calls it") -> None:
+    """Refuse data of Spark where results would have to come back for each row."""
+    if is_spark(X):
+        raise InputTypeError(f"{takes} in memory or in Dask: in Spark, X.mapInPandas with a function that {calls}")
 
 
 def is_lazy(X: Features) -> bool:

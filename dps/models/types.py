@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dps.models.where import Address
 
 __all__ = ["Block", "Callback", "ClusterLike", "Features", "Json", "Labels", "Model", "Predictions", "Schedule"]
-__all__ += ["Settings"]
+__all__ += ["Check", "Part", "Settings", "Source"]
 
 # What `fit` and `predict` take is of many types: `inputs/features.py` and `inputs/encoding.py` say which.
 Features: TypeAlias = Any  # rows of features: arrays, sparse matrices, frames, collections of Dask's or Spark's
@@ -23,6 +23,9 @@ Labels: TypeAlias = Any  # labels or weights of these rows, the names of their c
 Predictions: TypeAlias = Any  # of each row: an array, or a lazy one for lazy features
 # A Dask client or cluster, the address of one, a parameter server, or a session of Spark's.
 ClusterLike: TypeAlias = "Client | Cluster | Address | dps.ParameterServer | SparkSession | str | None"
+Source: TypeAlias = Any  # data as a user has it, or as `ps.run` takes it
+Part: TypeAlias = Any  # what one partition holds, as its user has it or checked
+Check: TypeAlias = Callable[[int, Part], Part]  # of (number, part): one function for each kind of data
 Block: TypeAlias = Any  # rows of one partition, float32: a CSR matrix or an array
 Callback: TypeAlias = Callable[[Any], object]  # gets scipy's OptimizeResult; may raise StopIteration
 Model: TypeAlias = "BaseEstimator"  # an estimator of scikit-learn

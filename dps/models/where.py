@@ -65,8 +65,7 @@ def _scheduler_of(client: DaskClient) -> str:
 
 def is_session(thing: object) -> TypeIs[SparkSession]:
     """Whether `thing` is a session of Spark; does not import pyspark."""
-    kinds = [kind for kind in type(thing).__mro__ if kind.__module__.partition(".")[0] == "pyspark"]
-    return any(kind.__name__ == "SparkSession" for kind in kinds)
+    return any(kind.__name__ == "SparkSession" and "pyspark" in kind.__module__ for kind in type(thing).__mro__)
 
 
 def session_of(data: Features) -> SparkSession:

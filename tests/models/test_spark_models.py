@@ -99,7 +99,7 @@ class Items:
 def piece_of_items(items):
     """What a trainer gets of a partition of an RDD."""
     check = functools.partial(piece_of, layout=None, bits=20, seed=None)
-    return spark_parts(Items(), None, None, True).reader(check)(0, iter(items))
+    return spark_parts((Items(), None, None), True).reader(check)(0, iter(items))
 
 
 def test_blocks_of_a_partition_are_one_piece():

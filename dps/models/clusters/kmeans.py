@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError
 from dps.models.base import ServerModel
 from dps.models.clusters.centers import HomeCenters, nearest, squared_distances
 from dps.models.clusters.clustering import Beginning, Clustering, begun_at, trained
@@ -26,7 +26,7 @@ from dps.models.clusters.kmeans_training import ClusterPlan
 from dps.models.inputs.encoding import Layout
 from dps.models.inputs.pieces import Pieces, pieces_of
 from dps.models.inputs.source import lazy_parts
-from dps.models.prediction import lazily
+from dps.models.prediction import lazily, refuse_spark
 from dps.models.settings import Number, Rules, Whole
 from dps.models.types import ClusterLike, Features, Labels, Predictions
 from dps.spark import is_spark
@@ -261,11 +261,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Se
         self, X: Features, function: Callable[..., np.ndarray], columns: int, dtype: npt.DTypeLike
     ) -> Predictions:
         home = self._fitted()
-        if is_spark(X):
-            raise InputTypeError(
-                "predict and transform take what is in memory or in Dask: in Spark, X.mapInPandas with a function that "
-                "calls them"
-            )
+        refuse_spark(X, "predict and transform take what is", "calls them")
         if is_dask_collection(X):
             return lazily(function, X, home, columns, dtype)
         return function(X, home)

@@ -13,16 +13,16 @@ import numpy as np
 import scipy.sparse
 from dask.base import is_dask_collection
 
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError
 from dps.functions.neighbours import best_pairs, closest_pairs, nearest_rows
 from dps.models.base import HeldServers, ServerModel
 from dps.models.clusters.stored_rows import StoredRows, block_for_rows, stored_rows, table_rows, unit_rows
 from dps.models.inputs.source import blocks_of
+from dps.models.prediction import refuse_spark
 from dps.models.settings import OneOf, Rules, Whole, refuse_other
 from dps.models.tables import ModelTables, drop
 from dps.models.types import ClusterLike, Features, Labels
 from dps.models.where import aside, serving
-from dps.spark import is_spark
 
 __all__ = ["Similarity"]
 
@@ -144,10 +144,7 @@ class Similarity(ServerModel[StoredRows]):
             Only with `return_distance`.
         rows : ndarray of int64 [queries, n_neighbors]
         """
-        if is_spark(X):
-            raise InputTypeError(
-                "kneighbors takes queries in memory or in Dask: in Spark, X.mapInPandas with a function that calls it"
-            )
+        refuse_spark(X, "kneighbors takes queries")
         stored, k = self._fitted(), self.n_neighbors if n_neighbors is None else n_neighbors
         refuse_other("n_neighbors", k, Whole())
         most = stored.size - (X is None)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError
 from dps.models.factors.field_aware import Fields
 from dps.models.factors.machine_training import local_of
 from dps.models.factors.second_order import canonical, scores
 from dps.models.inputs.encoding import Layout
 from dps.models.linear.weights import LARGEST, HomeWeights, LiveWeights
+from dps.models.prediction import refuse_spark
 from dps.models.rows import LiveTable
 from dps.models.types import Features
-from dps.spark import is_spark
 
 __all__ = ["LiveFactors", "scores_of"]
 
@@ -43,10 +43,7 @@ class LiveFactors(LiveWeights):
 
 def scores_of(X: Features, weights: LiveFactors | HomeWeights, name: str, fields: Fields | None = None) -> np.ndarray:
     """The scores of one block in memory, [n]; `name` is the estimator's, for messages."""
-    if is_spark(X):
-        raise InputTypeError(
-            "predict takes what is in memory or in Dask: in Spark, X.mapInPandas with a function that calls it"
-        )
+    refuse_spark(X, "predict takes what is")
     layout = weights.layout
     if len(getattr(X, "shape", ())) == 2 and not hasattr(X, "columns") and X.shape[1] != layout.features:
         raise InputError(f"X has {X.shape[1]} features, but {name} is expecting {layout.features} features as input")

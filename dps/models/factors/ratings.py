@@ -24,6 +24,7 @@ from dps.errors import InputError, InputTypeError
 from dps.features import as_pandas
 from dps.models.inputs import pieces
 from dps.models.inputs.source import SparkParts, blocks_of, lazy_parts, release, without_errors
+from dps.models.types import Part, Source
 from dps.spark import is_spark
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 BY_USER, BY_ITEM = 0, 1  # sides
-RatingsLike: TypeAlias = Any  # what `fit` takes
+RatingsLike: TypeAlias = Source  # what `fit` takes
 Columns: TypeAlias = tuple[str, str, str]  # names of the columns: user, item, value
 NAMES = ("user", "item", "value", "side")  # of columns of Spark
 MIXER = np.uint64(0x9E3779B97F4A7C15)  # a multiplier of Fibonacci hashing: ids in steps are dealt out evenly
@@ -53,10 +54,10 @@ class RatingSource(Protocol):
 
     home: Ratings | None  # the ratings, if they are in this process
 
-    def as_they_lie(self, ps: dps.ParameterServer) -> contextlib.AbstractContextManager[Any]:
+    def as_they_lie(self, ps: dps.ParameterServer) -> contextlib.AbstractContextManager[Source]:
         """Data for `ps.run`, whose partitions `joined` reads."""
 
-    def by_owner(self, ps: dps.ParameterServer, sides: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
+    def by_owner(self, ps: dps.ParameterServer, sides: Sequence[int]) -> contextlib.AbstractContextManager[Source]:
         """Data for `ps.run`, whose partitions `of_side` reads: all ratings of an owner in one of them."""
 
 
@@ -100,7 +101,7 @@ class HomeRatings:
         self.home: Ratings | None = ratings
 
     @contextlib.contextmanager
-    def as_they_lie(self, ps: dps.ParameterServer) -> Iterator[Any]:
+    def as_they_lie(self, ps: dps.ParameterServer) -> Iterator[Source]:
         """The ratings in their order, which `ps.run` cuts."""
         assert self.home is not None
         yield tuple(self.home)
@@ -110,9 +111,9 @@ class HomeRatings:
         """A part for each trainer, on the workers."""
         assert self.home is not None
         home, count = self.home, sum(ps.trainer_threads().values())
-        parts: list[Any] = list(dealt(home, sides, count))
+        parts: list[Part] = list(dealt(home, sides, count))
 
-        def part(number: int) -> Any:
+        def part(number: int) -> Part:
             made, parts[number] = parts[number], None  # kept until it is sent, and dealt anew should it be lost
             return dealt(home, sides, count)[number] if made is None else made
 
@@ -128,11 +129,11 @@ class LazyRatings:
 
     home: Ratings | None = None
 
-    def __init__(self, parts: SparkParts | list[Any], columns: Columns):
+    def __init__(self, parts: SparkParts | list[Part], columns: Columns):
         self._parts, self._check = parts, functools.partial(_checked_part, columns=columns)
 
     @contextlib.contextmanager
-    def as_they_lie(self, ps: dps.ParameterServer) -> Iterator[Any]:
+    def as_they_lie(self, ps: dps.ParameterServer) -> Iterator[Source]:
         """The partitions as they are."""
         with contextlib.closing(pieces.checked(ps, self._parts, self._check)) as ratings:
             yield ratings.data
@@ -158,7 +159,7 @@ class DaskRatings(LazyRatings):
 class SparkRatings(LazyRatings):
     """Ratings of Spark: a DataFrame."""
 
-    def __init__(self, frame: Any, columns: Columns):
+    def __init__(self, frame: Source, columns: Columns):
         _refuse_missing(columns, frame.columns, "the ratings")
         from pyspark.sql import functions
 
@@ -166,7 +167,7 @@ class SparkRatings(LazyRatings):
         super().__init__(SparkParts(frame.select(*_named(*self._columns)), _columns_of), columns)
 
     @contextlib.contextmanager
-    def by_owner(self, ps: dps.ParameterServer, sides: Sequence[int]) -> Iterator[Any]:
+    def by_owner(self, ps: dps.ParameterServer, sides: Sequence[int]) -> Iterator[Source]:
         """Spark's own exchange brings the rows of an owner together."""
         from pyspark.sql import functions
 
@@ -178,7 +179,7 @@ class SparkRatings(LazyRatings):
         yield SparkParts(frame.repartition(count, NAMES[0]), _columns_of).checked(_checked_with_side)
 
 
-def _named(*columns: Any) -> list[Any]:
+def _named(*columns: Any) -> list[Part]:
     """Columns of Spark under the names of NAMES, because a name of the user may have a dot."""
     return [column.alias(name) for column, name in zip(columns, NAMES, strict=False)]
 
@@ -271,7 +272,7 @@ def _values(values: np.ndarray, where: str) -> np.ndarray:
     return made
 
 
-def parts_of(data: RatingsLike, columns: Columns) -> list[Any]:
+def parts_of(data: RatingsLike, columns: Columns) -> list[Part]:
     """The partitions of a Dask collection, of a tuple of three, or a list of futures or delayed values."""
     if isinstance(data, (list, tuple)):
         if isinstance(data, list) and lazy_parts(data):
@@ -318,7 +319,7 @@ def _columns_of(batches: Iterable[pa.RecordBatch]) -> tuple | None:
     return tuple(np.concatenate(column) for column in zip(*each, strict=True)) if each else None
 
 
-def _checked_part(number: int, part: Any, columns: Columns) -> Ratings:
+def _checked_part(number: int, part: Part, columns: Columns) -> Ratings:
     return checked(part, columns, f"partition {number}")
 
 
@@ -326,7 +327,7 @@ def _checked_with_side(number: int, part: tuple) -> tuple:
     return *checked(part[:3], where=f"partition {number}"), part[3]
 
 
-def _refuse_missing(columns: Columns, there: Iterable[Any], where: str) -> None:
+def _refuse_missing(columns: Columns, there: Iterable[Part], where: str) -> None:
     missing = [name for name in columns if name not in there]
     if missing:
         known = ", ".join(map(str, list(there)[:20]))

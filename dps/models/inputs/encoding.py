@@ -14,7 +14,7 @@ from dps.features import as_pandas
 from dps.models.inputs.notes import sendable
 from dps.models.types import Block, Features
 
-__all__ = ["Layout", "encode_frame"]
+__all__ = ["Layout", "encode_frame", "matrix_of"]
 
 
 def encode_frame(frame: Features, bits: int = 20, by_field: bool = False) -> scipy.sparse.csr_matrix:
@@ -108,11 +108,8 @@ class Layout:
             return cls(1 << bits if bits else width, bits, names)
         return cls(int(X.shape[1]), bits)
 
-    def block(self, X: Features, contiguous: bool = True) -> Block:
-        """Check a block in memory and convert it for the kernels: CSR, or a dense array; float32.
-
-        If it need not be `contiguous`, because its rows will be copied anyway, an array of float32 is not copied.
-        """
+    def block(self, X: Features) -> Block:
+        """Check a block in memory and convert it for the kernels: CSR, or a dense array; float32."""
         X = as_pandas(X)
         if self.columns is not None and hasattr(X, "columns"):
             different = sorted(set(self.columns) ^ set(map(str, X.columns)))
@@ -127,23 +124,16 @@ class Layout:
                 f"X has {block.shape[1]} features, but LogisticRegression is expecting {self.features} features as "
                 f"input"
             )
-        return np.ascontiguousarray(block) if contiguous and isinstance(block, np.ndarray) else block
+        return block
 
 
 def _matrix(X: Features, bits: int, by_field: bool = False) -> Block:
     """Convert X to CSR or a dense array of float32, and refuse values that are not finite."""
     if hasattr(X, "columns"):
         block = encode_frame(X, bits, by_field) if bits else _columns_of(X)
-    elif hasattr(X, "nnz"):  # scipy's formats, sparse.COO and GCXS
-        block = (X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X).tocsr()
     else:
-        block = np.asarray(X)
-    if block.dtype.kind == "c":
-        raise InputError("Complex data not supported: X is a matrix of real numbers")
-    if block.ndim != 2:
-        raise InputError(f"X is a matrix, [rows, features]; Reshape your data, which has shape {block.shape}")
-    if block.shape[1] == 0:
-        raise InputError(f"X has 0 feature(s) (shape={block.shape}) while a minimum of 1 is required.")
+        block = X
+    block = matrix_of(block, "real numbers", "rows, features")
     if isinstance(block, np.ndarray):
         block = _numbers(block)
     elif block.dtype != np.float32:
@@ -155,6 +145,21 @@ def _matrix(X: Features, bits: int, by_field: bool = False) -> Block:
         raise InputError(
             f"X has {wrong} values that are NaN, infinity or too large for float32{where}; fill or drop them"
         )
+    return block
+
+
+def matrix_of(X: Features, numbers: str, axes: str) -> Block:
+    """X as a CSR matrix or an array, if it is a matrix with columns. Messages say of what numbers, and its axes."""
+    if hasattr(X, "nnz"):  # scipy's formats, sparse.COO and GCXS
+        block = (X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X).tocsr()
+    else:
+        block = np.asarray(X)
+    if block.dtype.kind == "c":
+        raise InputError(f"Complex data not supported: X is a matrix of {numbers}")
+    if block.ndim != 2:
+        raise InputError(f"X is a matrix, [{axes}]; Reshape your data, which has shape {block.shape}")
+    if block.shape[1] == 0:
+        raise InputError(f"X has 0 feature(s) (shape={block.shape}) while a minimum of 1 is required.")
     return block
 
 
@@ -176,9 +181,9 @@ def _listed(columns: Iterable[object]) -> str:
 
 
 def _numbers(block: np.ndarray) -> np.ndarray:
-    """Convert an array to float32."""
+    """Convert an array to contiguous float32."""
     try:
-        return np.asarray(block, np.float32)
+        return np.ascontiguousarray(block, np.float32)
     except (TypeError, ValueError) as error:
         kind = InputTypeError if isinstance(error, TypeError) else InputError
         why = f" ({error})" if kind is InputTypeError else ""  # a ValueError quotes a value

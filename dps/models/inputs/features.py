@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import dask
 import numpy as np
@@ -36,7 +36,7 @@ from dps.models.inputs.source import (
     unwrapped,
     vectors_of,
 )
-from dps.models.types import Block, Features, Labels
+from dps.models.types import Block, Features, Labels, Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,8 +106,14 @@ def named(X: Features, *columns: Labels) -> tuple[Features, ...]:
     return X.drop(columns=names), *(X[column] if isinstance(column, str) else column for column in columns)
 
 
-def parts_of(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels, labelled: bool) -> Sequence[Any]:
-    """The parts of data of Dask or in memory, each for `piece_of`: futures, delayed values, or tuples of them."""
+def parts_of(
+    ps: dps.ParameterServer, data: tuple[Features, Labels, Labels], labelled: bool, seed: int | None
+) -> tuple[Sequence[Part], int | None]:
+    """The parts of data of Dask or in memory, each for `piece_of`, and the seed by which this is to shuffle them.
+
+    Parts are futures, delayed values, or tuples of them. Those in memory are shuffled here.
+    """
+    X, y, weights = data
     parts = lazy_parts(X) if y is None else None
     if parts is not None or (labelled and y is None):
         if weights is not None and labelled:
@@ -120,16 +126,17 @@ def parts_of(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels, l
                 "sample_weight)"
             )
         if parts is not None:
-            return parts if labelled else [dask.delayed(without_labels)(part) for part in parts]
+            return parts if labelled else [dask.delayed(without_labels)(part) for part in parts], seed
         raise InputError(
             "y is missing: pass X and y (requires y to be passed, but the target y is None), or a list of futures or "
             "delayed values, each an (X, y)"
         )
     X, y, weights = named(X, y, weights)
     if is_dask_collection(X):
-        return _aligned(ps.dask_client, X, y, weights)
+        return _aligned(ps.dask_client, X, y, weights), seed
     client = ps.dask_client
-    return _scattered(ps, X, *(client.compute(c).result() if is_dask_collection(c) else c for c in (y, weights)))
+    y, weights = (client.compute(each).result() if is_dask_collection(each) else each for each in (y, weights))
+    return _scattered(ps, X, y, weights, seed), None
 
 
 def _aligned(client: DaskClient, X: Features, y: Labels, weights: Labels) -> list[tuple]:
@@ -139,7 +146,7 @@ def _aligned(client: DaskClient, X: Features, y: Labels, weights: Labels) -> lis
     rows = blocks_of(X)
     known = hasattr(X, "chunks") and not np.isnan(X.shape[0])
     lengths = list(X.chunks[0]) if known else None
-    columns: list[Sequence[Any]] = []
+    columns: list[Sequence[Part]] = []
     for what, column in (("y", y), ("sample_weight", weights)):
         if column is None:
             columns.append([None] * len(rows))
@@ -184,7 +191,7 @@ def _rows(block: Block) -> int:
     return int(block.shape[0])
 
 
-def _scattered(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels) -> list[Future]:
+def _scattered(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels, seed: int | None) -> list[Future]:
     """Send data in memory to the workers in equal parts. A part has every n-th row, so sorted labels do no harm."""
     X = X.to_scipy_sparse() if hasattr(X, "to_scipy_sparse") else X
     X = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "iloc") else np.asarray(X)
@@ -208,17 +215,21 @@ def _scattered(ps: dps.ParameterServer, X: Features, y: Labels, weights: Labels)
     y, weights = columns.get("y"), columns.get("sample_weight")
 
     def part(number: int) -> tuple:
-        return tuple(None if each is None else each[number::parts] for each in (cut, y, weights))
+        chosen: slice | np.ndarray = slice(number, None, parts)
+        if seed is not None:  # here, because rows are copied to be sent anyway
+            chosen = number + parts * order_of(seed, number, len(range(number, rows, parts)))
+        return tuple(None if each is None else each[chosen] for each in (cut, y, weights))
 
     return ps.scatter(part, parts)
 
 
-def spark_parts(X: Features, y: Labels, weights: Labels, labelled: bool) -> SparkParts:
+def spark_parts(data: tuple[Features, Labels, Labels], labelled: bool) -> SparkParts:
     """The parts of data of Spark: a DataFrame with a column of labels, or an RDD of (X, y) or (X, y, weights).
 
     X is the DataFrame's only column of vectors, or its column "features"; without vectors, all columns except those of
     labels and weights.
     """
+    X, y, weights = data
     if hasattr(classic(X), "mapInArrow"):
         return _chosen(X, "label" if labelled and y is None else y, weights)
     if y is not None or weights is not None:
@@ -262,7 +273,7 @@ def _of_arrow(batch: pa.RecordBatch, companions: tuple[str, ...], vectors: str |
     return block_of(kind, size, indices, values, vectors), labels, weights
 
 
-def _checked(part: Any, labelled: bool) -> tuple:
+def _checked(part: Part, labelled: bool) -> tuple:
     """An item of an RDD as (X, y, weights or None)."""
     part = part if labelled else without_labels(part)
     if not isinstance(part, tuple) or len(part) not in (2, 3) or len(getattr(part[0], "shape", ())) != 2:
@@ -278,7 +289,7 @@ def _checked(part: Any, labelled: bool) -> tuple:
     return X, y, weights
 
 
-def _joined(records: Iterable, block: Callable[[Any], tuple]) -> tuple | None:
+def _joined(records: Iterable, block: Callable[[Part], tuple]) -> tuple | None:
     """The (X, y, weights) that all records of a partition are together; None without rows."""
     parts = [part for part in map(block, records) if part[0].shape[0]]
     if not parts:
@@ -294,7 +305,7 @@ def _joined(records: Iterable, block: Callable[[Any], tuple]) -> tuple | None:
 
 def piece_of(
     number: int,
-    part: Any,
+    part: Part,
     layout: Layout | None,
     bits: int,
     seed: int | None,
@@ -308,7 +319,7 @@ def piece_of(
         )
     X, y, weights = map(as_pandas, (*part, None)[:3])
     layout = layout or Layout.of(X if hasattr(X, "shape") and len(X.shape) == 2 else np.atleast_2d(X), bits, by_field)
-    block = layout.block(X, contiguous=seed is None)
+    block = layout.block(X)
     y = np.asarray(y) if labelled else np.zeros(block.shape[0], np.int8)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -317,14 +328,18 @@ def piece_of(
     y = _plain(y)
     weights = None if weights is None else _checked_weights(number, weights, len(y))
     if seed is not None:
-        order = np.random.default_rng((seed, number)).permutation(len(y))
+        order = order_of(seed, number, len(y))
         block, y = block[order], y[order]
-        block = np.ascontiguousarray(block) if isinstance(block, np.ndarray) else block
         weights = weights if weights is None else weights[order]
     return Piece(block, y, layout, weights, number)
 
 
-def without_labels(part: Any) -> tuple:
+def order_of(seed: int, number: int, rows: int) -> np.ndarray:
+    """The order in which trainers take the rows of a part."""
+    return np.random.default_rng((seed, number)).permutation(rows)
+
+
+def without_labels(part: Part) -> tuple:
     """A part X, (X, y) or (X, y, sample_weight) as (X, None, sample_weight or None)."""
     X, *rest = part if isinstance(part, (tuple, list)) else (part,)
     if len(getattr(X, "shape", ())) != 2:

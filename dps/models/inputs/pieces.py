@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future as Outcome
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import dask
 import numpy as np
@@ -30,16 +30,15 @@ from dps.models.inputs.features import Piece, Survey, parts_of, piece_of, spark_
 from dps.models.inputs.files import files_of
 from dps.models.inputs.notes import from_plain, to_plain
 from dps.models.inputs.source import SparkParts, is_path, release, taking_turns, without_errors
-from dps.models.types import Features, Labels
+from dps.models.types import Check, Features, Labels, Part, Source
 from dps.spark import is_spark
 
-__all__ = ["Check", "Pieces", "Surveys", "checked", "pieces_of"]
+__all__ = ["Pieces", "Surveys", "checked", "pieces_of"]
 
 T = TypeVar("T")
 
 POLL_SECONDS = 0.05  # between two checks whether the first trainer has joined its run
 Surveys = Callable[[], list[Survey]]  # the surveys of all pieces
-Check = Callable[[int, Any], Any]  # (the number of a part, the part) -> its piece: one function for each kind of data
 
 
 def pieces_of(
@@ -58,15 +57,20 @@ def pieces_of(
     of frames are numbered by their columns, as `encode_frame` does; `n_fields` is the number of fields of libffm's
     files. If not `labelled`, y is None, and the labels of all pieces are 0.
     """
-    check = functools.partial(piece_of, layout=layout, bits=bits, seed=seed, by_field=by_field, labelled=labelled)
     if labelled and is_path(data[0]):
         if data[2] is not None:
             raise InputTypeError("of files, sample_weight is None; partitions (X, y, sample_weight) have weights")
         data = files_of(*data[:2], bits, n_fields), None, None
-    return checked(ps, spark_parts(*data, labelled) if is_spark(data[0]) else parts_of(ps, *data, labelled), check)
+    parts: SparkParts | Sequence[Part]
+    if is_spark(data[0]):
+        parts = spark_parts(data, labelled)
+    else:
+        parts, seed = parts_of(ps, data, labelled, seed)
+    check = functools.partial(piece_of, layout=layout, bits=bits, seed=seed, by_field=by_field, labelled=labelled)
+    return checked(ps, parts, check)
 
 
-def checked(ps: dps.ParameterServer, parts: SparkParts | Sequence[Any], check: Check) -> Pieces:
+def checked(ps: dps.ParameterServer, parts: SparkParts | Sequence[Part], check: Check) -> Pieces:
     """What a check makes of each part. Parts of Dask are futures, delayed values, or tuples of them."""
     return SparkPieces(ps, parts, check) if isinstance(parts, SparkParts) else DaskPieces(ps, parts, check)
 
@@ -74,7 +78,7 @@ def checked(ps: dps.ParameterServer, parts: SparkParts | Sequence[Any], check: C
 class Pieces:
     """Parts of Dask or of Spark that are checked, where they lie."""
 
-    data: Any  # for `ps.run`, whose partitions they are
+    data: Source  # for `ps.run`, whose partitions they are
 
     def surveys(self) -> list[Survey]:
         """The survey of each piece."""
@@ -85,7 +89,7 @@ class Pieces:
         """What `function` makes of each piece; it runs where the pieces are."""
 
     @abstractmethod
-    def converted(self, function: Callable, *arguments: object) -> AbstractContextManager[Any]:
+    def converted(self, function: Callable, *arguments: object) -> AbstractContextManager[Source]:
         """Data for `ps.run`, whose partitions are ``function(piece, *arguments)``."""
 
     @abstractmethod
@@ -105,7 +109,7 @@ class Pieces:
 class DaskPieces(Pieces):
     """Data of Dask or from memory: futures of what a check makes of each part, on the workers that hold the data."""
 
-    def __init__(self, ps: dps.ParameterServer, parts: Sequence[Any], check: Check):
+    def __init__(self, ps: dps.ParameterServer, parts: Sequence[Part], check: Check):
         self._ps, self._client = ps, ps.dask_client
         numbers = range(len(parts))
         if all(isinstance(part, Future) for part in parts):
@@ -156,7 +160,7 @@ class DaskPieces(Pieces):
         release(self.data)
 
 
-def _numbered(part: Any, number: int, check: Check) -> Piece:
+def _numbered(part: Part, number: int, check: Check) -> Piece:
     return check(number, part)
 
 
@@ -211,7 +215,7 @@ class SparkPieces(Pieces):
         return self._ps.run(_with_rows, self.data, args=(plan, function), staleness=staleness, progress=progress)
 
 
-def _converted(number: int, records: Iterable, read: Callable, function: Callable, arguments: tuple) -> Any:
+def _converted(number: int, records: Iterable, read: Callable, function: Callable, arguments: tuple) -> Part:
     """What a function makes of the piece of a partition; of an empty one, a part without rows."""
     piece = read(number, records)
     if isinstance(piece, DPSError):
@@ -224,12 +228,12 @@ def _converted(number: int, records: Iterable, read: Callable, function: Callabl
 # -- the trainers' side, and the driver's part of it
 
 
-def _mapped(trainer: dps.Trainer, partitions: list[Any], function: Callable) -> list:
+def _mapped(trainer: dps.Trainer, partitions: list[Part], function: Callable) -> list:
     """What a function makes of each piece of a trainer."""
     return [function(piece) for piece in without_errors(partitions)]
 
 
-def _with_rows(trainer: dps.Trainer, partitions: list[Any], plan: object, function: Callable) -> tuple:
+def _with_rows(trainer: dps.Trainer, partitions: list[Part], plan: object, function: Callable) -> tuple:
     """Wait until all trainers have read their pieces, and train if any of them has rows."""
     pieces = without_errors(partitions)
     if not sum(_gathered(trainer, [len(piece.labels) for piece in pieces])):
@@ -237,7 +241,7 @@ def _with_rows(trainer: dps.Trainer, partitions: list[Any], plan: object, functi
     return function(trainer, pieces, plan)
 
 
-def _surveyed(trainer: dps.Trainer, partitions: list[Any], meeting: dps.OpenRun, function: Callable) -> tuple:
+def _surveyed(trainer: dps.Trainer, partitions: list[Part], meeting: dps.OpenRun, function: Callable) -> tuple:
     """Survey the pieces with the other trainers, get the driver's plan, and train."""
     pieces = without_errors(partitions)
     surveys = _gathered(trainer, [summary([survey_of(piece) for piece in pieces])] if pieces else [])

@@ -12,7 +12,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from dask.distributed import Future, Lock
 
 import dps
 from dps.errors import DPSError, InputError, InputTypeError
-from dps.models.types import Block, Features
+from dps.models.types import Block, Check, Features, Part, Source
 from dps.spark import is_spark
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def is_path(X: Features) -> bool:
 # -- in Dask
 
 
-def lazy_parts(data: Any) -> list[Delayed | Future] | None:
+def lazy_parts(data: Source) -> list[Delayed | Future] | None:
     """A list of futures or delayed values, or one of them, as a list; None for anything else.
 
     >>> lazy_parts([1, 2]), lazy_parts([])
@@ -78,7 +78,7 @@ def release(futures: Iterable[Future]) -> None:
         future.release()
 
 
-def turns(ps: dps.ParameterServer, data: Any) -> AbstractContextManager[None]:
+def turns(ps: dps.ParameterServer, data: Source) -> AbstractContextManager[None]:
     """One fit at a time in a Dask cluster. Spark's trainers need none of its threads."""
     return contextlib.nullcontext() if is_spark(data) else taking_turns(ps.dask_client)
 
@@ -97,7 +97,7 @@ def taking_turns(client: DaskClient) -> Iterator[None]:
 # -- in Spark
 
 
-def classic(data: Any) -> Any:
+def classic(data: Source) -> Part:
     """Data of Spark, if its session is a classic one."""
     if ".connect." in type(data).__module__:
         raise InputTypeError("Spark Connect does not tell of partitions: models take data of a classic session")
@@ -123,19 +123,19 @@ def unwrapped(name: str) -> list[Features]:
 class SparkParts(NamedTuple):
     """A DataFrame or RDD, and how the records of a partition become a part."""
 
-    data: Any
-    part: Callable[[Iterable], Any]  # the part that the Arrow batches or items of a partition are; None without rows
+    data: Source
+    part: Callable[[Iterable], Part]  # the part that the Arrow batches or items of a partition are; None without rows
 
-    def checked(self, check: Callable[[int, Any], Any]) -> Any:
+    def checked(self, check: Check) -> Part:
         """Data for `ps.run`, whose partitions are ``check(number, part)``, None, or an error in the data."""
         return dps.spark.read_with(self.data, self.reader(check))
 
-    def reader(self, check: Callable[[int, Any], Any]) -> Callable[[int, Iterable], Any]:
+    def reader(self, check: Check) -> Callable[[int, Iterable], Part]:
         """What makes a checked part of the number and the records of a partition."""
         return functools.partial(_read, part=self.part, check=check)
 
 
-def _read(number: int, records: Iterable, part: Callable[[Iterable], Any], check: Callable[[int, Any], Any]) -> Any:
+def _read(number: int, records: Iterable, part: Callable[[Iterable], Part], check: Check) -> Part:
     """A checked part. An error in the data is returned, because Spark would read anew what raises one."""
     try:
         found = part(records)
@@ -144,7 +144,7 @@ def _read(number: int, records: Iterable, part: Callable[[Iterable], Any], check
         return error
 
 
-def without_errors(partitions: Iterable[Any]) -> list[Any]:
+def without_errors(partitions: Iterable[Part]) -> list[Part]:
     """The partitions of a trainer that have rows. An error in the data of another one is raised."""
     for partition in partitions:
         if isinstance(partition, DPSError):

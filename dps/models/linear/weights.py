@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError
 from dps.kernels import ftrl_weights, margins
 from dps.models.inputs.encoding import Layout
+from dps.models.prediction import refuse_spark
 from dps.models.rows import looked_up
 from dps.models.types import Features
-from dps.spark import is_spark
 
 __all__ = ["LARGEST", "HomeWeights", "LiveWeights", "margins_of", "probabilities_of", "softmax", "weights_from"]
 __all__ += ["without_penalties"]
@@ -114,11 +114,8 @@ class HomeWeights:
 
 def margins_of(X: Features, weights: LiveWeights | HomeWeights) -> np.ndarray:
     """The margins of one block in memory: [n], or [n, classes] for more than two classes."""
-    if is_spark(X):
-        raise InputTypeError(
-            "predict takes what is in memory or in Dask: in Spark, X.mapInPandas with a function that calls it, or "
-            "train a stage of dps.models.spark, whose model transforms data frames"
-        )
+    more = "calls it, or train a stage of dps.models.spark, whose model transforms data frames"
+    refuse_spark(X, "predict takes what is", more)
     X = weights.layout.block(X)
     b = weights.intercept()
     if isinstance(X, np.ndarray):

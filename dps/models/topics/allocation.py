@@ -20,10 +20,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 
 import dps
-from dps.errors import InputError, InputTypeError
+from dps.errors import InputError
 from dps.models.base import ServerModel
 from dps.models.inputs.source import turns
-from dps.models.prediction import shared
+from dps.models.prediction import refuse_spark, shared
 from dps.models.settings import Number, OneOf, Rules, Whole
 from dps.models.topics.dirichlet import (
     Inference,
@@ -39,7 +39,6 @@ from dps.models.topics.plan import Learned, TopicPlan
 from dps.models.topics.quality import leading_words, shared_documents, u_mass
 from dps.models.topics.variational import learn_in_batches, learn_online
 from dps.models.types import ClusterLike, Features, Labels, Predictions
-from dps.spark import is_spark
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -48,6 +47,7 @@ __all__ = ["LatentDirichletAllocation"]
 
 Training: TypeAlias = Callable[[dps.Trainer, list[Features], TopicPlan], Learned]
 METHODS: dict[str, Training] = {"online": learn_online, "batch": learn_in_batches, "gibbs": learn_by_sampling}
+TAKES = "data of Spark is for fit and partial_fit. transform, score and the others take what is"
 PASSES = {"online": 10, "batch": 10, "gibbs": 100}
 SETTLED = 0.01  # fall of the perplexity in the last fifth of the passes of Gibbs sampling, from which on `fit` warns
 NUMBERS_AT_A_TIME = 1 << 22  # of an assign or pull of the driver
@@ -388,7 +388,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         ndarray [documents, n_components], or a lazy dask array for data of Dask
         """
         topics = self._topics()
-        refuse_spark(X)
+        refuse_spark(X, TAKES, "calls them")
         if not is_dask_collection(X):
             return shares_of(X, topics, normalize)
         meta = np.empty((0, self.n_components))
@@ -400,7 +400,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def fit_transform(self, X: Features, y: Labels = None, *, normalize: bool = True) -> Predictions:
         """Learn the topics, and find those of the same documents; parameters as of the two methods."""
-        refuse_spark(X)
+        refuse_spark(X, TAKES, "calls them")
         return self.fit(X, y).transform(X, normalize=normalize)
 
     def score(self, X: Features, y: Labels = None) -> float:
@@ -478,7 +478,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _each_block(self, function: Callable[..., Any], X: Features, *arguments: object) -> list[Any]:
         """The results of ``function(block, *arguments)`` for each block of X, of which there is one in memory."""
-        refuse_spark(X)
+        refuse_spark(X, TAKES, "calls them")
         if not is_dask_collection(X):
             return [function(X, *arguments)]
         X = X.rechunk({1: -1}) if getattr(X, "numblocks", (1, 1))[1] != 1 else X
@@ -498,15 +498,6 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         tags = super().__sklearn_tags__()
         tags.input_tags.positive_only = True
         return tags
-
-
-def refuse_spark(X: Features) -> None:
-    """Refuse data of Spark where results would have to come back for each document."""
-    if is_spark(X):
-        raise InputTypeError(
-            "data of Spark is for fit and partial_fit. transform, score and the others take what is in memory or in "
-            "Dask: in Spark, X.mapInPandas with a function that calls them"
-        )
 
 
 def slices(plan: TopicPlan) -> list[slice]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ from dask.base import is_dask_collection
 
 import dps
 from dps.errors import DPSError, InputError, InputTypeError
+from dps.models.inputs.encoding import matrix_of
 from dps.models.inputs.source import SparkParts, block_of, classic, stacked, unwrapped, vectors_of
-from dps.models.types import Block, Features
+from dps.models.types import Block, Features, Part, Source
 from dps.spark import is_spark
 
 if TYPE_CHECKING:
@@ -73,15 +74,7 @@ def counts_of(X: Features, words: int | None = None, whole: bool = False, rows: 
 
 def _matrix(X: Features) -> Block:
     """A sparse or dense matrix of numbers, as it was given."""
-    if hasattr(X, "to_scipy_sparse"):
-        X = X.to_scipy_sparse()
-    block = X.tocsr() if scipy.sparse.issparse(X) else np.asarray(X)
-    if block.dtype.kind == "c":
-        raise InputError("Complex data not supported: X is a matrix of counts")
-    if block.ndim != 2:
-        raise InputError(f"X is a matrix, [documents, words]; Reshape your data, which has shape {block.shape}")
-    if block.shape[1] == 0:
-        raise InputError(f"X has 0 feature(s) (shape={block.shape}) while a minimum of 1 is required.")
+    block = matrix_of(X, "counts", "documents, words")
     if block.dtype.kind in "biuf":
         return block
     try:
@@ -96,7 +89,7 @@ def _matrix(X: Features) -> Block:
 class Documents(NamedTuple):
     """What `fit` needs of its data."""
 
-    data: Any  # for `ps.run`; trainers check each partition by `counts_of`
+    data: Source  # for `ps.run`; trainers check each partition by `counts_of`
     words: int  # columns
     columns: Iterable[object] | None  # their names
 
@@ -156,7 +149,7 @@ def _of_spark(X: Features) -> Documents:
     return Documents(_read(X.select(*unwrapped(name)), _vectors), int(row[0].size), None)
 
 
-def _read(data: Any, block: Callable[[Any], Block]) -> Any:
+def _read(data: Source, block: Callable[[Part], Block]) -> Part:
     """Data for `ps.run`, whose partitions are blocks of all records together."""
     return SparkParts(data, functools.partial(_joined, block=block)).checked(_unchecked)
 
@@ -174,13 +167,13 @@ def _numbers(batch: pa.RecordBatch) -> Block:
     return np.column_stack([column.to_numpy(zero_copy_only=False).astype(np.float64) for column in batch.columns])
 
 
-def _item(item: Any) -> Block:
+def _item(item: Part) -> Block:
     if len(getattr(item, "shape", ())) != 2:
         raise InputTypeError(f"items of an RDD are blocks of counts, [documents, words], not {item!r:.80}")
     return item
 
 
-def _joined(records: Iterable[Any], block: Callable[[Any], Block]) -> Block | None:
+def _joined(records: Iterable[Part], block: Callable[[Part], Block]) -> Block | None:
     """The block that all records of a partition are together; None without documents."""
     try:
         blocks = [each for each in map(block, records) if each.shape[0]]

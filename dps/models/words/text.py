@@ -18,8 +18,9 @@ from dask.distributed import Future
 import dps
 from dps.errors import InputError, InputTypeError
 from dps.graph import RandomWalks
-from dps.models.inputs.pieces import Check, Pieces, checked
+from dps.models.inputs.pieces import Pieces, checked
 from dps.models.inputs.source import SparkParts, blocks_of, classic, lazy_parts, without_errors
+from dps.models.types import Check, Part, Source
 from dps.models.where import is_session
 from dps.models.words.numbers import NumberedText, batches_of_numbers, numbered
 from dps.spark import is_spark
@@ -39,19 +40,19 @@ HOME_PARTS = 64  # of sentences in memory, so that all trainers have some
 class Vocabulary(NamedTuple):
     """Words and how often they occur, the most frequent first."""
 
-    words: list[Any]  # str; of walks, vertices
+    words: list[Part]  # str; of walks, vertices
     counts: np.ndarray  # int64
 
 
 class Text(NamedTuple):
     """Sentences, wherever they lie."""
 
-    parts: list[Any] | SparkParts  # each a list of sentences; in memory, they are numbers already
+    parts: list[Part] | SparkParts  # each a list of sentences; in memory, they are numbers already
     check: Check
     name: str = "the sentences"
 
     @property
-    def source(self) -> Any:
+    def source(self) -> Part:
         """The data itself, if it is of Spark."""
         return self.parts.data if isinstance(self.parts, SparkParts) else self.parts
 
@@ -88,12 +89,12 @@ def text_of(sentences: Sentences) -> Text:
     return Text([numbered(made[n : n + size], first=n) for n in range(0, len(made), size)], as_numbers)
 
 
-def as_numbers(number: int, part: Any) -> NumberedText:
+def as_numbers(number: int, part: Part) -> NumberedText:
     """The sentences of a part as numbers, checked."""
     return part if isinstance(part, NumberedText) else numbered(part, " of a partition")
 
 
-def _of_spark(data: Any) -> Text:
+def _of_spark(data: Source) -> Text:
     """The sentences of a DataFrame or an RDD, if there is a first one.
 
     The sentences of a DataFrame are its only column of arrays of strings; without such a column, its only column of
@@ -111,7 +112,7 @@ def _of_spark(data: Any) -> Text:
     return Text(SparkParts(chosen, list), functools.partial(_of_arrow, name=name, split=split), f"column {name!r}")
 
 
-def _column(frame: Any) -> tuple[str, bool]:
+def _column(frame: Source) -> tuple[str, bool]:
     """The name of the column of sentences, and whether they are text, which is split."""
     kinds = {field.name: field.dataType for field in frame.schema.fields}
     text = [name for name, kind in kinds.items() if _is_text(kind)]
@@ -234,7 +235,7 @@ def walk_text(walks: RandomWalks, vertices: Sequence[int]) -> WalkText:
     return WalkText(walks.table.name, walks.count, walks.length, words)
 
 
-def batches_of(partitions: Sequence[Any], words: Sequence[str], size: int) -> list[np.ndarray]:
+def batches_of(partitions: Sequence[Part], words: Sequence[str], size: int) -> list[np.ndarray]:
     """Known words as batches of at most `size` words: int32 [2, places], their numbers and their sentences.
 
     Sentences stay whole, but for those of more than `size` words.
