@@ -15,6 +15,7 @@ from dask.distributed import Client as DaskClient
 
 import dps
 from dps.errors import InputTypeError
+from dps.models.inputs.source import whole_rows
 from dps.models.types import Features, Predictions
 from dps.spark import is_spark
 
@@ -78,8 +79,7 @@ def lazily(
     if hasattr(X, "to_dask_array"):
         out = X.map_partitions(_block, function, held, meta=meta)
         return out.to_dask_array() if hasattr(out, "to_dask_array") else out
-    if X.ndim == 2 and X.numblocks[1] != 1:
-        X = X.rechunk({1: -1})
+    X = whole_rows(X)
     if columns == 1:
         return X.map_blocks(_block, function, held, dtype=dtype, drop_axis=1, meta=meta)
     return X.map_blocks(_block, function, held, dtype=dtype, chunks=(X.chunks[0], (columns,)), meta=meta)

@@ -29,7 +29,7 @@ from dps.models.inputs.encoding import Layout
 from dps.models.inputs.features import Piece, Survey, parts_of, piece_of, spark_parts, summary, survey_of
 from dps.models.inputs.files import files_of
 from dps.models.inputs.notes import from_plain, to_plain
-from dps.models.inputs.source import SparkParts, is_path, release, taking_turns, without_errors
+from dps.models.inputs.source import SparkParts, is_path, release, turns, without_errors
 from dps.models.types import Check, Features, Labels, Part, Source
 from dps.spark import is_spark
 
@@ -135,19 +135,19 @@ class DaskPieces(Pieces):
         progress: bool | None,
     ) -> list[tuple]:
         """Call ``function(trainer, pieces, plan(surveys))`` on the trainers of a run; `plan` may call `surveys`."""
-        with taking_turns(self._client):
+        with turns(self._ps, self.data):
             args = (plan(self.surveys),)
             return self._ps.run(function, self.data, args=args, staleness=staleness, progress=progress)
 
     def run(self, plan: object, function: Callable, *, staleness: float, progress: bool | None) -> list[tuple]:
         """Call ``function(trainer, pieces, plan)`` on the trainers of a run, with a plan that needs no surveys."""
-        with taking_turns(self._client):
+        with turns(self._ps, self.data):
             return self._ps.run(function, self.data, args=(plan,), staleness=staleness, progress=progress)
 
     @contextlib.contextmanager
     def converted(self, function: Callable, *arguments: object) -> Iterator[list[Future]]:
         """Futures of ``function(piece, *arguments)``, while no other fit trains in this cluster."""
-        with taking_turns(self._client):
+        with turns(self._ps, self.data):
             columns = ([each] * len(self.data) for each in arguments)
             futures = self._ps.map_scattered(function, self.data, *columns)
             try:

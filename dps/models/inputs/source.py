@@ -11,14 +11,12 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 import scipy.sparse
 from dask.delayed import Delayed
-from dask.distributed import Client as DaskClient
 from dask.distributed import Future, Lock
 
 import dps
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["SparkParts", "block_of", "blocks_of", "classic", "is_path", "lazy_parts", "release", "stacked"]
-__all__ += ["taking_turns", "turns", "unwrapped", "vectors_of", "without_errors"]
+__all__ += ["turns", "unwrapped", "vectors_of", "whole_rows", "without_errors"]
 
 VECTOR = ("type", "size", "indices", "values")  # the parts of Spark's vectors, as it stores them
 
@@ -59,14 +57,18 @@ def lazy_parts(data: Source) -> list[Delayed | Future] | None:
     return parts if parts and all(isinstance(part, (Delayed, Future)) for part in parts) else None
 
 
+def whole_rows(collection: Features) -> Features:
+    """A Dask collection whose blocks have all columns."""
+    return collection.rechunk({1: -1}) if any(n != 1 for n in getattr(collection, "numblocks", ())[1:]) else collection
+
+
 def blocks_of(collection: Features) -> list[Delayed]:
     """The blocks of a Dask collection, each of whole rows; for a persisted array, its futures.
 
     Dask leaves the graph of a persisted array's block empty, and Dask 2024.12 and 2025.1 then give a task the block's
     key instead of the block.
     """
-    if any(blocks != 1 for blocks in getattr(collection, "numblocks", ())[1:]):
-        collection = collection.rechunk({1: -1})
+    collection = whole_rows(collection)
     parts = np.ravel(np.array(collection.to_delayed(), object)).tolist()
     graph = {} if all(len(part.dask) for part in parts) else collection.__dask_graph__()
     return [graph.get(part.key, part) if not len(part.dask) else part for part in parts]
@@ -78,19 +80,17 @@ def release(futures: Iterable[Future]) -> None:
         future.release()
 
 
-def turns(ps: dps.ParameterServer, data: Source) -> AbstractContextManager[None]:
-    """One fit at a time in a Dask cluster. Spark's trainers need none of its threads."""
-    return contextlib.nullcontext() if is_spark(data) else taking_turns(ps.dask_client)
-
-
 @contextlib.contextmanager
-def taking_turns(client: DaskClient) -> Iterator[None]:
-    """Allow one fit at a time in a cluster, because each fit needs all threads.
+def turns(ps: dps.ParameterServer, data: Source) -> Iterator[None]:
+    """Allow one fit at a time in a Dask cluster, because each fit needs all threads; Spark's trainers need none.
 
     The lock's lease ends some seconds after its holder's process (``distributed.scheduler.locks.lease-timeout``), so
     no fit waits for one that has died.
     """
-    with Lock("dps-models-fit", scheduler_rpc=client.scheduler, loop=client.loop):
+    if is_spark(data):
+        yield
+        return
+    with Lock("dps-models-fit", scheduler_rpc=ps.dask_client.scheduler, loop=ps.dask_client.loop):
         yield
 
 

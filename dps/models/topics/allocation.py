@@ -22,7 +22,7 @@ from sklearn.utils.metaestimators import available_if
 import dps
 from dps.errors import InputError
 from dps.models.base import ServerModel
-from dps.models.inputs.source import turns
+from dps.models.inputs.source import turns, whole_rows
 from dps.models.prediction import refuse_spark, shared
 from dps.models.settings import Number, OneOf, Rules, Whole
 from dps.models.topics.dirichlet import (
@@ -394,7 +394,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         meta = np.empty((0, self.n_components))
         if hasattr(X, "to_dask_array"):
             return X.map_partitions(shares_of, shared(topics), normalize, meta=meta)
-        X = X.rechunk({1: -1}) if X.numblocks[1] != 1 else X
+        X = whole_rows(X)
         chunks = (X.chunks[0], (self.n_components,))
         return X.map_blocks(shares_of, shared(topics), normalize, dtype=np.float64, chunks=chunks, meta=meta)
 
@@ -481,7 +481,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         refuse_spark(X, TAKES, "calls them")
         if not is_dask_collection(X):
             return [function(X, *arguments)]
-        X = X.rechunk({1: -1}) if getattr(X, "numblocks", (1, 1))[1] != 1 else X
+        X = whole_rows(X)
         held = [shared(each) if isinstance(each, Topics) else each for each in arguments]
         return list(dask.compute(*(dask.delayed(function)(each, *held) for each in np.ravel(X.to_delayed()))))
 

@@ -14,7 +14,7 @@ from dask.base import is_dask_collection
 import dps
 from dps.errors import DPSError, InputError, InputTypeError
 from dps.models.inputs.encoding import matrix_of
-from dps.models.inputs.source import SparkParts, block_of, classic, stacked, unwrapped, vectors_of
+from dps.models.inputs.source import SparkParts, block_of, classic, stacked, unwrapped, vectors_of, whole_rows
 from dps.models.types import Block, Features, Part, Source
 from dps.spark import is_spark
 
@@ -108,7 +108,7 @@ def documents_of(X: Features, words: int | None, whole: bool) -> Documents:
     elif is_dask_collection(X):
         if not hasattr(X, "shape") or len(X.shape) != 2:
             raise InputTypeError(f"X is a dask array or DataFrame [documents, words], not a {type(X).__name__}")
-        X = X.rechunk({1: -1}) if getattr(X, "numblocks", (1, 1))[1] != 1 else X
+        X = whole_rows(X)
         found = Documents(X, int(X.shape[1]), columns)
     else:
         counts = counts_of(X, words, whole, rows=1)
