@@ -51,9 +51,10 @@ def sigmoid(x):
 
 
 def textbook(
-    inside, outside, words, counts, batches, sg, many, alpha=0.025, last=0.0001, window=5, k=5, epochs=2, seed=3
-):
-    """Pair after pair, in float64; a step for each 16 places, from the rows of before it."""
+    inside, outside, words, counts, batches, sg, many, alpha=0.025, last=0.0001, window=5, k=5, epochs=2, seed=3,
+    step=16,
+):  # fmt: skip
+    """Pair after pair, in float64; a step for each `step` places, from the rows of before it."""
     noise, keep = dps.sampling.unigram_table(counts), dps.sampling.subsample(counts)
     clock = 0
     for epoch in range(epochs):
@@ -66,11 +67,11 @@ def textbook(
             w, s = w[kept], s[kept]
             reach = draw.integers(1, window + 1, len(w))
             drawn = noise.draw(max(many, len(w)), draw)
-            pools = drawn[draw.integers(0, len(drawn), (-(-len(w) // 16), many))]
+            pools = drawn[draw.integers(0, len(drawn), (-(-len(w) // step), many))]
             for number, pool in enumerate(pools):
                 g_in, g_out = np.zeros_like(inside), np.zeros_like(outside)
                 c_in, c_out = np.full(len(inside), 1e-30), np.full(len(outside), 1e-30)
-                for i in range(16 * number, min(len(w), 16 * number + 16)):
+                for i in range(step * number, min(len(w), step * number + step)):
                     around = [j for j in range(i - reach[i], i + reach[i] + 1) if 0 <= j < len(w) and j != i]
                     around = [w[j] for j in around if s[j] == s[i]]
                     for source, target in [([w[i]], v) for v in around] if sg else [(around, w[i])] * bool(around):
@@ -88,18 +89,21 @@ def textbook(
     return inside, outside
 
 
-@pytest.mark.parametrize(("sg", "pool"), [(1, 64), (0, 64), (1, 32)])
-def test_one_trainer_is_the_textbook_program(one, sg, pool, monkeypatch):
-    if pool == 32:  # as with long texts
+@pytest.mark.parametrize(
+    ("sg", "window", "long", "step", "pool"),
+    [(1, 5, False, 16, 64), (0, 5, False, 16, 64), (1, 5, True, 16, 32), (1, 12, True, 6, 77), (0, 12, True, 16, 32)],
+)
+def test_one_trainer_is_the_textbook_program(one, sg, window, long, step, pool, monkeypatch):
+    if long:
         monkeypatch.setattr(training, "SHORT_BATCH", 700)
     sentences = SENTENCES[:120]
-    model = Word2Vec(client=one, sg=sg, **SMALL).fit(sentences)
+    model = Word2Vec(client=one, sg=sg, window=window, **SMALL).fit(sentences)
     one.table("first", 6, rows=len(model.wv), init=dps.Uniform(-0.5 / 6, 0.5 / 6, seed=3))
     begin = one.client().pull("first").astype(float)
     one.drop_table("first")
     words = model.wv.index_to_key
     batches = batches_of([sentences[n : n + 2] for n in range(0, 120, 2)], words, 700)
-    expected = textbook(begin, np.zeros_like(begin), words, model.counts_, batches, sg, pool)
+    expected = textbook(begin, np.zeros_like(begin), words, model.counts_, batches, sg, pool, window=window, step=step)
     outside = model._learnt.outside.find(np.arange(len(words)))[0]
     model_vectors = model.wv.vectors
     model.forget()

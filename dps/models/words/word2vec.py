@@ -206,7 +206,8 @@ class Word2Vec(VectorModel):
         1: skip-gram, a word predicts those around it. 0: CBOW, the mean of the words around predicts the word.
     negative : int
         How many negatives a pair counts for. The pairs of a step share a pool of 32, each with a part of the weight;
-        of 64 where batches have less than 5,000 words, as those of short texts.
+        of 64 where batches have less than 5,000 words, as those of short texts. With skip-gram and a window wider than
+        5, steps have fewer places and the pool has more negatives, in proportion.
     ns_exponent : float
         Negatives are drawn by their counts to this power.
     sample : float
