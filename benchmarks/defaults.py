@@ -4,9 +4,10 @@ A first-time user gives none either. The data (`default_sets.py`) are such that 
 the mean over seeds, or one fit where nothing is random. ``--only LinearSVC`` measures some of them.
 
 Rivals are scikit-learn; scikit-surprise and implicit for ratings; gensim, with skip-gram as dps has it, for words and
-for walks through graphs; all where they are installed. Factorization machines stand beside scikit-learn's linear model:
-pairs of features are worth their price only if they are not worse than none. Columns of "sgd" also stand beside the
-means of users and items alone.
+for walks through graphs; all where they are installed. Gibbs sampling also stands beside tomotopy, whose ten passes are
+too few for any text, so that it gets the priors and the passes of dps. Factorization machines stand beside the linear
+model of scikit-learn: pairs of features are worth their price only if they are not worse than none. Columns of "sgd"
+also stand beside the means of users and items alone.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from benchmarks import default_sets
 from benchmarks.common import Report, installed, parser
 from benchmarks.default_sets import Table, one_hot, rated
 from benchmarks.model_factors import Ratings, asked, ranked, rmse
-from benchmarks.model_topics import perplexity
+from benchmarks.model_topics import perplexity, sampled_by_tomotopy
 from benchmarks.model_words import HELD_OUT, HeldOut
+from benchmarks.texts import Texts
 from dps import models
+from dps.models.topics.allocation import PASSES
 
 SEEDS, TOPICS = 2, 20
 MEAN_PENALTY = 3.0  # ratings
@@ -218,7 +221,16 @@ def topics(client: Client, quick: bool) -> Iterable[Case]:
         for method in ("batch", "online", "gibbs"):
             rival = "batch" if method == "gibbs" else method
             name = f'LatentDirichletAllocation("{method}")'
-            yield Case(name, texts.name, ours(method), {f"scikit-learn, {rival}": theirs(rival)})
+            rivals = {f"scikit-learn, {rival}": theirs(rival)}
+            if method == "gibbs" and installed("tomotopy"):
+                rivals["tomotopy, the same passes"] = lambda seed, texts=texts: by_tomotopy(texts, seed)  # type: ignore[misc]
+            yield Case(name, texts.name, ours(method), rivals)
+
+
+def by_tomotopy(texts: Texts, seed: int) -> Scores:
+    """By tomotopy's Gibbs sampling, with one worker."""
+    found = sampled_by_tomotopy(texts.train, seed, topics=TOPICS, passes=PASSES["gibbs"], workers=1)
+    return {"perplexity": perplexity(found, texts.held_out)}
 
 
 def words(client: Client, quick: bool) -> Iterable[Case]:

@@ -67,20 +67,27 @@ def sampled_by_dps(X: Matrix, seed: int, client: Client) -> np.ndarray:
     return model.fit(X).components_
 
 
-def sampled_by_tomotopy(X: Matrix, seed: int, client: Client) -> np.ndarray:
-    """Gibbs sampling by tomotopy, two threads, with fixed priors."""
+def sampled_by_tomotopy(
+    X: Matrix,
+    seed: int,
+    client: Client | None = None,
+    topics: int = SAMPLED_TOPICS,
+    passes: int = SAMPLING_PASSES,
+    workers: int = 2,
+) -> np.ndarray:
+    """Gibbs sampling by tomotopy, with fixed priors and by default two threads."""
     import tomotopy
 
-    prior = 1 / SAMPLED_TOPICS
-    model = tomotopy.LDAModel(k=SAMPLED_TOPICS, alpha=prior, eta=prior, seed=seed)
+    prior = 1 / topics
+    model = tomotopy.LDAModel(k=topics, alpha=prior, eta=prior, seed=seed)
     model.optim_interval = 0
     for start, stop in zip(X.indptr[:-1], X.indptr[1:], strict=True):
         model.add_doc(np.repeat(X.indices[start:stop], X.data[start:stop]).astype(str))
-    model.train(SAMPLING_PASSES, workers=2, show_progress=False)
+    model.train(passes, workers=workers, show_progress=False)
     used = np.array(model.used_vocabs, int)
     tokens = np.asarray(model.get_count_by_topics(), float)[:, None]
-    found = np.full((SAMPLED_TOPICS, X.shape[1]), prior)  # of words that the documents do not have
-    shares = np.array([model.get_topic_word_dist(n) for n in range(SAMPLED_TOPICS)])
+    found = np.full((topics, X.shape[1]), prior)  # of words that the documents do not have
+    shares = np.array([model.get_topic_word_dist(n) for n in range(topics)])
     found[:, used] = shares * (tokens + len(used) * prior)
     return found
 
