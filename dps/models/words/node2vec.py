@@ -19,7 +19,9 @@ class Node2Vec(VectorModel):
 
     Vertices in the same surroundings get similar vectors (Grover and Leskovec, KDD 2016, arXiv:1607.00653). The walks
     of :func:`dps.graph.random_walks` are the text from which :class:`Word2Vec` learns. With ``p=q=1``, the default, it
-    is DeepWalk (Perozzi, Al-Rfou and Skiena, KDD 2014) with negative sampling.
+    is DeepWalk (Perozzi, Al-Rfou and Skiena, KDD 2014) with negative sampling. With the defaults, the AUC of
+    held-out edges between the nearest of 1,500 texts, where few vertices have very many edges, is 4.7 % below that of
+    gensim's vectors of such walks, which takes five epochs (0.840 and 0.882).
 
     Parameters
     ----------
