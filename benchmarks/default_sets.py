@@ -3,8 +3,8 @@
 Defaults were chosen on others: Census-Income, flights, MovieLens 100k, Reuters R8, State of the Union addresses, and
 what `datasets.zipf_clicks` and `model_factors.generated` make; the mini-batch of topics also on articles of 20
 Newsgroups that are not here; the steps of wide windows on the nearest texts of Reuters R8, and on graphs with hubs and
-with communities that networkx makes. Files of packages are read where these are installed (``make rivals``); what scikit-learn
-brings is always there. Two sets are functions of a seed.
+with communities that networkx makes. Files of packages are read where these are installed (``make rivals``); what
+scikit-learn brings is always there. Two sets are functions of a seed.
 """
 
 from __future__ import annotations
