@@ -173,7 +173,9 @@ def _carried_out(
     prepared: PreparedPlan, inputs: list[np.ndarray], numbers: list[Any], outputs: list[np.ndarray], elements: Elements
 ) -> list[Any]:
     """Fill the outputs, and return the partial results."""
-    length, begin, plan = elements.length, elements.begin, prepared.plan
+    length = elements.length
+    begin = elements.begin
+    plan = prepared.plan
     constants = [np.asarray(value, dtype) for value, dtype in zip(numbers, prepared.constants, strict=True)]
     if prepared.fused is not None:
         kinds, made, sums = prepared.fused

@@ -72,7 +72,11 @@ class Node:
     )
 
     def __init__(self, shape: Shape, dtype: np.dtype, op: str = "", operands: Sequence[Operand] = (), extra: int = 0):
-        self.shape, self.dtype, self.op, self.operands, self.extra = shape, dtype, op, tuple(operands), extra
+        self.shape = shape
+        self.dtype = dtype
+        self.op = op
+        self.operands = tuple(operands)
+        self.extra = extra
         self.block: Block | None = None
         self.used = False  # in a program before, as the operand of a reduction
         self.parents: weakref.WeakSet[Node] | None = None  # what is computed from it
@@ -113,7 +117,10 @@ class Node:
 
     def put(self, block: Block) -> None:
         """Its elements lie there from now on."""
-        self.block, self.op, self.operands, self.depth = block, "", (), 0
+        self.block = block
+        self.op = ""
+        self.operands = ()
+        self.depth = 0
 
 
 Operand = Node | Literal

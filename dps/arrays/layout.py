@@ -102,7 +102,9 @@ class PoolLayout(NamedTuple):
         found: dict[int, np.ndarray] = {}
         order = sorted(range(len(blocks)), key=lambda place: blocks[place][0])
         while order:
-            first, end, run = blocks[order[0]][0], blocks[order[0]][0], []
+            first = blocks[order[0]][0]
+            end = first
+            run = []
             while order and blocks[order[0]][0] == end:
                 run.append(order.pop(0))
                 end += blocks[run[-1]][1] or 1

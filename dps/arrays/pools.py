@@ -32,7 +32,9 @@ class PoolBlock:
     __slots__ = ("count", "first", "pool")
 
     def __init__(self, pool: VectorPool, first: int, count: int):
-        self.pool, self.first, self.count = pool, first, count
+        self.pool = pool
+        self.first = first
+        self.count = count
 
     def __del__(self) -> None:
         self.pool.released.append((self.first, self.count))
@@ -59,7 +61,9 @@ class VectorPool:
     """
 
     def __init__(self, store: ArrayStore, layout: Any, dtype: np.dtype, table: str | None = None):
-        self.store, self.dtype, self.layout = store, dtype, layout
+        self.store = store
+        self.dtype = dtype
+        self.layout = layout
         self._borrowed = table is not None
         self.table = store.make(layout, dtype) if table is None else table
         # Blocks that are no longer used. A finalizer may run at any time, in any thread, also while this thread holds

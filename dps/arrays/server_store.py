@@ -96,7 +96,10 @@ class ServerStore:
         register: Callable[[Function], Any] | None = None,
         origin: str | None = None,
     ):
-        self.client, self.shards, self._table, self._register = client, shards, table, register
+        self.client = client
+        self.shards = shards
+        self._table = table
+        self._register = register
         self.origin = secrets.token_hex(8) if origin is None else origin
 
     def __reduce__(self) -> tuple[Callable[..., ServerStore], tuple[Any, int, str]]:

@@ -60,7 +60,9 @@ def exchanged(trainer: dps.Trainer, mailbox: str, number: int, rows: np.ndarray,
     rows : ndarray of int64, [n, width]
     receivers : ndarray of int64, [n]
     """
-    width, me, count = rows.shape[1], trainer.number, trainer.trainers
+    width = rows.shape[1]
+    me = trainer.number
+    count = trainer.trainers
     # numpy sorts numbers of 16 bits digit by digit, in half of the time.
     narrow = receivers.astype(np.uint16) if count <= 1 << 16 else receivers
     order = np.argsort(narrow, kind="stable")

@@ -163,7 +163,9 @@ def favourites(source: np.ndarray, others: np.ndarray, label: np.ndarray, seed: 
     vertex, other = source[order], others[order]
     first = np.flatnonzero((np.diff(vertex, prepend=-1) != 0) | (np.diff(ranks[order], prepend=np.uint64(0)) != 0))
     first = np.union1d(first, [0])
-    count, vertex, other = np.diff(first, append=len(order)), vertex[first], other[first]
+    count = np.diff(first, append=len(order))
+    vertex = vertex[first]
+    other = other[first]
     most = np.zeros(len(label), np.int64)
     np.maximum.at(most, vertex, count)
     best = count == most[vertex]

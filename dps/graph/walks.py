@@ -293,9 +293,13 @@ def stored_edges(trainer: dps.Trainer, partitions: Sequence[Any], plan: WalkPlan
         for first in range(0, len(own.targets), CALL_ROWS)
     )])  # fmt: skip
     there = weight > 0
-    source, target, weight = numbers[own.source[there]], targets[own.target[there]], weight[there]
+    source = numbers[own.source[there]]
+    target = targets[own.target[there]]
+    weight = weight[there]
     order = np.lexsort((weight, target, source))  # so the walks do not depend on which trainer has read which edge
-    source, target, weight = source[order], target[order], weight[order]
+    source = source[order]
+    target = target[order]
+    weight = weight[order]
     pushed(trainer, plan.edges, first_edge + np.arange(len(source)), np.column_stack([target, weight.view(np.int64)]))
     if len(source):
         begin = np.flatnonzero(np.r_[True, source[1:] != source[:-1]])
@@ -348,7 +352,9 @@ def next_vertices(graph: Graph, heads: np.ndarray, before: np.ndarray | None, rn
 
 def unbiased(graph: Graph, before: np.ndarray, target: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Which of the drawn vertices are accepted by their bias."""
-    back, near, far = 1 / graph.plan.p, 1.0, 1 / graph.plan.q
+    back = 1 / graph.plan.p
+    near = 1.0
+    far = 1 / graph.plan.q
     level = rng.random(len(target)) * max(back, near, far)
     bias = np.where(target == before, back, min(near, far))
     asked = np.flatnonzero((target != before) & (level >= min(near, far)) & (level < max(near, far)))

@@ -85,7 +85,9 @@ def mini_batch_gradient_descent(
         raise InputError(f'penalty is None, "l1" or "l2"; not {penalty!r}')
     step_size, strength = positive("step_size", step_size), nonnegative("regularization", regularization)
     task = Minimization(fun, x0, tol, 0.0, max_iter, callback)
-    cost, losses, moved = _cost(task.x, penalty, strength), [], False
+    cost = _cost(task.x, penalty, strength)
+    losses = []
+    moved = False
     for iteration in range(1, task.max_iter + 2):
         answer = fun(task.x, iteration)
         if answer is None:

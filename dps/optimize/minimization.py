@@ -30,7 +30,11 @@ Function: TypeAlias = Callable[[Vector], tuple[float, Vector]]  # x -> (loss, gr
 Callback: TypeAlias = Callable[[OptimizeResult], object]
 
 # Status of a result: scipy's numbers, where it has them.
-RUNNING, CONVERGED, OUT_OF_ITERATIONS, NO_STEP, STOPPED = -1, 0, 1, 2, 99
+RUNNING = -1
+CONVERGED = 0
+OUT_OF_ITERATIONS = 1
+NO_STEP = 2
+STOPPED = 99
 MESSAGES = {
     OUT_OF_ITERATIONS: "max_iter={max_iter} iterations did not converge; a larger max_iter or tol ends this",
     NO_STEP: "no step along the direction makes the loss smaller: the loss is flat at the precision of its numbers, or "
@@ -74,7 +78,9 @@ class Minimization:
             raise InputTypeError(f"fun is a function of x that returns (loss, gradient), not a {type(fun).__name__}")
         if callback is not None and not callable(callback):
             raise InputTypeError(f"callback is a function of an OptimizeResult, not a {type(callback).__name__}")
-        self.x, self.nit, self.nfev = start_of(x0), 0, 0
+        self.x = start_of(x0)
+        self.nit = 0
+        self.nfev = 0
         self.value, self.gradient = math.nan, None
         self.status, self.message = RUNNING, ""
         self._fun, self._callback = fun, callback
@@ -114,7 +120,9 @@ class Minimization:
     def advance(self, x: Vector, value: float, gradient: Vector) -> None:
         """The end of an iteration: the new point, which the callback sees."""
         self._fall = (self.value - value) / max(abs(self.value), abs(value), 1.0)
-        self.x, self.value, self.gradient = x, value, gradient
+        self.x = x
+        self.value = value
+        self.gradient = gradient
         self.nit += 1
         if self._callback is not None:
             try:

@@ -49,7 +49,10 @@ SOONER = 0.6  # of the expected time, the next time, because an evaluation had e
 # with each element.
 FEW = 1 / 16
 BESIDE_PAIRS = 20  # vectors that a solver may need at a time beside the pairs of L-BFGS
-NEWS, SUMS, TOTAL = 0, 1, 2  # rows of the board: what the driver says, what trainers add up, how many batches there are
+# Rows of the board: what the driver says, what the trainers add up, and how many batches there are.
+NEWS = 0
+SUMS = 1
+TOTAL = 2
 END = -1.0  # the driver says this when the minimisation is over
 
 # The gradient of a batch: all its elements, or (elements, values) of those that are not 0.
@@ -140,7 +143,9 @@ class Objective:
             raise InputTypeError(
                 f"loss_and_gradient is a function of a batch and x, not a {type(loss_and_gradient).__name__}"
             )
-        self._ps, self._data, self._here = ps, data, isinstance(size, int)
+        self._ps = ps
+        self._data = data
+        self._here = isinstance(size, int)
         self._size = size if isinstance(size, int) else size.shape[0]
         self._scale, self._l2 = positive("scale", scale), nonnegative("l2", l2) if np.ndim(l2) == 0 else l2
         batch_size = None if batch_size is None else counted("batch_size", batch_size)

@@ -67,7 +67,9 @@ class LocalParts:
     """Parts in this process; their vectors may be of any class."""
 
     def __init__(self, funs: Sequence[Function], proximals: Sequence[Any], tol: float):
-        self._funs, self._proximals, self._tol = funs, proximals, tol
+        self._funs = funs
+        self._proximals = proximals
+        self._tol = tol
         self._xs: list[Vector] = []
         self._us: list[Vector] = []
 
@@ -106,7 +108,9 @@ class RemoteParts:
     """
 
     def __init__(self, funs: Sequence[Future], proximals: Sequence[Any], tol: float):
-        self._funs, self._proximals, self._tol = funs, proximals, tol
+        self._funs = funs
+        self._proximals = proximals
+        self._tol = tol
         self._client = funs[0].client
         self._states: list[Future] = []
         # Tasks of which no result has come. The scheduler may learn that a future is released before it has read the

@@ -73,7 +73,11 @@ def fista(
     task = Minimization(fun, x0, tol, f_tol, max_iter, callback, watched="the step, times the curvature,")
     prox = proximal or _l1(weights_of_l1(l1, task.x))
     task.begin()
-    ahead, smooth, gradient, momentum, norm = task.x, task.value, task.gradient, 1.0, sys.float_info.max
+    ahead = task.x
+    smooth = task.value
+    gradient = task.gradient
+    momentum = 1.0
+    norm = sys.float_info.max
     while not task.ended(norm):
         for _ in range(MAX_DOUBLINGS):
             x, penalty = prox(combine([1.0, -1.0 / lipschitz], [ahead, gradient]), 1.0 / lipschitz)
@@ -100,7 +104,9 @@ def fista(
             ahead = combine([1.0 + share, -share], [x, before])
             smooth, gradient = task.evaluate(ahead)
         else:
-            ahead, smooth, gradient = x, value, slopes
+            ahead = x
+            smooth = value
+            gradient = slopes
     return task.result()
 
 

@@ -119,7 +119,9 @@ class DenseParameters:
                 f"table {spec.name!r} is {shape}, and the module {type(module).__name__} has {sum(sizes)} "
                 "parameters that want a gradient: make the table with dps.torch.dense_table(ps, name, module, ...)"
             )
-        self.caller, self.table, self.module = caller, spec.name, module
+        self.caller = caller
+        self.table = spec.name
+        self.module = module
         self._dtype = spec.dtype
         self._ends = np.cumsum(sizes)
 

@@ -36,7 +36,9 @@ class TableRows(torch.nn.Module):
             raise InputError(
                 f"table {spec.name!r} has rows of {spec.dim} numbers, and the embedding was asked for dim={dim!r}"
             )
-        self.caller, self.table, self.dim = caller, spec.name, spec.dim
+        self.caller = caller
+        self.table = spec.name
+        self.dim = spec.dim
         self._unpushed = UnpushedGradients(spec.name)
 
     def extra_repr(self) -> str:

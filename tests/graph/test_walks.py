@@ -97,7 +97,7 @@ def test_frequencies_are_the_exact_probabilities(ps, p, q, directed, weights):
 
 
 WRONG = {
-    "unbiased": [("near, far = 1 / graph.plan.p, 1.0, 1 / graph.plan.q", "near, far = graph.plan.p, 1.0, graph.plan.q"),
+    "unbiased": [("= 1 / graph.plan.", "= graph.plan."),
                  ("np.where(joined, near, far)", "np.where(joined, far, near)"),
                  ("np.where(target == before, back,", "np.where(target == before, near,")],
     "next_vertices": [(".view(np.float64) < weight", ".view(np.float64) < 2 * weight")],
@@ -159,7 +159,7 @@ def test_walks_are_those_of_a_plain_program(ps, monkeypatch, how, trainers):
 
 OTHER = [
     ("next_vertices", "rng.random(len(waiting)) * ", "(1 - rng.random(len(waiting))) * "),
-    ("unbiased", "1 / graph.plan.p, 1.0", "graph.plan.p, 1.0"),
+    ("unbiased", "1 / graph.plan.p", "graph.plan.p"),
     ("walks_from", "place - 2", "place - 1"),
     ("stored_edges", "np.lexsort((weight, target, source))", "np.lexsort((weight, -target, source))"),
     ("walked", "np.random.default_rng((plan.seed, block))", "np.random.default_rng((plan.seed, 0))"),

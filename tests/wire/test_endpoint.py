@@ -357,7 +357,8 @@ def test_the_memory_of_an_ended_connection_is_free_at_once(kit) -> None:
 
 
 def test_memory_that_waits_for_a_collection_is_noticed(kit, monkeypatch) -> None:
-    lost = mutant(Connection.connection_lost, "self._reader, self._plain, self._body =", "_ =")
+    released = ["self._reader = FrameReader(0, inbox_bytes=0)", "self._plain = None", "self._body = None"]
+    lost = mutant(Connection.connection_lost, "\n    ".join(released), "pass")
     monkeypatch.setattr(Connection, "connection_lost", lost)
     assert len(memory_of_ended_connections(kit)) >= 2
 

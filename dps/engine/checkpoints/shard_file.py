@@ -284,7 +284,9 @@ class _Sink:
     """An open file, its size so far, and the checksum of each of its parts."""
 
     def __init__(self, target: BulkFile):
-        self.target, self.size, self.sums = target, 0, Checksums()
+        self.target = target
+        self.size = 0
+        self.sums = Checksums()
 
     def write(self, part: str, data: np.ndarray | bytes) -> None:
         view = _bytes(data)
@@ -398,7 +400,9 @@ class ShardFile:
         all pieces has what was written.
         """
         dtype, shape, base = self._tensors["rows"]
-        row_bytes, total, sums = shape[1] * dtype.itemsize, self.record.rows, Checksums()
+        row_bytes = shape[1] * dtype.itemsize
+        total = self.record.rows
+        sums = Checksums()
         piece_bytes = max_bytes or (LOCAL_READ_BYTES if self._bulk.direct else REMOTE_READ_BYTES)
         step = min(max(1, piece_bytes // row_bytes), max(total, 1))
         windows = [

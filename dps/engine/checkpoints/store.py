@@ -308,7 +308,9 @@ class Writer:
     """
 
     def __init__(self, store: Store, checkpoint: Checkpoint, base: Checkpoint | None):
-        self.store, self.checkpoint, self._base = store, checkpoint, base
+        self.store = store
+        self.checkpoint = checkpoint
+        self._base = base
 
     @property
     def name(self) -> str:

@@ -69,7 +69,9 @@ class ServerActors:
         others: Callable[[], list[str]],
         version: str | None = None,
     ):
-        self.scheduler, self.membership, self.session = scheduler, membership, args[0]
+        self.scheduler = scheduler
+        self.membership = membership
+        self.session = args[0]
         self.changing = asyncio.Lock()  # held while a table is made or dropped
         self._scaling = asyncio.Lock()  # held while servers are added or retired
         versions = {"the client": version, f"the scheduler {scheduler.address}": own_version()}
@@ -211,9 +213,14 @@ class DaskWorkers:
         versions: dict[str, str | None],
         close: Callable[[ServerRecord], Awaitable[None]],
     ):
-        self.scheduler, self.cordon, self.membership = scheduler, cordon, membership
+        self.scheduler = scheduler
+        self.cordon = cordon
+        self.membership = membership
         self.session, self.secrets, self.controller = args
-        self._actor, self._others, self._versions, self._close = actor, others, versions, close
+        self._actor = actor
+        self._others = others
+        self._versions = versions
+        self._close = close
         self._holder = f"dps-{self.session}"  # the client name under which the scheduler keeps the actors
         # By server: what is to be closed when its actor is made, and its future.
         self._making: dict[int, tuple[contextlib.AsyncExitStack, Any]] = {}

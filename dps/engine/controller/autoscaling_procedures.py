@@ -88,8 +88,12 @@ class AutoscalingProcedures:
         busy: Callable[[], bool],
         copies: int,
     ):
-        self.membership, self._reports, self._servers = membership, reports, servers
-        self._limit, self._busy, self._copies = limit, busy, copies
+        self.membership = membership
+        self._reports = reports
+        self._servers = servers
+        self._limit = limit
+        self._busy = busy
+        self._copies = copies
         self.rule: AutoscalingRule | None = None  # the rule that is followed
         self.followed: AdaptRule | None = None  # as the driver told it
         self.memory: float | None = None  # bytes that each server may have in use; None: what `limit` says
@@ -100,7 +104,9 @@ class AutoscalingProcedures:
         """The procedure that follows the load, in place of an earlier rule."""
         most = math.inf if followed.maximum is None else followed.maximum
         self.rule = AutoscalingRule(followed.minimum, most, followed.wait_count, followed.busy)
-        self.followed, self.memory, self.why = followed, followed.memory, "not looked yet"
+        self.followed = followed
+        self.memory = followed.memory
+        self.why = "not looked yet"
         return self.follow(self.rule, followed.interval)
 
     def end(self) -> AdaptRule | None:

@@ -111,9 +111,14 @@ class CheckpointProcedures:
         wall_clock: Callable[[], float],
         session: str,
     ):
-        self.runs, self.membership, self._up, self._tables = runs, membership, up, tables
+        self.runs = runs
+        self.membership = membership
+        self._up = up
+        self._tables = tables
         self._tables_change, self._busy = tables_change, busy
-        self._now, self._wall_clock, self.session = clock, wall_clock, session
+        self._now = clock
+        self._wall_clock = wall_clock
+        self.session = session
         self.last: LastCheckpoint | None = None
         self.error: str | None = None  # of the last attempt, if it failed
         self.restored: SavedRun | None = None  # the state of the restored run, to resume it

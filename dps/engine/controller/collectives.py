@@ -34,7 +34,9 @@ def reduce(description: str, parts: dict[int, bytes]) -> bytes:
             if (size := sum(map(len, parts.values()))) > MAX_COLLECTED_BYTES:
                 raise LimitError(f"a collective takes up to {MAX_COLLECTED_BYTES} bytes, not {size}: use a table")
             return b"".join(parts[n] for n in sorted(parts))
-        op, shape, dtype = call["op"], tuple(call["shape"]), np.dtype(NUMERIC_DTYPE.fullmatch(call["dtype"])[0])
+        op = call["op"]
+        shape = tuple(call["shape"])
+        dtype = np.dtype(NUMERIC_DTYPE.fullmatch(call["dtype"])[0])
         arrays = [np.frombuffer(parts[n], dtype, math.prod(shape)).reshape(shape) for n in sorted(parts)]
         if op == "barrier":
             return b""

@@ -45,7 +45,9 @@ class Executor:
         call: Callable[..., Awaitable[Any]] | None = None,
         call_all: Callable[..., Awaitable[dict[int, Any]]] | None = None,
     ):
-        self._in_endpoint, self._call, self._call_all = in_endpoint, call, call_all
+        self._in_endpoint = in_endpoint
+        self._call = call
+        self._call_all = call_all
 
     async def run(self, procedure: Procedure[Result]) -> Result:
         """Carry out a procedure; returns its result, or raises its error."""

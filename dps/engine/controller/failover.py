@@ -86,7 +86,9 @@ class ServerRecord:
     """One server, as the controller sees it."""
 
     def __init__(self, number: int, worker: str, key: str):
-        self.number, self.worker, self.key = number, worker, key
+        self.number = number
+        self.worker = worker
+        self.key = key
         self.address: tuple[str, int] | None = None
         self.connection: RoleConnection | None = None
         self.worker_removed = False  # by Dask
@@ -148,7 +150,9 @@ class Membership:
         on_primary: Callable[[int, int, int | None, int | None, bool], None] = lambda *change: None,
     ):
         self.endpoint, self.session = endpoint, session
-        self._on_event, self._on_report, self._on_primary = on_event, on_report, on_primary
+        self._on_event = on_event
+        self._on_report = on_report
+        self._on_primary = on_primary
         self.servers: dict[int, ServerRecord] = {}
         self.specs: dict[str, dict[str, Any]] = {}
         self.functions: dict[str, bytes] = {}  # of users, by their numbers; all ready servers have them

@@ -34,7 +34,9 @@ class FunctionProcedures:
     """
 
     def __init__(self, membership: Membership, up: Callable[[], list[ServerRecord]], tables_change: Lock):
-        self.membership, self._up, self._tables_change = membership, up, tables_change
+        self.membership = membership
+        self._up = up
+        self._tables_change = tables_change
 
     def add(self, identity: str, code: bytes) -> Procedure[None]:
         """Bring a function to all servers, once. `identity` is the hash of `code`."""

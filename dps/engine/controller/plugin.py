@@ -76,7 +76,9 @@ class Sessions(Mapping[str, Session]):
 
     def __init__(self, scheduler: DaskScheduler, cordon: Cordon, actor: type):
         self.endpoint: Endpoint | None = None
-        self._scheduler, self._cordon, self._actor = scheduler, cordon, actor
+        self._scheduler = scheduler
+        self._cordon = cordon
+        self._actor = actor
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[str, Session] = {}
         self._announced: set[str] = set()  # machines whose overload an event has told: once for a cluster

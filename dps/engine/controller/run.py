@@ -125,7 +125,9 @@ class Run:
         self.left_count -= record.left
         self.lost.pop(trainer, None)
         record.connection, record.left = connection, False
-        record.attempt, record.joins, record.where = attempt, joins, where
+        record.attempt = attempt
+        record.joins = joins
+        record.where = where
         self.meetings.join(trainer)
 
     def disconnect(self, record: TrainerRecord, now: float) -> None:

@@ -62,7 +62,10 @@ class RunProcedures:
         up: Callable[[], list[ServerRecord]],
         clock: Callable[[], float],
     ):
-        self.membership, self._runs, self._up, self._now = membership, runs, up, clock
+        self.membership = membership
+        self._runs = runs
+        self._up = up
+        self._now = clock
         self.late = False
         self._origins: list[list[int]] = []  # [first, how many] that have ended, which not all servers know yet
         self._closing = False  # the last clock of a run is to be closed, which not all servers have done yet

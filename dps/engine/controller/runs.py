@@ -263,7 +263,9 @@ class Runs:
 
     def join(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         request = decode(Join, body)
-        trainer, incarnation, joins = request.trainer, request.incarnation, request.joins
+        trainer = request.trainer
+        incarnation = request.incarnation
+        joins = request.joins
         run = self.known(request.run)
         if run.stopped is not None:
             raise run.stopped.with_traceback(None)  # because each raise would add its own traceback
@@ -361,7 +363,9 @@ class Runs:
 
     def reserve(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
         request = decode(Reserve, body)
-        run, name, count = self.known(request.run), check_name("trainer", request.name), request.count
+        run = self.known(request.run)
+        name = check_name("trainer", request.name)
+        count = request.count
         if run.stopped is not None:
             raise run.stopped.with_traceback(None)
         first = sum(taken for _, taken in run.reserved.values())

@@ -118,8 +118,13 @@ class ServerProcedures:
         current_task: Callable[[], Any],
         start_poll: float = START_POLL_SECONDS,
     ):
-        self.membership, self._workers, self._now = membership, workers, clock
-        self.scaling, self.tables_change, self._key, self._start_poll = scaling, tables_change, key, start_poll
+        self.membership = membership
+        self._workers = workers
+        self._now = clock
+        self.scaling = scaling
+        self.tables_change = tables_change
+        self._key = key
+        self._start_poll = start_poll
         self._current_task = current_task
         self.starting: set[Any] = set()  # the tasks that start servers
         self.wanted = 0

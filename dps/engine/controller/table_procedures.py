@@ -55,7 +55,10 @@ class TableProcedures:
         tables_change: Lock,
         new_id: Callable[[], int],
     ):
-        self.membership, self._up, self._tables_change, self._new_id = membership, up, tables_change, new_id
+        self.membership = membership
+        self._up = up
+        self._tables_change = tables_change
+        self._new_id = new_id
 
     def add(
         self, fields: Mapping[str, Any], exist_ok: bool = False, free: Iterable[str] = ()

@@ -58,7 +58,10 @@ __all__ = ["Clock"]
 class TrainerState(enum.Enum):
     """What the clock knows of a trainer; the value completes "trainer 3 ..." in messages."""
 
-    EXPECTED, JOINED, LOST, LEFT = "never joined", "joined", "lost its connection", "left"
+    EXPECTED = "never joined"
+    JOINED = "joined"
+    LOST = "lost its connection"
+    LEFT = "left"
 
 
 class Clock:

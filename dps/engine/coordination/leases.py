@@ -386,7 +386,9 @@ class Leases:
         A trainer that is late is expected to go on at the speed it has had in this portion. The value of a trainer that
         holds no portion has no meaning.
         """
-        portion, since, at = self._leases["portion"], self._leases["since"], self._leases["at"]
+        portion = self._leases["portion"]
+        since = self._leases["since"]
+        at = self._leases["at"]
         count = self._end[portion] - self._first[portion]
         pace, passed = np.nan_to_num(self._pace), now - since
         late = now + (count - at) * passed / (at + 1)

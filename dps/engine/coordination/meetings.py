@@ -127,7 +127,9 @@ class Meetings(Generic[Payload, Result]):
         payloads = {n: self._payloads[n] for n in sorted(self._payloads)}
         places = {n: self._places[n] for n in payloads}
         meeting = Meeting(self._tag, places, self._combine(self._tag, payloads))
-        self._tag, self._payloads, self._places = None, {}, {}
+        self._tag = None
+        self._payloads = {}
+        self._places = {}
         self._keep(meeting)
         return meeting
 

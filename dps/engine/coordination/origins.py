@@ -105,7 +105,9 @@ class TaskOrigins(Generic[Life]):
         at_work: Callable[[Life], bool] = lambda life: False,
         max_origins: int = MAX_ORIGINS,
     ):
-        self._allot, self.at_work, self.max_origins = allot, at_work, max_origins
+        self._allot = allot
+        self.at_work = at_work
+        self.max_origins = max_origins
         # By task; the task that asked first is first.
         self._known: OrderedDict[Hashable, KnownOrigin[Life]] = OrderedDict()
         self._spent: dict[Hashable, Life] = {}  # task -> life

@@ -183,7 +183,9 @@ class Handle(Protocol):
 
 def parameter_server_html(ps: Handle) -> str:
     """A parameter server's state as its controller and servers report it, or why they do not answer."""
-    status, trouble, link = None, None, dashboard_link(ps.dask_client)
+    status = None
+    trouble = None
+    link = dashboard_link(ps.dask_client)
     try:
         if ps.closed:
             return status_html(None, name=ps.name, trouble="closed")

@@ -123,7 +123,9 @@ class Cordon:
 
     def hand_over(self) -> dict[WorkerState, Status]:
         """Stop, and return what the workers reported, for another cordon that takes the place of this one."""
-        reported, self.reported, self._scheduler = self.reported, {}, None
+        reported = self.reported
+        self.reported = {}
+        self._scheduler = None
         return reported
 
     def detach(self) -> None:
@@ -267,7 +269,9 @@ class Execution:
     """
 
     def __init__(self, worker: Worker, key: Key, began: float | None):
-        self.worker, self.key, self.began = worker, key, began
+        self.worker = worker
+        self.key = key
+        self.began = began
         self.clients: Counter[str] = Counter()
         self._run = -1
 

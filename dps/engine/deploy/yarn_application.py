@@ -40,7 +40,9 @@ class Application:
         app_id: str | None = None,
         client: skein.ApplicationClient = None,
     ):
-        self.spec, self.client, self.id = spec, client, app_id if client is None else client.id
+        self.spec = spec
+        self.client = client
+        self.id = app_id if client is None else client.id
         self.started = False  # by this object
         self._driver, self._own_driver = driver, driver is None and client is None
         self._finalizer: weakref.finalize | None = None

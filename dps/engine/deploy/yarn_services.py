@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainersScheduler", "find_scheduler", "publish"]
 
-ADDRESS, DASHBOARD, SECURITY = "dask.scheduler", "dask.dashboard", "dps.security"  # keys of the key-value store
+# Keys of the application's key-value store.
+ADDRESS = "dask.scheduler"
+DASHBOARD = "dask.dashboard"
+SECURITY = "dps.security"
 POLL_SECONDS = 0.1  # between two reads of the key-value store
 ROLES = ("scheduler", "worker", "client")
 CREDENTIALS = ("tls_ca_file", *(f"tls_{role}_{part}" for role in ROLES for part in ("cert", "key")))

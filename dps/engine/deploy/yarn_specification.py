@@ -20,7 +20,9 @@ except ModuleNotFoundError as error:  # skein is missing; or distutils, which se
 
 __all__ = ["SCHEDULER", "SERVER", "WORKER", "read_specification", "skein", "specification"]
 
-SCHEDULER, WORKER, SERVER = "dask.scheduler", "dask.worker", "dps.server"
+SCHEDULER = "dask.scheduler"
+WORKER = "dask.worker"
+SERVER = "dps.server"
 MIB = 2**20
 
 

@@ -62,8 +62,13 @@ class Rows:
     def __init__(
         self, spec: TableSpec, shard: int, selection: Selected, changes: bool = False, seed: int = 0, time: float = 0.0
     ):
-        self.spec, self.shard, self.start, self.time = spec, shard, selection.start, time
-        self._selection, self._changes, self._seed = selection, changes, seed
+        self.spec = spec
+        self.shard = shard
+        self.start = selection.start
+        self.time = time
+        self._selection = selection
+        self._changes = changes
+        self._seed = seed
         self._copy: Writable | None = None  # [m, dim + slots]
         self._replaced: list[tuple[int, Writable]] = []
         self._deleted: np.ndarray | None = None  # bool[m]

@@ -61,7 +61,9 @@ class AutoStaleness:
     def __init__(self, maximum: int = 16, start: int = 0, seconds: float = STEP_SECONDS):
         if not 0 <= start <= maximum:
             raise InputError(f"the automatic staleness begins between 0 and {maximum} (the most), not at {start}")
-        self.maximum, self.value, self.seconds = maximum, start, seconds
+        self.maximum = maximum
+        self.value = start
+        self.seconds = seconds
         self._changed: float | None = None  # the time of the last step
         self._step = 0  # the last step: 1, -1, or 0 where there is none or it was wrong
         self._waited = 0.0  # the last time of more than negligible waiting
@@ -111,7 +113,9 @@ class AutoStaleness:
     def _go(self, step: int, now: float) -> None:
         self._before = np.array(self._losses) if step > 0 and len(self._losses) >= MIN_LOSSES else None
         self._losses.clear()
-        self.value, self._changed, self._step = self.value + step, now, step
+        self.value += step
+        self._changed = now
+        self._step = step
 
     def _back_off(self, step: int, now: float) -> None:
         """The last step in this direction was wrong: the next one has to wait."""

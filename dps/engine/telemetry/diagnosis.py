@@ -74,7 +74,9 @@ __all__ = ["COLUMNS", "KINDS", "AutoStaleness", "Diagnosis", "Finding", "History
 RECENT_SECONDS = 1.25  # window of reports for transient findings
 LASTING_SECONDS = 8.0  # window for trainers without a streak, beside which permanent stragglers are compared
 # Least factors, as logarithms: of a transient and of a permanent finding; of one slow tick in a streak.
-TRANSIENT_LOG_FACTOR, PERMANENT_LOG_FACTOR, SLOW_LOG_FACTOR = math.log(1.4), math.log(1.25), math.log(1.12)
+TRANSIENT_LOG_FACTOR = math.log(1.4)
+PERMANENT_LOG_FACTOR = math.log(1.25)
+SLOW_LOG_FACTOR = math.log(1.12)
 PERMANENT_SECONDS = 5.0  # a trainer that is slow for so long is slow for good
 REMEMBERED_TICKS = 16  # ticks of which the trainers' factors are remembered
 STREAK_SHARE = 0.75  # part of a streak's ticks with reports in which the trainer must be slow
@@ -344,7 +346,9 @@ class Diagnosis:
         """Findings about trainers that were not heard of for longer than `usual` and `long`. `quiet`: a server is
         silent, which explains a trainer's silence, because the trainer may wait for it."""
         reports = self.history.reports()
-        lost, running, absent = state == "lost", state == "running", state == "expected"
+        lost = state == "lost"
+        running = state == "running"
+        absent = state == "expected"
         quiet |= not (reports > 0).any()  # while all trainers still read their data, silence is no delay
         absent &= (silent > ABSENT_SECONDS) & (reports > 0).any()
         begun = reports > 0  # the others are at their first clock, whose length is not known
@@ -352,7 +356,9 @@ class Diagnosis:
         limit = np.fmax(np.maximum(np.where(known, DEAD_SECONDS, ABSENT_SECONDS), long), DEAD_CLOCKS * usual)
         dead = running & begun & (silent > limit) & (not quiet)
         paused = running & (silent > np.fmax(long, PAUSE_CLOCKS * usual)) & known & ~dead & (not quiet)
-        usual, ahead, findings = np.nan_to_num(usual, nan=1.0), max(clocks), []
+        usual = np.nan_to_num(usual, nan=1.0)
+        ahead = max(clocks)
+        findings = []
         for n in map(int, np.flatnonzero(lost | dead | paused | absent)):
             trainer = Silence(float(silent[n]), float(usual[n]), str(state[n]), ahead - clocks[n])
             findings.append(trainer.explain("transient" if paused[n] else "dead", n, now))

@@ -108,8 +108,13 @@ class Monitor:
         adapt: Callable[[], AdaptStatus | None] = lambda: None,
         announced: set[str] | None = None,
     ):
-        self.runs, self.membership, self.now, self.wall = runs, membership, now, wall
-        self.wanted, self.checkpoints, self.adapt = wanted, checkpoints, adapt
+        self.runs = runs
+        self.membership = membership
+        self.now = now
+        self.wall = wall
+        self.wanted = wanted
+        self.checkpoints = checkpoints
+        self.adapt = adapt
         self.hosts = Hosts()
         self._announced = set() if announced is None else announced
         self._servers: dict[int, ServerTelemetry] = {}
@@ -299,7 +304,9 @@ class Monitor:
         The reports of its trainers are arrays, of which `encode_history` makes the history's `trainers`.
         """
         last = max(map(_number, self._visible() or self.runs.runs.values()), default=0)
-        run, now, wall = self.runs.known(number or last), self.now(), self.wall()
+        run = self.runs.known(number or last)
+        now = self.now()
+        wall = self.wall()
         watch = run.telemetry
         if run.over:
             self._end(run)
@@ -381,7 +388,9 @@ class Monitor:
         self, record: MonitoredServer, tables: Mapping[str, TableStatus], answer: ServerAnswer | None
     ) -> ServerStatus:
         watch = self._servers.get(record.number, NO_REPORTS)
-        last, rates, known = watch.last, watch.rates(), watch.tables().values()
+        last = watch.last
+        rates = watch.rates()
+        known = watch.tables().values()
         unconfirmed, _, behind = (0.0, 0.0, 0.0) if last is None else last["unconfirmed"]
         chains = [chain for table in tables.values() for chain in table.chains if record.number in chain]
         held = None if answer is None else answer.tables.values()

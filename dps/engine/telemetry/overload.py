@@ -97,7 +97,9 @@ class Overload:
         servers : mapping of int to (str or None, float, float)
             For each server its machine, and the parts of the time that it ran and that it was ready to run but did not.
         """
-        self.trainers[:], self.stolen[:], self.servers = False, False, set()
+        self.trainers[:] = False
+        self.stolen[:] = False
+        self.servers = set()
         known = {machine.name: machine for machine in machines}
         for name in {*known, *self._since}:
             here = np.array([host == name for host in where], bool)

@@ -32,7 +32,10 @@ __all__ = [
 
 TIME_COLUMNS = 9  # the first columns travel in the field "t"; the others are counts and travel in "n"
 MAX_METRICS, MAX_METRIC_VALUE = 32, 1e100  # metrics in a report; absolute value of a metric
-MAX_SERVERS, MAX_TABLES, MAX_SHARDS, MAX_BUCKET = 4096, 64, 1 << 12, 63
+MAX_SERVERS = 4096
+MAX_TABLES = 64
+MAX_SHARDS = 1 << 12
+MAX_BUCKET = 63
 MAX_CORES = 1 << 16
 MAX_NUMBER = 1e18  # largest time or count: keeps the sums of many reports finite, and exact enough
 

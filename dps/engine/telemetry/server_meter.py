@@ -50,7 +50,10 @@ class TableMeter(TableCounters):
 
     def report(self) -> dict[str, Any] | None:
         """The counts as plain values for JSON; None if they are the same as in the last report."""
-        pulls, pushes, rows, nbytes = self.pulls, self.pushes, self.rows, self.nbytes
+        pulls = self.pulls
+        pushes = self.pushes
+        rows = self.rows
+        nbytes = self.nbytes
         state = pulls.requests, pushes.requests, rows, nbytes
         if state == self.reported:
             return None

@@ -242,7 +242,9 @@ class Connection(asyncio.BufferedProtocol):
             self._turn.forget(self)
         self._incoming = self._outgoing = Buffer(0)
         # No frame is handled any more, so their memory goes now, and not when Python next looks for cycles.
-        self._reader, self._plain, self._body = FrameReader(0, inbox_bytes=0), None, None
+        self._reader = FrameReader(0, inbox_bytes=0)
+        self._plain = None
+        self._body = None
 
     def _proof_is_late(self) -> None:
         if self.session is None:

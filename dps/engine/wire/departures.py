@@ -64,7 +64,9 @@ class Coalescer:
     def flush(self) -> None:
         """Send the frames that wait; to be called before a frame is written past the coalescer."""
         if self._buffers:
-            buffers, self._buffers, self.nbytes = self._buffers, [], 0
+            buffers = self._buffers
+            self._buffers = []
+            self.nbytes = 0
             self._send(buffers)
 
     def writelines(self, buffers: Iterable[Buffer]) -> None:

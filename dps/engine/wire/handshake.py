@@ -84,7 +84,9 @@ class ListeningHandshake:
 
     def __init__(self, known: Mapping[str, str]):
         self.session: str | None = None  # the name whose secret the peer has proved; None: none yet
-        self._known, self._nonce, self._tried = known, new_nonce(), False
+        self._known = known
+        self._nonce = new_nonce()
+        self._tried = False
 
     def greet(self) -> tuple[Header, bytes]:
         """The frame with which the listener begins."""
@@ -129,7 +131,9 @@ class ConnectingHandshake:
 
     def __init__(self, session_name: str, secret: str, what: str):
         self.done = False  # both sides have proved the secret
-        self._session, self._secret, self._what = session_name, secret, what
+        self._session = session_name
+        self._secret = secret
+        self._what = what
         self._nonce, self._peer_nonce = new_nonce(), ""
         self._due: int | None = frames.GREETING  # the kind of the peer's next frame; None: none, the handshake is over
 

@@ -47,7 +47,9 @@ class Link(asyncio.BufferedProtocol):
         self.party: Any = None  # for the role's own use,
         self.plain: Callable[[np.ndarray, int, int], int] | None = None  # and what takes plain frames of the inbox
         self._handshake, self._limit = ConnectingHandshake(session_name, secret, "the other side"), limit
-        self._on_up, self._on_frame, self._on_end = on_up, on_frame, on_end
+        self._on_up = on_up
+        self._on_frame = on_frame
+        self._on_end = on_end
         self._soon: Callable[[Callable[[], None]], object]
         self._turn: Turn | None = None
         self._transport: asyncio.Transport | None = None

@@ -73,7 +73,9 @@ class GrowingBody:
 
     def __init__(self, buffer: Buffer, header: bytes, size: int, nbytes: int, full: Callable[[], None]):
         self.size, self.filled = size, 0  # bytes of the body, and how many of them have arrived
-        self._buffer, self._full, self._first = buffer, full, len(header)
+        self._buffer = buffer
+        self._full = full
+        self._first = len(header)
         self._keep(buffer.take(len(header) + nbytes))
         memoryview(self.frame)[: len(header)] = header
 

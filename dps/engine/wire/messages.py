@@ -309,7 +309,11 @@ class Route(msgspec.Struct, frozen=True):
 # ---- Functions that run on servers: what a CALL says beside its rows, and what answers it
 
 PADDING = b"\xc1"  # a byte that msgpack never uses as the beginning of a value
-READS, PREPARES, ALONE = 0, 1, 2  # it changes nothing; its effect waits for COMMIT; it counts at once
+# Modes of a call: a READS call changes nothing, the effect of a PREPARES call waits for COMMIT, and the effect of an
+# ALONE call counts at once.
+READS = 0
+PREPARES = 1
+ALONE = 2
 
 
 class FunctionCall(msgspec.Struct, array_like=True):

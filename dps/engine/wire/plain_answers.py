@@ -61,7 +61,9 @@ class PlainAnswers:
     """
 
     def __init__(self, peer: RoleConnection, writer: DirectWriter, from_server: bool):
-        self._peer, self._writer, self._from_server = peer, writer, from_server
+        self._peer = peer
+        self._writer = writer
+        self._from_server = from_server
         self._answers = np.empty(ROOM_BYTES, np.uint8)
 
     def answer(self, step: PlainStep, inbox: np.ndarray, start: int, end: int) -> int:

@@ -42,7 +42,9 @@ __all__ = [
     "role_of",
 ]
 
-STRANGER, CLIENT, SERVER = "stranger", "client", "server"
+STRANGER = "stranger"
+CLIENT = "client"
+SERVER = "server"
 
 Handler = Callable[[RoleConnection, Header, memoryview], object]
 Rights = Mapping[str, Mapping[int, frozenset[int]]]  # role -> kind -> the values that `Header.flags` may have

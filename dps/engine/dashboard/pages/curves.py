@@ -23,7 +23,9 @@ MAX_SIZE_RATIO = 30.0  # a curve so many times larger or smaller than the first 
 class CurvesPlot(Drawn):
     """Every metric against time or clock. A click on a name in the legend shows or hides its curve."""
 
-    label, against, since_began = "", "", False
+    label = ""
+    against = ""
+    since_began = False
     asks = "Does it converge?"
     shows = "All that trainer.log(...) was given; a click on a name hides its curve."
     every = 2

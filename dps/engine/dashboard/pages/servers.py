@@ -33,7 +33,10 @@ from dps.engine.telemetry.snapshot import ServerPhase, ServerStatus, Status, Tab
 
 __all__ = ["PlacementPlot", "ServersPlot", "ShardsPlot", "ThroughputPlot"]
 
-MAX_SERVERS, MAX_TABLES, MAX_CELLS, MAX_EVENTS = 24, 16, 128, 16
+MAX_SERVERS = 24
+MAX_TABLES = 16
+MAX_CELLS = 128
+MAX_EVENTS = 16
 MAX_NAMED_SHARDS = 32  # in a table with more shards, cells do not name their servers
 SLOW_FACTOR = 3.0  # a p99 so many times the median of all servers is marked
 

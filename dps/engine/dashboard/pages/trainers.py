@@ -102,7 +102,9 @@ class Headline(Html):
             "trainers: " + ", ".join(f"{count:,} {name}" for name, count in counts if count),
         ]
         if run.portions:
-            left, done, moved = run.portions.left, run.portions.done, run.portions.moved
+            left = run.portions.left
+            done = run.portions.done
+            moved = run.portions.moved
             parts.append(f"portions of work: {left:,} left, {done:,} done, {moved:,} moved")
         error = f"<br><span class='bad'>{escape(run.error)}</span>" if run.error else ""
         return " &nbsp;·&nbsp; ".join(parts) + error

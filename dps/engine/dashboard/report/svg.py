@@ -17,7 +17,11 @@ from dps.engine.dashboard.text import number_text
 
 __all__ = ["Axis", "Line", "areas", "bars", "heat", "lines", "ticks"]
 
-LEFT, RIGHT, TOP, BOTTOM = 70, 12, 8, 38  # margins around the plot, in pixels
+# Margins around the plot, in pixels.
+LEFT = 70
+RIGHT = 12
+TOP = 8
+BOTTOM = 38
 FULL_WIDTH = 1000  # a chart that is wider than this takes the whole width of the page
 MAX_HOVERS = 48  # points of a line that show their values under the pointer
 Format = Callable[[float], str]

@@ -19,7 +19,10 @@ from dps.engine.telemetry.snapshot import PARTS
 
 __all__ = ["timeline"]
 
-TRAINERS, SERVERS, EVENTS = 1, 2, 3  # process numbers in the trace
+# Process numbers in the trace: each is a group of tracks there.
+TRAINERS = 1
+SERVERS = 2
+EVENTS = 3
 MAX_WINDOWS = 60_000  # of more windows, neighbours are joined
 MAX_MARKED_WINDOWS = 20_000  # with more windows, their last clocks are not marked
 ARGUMENTS = ("clocks", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "rows", "again")
