@@ -12,7 +12,8 @@ from dps.errors import InputError
 
 __all__ = ["count", "flag", "limit", "nbytes", "polling", "seconds"]
 
-MAX_POLLING_SECONDS = 1e-3  # because a longer wait is longer than it takes to wake a sleeping core, by far
+# Longest time of polling: a longer wait exceeds by far the time that it takes to wake a sleeping core.
+MAX_POLLING_SECONDS = 1e-3
 
 with open(pathlib.Path(__file__).with_name("dps.yaml")) as file:
     defaults = yaml.safe_load(file)

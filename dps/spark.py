@@ -33,10 +33,13 @@ __all__ = [
     "start",
 ]
 
-POLL_SECONDS = 0.5  # between two checks whether the Spark application has ended
-RUN_ATTRIBUTE = "_dps_run"  # of an RDD or DataFrame: the run that computes it
+# Pause between two checks whether the Spark application has ended.
+POLL_SECONDS = 0.5
+# Attribute of an RDD or DataFrame: the run that computes it.
+RUN_ATTRIBUTE = "_dps_run"
 
-_created: dict[str, ParameterServer] = {}  # by the id of the Spark application: see `get_or_create`
+# Parameter servers by the id of their Spark application: see `get_or_create`.
+_created: dict[str, ParameterServer] = {}
 _creating = threading.Lock()
 
 

@@ -26,8 +26,10 @@ from dps.errors import InputError, InputTypeError, LimitError
 
 __all__ = ["FUNCTIONS", "PSArray", "are_vectors", "implements", "made", "operands_of", "sent", "uploaded"]
 
-FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # numpy's function -> what it does for arrays on the servers
-KINDS: dict[tuple[str, int], type[PSArray]] = {}  # kind of the space, number of axes -> class
+# Functions of numpy, and what does the same for arrays on the servers.
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+# Classes of arrays by the kind of their space and the number of axes.
+KINDS: dict[tuple[str, int], type[PSArray]] = {}
 REDUCED = {
     "add": "sum",
     "multiply": "prod",

@@ -18,10 +18,15 @@ from dps.kernels.loops.chunks import loop_number, run_steps
 
 __all__ = ["KeyedRows", "Operands", "PreparedPlan", "ShardRows", "evaluated", "evaluated_keyed"]
 
-CHUNK_BYTES = 1 << 17  # of one register: some of them fit the L2 cache, and numpy's overhead for a call is small
-FUSED_WIDTH = 1 << 10  # elements of a chunk without the interpreter: all that is needed for it fits the first cache
-FAILING = {"power", "float_power", "ldexp", "gcd", "lcm", "left_shift", "right_shift"}  # may raise errors in a loop
-MOST_SLOTS, MOST_STEPS = 64, 128  # that a program may have without the interpreter
+# Size of one register: several of them fit the L2 cache, and numpy's overhead for a call stays small.
+CHUNK_BYTES = 1 << 17
+# Elements of a chunk without the interpreter: what it needs fits the first cache.
+FUSED_WIDTH = 1 << 10
+# Operations that may raise errors in a loop.
+FAILING = {"power", "float_power", "ldexp", "gcd", "lcm", "left_shift", "right_shift"}
+# Limits of a program without the interpreter.
+MOST_SLOTS = 64
+MOST_STEPS = 128
 Step = Callable[[list[Any], int], None]
 
 

@@ -18,7 +18,8 @@ from dps.errors import InputError
 __all__ = ["Block", "Literal", "Node", "Operand", "applied", "check_widths", "converted", "leaves", "shape_of"]
 
 Shape = tuple[int, ...]
-MAX_DEPTH = 64  # of an expression; a deeper operand is stored first, so that programs stay short
+# Depth of an expression: a deeper operand is stored first, so that programs stay short.
+MAX_DEPTH = 64
 
 
 class Block(Protocol):

@@ -19,10 +19,14 @@ from dps.errors import InputError, InputTypeError
 
 __all__ = ["ITEMS", "background", "check_background", "check_reduction", "implicit_partial"]
 
-ONCE = {"min", "max", "any", "all"}  # how often a number is taken makes no difference to these
-OFTEN = {"sum", "dot", "count"}  # these are as many times as large
-ITEMS = {"items", "top items", "rows"}  # of elements that are there
-COUNTED = OFTEN | {"prod", "moments"}  # these depend on how many zeros there are
+# Reductions to which it makes no difference how often a number is taken.
+ONCE = {"min", "max", "any", "all"}
+# Reductions whose result is multiplied by the number of equal elements.
+OFTEN = {"sum", "dot", "count"}
+# Reductions to the elements that exist.
+ITEMS = {"items", "top items", "rows"}
+# Reductions that depend on the number of zeros.
+COUNTED = OFTEN | {"prod", "moments"}
 
 
 def background(root: Node) -> np.ndarray:

@@ -22,7 +22,8 @@ from dps.errors import KeyRangeError
 
 __all__ = ["EVERY_KEY", "KeyedLayout", "PoolLayout"]
 
-EVERY_KEY = 2**64  # the size of a vector that has an element for each int64
+# Size of a vector that has an element for each int64.
+EVERY_KEY = 2**64
 
 
 class PoolLayout(NamedTuple):

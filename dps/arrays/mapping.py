@@ -15,8 +15,10 @@ from dps.functions import Function, Rows
 
 __all__ = ["check_zeros", "mapping", "result_dtype"]
 
-CHUNK = 1 << 16  # elements that the function is given at a time
-Mapped = Callable[..., Any]  # (values, *others, [index=], **arguments) -> as many values
+# Number of elements that the function is given at a time.
+CHUNK = 1 << 16
+# Function of a user: (values, *others, [index=], **arguments) -> as many values.
+Mapped = Callable[..., Any]
 
 
 class VectorMap:

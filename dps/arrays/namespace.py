@@ -46,7 +46,8 @@ take tile tril triu unstack
 """
 LIKE = "empty_like full_like ones_like zeros_like"
 SHARED = " ".join([CONSTANTS, DTYPES, ELEMENTWISE, STATISTICS, PRODUCTS, SHAPES, LIKE]).split()
-CORRECTED = {"std", "var"}  # the standard says `correction` where numpy says `ddof`
+# Functions for which the standard says `correction` where numpy says `ddof`.
+CORRECTED = {"std", "var"}
 
 DEFAULT_DTYPES = {"real floating": "float64", "integral": "int64", "indexing": "int64"}
 CAPABILITIES = {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 2}

@@ -24,10 +24,13 @@ nextafter not_equal positive power rad2deg reciprocal remainder right_shift rint
 square subtract tan tanh trunc degrees radians
 """
 UFUNCS: dict[str, np.ufunc] = {name: getattr(np, name) for name in NAMES.split()}
-KINDS = "biuf"  # of dtypes: bool, whole numbers with and without a sign, floats
-WIDEST = 8  # bytes of an element, because the rows of a table have no wider ones
+# Kinds of dtypes: bool, whole numbers with and without a sign, floats.
+KINDS = "biuf"
+# Bytes of the widest element, because the rows of a table have no wider ones.
+WIDEST = 8
 
-Computed = Callable[..., Any]  # (*operands, out=array)
+# Function of numpy: (*operands, out=array).
+Computed = Callable[..., Any]
 
 
 def where(condition: np.ndarray, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
@@ -98,7 +101,8 @@ OPERATIONS["negative"] = negated
 OPERATIONS |= {f"{name}_rows": over_rows(name) for name in FOLDED}
 OPERATIONS |= {f"{name}_rows": place_over_rows(name) for name in ("argmin", "argmax")}
 
-NAME_OF = {ufunc: name for name, ufunc in UFUNCS.items()}  # np.abs is np.absolute, for instance
+# Names of the ufuncs: np.abs is np.absolute, for instance.
+NAME_OF = {ufunc: name for name, ufunc in UFUNCS.items()}
 
 
 def name_of_ufunc(ufunc: np.ufunc) -> str | None:

@@ -23,7 +23,8 @@ from dps.functions import Remembered
 
 __all__ = ["Program", "ProgramPlan", "Wish", "compiled"]
 
-MAX_PLANS = 512  # that a process keeps; then it forgets them, because they are quickly made again
+# Number of plans that a process keeps; then it forgets them, because they are quickly made again.
+MAX_PLANS = 512
 
 
 class Wish(NamedTuple):

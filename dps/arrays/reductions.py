@@ -14,7 +14,8 @@ import numpy as np
 
 __all__ = ["REDUCTIONS", "Reduction", "wrapped"]
 
-Partial = Any  # plain values and arrays, because it travels
+# Partial result of a shard: plain values and arrays, because it travels.
+Partial = Any
 
 
 class Reduction(NamedTuple):

@@ -18,7 +18,8 @@ from dps.functions.library import combine
 __all__ = ["ArrayClient", "ServerStore", "delete_zeros", "read_keyed", "read_program", "run_keyed", "run_program"]
 
 
-KEYS_A_CALL = 1 << 18  # whose elements are replaced at once
+# Number of keys whose elements one call replaces.
+KEYS_A_CALL = 1 << 18
 
 
 class ArrayClient(Protocol):

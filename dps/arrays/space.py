@@ -24,7 +24,8 @@ from dps.functions import Function
 
 __all__ = ["CAPACITY", "Space"]
 
-CAPACITY = 32  # vectors of a pool, unless the caller says otherwise
+# Number of vectors of a pool, unless the caller says otherwise.
+CAPACITY = 32
 
 SPACES: weakref.WeakValueDictionary[tuple[str, str], Space] = weakref.WeakValueDictionary()
 ABROAD = threading.Lock()

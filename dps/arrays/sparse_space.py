@@ -25,7 +25,8 @@ from dps.functions import Function
 
 __all__ = ["SparseSpace", "check_dtype"]
 
-Items = tuple[np.ndarray, np.ndarray]  # keys, sorted, and values
+# Sorted keys, and their values.
+Items = tuple[np.ndarray, np.ndarray]
 
 
 class SparseSpace(Space):

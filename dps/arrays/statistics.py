@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 Axis: TypeAlias = "int | tuple[int, ...] | None"
-COUNTED = {"sum", "prod"}  # whole numbers and bool are added in 64 bits, as numpy does
+# Reductions that add whole numbers and bool in 64 bits, as numpy does.
+COUNTED = {"sum", "prod"}
 
 
 class Computable(Protocol):

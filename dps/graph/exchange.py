@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK", "exchanged", "owners"]
 
-BLOCK = 256  # numbers in a row of the mailbox: 2 KiB
-BLOCKS_OF_CALL = 1 << 13  # blocks that a call carries: 16 MiB
+# Number of values in a row of the mailbox: 2 KiB.
+BLOCK = 256
+# Number of blocks that a call carries: 16 MiB.
+BLOCKS_OF_CALL = 1 << 13
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio (Knuth, volume 3, section 6.4)
 
 

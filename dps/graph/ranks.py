@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["page_rank"]
 
-SHOWN = 5  # vertices that a message names
+# Number of vertices that a message names.
+SHOWN = 5
 
 
 class RankPlan(NamedTuple):

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["VertexValues"]
 
-LOOKUP_IDS = 1 << 16  # in one call to the servers
-SHOWN = 5  # vertices that a message names
+# Number of ids that one call to the servers looks up.
+LOOKUP_IDS = 1 << 16
+# Number of vertices that a message names.
+SHOWN = 5
 
 
 class VertexValues:

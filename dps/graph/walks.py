@@ -35,9 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["RandomWalks", "random_walks"]
 
-BLOCK_WALKERS = 1 << 14  # that a trainer moves at a time
-CALL_ROWS = 1 << 16  # that a push or a pull carries
-MAX_VERTICES = 3_000_000_000  # the square of it is an int64, the key of a pair
+# Number of walkers that a trainer moves at a time.
+BLOCK_WALKERS = 1 << 14
+# Number of rows that a push or a pull carries.
+CALL_ROWS = 1 << 16
+# Number of vertices whose square is still an int64, the key of a pair.
+MAX_VERTICES = 3_000_000_000
 
 
 class WalkPlan(NamedTuple):

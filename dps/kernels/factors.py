@@ -11,7 +11,8 @@ from dps.kernels.loops import factors as loops
 
 __all__ = ["least_squares", "ranking_steps", "rating_steps"]
 
-Reach = tuple[np.ndarray, np.ndarray]  # for each row of users and of items, the sum of the curvatures of its steps
+# Sums of the curvatures of the steps of each row: of users, and of items.
+Reach = tuple[np.ndarray, np.ndarray]
 
 
 def _in_place(rows: np.ndarray, what: str) -> np.ndarray:

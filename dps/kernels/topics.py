@@ -11,7 +11,8 @@ from dps.kernels.loops import inference, tokens
 
 __all__ = ["EPSILON", "draw_topics", "exp_digamma", "fit_documents"]
 
-EPSILON = float(np.finfo(np.float64).eps)  # added to a word's probability, so that one of probability 0 divides by no 0
+# Number added to a word's probability, so that a probability of 0 divides by no 0.
+EPSILON = float(np.finfo(np.float64).eps)
 
 
 def exp_digamma(values: npt.ArrayLike) -> np.ndarray:

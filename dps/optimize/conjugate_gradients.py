@@ -15,7 +15,8 @@ from dps.optimize.vectors import Vector, combine, dots
 
 __all__ = ["conjugate_gradient", "linear_conjugate_gradient"]
 
-CURVATURE = 0.1  # fraction of the first slope: directions stay conjugate only after exact line searches, nearly
+# Fraction of the first slope: directions stay conjugate only after line searches that are nearly exact.
+CURVATURE = 0.1
 
 
 def conjugate_gradient(

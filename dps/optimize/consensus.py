@@ -17,9 +17,13 @@ from dps.optimize.vectors import Vector, combine, dots, soft_threshold, stored
 
 __all__ = ["admm"]
 
-INNER_TOL = 0.1  # tolerance of L-BFGS for a part, as a fraction of tol
-FLOOR = 0.01  # norm of each element, below which tolerances are absolute
-BALANCE, FACTOR = 10.0, 2.0  # ratio of the residuals above which rho is changed, and by how much (section 3.4.1)
+# Tolerance of L-BFGS for a part, as a fraction of tol.
+INNER_TOL = 0.1
+# Norm of each element below which tolerances are absolute.
+FLOOR = 0.01
+# Ratio of the residuals above which rho changes, and the factor by which it does (section 3.4.1).
+BALANCE = 10.0
+FACTOR = 2.0
 
 
 def admm(

@@ -11,8 +11,10 @@ from dps.optimize.vectors import Vector, combine, dots
 
 __all__ = ["gradient_descent"]
 
-SUFFICIENT = 1e-4  # fraction of the fall that the gradient promises, which a step must give
-MAX_HALVINGS = 50  # of a step
+# Fraction of the fall promised by the gradient that a step must give.
+SUFFICIENT = 1e-4
+# Number of halvings of a step.
+MAX_HALVINGS = 50
 
 
 def gradient_descent(

@@ -14,10 +14,14 @@ from dps.optimize.vectors import Vector, combine, dots
 
 __all__ = ["Trial", "WolfeSearch", "search"]
 
-SUFFICIENT = 1e-3  # fraction of the fall that the first slope promises, which a step must give
-WIDTH = 0.1  # relative width of the interval, below which the search ends
-MAX_EVALUATIONS = 20  # of a search
-LONGEST = 1e10  # step
+# Fraction of the fall promised by the first slope that a step must give.
+SUFFICIENT = 1e-3
+# Relative width of the interval below which the search ends.
+WIDTH = 0.1
+# Number of evaluations of a search.
+MAX_EVALUATIONS = 20
+# Longest step.
+LONGEST = 1e10
 
 
 class Point(NamedTuple):

@@ -26,7 +26,8 @@ __all__ = [
     "start_of",
 ]
 
-Function: TypeAlias = Callable[[Vector], tuple[float, Vector]]  # x -> (loss, gradient)
+# Function to minimise: x -> (loss, gradient).
+Function: TypeAlias = Callable[[Vector], tuple[float, Vector]]
 Callback: TypeAlias = Callable[[OptimizeResult], object]
 
 # Status of a result: scipy's numbers, where it has them.

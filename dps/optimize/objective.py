@@ -39,11 +39,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Objective", "minimize"]
 
-BATCHES_OF_TRAINER = 8  # about, of the largest trainer, if no batch size is given
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.0002, 0.2  # between two looks at the board
-SHARE = 0.05  # of the time waited so far, after which to look again
-EARLY = 0.95  # of the time that an evaluation is expected to take: then the driver looks for the first time
-SOONER = 0.6  # of the expected time, the next time, because an evaluation had ended at the first look
+# Batches of the largest trainer, about, if no batch size is given.
+BATCHES_OF_TRAINER = 8
+# Bounds of the pause between two looks at the board.
+SHORTEST_SECONDS = 0.0002
+LONGEST_SECONDS = 0.2
+# Share of the time waited so far after which the driver looks again.
+SHARE = 0.05
+# Share of the expected time of an evaluation after which the driver looks for the first time.
+EARLY = 0.95
+# Factor of the expected time for the next evaluation, if this one had ended at the first look.
+SOONER = 0.6
 
 # Of all elements of x: a batch that needs fewer pulls these alone. A trainer has about 8 batches, and a key travels
 # with each element.
@@ -53,12 +59,14 @@ BESIDE_PAIRS = 20  # vectors that a solver may need at a time beside the pairs o
 NEWS = 0
 SUMS = 1
 TOTAL = 2
-END = -1.0  # the driver says this when the minimisation is over
+# Value with which the driver says that the minimisation is over.
+END = -1.0
 
 # The gradient of a batch: all its elements, or (elements, values) of those that are not 0.
 BatchGradient: TypeAlias = np.ndarray | tuple[np.ndarray, np.ndarray]
 BatchLoss: TypeAlias = Callable[..., tuple[float, BatchGradient]]
-Elements: TypeAlias = Callable[..., np.ndarray | None]  # those of x that a batch needs; None: all
+# Function for the elements of x that a batch needs; None: all.
+Elements: TypeAlias = Callable[..., np.ndarray | None]
 
 
 @dataclasses.dataclass(frozen=True)

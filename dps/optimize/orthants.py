@@ -15,8 +15,10 @@ from dps.optimize.vectors import Vector, combine, dots, soft_threshold, stored
 __all__ = ["owlqn", "penalty_of", "pseudo_gradient", "weights_of_l1"]
 
 SUFFICIENT = 1e-4  # fraction of the promised fall that a step must give
-MAX_HALVINGS = 30  # of a step
-ROUNDING = 2.2e-16  # a pair whose curvature is a smaller fraction is not kept
+# Number of halvings of a step.
+MAX_HALVINGS = 30
+# Smallest relative curvature of a pair that is kept.
+ROUNDING = 2.2e-16
 
 
 def owlqn(

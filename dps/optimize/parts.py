@@ -15,8 +15,10 @@ from dps.optimize.vectors import Vector, combine, dots
 
 __all__ = ["LocalParts", "Parts", "Proximal", "RemoteParts", "Squares"]
 
-INNER_ITERATIONS = 50  # of L-BFGS for a part, in an iteration of ADMM
-FAN_IN = 8  # results that one task adds up
+# Iterations of L-BFGS for a part, in an iteration of ADMM.
+INNER_ITERATIONS = 50
+# Number of results that one task adds up.
+FAN_IN = 8
 
 Proximal: TypeAlias = Callable[[Vector, float], Vector]
 

@@ -14,8 +14,10 @@ from dps.optimize.vectors import Vector, combine, dots, soft_threshold, stored
 
 __all__ = ["fista"]
 
-MAX_DOUBLINGS = 60  # of the curvature, in an iteration
-ROUNDING = 1e-12  # relative to the loss: what a comparison of two losses cannot tell
+# Number of doublings of the curvature in an iteration.
+MAX_DOUBLINGS = 60
+# Differences of two losses, relative to the loss, that a comparison cannot tell.
+ROUNDING = 1e-12
 
 Proximal = Callable[[Vector, float], tuple[Vector, float]]
 

@@ -13,7 +13,8 @@ from dps.optimize.vectors import Vector, combine, dots
 
 __all__ = ["lbfgs"]
 
-ROUNDING = 2.2e-16  # a pair whose curvature is a smaller fraction of the slope is not kept
+# Smallest curvature of a pair that is kept, as a fraction of the slope.
+ROUNDING = 2.2e-16
 
 
 def lbfgs(

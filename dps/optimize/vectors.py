@@ -17,7 +17,8 @@ import numpy as np
 
 __all__ = ["Vector", "combine", "dots", "soft_threshold", "stored"]
 
-Vector: TypeAlias = Any  # a numpy array of one dimension, or an object that follows numpy's protocols
+# Vector: a numpy array of one dimension, or an object that follows numpy's protocols.
+Vector: TypeAlias = Any
 
 # Elements of large numpy arrays that are worked on together: 20 blocks of float64 fit into a core's second cache.
 BLOCK = 4096

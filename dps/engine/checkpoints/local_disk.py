@@ -28,8 +28,10 @@ __all__ = ["HUGE_PAGE_BYTES", "PAGE_BYTES", "BulkFile", "ahead", "is_local", "pa
 
 PAGE_BYTES = 4096  # a direct read or write begins at a multiple of this, in memory and in the file
 HUGE_PAGE_BYTES = 2 << 20
-BLOCK_BYTES = 2 * HUGE_PAGE_BYTES - PAGE_BYTES  # that are written at a time
-O_DIRECT = getattr(os, "O_DIRECT", 0)  # 0 on a system without direct input and output
+# Size of the block that is written at a time.
+BLOCK_BYTES = 2 * HUGE_PAGE_BYTES - PAGE_BYTES
+# Flag of direct input and output; 0 on a system without it.
+O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def is_local(filesystem: object) -> bool:

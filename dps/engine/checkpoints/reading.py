@@ -18,7 +18,8 @@ from dps.engine.state.shard import DenseShard, KeyedShard
 
 __all__ = ["Origins", "SavedShard", "fill", "fill_all", "read_shard"]
 
-FILES_AT_ONCE = 4  # that one process reads: while it puts the rows of one in their places, the disk reads others
+# Files that one process reads at a time: while it puts the rows of one in their places, the disk reads others.
+FILES_AT_ONCE = 4
 
 
 def read_shard(

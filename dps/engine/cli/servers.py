@@ -19,9 +19,12 @@ from dps.errors import RequestTimeoutError
 
 __all__ = ["COMMANDS"]
 
-MAX_NEWS, MAX_MACHINES = 5, 4  # events and overloaded machines that `status` shows
+# Numbers of events and of overloaded machines that `status` shows.
+MAX_NEWS = 5
+MAX_MACHINES = 4
 SERVERS = click.IntRange(1, 1024)
-POLL_SECONDS = 0.2  # `scale` asks for the number of servers so often
+# Pause between two requests of `scale` for the number of servers.
+POLL_SECONDS = 0.2
 
 
 @command

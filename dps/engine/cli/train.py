@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 KINDS = ["libsvm", "parquet", "csv"]
-STOCHASTIC, BATCH = ["adagrad", "sgd", "adam", "ftrl"], ["lbfgs", "owlqn"]  # solvers
+# Solvers by their kind.
+STOCHASTIC, BATCH = ["adagrad", "sgd", "adam", "ftrl"], ["lbfgs", "owlqn"]
 Paths: TypeAlias = tuple[str, ...]
 
 

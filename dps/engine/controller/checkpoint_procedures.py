@@ -74,11 +74,13 @@ __all__ = ["CheckpointProcedures"]
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.02  # between two checks whether a clock is reached, or whether the files are written,
-MAX_POLL_SECONDS = 0.25  # which get rarer, up to this
+# Pause between two checks whether a clock is reached, or the files are written; pauses grow up to MAX_POLL_SECONDS.
+POLL_SECONDS = 0.02
+MAX_POLL_SECONDS = 0.25
 # How many clocks ahead of the fastest trainer to cut. The next margin is tried when one was reached too early.
 CLOCK_MARGINS = (1, 2, 4, 8, 16, 64, 256, 1024)
-RETRY_SECONDS = 0.1  # until the next attempt, after shards have moved
+# Pause until the next attempt, after shards have moved.
+RETRY_SECONDS = 0.1
 
 
 class CheckpointProcedures:

@@ -13,8 +13,10 @@ from dps.errors import DPSError, InputError, LimitError
 
 __all__ = ["MAX_COLLECTED_BYTES", "answer", "reduce"]
 
-MAX_COLLECTED_BYTES = 1 << 24  # of one trainer's part, and of the result, because collectives are for small arrays
-NUMERIC_DTYPE: Any = re.compile("[<>|][biufc][0-9]{1,2}")  # the only dtypes taken, because numpy accepts many others
+# Size of one trainer's part, and of the result, because collectives are for small arrays.
+MAX_COLLECTED_BYTES = 1 << 24
+# Pattern of the dtypes that are taken, because numpy accepts many others.
+NUMERIC_DTYPE: Any = re.compile("[<>|][biufc][0-9]{1,2}")
 REDUCTIONS: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
 
 

@@ -74,12 +74,16 @@ __all__ = ["TICK_SECONDS", "Membership", "ServerRecord"]
 
 logger = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.1  # between two calls of `Membership.tick`
-UNFIT_SECONDS = 1.0  # for which a server that was out of step joins no chain
+# Time between two calls of `Membership.tick`.
+TICK_SECONDS = 0.1
+# Time for which a server that was out of step joins no chain.
+UNFIT_SECONDS = 1.0
 # A primary that could not hand over serves for so many times `dps.timeouts.step-down` before it is asked again.
 BACK_OFF_FACTOR = 3.0
-MAX_MOVES = 4  # shards that move at a time
-MAX_EVENTS = 256  # that are remembered
+# Number of shards that move at a time.
+MAX_MOVES = 4
+# Number of events that are remembered.
+MAX_EVENTS = 256
 
 
 class ServerRecord:

@@ -17,8 +17,10 @@ from dps.errors import InputError, LimitError, ServerGoneError
 
 __all__ = ["FunctionProcedures"]
 
-MAX_FUNCTIONS = 1024  # of one parameter server
-MAX_CODE_BYTES = 64 << 20  # of all functions together
+# Number of functions that one parameter server has.
+MAX_FUNCTIONS = 1024
+# Size of the code of all functions together.
+MAX_CODE_BYTES = 64 << 20
 
 
 class FunctionProcedures:

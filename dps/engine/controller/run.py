@@ -24,7 +24,8 @@ __all__ = ["ParkedRequest", "Run", "TrainerParty", "TrainerRecord"]
 
 logger = logging.getLogger(__name__)
 
-MAX_REPORTING_TRAINERS = 4096  # a run with more of them keeps no reports
+# Number of trainers up to which a run keeps their reports.
+MAX_REPORTING_TRAINERS = 4096
 
 
 class ParkedRequest(NamedTuple):
@@ -63,7 +64,8 @@ class TrainerRecord:
         self.left = False
 
 
-NEVER_JOINED = TrainerRecord(-1)  # stands for the record of a trainer that has none yet; it never changes
+# Record of a trainer that has none yet; it never changes.
+NEVER_JOINED = TrainerRecord(-1)
 
 
 class Run:

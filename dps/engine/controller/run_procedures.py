@@ -31,7 +31,8 @@ from dps.errors import RequestTimeoutError
 
 __all__ = ["RunProcedures"]
 
-BACK_OFF_SECONDS = (0.002, 0.1)  # between two rounds: the first pause, the longest. As between two tries of a client
+# Pauses between two rounds: the first, and the longest. A client pauses as long between two tries.
+BACK_OFF_SECONDS = (0.002, 0.1)
 MAX_REASONS = 3  # the most reasons that an error names, because shards that fail together mostly have the same one
 
 ShardSet: TypeAlias = set[tuple[int, int]]  # (number of the table, shard)

@@ -90,9 +90,12 @@ __all__ = ["Run", "Runs"]
 
 logger = logging.getLogger(__name__)
 
-MAX_ORIGINS, MAX_ATTEMPTS = (1 << 32) - 1, (1 << 16) - 1  # what their fields in a frame can hold
-SWEEP_SECONDS = 1.0  # between two checks which Dask tasks have ended
-MAX_ELASTIC_RUNS = 1000  # open at a time
+# Largest values that the fields of a frame can hold.
+MAX_ORIGINS, MAX_ATTEMPTS = (1 << 32) - 1, (1 << 16) - 1
+# Time between two checks which Dask tasks have ended.
+SWEEP_SECONDS = 1.0
+# Number of elastic runs that are open at a time.
+MAX_ELASTIC_RUNS = 1000
 
 
 class Note(Protocol):

@@ -40,11 +40,16 @@ __all__ = ["MAINTENANCE_SECONDS", "ServerProcedures", "Workers"]
 
 logger = logging.getLogger(__name__)
 
-DEDICATED_WAIT_SECONDS = 2.0  # for workers with the dps resource, before ordinary workers are taken
-WORKER_POLL_SECONDS = 0.05  # between two checks whether there are enough workers
-START_POLL_SECONDS = 0.02  # between two checks whether a server is up
-RETRY_SECONDS = 5.0  # until the next attempt to replace a server, after one that failed
-MAINTENANCE_SECONDS = 0.5  # between two checks whether a server is missing, or is empty and to be closed
+# Wait for workers with the dps resource, before ordinary workers are taken.
+DEDICATED_WAIT_SECONDS = 2.0
+# Pause between two checks whether there are enough workers.
+WORKER_POLL_SECONDS = 0.05
+# Pause between two checks whether a server is up.
+START_POLL_SECONDS = 0.02
+# Pause until the next attempt to replace a server, after one that failed.
+RETRY_SECONDS = 5.0
+# Pause between two checks whether a server is missing, or is empty and to be closed.
+MAINTENANCE_SECONDS = 0.5
 
 
 class Workers(Protocol):

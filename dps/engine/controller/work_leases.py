@@ -18,9 +18,12 @@ from dps.errors import DPSError, ProtocolError
 
 __all__ = ["WorkLeases"]
 
-ASK_AGAIN_SECONDS = 0.002, 0.05  # until a trainer without a portion asks again: least and, with few trainers, most
-MAX_REQUESTS_PER_SECOND = 500  # of all trainers that ask again
-MAX_SECONDS = 1e9  # that a trainer may claim for a step
+# Pauses until a trainer without a portion asks again: the least and, with few trainers, the longest.
+ASK_AGAIN_SECONDS = 0.002, 0.05
+# Requests of all trainers that ask again, together.
+MAX_REQUESTS_PER_SECOND = 500
+# Longest time that a trainer may claim for a step.
+MAX_SECONDS = 1e9
 
 
 class WorkLeases:

@@ -52,12 +52,18 @@ from dps.errors import InputError
 
 __all__ = ["MAX_PORTIONS", "Lease", "Leases", "Missing", "Portion"]
 
-PORTIONS_PER_TRAINER = 32  # about
-MAX_PORTIONS = 4096  # of a run, because a shard remembers the last op of each
-SLACK_SECONDS = 0.2  # a trainer may seem late by this much, because it reports only now and then how far it is
-PACE_WEIGHT = 0.5  # of the latest portion in a trainer's average pace
-MAX_PARTITIONS_SHOWN = 8  # in a message
-MAX_EPOCHS_REMEMBERED = 1000  # for which the arguments of `iterate` are remembered
+# Number of portions of each trainer, about.
+PORTIONS_PER_TRAINER = 32
+# Number of portions of a run, because a shard remembers the last op of each.
+MAX_PORTIONS = 4096
+# Time by which a trainer may seem late, because it reports only now and then how far it is.
+SLACK_SECONDS = 0.2
+# Weight of the latest portion in a trainer's average pace.
+PACE_WEIGHT = 0.5
+# Number of partitions that a message names.
+MAX_PARTITIONS_SHOWN = 8
+# Number of epochs for which the arguments of `iterate` are remembered.
+MAX_EPOCHS_REMEMBERED = 1000
 
 
 class Portion(NamedTuple):

@@ -30,7 +30,8 @@ KEPT_BYTES = 1 << 26  # bytes of the tags and answers of all kept meetings
 
 Payload = TypeVar("Payload")
 Result = TypeVar("Result")
-CallPlace = tuple[int, int]  # clock, number of collective calls before it at that clock
+# Place of a collective call: the clock, and the number of calls before it at that clock.
+CallPlace = tuple[int, int]
 
 
 class Meeting(NamedTuple, Generic[Result]):

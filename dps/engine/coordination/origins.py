@@ -28,13 +28,19 @@ from dps.errors import LimitError, StoppedError
 
 __all__ = ["EncodedKey", "TaskKey", "TaskOrigins", "decode_key", "encode_key"]
 
-Life = TypeVar("Life")  # of a task: the scheduler's record of it
-TaskKey: TypeAlias = "str | bytes | int | float | tuple[TaskKey, ...]"  # as Dask has it
-EncodedKey: TypeAlias = "str | int | float | dict[str, str] | list[EncodedKey]"  # the same as JSON has it
+# Life of a task: the scheduler's record of it.
+Life = TypeVar("Life")
+# Key of a task as Dask has it.
+TaskKey: TypeAlias = "str | bytes | int | float | tuple[TaskKey, ...]"
+# Key of a task as JSON has it.
+EncodedKey: TypeAlias = "str | int | float | dict[str, str] | list[EncodedKey]"
 
-MAX_ORIGINS = 1 << 15  # half as many as a shard's ledger remembers
-MAX_CLIENTS = 1024  # with which one task may push
-MAX_ATTEMPTS = (1 << 16) - 1  # the field in a frame holds no more
+# Number of origins: half as many as a shard's ledger remembers.
+MAX_ORIGINS = 1 << 15
+# Number of clients with which one task may push.
+MAX_CLIENTS = 1024
+# Largest attempt, because the field in a frame holds no more.
+MAX_ATTEMPTS = (1 << 16) - 1
 
 
 def encode_key(key: TaskKey) -> EncodedKey:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 __all__ = ["Choice", "Reservations", "WorkerThreads", "choose", "free_threads"]
 
-MAX_TASKS_SHOWN = 3  # keys of tasks in a message
+# Number of tasks that a message names.
+MAX_TASKS_SHOWN = 3
 
 
 class WorkerThreads(NamedTuple):

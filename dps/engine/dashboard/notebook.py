@@ -34,7 +34,8 @@ __all__ = [
 __all__ += ["parameter_server_html", "summary"]
 
 TEMPLATE_PATHS.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates"))
-PATIENCE_SECONDS = 2.0  # to wait for the controller's answer, and again for the servers' answers
+# Longest wait for the controller's answer, and again for the servers' answers.
+PATIENCE_SECONDS = 2.0
 
 
 def render(template: str, **values: object) -> str:

@@ -23,5 +23,7 @@ STATE_COLOURS = {
     TrainerPhase.LEFT: GREY,
     TrainerPhase.EXPECTED: GREY,
 }
-LINES = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY, YELLOW)  # for curves whose colour has no meaning
-SEQUENTIAL = ("#440154", "#414487", "#2A788E", "#22A884", "#7AD151", "#FDE725")  # viridis, from little to much
+# Colours of curves whose colour has no meaning.
+LINES = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY, YELLOW)
+# Colours of viridis, from little to much.
+SEQUENTIAL = ("#440154", "#414487", "#2A788E", "#22A884", "#7AD151", "#FDE725")

@@ -37,7 +37,8 @@ __all__ = ["METRICS", "ONE_BY_ONE", "HasSessions", "Metrics", "snapshots"]
 
 logger = logging.getLogger("distributed.dps.dashboard")
 
-ONE_BY_ONE = 128  # trainers, and tables, with series of their own
+# Number of trainers, and of tables, up to which each has series of its own.
+ONE_BY_ONE = 128
 QUANTILES = (0.05, 0.5, 0.95)
 
 # name -> (help text, labels after "session"). A name that ends in _total is a counter.

@@ -43,13 +43,17 @@ if TYPE_CHECKING:  # rich is optional, and imported where it draws
 
 __all__ = ["StatusOverview", "StatusView", "print_plain", "slowest_first", "split_bar"]
 
-GLYPHS = dict(zip(PARTS, "█▒·▓░", strict=True))  # can be told apart without colours, too
+# Characters of the bars, which can be told apart without colours, too.
+GLYPHS = dict(zip(PARTS, "█▒·▓░", strict=True))
 WIDE_LINE_LENGTH = 120  # characters of a line from which there is room for more columns about each trainer
 MAX_METRIC_NAME_LENGTH = 12  # characters of a metric's name at the head of a column
-MIN_ROWS = {"trainers": 4, "servers": 2, "tables": 1, "events": 2}  # of each section, if there is room for any
-MAX_ROWS = {"trainers": 24, "servers": 16, "tables": 16, "events": 8, "runs": 4}  # where the height is not bounded
+# Least rows of each section, if there is room for any.
+MIN_ROWS = {"trainers": 4, "servers": 2, "tables": 1, "events": 2}
+# Most rows of each section where the height is not bounded.
+MAX_ROWS = {"trainers": 24, "servers": 16, "tables": 16, "events": 8, "runs": 4}
 MAX_MACHINES = 4
-MAX_TABLE_NAME_LENGTH = 24  # characters
+# Characters of a table's name.
+MAX_TABLE_NAME_LENGTH = 24
 MAX_FINDINGS = 4
 
 

@@ -17,7 +17,8 @@ __all__ = ["STALENESS_RULE", "convergence", "counted", "crowded_first", "duratio
 __all__ += ["learning_curve", "machine_text", "number_text", "size_text", "subject", "time_text"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
-BUSY_SHARE = 0.8  # a serving thread that is at work for so much of its time has hardly any time left
+# Share of its time from which on a serving thread that is at work has hardly any time left.
+BUSY_SHARE = 0.8
 KIND_TEXTS = {
     "transient": "is slow for a moment",
     "permanent": "is slow for good",

@@ -284,7 +284,8 @@ class Execution:
         return self._run
 
 
-_thread = threading.local()  # its `execution` is the latest one of the thread
+# State of the thread: its `execution` is the latest one.
+_thread = threading.local()
 
 
 def execution() -> Execution | None:

@@ -30,7 +30,8 @@ __all__ = [
 
 # The arguments of Dask's request `versions`, which every Dask process answers, even one without dps.
 VERSIONS_REQUEST = {"packages": ["dps"]}
-MAX_PLACES_SHOWN = 3  # for each version, in a message
+# Number of places that a message names for each version.
+MAX_PLACES_SHOWN = 3
 
 
 def host_of(address: str) -> str:

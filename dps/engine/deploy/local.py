@@ -26,8 +26,10 @@ from dps.errors import DPSError, InputError, InputTypeError
 
 __all__ = ["LocalCluster"]
 
-Synced: TypeAlias = Any  # a result; on an asynchronous cluster an awaitable of it
-CLOSE_SECONDS = 5.0  # the longest that a nanny takes to close, and the time limit for closing parameter servers
+# Result of a call; on an asynchronous cluster an awaitable of it.
+Synced: TypeAlias = Any
+# Longest time that a nanny takes to close, and the time limit for closing parameter servers.
+CLOSE_SECONDS = 5.0
 
 
 class LateMessages(logging.Filter):

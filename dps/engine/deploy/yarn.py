@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["YarnCluster"]
 
 LISTEN = ("host", "port", "dashboard_address")
-POLL_SECONDS = 0.2  # between two requests for the list of containers
-ACTOR_PREFIX = "dps-server-"  # of the Dask keys of servers' actors
+# Pause between two requests for the list of containers.
+POLL_SECONDS = 0.2
+# Prefix of the Dask keys of servers' actors.
+ACTOR_PREFIX = "dps-server-"
 
 
 class YarnCluster(Cluster):

@@ -14,7 +14,8 @@ from dps.errors import DPSError
 
 __all__ = ["Application"]
 
-POLL_SECONDS = 0.2  # between two requests for the application's state
+# Pause between two requests for the application's state.
+POLL_SECONDS = 0.2
 PENDING = ("NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED")  # states of an application that does not run yet
 
 

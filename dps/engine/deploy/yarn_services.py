@@ -42,7 +42,8 @@ __all__ = ["TrainersScheduler", "find_scheduler", "publish"]
 ADDRESS = "dask.scheduler"
 DASHBOARD = "dask.dashboard"
 SECURITY = "dps.security"
-POLL_SECONDS = 0.1  # between two reads of the key-value store
+# Pause between two reads of the key-value store.
+POLL_SECONDS = 0.1
 ROLES = ("scheduler", "worker", "client")
 CREDENTIALS = ("tls_ca_file", *(f"tls_{role}_{part}" for role in ROLES for part in ("cert", "key")))
 

@@ -45,8 +45,10 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-PIECE_BYTES = 8 << 20  # pulled at a time
-PACKAGES = ("dps", "dask", "distributed", "numpy")  # whose versions a report tells
+# Size of the piece that is pulled at a time.
+PIECE_BYTES = 8 << 20
+# Packages whose versions a report tells.
+PACKAGES = ("dps", "dask", "distributed", "numpy")
 
 
 def take_checkpoint(call: Control, url: str, keep: int, incremental: bool, storage_options: Options | None) -> Json:

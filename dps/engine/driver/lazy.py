@@ -29,7 +29,8 @@ from dps.errors import InputError, InputTypeError, told
 
 __all__ = ["end_run", "map_partitions_with_ps"]
 
-Meta: TypeAlias = Any  # an empty array or frame, or names and dtypes: what Dask takes as `meta`
+# Description of a result as Dask takes it: an empty array or frame, or names and dtypes.
+Meta: TypeAlias = Any
 
 # parameter server -> name of a result -> number of its run
 _runs: weakref.WeakKeyDictionary[ParameterServer, dict[str, int]] = weakref.WeakKeyDictionary()

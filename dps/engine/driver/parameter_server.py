@@ -62,7 +62,8 @@ from dps.errors import ClosedError, DPSError, InputError, NameInUseError, Unknow
 __all__ = ["ParameterServer"]
 
 MAX_SERVERS = 1024
-MIN_INTERVAL_SECONDS = 0.01  # between two looks at the load
+# Shortest time between two looks at the load.
+MIN_INTERVAL_SECONDS = 0.01
 
 Connection = DriverConnection | DeferredConnection
 

@@ -28,10 +28,13 @@ __all__ = ["dask_setup", "dask_teardown"]
 
 logger = logging.getLogger("distributed.dps.preload")
 
-RETRY_SECONDS = 5.0  # until a start that failed is tried again
-POLL_SECONDS = 0.1  # between two looks whether the workers have come
+# Pause until a start that failed is tried again.
+RETRY_SECONDS = 5.0
+# Pause between two looks whether the workers have come.
+POLL_SECONDS = 0.1
 
-opening: dict[str, asyncio.Task] = {}  # by the scheduler's id
+# Tasks that open a parameter server, by the scheduler's id.
+opening: dict[str, asyncio.Task] = {}
 
 
 @click.command()

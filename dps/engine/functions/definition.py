@@ -25,7 +25,8 @@ from dps.errors import DPSError, InputError, InputTypeError, UnknownFunctionErro
 __all__ = ["Function", "function", "opened"]
 
 Part = Callable[..., Any]
-OWN = "dps."  # modules whose functions each server has
+# Prefix of the modules whose functions each server has.
+OWN = "dps."
 
 
 class Function:

@@ -27,14 +27,24 @@ if TYPE_CHECKING:
 
 __all__ = ["AutoStaleness"]
 
-MUCH_WAITING_SHARE, NEGLIGIBLE_WAITING_SHARE = 0.10, 0.02  # parts of the trainers' time
+# Shares of the trainers' time: a step up needs more waiting than the first, a step down less than the second.
+MUCH_WAITING_SHARE = 0.10
+NEGLIGIBLE_WAITING_SHARE = 0.02
 STEP_SECONDS = 5.0  # least time between two steps
-CALM_STEPS = 4  # a step down comes after negligible waiting for so many times STEP_SECONDS
-MIN_BACKOFF_STEPS, MAX_BACKOFF_STEPS = 8, 64  # back-off after a wrong step, in times of STEP_SECONDS
-LASTING_SECONDS = 5.0  # a network that is slow for longer is no delay that staleness absorbs
-MAX_LOSSES, MIN_LOSSES = 24, 4  # values of the loss that are kept; values that are needed to judge
+# A step down comes after this many times STEP_SECONDS with negligible waiting.
+CALM_STEPS = 4
+# Bounds of the back-off after a wrong step, in multiples of STEP_SECONDS.
+MIN_BACKOFF_STEPS = 8
+MAX_BACKOFF_STEPS = 64
+# Delays of the network that last longer than this are none that staleness absorbs.
+LASTING_SECONDS = 5.0
+# Numbers of losses: the most that are kept, and the fewest that a judgement needs.
+MAX_LOSSES = 24
+MIN_LOSSES = 4
 SLOPE_SHARE = 0.25  # part of the earlier slope that the loss must keep, because loss curves flatten anyway
-DEVIATIONS, TOLERANCE = 3.0, 0.005  # standard deviations, and part of the loss, by which it may exceed its trend
+# A loss may exceed its trend by this many standard deviations and this fraction of itself.
+DEVIATIONS = 3.0
+TOLERANCE = 0.005
 
 
 class AutoStaleness:

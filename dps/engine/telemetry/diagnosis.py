@@ -77,19 +77,29 @@ LASTING_SECONDS = 8.0  # window for trainers without a streak, beside which perm
 TRANSIENT_LOG_FACTOR = math.log(1.4)
 PERMANENT_LOG_FACTOR = math.log(1.25)
 SLOW_LOG_FACTOR = math.log(1.12)
-PERMANENT_SECONDS = 5.0  # a trainer that is slow for so long is slow for good
+# A trainer that has been slow for this long is a permanent straggler.
+PERMANENT_SECONDS = 5.0
 REMEMBERED_TICKS = 16  # ticks of which the trainers' factors are remembered
 STREAK_SHARE = 0.75  # part of a streak's ticks with reports in which the trainer must be slow
-UNUSUAL_FACTOR = 1.4  # while all trainers are so many times slower than at the last ticks, nothing is noted
+# Factors are not noted while all trainers are this many times slower than at the last ticks.
+UNUSUAL_FACTOR = 1.4
 DOUBLED_WINDOW_SHARE = 0.15  # part of a transient factor (its logarithm) that must show over twice the window too
-HOLD_SECONDS = 2.5  # a finding that is not confirmed ends after so long
+# A finding ends when it has not been confirmed for this long.
+HOLD_SECONDS = 2.5
 KIND_CONFIRMATIONS = 3  # consecutive ticks that must agree on another kind
-DEAD_SECONDS, DEAD_CLOCKS = 5.0, 10  # a trainer that is silent for both is dead
-PAUSE_SECONDS, PAUSE_CLOCKS = 1.0, 6  # a trainer that is silent for both has a pause
-PAUSE_GAPS = 3  # ... and for so many usual gaps between its reports
+# A trainer is dead when its silence exceeds both bounds: seconds, and this many clocks of usual length.
+DEAD_SECONDS = 5.0
+DEAD_CLOCKS = 10
+# A trainer has a pause when its silence exceeds all three bounds: seconds, clocks of usual length, and usual gaps
+# between its reports.
+PAUSE_SECONDS = 1.0
+PAUSE_CLOCKS = 6
+PAUSE_GAPS = 3
 ABSENT_SECONDS = 30.0  # silence after which a trainer that has not joined, or the only trainer, is dead
 ASLEEP_SECONDS = 3.0  # a longer time between two ticks means that the diagnosis did not run
-SKEW_FACTOR, EXPLAINED_SHARE = 1.15, 0.6  # skew: a load so many times the others', which explains so much of the excess
+# Skew is a load this many times the other trainers' that explains at least this share of the excess.
+SKEW_FACTOR = 1.15
+EXPLAINED_SHARE = 0.6
 
 
 class Diagnosis:

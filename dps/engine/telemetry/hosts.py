@@ -175,8 +175,10 @@ host_load = LoadReader()
 
 # ---- What the controller keeps of them. Pure; time is an argument
 
-AVERAGED_SECONDS = 3.0  # the mean is taken over the readings of so many seconds
-STALE_SECONDS = 10.0  # a machine without a reading for so long is forgotten
+# Window, in seconds, of the readings whose mean is a machine's load.
+AVERAGED_SECONDS = 3.0
+# A machine is forgotten when it has sent no reading for this long.
+STALE_SECONDS = 10.0
 MAX_READINGS = 64  # readings kept of each machine
 MAX_HOSTS = 4096
 

@@ -61,19 +61,24 @@ __all__ = ["Monitor", "run_status"]
 
 logger = logging.getLogger(__name__)
 
-DIAGNOSIS_SECONDS = 1.0  # between two diagnoses of a run
-CURVE_SECONDS = 0.5  # between two points of the curve of all servers
-FAILURE_PAUSE_SECONDS = 60.0  # the monitor rests for so long after an error of its own
-SNAPSHOT_SECONDS, VIEWED_SECONDS = 1.0, 10.0  # between two snapshots; for so long after `view` was called last
+DIAGNOSIS_SECONDS = 1.0  # pause between two diagnoses of a run
+CURVE_SECONDS = 0.5  # time between two points of the curve of all servers
+FAILURE_PAUSE_SECONDS = 60.0  # rest of the monitor after an error of its own
+# The monitor makes a snapshot each SNAPSHOT_SECONDS, until VIEWED_SECONDS after the last call of `view`.
+SNAPSHOT_SECONDS = 1.0
+VIEWED_SECONDS = 10.0
 # From then on snapshots are rarer, and later they stop. Prometheus calls `view` every 15 to 60 s.
 RARE_SNAPSHOT_SECONDS, VIEW_EXPIRY_SECONDS = 5.0, 300.0
-MAX_RUNS, CURVE_POINTS = 4, 240  # in a snapshot
+# Limits of a snapshot: runs, and points of each curve.
+MAX_RUNS = 4
+CURVE_POINTS = 240
 MAX_AUTO_STALENESS = 16  # largest staleness with which the automatic setting begins
 MAX_FINDING_EVENTS = 8  # findings of one diagnosis that become events of their own
-HISTORY_POINTS = 1024  # of each metric, in a history
+HISTORY_POINTS = 1024  # points of each metric in a history
 NO_ANSWERS: Mapping[int, ServerAnswer] = {}
 NO_REPORTS = ServerTelemetry()
-SILENT_SECONDS = 2.0  # a server's last rates are no longer shown after so long without a report
+# A server's last rates are shown until its silence exceeds this time.
+SILENT_SECONDS = 2.0
 
 
 class Monitor:

@@ -28,17 +28,27 @@ from dps.engine.telemetry.rates import Window
 
 __all__ = ["Overload"]
 
-THREADS_PER_PROCESSOR, BUSY_SHARE = 1.25, 0.85  # a loaded machine: threads that want a processor; processors in use
-UNMEASURED_THREADS_PER_PROCESSOR = 1.5  # the same where the kernel does not measure waiting for a processor
-SLOWED_SHARE = 0.15  # on a loaded machine, a trainer is slowed if it waits for processors so much of its time
-HELD_BACK_SHARE = 0.3  # the same on a machine that is not loaded
-HUNGRY_SHARE = 0.3  # a server is slowed if it has no processor so much of the time that it wants one ...
-MIN_STARVED_SHARE = 0.02  # ... and so much of all time
+# A machine is loaded when more threads than this want each processor, and this share of the processors is in use.
+THREADS_PER_PROCESSOR = 1.25
+BUSY_SHARE = 0.85
+# Threads for each processor where the kernel does not measure the waiting for a processor.
+UNMEASURED_THREADS_PER_PROCESSOR = 1.5
+# On a loaded machine, a trainer is slowed when it waits for a processor for this share of its time.
+SLOWED_SHARE = 0.15
+# On a machine that is not loaded, a trainer is slowed when it waits for a processor for this share of its time.
+HELD_BACK_SHARE = 0.3
+# A server is slowed when it has no processor for this share of the time that it wants one, and for MIN_STARVED_SHARE
+# of all time.
+HUNGRY_SHARE = 0.3
+MIN_STARVED_SHARE = 0.02
 CONFIRMATIONS = 2  # consecutive updates that must find an overload before it is named
-HOLD_SECONDS = 6.0  # a finding that is not confirmed ends after so long; half of the evidence confirms it
-STOLEN_SHARE = 0.1  # part of the processors' time that a hypervisor takes; the kernel does not count it as waiting
+# A finding ends when it has not been confirmed for this long; half of the evidence confirms it.
+HOLD_SECONDS = 6.0
+# Share of the processors' time that a hypervisor takes; the kernel does not count it as waiting.
+STOLEN_SHARE = 0.1
 MAX_NAMED = 8  # trainers listed in a text
-EXPECTED_THREADS = 2  # the driver and the scheduler, which may run beside trainers and servers
+# Threads of the driver and the scheduler, which may run beside trainers and servers.
+EXPECTED_THREADS = 2
 
 
 class Overload:

@@ -14,7 +14,8 @@ from dps.engine.telemetry.history import COLUMNS, History
 __all__ = ["Window", "noise", "others", "unit"]
 
 INDEX = dict(zip(COLUMNS, range(len(COLUMNS)), strict=True))
-SAMPLED_TRAINERS = 16  # the scatter of so many trainers stands for that of all
+# Number of trainers whose scatter stands for that of all.
+SAMPLED_TRAINERS = 16
 PRIOR_REPORTS, PRIOR_SCATTER = 4, 0.07  # Bayesian prior: weight and scatter assumed before the first report
 DIFFERENCE_PER_SIGMA = 0.6745 * np.sqrt(2)  # median of |x - y| for normal x and y, in standard deviations
 

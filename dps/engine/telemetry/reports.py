@@ -30,8 +30,11 @@ __all__ = [
     "quantile",
 ]
 
-TIME_COLUMNS = 9  # the first columns travel in the field "t"; the others are counts and travel in "n"
-MAX_METRICS, MAX_METRIC_VALUE = 32, 1e100  # metrics in a report; absolute value of a metric
+# Number of the first columns, which travel in the field "t"; the others are counts and travel in "n".
+TIME_COLUMNS = 9
+# Limits of a report: the number of metrics, and the absolute value of each.
+MAX_METRICS = 32
+MAX_METRIC_VALUE = 1e100
 MAX_SERVERS = 4096
 MAX_TABLES = 64
 MAX_SHARDS = 1 << 12
@@ -45,11 +48,14 @@ Amount = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Four = Annotated[list[Amount], Meta(min_length=4, max_length=4)]
 Counts = dict[Annotated[int, Meta(ge=0, le=MAX_SHARDS - 1)], Amount]
-Times = dict[Annotated[int, Meta(ge=0, le=MAX_BUCKET)], Amount]  # bucket of `quantile` -> how many
-Number = Annotated[int, Meta(ge=0, le=1 << 32)]  # of a server or table
+# Counts of times by their bucket, as `quantile` reads them.
+Times = dict[Annotated[int, Meta(ge=0, le=MAX_BUCKET)], Amount]
+# Number of a server or table.
+Number = Annotated[int, Meta(ge=0, le=1 << 32)]
 # host, cores, tasks, busy, stolen: as in `HostLoad`
 Load = tuple[str, Annotated[int, Meta(ge=1, le=MAX_CORES)], Amount, Share, Share]
-Metric = tuple[Annotated[int, Meta(ge=0, le=10**18)], float, float | None]  # count, sum, last value
+# Value of a metric: the count, the sum, and the last value.
+Metric = tuple[Annotated[int, Meta(ge=0, le=10**18)], float, float | None]
 
 
 class TrainerFields(msgspec.Struct, frozen=True):

@@ -22,11 +22,15 @@ from dps.engine.telemetry.snapshot import PARTS, Curve, Straggler, TimeSplit, Tr
 
 __all__ = ["RunTelemetry", "same"]
 
-RECENT_SECONDS = 10.0  # rates and fractions are taken over so long
+# Window, in seconds, over which rates and fractions are taken.
+RECENT_SECONDS = 10.0
 CURVE_POINTS = 1024  # points kept of each metric's curve
 SNAPSHOT_POINTS = 256  # points of a curve in a snapshot
-MAX_STRIPS = 32  # trainers whose strip chart is in a snapshot
-MAX_METRICS, MAX_LOGGED = 32, 16  # names of metrics; names whose last value of each trainer is in a snapshot
+# Number of trainers whose strip chart is in a snapshot.
+MAX_STRIPS = 32
+# Limits of a snapshot: names of metrics, and names of which it has the last value of each trainer.
+MAX_METRICS = 32
+MAX_LOGGED = 16
 MAX_FINDINGS = 512  # findings kept of a run
 MAX_ROWS = 1 << 16  # rows of the histories of all trainers together
 PART_COLUMNS = [COLUMNS.index(name) for name in PARTS]

@@ -26,7 +26,8 @@ except ImportError:  # not on Windows
 
 __all__ = ["ServerMeter", "TableMeter", "process_usage"]
 
-MAX_SIZED_SHARDS = 256  # shards whose size one report measures
+# Number of shards whose size one report measures.
+MAX_SIZED_SHARDS = 256
 
 
 class TableMeter(TableCounters):

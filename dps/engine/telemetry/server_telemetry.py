@@ -16,7 +16,8 @@ from dps.engine.telemetry.reports import ReceivedReport, TableCounts, quantile
 
 __all__ = ["ServerRates", "ServerTelemetry"]
 
-KEPT_REPORTS = 8  # rates are taken over so many reports, which is about 4 s
+# Number of reports over which rates are taken: about 4 s.
+KEPT_REPORTS = 8
 CURVE_POINTS = 512  # points kept of the curves of a server
 CURVE_COLUMNS = ("time", "requests", "keys", "bytes", "p50", "p99", "busy")
 NO_COUNTS: TableCounts = {

@@ -21,16 +21,24 @@ from dps.engine.telemetry.rates import Window, others
 
 __all__ = ["ServerReading", "silence", "slow_servers"]
 
-SILENT_SECONDS = 2.0  # without a heartbeat for so long, a server counts as silent
+# A server counts as silent when no heartbeat has come for this long.
+SILENT_SECONDS = 2.0
 CONFIRMED_SHARE = 0.2  # least part of the trainers' time that is lost, if the server's own report confirms the slowness
-SUSPECTED_SHARE = 0.3  # the same if the server's report does not confirm it
-SLOW_SERVICE_FACTOR = 2.0  # a server whose service takes so many times as long as the others' confirms the slowness
+# Least part of the trainers' time that is lost, if the server's own report does not confirm the slowness.
+SUSPECTED_SHARE = 0.3
+# A server confirms the slowness when its service takes this many times as long as the other servers'.
+SLOW_SERVICE_FACTOR = 2.0
 # Without a confirmation, the wait must be so many times that of an ordinary request, and that for the other servers.
 SUSPECTED_FACTOR, SUSPECTED_FACTOR_OF_OTHERS = 5.0, 3.0
-CALL_SECONDS, BYTES_PER_SECOND = 3e-3, 1e8  # an ordinary request on a busy machine: upper bound on its time
-LAG_SECONDS, LAG_SECONDS_ALONE = 0.02, 0.05  # so late a loop confirms: one of several servers; a single server
+# Upper bound on the time of an ordinary request on a busy machine: for the call, and for its bytes.
+CALL_SECONDS = 3e-3
+BYTES_PER_SECOND = 1e8
+# A loop that is this late confirms the slowness: of one among several servers, and of a single server.
+LAG_SECONDS = 0.02
+LAG_SECONDS_ALONE = 0.05
 MIN_LAG_SHARE = 0.25  # part of the worst lateness that trainers must lose in every clock
-MINORITY_SHARE = 0.34  # so many of the trainers need not lose any time at a slow server
+# Largest share of the trainers that need not lose any time at a slow server.
+MINORITY_SHARE = 0.34
 
 
 class ServerReading(NamedTuple):

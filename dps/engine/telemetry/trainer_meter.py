@@ -30,7 +30,8 @@ from dps.errors import InputError
 __all__ = ["TrainerMeter"]
 
 REPORT_SECONDS = 0.25  # least time between two reports
-MAX_REPORTS_PER_SECOND = 1000  # from all trainers of a run together: a controller cannot read many more
+# Reports of all trainers of a run together: a controller cannot read many more.
+MAX_REPORTS_PER_SECOND = 1000
 
 
 class ServerTraffic(Traffic):

@@ -54,7 +54,8 @@ __all__ = ["Connection", "ConnectionOwner", "Handler"]
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit(20))
 
-PEER_INBOX_BYTES = 1 << 17  # of a peer that has proved the secret; the system gives memory to the part that is used
+# Inbox of a peer that has proved the secret; the system gives memory to the part that is used.
+PEER_INBOX_BYTES = 1 << 17
 # A timer that fires later than this does not judge the pace of a sender, because this process itself was stopped.
 MAX_TIMER_DELAY_SECONDS = 1.0
 # Kinds of frames whose bodies do not wait for memory. Otherwise two servers, each of them full of ops that the other

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Coalescer", "DirectWriter", "Turn"]
 
-FLUSH_BYTES = 1 << 16  # so many do not wait for the end of the turn
+# Size from which on bytes do not wait for the end of the turn.
+FLUSH_BYTES = 1 << 16
 
 
 class Coalescer:

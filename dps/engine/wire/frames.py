@@ -79,7 +79,8 @@ __all__ = [
     "unpack_items",
 ]
 
-MAGIC = 0x5044  # "DP"
+# First bytes of each frame: "DP".
+MAGIC = 0x5044
 VERSION = 4
 
 # kinds
@@ -126,7 +127,8 @@ CONTROL = 32
 RULE_ROWS = 64
 REPLAYED = 128
 RULE_DELETE = RULE_ADD | RULE_ASSIGN
-MORE = CERTIFICATE  # of REPLICATE with RULE_ROWS
+# Flag of REPLICATE with RULE_ROWS.
+MORE = CERTIFICATE
 
 _HEADER = struct.Struct("<HBBIIIIIqHHiqIHHQ")
 HEADER_SIZE = _HEADER.size

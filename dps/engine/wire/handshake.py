@@ -40,8 +40,10 @@ __all__ = [
     "proves",
 ]
 
-MAX_HELLO_BYTES = 1 << 12  # of the body that a listener takes before the proof
-MAX_ANSWER_BYTES = 1 << 15  # of the body that the connecting side takes before the proof: the reason of a refusal, too
+# Size of the body that a listener takes before the proof.
+MAX_HELLO_BYTES = 1 << 12
+# Size of the body that the connecting side takes before the proof, which includes the reason of a refusal.
+MAX_ANSWER_BYTES = 1 << 15
 
 
 def of_servers(name: str) -> str:

@@ -29,9 +29,12 @@ __all__ = [
     "staleness_of",
 ]
 
-NO_BOUND = 1 << 31  # the bound of a run without one
-BOUND_BITS = 32  # of a bound
-MAX_LOWEST = (1 << 31) - 1  # because `start` is signed; a higher clock is told as this one
+# Value of the bound of a run that has none.
+NO_BOUND = 1 << 31
+# Number of bits that a bound takes.
+BOUND_BITS = 32
+# Largest clock that is told, because `start` is signed; a higher clock is told as this one.
+MAX_LOWEST = (1 << 31) - 1
 
 
 def bound_of(staleness: float) -> int:

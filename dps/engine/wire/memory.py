@@ -26,9 +26,12 @@ import numpy as np
 
 __all__ = ["FIRST_BYTES", "GROWTH_FACTOR", "Buffer", "GrowingBody", "Holder", "Incoming"]
 
-FIRST_BYTES = 1 << 18  # of a new body's buffer
-GROWTH_FACTOR = 4  # a buffer grows to so many times the bytes that have arrived
-SHRINK_AFTER_MESSAGES = 64  # in a row that need no buffer of that size: then it is made smaller
+# Size of a new body's buffer.
+FIRST_BYTES = 1 << 18
+# Factor by which a buffer exceeds the bytes that have arrived, when it grows.
+GROWTH_FACTOR = 4
+# Number of messages in a row that need no buffer of that size, after which it is made smaller.
+SHRINK_AFTER_MESSAGES = 64
 
 
 class Buffer:

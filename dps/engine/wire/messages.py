@@ -220,11 +220,13 @@ class LeaseAnswer(msgspec.Struct, omit_defaults=True):
 
 # ---- Membership: what servers tell the controller beside heartbeats
 
-Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]  # because a negative one counts from a list's end
+# Place in a list; a negative one would count from the list's end.
+Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Port: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-Shards: TypeAlias = list[tuple[int, int]]  # each by the number of its table and its own; what servers answer as actors
+# Shards by the numbers of their tables and their own, as servers that are actors answer.
+Shards: TypeAlias = list[tuple[int, int]]
 
 
 class Serve(msgspec.Struct, frozen=True):
@@ -270,7 +272,8 @@ class ServerFailed(msgspec.Struct, frozen=True):
 
 # ---- Placement, what is where: PLACE to servers, and the answer to ROUTE for clients
 
-Address: TypeAlias = tuple[str, int]  # host and port
+# Address of a machine: host and port.
+Address: TypeAlias = tuple[str, int]
 
 
 class ShardPlace(msgspec.Struct, frozen=True, array_like=True):

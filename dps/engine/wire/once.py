@@ -9,7 +9,8 @@ from dps.errors import RequestTimeoutError
 
 __all__ = ["Once"]
 
-LIMIT_SECONDS = 60.0  # that a thread waits for another one to finish
+# Longest time that a thread waits for another one to finish.
+LIMIT_SECONDS = 60.0
 
 
 class Once:

@@ -22,9 +22,12 @@ from dps.engine.wire.protocols import RoleConnection
 
 __all__ = ["ROOM_BYTES", "PlainAnswers", "PlainStep"]
 
-ROOM_BYTES = (1 << 19) + HEADER_SIZE  # of answers that leave together; the system gives memory to those that are used
-WAIT_NANOSECONDS = 100_000  # that an endpoint may wait for a peer to take a large answer, whatever its size,
-BYTES_A_NANOSECOND = 10  # and one nanosecond more for so many bytes: a peer that reads takes that many
+# Room for answers that leave together; the system gives memory to those that are used.
+ROOM_BYTES = (1 << 19) + HEADER_SIZE
+# Time that an endpoint waits for a peer to take a large answer: this, whatever its size, and one nanosecond for each
+# BYTES_A_NANOSECOND, which a peer that reads takes.
+WAIT_NANOSECONDS = 100_000
+BYTES_A_NANOSECOND = 10
 
 
 def patience(nbytes: int) -> int:

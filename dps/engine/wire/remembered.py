@@ -20,7 +20,9 @@ __all__ = ["KEY_BYTES", "MEMORY", "Memory", "Remembered"]
 
 T = TypeVar("T")
 KEY_BYTES = 16
-MAX_VALUES, MAX_BYTES = 1024, 1 << 24  # that one process remembers
+# Limits of what one process remembers: the number of values, and their size.
+MAX_VALUES = 1024
+MAX_BYTES = 1 << 24
 
 
 class Remembered:

@@ -47,7 +47,8 @@ CLIENT = "client"
 SERVER = "server"
 
 Handler = Callable[[RoleConnection, Header, memoryview], object]
-Rights = Mapping[str, Mapping[int, frozenset[int]]]  # role -> kind -> the values that `Header.flags` may have
+# Rights of each role: for each kind of frame, the values that `Header.flags` may have.
+Rights = Mapping[str, Mapping[int, frozenset[int]]]
 
 
 def _combinations(*choices: tuple[int, ...]) -> frozenset[int]:
@@ -63,8 +64,10 @@ RUNS: tuple[int, ...] = (frames.JOIN, frames.TICK, frames.COLLECT, frames.LEAVE,
 RUNS += (frames.LEASE, frames.ORIGIN)
 OF_SERVERS: tuple[int, ...] = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED_DOWN)
 OF_SERVERS += (frames.SUSPECT, frames.FAILED)
-CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})  # close the sums of a clock; retire origins
-EFFECTS = _combinations((RULE_ROWS,), (0, RANGE), (0, ANSWER, MORE))  # of functions, and of optimizers of the user
+# Flags of the ops without rows: the end of a clock's sums, and the retirement of origins.
+CONTROLS = frozenset({CONTROL, CONTROL | RULE_ADD})
+# Flags of the effects of functions, and of users' optimizers.
+EFFECTS = _combinations((RULE_ROWS,), (0, RANGE), (0, ANSWER, MORE))
 
 TO_ANY: Rights = {STRANGER: {frames.HELLO: NO_FLAGS}}
 TO_SERVER: Rights = {

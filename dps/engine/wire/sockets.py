@@ -54,7 +54,8 @@ __all__ = [
 # ---- Unix sockets beside TCP
 
 BACKLOG = 1024
-SEND_BYTES = 1 << 20  # that may be on their way to the peer; the system's limit may be lower
+# Size of what may be on its way to the peer; the system's limit may be lower.
+SEND_BYTES = 1 << 20
 PREFIX = "\0dps/"
 
 
@@ -120,7 +121,8 @@ def peer_process(sock: socket.socket) -> int:
 
 # ---- Keepalive of TCP
 
-DEAD_PEER_SECONDS = 30  # without a packet from the peer's machine, until the system breaks the connection
+# Time without a packet from the peer's machine after which the system breaks the connection.
+DEAD_PEER_SECONDS = 30
 KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": DEAD_PEER_SECONDS // 2, "TCP_KEEPINTVL": DEAD_PEER_SECONDS // 6, "TCP_KEEPCNT": 3}
 
 
@@ -146,7 +148,8 @@ def keep_alive(sock: socket.socket, untaken_seconds: float | None = None) -> Non
 
 # ---- The sockets of a channel: plain TCP and TLS, non-blocking underneath
 
-SLICE_SECONDS = 0.25  # of sleep, until the deadline is checked and `idle` is called
+# Slice of sleep after which the deadline is checked and `idle` is called.
+SLICE_SECONDS = 0.25
 # Errors of TLS that mean a broken connection; every other one means that the two sides cannot speak TLS.
 CONNECTION_ERRORS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 

@@ -20,11 +20,17 @@ from dps.errors import DPSError, InputError, InputTypeError, ProtocolError
 
 __all__ = ["decode_values", "encode_values"]
 
-ARRAY, REMEMBERED = 1, 2  # codes among msgpack's extensions
-KINDS = "biufcSUmM"  # of dtypes that are bytes and nothing else
-DTYPE = re.compile(rf"[<>|][{KINDS}]\d{{1,9}}(\[\w+\])?")  # such dtypes, as numpy writes them
-KEYS = (str, bytes, bool, int, float, type(None))  # of dicts
-PLAIN = (*KEYS, bytearray, memoryview, np.generic, np.ndarray, Remembered)  # what contains nothing else
+# Codes among msgpack's extensions.
+ARRAY = 1
+REMEMBERED = 2
+# Kinds of dtypes that are bytes and nothing else.
+KINDS = "biufcSUmM"
+# Pattern of such dtypes, as numpy writes them.
+DTYPE = re.compile(rf"[<>|][{KINDS}]\d{{1,9}}(\[\w+\])?")
+# Types of the keys of dicts.
+KEYS = (str, bytes, bool, int, float, type(None))
+# Types of values that contain no other values.
+PLAIN = (*KEYS, bytearray, memoryview, np.generic, np.ndarray, Remembered)
 COMMON = frozenset(KEYS)  # types that need no further look
 
 

@@ -17,7 +17,8 @@ from dps.engine.telemetry.snapshot import Curve, Status
 __all__ = ["LossClockPlot", "LossTimePlot"]
 
 DASHES = ("solid", "dashed", "dotted", "dotdash")
-MAX_SIZE_RATIO = 30.0  # a curve so many times larger or smaller than the first one is hidden until its name is clicked
+# A curve that is this many times larger or smaller than the first one is hidden until its name is clicked.
+MAX_SIZE_RATIO = 30.0
 
 
 class CurvesPlot(Drawn):

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Document", "Fold", "help_page", "install"]
 
-PERIOD_MS = 1000  # between two updates of a document
-PLOT_HEIGHT = 340  # pixels of a plot with figures; tables take as much as they need
-FOLDS = {  # name -> plots; the title of the first one is the line of the fold
+# Milliseconds between two updates of a document.
+PERIOD_MS = 1000
+# Height of a plot with figures, in pixels; tables take as much as they need.
+PLOT_HEIGHT = 340
+# Plots by the name of their fold; the title of the first one is the line of the fold.
+FOLDS = {
     "Learning curves": ("loss-time", "loss-clock"),
     "Servers": ("servers",),
     "Load of the servers": ("throughput", "shards"),

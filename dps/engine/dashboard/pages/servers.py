@@ -37,8 +37,10 @@ MAX_SERVERS = 24
 MAX_TABLES = 16
 MAX_CELLS = 128
 MAX_EVENTS = 16
-MAX_NAMED_SHARDS = 32  # in a table with more shards, cells do not name their servers
-SLOW_FACTOR = 3.0  # a p99 so many times the median of all servers is marked
+# Number of a table's shards up to which cells name their servers.
+MAX_NAMED_SHARDS = 32
+# Multiple of the median of all servers from which a p99 is marked.
+SLOW_FACTOR = 3.0
 
 
 class ServersPlot(Html):

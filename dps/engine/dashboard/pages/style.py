@@ -52,14 +52,17 @@ __all__ += ["new_figure", "nice", "number", "plain", "put", "slim", "style", "ti
 
 LIGHT = {"ink": "#222", "soft": "#666", "line": "#ddd", "paper": "#fff", "bad": "#B33F00", "good": "#00694d"}
 DARK = {"ink": "#e6e6e6", "soft": "#aaa", "line": "#444", "paper": "#1b1b1b", "bad": "#ff9a57", "good": "#4fd1a5"}
-INK = "#7f7f7f"  # can be read on white and on black
+# Colour that can be read on white and on black.
+INK = "#7f7f7f"
 INKS = ("axis-label-text-color", "major-label-text-color", "text-color")
 LINES = ("axis-line-color", "major-tick-line-color", "minor-tick-line-color", "grid-line-color", "outline-line-color")
-MAX_TEXT_VALUES = 40  # arrays with more values travel to browsers as binary data, shorter ones as text
+# Length up to which arrays travel to browsers as text; longer ones travel as binary data.
+MAX_TEXT_VALUES = 40
 MANY_COLUMNS = 8  # a table with more columns needs the whole width of a page
 HELP = "dps-help"  # address of the page that explains each plot
 
-Values: TypeAlias = np.ndarray | Sequence[object]  # of one column of a source
+# Values of one column of a source.
+Values: TypeAlias = np.ndarray | Sequence[object]
 
 
 def _variables(colours: Mapping[str, str]) -> str:

@@ -31,8 +31,11 @@ from dps.engine.telemetry.snapshot import PARTS, RunPhase, RunStatus, Status, Tr
 
 __all__ = ["ClocksPlot", "Headline", "StragglersPlot", "TimeSplitPlot"]
 
-MAX_NUMBERED = 40  # up to so many trainers stand in the order of their numbers, more in that of their clocks
-MAX_LANES, LANES_OF_MANY = 16, 10  # trainers in the strip chart: all of them up to MAX_LANES, or else so many
+# Number of trainers up to which these stand in the order of their numbers; more stand in that of their clocks.
+MAX_NUMBERED = 40
+# Trainers in the strip chart: all of them up to MAX_LANES; of more trainers, the chart shows LANES_OF_MANY.
+MAX_LANES = 16
+LANES_OF_MANY = 10
 MAX_REPORTS = 40  # newest reports of each trainer in the strip chart
 MAX_GROUPS = 100  # bars of the chart of all trainers; of more trainers, neighbours share a bar
 MARKERS = {
@@ -50,7 +53,8 @@ HATCHES = {
     "serialise": "cross",
 }
 CLOCKS = ("x", "trainer", "clock", "rate", "age", "low", "high")
-KIND_HINTS = {  # kind -> the cause, and what helps, in words that need no manual
+# Causes of each kind of slowness, and what helps, in words that need no manual.
+KIND_HINTS = {
     "transient": ("a short delay", "nothing: it passes"),
     "permanent": ("the trainer itself", "move its work"),
     "skew": ("the data: more of it", "divide it evenly"),

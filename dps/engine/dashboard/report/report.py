@@ -32,8 +32,9 @@ from dps.engine.telemetry.snapshot import PARTS, Straggler, TimeSplit
 __all__ = ["report"]
 
 QUARTERS = ("slowest quarter", "second quarter", "third quarter", "fastest quarter")
-MAX_TRAINERS = 24  # up to so many trainers are listed one by one; of more trainers ...
-SLOWEST = 16  # ... the slowest are, and the others form groups
+# Number of trainers up to which these are listed one by one; of more, the SLOWEST are, and the others form groups.
+MAX_TRAINERS = 24
+SLOWEST = 16
 BINS = 60  # intervals of time into which a run is divided
 MAX_CURVES = 7  # lines in a chart; of more curves it shows the largest, median and smallest value
 MAX_METRICS = 8

@@ -23,8 +23,10 @@ __all__ = ["timeline"]
 TRAINERS = 1
 SERVERS = 2
 EVENTS = 3
-MAX_WINDOWS = 60_000  # of more windows, neighbours are joined
-MAX_MARKED_WINDOWS = 20_000  # with more windows, their last clocks are not marked
+# Number of windows from which on neighbours are joined.
+MAX_WINDOWS = 60_000
+# Number of windows from which on their last clocks are not marked.
+MAX_MARKED_WINDOWS = 20_000
 ARGUMENTS = ("clocks", "keys_pulled", "keys_pushed", "bytes_in", "bytes_out", "rows", "again")
 Event = dict[str, Any]
 
