@@ -162,7 +162,9 @@ def foreach_partition_with_ps(
         end_run(called)
 
 
-def without_result(trainer: Any, records: Any, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+def without_result(
+    trainer: Any, records: object, function: Callable[..., object], *args: Any, **kwargs: object
+) -> None:
     """Call the function of :func:`foreach_partition_with_ps`, in a task of Spark's."""
     result = function(trainer, records, *args, **kwargs)
     if isinstance(result, Iterator):

@@ -21,13 +21,14 @@ from dps.arrays.indexing import owned, positions, stored_at
 from dps.arrays.operations import name_of_ufunc
 from dps.arrays.pools import BorrowedBlock
 from dps.arrays.space import Space
+from dps.arrays.statistics import Axis, DType
 from dps.arrays.text import described, described_html
 from dps.errors import InputError, InputTypeError, LimitError
 
 __all__ = ["FUNCTIONS", "PSArray", "are_vectors", "implements", "made", "operands_of", "sent", "uploaded"]
 
 # Functions of numpy, and what does the same for arrays on the servers.
-FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+FUNCTIONS: dict[object, Callable[..., object]] = {}
 # Classes of arrays by the kind of their space and the number of axes.
 KINDS: dict[tuple[str, int], type[PSArray]] = {}
 REDUCED = {
@@ -40,7 +41,7 @@ REDUCED = {
 }
 
 
-def implements(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def implements(*functions: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate what numpy's functions do for arrays on the servers."""
 
     def register(implementation: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,7 +184,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         (values,) = self.space.reduce([statistics.Wish("values", (self.node,))])
         return np.asarray(values)
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
         limit = config.nbytes("implicit-copy")
         if self.nbytes > limit:
             raise LimitError(
@@ -213,7 +214,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         """All elements, as Python's numbers."""
         return self.to_numpy().tolist()
 
-    def like(self, node: Any) -> PSArray:
+    def like(self, node: Node) -> PSArray:
         """An array of the same parameter server."""
         return made(self.space, node)
 
@@ -224,7 +225,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
 
         return ArrayNamespace(self.space)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, out: Any = None, **options: Any) -> object:
         name = name_of_ufunc(ufunc)
         if options.get("where") is True:
             del options["where"]
@@ -257,12 +258,12 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         out[0].assign(result, name)
         return out[0]
 
-    def _reduce(self, kind: str, array: Any, out: Any, axis: Any = 0, **options: Any) -> Any:
+    def _reduce(self, kind: str, array: Any, out: object, axis: object = 0, **options: Any) -> object:
         if out is not None or not isinstance(array, PSArray) or set(options) - {"keepdims", "dtype"}:
             raise InputTypeError(f"{kind} on the servers takes axis, dtype and keepdims only")
         return getattr(array, kind)(axis=axis, **options)
 
-    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> object:
         implementation = FUNCTIONS.get(function)
         if implementation is None:
             raise InputTypeError(
@@ -296,31 +297,31 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     # -- reductions
 
-    def sum(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def sum(self, axis: Axis = None, dtype: DType = None, out: None = None, keepdims: bool = False) -> Any:
         """The sum of the elements."""
         return self._over("add", "sum", axis, keepdims, dtype)
 
-    def prod(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def prod(self, axis: Axis = None, dtype: DType = None, out: None = None, keepdims: bool = False) -> Any:
         """The product of the elements."""
         return self._over("multiply", "prod", axis, keepdims, dtype)
 
-    def min(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def min(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
         """The smallest element; NaN if there is one."""
         return self._over("minimum", "min", axis, keepdims)
 
-    def max(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def max(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
         """The largest element; NaN if there is one."""
         return self._over("maximum", "max", axis, keepdims)
 
-    def any(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def any(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
         """Whether an element is not zero."""
         return self._over("logical_or", "any", axis, keepdims)
 
-    def all(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def all(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
         """Whether no element is zero."""
         return self._over("logical_and", "all", axis, keepdims)
 
-    def mean(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def mean(self, axis: Axis = None, dtype: DType = None, out: None = None, keepdims: bool = False) -> Any:
         """The arithmetic mean."""
         if dtype is None and self.dtype.kind != "f":
             dtype = np.float64
@@ -331,7 +332,12 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         return np.divide(total, count, dtype=total.dtype)[()]
 
     def var(
-        self, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0, keepdims: bool = False
+        self,
+        axis: Axis = None,
+        dtype: DType = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
     ) -> Any:
         """The variance."""
         array = self if dtype is None else self.astype(dtype)
@@ -342,16 +348,21 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         return statistics.moments(array, axis, keepdims, ddof)[1]
 
     def std(
-        self, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0, keepdims: bool = False
+        self,
+        axis: Axis = None,
+        dtype: DType = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
     ) -> Any:
         """The standard deviation."""
         return np.sqrt(self.var(axis, dtype, None, ddof, keepdims))
 
-    def argmin(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def argmin(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
         """The number of the smallest element, of equal ones the first."""
         return self._placed("argmin", axis, keepdims)
 
-    def argmax(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def argmax(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
         """The number of the largest element, of equal ones the first."""
         return self._placed("argmax", axis, keepdims)
 
@@ -363,7 +374,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         """The elements in another shape, if they lie as before in it: a vector, or a matrix of one row."""
         return np.reshape(self, shape[0] if len(shape) == 1 else shape, order=order)  # type: ignore[call-overload]
 
-    def squeeze(self, axis: Any = None) -> Any:
+    def squeeze(self, axis: Axis = None) -> Any:
         """A matrix of one row as a vector."""
         return np.squeeze(self, axis)
 
@@ -383,7 +394,7 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         """The numbers of the elements that are not zero."""
         return np.nonzero(self)
 
-    def to_device(self, device: Any, /, *, stream: Any = None) -> PSArray:
+    def to_device(self, device: object, /, *, stream: object = None) -> PSArray:
         """The array itself, because there is one device."""
         if device != self.device:
             raise InputError(f"the device is {self.device!r}, not {device!r}")
@@ -405,17 +416,17 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         """The elements themselves."""
         return self
 
-    def by_column(self, axis: Any) -> bool:
+    def by_column(self, axis: Axis) -> bool:
         """Whether a reduction along an axis leaves an element for each column of a matrix."""
         return self.ndim == 2 and axis in (0, -2, (0,), (-2,))
 
-    def _placed(self, kind: str, axis: Any, keepdims: bool) -> Any:
+    def _placed(self, kind: str, axis: Axis, keepdims: bool) -> Any:
         if not self.by_column(axis):
             return statistics.placed(self, kind, axis, keepdims)
         found = self.like(Node(self.shape[1:], np.dtype(np.intp), f"{kind}_rows", [self.node]))
         return np.expand_dims(found, 0) if keepdims else found
 
-    def _over(self, ufunc: str, kind: str, axis: Any, keepdims: bool, dtype: Any = None) -> Any:
+    def _over(self, ufunc: str, kind: str, axis: Axis, keepdims: bool, dtype: DType = None) -> Any:
         if axis == ():  # over no axis: each element alone
             return self.astype(statistics.dtype_of(kind, self.dtype) if dtype is None else dtype)
         if not self.by_column(axis):
@@ -440,7 +451,7 @@ def _axes(space: Space, count: int) -> str:
 
 
 def borrowed(
-    kind: type[Space], store: Any, table: str, layout: Any, held: str, first: int, shape: tuple[int, ...], dtype: str
+    kind: type[Space], store: Any, table: str, layout: object, held: str, first: int, shape: tuple[int, ...], dtype: str
 ) -> PSArray:
     """An array whose rows another process owns."""
     node = Node(shape, np.dtype(dtype))
@@ -449,7 +460,7 @@ def borrowed(
     return made(space, node)
 
 
-def are_vectors(first: Any, second: Any) -> bool:
+def are_vectors(first: object, second: object) -> bool:
     """Whether both are vectors of one space: looked at first, because np.ndim of an array here costs a microsecond."""
     return (
         isinstance(first, PSArray)
@@ -464,7 +475,7 @@ def operands_of(space: Space, inputs: Any) -> Any:
 
     Arrays of numpy that are as long as vectors are brought to the servers.
     """
-    found: list[Any] = []
+    found: list[object] = []
     width = max(
         (each.shape[-1] for each in inputs if isinstance(each, (PSArray, np.ndarray)) and each.shape), default=1
     )

@@ -175,7 +175,11 @@ def evaluated_keyed(rows: KeyedRows, prepared: PreparedPlan, operands: Operands)
 
 
 def _carried_out(
-    prepared: PreparedPlan, inputs: list[np.ndarray], numbers: list[Any], outputs: list[np.ndarray], elements: Elements
+    prepared: PreparedPlan,
+    inputs: list[np.ndarray],
+    numbers: list[object],
+    outputs: list[np.ndarray],
+    elements: Elements,
 ) -> list[Any]:
     """Fill the outputs, and return the partial results."""
     length = elements.length
@@ -192,8 +196,8 @@ def _carried_out(
     moving, place = len(inputs), len(inputs) + len(constants)
     steps = [_step(elements, *step) for step in plan.steps]
     reductions = [(REDUCTIONS[kind], slots, parameter) for kind, slots, parameter in plan.reductions]
-    partials: list[list[Any]] = [[] for _ in reductions]
-    slots: list[Any] = [*inputs, *constants, *outputs, *registers]
+    partials: list[list[object]] = [[] for _ in reductions]
+    slots: list[object] = [*inputs, *constants, *outputs, *registers]
     with np.errstate(all="ignore"):
         for start in range(0, length, width):
             stop = min(start + width, length)

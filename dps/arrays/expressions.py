@@ -94,7 +94,7 @@ class Node:
             self.parents = weakref.WeakSet()
         self.parents.add(node)
 
-    def add_holder(self, array: Any) -> None:
+    def add_holder(self, array: object) -> None:
         """Let an array be known whose elements these are."""
         self.holders = [holder for holder in self.holders if holder() is not None] if self.holders else []
         self.holders.append(weakref.ref(array))

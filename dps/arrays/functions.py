@@ -11,19 +11,20 @@ from dps.arrays import statistics
 from dps.arrays.array import PSArray, are_vectors, implements, made, operands_of
 from dps.arrays.expressions import Node, converted
 from dps.arrays.programs import Wish
+from dps.arrays.statistics import Axis, DType
 from dps.errors import InputTypeError
 
 __all__ = ["filled"]
 
 
-def filled(space: Any, shape: tuple[int, ...], value: Any, dtype: Any = None) -> PSArray:
+def filled(space: Any, shape: tuple[int, ...], value: Any, dtype: DType = None) -> PSArray:
     """An array with one number everywhere."""
     dtype = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
     return made(space, Node(shape, statistics.checked(dtype, "full"), "cast", [converted(value, dtype)]))
 
 
 def _method(name: str) -> Callable[..., Any]:
-    def call(a: Any, *arguments: Any, **options: Any) -> Any:
+    def call(a: Any, *arguments: Any, **options: Any) -> object:
         if not isinstance(a, PSArray):
             raise InputTypeError(f"np.{name}: the first argument is an array on the servers")
         defaults = {"initial", "where", "out"}
@@ -56,24 +57,24 @@ for function, name in {
 
 
 @implements(np.count_nonzero)
-def _count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+def _count_nonzero(a: PSArray, axis: Axis = None, *, keepdims: bool = False) -> Any:
     if axis == () or a.by_column(axis):
         return (a != 0).sum(axis=axis, keepdims=keepdims)
     return statistics.reduced(a, "count", axis, keepdims)
 
 
 @implements(np.ptp)
-def _ptp(a: Any, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+def _ptp(a: PSArray, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
     return a.max(axis=axis, keepdims=keepdims) - a.min(axis=axis, keepdims=keepdims)
 
 
 @implements(np.vdot, np.inner)
-def _vdot(a: Any, b: Any) -> Any:
+def _vdot(a: Any, b: Any) -> object:
     return np.dot(a, b)
 
 
 @implements(np.linalg.norm)
-def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002 (numpy's name)
+def _norm(x: PSArray, ord: object = None, axis: Axis = None, keepdims: bool = False) -> Any:  # noqa: A002 (numpy's name)
     return (
         _vector_norm(x, axis=axis, ord=ord, keepdims=keepdims)
         if x.by_column(axis)
@@ -82,14 +83,14 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
 
 
 @implements(np.linalg.matrix_norm)
-def _matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:  # noqa: A002
+def _matrix_norm(x: PSArray, /, *, keepdims: bool = False, ord: object = "fro") -> Any:  # noqa: A002
     if x.ndim != 2 or ord != "fro":
         raise InputTypeError("np.linalg.matrix_norm on the servers is that of a matrix, of order 'fro'")
     return statistics.normed(x, None, None, keepdims)
 
 
 @implements(np.linalg.vector_norm)
-def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:  # noqa: A002
+def _vector_norm(x: PSArray, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> object:  # noqa: A002
     if axis != () and not x.by_column(axis):
         return statistics.normed(x, ord, axis, keepdims, flat=axis is None)
     if ord in (None, 2):
@@ -104,28 +105,46 @@ def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: An
 
 @implements(np.zeros_like, np.empty_like)
 def _zeros_like(
-    prototype: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+    prototype: PSArray,
+    dtype: DType = None,
+    order: str = "K",
+    subok: bool = True,
+    shape: object = None,
+    *,
+    device: object = None,
 ) -> Any:
     return _full_like(prototype, 0, dtype, shape=shape)
 
 
 @implements(np.ones_like)
 def _ones_like(
-    a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+    a: PSArray,
+    dtype: DType = None,
+    order: str = "K",
+    subok: bool = True,
+    shape: object = None,
+    *,
+    device: object = None,
 ) -> Any:
     return _full_like(a, 1, dtype, shape=shape)
 
 
 @implements(np.full_like)
 def _full_like(
-    a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, **options: Any
-) -> Any:
+    a: PSArray,
+    fill_value: object,
+    dtype: DType = None,
+    order: str = "K",
+    subok: bool = True,
+    shape: Any = None,
+    **options: object,
+) -> object:
     shape = a.shape if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
     return filled(a.space, shape, fill_value, a.dtype if dtype is None else dtype)
 
 
 @implements(np.copyto)
-def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
+def _copyto(dst: object, src: Any, casting: str = "same_kind", where: Any = True) -> None:
     if not isinstance(dst, PSArray):
         raise InputTypeError(
             "np.copyto: the destination is no array on the servers: convert the source with to_numpy()"
@@ -139,7 +158,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -
 
 
 @implements(np.isclose)
-def _isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+def _isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> object:
     near = (np.abs(a - b) <= atol + rtol * np.abs(b)) & np.isfinite(b) | (a == b)
     return near | (np.isnan(a) & np.isnan(b)) if equal_nan else near
 
@@ -160,7 +179,7 @@ def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
 
 
 @implements(np.flatnonzero)
-def _flatnonzero(a: Any) -> Any:
+def _flatnonzero(a: PSArray) -> Any:
     return np.ravel_multi_index(_nonzero(a), a.shape)
 
 
@@ -174,7 +193,7 @@ def _nonzero(a: Any) -> Any:
 
 
 @implements(np.nan_to_num)
-def _nan_to_num(x: Any, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+def _nan_to_num(x: PSArray, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> object:
     if x.dtype.kind != "f":
         return x.copy()
     numbers = np.finfo(x.dtype)
@@ -184,7 +203,7 @@ def _nan_to_num(x: Any, copy: bool = True, nan: float = 0.0, posinf: Any = None,
 
 
 @implements(np.round, np.around)
-def _round(a: Any, decimals: int = 0, out: None = None) -> Any:
+def _round(a: PSArray, decimals: int = 0, out: None = None) -> Any:
     if a.dtype.kind != "f" or not decimals:
         return a.copy() if a.dtype.kind != "f" and decimals >= 0 else np.rint(a).astype(a.dtype)
     if decimals < 0:
@@ -193,12 +212,12 @@ def _round(a: Any, decimals: int = 0, out: None = None) -> Any:
 
 
 @implements(np.fix)
-def _fix(x: Any, out: Any = None) -> Any:
+def _fix(x: PSArray, out: Any = None) -> object:
     return np.trunc(x, out=out)
 
 
 @implements(np.average)
-def _average(a: Any, axis: Any = None, weights: Any = None, **options: Any) -> Any:
+def _average(a: PSArray, axis: Axis = None, weights: Any = None, **options: object) -> object:
     if weights is None:
         return np.mean(a, axis=axis)
     if options or np.shape(a) != np.shape(weights):
@@ -207,7 +226,7 @@ def _average(a: Any, axis: Any = None, weights: Any = None, **options: Any) -> A
 
 
 @implements(np.polyval)
-def _polyval(p: Any, x: Any) -> Any:
+def _polyval(p: Any, x: object) -> Any:
     if isinstance(p, PSArray):
         raise InputTypeError("np.polyval: coefficients are numbers here: convert them with to_numpy()")
     found = np.zeros_like(x)
@@ -222,47 +241,47 @@ def _shape(a: Any) -> tuple[int, ...]:
 
 
 @implements(np.ndim)
-def _ndim(a: Any) -> int:
+def _ndim(a: PSArray) -> int:
     return a.ndim
 
 
 @implements(np.size)
-def _size(a: Any, axis: Any = None) -> int:
+def _size(a: Any, axis: Axis = None) -> int:
     return a.size if axis is None else a.shape[axis]
 
 
 @implements(np.real)
-def _real(val: Any) -> Any:
+def _real(val: PSArray) -> Any:
     return val
 
 
 @implements(np.imag)
-def _imag(val: Any) -> Any:
+def _imag(val: PSArray) -> Any:
     return val.imag
 
 
 @implements(np.isreal)
-def _isreal(x: Any) -> Any:
+def _isreal(x: PSArray) -> Any:
     return np.full_like(x, True, dtype=np.bool_)
 
 
 @implements(np.iscomplex)
-def _iscomplex(x: Any) -> Any:
+def _iscomplex(x: PSArray) -> Any:
     return np.full_like(x, False, dtype=np.bool_)
 
 
 @implements(np.iscomplexobj)
-def _iscomplexobj(x: Any) -> bool:
+def _iscomplexobj(x: PSArray) -> bool:
     return False
 
 
 @implements(np.isrealobj)
-def _isrealobj(x: Any) -> bool:
+def _isrealobj(x: PSArray) -> bool:
     return True
 
 
 @implements(np.shares_memory, np.may_share_memory)
-def _shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
+def _shares_memory(a: object, b: object, max_work: object = None) -> bool:
     return a is b
 
 
@@ -272,7 +291,7 @@ def _result_type(*arrays_and_dtypes: Any) -> Any:
 
 
 @implements(np.dot)
-def _dot(a: Any, b: Any, out: None = None) -> Any:
+def _dot(a: Any, b: Any, out: None = None) -> object:
     if are_vectors(a, b):
         return statistics.dotted(a, b)
     if np.ndim(a) == 0 or np.ndim(b) == 0:
@@ -285,7 +304,7 @@ def _dot(a: Any, b: Any, out: None = None) -> Any:
 
 
 @implements(np.vecdot, np.linalg.vecdot)
-def _vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+def _vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> object:
     if np.ndim(x1) == 1 and np.ndim(x2) == 1:
         return np.dot(x1, x2)
     space = x1.space if isinstance(x1, PSArray) else x2.space

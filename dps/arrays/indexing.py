@@ -108,7 +108,7 @@ def taken(vector: Indexed, index: Any) -> Any:
     return found[0] if isinstance(places, int) else found.reshape(places.shape)
 
 
-def written(vector: Indexed, index: Any, value: Any) -> None:
+def written(vector: Indexed, index: Any, value: object) -> None:
     """Replace the elements at an index; of one that occurs twice the last value counts."""
     node = vector.node
     places = positions(node.shape[0], index)

@@ -94,7 +94,7 @@ def result_dtype(function: Mapped, dtypes: Sequence[np.dtype], index: bool, argu
     return checked(found.dtype, "the function")
 
 
-def check_zeros(part: Any, dtypes: Sequence[np.dtype], arguments: dict[str, Any]) -> None:
+def check_zeros(part: Any, dtypes: Sequence[np.dtype], arguments: dict[str, object]) -> None:
     """Raise InputError if a function makes other numbers of the zeros of sparse vectors."""
     (number,) = _trial(part.function, [np.zeros(1, dtype) for dtype in dtypes], arguments)
     if number != 0 or number != number:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dps.arrays import indexing, statistics
 from dps.arrays.array import PSArray, are_vectors, implements, made, operands_of, sent
 from dps.arrays.expressions import Literal, Node, applied, converted
 from dps.arrays.pools import BorrowedBlock
 from dps.arrays.programs import Wish
+from dps.arrays.statistics import DType
 from dps.errors import InputError, InputTypeError, KeyRangeError
 
 __all__ = ["PSMatrix", "Transposed", "eye"]
@@ -90,7 +90,7 @@ class PSMatrix(PSArray):
         keys = pool.layout.keys(first, rows + offset) + rows * pool.layout.part
         return pool.store.pull(pool.table, keys).view(self.dtype)
 
-    def _places(self, index: Any) -> tuple[Any, Any]:
+    def _places(self, index: Any) -> tuple[Any, object]:
         """Row and column: each a number, or all."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > 2:
@@ -146,23 +146,23 @@ class Transposed:
         """All elements, as a new array of numpy."""
         return self.T.to_numpy().T
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DType = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.T, dtype).T
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **options: Any) -> Any:
         if ufunc is not np.matmul or method != "__call__" or options:
             raise InputTypeError(f"np.{ufunc.__name__}: a transposed matrix is an operand of @ only; use to_numpy()")
         return _matmul(*inputs)
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         return _matmul(self, other)
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: object) -> Any:
         return _matmul(other, self)
 
 
 @implements(np.matmul, np.linalg.matmul)
-def _matmul(first: Any, second: Any) -> Any:
+def _matmul(first: Any, second: Any) -> object:
     """Products of which the servers hold one operand by columns, or both."""
     if are_vectors(first, second):
         return statistics.dotted(first, second)
@@ -195,7 +195,7 @@ def _matmul(first: Any, second: Any) -> Any:
     return statistics.typed(partial, dtype)
 
 
-def _combined(weights: Any, matrix: PSMatrix) -> PSArray:
+def _combined(weights: object, matrix: PSMatrix) -> PSArray:
     """Sums of the rows of a matrix: a vector, or a matrix with a row for each row of the weights.
 
     Every server needs all weights, so those that lie on the servers are brought here, if they are small.
@@ -215,14 +215,14 @@ def eye(space: Any, rows: int, columns: int | None = None, k: int = 0, dtype: An
 
 
 @implements(np.diag, np.diagonal, np.linalg.diagonal)
-def _diagonal(a: Any, k: int = 0, *axes: Any, offset: int = 0) -> Any:
+def _diagonal(a: PSArray, k: int = 0, *axes: object, offset: int = 0) -> Any:
     if not isinstance(a, PSMatrix) or axes not in ((), (0, 1)):
         raise InputTypeError("np.diag on the servers takes a matrix, and gives one of its diagonals")
     return a.diagonal(k or offset)
 
 
 @implements(np.trace, np.linalg.trace)
-def _trace(a: Any, offset: int = 0, *axes: Any, dtype: Any = None) -> Any:
+def _trace(a: object, offset: int = 0, *axes: object, dtype: DType = None) -> Any:
     return _diagonal(a, offset, *axes).sum(dtype=dtype)
 
 

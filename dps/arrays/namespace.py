@@ -20,6 +20,7 @@ from dps.arrays.shapes import spread
 from dps.arrays.space import Space
 from dps.arrays.sparse_space import SparseSpace
 from dps.arrays.sparse_vector import from_items
+from dps.arrays.statistics import Axis, DType
 from dps.errors import InputError
 
 __all__ = ["ArrayNamespace"]
@@ -69,11 +70,11 @@ class NamespaceInfo:
         """The servers."""
         return ["servers"]
 
-    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
+    def default_dtypes(self, *, device: object = None) -> dict[str, np.dtype]:
         """The dtypes of arrays for which none is given."""
         return {name: np.dtype(kind) for name, kind in DEFAULT_DTYPES.items()}
 
-    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype]:
+    def dtypes(self, *, device: object = None, kind: Any = None) -> dict[str, np.dtype]:
         """The dtypes that arrays can have, by name; those of a kind of the standard's."""
         known = np.__array_namespace_info__().dtypes(kind=kind)
         found = {name: np.dtype(each) for name, each in known.items()}  # numpy has a class of numbers for bool
@@ -123,10 +124,10 @@ class ArrayNamespace:
         self,
         shape: Shape | None,
         *,
-        dtype: npt.DTypeLike | None = None,
+        dtype: DType = None,
         capacity: int | None = None,
         sparse: bool = False,
-        device: Any = None,
+        device: object = None,
     ) -> Any:
         """A vector or matrix of zeros on the servers, which computes there.
 
@@ -166,24 +167,22 @@ class ArrayNamespace:
             raise InputError("a dense array has a shape: only sparse vectors do without")
         return self.full(shape, 0, dtype=dtype, capacity=capacity)
 
-    def ones(
-        self, shape: Shape, *, dtype: npt.DTypeLike | None = None, capacity: int | None = None, device: Any = None
-    ) -> Any:
+    def ones(self, shape: Shape, *, dtype: DType = None, capacity: int | None = None, device: object = None) -> Any:
         """Every element is 1; parameters as in :meth:`zeros`."""
         return self.full(shape, 1, dtype=dtype or np.float64, capacity=capacity)
 
-    def empty(self, shape: Shape, *, dtype: npt.DTypeLike | None = None, device: Any = None) -> Any:
+    def empty(self, shape: Shape, *, dtype: DType = None, device: object = None) -> Any:
         """Zeros."""
         return self.zeros(shape, dtype=dtype)
 
     def full(
         self,
         shape: Shape,
-        fill_value: Any,
+        fill_value: object,
         *,
-        dtype: npt.DTypeLike | None = None,
+        dtype: DType = None,
         capacity: int | None = None,
-        device: Any = None,
+        device: object = None,
     ) -> Any:
         """One number everywhere, in shape () that number; parameters as in :meth:`zeros`."""
         if shape == ():
@@ -194,7 +193,13 @@ class ArrayNamespace:
         return array.compute() if array.size else array
 
     def arange(
-        self, start: float, stop: float | None = None, step: float = 1, *, dtype: Any = None, device: Any = None
+        self,
+        start: float,
+        stop: float | None = None,
+        step: float = 1,
+        *,
+        dtype: DType = None,
+        device: object = None,
     ) -> Any:
         """Numbers with the same distance from each other, as np.arange."""
         first, last = (0, start) if stop is None else (start, stop)
@@ -209,7 +214,15 @@ class ArrayNamespace:
         return made(self.space, converted(node, kind))
 
     def linspace(
-        self, start: float, stop: float, /, num: int, *, dtype: Any = None, endpoint: bool = True, device: Any = None
+        self,
+        start: float,
+        stop: float,
+        /,
+        num: int,
+        *,
+        dtype: DType = None,
+        endpoint: bool = True,
+        device: object = None,
     ) -> Any:
         """So many numbers from `start` to `stop`, as np.linspace."""
         step = (stop - start) / max(num - endpoint, 1)
@@ -222,7 +235,14 @@ class ArrayNamespace:
         return made(self.space, converted(node, np.dtype(dtype or np.float64)))
 
     def eye(
-        self, n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None
+        self,
+        n_rows: int,
+        n_cols: int | None = None,
+        /,
+        *,
+        k: int = 0,
+        dtype: DType = None,
+        device: object = None,
     ) -> Any:
         """A matrix with ones on a diagonal."""
         return eye(self.space, n_rows, n_cols, k, dtype or np.float64)
@@ -245,13 +265,13 @@ class ArrayNamespace:
 
     def asarray(
         self,
-        obj: Any,
+        obj: object,
         /,
         *,
-        dtype: Any = None,
+        dtype: DType = None,
         copy: bool | None = None,
         capacity: int | None = None,
-        device: Any = None,
+        device: object = None,
     ) -> Any:
         """A vector or matrix with these elements; of a sparse array of scipy, a sparse vector."""
         if isinstance(obj, PSArray):
@@ -275,7 +295,7 @@ class ArrayNamespace:
         values: npt.ArrayLike,
         *,
         size: int | None = None,
-        dtype: Any = None,
+        dtype: DType = None,
         capacity: int | None = None,
     ) -> Any:
         """A sparse vector on the servers with these elements, and zero at all other keys.
@@ -309,7 +329,7 @@ class ArrayNamespace:
         """
         return from_items(self.space.of_kind(SparseSpace), keys, values, size, dtype, capacity)
 
-    def astype(self, x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
+    def astype(self, x: Any, dtype: object, /, *, copy: bool = True, device: object = None) -> Any:
         """The elements in another dtype."""
         return x.astype(dtype)
 
@@ -321,7 +341,7 @@ class ArrayNamespace:
         """The arrays, each in the shape of all: a list, as the standard has it, where numpy gives a tuple."""
         return list(np.broadcast_arrays(*arrays))
 
-    def meshgrid(self, *arrays: Any, indexing: str = "xy") -> list[Any]:
+    def meshgrid(self, *arrays: object, indexing: str = "xy") -> list[Any]:
         """Matrices of the coordinates of a grid: a list, as the standard has it, where numpy gives a tuple."""
         return list(np.meshgrid(*arrays, indexing=indexing))  # type: ignore[call-overload]
 
@@ -329,11 +349,11 @@ class ArrayNamespace:
         """The elements, none below `min` and none above `max`."""
         return np.clip(x, min, max)
 
-    def std(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+    def std(self, x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Any:
         """The standard deviation."""
         return x.std(axis=axis, ddof=correction, keepdims=keepdims)
 
-    def var(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+    def var(self, x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Any:
         """The variance."""
         return x.var(axis=axis, ddof=correction, keepdims=keepdims)
 

@@ -143,7 +143,7 @@ class _Values:
             self.types.append((value.ndim, dtype))
         return number
 
-    def _new(self, kind: str, item: Any, items: list[Any], key: Any = None) -> int:
+    def _new(self, kind: str, item: Any, items: list[Any], key: object = None) -> int:
         key = (kind, item if key is None else key)
         number = self._known.get(key)
         if number is None:
@@ -153,7 +153,7 @@ class _Values:
         return number
 
 
-_PLANS: dict[Any, ProgramPlan] = {}
+_PLANS: dict[object, ProgramPlan] = {}
 
 
 def compiled(outputs: Sequence[tuple[Node, Block]], wishes: Sequence[Wish]) -> Program:
@@ -217,9 +217,9 @@ def _placed(values: _Values, results: list[int], lasting: set[int]) -> tuple[lis
     for place, step in enumerate(values.steps):
         last.update(dict.fromkeys(step.operands, place))
     output_of = {number: outputs_at + place for place, number in reversed(list(enumerate(results)))}
-    registers: list[list[Any]] = []
+    registers: list[list[object]] = []
     free: dict[tuple[int, str], list[int]] = {}
-    steps: list[Any] = []
+    steps: list[object] = []
     for number, (kind, place) in enumerate(values.kinds):
         if kind != "step":
             slots[number] = place if kind == "input" else constants_at + place

@@ -42,7 +42,7 @@ def wrapped(number: int, dtype: np.dtype) -> np.generic:
     return np.array([number % 2**64], np.uint64).astype(dtype)[0]
 
 
-def _along(by_row: Any) -> int | None:
+def _along(by_row: object) -> int | None:
     return -1 if by_row else None
 
 
@@ -52,7 +52,7 @@ def folded(ufunc: np.ufunc) -> Reduction:
     def of(arrays: Sequence[np.ndarray], start: int, by_row: Any) -> Partial:
         return plain(ufunc.reduce(arrays[0], axis=_along(by_row)))
 
-    def join(partials: list[Partial], by_row: Any) -> Partial:
+    def join(partials: list[Partial], by_row: object) -> Partial:
         joined = partials[0]
         for each in partials[1:]:
             joined = ufunc(joined, each)
@@ -61,7 +61,7 @@ def folded(ufunc: np.ufunc) -> Reduction:
     return Reduction(of, join)
 
 
-def _add(partials: list[Partial], parameter: Any) -> Partial:
+def _add(partials: list[Partial], parameter: object) -> Partial:
     if isinstance(partials[0], float):
         return _sum(partials)
     total = partials[0]
@@ -78,7 +78,7 @@ def _sum(numbers: list[float]) -> float:
         return float(np.add.reduce(numbers))
 
 
-def _multiply(partials: list[Partial], parameter: Any) -> Partial:
+def _multiply(partials: list[Partial], parameter: object) -> Partial:
     product = partials[0]
     for each in partials[1:]:
         product = product * each
@@ -94,12 +94,12 @@ def _dot(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
     return plain(np.dot(first, second))
 
 
-def _matmul(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
+def _matmul(arrays: Sequence[np.ndarray], start: int, parameter: object) -> Partial:
     first, second = arrays
     return plain(np.matmul(first, second.T))
 
 
-def _moments(arrays: Sequence[np.ndarray], start: int, by_row: Any) -> Partial:
+def _moments(arrays: Sequence[np.ndarray], start: int, by_row: object) -> Partial:
     """[count, mean, sum of squared differences from the mean]."""
     values = arrays[0]
     axis = _along(by_row)
@@ -110,7 +110,7 @@ def _moments(arrays: Sequence[np.ndarray], start: int, by_row: Any) -> Partial:
     return [count, plain(np.asarray(mean)[..., 0] if by_row else mean.item()), plain(squares)]
 
 
-def _join_moments(partials: list[Partial], by_row: Any) -> Partial:
+def _join_moments(partials: list[Partial], by_row: object) -> Partial:
     """By the rule of Chan, Golub and LeVeque, which subtracts no large numbers from each other."""
     count, mean, squares = partials[0]
     for more, other, others in partials[1:]:
@@ -182,7 +182,7 @@ def _values(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial
     return arrays[0].copy()
 
 
-def _concatenate(partials: list[Partial], parameter: Any) -> Partial:
+def _concatenate(partials: list[Partial], parameter: object) -> Partial:
     return partials[0] if len(partials) == 1 else np.concatenate(partials, axis=-1)
 
 
@@ -190,13 +190,13 @@ def _count(arrays: Sequence[np.ndarray], start: int, by_row: Any) -> Partial:
     return plain(np.count_nonzero(arrays[0], axis=_along(by_row)))
 
 
-def _positions(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
+def _positions(arrays: Sequence[np.ndarray], start: int, parameter: object) -> Partial:
     """Where elements are not zero: their numbers, or for a matrix [rows, columns]."""
     *rows, columns = np.nonzero(arrays[0])
     return [*rows, columns + start] if rows else columns + start
 
 
-def _join_positions(partials: list[Partial], parameter: Any) -> Partial:
+def _join_positions(partials: list[Partial], parameter: object) -> Partial:
     if not isinstance(partials[0], list):
         return _concatenate(partials, parameter)
     return [np.concatenate(each) for each in zip(*partials, strict=True)]
@@ -209,7 +209,7 @@ def _items(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
     return [keys[which], values[which]]
 
 
-def _join_items(partials: list[Partial], parameter: Any) -> Partial:
+def _join_items(partials: list[Partial], parameter: object) -> Partial:
     return [np.concatenate([each[part] for each in partials]) for part in (0, 1)]
 
 

@@ -27,7 +27,7 @@ class ArrayClient(Protocol):
 
     def call(self, function: Function, table: str, /, keys: Any = None, **arguments: Any) -> Any: ...
     def pull(self, table: str, keys: Any = None) -> np.ndarray: ...
-    def assign(self, table: str, keys: Any = None, values: Any = None) -> None: ...
+    def assign(self, table: str, keys: Any = None, values: object = None) -> None: ...
 
 
 @function
@@ -63,7 +63,7 @@ def delete_zeros(rows: Rows, columns: list[int]) -> int:
 delete_zeros.merge(sum)
 
 
-def touched(rows: Rows, layout: list[int], plan: Remembered, operands: list[Any]) -> int:
+def touched(rows: Rows, layout: list[int], plan: Remembered, operands: list[object]) -> int:
     """Bytes that a program reads and writes on one shard, which are a small part of the pool's."""
     begin, end = PoolLayout(*layout).extent(rows.shard)
     return (end - begin) * plan.made(PreparedPlan.of).nbytes
@@ -94,7 +94,7 @@ class ServerStore:
         client: Callable[[], Any],
         shards: int,
         table: Callable[..., Any] | None = None,
-        register: Callable[[Function], Any] | None = None,
+        register: Callable[[Function], object] | None = None,
         origin: str | None = None,
     ):
         self.client = client
@@ -117,7 +117,7 @@ class ServerStore:
     def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Any]]:
         """Run a program on all servers that have a part of the pool."""
         plan, *operands = program
-        arguments: dict[str, Any] = {"plan": plan.remembered, "operands": operands}
+        arguments: dict[str, object] = {"plan": plan.remembered, "operands": operands}
         if isinstance(layout, KeyedLayout):
             chosen = run_keyed if program.outputs else read_keyed
         else:

@@ -13,6 +13,7 @@ from dps.arrays.array import PSArray, implements, made, operands_of, sent
 from dps.arrays.expressions import Literal, Node, converted, shape_of
 from dps.arrays.indexing import positions
 from dps.arrays.matrix import PSMatrix
+from dps.arrays.statistics import Axis, DType
 from dps.arrays.vector import PSVector
 from dps.errors import InputError, InputTypeError
 
@@ -55,13 +56,15 @@ def spread(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 @implements(np.reshape)
-def _reshape(a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None) -> Any:
+def _reshape(
+    a: Any, /, shape: Any = None, order: str = "C", *, newshape: object = None, copy: bool | None = None
+) -> object:
     shape = newshape if shape is None else shape
     return reshaped(a, (int(shape),) if np.ndim(shape) == 0 else tuple(int(each) for each in shape))
 
 
 @implements(np.squeeze)
-def _squeeze(a: Any, axis: Any = None) -> Any:
+def _squeeze(a: PSArray, axis: Any = None) -> object:
     axes = range(a.ndim) if axis is None else [each % a.ndim for each in ([axis] if np.ndim(axis) == 0 else axis)]
     if axis is not None and any(a.shape[each] != 1 for each in axes):
         raise InputError("cannot select an axis to squeeze out which has size not equal to one")
@@ -69,7 +72,7 @@ def _squeeze(a: Any, axis: Any = None) -> Any:
 
 
 @implements(np.expand_dims)
-def _expand_dims(a: Any, axis: Any) -> Any:
+def _expand_dims(a: PSArray, axis: Any) -> object:
     places = [axis] if np.ndim(axis) == 0 else list(axis)
     axes = {each % (a.ndim + len(places)) for each in places}
     sizes = iter(a.shape)
@@ -79,7 +82,7 @@ def _expand_dims(a: Any, axis: Any) -> Any:
 def _permuting(function: Any) -> Any:
     """Wrap a function of numpy that gives axes another order: the array's transpose, or a copy of it."""
 
-    def call(a: Any, *axes: Any, **options: Any) -> Any:
+    def call(a: Any, *axes: Any, **options: Any) -> object:
         probe = np.empty(tuple(range(a.ndim)))  # numpy itself says what becomes of two lengths that differ
         return a.copy() if function(probe, *axes, **options).shape == probe.shape else a.T
 
@@ -106,7 +109,7 @@ def _atleast_2d(*arrays: Any) -> Any:
 
 
 @implements(np.broadcast_to)
-def _broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
+def _broadcast_to(array: object, shape: Any, subok: bool = False) -> Any:
     return spread(array, (shape,) if isinstance(shape, int) else tuple(shape))
 
 
@@ -117,14 +120,14 @@ def _broadcast_arrays(*arrays: Any, subok: bool = False) -> Any:
 
 
 @implements(np.stack)
-def _stack(arrays: Sequence[Any], axis: int = 0, out: None = None, **options: Any) -> Any:
+def _stack(arrays: Sequence[Any], axis: int = 0, out: None = None, **options: Any) -> object:
     if axis not in (0, -2) or any(np.ndim(each) != 1 for each in arrays):
         raise InputTypeError("np.stack on the servers makes rows of vectors (axis=0): convert with to_numpy() first")
     return _vstack(arrays, **options)
 
 
 @implements(np.vstack)
-def _vstack(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
+def _vstack(tup: Sequence[object], *, dtype: DType = None, casting: str = "same_kind") -> Any:
     space = next(each.space for each in tup if isinstance(each, PSArray))
     nodes = operands_of(space, tup)
     if len({node.shape[-1] for node in nodes if isinstance(node, Node)}) > 1 or not all(
@@ -145,7 +148,7 @@ def _unstack(x: Any, /, *, axis: int = 0) -> Any:
 
 
 @implements(np.concatenate)
-def _concatenate(arrays: Sequence[Any], axis: Any = 0, out: None = None, **options: Any) -> Any:
+def _concatenate(arrays: Sequence[Any], axis: Any = 0, out: None = None, **options: Any) -> object:
     if axis in (0, -2) and all(np.ndim(each) == 2 and np.size(each) for each in arrays):
         return _vstack(arrays, **options)
     space = next(each.space for each in arrays if isinstance(each, PSArray))
@@ -153,7 +156,7 @@ def _concatenate(arrays: Sequence[Any], axis: Any = 0, out: None = None, **optio
 
 
 @implements(np.take)
-def _take(a: Any, indices: Any, axis: Any = None, out: None = None, mode: str = "raise") -> Any:
+def _take(a: Any, indices: Any, axis: Axis = None, out: None = None, mode: str = "raise") -> object:
     if a.ndim == 1 and axis in (None, 0, -1):
         return a[np.asarray(indices)]
     if axis not in (0, -2) or np.ndim(indices) != 1:
@@ -213,7 +216,7 @@ def _found_at(values: np.ndarray, edges: np.ndarray, side: Any) -> np.ndarray:
 
 
 @implements(np.searchsorted)
-def _searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
+def _searchsorted(a: Any, v: Any, side: Any = "left", sorter: object = None) -> object:
     """Every server needs the whole sorted vector; elements that are looked for stay where they are."""
     edges = np.asarray(a) if sorter is None else np.asarray(a)[np.asarray(sorter)]
     if isinstance(v, PSVector):
@@ -229,7 +232,7 @@ def _outer(a: Any, b: Any, out: None = None) -> Any:
 
 
 @implements(np.tensordot, np.linalg.tensordot)
-def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> object:
     if isinstance(axes, int):
         axes = (range(np.ndim(a) - axes, np.ndim(a)), range(axes))
     first, second = (

@@ -118,7 +118,7 @@ class Space:
         block = old.block
         assert block is not None
         pool = block.pool
-        outputs: list[tuple[Node, Any]] = [(new, block)]
+        outputs: list[tuple[Node, object]] = [(new, block)]
         kept: PoolBlock | None = None
         if old.needed_beside(new):
             kept = pool.allocate(_height(old), block.first)
@@ -197,7 +197,7 @@ class Space:
                 node.block = block
         return self._joined(parts, wishes)
 
-    def _joined(self, parts: list[list[Any]], wishes: Sequence[Wish]) -> list[Any]:
+    def _joined(self, parts: list[list[object]], wishes: Sequence[Wish]) -> list[Any]:
         """The results of reductions, of the partial results of shards that have elements."""
         return [
             REDUCTIONS[wish.kind].join([part[place] for part in parts], wish.parameter)
@@ -227,7 +227,7 @@ class Space:
 
         Where the pool is full or too narrow for them, they are computed again.
         """
-        kept: list[tuple[Node, Any]] = []
+        kept: list[tuple[Node, object]] = []
         stack, seen = list(roots), {id(node) for node in nodes}
         while stack:
             node = stack.pop()

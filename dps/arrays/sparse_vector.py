@@ -13,6 +13,7 @@ from dps.arrays.implicit import background
 from dps.arrays.layout import EVERY_KEY
 from dps.arrays.programs import Wish
 from dps.arrays.sparse_space import SparseSpace, check_dtype
+from dps.arrays.statistics import Axis, DType
 from dps.arrays.vector import PSVector
 from dps.errors import InputError, InputTypeError, KeyRangeError
 
@@ -98,7 +99,7 @@ class PSSparseVector(PSVector, kind="sparse"):
         """Not of sparse vectors."""
         raise InputTypeError("a sparse vector has no to_dask_array: use dask.array.from_array(v.to_numpy())")
 
-    def mean(self, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    def mean(self, axis: Axis = None, dtype: DType = None, out: None = None, keepdims: bool = False) -> Any:
         """The arithmetic mean, of zeros, too."""
         self._bounded("mean")
         return super().mean(axis, dtype, out, keepdims)
@@ -144,7 +145,12 @@ class PSSparseVector(PSVector, kind="sparse"):
 
 
 def from_items(
-    space: SparseSpace, keys: Any, values: Any, size: int | None, dtype: Any = None, capacity: int | None = None
+    space: SparseSpace,
+    keys: Any,
+    values: object,
+    size: int | None,
+    dtype: DType = None,
+    capacity: int | None = None,
 ) -> PSArray:
     """A sparse vector with these elements; those of a key that occurs twice are added up."""
     keys = np.asarray(keys)

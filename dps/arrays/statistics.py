@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.arrays.expressions import Node, applied, converted
 from dps.arrays.operations import checked
@@ -15,7 +16,9 @@ from dps.arrays.space import Space
 from dps.errors import InputError
 
 __all__ = [
+    "Axis",
     "Computable",
+    "DType",
     "Wish",
     "checked",
     "dots",
@@ -29,6 +32,8 @@ __all__ = [
 ]
 
 Axis: TypeAlias = "int | tuple[int, ...] | None"
+# The dtype of a result; None: the one that numpy chooses.
+DType: TypeAlias = "npt.DTypeLike | None"
 # Reductions that add whole numbers and bool in 64 bits, as numpy does.
 COUNTED = {"sum", "prod"}
 
@@ -45,7 +50,7 @@ class Computable(Protocol):
         """What it is computed from."""
 
 
-def reduced(array: Computable, kind: str, axis: Axis = None, keepdims: bool = False, dtype: Any = None) -> Any:
+def reduced(array: Computable, kind: str, axis: Axis = None, keepdims: bool = False, dtype: DType = None) -> Any:
     """sum, prod, min, max, any, all or count: of all elements a number, over columns an array of numpy."""
     node = array.node
     node = _cast(node, dtype)
@@ -55,7 +60,7 @@ def reduced(array: Computable, kind: str, axis: Axis = None, keepdims: bool = Fa
     return _shaped(typed(partial, result), node, by_row, keepdims)
 
 
-def over_rows(array: Computable, ufunc: str, dtype: Any = None) -> Node:
+def over_rows(array: Computable, ufunc: str, dtype: DType = None) -> Node:
     """The reduction of a matrix over its rows: a vector with an element for each column."""
     node = _cast(array.node, dtype)
     result = dtype_of({"add": "sum", "multiply": "prod"}.get(ufunc, ""), node.dtype)

@@ -10,9 +10,10 @@ from dask import delayed
 
 from dps.arrays import indexing, statistics
 from dps.arrays.array import PSArray, implements, operands_of
-from dps.arrays.expressions import Node, applied, check_widths, converted, shape_of
+from dps.arrays.expressions import Literal, Node, applied, check_widths, converted, shape_of
 from dps.arrays.mapping import mapping, result_dtype
 from dps.arrays.programs import Wish
+from dps.arrays.statistics import DType
 from dps.errors import InputTypeError
 
 __all__ = ["PSVector", "chosen"]
@@ -103,7 +104,13 @@ class PSVector(PSArray):
         return dask.array.concatenate(chunks)
 
     def map(
-        self, function: Callable[..., Any], /, *others: Any, index: bool = False, dtype: Any = None, **arguments: Any
+        self,
+        function: Callable[..., Any],
+        /,
+        *others: object,
+        index: bool = False,
+        dtype: DType = None,
+        **arguments: object,
     ) -> PSArray:
         """A vector of what a function of numpy makes of each element, computed where the elements are.
 
@@ -167,7 +174,7 @@ class PSVector(PSArray):
         """
         return statistics.topped(self, count)
 
-    def soft_threshold(self, threshold: Any) -> Any:
+    def soft_threshold(self, threshold: object) -> Any:
         """Elements moved towards zero by `threshold`, and no further: the proximal step of an L1 penalty.
 
         Parameters
@@ -181,7 +188,7 @@ def _read(vector: PSVector, start: int, stop: int) -> np.ndarray:
     return np.asarray(vector[start:stop])
 
 
-def chosen(mask: Any, first: Any, second: Any) -> Node:
+def chosen(mask: Node | Literal, first: Node | Literal, second: Node | Literal) -> Node:
     """As np.where of operands of one dtype."""
     parts = [mask, first, second]
     check_widths([each for each in parts if isinstance(each, Node)])
@@ -190,7 +197,7 @@ def chosen(mask: Any, first: Any, second: Any) -> Node:
 
 
 @implements(np.where)
-def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+def _where(condition: Any, x: object = None, y: object = None) -> Any:
     arrays = [each for each in (condition, x, y) if isinstance(each, PSArray)]
     space = arrays[0].space
     if x is None or y is None:
@@ -205,7 +212,15 @@ def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
 
 
 @implements(np.clip)
-def _clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+def _clip(
+    a: Any,
+    a_min: Any = None,
+    a_max: Any = None,
+    out: Any = None,
+    *,
+    min: Any = None,  # noqa: A002 (numpy's names)
+    max: Any = None,  # noqa: A002
+) -> object:
     low, high = a_min if min is None else min, a_max if max is None else max
     result = a if low is None else np.maximum(a, low)
     result = result if high is None else np.minimum(result, high)

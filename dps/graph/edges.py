@@ -36,7 +36,7 @@ def none_at_all() -> InputError:
     return InputError("there are 0 edges: a graph needs one, if only a vertex's edge to itself")
 
 
-def edge_source(edges: Any, weights: Any = None, columns: Sequence | None = None) -> EdgeSource:
+def edge_source(edges: object, weights: object = None, columns: Sequence | None = None) -> EdgeSource:
     """What `ps.run` reads to give trainers these edges.
 
     Parameters
@@ -80,7 +80,7 @@ def edge_source(edges: Any, weights: Any = None, columns: Sequence | None = None
     return EdgeSource((edges, weights), None)
 
 
-def _of_frame(frame: Any, weights: Any, columns: Sequence | None) -> EdgeSource:
+def _of_frame(frame: Any, weights: object, columns: Sequence | None) -> EdgeSource:
     names = list(frame.columns)
     if columns is None:
         columns = [name for name in names if weights is None or name != weights][:2]
@@ -109,7 +109,7 @@ def _of_dask(edges: Any, weights: Any) -> EdgeSource:
     return EdgeSource((edges, weights), None)
 
 
-def vertex_ids(ids: Any, what: str) -> np.ndarray:
+def vertex_ids(ids: object, what: str) -> np.ndarray:
     """Ids of vertices as int64.
 
     Parameters
@@ -147,7 +147,7 @@ def vertex_ids(ids: Any, what: str) -> np.ndarray:
     raise InputTypeError(f"{what} have dtype {array.dtype}, and ids of vertices are int64: {remedy}")
 
 
-def _weights(weights: Any, count: int) -> np.ndarray:
+def _weights(weights: object, count: int) -> np.ndarray:
     array = np.asarray(weights)
     if array.dtype.kind not in "biuf":
         raise InputTypeError(f"weights have dtype {array.dtype}: pass numbers")
@@ -184,7 +184,7 @@ def edge_list(partitions: Sequence[Any]) -> EdgeList:
     )
 
 
-def _one(partition: Any) -> EdgeList:
+def _one(partition: object) -> EdgeList:
     if not isinstance(partition, tuple):
         partition = (partition,)
     first, *rest = partition

@@ -59,8 +59,8 @@ def page_rank(
     ps: dps.ParameterServer,
     edges: Any,
     damping: float = 0.85,
-    personalization: Mapping[int, float] | tuple[Any, Any] | None = None,
-    weights: Any = None,
+    personalization: Mapping[int, float] | tuple[object, object] | None = None,
+    weights: object = None,
     tol: float = 1e-8,
     max_iter: int = 200,
     *,
@@ -139,7 +139,7 @@ def page_rank(
         return job.result(plan.ranks, end.iterations, converged)
 
 
-def _jumps(personalization: Any) -> tuple[np.ndarray, np.ndarray] | None:
+def _jumps(personalization: object) -> tuple[np.ndarray, np.ndarray] | None:
     """Vertices and their shares of the jumps, in the order of the vertices."""
     if personalization is None:
         return None

@@ -89,7 +89,7 @@ class VertexValues:
                 f"the end of the `with` block"
             )
 
-    def __getitem__(self, ids: Any) -> Any:
+    def __getitem__(self, ids: object) -> Any:
         """The values of some vertices, from the servers; after :meth:`close`, from arrays that were read before.
 
         Parameters

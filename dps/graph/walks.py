@@ -154,7 +154,7 @@ def random_walks(
     num_walks: int = 10,
     p: float = 1.0,
     q: float = 1.0,
-    weights: Any = None,
+    weights: object = None,
     *,
     directed: bool = False,
     seed: int = 0,

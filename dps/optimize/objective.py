@@ -272,7 +272,7 @@ def minimize(
     batch_size: int | None = None,
     trainers: int | None = None,
     retries: int = 0,
-    columns: Any = None,
+    columns: object = None,
     args: tuple = (),
     **settings: Any,
 ) -> OptimizeResult:
@@ -373,7 +373,7 @@ class PulledPoint:
         return self._whole if places is None else self._whole[places]
 
 
-def evaluate(trainer: dps.Trainer, batch: Any, point: PulledPoint, plan: EvaluationPlan) -> None:
+def evaluate(trainer: dps.Trainer, batch: object, point: PulledPoint, plan: EvaluationPlan) -> None:
     """Add the gradient of a batch, and then its loss: so the gradients of all counted batches are there."""
     places = None if plan.elements is None else plan.elements(batch, *plan.args)
     x = point.at(places)

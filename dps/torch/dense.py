@@ -32,7 +32,7 @@ def flat(tensors: list[torch.Tensor], dtype: Any) -> np.ndarray:
     return values
 
 
-def dense_table(ps: Any, name: str, module: torch.nn.Module, *, optimizer: Optimizer, **options: Any) -> Table:
+def dense_table(ps: Any, name: str, module: torch.nn.Module, *, optimizer: Optimizer, **options: object) -> Table:
     """Make the table of a module's parameters, with their values as they are.
 
     Parameters
@@ -128,7 +128,7 @@ class DenseParameters:
     def __repr__(self) -> str:
         return f"<dps.torch.DenseParameters: {self._ends[-1]} in table {self.table!r}>"
 
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
+    def __call__(self, *inputs: object, **options: Any) -> Any:
         """What the module makes of its inputs, with the parameters as they are in it."""
         return self.module(*inputs, **options)
 

@@ -73,7 +73,7 @@ class TableRows(torch.nn.Module):
         return self._unpushed.leaf(ids.keys, values.reshape(-1, self.dim)), ids.codes
 
 
-def as_codes(codes: Any) -> torch.Tensor:
+def as_codes(codes: object) -> torch.Tensor:
     """Positions of rows, as torch takes them."""
     return torch.from_numpy(np.ascontiguousarray(codes))
 
@@ -118,7 +118,7 @@ class Embedding(TableRows):
             [ 1.0000,  1.0000]], grad_fn=<EmbeddingBackward0>)
     """
 
-    def forward(self, ids: Any) -> torch.Tensor:
+    def forward(self, ids: object) -> torch.Tensor:
         """The rows of the ids.
 
         Parameters
@@ -177,7 +177,7 @@ class EmbeddingBag(TableRows):
         """What torch prints of the module."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
 
-    def forward(self, ids: Any, offsets: Any = None, per_sample_weights: Any = None) -> torch.Tensor:
+    def forward(self, ids: object, offsets: object = None, per_sample_weights: object = None) -> torch.Tensor:
         """The sum or mean of the rows of each bag.
 
         Parameters

@@ -98,7 +98,7 @@ def load(path: str | os.PathLike[str], *modules: Savable) -> None:
         assign()
 
 
-def parts_of(modules: tuple[Any, ...]) -> Iterator[Savable]:
+def parts_of(modules: tuple[object, ...]) -> Iterator[Savable]:
     """Embeddings, also those within modules; dense parameters; modules with a state of their own. Each once."""
     parts: dict[Savable, None] = {}
     for module in modules:

@@ -37,12 +37,12 @@ def stepping_spec(spec: TableSpec) -> TableSpec:
     return spec
 
 
-def is_sparse(ids: Any) -> bool:
+def is_sparse(ids: object) -> bool:
     """Whether the ids are a sparse matrix of scipy, whose columns they are."""
     return hasattr(ids, "nnz") and hasattr(ids, "tocsr") and not isinstance(ids, torch.Tensor)
 
 
-def checked_ids(ids: Any, table: str) -> np.ndarray:
+def checked_ids(ids: object, table: str) -> np.ndarray:
     """Ids as an array of integers of any shape."""
     array = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
     if not array.size and not isinstance(ids, (torch.Tensor, np.ndarray)):

@@ -301,7 +301,7 @@ def _plain(value: Any) -> Any:
     return deserialize(value.header, value.frames) if isinstance(value, Serialized) else getattr(value, "data", value)
 
 
-def _unpack(error: Any, where: str) -> BaseException:
+def _unpack(error: object, where: str) -> BaseException:
     value = _plain(error)
     if isinstance(value, bytes):
         value = loads(value)

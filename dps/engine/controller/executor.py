@@ -43,7 +43,7 @@ class Executor:
         self,
         in_endpoint: Callable[..., Awaitable[Any]],
         call: Callable[..., Awaitable[Any]] | None = None,
-        call_all: Callable[..., Awaitable[dict[int, Any]]] | None = None,
+        call_all: Callable[..., Awaitable[dict[int, object]]] | None = None,
     ):
         self._in_endpoint = in_endpoint
         self._call = call
@@ -90,7 +90,7 @@ class Executor:
         return None
 
 
-async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def in_thread(function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Run a function that waits for disks or networks in a thread of its own, so that the scheduler's loop goes on."""
     try:
         return await asyncio.to_thread(function, *args, **kwargs)

@@ -81,8 +81,8 @@ class TableProcedures:
         return spec
 
     def make(
-        self, fields: Mapping[str, Any], loading: Callable[[int, list[int]], tuple[Any, ...]] | None = None
-    ) -> Procedure[tuple[dict[str, Any], list[Place]]]:
+        self, fields: Mapping[str, Any], loading: Callable[[int, list[int]], tuple[object, ...]] | None = None
+    ) -> Procedure[tuple[dict[str, object], list[Place]]]:
         """Make a table on all servers under a new number, without publishing it; its fields, and its shards' places.
 
         ``loading(table, shards)`` gives the arguments with which a server loads its shards of the table.
@@ -137,7 +137,7 @@ class TableProcedures:
 
 
 def check_same_table(
-    session: str, there: Mapping[str, Any], asked: Mapping[str, Any], exist_ok: bool, free: Iterable[str]
+    session: str, there: Mapping[str, object], asked: Mapping[str, object], exist_ok: bool, free: Iterable[str]
 ) -> None:
     """Refuse a name that is in use, unless the table may exist and has the fields asked for."""
     table = f"parameter server {session!r} has a table {asked['name']!r}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -192,7 +192,7 @@ async def settle(session: Session, *, keep: bool) -> None:
     await session.settle(keep)
 
 
-SESSION_VERBS: dict[str, Callable[..., Awaitable[Any]]] = {
+SESSION_VERBS: dict[str, Callable[..., Awaitable[object]]] = {
     "scale": scale,
     "adapt": adapt,
     "retire": retire,

@@ -16,5 +16,5 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     every two seconds, and for no worker. Where that answer comes in between, there seem to be no workers.
     """
     assert client.scheduler is not None, "the client was closed"
-    workers: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity)["workers"]
+    workers: dict[str, dict[str, object]] = client.sync(client.scheduler.identity)["workers"]
     return workers

@@ -142,7 +142,7 @@ def _array(stage: ReadingBlockStage, columns: list[Data], meta: Any) -> Data:
     # Axis 0 is that of the rows; each other axis of the arrays and of the result has a number of its own. Dask joins
     # the blocks along axes that the result does not have.
     axes = itertools.count(1)
-    arguments: list[Any] = []
+    arguments: list[object] = []
     for column in columns:
         arguments += [column, (0, *itertools.islice(axes, column.ndim - 1))]
     made_axes = dict(zip(axes, stage.shape, strict=False))

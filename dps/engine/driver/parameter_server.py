@@ -400,7 +400,7 @@ class ParameterServer:
         return self._connection.client().call(self.register(function), table, keys, **arguments)
 
     def delete_where(
-        self, table: TableLike, predicate: Callable[..., Any], /, keys: Keys = None, **arguments: Any
+        self, table: TableLike, predicate: Callable[..., Any], /, keys: Keys = None, **arguments: object
     ) -> int:
         """Delete the rows for which a predicate holds, on the servers that have them; how many.
 

@@ -103,7 +103,7 @@ class Function:
         module = getattr(self.part, "__module__", None) or ""
         return module.startswith(OWN) and getattr(sys.modules.get(module), self.name, None) is self
 
-    def merge(self, merge: Callable[..., Any]) -> Callable[..., Any]:
+    def merge(self, merge: Callable[..., object]) -> Callable[..., Any]:
         """Decorate ``merge(parts)``, which makes the result out of what the parts returned.
 
         `parts` has the values in the order of the shards; shards without a row of the call are left out. Arguments of
@@ -113,7 +113,7 @@ class Function:
         self._merged_names = list(inspect.signature(merge).parameters)[1:]
         return merge
 
-    def merged(self, parts: list[Any], arguments: Mapping[str, Any]) -> Any:
+    def merged(self, parts: list[object], arguments: Mapping[str, Any]) -> Any:
         """The result of a call."""
         if self._merge is None:
             return parts

@@ -32,7 +32,7 @@ class Deletion:
         return rows.delete(which)
 
 
-def deleting(predicate: Callable[..., Any]) -> Function:
+def deleting(predicate: Callable[..., object]) -> Function:
     """A function that deletes the rows for which ``predicate(rows, **arguments)`` holds; it returns how many.
 
     Parameters

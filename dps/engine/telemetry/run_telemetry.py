@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -299,5 +298,5 @@ def _is_loss(name: str) -> bool:
     return "loss" in name.lower()
 
 
-def _rounded(array: Any, digits: int) -> list[float]:
+def _rounded(array: object, digits: int) -> list[float]:
     return np.nan_to_num(np.asarray(array, float)).round(digits).tolist()

@@ -148,7 +148,7 @@ class ServerMeter(ServerCounters):
         lag, self.lag = self.lag, 0.0
         for table in tables.values() if anew else ():
             table.meter.reported = ()
-        changed: dict[int, Any] = {}
+        changed: dict[int, object] = {}
         left, postponed = MAX_SIZED_SHARDS, []
         for number in sorted(tables, key=lambda n: (n < self._first, n)):
             full = len(changed) == MAX_TABLES
