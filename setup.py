@@ -80,7 +80,10 @@ def extensions():
             [str(source)],
             depends=["setup.py", *headers(source)],  # which has the flags
             include_dirs=[np.get_include(), *map(str, FOLDERS)],
-            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION")],
+            define_macros=[
+                ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+                ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION"),
+            ],
             extra_compile_args=flags,
             extra_link_args=[flag for flag in flags if flag.startswith("-fsanitize")],
         )

@@ -311,7 +311,6 @@ def start(session: SparkSession, servers: int = 2, *, host: str | None = None, *
 
 
 def _watch(ps: weakref.ref[ParameterServer], session: SparkSession, over: threading.Event) -> None:
-    """Close the parameter server once its application has ended."""
     while not over.wait(POLL_SECONDS):
         if _stopped(session):
             server = ps()

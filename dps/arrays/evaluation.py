@@ -181,7 +181,6 @@ def _carried_out(
     outputs: list[np.ndarray],
     elements: Elements,
 ) -> list[Any]:
-    """Fill the outputs, and return the partial results."""
     length = elements.length
     begin = elements.begin
     plan = prepared.plan
@@ -226,7 +225,7 @@ def fused(plan: ProgramPlan) -> Fused | None:
     sums, scratch = [], len(kinds)
     for op, result, operands, _ in plan.steps:
         types = "".join(kinds[each].char for each in [*operands, result])
-        op = "positive" if op == "cast" and types[0] == types[1] else op  # which copies
+        op = "positive" if op == "cast" and types[0] == types[1] else op  # because "positive" copies
         loop = loop_of_ufunc(op, types)
         if loop < 0:
             return None

@@ -105,7 +105,6 @@ def check_zeros(part: Any, dtypes: Sequence[np.dtype], arguments: dict[str, obje
 
 
 def _trial(function: Mapped, operands: Sequence[np.ndarray], arguments: dict[str, Any]) -> np.ndarray:
-    """What a function makes of vectors of one element."""
     try:
         with np.errstate(all="ignore"):
             found = np.asarray(function(*operands, **arguments))

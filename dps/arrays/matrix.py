@@ -237,12 +237,10 @@ def _triu(m: Any, k: int = 0) -> Any:
 
 
 def _columns(matrix: PSMatrix) -> PSArray:
-    """The numbers of a matrix's columns."""
     return made(matrix.space, Node(matrix.shape[1:], np.dtype(np.int64), "index"))
 
 
 def _spread(value: Any, shape: tuple[int, ...], dtype: np.dtype) -> Node:
-    """An operand as a node of a shape."""
     if isinstance(value, Node) and value.shape[-1] != shape[-1]:
         raise InputError(f"could not broadcast input array from shape {value.shape} into shape {shape}")
     return Node(shape, dtype, "cast", [converted(value, dtype)])

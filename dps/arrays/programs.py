@@ -100,9 +100,9 @@ class _Values:
     def __init__(self) -> None:
         self.inputs: list[tuple[int, int, str]] = []  # first vector, rows, dtype
         self.constants: list[Any] = []
-        self.types: list[tuple[int, str]] = []  # of the constants: axes, dtype
+        self.types: list[tuple[int, str]] = []  # types of the constants: axes, dtype
         self.steps: list[_Step] = []
-        self.kinds: list[tuple[str, int]] = []  # of each value: "input", "constant" or "step", and its place there
+        self.kinds: list[tuple[str, int]] = []  # a value is an "input", "constant" or "step"; its place there
         self._known: dict[Any, int] = {}  # what it is -> the value's number
         self._nodes: dict[int, int] = {}  # id of a node -> the value's number
 

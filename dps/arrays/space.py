@@ -42,7 +42,7 @@ class Space:
         The spaces of other kinds of arrays of the same parameter server, by their class.
     """
 
-    kind = "dense"  # of its arrays
+    kind = "dense"  # kind of its arrays
     capacity = CAPACITY
 
     def __init__(self, store: ArrayStore, relatives: dict[type[Space], Space] | None = None):
@@ -184,7 +184,6 @@ class Space:
     def _run(
         self, pool: VectorPool, outputs: Sequence[tuple[Node, Any]], wishes: Sequence[Wish], found: list[Node]
     ) -> list[Any]:
-        """Run a program whose operands these nodes are."""
         elsewhere = [node for node in found if _pool_of(node) is not pool]
         places = [node.block for node in elsewhere]
         try:
@@ -198,14 +197,12 @@ class Space:
         return self._joined(parts, wishes)
 
     def _joined(self, parts: list[list[object]], wishes: Sequence[Wish]) -> list[Any]:
-        """The results of reductions, of the partial results of shards that have elements."""
         return [
             REDUCTIONS[wish.kind].join([part[place] for part in parts], wish.parameter)
             for place, wish in enumerate(wishes)
         ]
 
     def _fits(self, found: Sequence[Node], pool: VectorPool) -> bool:
-        """Whether nodes can be computed with in a pool."""
         return all(leaf.dtype.itemsize <= pool.dtype.itemsize for leaf in found)
 
     def _pool_for(self, roots: Sequence[Node], outputs: Sequence[Node], found: list[Node]) -> VectorPool:
@@ -243,13 +240,11 @@ class Space:
         return kept
 
     def _keeps(self, node: Node, pool: VectorPool) -> bool:
-        """Whether a node can be stored in a pool."""
         return pool.holds(node.dtype)
 
     # -- data
 
     def _brought(self, node: Node, pool: VectorPool) -> PoolBlock:
-        """A copy of a node's elements in another pool."""
         block = pool.allocate(_height(node))
         self.write(block, self.read(node))
         return block

@@ -121,7 +121,7 @@ class SparseSpace(Space):
             values = values[keys]
         else:
             keys, values = values
-        with np.errstate(invalid="ignore"):  # of whole numbers that a float does not hold
+        with np.errstate(invalid="ignore"):  # because a float does not hold all whole numbers
             held = values.astype(pool.dtype)
             exact = values.dtype.kind not in "iu" or np.array_equal(held.astype(values.dtype), values)
         if not exact:
@@ -131,7 +131,6 @@ class SparseSpace(Space):
         self.store.assign_column(pool.table, block.first, keys, held)
 
     def _move(self, node: Node) -> None:
-        """Store a node in a table of its own dtype."""
         block = self.pool(node.shape[-1], node.dtype).allocate()
         self.write(block, self.read(node))
         node.put(block)

@@ -125,7 +125,6 @@ class PSSparseVector(PSVector, kind="sparse"):
         return Node(self.shape, np.dtype(np.int64), "index")
 
     def _keys(self, index: Any) -> Any:
-        """The keys that an index means: one, or an array of them."""
         if self.size == EVERY_KEY:
             keys = np.asarray(index)
             if keys.dtype.kind not in "iu" and keys.size:

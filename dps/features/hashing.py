@@ -52,7 +52,6 @@ def _hash_joined(octets: bytes, lengths: Sequence[int], seed: int) -> np.ndarray
 
 
 def _hash_texts(texts: list[str], seed: int) -> np.ndarray:
-    """The hashes of a list of str; each distinct one is hashed once if there are many repeats."""
     distinct = dict.fromkeys(texts)
     if 2 * len(distinct) < len(texts):
         numbers = {text: i for i, text in enumerate(distinct)}
@@ -276,7 +275,6 @@ def hash_columns(
 
 
 def _several(multi: Sequence[Hashable], names: list[Hashable], bits: int | None) -> set[Hashable]:
-    """The columns that have several values in a cell."""
     several: set[Hashable] = {multi} if isinstance(multi, str) else set(multi)
     if unknown := several.difference(names):
         raise InputError(

@@ -29,7 +29,7 @@ class LabelPlan(NamedTuple):
     """What each trainer needs to know."""
 
     mailbox: str
-    labels: str  # as they are at a clock
+    labels: str  # table of the labels as they are at a clock
     result: str
     max_iter: int
     seed: int

@@ -26,8 +26,8 @@ class OwnedEdges(NamedTuple):
 
     vertices: np.ndarray  # int64, distinct, in hash order: all that it owns, also those at which no edge begins
     targets: np.ndarray  # int64, distinct, in hash order: the vertices at which these edges end
-    source: np.ndarray  # of each edge, the place of its source in `vertices`
-    target: np.ndarray  # of each edge, the place of its target in `targets`
+    source: np.ndarray  # place of each edge's source in `vertices`
+    target: np.ndarray  # place of each edge's target in `targets`
     weight: np.ndarray | None  # float64; None: each edge has weight 1
     receiving: np.ndarray  # ascending places in `vertices` of those at which an edge ends, of whichever trainer
 

@@ -140,7 +140,6 @@ def page_rank(
 
 
 def _jumps(personalization: object) -> tuple[np.ndarray, np.ndarray] | None:
-    """Vertices and their shares of the jumps, in the order of the vertices."""
     if personalization is None:
         return None
     if isinstance(personalization, Mapping):
@@ -164,7 +163,7 @@ class Receiving(NamedTuple):
     """A trainer's vertices at which an edge ends."""
 
     places: np.ndarray  # in the trainer's vertices
-    jump: np.ndarray  # of each, its share of the jumps
+    jump: np.ndarray  # share of the jumps of each vertex
     dangling: np.ndarray  # places, here, of those that pass nothing on
     passes: csr_array  # the matrix from their ranks to sums for the targets
 
@@ -172,7 +171,7 @@ class Receiving(NamedTuple):
 class Still(NamedTuple):
     """A trainer's vertices at which no edge ends. Their ranks are their shares of the jumps, times the scale."""
 
-    jump: np.ndarray  # of each, its share of the jumps
+    jump: np.ndarray  # share of the jumps of each vertex
     dangling: float  # shares of those that pass nothing on, added up
     passes: np.ndarray  # sums for the targets where the scale is 1
 
@@ -221,7 +220,6 @@ def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> R
 
 
 def _next(received: np.ndarray, scale: float, jump: np.ndarray, damping: float) -> np.ndarray:
-    """Ranks from what vertices receive, and from their shares of the jumps."""
     return scale * jump + damping * received.reshape(-1)
 
 

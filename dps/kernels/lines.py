@@ -20,7 +20,7 @@ class TextRows(NamedTuple):
     indptr: np.ndarray
     indices: np.ndarray
     data: np.ndarray
-    fields: np.ndarray | None  # of each non-zero, of libffm's text
+    fields: np.ndarray | None  # field of each non-zero, of libffm's text
 
 
 def parse_rows(

@@ -164,7 +164,7 @@ class Trial(NamedTuple):
     value: float
     gradient: Vector
     slope: float  # along the direction
-    norm: float  # of the gradient
+    norm: float  # norm of the gradient
 
 
 def search(task: Minimization, direction: Vector, slope: float, step: float, curvature: float = 0.9) -> Trial | None:

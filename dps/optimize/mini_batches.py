@@ -117,7 +117,6 @@ def mini_batch_gradient_descent(
 
 
 def _updated(x: Vector, gradient: Vector, step: float, penalty: str | None, strength: float) -> Vector:
-    """What MLlib's updater makes of x."""
     if penalty == "l2":
         return combine([1.0 - step * strength, -step], [x, gradient])
     x = combine([1.0, -step], [x, gradient])
@@ -125,7 +124,6 @@ def _updated(x: Vector, gradient: Vector, step: float, penalty: str | None, stre
 
 
 def _cost(x: Vector, penalty: str | None, strength: float) -> float:
-    """The penalty at x."""
     if penalty is None or not strength:
         return 0.0
     return penalty_of(x, strength) if penalty == "l1" else 0.5 * strength * float(dots([(x, x)])[0])

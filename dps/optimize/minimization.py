@@ -88,7 +88,7 @@ class Minimization:
         self.tol, self._f_tol = nonnegative("tol", tol), nonnegative("f_tol", f_tol)
         self.max_iter = counted("max_iter", max_iter)
         self._watched = watched
-        self._fall = math.inf  # of the last iteration, relative
+        self._fall = math.inf  # fall of the last iteration, relative
 
     def evaluate(self, x: Vector) -> tuple[float, Vector]:
         """Loss and gradient at x, checked."""

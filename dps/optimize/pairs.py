@@ -27,7 +27,7 @@ class Pairs:
         self._most = m
         self._steps: list[Vector] = []
         self._changes: list[Vector] = []
-        self._products = np.zeros((0, 0))  # of steps and changes with each other; 0 for two steps: not needed
+        self._products = np.zeros((0, 0))  # products of steps and changes with each other; 0 for two steps: not needed
         self._known = 0  # pairs of which the products are there
 
     def __len__(self) -> int:

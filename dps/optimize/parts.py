@@ -26,9 +26,9 @@ Proximal: TypeAlias = Callable[[Vector, float], Vector]
 class Squares(NamedTuple):
     """Sums over all parts, after they were told the new z."""
 
-    apart: float  # of |x - z|^2
-    x: float  # of |x|^2
-    u: float  # of |u|^2
+    apart: float  # sum of |x - z|^2
+    x: float  # sum of |x|^2
+    u: float  # sum of |u|^2
 
 
 class Parts(Protocol):

@@ -101,7 +101,6 @@ def _avoided(avoid: npt.ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _drawn_among(probabilities: np.ndarray, refused: np.ndarray, rng: np.random.Generator) -> int:
-    """One draw among what is not refused."""
     allowed = probabilities.copy()
     allowed[refused[(refused >= 0) & (refused < len(allowed))]] = 0
     total = allowed.sum()
@@ -171,7 +170,6 @@ def negative_items(users: npt.ArrayLike, seen_csr: CSR, n: int, rng: np.random.G
 
 
 def _checked_users(users: npt.ArrayLike, seen: CSR) -> tuple[np.ndarray, int]:
-    """(users as int64, the number of items)."""
     if getattr(seen, "format", None) != "csr":
         raise InputTypeError(f"seen_csr is a CSR matrix, users x items, not a {type(seen).__name__}: call its tocsr()")
     rows = np.asarray(users)
@@ -245,7 +243,6 @@ def _pairs(distinct: np.ndarray, seen: CSR, items: int) -> np.ndarray:
 
 
 def _are_among(wanted: np.ndarray, sorted_pairs: np.ndarray) -> np.ndarray:
-    """Which of these pairs are among the sorted ones."""
     if not len(sorted_pairs):
         return np.zeros(len(wanted), bool)
     places = np.searchsorted(sorted_pairs, wanted)

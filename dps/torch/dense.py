@@ -153,7 +153,6 @@ class DenseParameters:
                 each.grad = None
 
     def _values(self, rows: PulledRows) -> np.ndarray:
-        """What these rows hold, if they are the parameters."""
         if not np.array_equal(rows.keys, np.arange(self._ends[-1])) or rows.values.ndim != 1:
             raise InputError(
                 f"table {self.table!r} has {self._ends[-1]} parameters, and these are {rows!r}: pull all rows of the "

@@ -33,17 +33,6 @@ Part: TypeAlias = "Callable[[], Iterable[tuple[np.ndarray | int, np.ndarray]]]"
 def saved_parts(store: Store, checkpoint: str, table: str) -> list[Part]:
     """The shards of a table in a checkpoint, for :func:`export`.
 
-    Parameters
-    ----------
-    store : Store
-    checkpoint : str
-        The name of a whole checkpoint.
-    table : str
-
-    Returns
-    -------
-    list of callables
-
     Examples
     --------
     >>> from dps.engine.checkpoints.store import write_shard
@@ -124,8 +113,6 @@ def export(parts: Sequence[Part], spec: TableSpec, form: str, path: str | None =
     ----------
     parts : sequence of callables
         From :func:`saved_parts`, for instance.
-    spec : TableSpec
-        The table.
     format, path
         As in :meth:`dps.ParameterServer.export`, which also documents what each format returns.
 
@@ -157,7 +144,6 @@ def _pieces(parts: Iterable[Part], spec: TableSpec) -> Iterator[tuple[np.ndarray
 
 
 def _pairs(parts: Iterable[Part], spec: TableSpec) -> tuple[np.ndarray, np.ndarray]:
-    """All keys and values."""
     copies = [(keys.copy(), values.copy()) for keys, values in _pieces(parts, spec)]
     empty = (np.empty(0, np.int64), np.empty((0, spec.dim), spec.dtype))  # np.concatenate needs one array at least
     keys, values = zip(empty, *copies, strict=True)
@@ -165,7 +151,6 @@ def _pairs(parts: Iterable[Part], spec: TableSpec) -> tuple[np.ndarray, np.ndarr
 
 
 def _filled(parts: Iterable[Part], spec: TableSpec, low: int, high: int) -> np.ndarray:
-    """The values of rows `low` to `high` - 1."""
     out, count = np.empty((high - low, spec.dim), spec.dtype), 0
     for keys, values in _pieces(parts, spec):
         out[keys - low] = values

@@ -107,8 +107,6 @@ class BulkFile:
     ----------
     file : binary file
         As `open` or a file system of fsspec returns it, at its beginning. The caller closes it.
-    local : bool
-        Whether the file lies on this machine.
 
     Examples
     --------
@@ -163,8 +161,8 @@ class BulkFile:
         except OSError as error:
             if error.errno != errno.EINVAL or not self.direct:
                 raise
-            self.direct = _set_direct(self._file, on=False)  # some file systems refuse only the write itself,
-            self._file.seek(self._passed)  # and may have written a part of the block
+            self.direct = _set_direct(self._file, on=False)  # some file systems refuse only the write itself
+            self._file.seek(self._passed)  # because such a write may have written a part of the block
             self._file.write(pages)
         self._passed += len(pages)
 

@@ -21,7 +21,6 @@ class Checkpoint:
 
     Attributes
     ----------
-    name : str
     clock : int or None
         The model's clock: ops of earlier clocks are in the checkpoint, others are not.
     created : str
@@ -30,13 +29,10 @@ class Checkpoint:
         The checkpoint that this one is an increment of; None for a full one.
     depth : int
         Its number among the increments that follow a full checkpoint: 0 for the full one.
-    tables : dict of str to TableSpec
     files : tuple of FileRecord
         One for each shard of each table.
     metadata : dict
         Plain values that the caller of :meth:`Store.begin` gave.
-    version : str
-        The version of dps that wrote it.
 
     Examples
     --------

@@ -33,10 +33,6 @@ def read_shard(
         Where the checkpoints are, as in :class:`dps.engine.checkpoints.store.Store`.
     checkpoint : str
         The name of a whole checkpoint, such as that of :meth:`Store.latest`.
-    table : str
-    shard : int
-    storage_options : dict
-        For fsspec.
 
     Returns
     -------
@@ -67,11 +63,8 @@ class SavedShard:
 
     Parameters
     ----------
-    store : Store
     chain : sequence of Checkpoint
         From :meth:`Store.chain`; the same for all shards that one process reads.
-    table : str
-    shard : int
 
     Examples
     --------
@@ -209,11 +202,6 @@ def fill_all(
     ----------
     shards : dict of int to shard
         New ones, without rows.
-    store : Store
-    checkpoint : str
-        The name of a whole checkpoint.
-    table : str
-    origins : Origins
 
     Examples
     --------

@@ -66,13 +66,8 @@ class FileRecord:
 
     Attributes
     ----------
-    table : str
-    shard : int
     file : str
         The file's name in the checkpoint's directory.
-    size : int
-        Bytes.
-    rows : int
     increment : bool
         Whether the file holds only the rows that changed since the checkpoint's parent.
     checksums : dict
@@ -128,10 +123,6 @@ def write_shard(
         Where the checkpoints are, as in :class:`dps.engine.checkpoints.store.Store`.
     checkpoint : str
         The name of the checkpoint that is being written: :attr:`dps.engine.checkpoints.store.Writer.name`.
-    spec : TableSpec
-        The table.
-    shard : int
-        The shard's number in the table.
     rows : int
         How many rows the pieces hold together.
     pieces : iterable of (keys, rows)
@@ -144,12 +135,6 @@ def write_shard(
         Small arrays that belong to the shard.
     metadata : dict
         Plain values, for JSON.
-    storage_options : dict
-        For fsspec.
-
-    Returns
-    -------
-    FileRecord
 
     Examples
     --------
@@ -230,7 +215,6 @@ class _FilePlan:
         return len(text).to_bytes(8, "little") + text
 
     def write(self, target: BulkFile, pieces: Iterable[Piece]) -> tuple[int, dict[str, str]]:
-        """Write the whole file. Returns its size in bytes and the checksums."""
         sink = _Sink(target)
         keys: list[np.ndarray] = []
         started, done = False, 0
@@ -329,14 +313,6 @@ class ShardFile:
 
     The constructor reads and verifies header, ledger and metadata; `pieces` reads and verifies the rest. `removed` are
     the keys that were deleted since the checkpoint's parent.
-
-    Parameters
-    ----------
-    filesystem : fsspec file system
-    directory : str
-        The checkpoint's directory.
-    record : FileRecord
-        The file's record in the checkpoint's manifest.
 
     Examples
     --------

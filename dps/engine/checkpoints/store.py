@@ -63,8 +63,6 @@ class Store:
     grace : float
         Seconds without a change after which a half-written checkpoint of another process counts as left by a crash. The
         next commit removes it.
-    storage_options : dict
-        For fsspec.
 
     Examples
     --------
@@ -291,7 +289,6 @@ class Writer:
         The name of the checkpoint, an argument of :func:`write_shard`.
     parent : str or None
         The checkpoint since which the changed rows are to be written; None: all rows.
-    store : Store
     checkpoint : Checkpoint
         The checkpoint without its files.
 

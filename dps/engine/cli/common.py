@@ -36,7 +36,7 @@ class TextTable(NamedTuple):
 class Answer(NamedTuple):
     """The answer of a command: `data` for programs (``--json``), `text` for people, as lines and tables."""
 
-    data: object  # as JSON has it
+    data: object  # value as JSON has it
     text: Sequence[str | TextTable]
 
 
@@ -208,7 +208,6 @@ def _right(table: TextTable, column: int) -> bool:
 
 
 def _rich(table: TextTable) -> bool:
-    """Print a table with rich; False if rich is not installed."""
     try:
         import rich
         import rich.box

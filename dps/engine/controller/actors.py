@@ -41,13 +41,6 @@ class ServerActors:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
-    cordon : Cordon
-        Keeps ordinary tasks off the workers of servers.
-    membership : Membership
-        Which servers are up, and which shards they hold.
-    actor : type
-        The class of a server's actor.
     args : tuple
         (session, secrets, controller's address), for the actors.
     in_endpoint : callable

@@ -69,8 +69,6 @@ class AutoscalingProcedures:
     ----------
     membership : Membership
         Which servers hold which shards. The endpoint's thread owns it and the reports.
-    reports : LoadReports
-    servers : ScalableServers
     limit : callable
         Bytes that each server may have in use.
     busy : callable
@@ -95,7 +93,7 @@ class AutoscalingProcedures:
         self._busy = busy
         self._copies = copies
         self.rule: AutoscalingRule | None = None  # the rule that is followed
-        self.followed: AdaptRule | None = None  # as the driver told it
+        self.followed: AdaptRule | None = None  # rule that the driver gave
         self.memory: float | None = None  # bytes that each server may have in use; None: what `limit` says
         self.why = ""  # the reason of the last decision
         self._at_rest: tuple[Any, float] = None, math.inf  # the placement, and since when it is unchanged

@@ -88,11 +88,8 @@ class CheckpointProcedures:
 
     Parameters
     ----------
-    runs, membership
-        The clocks; which server holds which shard.
     up : callable
         The servers that can be called.
-    tables : TableProcedures
     tables_change, busy : Lock
         Held while a table is made or dropped; and while a checkpoint is taken or restored.
     clock, wall_clock : callable
@@ -122,7 +119,7 @@ class CheckpointProcedures:
         self._wall_clock = wall_clock
         self.session = session
         self.last: LastCheckpoint | None = None
-        self.error: str | None = None  # of the last attempt, if it failed
+        self.error: str | None = None  # error of the last attempt, if it failed
         self.restored: SavedRun | None = None  # the state of the restored run, to resume it
         self.closed = False  # the parameter server is being closed
         self._parents: dict[str, str] = {}  # url -> the last checkpoint there
@@ -237,7 +234,6 @@ class CheckpointProcedures:
         raise CheckpointError(f"the trainers are too fast for a checkpoint: {late}")
 
     def _wait_for_clock(self, run: Run | None, clock: int | None) -> Procedure[None]:
-        """Wait until every trainer of the run has ticked `clock`, or has left."""
         until = self._now() + config.seconds("clock")
         while run is not None and clock is not None:
             self._check_open()
@@ -256,7 +252,6 @@ class CheckpointProcedures:
             yield Sleep(POLL_SECONDS)
 
     def _files(self, servers: list[int]) -> Procedure[list[FileRecord]]:
-        """The records of all files, when all servers have written theirs."""
         until, pause = self._now() + config.seconds("checkpoint"), POLL_SECONDS
         while True:
             self._check_open()

@@ -133,10 +133,6 @@ class Membership:
     ----------
     endpoint
         The controller's; only its `now` is used.
-    session : str
-        Name of the parameter server.
-    on_event : callable, optional
-        Called with the text of each event.
     on_report : callable, optional
         Called with the number of a server and the report that its heartbeat has brought.
     on_primary : callable, optional
@@ -159,7 +155,7 @@ class Membership:
         self._on_primary = on_primary
         self.servers: dict[int, ServerRecord] = {}
         self.specs: dict[str, dict[str, Any]] = {}
-        self.functions: dict[str, bytes] = {}  # of users, by their numbers; all ready servers have them
+        self.functions: dict[str, bytes] = {}  # functions of users, by their numbers; all ready servers have them
         self.places: dict[str, list[Place]] = {}
         self.epoch = 0
         self.failures = 0  # servers that were lost or fell silent so far
@@ -468,7 +464,6 @@ class Membership:
             self._handovers[step.table, step.shard] = step, self.epoch + 1, now + config.seconds("step-down")
 
     def _fail_over(self) -> None:
-        """Have other servers take over from those that are lost or silent."""
         gone = {n for n, server in self.servers.items() if server.worker_removed and not server.up}
         lost = gone | {n for n, server in self.servers.items() if server.failed}
         silent = {n for n, server in self.servers.items() if server.silent}
@@ -558,7 +553,6 @@ class Membership:
         self._on_event(text)
 
     def _is_member(self, server: int | None) -> Callable[[], bool]:
-        """Whether a server is still a member, for `note`."""
         return lambda: server in self.servers
 
     def mention(self, text: str) -> None:

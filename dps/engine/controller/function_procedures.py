@@ -28,7 +28,6 @@ class FunctionProcedures:
 
     Parameters
     ----------
-    membership : Membership
     up : callable
         The servers that can be called.
     tables_change : Lock

@@ -58,14 +58,6 @@ MEMBERSHIP_FRAMES = (frames.SERVE, frames.BEAT, frames.CAUGHT_UP, frames.STEPPED
 class Sessions(Mapping[str, Session]):
     """All parameter servers of a scheduler, by name, and the endpoint that they share.
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-    cordon : Cordon
-        Keeps ordinary tasks off the workers of servers.
-    actor : type
-        The class of a server's actor.
-
     Attributes
     ----------
     seating : Seating
@@ -280,7 +272,6 @@ class Sessions(Mapping[str, Session]):
     # -- inside: the endpoint's thread
 
     def _log_event(self, name: str, text: str) -> None:
-        """Put an event into Dask's event log."""
         event = {"parameter_server": name, "event": text}
         with contextlib.suppress(RuntimeError):  # the scheduler's loop is closed
             self._loop.call_soon_threadsafe(self._scheduler.log_event, "dps", event)
@@ -361,14 +352,11 @@ class Controller(SchedulerPlugin):
 
     Parameters
     ----------
-    server : type
-        The class of a server's actor.
     surfaces : WebPages, optional
         The dashboard's pages and metrics. Its methods are called on the scheduler's loop.
 
     Attributes
     ----------
-    scheduler : distributed.Scheduler
     sessions : Sessions
         Once the plugin was started.
     """
@@ -394,7 +382,6 @@ class Controller(SchedulerPlugin):
             self.surfaces.install(self)
 
     async def _call(self, verb: str, name: str, fields: dict[str, Any]) -> Any:
-        """What drivers call: see `verbs.py`."""
         return await self.sessions.call(verb, name, fields)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:

@@ -83,8 +83,8 @@ class Run:
         self.trainers = trainers
         self.staleness = staleness
         self.elastic = elastic
-        self.origin = 0  # of trainer 0; those of the others follow
-        self.partitions: list[list[int]] = []  # of each trainer, by the driver's numbers
+        self.origin = 0  # origin of trainer 0; those of the other trainers follow
+        self.partitions: list[list[int]] = []  # partitions of each trainer, by the driver's numbers
         self.clock = Clock(staleness, trainers, clock, warm_start)
         self.meetings = Meetings(trainers, answer)
         self.records: dict[int, TrainerRecord] = {}  # a trainer has one from its first JOIN

@@ -43,12 +43,8 @@ class RunProcedures:
 
     Parameters
     ----------
-    membership : Membership
-    runs : Runs
     up : callable
         The servers that can be called.
-    clock : callable
-        Seconds.
 
     Attributes
     ----------
@@ -123,7 +119,6 @@ class RunProcedures:
         self._closing = self._closing and not keep
 
     def _shards(self) -> ShardSet:
-        """All shards that have a replica."""
         specs = self.membership.specs.values()
         return {(spec["id"], n) for spec in specs for n in range(spec["shards"])} - self.membership.lost()
 

@@ -113,8 +113,6 @@ class Runs:
 
     Parameters
     ----------
-    session : str
-        Name of the parameter server.
     now : callable
         Gives the time, in seconds, by which all waiting is measured.
     note : callable
@@ -465,7 +463,6 @@ class Runs:
         return run, trainer
 
     def _release(self, run: Run, trainers: list[int]) -> None:
-        """Answer the parked ticks of trainers that may go on."""
         answer = TickAnswer(run.trainers - run.left_count, run.staleness, run.clock.minimum)
         for trainer in trainers:
             waiting = run.ticking.pop(trainer, None)
@@ -473,7 +470,6 @@ class Runs:
                 waiting.connection.reply(answer.header(waiting.header.request))
 
     def _trainer_left(self, run: Run, trainer: int) -> None:
-        """A trainer has left: the others no longer wait for it."""
         self._release(run, run.clock.leave(trainer, self.now()))
         self._end_meeting(run, run.meetings.leave(trainer))
 

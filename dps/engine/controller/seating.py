@@ -25,7 +25,6 @@ class Seating:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
     serving : callable
         Gives the addresses of the workers that have servers.
     """

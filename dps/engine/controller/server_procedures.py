@@ -99,9 +99,6 @@ class ServerProcedures:
 
     Parameters
     ----------
-    membership : Membership
-        Which servers are up, and which shards they hold.
-    workers : Workers
     scaling, tables_change : Lock
         Held while servers are added or retired; and while a table is made or dropped.
     key : str
@@ -308,7 +305,6 @@ class ServerProcedures:
         return self.wanted - sum(not (s.leaving or s.silent or s.failed) for s in self.servers())
 
     def _shrink(self, servers: list[ServerRecord]) -> Procedure[None]:
-        """Retire surplus servers, and close those that are empty."""
         if self._missing() < 0:  # a server that had been replaced is back
             yield InEndpoint(self.membership.trim, (self.wanted,))
         for server in [s for s in servers if s.leaving and self.membership.empty(s.number)]:

@@ -34,24 +34,16 @@ class Session:
 
     Parameters
     ----------
-    name : str
     copies : int
         Replicas of a shard, in tables that do not say how many.
     endpoint : Endpoint
         The controller's. Its thread owns the membership, the runs and the monitor.
-    scheduler : distributed.Scheduler
-    cordon : Cordon
-        Keeps ordinary tasks off the workers of servers.
-    actor : type
-        The class of a server's actor.
     in_endpoint : callable
         Runs a function in the endpoint's thread, for a caller on the scheduler's loop.
     serving : callable
         Gives the workers of all servers in this cluster, once for each server.
     on_event : callable
         Called with the text of each event, in the endpoint's thread.
-    announced : set of str
-        See :class:`Monitor`.
     version : str, optional
         The driver's version of dps, for error messages.
     """

@@ -39,7 +39,6 @@ class TableProcedures:
 
     Parameters
     ----------
-    membership : Membership
     up : callable
         The servers that can be called.
     tables_change : Lock

@@ -33,8 +33,6 @@ class WorkLeases:
     ----------
     shares : sequence of sequences of int
         The partitions of each trainer.
-    start : int
-        The clock at which the run begins.
     allot : callable
         Given a number, returns the first of so many new origins in a row.
 

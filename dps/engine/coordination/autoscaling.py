@@ -27,8 +27,6 @@ class ServerLoad(NamedTuple):
 
     Parameters
     ----------
-    servers : int
-        Servers that are up.
     busy : float
         The fraction of its time that each server works, summed over the servers.
     held : float
@@ -57,10 +55,6 @@ class ScalingDecision(NamedTuple):
 
     Parameters
     ----------
-    servers : int
-        How many servers there are to be.
-    why : str
-        The reason, for users.
     announce : bool
         Whether the reason goes to the log: the number changes, or servers are missing and no earlier decision said so.
     """

@@ -73,8 +73,6 @@ class Clock:
         By how many clocks a trainer that goes on may be ahead of the slowest.
     trainers : int
         How many trainers the run has; they are numbered from 0.
-    start : int
-        The clock that they begin at.
     warm_start : int
         Trainer 0 begins first: the others begin at this clock, and wait there until trainer 0 has come to it, or left.
 

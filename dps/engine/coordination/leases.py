@@ -100,13 +100,9 @@ class Leases:
     ----------
     shares : sequence of sequences of int
         The partitions of each trainer.
-    start : int
-        The first epoch.
 
     Attributes
     ----------
-    total : int
-        How many portions there may be.
     done, moved, twice : int
         How many times a portion was done; was done by a trainer other than its owner; was leased to a second trainer.
 
@@ -219,7 +215,6 @@ class Leases:
         ----------
         trainer, epoch : int
             The trainer that asks, and its clock.
-        now : float
         have, without : collection of int
             Partitions of other trainers that it has at hand; partitions that it cannot get.
         """
@@ -347,7 +342,6 @@ class Leases:
     # -- inside
 
     def _there(self, epoch: int) -> np.ndarray:
-        """Which portions are still to be done in an epoch, as a mask."""
         return (self._epoch == epoch) & (self._end > self._first)
 
     def _from_others(self, trainer: int, epoch: int, free: np.ndarray, now: float, have: Collection[int]) -> int | None:

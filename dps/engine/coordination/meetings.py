@@ -47,8 +47,6 @@ class Meetings(Generic[Payload, Result]):
 
     Parameters
     ----------
-    parties : int
-        How many trainers, numbered from 0.
     combine : callable
         Makes the answer of (tag, payloads by trainer).
 
@@ -68,10 +66,10 @@ class Meetings(Generic[Payload, Result]):
         self.parties = parties
         self._combine = combine
         self._absent: set[int] = set()  # trainers that have left
-        self._tag: str | None = None  # of the open meeting
-        self._payloads: dict[int, Payload] = {}  # of the open meeting, by trainer
-        self._places: dict[int, CallPlace] = {}  # of the calls that brought these payloads, by trainer
-        self._last: list[CallPlace] = [(-1, 0)] * parties  # of each trainer the place of its latest complete meeting
+        self._tag: str | None = None  # tag of the open meeting
+        self._payloads: dict[int, Payload] = {}  # payloads of the open meeting, by trainer
+        self._places: dict[int, CallPlace] = {}  # places of the calls that brought these payloads, by trainer
+        self._last: list[CallPlace] = [(-1, 0)] * parties  # place of the latest complete meeting of each trainer
         self._kept: deque[Meeting[Result]] = deque()  # the oldest first
         # The same, by trainer and place.
         self._met: list[dict[CallPlace, Meeting[Result]]] = [{} for _ in range(parties)]

@@ -88,8 +88,6 @@ class TaskOrigins(Generic[Life]):
         ``allot(1)`` gives an origin that was never used.
     at_work : callable
         Given a life: whether its task is being run. Such a task is never spent.
-    max_origins : int
-        How many origins are remembered.
 
     Examples
     --------
@@ -128,8 +126,6 @@ class TaskOrigins(Generic[Life]):
 
         Parameters
         ----------
-        task : hashable
-            The task's key.
         life : object
             The scheduler's record of the task: another object once the key was forgotten and submitted again.
         latest, run : int

@@ -75,8 +75,6 @@ def place(shards: int, servers: Sequence[int], copies: int = 1, epoch: int = 0) 
         The numbers of the servers, each once, in the order in which they are to be filled.
     copies : int
         Length of the chains; as many as there are servers, if these are fewer.
-    epoch : int
-        The epoch from which on this placement holds.
 
     Returns
     -------
@@ -235,7 +233,6 @@ class _Shard(NamedTuple):
 
     @property
     def under_way(self) -> bool:
-        """Whether a step has begun and is not over."""
         return self.place.joiner is not None or self.place.stepping_down
 
 

@@ -22,12 +22,8 @@ class WorkerThreads(NamedTuple):
 
     Parameters
     ----------
-    address : str
-    threads : int
     busy : sequence of str
         Keys of the tasks that have a thread of it, or wait for one.
-    for_servers : bool
-        Whether the worker is for servers.
     paused : bool
         Whether the worker begins no tasks now.
     """
@@ -46,8 +42,6 @@ class Choice(NamedTuple):
     ----------
     workers : list of str
         The worker of each trainer; empty if there are too few threads.
-    free : int
-        Threads that were free.
     numbers : str
         How many threads there are and what occupies them, as a text for users.
     later : bool
@@ -132,8 +126,6 @@ def choose(
     ----------
     workers : sequence of WorkerThreads
         All workers, in the order in which trainers are numbered.
-    reserved : Counter of str
-        How many threads of each worker are reserved.
     trainers : int, optional
         How many trainers are needed; as many as threads are free by default.
     max_trainers : int

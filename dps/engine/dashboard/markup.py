@@ -26,8 +26,6 @@ def html_table(
 
     Parameters
     ----------
-    head : sequence of str
-        Names of the columns, as plain text.
     rows : iterable of sequence of str
         Cells, as HTML.
     numbers : iterable of int

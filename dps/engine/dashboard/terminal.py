@@ -99,8 +99,6 @@ class StatusOverview:
 
     Parameters
     ----------
-    snapshot : Status
-        The snapshot of the controller's monitor.
     height : int, optional
         Lines of the screen. The slowest trainers that fit are shown, and the others summed up in one line.
     """
@@ -194,7 +192,6 @@ class StatusOverview:
         return columns
 
     def _others(self, rest: Sequence[int], wide: bool) -> list[ConsoleRenderable]:
-        """The trainers for which there is no room, in one row."""
         assert self.run is not None
         trainers, values = [self.run.trainers[n] for n in rest], last_values(self.run)
         clocks = [trainer.clock for trainer in trainers]

@@ -187,7 +187,6 @@ class Cordon:
             running -= ready
 
     def _renew(self) -> None:
-        """Forget workers that are gone, cordon off those that are new."""
         if self._scheduler is None or self._problem is not None:
             return
         workers = self._scheduler.workers

@@ -36,13 +36,7 @@ def as_value(handler: Callable[..., Awaitable[object]]) -> Callable[..., Awaitab
 
 
 def value(answer: T) -> T:
-    """The value that a handler answered.
-
-    Raises
-    ------
-    DPSError
-        The handler has refused the call with this error.
-    """
+    """The value that a handler answered; the DPSError with which it refused the call is raised."""
     if isinstance(answer, dict) and REFUSED in answer:
         raise loads(answer[REFUSED])
     return answer

@@ -367,7 +367,6 @@ class YarnCluster(Cluster):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _in_use(self) -> set[str]:
-        """Names of the workers that hold servers."""
         names = {address: info["name"] for address, info in self.scheduler_info["workers"].items()}
         held = await self.scheduler_comm.has_what()
         holders = [address for address, keys in held.items() if any(str(k).startswith(ACTOR_PREFIX) for k in keys)]

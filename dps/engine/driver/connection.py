@@ -163,7 +163,6 @@ class DriverConnection:
             raise ControllerGoneError(f"the scheduler did not answer dps_call({verb!r}): {error}") from error
 
     def _controller_listens(self) -> bool:
-        """Whether a process listens where the controller does."""
         try:
             socket.create_connection(self.ticket.controller, timeout=1).close()
         except OSError:

@@ -170,7 +170,6 @@ class _StagePlan:
                 ) from error
 
     def begin(self, kind: type[Stage], partitions: int, make: Callable[[Stage], Data]) -> Data:
-        """The result, ``make(stage)``; and its run."""
         if not partitions:
             raise InputError("the data has no partitions")
         run = self.ps.connection.call("start_run", trainers=partitions, staleness=None, elastic=True)
@@ -187,7 +186,6 @@ Make = Callable[[_StagePlan, Data, Meta, Options], Data]
 
 
 def _kind(data: Data) -> Make:
-    """Which of the functions below makes a stage of it."""
     makes: dict[Kind, Make] = {"array": _array, "bag": _bag, "delayed": _delayed, "frame": _frame}
     if kind := kind_of(data):
         return makes[kind]
@@ -200,7 +198,6 @@ def _kind(data: Data) -> Make:
 
 
 def _name(data: Data) -> str:
-    """What Dask calls a collection; of a list, its first."""
     first = data[0] if isinstance(data, list) and data else data
     return str(first.key if isinstance(first, Delayed) else getattr(first, "name" if _is_bag(first) else "_name", ""))
 

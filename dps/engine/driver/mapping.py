@@ -83,7 +83,6 @@ def _kind(columns: list[Data]) -> Kind:
 
 
 def _names(client: Client, tables: TableLike | Sequence[TableLike]) -> tuple[str, ...]:
-    """The names of tables that there are."""
     listed = [tables] if isinstance(tables, (str, Table)) else list(tables)
     if not listed:
         raise InputError('tables= has no table: name at least one, such as tables=("P", "Q")')
@@ -114,7 +113,6 @@ def _delayed(stage: ReadingStage, columns: list[Data]) -> Data:
 
 
 def _tried(stage: ReadingStage, parts: list[Partition]) -> Result:
-    """What the function makes of made-up partitions."""
     try:
         return stage(*parts)
     except Exception as error:

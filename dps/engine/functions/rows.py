@@ -199,7 +199,6 @@ class Rows:
             )
 
     def _made(self) -> tuple[slice | np.ndarray, np.ndarray] | None:
-        """Which of the rows the function has made, and these rows, [m, dim + slots]."""
         dim, replaced = self.spec.dim, [(first, memory.take_away()) for first, memory in self._replaced]
         if self._copy is not None:
             rows = self._copy.take_away()

@@ -50,15 +50,6 @@ TOLERANCE = 0.005
 class AutoStaleness:
     """Chooses the staleness of a run. See the module's docstring.
 
-    Parameters
-    ----------
-    maximum : int
-        The largest staleness.
-    start : int
-        The first staleness.
-    seconds : float
-        Least time between two steps.
-
     Examples
     --------
     >>> automatic = AutoStaleness(maximum=3)
@@ -87,13 +78,8 @@ class AutoStaleness:
 
         Parameters
         ----------
-        now : float
         waiting_share : float
             Part of their recent time that the trainers waited for each other.
-        loss : float or None
-            The last known loss.
-        findings : sequence of Finding
-            The findings that hold now.
         """
         if self._changed is None:
             self._changed = self._waited = now

@@ -158,21 +158,13 @@ class Diagnosis:
 
         Parameters
         ----------
-        now : float
-        clocks : sequence of int
-            The clock of each trainer.
         states : sequence of str
             The state of each trainer: "running", "waiting" (for other trainers), "lost" (its connection broke), "left",
             "expected" (it has not joined).
         ages : sequence of float
             Seconds since the last sign of each trainer; if it never joined, since the first trainer did.
-        servers : sequence of ServerReading
-        staleness : float
-            The staleness of the run.
         hosts : sequence of HostAverage
             The machines of trainers and servers, as far as their load is known.
-        where : sequence of str or None
-            The machine of each trainer.
         """
         if now - self._last_tick > ASLEEP_SECONDS and self._last_tick > -math.inf:
             self._awake = now
@@ -326,7 +318,6 @@ class Diagnosis:
         return np.maximum(sigma * np.sqrt(1 / counts + 1.5 / rest), 0.7 * spread)
 
     def _name(self, trainer: int, window: Window, since: float, lasting: bool, now: float) -> Finding:
-        """The finding about a slow trainer, with the kind of its slowness."""
         parts = {name: _part(window, name, trainer) for name in ("step", "own", "blocked")}
         loads = {name: _part(window, name, trainer) for name in ("rows", "keys", "requests")}
         blocked = parts["blocked"].excess > parts["own"].excess

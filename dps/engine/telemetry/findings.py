@@ -103,8 +103,6 @@ class Silence(NamedTuple):
         The length of the silence.
     usual : float
         Seconds of a usual clock.
-    state : str
-        The trainer's state, as `Diagnosis.diagnose` has it.
     behind : int
         Clocks by which the trainer is behind the fastest one.
     """

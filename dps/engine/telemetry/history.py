@@ -40,7 +40,6 @@ class History:
 
     Parameters
     ----------
-    trainers : int
     capacity : int
         Rows kept of each trainer for the whole run.
 
@@ -130,7 +129,6 @@ class History:
         self._keep(trainer, now, sums, clock)
 
     def _keep(self, trainer: int, now: float, row: np.ndarray, clock: int) -> None:
-        """Add a report to the rows of the whole run."""
         if not self._room[trainer]:
             if self._used[trainer] == self.capacity:
                 self._halve(trainer)
@@ -217,8 +215,6 @@ class Series:
     ----------
     columns : sequence of str
         Names of the columns; the first one is the time.
-    max_points : int
-        The largest number of points kept.
 
     Examples
     --------

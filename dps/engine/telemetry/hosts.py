@@ -45,7 +45,6 @@ class ThreadUsage(NamedTuple):
 
     Parameters
     ----------
-    thread : int
     cpu : float
         Seconds that the thread ran.
     starved : float
@@ -118,8 +117,6 @@ class LoadReader:
     ----------
     read : callable, optional
         Returns `Counters`, or None where the kernel has none.
-    clock : callable, optional
-        Returns the time in seconds.
 
     Examples
     --------
@@ -188,10 +185,6 @@ class HostLoad(NamedTuple):
 
     Parameters
     ----------
-    host : str
-        The machine's name.
-    cores : int
-        Its processors.
     tasks : float
         Threads of all programs that run or are ready to run.
     busy : float

@@ -86,8 +86,6 @@ class Monitor:
 
     Parameters
     ----------
-    runs : MonitoredRuns
-    membership : MonitoredMembership
     now, wall : callable
         Monotonic time, as `runs` and `membership` measure it; wall time.
     wanted : callable
@@ -178,7 +176,6 @@ class Monitor:
             self._snapshot = self.snapshot()
 
     def _attend(self, run: MonitoredRun, now: float) -> None:
-        """Diagnose one run, or note that it is over."""
         if run.over:
             self._end(run)
             if run.telemetry is not None and sum(_counts(other) for other in self._newer(run)) >= MAX_RUNS:
@@ -228,16 +225,13 @@ class Monitor:
             self.membership.mention(f"run {run}: no longer: {_title(finding)}")
 
     def _goes_on(self, run: int) -> bool:
-        """Whether the run is not over."""
         return run in self.runs.runs and not self.runs.runs[run].over
 
     def _holds(self, run: int, finding: Finding) -> bool:
-        """Whether a finding about the run still holds."""
         watch = self.runs.runs[run].telemetry if self._goes_on(run) else None
         return watch is not None and any(same(finding, other) for other in watch.findings)
 
     def _end(self, run: MonitoredRun) -> None:
-        """Note when the run ended."""
         if run.finish is None:
             run.finish = self.wall()
             if run.telemetry is not None:
@@ -479,7 +473,6 @@ class Monitor:
 
 
 def _together(rates: list[ServerRates]) -> ServerRates:
-    """The rates of several servers together: sums, and the slowest quantiles."""
     if not rates:
         return ServerRates()
     requests, keys, nbytes, p50, p99, service = zip(*rates, strict=True)
@@ -529,7 +522,6 @@ def run_status(run: MonitoredRun, now: float, wall: float, brief: bool = False) 
 
 
 def _with_reports(run: MonitoredRun, trainers: Sequence[TrainerStatus], now: float) -> list[TrainerStatus]:
-    """The trainers, with their ages and what follows from their reports."""
     fields: dict[str, Iterable[Any]] = {"age": [round(age, 3) for age in run.clock.ages(now)]}
     if run.telemetry is not None:
         columns = run.telemetry.columns(now, _waiting(run), run.left())

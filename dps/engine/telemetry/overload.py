@@ -98,12 +98,6 @@ class Overload:
 
         Parameters
         ----------
-        now : float
-        window : Window
-            The newest reports.
-        machines : sequence of HostAverage
-        where : sequence of str or None
-            The machine of each trainer.
         servers : mapping of int to (str or None, float, float)
             For each server its machine, and the parts of the time that it ran and that it was ready to run but did not.
         """

@@ -25,7 +25,6 @@ class Window:
 
     Parameters
     ----------
-    history : History
     counts : ndarray of int
         How many reports of each trainer are taken.
 
@@ -34,10 +33,6 @@ class Window:
     unit : str
         What a clock is: "clocks" where it is an iteration; "pulls" in runs whose clocks are longer than their reports,
         because a clock of leased work is an epoch.
-    clocks : ndarray
-        Clocks in the window.
-    gap : ndarray
-        Seconds of work per report.
     own, blocked, step : ndarray
         Seconds per clock: computing and packing; waiting for servers; the sum of both. Waiting for other trainers does
         not count as work, because a trainer that waits for a slow one would look slow.
@@ -47,7 +42,6 @@ class Window:
         Seconds per clock that the thread ran, and that it was ready to run but had no processor (0: not measured).
     resent : ndarray
         Requests that were sent again after a failure, in the whole window.
-    servers : list of int
     at, asked : ndarray
         Seconds blocked at each server, and requests to it, per clock: [trainers, servers].
     """

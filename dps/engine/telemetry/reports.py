@@ -153,13 +153,7 @@ class TrainerReport(NamedTuple):
 
     @classmethod
     def decode(cls, body: bytes | memoryview) -> TrainerReport:
-        """Read the body of a frame.
-
-        Raises
-        ------
-        ProtocolError
-            Names what is wrong with it.
-        """
+        """Read the body of a frame."""
         return cls.read(_json(body, "a trainer's report"))
 
     @classmethod

@@ -36,8 +36,8 @@ class ServerCurves(msgspec.Struct, frozen=True):
     requests: list[float]  # per second
     keys: list[float]  # per second
     bytes: list[float]  # per second
-    p50: list[float]  # seconds for a request: median
-    p99: list[float]  # and 99th percentile
+    p50: list[float]  # seconds for a request: the median
+    p99: list[float]  # seconds for a request: the 99th percentile
     busy: list[float]  # share of its time that the serving thread is at work
 
     def column(self, name: str) -> list[float]:
@@ -49,7 +49,7 @@ class ServerCurves(msgspec.Struct, frozen=True):
 class RunHistory(msgspec.Struct, frozen=True):
     """One run: its trainers, metrics, findings and events, and the servers beside it."""
 
-    name: str  # of the parameter server
+    name: str  # name of the parameter server
     run: int
     began: float
     ended: float | None  # None: it goes on

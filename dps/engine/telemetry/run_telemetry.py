@@ -44,13 +44,6 @@ CPU, STARVED = COLUMNS.index("cpu"), COLUMNS.index("starved")
 class RunTelemetry:
     """What the controller keeps of one run's reports. See the module's docstring.
 
-    Parameters
-    ----------
-    trainers : int
-        Number of the run's trainers.
-    run : int
-        Number of the run, for its findings.
-
     Attributes
     ----------
     findings : list of Finding
@@ -294,7 +287,6 @@ def same(finding: Finding, other: Finding) -> bool:
 
 
 def _is_loss(name: str) -> bool:
-    """Whether the metric of that name shows if a run converges."""
     return "loss" in name.lower()
 
 

@@ -31,15 +31,7 @@ MAX_SIZED_SHARDS = 256
 
 
 class TableMeter(TableCounters):
-    """The requests for one table, and its size.
-
-    Parameters
-    ----------
-    shards : int
-        Number of the table's shards.
-    row_bytes : int
-        Bytes of one row.
-    """
+    """The requests for one table, and its size."""
 
     __slots__ = ("nbytes", "reported", "row_bytes", "rows")
 

@@ -37,9 +37,9 @@ class ServerRates(NamedTuple):
     requests: float = 0.0  # per second
     keys: float = 0.0  # per second
     bytes: float = 0.0  # per second
-    p50: float = 0.0  # seconds of service per request: median,
-    p99: float = 0.0  # 99th percentile,
-    service: float = 0.0  # and mean
+    p50: float = 0.0  # seconds of service per request: the median
+    p99: float = 0.0  # seconds of service per request: the 99th percentile
+    service: float = 0.0  # seconds of service per request: the mean
 
 
 class ReportSeen(NamedTuple):
@@ -58,10 +58,6 @@ class ServerTelemetry:
 
     Attributes
     ----------
-    last : ReceivedReport or None
-        The last report.
-    host : str or None
-        The machine that the server runs on.
     curves : Series
         Rates over time, since the server began.
     quiet : bool

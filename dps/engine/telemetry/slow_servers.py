@@ -46,7 +46,6 @@ class ServerReading(NamedTuple):
 
     Parameters
     ----------
-    number : int
     service, p99 : float
         Seconds that requests took at the server: mean, and 99th percentile.
     lag : float
@@ -55,8 +54,6 @@ class ServerReading(NamedTuple):
         Whether the server's connection is up.
     age : float
         Seconds since the last report.
-    host : str, optional
-        The machine that the server runs on.
     ran, starved : float
         Parts of the time that the serving thread ran, and that it was ready to run but had no processor.
     cost : float

@@ -131,7 +131,7 @@ class TrainerStrip(msgspec.Struct, frozen=True):
 class Straggler(msgspec.Struct, frozen=True):
     """A trainer, server or machine that slows a run down, with the reason and the remedy."""
 
-    kind: str  # as in `dps.engine.telemetry.findings.KINDS`
+    kind: str  # kind as in `dps.engine.telemetry.findings.KINDS`
     trainer: int | None = None  # the party: one of trainer, server and host
     server: int | None = None
     host: str | None = None
@@ -170,7 +170,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     staleness: float | None  # clocks that a trainer which begins one may be ahead of the slowest; None: no bound
     auto: bool  # the staleness is set automatically
     began: float  # seconds since 1970
-    seconds: float  # that it has lasted
+    seconds: float  # time that it has lasted
     stopped: str | None  # why its trainers were stopped, by an error or because it was closed
     stopped_by: str | None  # the name of that error's class
     trainers: list[TrainerStatus]
@@ -181,7 +181,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     portions: PortionsStatus | None = None  # with ``reassign=True``
     metrics: dict[str, Curve] = msgspec.field(default_factory=dict)
     logged: dict[str, list[float | None]] = msgspec.field(default_factory=dict)  # last value of each trainer
-    strips: list[TrainerStrip] = msgspec.field(default_factory=list)  # of some trainers
+    strips: list[TrainerStrip] = msgspec.field(default_factory=list)  # strip charts of some trainers
 
     @property
     def reassign(self) -> bool:
@@ -255,10 +255,10 @@ class RunStatus(msgspec.Struct, frozen=True):
 class HeldRows(msgspec.Struct, frozen=True):
     """What one server holds of a table."""
 
-    rows: int  # of the shards of which it is the primary
-    bytes: int  # of all its replicas
-    shards: list[int] = msgspec.field(default_factory=list)  # of which it is the primary
-    copies: list[int] = msgspec.field(default_factory=list)  # of which it is a backup
+    rows: int  # rows of the shards of which it is the primary
+    bytes: int  # size of all its replicas
+    shards: list[int] = msgspec.field(default_factory=list)  # shards of which it is the primary
+    copies: list[int] = msgspec.field(default_factory=list)  # shards of which it is a backup
     kept: int = 0  # of the bytes, those in which no row is now: deleted rows have left them, or they wait for new rows
 
 
@@ -279,7 +279,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     worker: str  # the address of its Dask worker
     state: ServerPhase
     address: tuple[str, int] | None = None  # where it listens
-    key: str = ""  # of its actor, in Dask
+    key: str = ""  # key of its actor, in Dask
     host: str | None = None  # its machine
     cpu: float = 0.0  # processors that its process uses
     busy: float = 0.0  # share of its time that the serving thread is at work
@@ -291,14 +291,14 @@ class ServerStatus(msgspec.Struct, frozen=True):
     requests_rate: float = 0.0  # per second
     keys_rate: float = 0.0  # per second
     bytes_rate: float = 0.0  # per second
-    p50: float = 0.0  # seconds for a request: median
-    p99: float = 0.0  # and 99th percentile
+    p50: float = 0.0  # seconds for a request: the median
+    p99: float = 0.0  # seconds for a request: the 99th percentile
     unconfirmed: int = 0  # ops that the backups have not confirmed
     behind: float = 0.0  # seconds since the oldest of them was sent
-    rows: int = 0  # of the shards of which it is the primary
-    bytes: int = 0  # of all its replicas
-    shards: int = 0  # of which it is the primary
-    copies: int = 0  # of which it is a backup
+    rows: int = 0  # rows of the shards of which it is the primary
+    bytes: int = 0  # size of all its replicas
+    shards: int = 0  # number of shards of which it is the primary
+    copies: int = 0  # number of shards of which it is a backup
     # What the server itself answered to :meth:`dps.ParameterServer.status`; None if it did not answer.
     tables: dict[str, HeldRows] | None = None
     requests: int | None = None  # since it began
@@ -314,7 +314,7 @@ class ServerAnswer(msgspec.Struct, frozen=True):
     """What a server answers when it is asked for its state."""
 
     server: int  # its number
-    epoch: int  # of the placement that it has
+    epoch: int  # epoch of the placement that it has
     requests: int  # since it began
     tables: dict[str, HeldRows]
     connections: int
@@ -327,10 +327,10 @@ class TableStatus(msgspec.Struct, frozen=True):
 
     name: str
     id: int
-    keys: int | None  # of a dense table, whose keys are 0 to keys - 1; None: any int64 is a key
+    keys: int | None  # number of keys of a dense table, 0 to keys - 1; None: any int64 is a key
     dim: int  # values in a row
     dtype: str
-    optimizer: str  # as Python writes it
+    optimizer: str  # text of the optimizer as Python writes it
     copies: int  # servers that hold each row
     chains: list[list[int]]  # the servers of each shard, the primary first
     joiners: list[int | None]  # the server to which each shard moves
@@ -339,8 +339,8 @@ class TableStatus(msgspec.Struct, frozen=True):
     requests_rate: float = 0.0  # per second
     keys_rate: float = 0.0  # per second
     bytes_rate: float = 0.0  # per second
-    p50: float = 0.0  # seconds for a request: median
-    p99: float = 0.0  # and 99th percentile
+    p50: float = 0.0  # seconds for a request: the median
+    p99: float = 0.0  # seconds for a request: the 99th percentile
     load: list[float] = msgspec.field(default_factory=list)  # keys per second of each shard
 
     @property
@@ -392,7 +392,7 @@ class LastCheckpoint(msgspec.Struct, frozen=True):
     rows: int
     bytes: int
     parent: str | None
-    seconds: float  # that it took
+    seconds: float  # time that it took
     when: float  # seconds since 1970
 
 
@@ -406,7 +406,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
 class AdaptStatus(msgspec.Struct, frozen=True):
     """The rule by which the number of servers follows the load, and its last decision."""
 
-    servers: int  # that are up
+    servers: int  # number of servers that are up
     minimum: int
     maximum: int | None  # None: as many as there are workers
     why: str
@@ -428,7 +428,7 @@ class Status(msgspec.Struct, frozen=True):
 
     name: str
     time: float  # seconds since 1970
-    epoch: int = 0  # of the placement
+    epoch: int = 0  # epoch of the placement
     wanted: int = 0  # servers that there should be
     failures: int = 0  # servers that were lost or fell silent so far
     runs: Sequence[RunStatus] = msgspec.field(default_factory=list)  # the newest first

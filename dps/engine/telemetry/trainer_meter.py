@@ -100,7 +100,7 @@ class TrainerMeter(CallMeter):
         load: Callable[[], HostLoad | None] = lambda: None,
     ):
         self._usage, self._load = usage, load
-        self._used: ThreadUsage | None = None  # as of the last report
+        self._used: ThreadUsage | None = None  # usage at the last report
         self._reported_load: HostLoad | None = None
         self.began = now
         self.clocks = self.rows = self.resent = 0

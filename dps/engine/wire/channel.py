@@ -51,13 +51,13 @@ class Request:
     __slots__ = ("body", "channel", "done", "error", "header", "kind", "part", "size", "sink")
 
     def __init__(self, channel: Channel, sink: Sink | None, size: int, kind: int = 0, part: Part | None = None):
-        self.kind = kind  # of its frame
-        self.part = part  # of a call, which it carries
+        self.kind = kind  # kind of its frame
+        self.part = part  # sum of a call that it carries
         self.channel = channel
         self.sink = sink
         self.size = size  # bytes that the sink takes; a body may be padded beyond
         self.header: Header | None = None
-        self.body: bytes | bytearray = b""  # of an answer without a sink
+        self.body: bytes | bytearray = b""  # body of an answer without a sink
         self.error: DPSError | None = None
         self.done = False
 
@@ -113,8 +113,6 @@ class Channel:
         What error messages call the peer.
     gone : type of DPSError
         The error for a peer that cannot be reached, or has closed the connection.
-    tls : ssl.SSLContext, optional
-        For a peer that speaks TLS.
     idle : callable, optional
         Called every `SLICE_SECONDS` of a wait, also for the connection and the greeting; it may raise.
 
@@ -140,7 +138,7 @@ class Channel:
         self.closed = False
         self.idle = idle
         self.traffic = Traffic()
-        self.key: tuple[object, ...] | None = None  # of a channel that a pool may keep: see `pool.py`
+        self.key: tuple[object, ...] | None = None  # key of a channel that a pool may keep: see `pool.py`
         self._gone = gone
         self._requests: dict[int, Request] = {}
         self._sinks = 0  # requests on their way whose answers have a sink
@@ -169,7 +167,6 @@ class Channel:
         self._reader.limit = config.nbytes("frame")
 
     def _introduce(self, session_name: str, secret: str, deadline: float, tls: bool) -> None:
-        """Prove the secret, and check the peer's proof."""
         handshake = ConnectingHandshake(session_name, secret, self.what)
         greeting = answer = self._requests[0] = Request(self, None, 0, frames.GREETING)
         try:
@@ -381,7 +378,6 @@ class Channel:
         self._expect(request, number)
 
     def _expect(self, request: Request, number: int) -> None:
-        """The answer to the request will come under that number."""
         self._requests[number] = request
         self._sinks += request.sink is not None
 
@@ -410,7 +406,6 @@ class Channel:
         return not self._socket.wait(0)  # else the peer has closed it, or has sent bytes without a request
 
     def _break(self, error: BaseException) -> None:
-        """Close, and fail every request without an answer."""
         self.close()
         cause = error if isinstance(error, DPSError) else self._gone(f"the connection to {self.what} broke: {error!r}")
         for request in self._requests.values():

@@ -75,12 +75,12 @@ class ConnectionOwner(Protocol):
     handlers: dict[int, Handler]
     secrets: dict[str, str]
     strangers: dict[Connection, None]
-    service: PlainStep | None  # of the role: it answers plain frames
+    service: PlainStep | None  # service of the role: it answers plain frames
     incoming: Incoming
     frame_limit: int  # bytes of a body
-    keep_bytes: int  # of a buffer that is kept between two bodies
-    trickle_bytes: int  # a second, that a sender of a large body owes
-    trickle_seconds: float  # between two checks of that
+    keep_bytes: int  # size of a buffer that is kept between two bodies
+    trickle_bytes: int  # bytes a second that a sender of a large body owes
+    trickle_seconds: float  # time between two checks of that rate
     patience: float  # seconds for a peer to make progress
 
     def now(self) -> float:
@@ -113,26 +113,26 @@ class Connection(asyncio.BufferedProtocol):
         self._direct: DirectWriter
         self._handshake = ListeningHandshake(endpoint.secrets)
         self._reader = FrameReader(MAX_HELLO_BYTES, self._place, HEADER_SIZE + MAX_HELLO_BYTES)
-        self._plain: PlainAnswers | None = None  # of a peer that has proved the secret
+        self._plain: PlainAnswers | None = None  # answers to a peer that has proved the secret
         self._incoming = Buffer(endpoint.keep_bytes)
         self._outgoing = Buffer(endpoint.keep_bytes)
-        self._body: GrowingBody | None = None  # a large body that is arriving,
-        self._head = Header(0)  # and its header
+        self._body: GrowingBody | None = None  # a large body that is arriving
+        self._head = Header(0)  # header of the large body that is arriving
         self._paused = False  # the peer has not taken the last answer yet
         self._newest: tuple[Header, bytes] | None = None  # a frame of `send_newest`, to be sent when the peer has
         self._suspended = False  # the role takes no more requests for now
-        self._postponed: tuple[Header, memoryview, Buffer | None] | None = None  # a frame that waits for `resume`,
-        self._kept: Buffer | None = None  # and the buffer of its body, while it is handled again
+        self._postponed: tuple[Header, memoryview, Buffer | None] | None = None  # a frame that waits for `resume`
+        self._kept: Buffer | None = None  # buffer of the postponed frame's body, while the frame is handled again
         self._rests = False  # a large frame was handled in this turn of the loop
-        self._awaits_memory = False  # it is in line for the memory of a large body,
-        self._admitted_now = False  # and its turn has come
+        self._awaits_memory = False  # the connection is in line for the memory of a large body
+        self._admitted_now = False  # the connection's turn has come in that line
         self._lent: weakref.WeakSet[Buffer] | None = None  # buffers of bodies that the role holds; None: it never did
         self._steps = 0  # counts whatever arrives
-        self._turn: Turn | None = None  # of a loop that polls after plain answers
+        self._turn: Turn | None = None  # end of the turn of a loop that polls after plain answers
         self._begun = False  # a handler has written a part of its answer
-        self._proof_timer: asyncio.TimerHandle | None = None  # ends a peer that does not prove the secret,
-        self._progress_timer: asyncio.TimerHandle | None = None  # one with an answer or body that makes no progress,
-        self._pace_timer: asyncio.TimerHandle | None = None  # and one whose body comes too slowly
+        self._proof_timer: asyncio.TimerHandle | None = None  # ends a peer that does not prove the secret
+        self._progress_timer: asyncio.TimerHandle | None = None  # ends a peer without progress in a transfer
+        self._pace_timer: asyncio.TimerHandle | None = None  # ends a peer whose body comes too slowly
         self._bodies_begun = self._halts = 0  # large bodies so far; how often this side has stopped reading
 
     # -- transport callbacks
@@ -208,7 +208,6 @@ class Connection(asyncio.BufferedProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Handle the frames that have arrived meanwhile, then read on."""
         self._handle_frames()
         if not self._held_up():
             self.transport.resume_reading()
@@ -293,7 +292,6 @@ class Connection(asyncio.BufferedProtocol):
         return answered
 
     def _handle_large(self, header: Header, body: memoryview) -> None:
-        """Handle a frame whose body had a buffer of its own."""
         assert self._body is not None
         whole, self._body = self._body.frame, None
         self.endpoint.incoming.done(self)
@@ -343,7 +341,6 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def _more_room(self) -> None:
-        """Enlarge the buffer of a body of which more is to come."""
         assert self._body is not None
         nbytes = min(self._head.body, GROWTH_FACTOR * self._body.filled)
         if self._room_for(self._head, nbytes):

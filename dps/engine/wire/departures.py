@@ -44,14 +44,12 @@ class Coalescer:
     ----------
     soon : callable
         Called with a function that the loop has to call at the end of its turn.
-    transport : asyncio.Transport
-        The connection to the peer.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], object], transport: asyncio.WriteTransport):
         self._soon, self._transport = soon, transport
         self._buffers: list[Buffer] = []
-        self.nbytes = 0  # of the frames that wait here
+        self.nbytes = 0  # size of the frames that wait here
 
     def put(self, nbytes: int, buffers: Iterable[Buffer]) -> None:
         """Send `nbytes` in `buffers`, which must not change, soon: not later than the loop's next turn."""
@@ -82,14 +80,7 @@ class Coalescer:
 
 
 class DirectWriter:
-    """The way past the loop, of one connection.
-
-    Parameters
-    ----------
-    transport : asyncio.Transport
-    coalescer : Coalescer
-        The frames that wait for the end of the loop's turn.
-    """
+    """The way past the loop, of one connection."""
 
     def __init__(self, transport: asyncio.Transport, coalescer: Coalescer):
         self._transport, self._coalescer = transport, coalescer
@@ -141,15 +132,14 @@ class Turn:
 
     Parameters
     ----------
-    loop : asyncio.AbstractEventLoop
     polling : Polling
         How long to poll before the loop sleeps. Systems without epoll do not poll.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, polling: Polling):
         self._loop, self._polling = loop, polling
-        self._due = False  # it is to poll,
-        self._waits = False  # and something was asked for since then, which comes before
+        self._due = False  # the loop is to poll
+        self._waits = False  # a function was asked for since then, which comes before the polling
         self._neighbours: dict[object, object] = {}  # parties on this machine, and their processes
         self._processors = _processors()
         self._files = select.epoll() if hasattr(select, "epoll") else None
@@ -186,7 +176,6 @@ class Turn:
         self._count()
 
     def _count(self) -> None:
-        """Look whether it may poll."""
         here = len(set(self._neighbours.values()))
         self._may_poll = self._files is not None and here < self._processors
 
@@ -208,5 +197,4 @@ class Turn:
 
 
 def _processors() -> int:
-    """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -58,8 +58,6 @@ class Endpoint:
         goes to the peer as the answer; a ProtocolError also closes the connection.
     on_close : callable, optional
         Called with each connection that ended.
-    tls : ssl.SSLContext, optional
-        For peers that connect: they have to speak TLS.
     connecting : ssl.SSLContext, optional
         For the links that this endpoint opens.
     polling : Polling, optional

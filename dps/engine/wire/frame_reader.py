@@ -94,9 +94,9 @@ class FrameReader:
         self.inbox = np.empty(inbox_bytes, np.uint8)
         self._view = memoryview(self.inbox)
         self._place = place
-        self._large: Destination | None = None  # of the body that is arriving,
-        self._header = Header(0)  # its header,
-        self._wanted = self._padding = 0  # the bytes that it still takes, and those that follow
+        self._large: Destination | None = None  # destination of the body that is arriving
+        self._header = Header(0)  # header of the body that is arriving
+        self._wanted = self._padding = 0  # bytes that the body still takes, and those that follow
 
     @property
     def between_frames(self) -> bool:
@@ -172,7 +172,6 @@ class FrameReader:
         self.start, self.end = 0, len(rest)
 
     def _begin(self, header: Header, destination: Destination) -> None:
-        """Pass on the part of a body that came along with its header."""
         first = self.start + HEADER_SIZE
         after = min(self.end, first + destination.size)
         self._header, self._large = header, destination
@@ -182,7 +181,6 @@ class FrameReader:
         self._to_front(after)
 
     def _finished(self) -> tuple[Header, memoryview] | None:
-        """The large frame, if it is complete."""
         if self._wanted or self.end < self._padding:
             return None
         assert self._large is not None

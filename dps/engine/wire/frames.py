@@ -143,13 +143,13 @@ class Header(NamedTuple):
     flags: int = 0
     request: int = 0  # the answer carries the same number
     table: int = 0
-    epoch: int = 0  # of the newest placement that the sender knows
+    epoch: int = 0  # epoch of the newest placement that the sender knows
     trainer: int = 0  # the origin, which made the op
-    number: int = 0  # of the op, within (origin, clock)
+    number: int = 0  # number of the op, within (origin, clock)
     clock: int = -1
     shard: int = 0  # first shard
     shards: int = 0  # how many, from there on
-    rows: int = -1  # of data that a push stands for, its weight in a mean; -1: the push has no weight
+    rows: int = -1  # rows of data that a push stands for, its weight in a mean; -1: the push has no weight
     start: int = 0  # first row, with RANGE
     count: int = 0  # type: ignore[assignment]  # keys or rows
     parties: int = 0  # how many trainers the run has
@@ -200,13 +200,7 @@ def encode_json(value: object) -> bytes:
 
 
 def decode_json(body: Buffer) -> Any:
-    """The value in a JSON body.
-
-    Raises
-    ------
-    ProtocolError
-        The body is no JSON.
-    """
+    """The value in a JSON body."""
     try:
         return json.loads(bytes(body))
     except (ValueError, RecursionError) as error:

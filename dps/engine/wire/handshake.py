@@ -125,8 +125,6 @@ class ConnectingHandshake:
 
     Parameters
     ----------
-    session_name, secret : str
-        The session, and the secret to prove.
     what : str
         What error messages call the peer.
     """
@@ -165,7 +163,6 @@ class ConnectingHandshake:
         return _frame(frames.HELLO, 0, hello)
 
     def _answer(self, version: object, nonce: object) -> dict[str, str]:
-        """The content of the HELLO that answers a greeting."""
         if version is None or not isinstance(nonce, str):
             raise ProtocolError(f"{self._what} does not greet as an endpoint of dps does")
         if version != frames.VERSION:

@@ -74,8 +74,8 @@ class Tick(NamedTuple):
 class TickAnswer(NamedTuple):
     """The answer to a TICK: the trainer may go on."""
 
-    trainers: int  # that count in this run: those that have not left
-    staleness: float | None  # of the run from now on; infinite: no bound; None: not said
+    trainers: int  # number of trainers that count in this run: those that have not left
+    staleness: float | None  # staleness of the run from now on; infinite: no bound; None: not said
     lowest: int = 0  # the lowest clock of the trainers that count, or less
 
     def header(self, request: int) -> Header:
@@ -96,9 +96,9 @@ class TickAnswer(NamedTuple):
 class Collect(NamedTuple):
     """COLLECT: what a trainer brings to a collective. The body is the call as JSON, then the array's bytes."""
 
-    clock: int  # and
-    number: int  # say at which place of its program the trainer is
-    call_bytes: int  # of the JSON
+    clock: int  # clock of the trainer, with `number` its place in the program
+    number: int  # number of collective calls at this clock so far
+    call_bytes: int  # size of the JSON
 
     def header(self) -> Header:
         return Header(frames.COLLECT, clock=self.clock, number=self.number, count=self.call_bytes)
@@ -111,8 +111,8 @@ class Collect(NamedTuple):
 class RingPiece(NamedTuple):
     """RING: numbers of an array on their way round a ring of trainers. RING_RESULT: numbers of a result, asked for."""
 
-    round: int  # of the ring, a random number
-    step: int  # of the round
+    round: int  # number of the ring's round, random
+    step: int  # step of the round
     start: int  # first byte of the array
     nbytes: int
 
@@ -141,7 +141,7 @@ class RouteRequest(NamedTuple):
 class RouteAnswer(NamedTuple):
     """The answer to a ROUTE. The body is the route."""
 
-    origin: int  # of the client
+    origin: int  # origin of the client
 
     def header(self, request: int) -> Header:
         return Header(frames.OK, 0, request, trainer=self.origin)
@@ -157,7 +157,7 @@ class Scan(NamedTuple):
     table: int
     epoch: int
     shard: int
-    skip: int  # so many of the oldest keys
+    skip: int  # number of the oldest keys to leave out
     limit: int  # how many keys the answer has at most
 
     def header(self) -> Header:
@@ -177,7 +177,7 @@ class DumpPiece(NamedTuple):
     epoch: int
     shard: int
     content: int  # what is in it, see `server/replicas.py`
-    text_bytes: int  # of the JSON at the beginning of the body
+    text_bytes: int  # size of the JSON at the beginning of the body
 
     def header(self) -> Header:
         return Header(

@@ -44,8 +44,8 @@ class Link(asyncio.BufferedProtocol):
         on_end: Callable[[Link], None],
     ):
         self.open = False  # both sides have proved the secret
-        self.party: Any = None  # for the role's own use,
-        self.plain: Callable[[np.ndarray, int, int], int] | None = None  # and what takes plain frames of the inbox
+        self.party: Any = None  # value for the role's own use
+        self.plain: Callable[[np.ndarray, int, int], int] | None = None  # function that takes plain frames of the inbox
         self._handshake, self._limit = ConnectingHandshake(session_name, secret, "the other side"), limit
         self._on_up = on_up
         self._on_frame = on_frame

@@ -16,8 +16,6 @@ class LogLimit(logging.Filter):
     ----------
     most : int
         Warnings a second. Errors always pass.
-    clock : callable, optional
-        Seconds, for tests.
     """
 
     def __init__(self, max_per_second: int, clock: Callable[[], float] = time.monotonic):

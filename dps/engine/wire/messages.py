@@ -168,7 +168,7 @@ class OriginRequest(msgspec.Struct):
     """ORIGIN: a client in a Dask task asks under which number its ops count."""
 
     task: Any  # its key: see `encode_key` of `coordination/origins.py`
-    run: int  # of the task: which execution of it
+    run: int  # number of the execution of the task
     client: int  # how many clients the task had before this one
 
 
@@ -206,7 +206,7 @@ class LeaseRequest(msgspec.Struct, omit_defaults=True):
     done: tuple[int, float] | None = None  # a portion, and seconds a batch
     at: tuple[int, int] | None = None  # a portion, and batches completed: is it to go on with it?
     next: PartitionsAtHand | None = None  # it asks for a portion
-    report: Any = None  # as with a tick
+    report: Any = None  # report as with a tick
 
 
 class LeaseAnswer(msgspec.Struct, omit_defaults=True):
@@ -280,8 +280,8 @@ class ShardPlace(msgspec.Struct, frozen=True, array_like=True):
     """Which servers hold a shard, by their numbers."""
 
     chain: list[int]  # the primary first
-    joiner: int | None  # which is brought up to date, to be the last of the chain
-    fences: list[int]  # of each server in the chain, and of the joiner: the epoch from which on it takes ops
+    joiner: int | None  # server that is brought up to date, to be the last of the chain
+    fences: list[int]  # epochs from which on each server in the chain, and the joiner, takes ops
     stepping_down: bool  # the primary takes no more requests
 
 
@@ -408,7 +408,7 @@ class RestoreRequest(msgspec.Struct, frozen=True):
 class RestoreAnswer(msgspec.Struct, frozen=True):
     """What was restored."""
 
-    name: str  # of the checkpoint
+    name: str  # name of the checkpoint
     clock: int | None
     tables: list[str]
     passed: dict[str, str]  # newer checkpoints that cannot be read, each with the reason
@@ -419,12 +419,12 @@ class SavedRun(msgspec.Struct, frozen=True):
 
     trainers: int
     staleness: float | None  # None: no bound
-    clock: int  # of the checkpoint
-    origin: int  # of its first trainer
+    clock: int  # clock of the checkpoint
+    origin: int  # origin of its first trainer
     # Checkpoints of earlier versions lack the rest.
     reassign: bool = False  # work was leased to trainers
     origins: list[list[int]] = []  # [first, how many] of those of all its ops
-    partitions: list[list[int]] = []  # of each trainer
+    partitions: list[list[int]] = []  # partitions of each trainer
     warm_start: int = 0
 
 
@@ -449,7 +449,7 @@ class Description(msgspec.Struct, frozen=True):
 
     name: str
     secret: str
-    copies: int  # of a row, in tables that do not say how many
+    copies: int  # copies of a row, in tables that do not say how many
     adapt: AdaptRule | None  # None: the number of servers stays
     controller: tuple[str, int]  # where its endpoint listens
     servers: list[DescribedServer]

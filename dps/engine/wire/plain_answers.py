@@ -58,9 +58,6 @@ class PlainAnswers:
     ----------
     peer : RoleConnection
         The connection, for answers that leave later and memory for large ones.
-    writer : DirectWriter
-    from_server : bool
-        The peer is a server, and no client.
     """
 
     def __init__(self, peer: RoleConnection, writer: DirectWriter, from_server: bool):

@@ -27,8 +27,6 @@ class Pool:
     ----------
     max_idle : int
         How many channels are kept; if there are more, the pool closes those that have been idle longest.
-    max_idle_seconds : float
-        How long an idle channel is kept. The pool checks this whenever it is used.
 
     Examples
     --------

@@ -28,10 +28,6 @@ MAX_BYTES = 1 << 24
 class Remembered:
     """Bytes, and what is made of them.
 
-    Parameters
-    ----------
-    content : bytes
-
     Attributes
     ----------
     key : bytes

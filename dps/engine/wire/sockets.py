@@ -133,7 +133,6 @@ def keep_alive(sock: socket.socket, untaken_seconds: float | None = None) -> Non
 
     Parameters
     ----------
-    sock : socket
     untaken_seconds : float, optional
         How long the peer may leave sent data untaken; `DEAD_PEER_SECONDS` by default. The side that answers requests
         allows more, because a client may compute for a while before it takes an answer.

@@ -222,7 +222,6 @@ def _embed(document: bokeh.document.Document, name: str, root: UIElement, wide: 
 
 
 def _show(document: bokeh.document.Document, shown: Document) -> None:
-    """Show the present snapshot, and from now on each new one."""
     shown.update()
     add_periodic_callback(document, shown, PERIOD_MS)
     document.theme = theme()

@@ -171,7 +171,6 @@ class TextHandler(RequestHandler):
 
 
 def _close(bokeh: BokehTornado, url: str) -> None:
-    """Remove a page, and stop the updates of documents that are open in browsers."""
     context = bokeh.applications.pop(url)
     for session in list(context.sessions):
         for callback in session.document.session_callbacks:

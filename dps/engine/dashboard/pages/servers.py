@@ -353,7 +353,6 @@ def _ranges(shards: list[int], limit: int = 6) -> str:
 
 
 def _ramp(colours: tuple[str, ...], count: int) -> list[str]:
-    """`count` colours, evenly spaced between the given ones."""
     stops = np.array([[int(c[n : n + 2], 16) for n in (1, 3, 5)] for c in colours])
     at = np.linspace(0, len(colours) - 1, count)
     ramp = np.array([np.interp(at, np.arange(len(colours)), stops[:, n]) for n in range(3)]).round().astype(int).T

@@ -51,9 +51,6 @@ def report(history: RunHistory, versions: Mapping[str, str], held: str = "") -> 
 
     Parameters
     ----------
-    history : RunHistory
-    versions : dict
-        The versions of Python and of packages, by name.
     held : str
         What the servers hold, as text; empty if they do not answer.
     """

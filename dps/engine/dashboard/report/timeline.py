@@ -36,7 +36,6 @@ def timeline(history: RunHistory, max_windows: int = MAX_WINDOWS) -> dict[str, A
 
     Parameters
     ----------
-    history : RunHistory
     max_windows : int
         The largest number of windows of all trainers together; of more windows, neighbours are joined.
 
@@ -60,7 +59,7 @@ def timeline(history: RunHistory, max_windows: int = MAX_WINDOWS) -> dict[str, A
 
 
 def joined(trainer: Windows, factor: int) -> Windows:
-    """The windows of a trainer, of which `factor` neighbours each become one."""
+    """The windows of a trainer, where each `factor` neighbours are joined into one."""
     first = np.arange(0, len(trainer.end), factor)
     last = np.minimum(first + factor, len(trainer.end)) - 1
     rows = {name: np.add.reduceat(values, first) if len(first) else values for name, values in trainer.rows.items()}
