@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csgraph, csr_array
@@ -31,7 +31,7 @@ __all__ = ["connected_components"]
 
 def connected_components(
     ps: dps.ParameterServer,
-    edges: Any,
+    edges: object,
     *,
     columns: Sequence | None = None,
     trainers: int | None = None,
@@ -72,7 +72,7 @@ def connected_components(
         return job.result(parents, iterations, True)
 
 
-def joined(trainer: dps.Trainer, partitions: Sequence[Any], parents: str) -> int:
+def joined(trainer: dps.Trainer, partitions: Sequence[object], parents: str) -> int:
     """A trainer's part; the number of rounds."""
     edges = edge_list(partitions)
     if not trainer.allreduce(len(edges.source)):

@@ -7,7 +7,7 @@ smaller. The table aggregates, so that a clock's new numbers become visible when
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +24,7 @@ __all__ = ["k_core"]
 
 def k_core(
     ps: dps.ParameterServer,
-    edges: Any,
+    edges: object,
     *,
     columns: Sequence | None = None,
     trainers: int | None = None,
@@ -69,7 +69,7 @@ def k_core(
         return job.result(result, iterations, True)
 
 
-def cored(trainer: dps.Trainer, partitions: Sequence[Any], mailbox: str, numbers: str, result: str) -> int:
+def cored(trainer: dps.Trainer, partitions: Sequence[object], mailbox: str, numbers: str, result: str) -> int:
     """A trainer's part; the number of iterations."""
     own = owned_edges(trainer, mailbox, partitions, directed=False)
     source, target = simple_edges(own)

@@ -161,7 +161,7 @@ def _weights(weights: object, count: int) -> np.ndarray:
     return array
 
 
-def edge_list(partitions: Sequence[Any]) -> EdgeList:
+def edge_list(partitions: Sequence[object]) -> EdgeList:
     """The edges of a trainer's partitions, checked.
 
     Parameters

@@ -6,7 +6,7 @@ import numbers
 import uuid
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphJob", "checked_count", "checked_number"]
 
+T = TypeVar("T")
 
-def checked_count(name: str, value: Any, least: int = 1) -> int:
+
+def checked_count(name: str, value: object, least: int = 1) -> int:
     """`value`, if it is a whole number from `least` on.
 
     Examples
@@ -35,7 +37,7 @@ def checked_count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
-def checked_number(name: str, value: Any, among: str, within: Callable[[float], bool]) -> float:
+def checked_number(name: str, value: object, among: str, within: Callable[[float], bool]) -> float:
     """`value`, if it is a number for which `within` holds; `among` names these numbers in messages.
 
     Examples
@@ -93,7 +95,9 @@ class GraphJob:
         """Make a table for :func:`dps.graph.exchange.exchanged`; its name."""
         return self.table("mailbox", "int64", BLOCK)
 
-    def run(self, function: Callable, edges: EdgeSource, args: tuple, trainers: int | None, retries: int) -> list[Any]:
+    def run(
+        self, function: Callable[..., T], edges: EdgeSource, args: tuple, trainers: int | None, retries: int
+    ) -> list[T]:
         """Call ``function(trainer, partitions, *args)`` on the trainers, bulk-synchronously."""
         return self._ps.run(
             function, edges.data, columns=edges.columns, args=args, trainers=trainers, retries=retries, progress=False

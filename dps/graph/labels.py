@@ -10,7 +10,7 @@ The table aggregates, so that a clock's new labels become visible when the clock
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class LabelPlan(NamedTuple):
 
 def label_propagation(
     ps: dps.ParameterServer,
-    edges: Any,
+    edges: object,
     max_iter: int = 100,
     seed: int = 0,
     *,
@@ -94,7 +94,7 @@ def label_propagation(
         return job.result(plan.result, iterations, converged)
 
 
-def labelled(trainer: dps.Trainer, partitions: Sequence[Any], plan: LabelPlan) -> tuple[int, bool]:
+def labelled(trainer: dps.Trainer, partitions: Sequence[object], plan: LabelPlan) -> tuple[int, bool]:
     """A trainer's part; (iterations, whether it has converged)."""
     own = owned_edges(trainer, plan.mailbox, partitions, directed=False)
     apart = own.vertices[own.source] != own.targets[own.target]

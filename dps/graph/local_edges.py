@@ -7,7 +7,7 @@ iteration it pulls and pushes distinct vertices only, and computes on arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class OwnedEdges(NamedTuple):
     receiving: np.ndarray  # ascending places in `vertices` of those at which an edge ends, of whichever trainer
 
 
-def owned_edges(trainer: dps.Trainer, mailbox: str, partitions: Sequence[Any], directed: bool = True) -> OwnedEdges:
+def owned_edges(trainer: dps.Trainer, mailbox: str, partitions: Sequence[object], directed: bool = True) -> OwnedEdges:
     """Read a trainer's partitions, exchange edges with the others, and number the vertices.
 
     Parameters

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -57,7 +57,7 @@ class RankEnd(NamedTuple):
 
 def page_rank(
     ps: dps.ParameterServer,
-    edges: Any,
+    edges: object,
     damping: float = 0.85,
     personalization: Mapping[int, float] | tuple[object, object] | None = None,
     weights: object = None,
@@ -184,7 +184,7 @@ class Still(NamedTuple):
         return float(abs(scale - before) * self.jump.sum())
 
 
-def ranked(trainer: dps.Trainer, partitions: Sequence[Any], plan: RankPlan) -> RankEnd:
+def ranked(trainer: dps.Trainer, partitions: Sequence[object], plan: RankPlan) -> RankEnd:
     """A trainer's part: own vertices, their edges, and the iterations."""
     own = owned_edges(trainer, plan.mailbox, partitions)
     count = int(trainer.allreduce(len(own.vertices)))

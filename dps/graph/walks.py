@@ -20,7 +20,7 @@ neighbour of the one before is asked only where the answer decides.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -98,8 +98,8 @@ class RandomWalks:
         tables: dict[str, dps.Table],
         vertices: int,
         plan: WalkPlan,
-        data: Any,
-        columns: Any,
+        data: object,
+        columns: object,
     ):
         self.ps, self._tables = ps, tables
         self.table = tables["walks"]
@@ -149,7 +149,7 @@ def _pulled(table: dps.Table, count: int) -> np.ndarray:
 
 def random_walks(
     ps: dps.ParameterServer,
-    edges: Any,
+    edges: object,
     walk_length: int = 80,
     num_walks: int = 10,
     p: float = 1.0,
@@ -256,7 +256,7 @@ class Graph(NamedTuple):
         return self.pull(self.plan.pairs, before * self.vertices + after)[:, 0] > 0
 
 
-def walked(trainer: dps.Trainer, partitions: Sequence[Any], plan: WalkPlan) -> int:
+def walked(trainer: dps.Trainer, partitions: Sequence[object], plan: WalkPlan) -> int:
     """A trainer's part: its edges go to the servers, then walkers go over them. Returns the number of vertices."""
     graph = Graph(trainer, plan, stored_edges(trainer, partitions, plan))
     walks = graph.vertices * plan.per_vertex
@@ -274,7 +274,7 @@ def walked(trainer: dps.Trainer, partitions: Sequence[Any], plan: WalkPlan) -> i
     return graph.vertices
 
 
-def stored_edges(trainer: dps.Trainer, partitions: Sequence[Any], plan: WalkPlan) -> int:
+def stored_edges(trainer: dps.Trainer, partitions: Sequence[object], plan: WalkPlan) -> int:
     """Write the edges into the tables; how many vertices there are."""
     own = owned_edges(trainer, plan.mailbox, partitions, plan.directed)
     weight = np.ones(len(own.source)) if own.weight is None else own.weight

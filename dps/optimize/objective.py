@@ -135,7 +135,7 @@ class Objective:
         self,
         ps: dps.ParameterServer,
         loss_and_gradient: BatchLoss,
-        data: Any,
+        data: object,
         size: int | Vector,
         *,
         elements: Elements | None = None,
@@ -144,7 +144,7 @@ class Objective:
         batch_size: int | None = None,
         trainers: int | None = None,
         retries: int = 0,
-        columns: Any = None,
+        columns: object = None,
         args: tuple = (),
     ):
         if not callable(loss_and_gradient):
@@ -262,7 +262,7 @@ class Objective:
 def minimize(
     ps: dps.ParameterServer,
     loss_and_gradient: BatchLoss,
-    data: Any,
+    data: object,
     x0: npt.ArrayLike | Vector,
     *,
     solver: Callable[..., OptimizeResult] = lbfgs,

@@ -148,11 +148,11 @@ class RemoteParts:
         self._alive += self._states
         self._states = [self._task(rescaled, state, factor) for state in self._states]
 
-    def _task(self, function: Callable, *arguments: Any) -> Future:
+    def _task(self, function: Callable, *arguments: object) -> Future:
         self._alive.append(self._client.submit(function, *arguments, pure=False))
         return self._alive[-1]
 
-    def _held(self, value: Any) -> Future:
+    def _held(self, value: object) -> Future:
         """A value as a task, which Dask can make again, other than data that are scattered."""
         return self._task(itself, value)
 
@@ -172,7 +172,7 @@ def itself(value: Any) -> Any:
     return value
 
 
-def first(pair: tuple) -> Any:
+def first(pair: tuple) -> object:
     return pair[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import safetensors
@@ -147,7 +147,7 @@ def parameters_of(module: DenseParameters) -> Tensors:
     return {f"{module.table}.{name}": part.reshape(each.shape).clone() for (name, each), part in named}
 
 
-def assignment(path: Any, part: Savable, contents: Tensors) -> Callable[[], object]:
+def assignment(path: object, part: Savable, contents: Tensors) -> Callable[[], object]:
     """What assigns the tensors of a part; all that it needs is there, and of the right shape."""
     if isinstance(part, TableRows):
         keys, values = saved_rows(path, part, contents)
@@ -158,7 +158,7 @@ def assignment(path: Any, part: Savable, contents: Tensors) -> Callable[[], obje
     return functools.partial(part.load_state_dict, state)
 
 
-def saved_rows(path: Any, module: TableRows, contents: Tensors) -> tuple[np.ndarray | None, np.ndarray]:
+def saved_rows(path: object, module: TableRows, contents: Tensors) -> tuple[np.ndarray | None, np.ndarray]:
     """Keys (None for all rows) and rows to assign."""
     spec = checked_table(module.caller, module.table)
     keys = found(path, f"{module.table}.keys", contents).numpy() if spec.keyed else None
@@ -167,14 +167,14 @@ def saved_rows(path: Any, module: TableRows, contents: Tensors) -> tuple[np.ndar
     return keys, values.astype(spec.dtype, copy=False)
 
 
-def saved_parameters(path: Any, module: DenseParameters, contents: Tensors) -> np.ndarray:
+def saved_parameters(path: object, module: DenseParameters, contents: Tensors) -> np.ndarray:
     """The parameters to assign, one after the other."""
     named = module.parameters.items()
     parts = [found(path, f"{module.table}.{name}", contents, tuple(each.shape)) for name, each in named]
     return np.concatenate([part.numpy().reshape(-1) for part in parts])
 
 
-def found(path: Any, name: str, contents: Tensors, shape: tuple[Any, ...] | None = None) -> torch.Tensor:
+def found(path: object, name: str, contents: Tensors, shape: tuple[int | None, ...] | None = None) -> torch.Tensor:
     """A tensor of the file, of this shape if one is given."""
     if name not in contents:
         raise InputError(f"{path} has no tensor {name!r}; it has {', '.join(sorted(contents)) or 'none'}")

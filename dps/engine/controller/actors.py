@@ -58,7 +58,7 @@ class ServerActors:
         membership: Membership,
         actor: type,
         args: tuple[str, tuple[str, str], tuple[str, int]],
-        in_endpoint: Callable[..., Awaitable[Any]],
+        in_endpoint: Callable[..., Awaitable[object]],
         others: Callable[[], list[str]],
         version: str | None = None,
     ):
@@ -151,7 +151,7 @@ class ServerActors:
         with contextlib.suppress(Exception):
             await self.call(server, "close")
 
-    async def call_all(self, method: str, *args: Any) -> dict[int, Any]:
+    async def call_all(self, method: str, *args: object) -> dict[int, Any]:
         """Call all servers that can answer; returns their answers by number. Failures are logged."""
         level = logging.INFO if self._procedures.closed else logging.WARNING  # because the cluster may be closing, too
         servers = self.up()
@@ -161,13 +161,13 @@ class ServerActors:
                 logger.log(level, "parameter server %r: %r failed: %s", self.session, method, answer)
         return {s.number: a for s, a in zip(servers, answers, strict=True) if not isinstance(a, BaseException)}
 
-    async def call_number(self, number: int, method: str, *args: Any) -> Any:
+    async def call_number(self, number: int, method: str, *args: object) -> Any:
         """Call the actor of the server with that number."""
         if number not in self.membership.servers:
             raise ServerGoneError(f"server {number} was lost meanwhile")
         return await self.call(self.membership.servers[number], method, *args)
 
-    async def call(self, server: ServerRecord, method: str, *args: Any) -> Any:
+    async def call(self, server: ServerRecord, method: str, *args: object) -> Any:
         """Call a server's actor, through its worker."""
         where, setting = f"server {server.number} on {server.worker}", TIMEOUT_SETTINGS.get(method, "request")
         patience = config.seconds(setting)

@@ -96,7 +96,7 @@ class AutoscalingProcedures:
         self.followed: AdaptRule | None = None  # rule that the driver gave
         self.memory: float | None = None  # bytes that each server may have in use; None: what `limit` says
         self.why = ""  # the reason of the last decision
-        self._at_rest: tuple[Any, float] = None, math.inf  # the placement, and since when it is unchanged
+        self._at_rest: tuple[object, float] = None, math.inf  # the placement, and since when it is unchanged
 
     def begin(self, followed: AdaptRule) -> Procedure[None]:
         """The procedure that follows the load, in place of an earlier rule."""

@@ -267,7 +267,7 @@ class CheckpointProcedures:
             yield Sleep(pause)
             pause = min(1.5 * pause, MAX_POLL_SECONDS)  # because each question costs the servers time
 
-    def _each(self, servers: Iterable[int], method: str, *args: Any) -> Procedure[list[Any]]:
+    def _each(self, servers: Iterable[int], method: str, *args: object) -> Procedure[list[Any]]:
         """Call these servers; when all have answered, raise the error of one that failed."""
         up = {server.number for server in self._up()}
         if lost := [number for number in servers if number not in up]:
@@ -345,7 +345,7 @@ class CheckpointProcedures:
         store: Store,
         checkpoint: Checkpoint,
         tables: list[str],
-        storage_options: dict[str, Any],
+        storage_options: dict[str, object],
     ) -> Procedure[None]:
         """Make all tables anew, fill them, and only then publish them, all at once."""
         saved = saved_run(checkpoint)

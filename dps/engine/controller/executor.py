@@ -42,7 +42,7 @@ class Executor:
     def __init__(
         self,
         in_endpoint: Callable[..., Awaitable[Any]],
-        call: Callable[..., Awaitable[Any]] | None = None,
+        call: Callable[..., Awaitable[object]] | None = None,
         call_all: Callable[..., Awaitable[dict[int, object]]] | None = None,
     ):
         self._in_endpoint = in_endpoint
@@ -51,7 +51,7 @@ class Executor:
 
     async def run(self, procedure: Procedure[Result]) -> Result:
         """Carry out a procedure; returns its result, or raises its error."""
-        result: Any = None
+        result: object = None
         failure: BaseException | None = None
         while True:
             try:

@@ -102,7 +102,7 @@ class ServerRecord:
         self.doubted = False  # no heartbeat has come since its connection broke, or since another server fell silent
         self.leaving = False  # it is to be emptied and closed
         # Calls about tables and functions, (method, arguments), that it could not take while it was out of reach.
-        self.missed: list[tuple[str, tuple[Any, ...]]] = []
+        self.missed: list[tuple[str, tuple[object, ...]]] = []
         self.unfit_until = 0.0  # it was out of step, and joins no chain before
 
     @property

@@ -77,7 +77,7 @@ class Sessions(Mapping[str, Session]):
         self._ending: dict[str, asyncio.Future[None]] = {}  # sessions that are being closed
         self.seating = Seating(scheduler, self.serving)
         # What drivers ask of the controller beside SESSION_VERBS; `name` is the parameter server's.
-        self._verbs: dict[str, Callable[..., Awaitable[Any]]] = {
+        self._verbs: dict[str, Callable[..., Awaitable[object]]] = {
             "open": self.open,
             "describe": self.describe,
             "close_session": self.close_session,
@@ -103,7 +103,7 @@ class Sessions(Mapping[str, Session]):
             raise ClosedError(f"there is no parameter server named {name!r} in this cluster; there are: {known}")
         return session
 
-    async def call(self, verb: str, name: str, fields: dict[str, Any]) -> Any:
+    async def call(self, verb: str, name: str, fields: dict[str, Any]) -> object:
         """Answer a driver's request."""
         if verb in SESSION_VERBS:
             return await SESSION_VERBS[verb](self.session(name), **fields)
@@ -170,7 +170,7 @@ class Sessions(Mapping[str, Session]):
         """End all parameter servers, because their cluster is about to close."""
         await asyncio.gather(*(self.close_session(name) for name in list(self._sessions)))
 
-    async def workers(self, name: str = "") -> dict[str, Any]:
+    async def workers(self, name: str = "") -> dict[str, object]:
         """The workers that can have servers: those with the resource dps (`dedicated`), or all where none has it."""
         dedicated = self._cordon.workers()
         return {"workers": dedicated or list(self._scheduler.workers), "dedicated": bool(dedicated)}
@@ -184,7 +184,7 @@ class Sessions(Mapping[str, Session]):
         most: int,
         holding: Collection[str],
         seconds: float,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Choose threads for trainers and reserve them, in one step: see `seating.py`."""
         self.session(name)
         return self.seating.take(name, driver, trainers, most, list(holding), seconds)
@@ -258,7 +258,7 @@ class Sessions(Mapping[str, Session]):
             self.endpoint.call(self._tick)
         return self.endpoint
 
-    async def _in_endpoint(self, function: Callable[..., T], *args: Any) -> T:
+    async def _in_endpoint(self, function: Callable[..., T], *args: object) -> T:
         """Run a function in the endpoint's thread, without holding up the scheduler."""
         if self.endpoint is None:
             raise ClosedError("the controller's endpoint is closed")
@@ -381,13 +381,13 @@ class Controller(SchedulerPlugin):
         if self.surfaces is not None:
             self.surfaces.install(self)
 
-    async def _call(self, verb: str, name: str, fields: dict[str, Any]) -> Any:
+    async def _call(self, verb: str, name: str, fields: dict[str, Any]) -> object:
         return await self.sessions.call(verb, name, fields)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         self.cordon.add_worker(worker)
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: object) -> None:
         self.sessions.remove_worker(worker)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:

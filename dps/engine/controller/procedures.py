@@ -77,7 +77,7 @@ class InEndpoint:
     """Run a function in the endpoint's thread, which owns the membership and the runs; its result."""
 
     function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
+    args: tuple[object, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +85,8 @@ class OnDisk:
     """Run a function that waits for disks or networks; its result."""
 
     function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ServerCall:
 
     server: int
     method: str
-    args: tuple[Any, ...] = ()
+    args: tuple[object, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class TellServers:
     """Call all servers that can answer; their answers by number. Failures are logged."""
 
     method: str
-    args: tuple[Any, ...] = ()
+    args: tuple[object, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,21 +125,21 @@ class Ask:
     """Call a function of a collaborator that may wait, such as one that deals with Dask; its result."""
 
     function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
+    args: tuple[object, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Together:
     """Carry out these procedures at once, until all have ended or one has failed; then its error."""
 
-    procedures: tuple[Procedure[Any], ...]
+    procedures: tuple[Procedure[object], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Uninterrupted:
     """Carry out a procedure to its end, even if the party that waits for it is cancelled meanwhile; its result."""
 
-    procedure: Procedure[Any]
+    procedure: Procedure[object]
 
 
 Instruction = Sleep | InEndpoint | OnDisk | CallServers | TellServers | Acquire | Ask | Together | Uninterrupted

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from distributed.core import Status
 
@@ -35,7 +34,7 @@ class Seating:
 
     def take(
         self, session: str, driver: str, trainers: int | None, most: int, holding: list[str], seconds: float
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Choose threads (see `seats.choose`) and reserve them: for `seconds`, until their tasks have them, or until
         the `driver` (the id of its Dask client) disconnects.
 

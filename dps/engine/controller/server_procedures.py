@@ -73,23 +73,23 @@ class Workers(Protocol):
 
     # These may wait, so procedures have them carried out by the instruction `Ask`.
 
-    def submit(self, server: ServerRecord) -> Any:
+    def submit(self, server: ServerRecord) -> object:
         """Begin to make the server's actor on its worker."""
         ...
 
-    def failure(self, server: ServerRecord) -> Any:
+    def failure(self, server: ServerRecord) -> object:
         """Raise the error with which the actor failed."""
         ...
 
-    def adopt(self, server: ServerRecord) -> Any:
+    def adopt(self, server: ServerRecord) -> object:
         """Have the scheduler keep the actor, if it was made."""
         ...
 
-    def close(self, server: ServerRecord) -> Any:
+    def close(self, server: ServerRecord) -> object:
         """Close the actor, if there is one, and have the scheduler forget it. No error is raised."""
         ...
 
-    def check_versions(self, workers: list[str]) -> Any:
+    def check_versions(self, workers: list[str]) -> object:
         """Refuse workers with another version of dps."""
         ...
 

@@ -139,7 +139,7 @@ class DriverConnection:
         answer = self.call("describe", callback_timeout=callback_timeout)
         return msgspec.msgpack.decode(answer, type=Description)
 
-    def call(self, verb: str, *, callback_timeout: float | None = None, **fields: Any) -> Any:
+    def call(self, verb: str, *, callback_timeout: float | None = None, **fields: object) -> Any:
         """Ask the controller about this parameter server, over Dask's control plane: see `controller/verbs.py`.
 
         `callback_timeout` bounds the wait for the answer, in seconds.

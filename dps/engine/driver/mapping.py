@@ -37,7 +37,7 @@ def mapped(
     function: Function,
     data: Data,
     tables: TableLike | Sequence[TableLike],
-    meta: Any,
+    meta: object,
     args: tuple,
     kwargs: Options,
 ) -> Data:

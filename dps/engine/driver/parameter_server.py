@@ -392,7 +392,7 @@ class ParameterServer:
         self._connection.register(function.id, function.code)
         return function
 
-    def call(self, function: ServerFunction, table: TableLike, /, keys: Keys = None, **arguments: Any) -> Any:
+    def call(self, function: ServerFunction, table: TableLike, /, keys: Keys = None, **arguments: object) -> Any:
         """Run a function on rows of a table, on the servers that have them; it is registered, if it is not.
 
         See :meth:`dps.Client.call`.
@@ -400,7 +400,7 @@ class ParameterServer:
         return self._connection.client().call(self.register(function), table, keys, **arguments)
 
     def delete_where(
-        self, table: TableLike, predicate: Callable[..., Any], /, keys: Keys = None, **arguments: object
+        self, table: TableLike, predicate: Callable[..., object], /, keys: Keys = None, **arguments: object
     ) -> int:
         """Delete the rows for which a predicate holds, on the servers that have them; how many.
 
@@ -449,7 +449,7 @@ class ParameterServer:
         data: Data,
         tables: TableLike | Sequence[TableLike],
         *,
-        meta: Any = None,
+        meta: object = None,
         args: tuple = (),
         kwargs: Options | None = None,
     ) -> Data:
@@ -532,7 +532,7 @@ class ParameterServer:
         servers = {server.worker for server in self._connection.describe().servers}
         return user_data.threads_outside_servers(self.dask_client, servers)
 
-    def scatter(self, make: Callable[[int], Any], count: int) -> list[Future]:
+    def scatter(self, make: Callable[[int], object], count: int) -> list[Future]:
         """Send partitions to the workers that have no server, where a run does not lose them with a worker.
 
         Dask keeps one copy of scattered data and cannot make it again. :meth:`run` calls ``make`` again for the

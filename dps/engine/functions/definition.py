@@ -70,7 +70,7 @@ class Function:
         self.part, self.changes = part, changes
         self.dtypes = None if dtypes is None else tuple(np.dtype(each).name for each in dtypes)
         self.dim, self.slots = dim, slots
-        self._merge: Callable[..., Any] | None = None
+        self._merge: Callable[..., object] | None = None
         self._merged_names: list[str] = []  # arguments of the call that it takes
         functools.update_wrapper(self, part, updated=())
 
@@ -113,7 +113,7 @@ class Function:
         self._merged_names = list(inspect.signature(merge).parameters)[1:]
         return merge
 
-    def merged(self, parts: list[object], arguments: Mapping[str, Any]) -> Any:
+    def merged(self, parts: list[object], arguments: Mapping[str, object]) -> Any:
         """The result of a call."""
         if self._merge is None:
             return parts
@@ -134,7 +134,7 @@ class Function:
     def _refusal(self, spec: TableSpec, why: str) -> InputError:
         return InputError(f"function {self.name!r} on table {spec.name!r}: {why}")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # With its number: the same function, pickled in another process, may have other bytes.
         return {**self.__dict__, "id": self.id, "code": self.code}
 

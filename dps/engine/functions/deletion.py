@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ __all__ = ["deleting"]
 class Deletion:
     """A part that deletes the rows for which a predicate holds; how many."""
 
-    def __init__(self, predicate: Callable[..., Any]):
+    def __init__(self, predicate: Callable[..., object]):
         self.predicate = predicate
         self.__module__ = getattr(predicate, "__module__", None) or ""  # so that the function is not one of dps itself
         self.__qualname__ = f"deleting {getattr(predicate, '__qualname__', type(predicate).__name__)}"

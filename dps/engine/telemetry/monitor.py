@@ -522,7 +522,7 @@ def run_status(run: MonitoredRun, now: float, wall: float, brief: bool = False) 
 
 
 def _with_reports(run: MonitoredRun, trainers: Sequence[TrainerStatus], now: float) -> list[TrainerStatus]:
-    fields: dict[str, Iterable[Any]] = {"age": [round(age, 3) for age in run.clock.ages(now)]}
+    fields: dict[str, Iterable[object]] = {"age": [round(age, 3) for age in run.clock.ages(now)]}
     if run.telemetry is not None:
         columns = run.telemetry.columns(now, _waiting(run), run.left())
         splits = map(TimeSplit, *(columns.pop(part) for part in PARTS))

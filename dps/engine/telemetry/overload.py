@@ -18,7 +18,6 @@ runs there that could be ended. Trainers and servers are still judged by their p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -92,7 +91,7 @@ class Overload:
         window: Window,
         machines: Sequence[HostAverage],
         where: Sequence[str | None],
-        servers: Mapping[int, Any],
+        servers: Mapping[int, tuple[str | None, float, float]],
     ) -> list[Finding]:
         """Judge all machines, and return the findings about those that are overloaded now.
 

@@ -41,7 +41,7 @@ class TableMeter(TableCounters):
         self.rows = self.nbytes = 0  # the table's size, as measured last
         self.reported: tuple[int, ...] = ()  # the counts in the last report; () makes the next report complete
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> dict[str, object] | None:
         """The counts as plain values for JSON; None if they are the same as in the last report."""
         pulls = self.pulls
         pushes = self.pushes
@@ -129,7 +129,7 @@ class ServerMeter(ServerCounters):
 
     def report(
         self, tables: Mapping[int, Any], unconfirmed: tuple[int, int, float], connections: int, anew: bool
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Make a report of the tables that changed since the last one, or of all tables if `anew`.
 
         Tables that do not fit come in the next reports. To measure the sizes of many shards takes milliseconds, so each

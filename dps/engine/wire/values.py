@@ -84,7 +84,7 @@ def _refusal(value: object, what: str) -> InputTypeError:
     )
 
 
-def _encode_other(known: Container[bytes], part: Any) -> object:
+def _encode_other(known: Container[bytes], part: object) -> object:
     """A number of numpy as one of Python, if there is one; an array, and what is remembered, as an extension."""
     if isinstance(part, Remembered):
         return msgspec.msgpack.Ext(REMEMBERED, part.key if part.key in known else part.key + part.content)
