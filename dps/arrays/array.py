@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,13 @@ from dps.arrays.operations import name_of_ufunc
 from dps.arrays.pools import BorrowedBlock
 from dps.arrays.space import Space
 from dps.arrays.statistics import Axis, DType
+from dps.arrays.store import ArrayStore
 from dps.arrays.text import described, described_html
 from dps.errors import InputError, InputTypeError, LimitError
 
 __all__ = ["FUNCTIONS", "PSArray", "are_vectors", "implements", "made", "operands_of", "sent", "uploaded"]
 
+F = TypeVar("F", bound=Callable[..., object])
 # Functions of numpy, and what does the same for arrays on the servers.
 FUNCTIONS: dict[object, Callable[..., object]] = {}
 # Classes of arrays by the kind of their space and the number of axes.
@@ -41,10 +43,10 @@ REDUCED = {
 }
 
 
-def implements(*functions: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def implements(*functions: object) -> Callable[[F], F]:
     """Decorate what numpy's functions do for arrays on the servers."""
 
-    def register(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    def register(implementation: F) -> F:
         FUNCTIONS.update(dict.fromkeys(functions, implementation))
         return implementation
 
@@ -142,18 +144,18 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __index__(self) -> int:
         raise InputTypeError("only integer scalars are an index, not an array on the servers")
 
-    def _only(self, what: str) -> Any:
+    def _only(self, what: str) -> np.generic:
         if self.size != 1:
             raise InputError(f"{what} of an array with {self.size} elements is ambiguous: use any(), all() or an index")
         return self.to_numpy().reshape(-1)[0]
 
-    def __reduce__(self) -> tuple[Callable[..., PSArray], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., PSArray], tuple[object, ...]]:
         """In another process the same elements, which they own there no more than a table's handle owns rows."""
         pool, first = stored_at(self)
         place = (pool.store, pool.table, pool.layout, pool.dtype.name, first)
         return borrowed, (type(self.space), *place, self.shape, self.dtype.name)
 
-    def __dps_rows__(self, keys: Any) -> tuple[Any, ...]:
+    def __dps_rows__(self, keys: Any) -> tuple[str, slice | np.ndarray]:
         """The table and the rows of elements, for pulls and pushes of clients and trainers."""
         pool, first = owned(self)
         if pool.dtype != self.dtype or self.ndim != 1:
@@ -382,15 +384,15 @@ class PSArray(np.lib.mixins.NDArrayOperatorsMixin):
         """The elements, rounded to so many decimals; halves to the even neighbour."""
         return np.round(self, decimals)
 
-    def fill(self, value: Any) -> None:
+    def fill(self, value: object) -> None:
         """One number everywhere, in place."""
         self[...] = value  # type: ignore[index]
 
-    def item(self, *index: Any) -> Any:
+    def item(self, *index: int | tuple[int, ...]) -> Any:
         """An element as a number of Python; the only one if there is no index."""
         return (self[index] if index else self._only("item")).item()  # type: ignore[index]
 
-    def nonzero(self) -> Any:
+    def nonzero(self) -> tuple[np.ndarray, ...]:
         """The numbers of the elements that are not zero."""
         return np.nonzero(self)
 
@@ -451,7 +453,14 @@ def _axes(space: Space, count: int) -> str:
 
 
 def borrowed(
-    kind: type[Space], store: Any, table: str, layout: object, held: str, first: int, shape: tuple[int, ...], dtype: str
+    kind: type[Space],
+    store: ArrayStore,
+    table: str,
+    layout: object,
+    held: str,
+    first: int,
+    shape: tuple[int, ...],
+    dtype: str,
 ) -> PSArray:
     """An array whose rows another process owns."""
     node = Node(shape, np.dtype(dtype))

@@ -13,7 +13,7 @@ import numpy as np
 from dps.arrays.layout import PoolLayout
 from dps.arrays.operations import OPERATIONS, UFUNCS
 from dps.arrays.programs import ProgramPlan
-from dps.arrays.reductions import REDUCTIONS
+from dps.arrays.reductions import REDUCTIONS, Partial
 from dps.kernels.loops.chunks import loop_number, run_steps
 
 __all__ = ["KeyedRows", "Operands", "PreparedPlan", "ShardRows", "evaluated", "evaluated_keyed"]
@@ -126,7 +126,7 @@ class Operands(NamedTuple):
     constants: list[Any]
 
 
-def evaluated(rows: ShardRows, layout: PoolLayout, prepared: PreparedPlan, operands: Operands) -> list[Any]:
+def evaluated(rows: ShardRows, layout: PoolLayout, prepared: PreparedPlan, operands: Operands) -> list[Partial]:
     """Write the program's outputs on a shard, and return its reductions' partial results.
 
     Returns
@@ -148,7 +148,7 @@ def evaluated(rows: ShardRows, layout: PoolLayout, prepared: PreparedPlan, opera
     return _carried_out(prepared, inputs, operands.constants, outputs, Elements(length, begin, layout.size))
 
 
-def evaluated_keyed(rows: KeyedRows, prepared: PreparedPlan, operands: Operands) -> list[Any]:
+def evaluated_keyed(rows: KeyedRows, prepared: PreparedPlan, operands: Operands) -> list[Partial]:
     """Write the program's outputs into columns of a keyed table's shard.
 
     Returns
@@ -177,10 +177,10 @@ def evaluated_keyed(rows: KeyedRows, prepared: PreparedPlan, operands: Operands)
 def _carried_out(
     prepared: PreparedPlan,
     inputs: list[np.ndarray],
-    numbers: list[object],
+    numbers: list[Any],
     outputs: list[np.ndarray],
     elements: Elements,
-) -> list[Any]:
+) -> list[Partial]:
     length = elements.length
     begin = elements.begin
     plan = prepared.plan
@@ -188,14 +188,14 @@ def _carried_out(
     if prepared.fused is not None:
         kinds, made, sums = prepared.fused
         scratch = [np.empty(FUSED_WIDTH, dtype) for dtype in kinds]
-        totals: list[Any] = run_steps([*inputs, *constants, *outputs], scratch, made, sums, length, FUSED_WIDTH)
+        totals: list[Partial] = run_steps([*inputs, *constants, *outputs], scratch, made, sums, length, FUSED_WIDTH)
         return totals
     width = _width(plan, length)
     registers = [np.empty((height, width) if height else width, dtype) for height, dtype in plan.registers]
     moving, place = len(inputs), len(inputs) + len(constants)
     steps = [_step(elements, *step) for step in plan.steps]
     reductions = [(REDUCTIONS[kind], slots, parameter) for kind, slots, parameter in plan.reductions]
-    partials: list[list[object]] = [[] for _ in reductions]
+    partials: list[list[Partial]] = [[] for _ in reductions]
     slots: list[object] = [*inputs, *constants, *outputs, *registers]
     with np.errstate(all="ignore"):
         for start in range(0, length, width):

@@ -23,7 +23,7 @@ def filled(space: Any, shape: tuple[int, ...], value: Any, dtype: DType = None) 
     return made(space, Node(shape, statistics.checked(dtype, "full"), "cast", [converted(value, dtype)]))
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _method(name: str) -> Callable[..., object]:
     def call(a: Any, *arguments: Any, **options: Any) -> object:
         if not isinstance(a, PSArray):
             raise InputTypeError(f"np.{name}: the first argument is an array on the servers")
@@ -57,14 +57,14 @@ for function, name in {
 
 
 @implements(np.count_nonzero)
-def _count_nonzero(a: PSArray, axis: Axis = None, *, keepdims: bool = False) -> Any:
+def _count_nonzero(a: PSArray, axis: Axis = None, *, keepdims: bool = False) -> object:
     if axis == () or a.by_column(axis):
         return (a != 0).sum(axis=axis, keepdims=keepdims)
     return statistics.reduced(a, "count", axis, keepdims)
 
 
 @implements(np.ptp)
-def _ptp(a: PSArray, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
+def _ptp(a: PSArray, axis: Axis = None, out: None = None, keepdims: bool = False) -> object:
     return a.max(axis=axis, keepdims=keepdims) - a.min(axis=axis, keepdims=keepdims)
 
 
@@ -74,7 +74,7 @@ def _vdot(a: Any, b: Any) -> object:
 
 
 @implements(np.linalg.norm)
-def _norm(x: PSArray, ord: object = None, axis: Axis = None, keepdims: bool = False) -> Any:  # noqa: A002 (numpy's name)
+def _norm(x: PSArray, ord: object = None, axis: Axis = None, keepdims: bool = False) -> object:  # noqa: A002 (numpy's name)
     return (
         _vector_norm(x, axis=axis, ord=ord, keepdims=keepdims)
         if x.by_column(axis)
@@ -83,7 +83,7 @@ def _norm(x: PSArray, ord: object = None, axis: Axis = None, keepdims: bool = Fa
 
 
 @implements(np.linalg.matrix_norm)
-def _matrix_norm(x: PSArray, /, *, keepdims: bool = False, ord: object = "fro") -> Any:  # noqa: A002
+def _matrix_norm(x: PSArray, /, *, keepdims: bool = False, ord: object = "fro") -> object:  # noqa: A002
     if x.ndim != 2 or ord != "fro":
         raise InputTypeError("np.linalg.matrix_norm on the servers is that of a matrix, of order 'fro'")
     return statistics.normed(x, None, None, keepdims)
@@ -112,7 +112,7 @@ def _zeros_like(
     shape: object = None,
     *,
     device: object = None,
-) -> Any:
+) -> object:
     return _full_like(prototype, 0, dtype, shape=shape)
 
 
@@ -125,7 +125,7 @@ def _ones_like(
     shape: object = None,
     *,
     device: object = None,
-) -> Any:
+) -> object:
     return _full_like(a, 1, dtype, shape=shape)
 
 
@@ -179,12 +179,12 @@ def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
 
 
 @implements(np.flatnonzero)
-def _flatnonzero(a: PSArray) -> Any:
+def _flatnonzero(a: PSArray) -> object:
     return np.ravel_multi_index(_nonzero(a), a.shape)
 
 
 @implements(np.nonzero)
-def _nonzero(a: Any) -> Any:
+def _nonzero(a: Any) -> tuple[np.ndarray, ...]:
     (found,) = a.space.reduce([Wish("positions", (a.node,))])
     if a.ndim == 1:
         return (found,)
@@ -203,7 +203,7 @@ def _nan_to_num(x: PSArray, copy: bool = True, nan: float = 0.0, posinf: Any = N
 
 
 @implements(np.round, np.around)
-def _round(a: PSArray, decimals: int = 0, out: None = None) -> Any:
+def _round(a: PSArray, decimals: int = 0, out: None = None) -> object:
     if a.dtype.kind != "f" or not decimals:
         return a.copy() if a.dtype.kind != "f" and decimals >= 0 else np.rint(a).astype(a.dtype)
     if decimals < 0:
@@ -226,7 +226,7 @@ def _average(a: PSArray, axis: Axis = None, weights: Any = None, **options: obje
 
 
 @implements(np.polyval)
-def _polyval(p: Any, x: object) -> Any:
+def _polyval(p: Any, x: object) -> object:
     if isinstance(p, PSArray):
         raise InputTypeError("np.polyval: coefficients are numbers here: convert them with to_numpy()")
     found = np.zeros_like(x)
@@ -251,22 +251,22 @@ def _size(a: Any, axis: Axis = None) -> int:
 
 
 @implements(np.real)
-def _real(val: PSArray) -> Any:
+def _real(val: PSArray) -> object:
     return val
 
 
 @implements(np.imag)
-def _imag(val: PSArray) -> Any:
+def _imag(val: PSArray) -> object:
     return val.imag
 
 
 @implements(np.isreal)
-def _isreal(x: PSArray) -> Any:
+def _isreal(x: PSArray) -> object:
     return np.full_like(x, True, dtype=np.bool_)
 
 
 @implements(np.iscomplex)
-def _iscomplex(x: PSArray) -> Any:
+def _iscomplex(x: PSArray) -> object:
     return np.full_like(x, False, dtype=np.bool_)
 
 
@@ -286,7 +286,7 @@ def _shares_memory(a: object, b: object, max_work: object = None) -> bool:
 
 
 @implements(np.result_type)
-def _result_type(*arrays_and_dtypes: Any) -> Any:
+def _result_type(*arrays_and_dtypes: Any) -> object:
     return np.result_type(*[each.dtype if isinstance(each, PSArray) else each for each in arrays_and_dtypes])
 
 

@@ -6,15 +6,13 @@ that is zero, the expression can be stored as a sparse vector. A reduction takes
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dps.arrays.expressions import Literal, Node
 from dps.arrays.layout import EVERY_KEY
 from dps.arrays.operations import OPERATIONS
 from dps.arrays.programs import Wish
-from dps.arrays.reductions import REDUCTIONS, plain
+from dps.arrays.reductions import REDUCTIONS, Partial, plain
 from dps.errors import InputError, InputTypeError
 
 __all__ = ["ITEMS", "background", "check_background", "check_reduction", "implicit_partial"]
@@ -67,7 +65,7 @@ def check_background(node: Node) -> None:
         )
 
 
-def implicit_partial(wish: Wish, count: int) -> Any:
+def implicit_partial(wish: Wish, count: int) -> Partial:
     """The partial result of a reduction over so many keys that the table does not have; None: nothing comes of them.
 
     Raises

@@ -41,7 +41,7 @@ class VectorMap:
         inputs: list[list[Any]],
         output: list[Any],
         index: bool,
-        arguments: dict[str, Any],
+        arguments: dict[str, object],
     ) -> None:
         """Compute a block of a pool (`layout` is that of dense vectors) from others: [first, dtype] each."""
         first, dtype = output[0], np.dtype(output[1])
@@ -67,7 +67,7 @@ class VectorMap:
         operands: Sequence[np.ndarray],
         elements: Elements,
         index: bool,
-        arguments: dict[str, Any],
+        arguments: dict[str, object],
     ) -> None:
         for each in operands:
             each.flags.writeable = False
@@ -87,7 +87,7 @@ def mapping(function: Mapped) -> Function:
     return Function(VectorMap(function), changes=True)
 
 
-def result_dtype(function: Mapped, dtypes: Sequence[np.dtype], index: bool, arguments: dict[str, Any]) -> np.dtype:
+def result_dtype(function: Mapped, dtypes: Sequence[np.dtype], index: bool, arguments: dict[str, object]) -> np.dtype:
     """The dtype that a function gives for operands of these dtypes, by a trial with one element."""
     numbers = {"index": np.zeros(1, np.int64)} if index else {}
     found = _trial(function, [np.ones(1, dtype) for dtype in dtypes], numbers | arguments)
@@ -104,7 +104,7 @@ def check_zeros(part: Any, dtypes: Sequence[np.dtype], arguments: dict[str, obje
         )
 
 
-def _trial(function: Mapped, operands: Sequence[np.ndarray], arguments: dict[str, Any]) -> np.ndarray:
+def _trial(function: Mapped, operands: Sequence[np.ndarray], arguments: dict[str, object]) -> np.ndarray:
     try:
         with np.errstate(all="ignore"):
             found = np.asarray(function(*operands, **arguments))

@@ -6,6 +6,7 @@ has an element for each row is an array of numpy, and what has one for each colu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ class PSMatrix(PSArray):
         (value,) = operands_of(self.space, [value])
         self.space.put(_spread(value, self.shape[1:], self.dtype), BorrowedBlock(pool, first + row))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(self.shape[0]))
 
     def dot(self, other: Any) -> Any:
@@ -162,7 +163,7 @@ class Transposed:
 
 
 @implements(np.matmul, np.linalg.matmul)
-def _matmul(first: Any, second: Any) -> object:
+def _matmul(first: Any, second: Any) -> Any:
     """Products of which the servers hold one operand by columns, or both."""
     if are_vectors(first, second):
         return statistics.dotted(first, second)
@@ -222,17 +223,17 @@ def _diagonal(a: PSArray, k: int = 0, *axes: object, offset: int = 0) -> Any:
 
 
 @implements(np.trace, np.linalg.trace)
-def _trace(a: object, offset: int = 0, *axes: object, dtype: DType = None) -> Any:
+def _trace(a: PSArray, offset: int = 0, *axes: object, dtype: DType = None) -> object:
     return _diagonal(a, offset, *axes).sum(dtype=dtype)
 
 
 @implements(np.tril)
-def _tril(m: Any, k: int = 0) -> Any:
+def _tril(m: Any, k: int = 0) -> object:
     return np.where(_columns(m) <= np.arange(m.shape[0])[:, None] + k, m, m.dtype.type(0))
 
 
 @implements(np.triu)
-def _triu(m: Any, k: int = 0) -> Any:
+def _triu(m: Any, k: int = 0) -> object:
     return np.where(_columns(m) >= np.arange(m.shape[0])[:, None] + k, m, m.dtype.type(0))
 
 

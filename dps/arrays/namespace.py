@@ -58,7 +58,7 @@ Shape = int | tuple[int, ...]
 class NamespaceInfo:
     """What the standard's inspection functions tell: dtypes as numpy's without complex ones, and one device."""
 
-    def capabilities(self) -> dict[str, Any]:
+    def capabilities(self) -> dict[str, object]:
         """What the standard leaves open."""
         return dict(CAPABILITIES)
 
@@ -367,7 +367,7 @@ class ArrayNamespace:
     def _uniform(self, shape: tuple[int, ...], seed: int) -> Node:
         return Node(shape, np.dtype(np.float64), "uniform", (), seed)
 
-    def _computed(self, node: Node, dtype: Any, capacity: int | None) -> Any:
+    def _computed(self, node: Node, dtype: DType, capacity: int | None) -> Any:
         dtype = checked(np.dtype(dtype), "random")
         self._pool(node.shape, dtype, capacity)
         array = made(self.space, converted(node, dtype))

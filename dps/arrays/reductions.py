@@ -29,7 +29,7 @@ class Reduction(NamedTuple):
     join: Callable[[list[Partial], Any], Partial]
 
 
-def plain(value: Any) -> Partial:
+def plain(value: object) -> Partial:
     """A number of Python, or an array in the dtype in which partial results are added."""
     array = np.asarray(value)
     if array.ndim == 0:
@@ -85,7 +85,7 @@ def _multiply(partials: list[Partial], parameter: object) -> Partial:
     return (product + 2**63) % 2**64 - 2**63 if isinstance(product, int) else product
 
 
-def _dot(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
+def _dot(arrays: Sequence[np.ndarray], start: int, parameter: object) -> Partial:
     first, second = arrays
     if parameter:  # row by row
         return plain(np.vecdot(first, second))
@@ -178,7 +178,7 @@ def _join_top(partials: list[Partial], count: int) -> Partial:
     return _most(count, numbers, values)
 
 
-def _values(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
+def _values(arrays: Sequence[np.ndarray], start: int, parameter: object) -> Partial:
     return arrays[0].copy()
 
 
@@ -202,7 +202,7 @@ def _join_positions(partials: list[Partial], parameter: object) -> Partial:
     return [np.concatenate(each) for each in zip(*partials, strict=True)]
 
 
-def _items(arrays: Sequence[np.ndarray], start: int, parameter: Any) -> Partial:
+def _items(arrays: Sequence[np.ndarray], start: int, parameter: object) -> Partial:
     """The keys and values of elements that are not zero; with a third array, of those that this mask has."""
     keys, values = arrays[:2]
     which = np.flatnonzero(arrays[-1])

@@ -11,6 +11,7 @@ import numpy as np
 from dps.arrays.evaluation import Operands, PreparedPlan, evaluated, evaluated_keyed
 from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.programs import Program
+from dps.arrays.reductions import Partial
 from dps.errors import InputError
 from dps.functions import Function, Remembered, Rows, function
 from dps.functions.library import combine
@@ -25,31 +26,31 @@ KEYS_A_CALL = 1 << 18
 class ArrayClient(Protocol):
     """What is used of a client or trainer."""
 
-    def call(self, function: Function, table: str, /, keys: Any = None, **arguments: Any) -> Any: ...
-    def pull(self, table: str, keys: Any = None) -> np.ndarray: ...
-    def assign(self, table: str, keys: Any = None, values: object = None) -> None: ...
+    def call(self, function: Function, table: str, /, keys: object = None, **arguments: object) -> Any: ...
+    def pull(self, table: str, keys: object = None) -> np.ndarray: ...
+    def assign(self, table: str, keys: object = None, values: object = None) -> None: ...
 
 
 @function
-def read_program(rows: Rows, layout: list[int], plan: Remembered, operands: list[Any]) -> list[Any]:
+def read_program(rows: Rows, layout: list[int], plan: Remembered, operands: list[Any]) -> list[Partial]:
     """Reductions of a program, which writes nothing."""
     return evaluated(rows, PoolLayout(*layout), plan.made(PreparedPlan.of), Operands(*operands))
 
 
 @function(changes=True)
-def run_program(rows: Rows, layout: list[int], plan: Remembered, operands: list[Any]) -> list[Any]:
+def run_program(rows: Rows, layout: list[int], plan: Remembered, operands: list[Any]) -> list[Partial]:
     """A program with outputs."""
     return evaluated(rows, PoolLayout(*layout), plan.made(PreparedPlan.of), Operands(*operands))
 
 
 @function
-def read_keyed(rows: Rows, plan: Remembered, operands: list[Any]) -> list[Any]:
+def read_keyed(rows: Rows, plan: Remembered, operands: list[Any]) -> list[Partial]:
     """Reductions of a program on sparse vectors."""
     return evaluated_keyed(rows, plan.made(PreparedPlan.of), Operands(*operands))
 
 
 @function(changes=True)
-def run_keyed(rows: Rows, plan: Remembered, operands: list[Any]) -> list[Any]:
+def run_keyed(rows: Rows, plan: Remembered, operands: list[Any]) -> list[Partial]:
     """A program on sparse vectors with outputs."""
     return evaluated_keyed(rows, plan.made(PreparedPlan.of), Operands(*operands))
 
@@ -93,7 +94,7 @@ class ServerStore:
         self,
         client: Callable[[], Any],
         shards: int,
-        table: Callable[..., Any] | None = None,
+        table: Callable[..., object] | None = None,
         register: Callable[[Function], object] | None = None,
         origin: str | None = None,
     ):
@@ -103,7 +104,7 @@ class ServerStore:
         self._register = register
         self.origin = secrets.token_hex(8) if origin is None else origin
 
-    def __reduce__(self) -> tuple[Callable[..., ServerStore], tuple[Any, int, str]]:
+    def __reduce__(self) -> tuple[Callable[..., ServerStore], tuple[object, int, str]]:
         return store_over, (self.client(), self.shards, self.origin)
 
     def make(self, layout: PoolLayout | KeyedLayout, dtype: np.dtype) -> str:
@@ -114,7 +115,7 @@ class ServerStore:
         self._table(name, dtype=dtype.name, **layout.table)
         return name
 
-    def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Any]]:
+    def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Partial]]:
         """Run a program on all servers that have a part of the pool."""
         plan, *operands = program
         arguments: dict[str, object] = {"plan": plan.remembered, "operands": operands}
@@ -123,10 +124,10 @@ class ServerStore:
         else:
             chosen = run_program if program.outputs else read_program
             arguments["layout"] = list(layout)
-        found: list[list[Any]] = self.client().call(chosen, table, **arguments)
+        found: list[list[Partial]] = self.client().call(chosen, table, **arguments)
         return found
 
-    def map(self, table: str, function: Function, **arguments: Any) -> None:
+    def map(self, table: str, function: Function, **arguments: object) -> None:
         """Run a function on all servers that have a part of the pool; they get it before, if they do not have it."""
         if self._register is not None:
             self._register(function)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def _expand_dims(a: PSArray, axis: Any) -> object:
     return reshaped(a, tuple(1 if each in axes else next(sizes) for each in range(a.ndim + len(places))))
 
 
-def _permuting(function: Any) -> Any:
+def _permuting(function: Callable[..., np.ndarray]) -> Callable[..., object]:
     """Wrap a function of numpy that gives axes another order: the array's transpose, or a copy of it."""
 
     def call(a: Any, *axes: Any, **options: Any) -> object:
@@ -95,13 +95,13 @@ implements(np.linalg.matrix_transpose)(_permuting(np.matrix_transpose))
 
 
 @implements(np.atleast_1d)
-def _atleast_1d(*arrays: Any) -> Any:
+def _atleast_1d(*arrays: Any) -> object:
     found = tuple(each if isinstance(each, PSArray) else np.atleast_1d(each) for each in arrays)
     return found[0] if len(found) == 1 else found
 
 
 @implements(np.atleast_2d)
-def _atleast_2d(*arrays: Any) -> Any:
+def _atleast_2d(*arrays: Any) -> object:
     found = tuple(
         reshaped(each, (1, -1)) if np.ndim(each) == 1 and isinstance(each, PSArray) else each for each in arrays
     )
@@ -109,12 +109,12 @@ def _atleast_2d(*arrays: Any) -> Any:
 
 
 @implements(np.broadcast_to)
-def _broadcast_to(array: object, shape: Any, subok: bool = False) -> Any:
+def _broadcast_to(array: object, shape: Any, subok: bool = False) -> object:
     return spread(array, (shape,) if isinstance(shape, int) else tuple(shape))
 
 
 @implements(np.broadcast_arrays)
-def _broadcast_arrays(*arrays: Any, subok: bool = False) -> Any:
+def _broadcast_arrays(*arrays: Any, subok: bool = False) -> object:
     shape = shape_of([np.shape(each) for each in arrays])
     return tuple(spread(each, shape) for each in arrays)
 
@@ -127,7 +127,7 @@ def _stack(arrays: Sequence[Any], axis: int = 0, out: None = None, **options: An
 
 
 @implements(np.vstack)
-def _vstack(tup: Sequence[object], *, dtype: DType = None, casting: str = "same_kind") -> Any:
+def _vstack(tup: Sequence[object], *, dtype: DType = None, casting: str = "same_kind") -> object:
     space = next(each.space for each in tup if isinstance(each, PSArray))
     nodes = operands_of(space, tup)
     if len({node.shape[-1] for node in nodes if isinstance(node, Node)}) > 1 or not all(
@@ -141,7 +141,7 @@ def _vstack(tup: Sequence[object], *, dtype: DType = None, casting: str = "same_
 
 
 @implements(np.unstack)
-def _unstack(x: Any, /, *, axis: int = 0) -> Any:
+def _unstack(x: Any, /, *, axis: int = 0) -> object:
     if x.ndim != 2 or axis not in (0, -2):
         raise InputTypeError("np.unstack on the servers gives the rows of a matrix: convert with to_numpy() first")
     return tuple(x)
@@ -166,7 +166,7 @@ def _take(a: Any, indices: Any, axis: Axis = None, out: None = None, mode: str =
     return a.like(Node(shape, a.dtype, "rows_at", [a.node, Literal(numbers, numbers.dtype)]))
 
 
-def _brought(function: Any) -> Any:
+def _brought(function: Callable[..., Any]) -> Callable[..., object]:
     """Wrap a function of numpy: its elements are brought here, if they are not too many, and its results go back."""
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -181,7 +181,7 @@ def _here(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, PSArray) else value
 
 
-def _reordered(function: Any) -> Any:
+def _reordered(function: Callable[..., Any]) -> Callable[..., object]:
     """Wrap a function of numpy that puts elements into another order; whole rows stay on the servers."""
     signature = inspect.signature(function)
 
@@ -225,7 +225,7 @@ def _searchsorted(a: Any, v: Any, side: Any = "left", sorter: object = None) -> 
 
 
 @implements(np.outer, np.linalg.outer)
-def _outer(a: Any, b: Any, out: None = None) -> Any:
+def _outer(a: Any, b: Any, out: None = None) -> object:
     space = a.space if isinstance(a, PSArray) else b.space
     (row,) = operands_of(space, [b])
     return np.asarray(a).reshape(-1, 1) * made(space, row)

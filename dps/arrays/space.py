@@ -17,7 +17,7 @@ from dps.arrays.expressions import MAX_DEPTH, Block, Node, leaves
 from dps.arrays.layout import PoolLayout
 from dps.arrays.pools import PoolBlock, VectorPool, table_dtype
 from dps.arrays.programs import Wish, compiled
-from dps.arrays.reductions import REDUCTIONS
+from dps.arrays.reductions import REDUCTIONS, Partial
 from dps.arrays.store import ArrayStore
 from dps.errors import InputError
 from dps.functions import Function
@@ -109,7 +109,7 @@ class Space:
         for size in dict.fromkeys(node.shape[-1] for node in lazy):
             self._compute([node for node in lazy if node.shape[-1] == size], [])
 
-    def reduce(self, wishes: Sequence[Wish]) -> list[Any]:
+    def reduce(self, wishes: Sequence[Wish]) -> list[Partial]:
         """Reductions over nodes of one length, in one round trip."""
         return self._compute([], wishes)
 
@@ -143,7 +143,7 @@ class Space:
             self._run(block.pool, [(node, block)], [], found)
 
     def map(
-        self, function: Function, nodes: Sequence[Node], result: Node, index: bool, arguments: dict[str, Any]
+        self, function: Function, nodes: Sequence[Node], result: Node, index: bool, arguments: dict[str, object]
     ) -> None:
         """Let a node have the elements that a function of `mapping` makes of others."""
         self.store_nodes(nodes)
@@ -167,7 +167,7 @@ class Space:
             self.store_nodes([node])
         return node
 
-    def _compute(self, nodes: Sequence[Node], wishes: Sequence[Wish]) -> list[Any]:
+    def _compute(self, nodes: Sequence[Node], wishes: Sequence[Wish]) -> list[Partial]:
         roots = [*nodes, *(node for wish in wishes for node in wish.operands)]
         found = list(leaves(roots))
         pool = self._pool_for(roots, nodes, found)
@@ -183,7 +183,7 @@ class Space:
 
     def _run(
         self, pool: VectorPool, outputs: Sequence[tuple[Node, Any]], wishes: Sequence[Wish], found: list[Node]
-    ) -> list[Any]:
+    ) -> list[Partial]:
         elsewhere = [node for node in found if _pool_of(node) is not pool]
         places = [node.block for node in elsewhere]
         try:
@@ -196,7 +196,7 @@ class Space:
                 node.block = block
         return self._joined(parts, wishes)
 
-    def _joined(self, parts: list[list[object]], wishes: Sequence[Wish]) -> list[Any]:
+    def _joined(self, parts: list[list[Partial]], wishes: Sequence[Wish]) -> list[Partial]:
         return [
             REDUCTIONS[wish.kind].join([part[place] for part in parts], wish.parameter)
             for place, wish in enumerate(wishes)

@@ -18,7 +18,7 @@ from dps.arrays.layout import EVERY_KEY, KeyedLayout
 from dps.arrays.mapping import check_zeros
 from dps.arrays.pools import VectorPool, table_dtype
 from dps.arrays.programs import Wish
-from dps.arrays.reductions import REDUCTIONS
+from dps.arrays.reductions import REDUCTIONS, Partial
 from dps.arrays.space import Space
 from dps.errors import InputError, InputTypeError
 from dps.functions import Function
@@ -61,7 +61,7 @@ class SparseSpace(Space):
         for together in there.values():
             self._compute(together, [])
 
-    def reduce(self, wishes: Sequence[Wish]) -> list[Any]:
+    def reduce(self, wishes: Sequence[Wish]) -> list[Partial]:
         """Reductions over nodes of one length, in one round trip."""
         for wish in wishes:
             check_reduction(wish.kind)
@@ -81,7 +81,7 @@ class SparseSpace(Space):
             self.write(block, self.read(node))
 
     def map(
-        self, function: Function, nodes: Sequence[Node], result: Node, index: bool, arguments: dict[str, Any]
+        self, function: Function, nodes: Sequence[Node], result: Node, index: bool, arguments: dict[str, object]
     ) -> None:
         """Let a node have the elements that a function of `mapping` makes of others, at the keys that there are."""
         self.store_nodes(nodes)
@@ -156,7 +156,7 @@ class SparseSpace(Space):
         fitting = [pool for pool in pools if pool.dtype == dtype]
         return max(fitting, key=fitting.count) if fitting else self.pool(roots[0].shape[-1], dtype)
 
-    def _joined(self, parts: list[list[Any]], wishes: Sequence[Wish]) -> list[Any]:
+    def _joined(self, parts: list[list[Partial]], wishes: Sequence[Wish]) -> list[Partial]:
         rows = sum(part[0] for part in parts)
         results = []
         for place, wish in enumerate(wishes, 1):
@@ -184,7 +184,7 @@ def check_stored(node: Node) -> None:
     check_background(node)
 
 
-def _nothing(wish: Wish) -> Any:
+def _nothing(wish: Wish) -> Partial:
     """The result of a reduction to which no element contributes."""
     if wish.kind in ITEMS:
         return [np.zeros(0, np.int64), np.zeros(0, wish.operands[1].dtype)]

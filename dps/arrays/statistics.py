@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dps.arrays.expressions import Node, applied, converted
 from dps.arrays.operations import checked
 from dps.arrays.programs import Wish
-from dps.arrays.reductions import wrapped
+from dps.arrays.reductions import Partial, wrapped
 from dps.arrays.space import Space
 from dps.errors import InputError
 
@@ -166,7 +166,7 @@ def across(node: Node, axis: Axis) -> int:
     return int(dimensions == 2)
 
 
-def typed(partial: Any, dtype: np.dtype) -> Any:
+def typed(partial: Partial, dtype: np.dtype) -> Any:
     """A partial result as numpy returns it: in its dtype; whole numbers wrapped."""
     if isinstance(partial, int) and not isinstance(partial, bool) and dtype.kind in "iu":
         return wrapped(partial, dtype)
@@ -176,7 +176,7 @@ def typed(partial: Any, dtype: np.dtype) -> Any:
         return np.asarray(partial).astype(dtype)[()]
 
 
-def _cast(node: Node, dtype: Any) -> Node:
+def _cast(node: Node, dtype: DType) -> Node:
     cast = node if dtype is None else converted(node, np.dtype(dtype))
     assert isinstance(cast, Node)
     return cast
@@ -198,7 +198,7 @@ def _paired(first: Node, second: Node) -> tuple[Node, Node, np.dtype]:
     return _cast(first, dtype), _cast(second, dtype), dtype
 
 
-def _shaped(value: Any, node: Node, by_row: int, keepdims: bool) -> Any:
+def _shaped(value: Partial, node: Node, by_row: int, keepdims: bool) -> Any:
     if not keepdims:
         return value
     return np.reshape(value, (node.shape[0], 1) if by_row else (1,) * len(node.shape))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from dps.arrays.layout import KeyedLayout, PoolLayout
 from dps.arrays.programs import Program
+from dps.arrays.reductions import Partial
 from dps.functions import Function
 
 __all__ = ["ArrayStore"]
@@ -27,10 +28,10 @@ class ArrayStore(Protocol):
     def make(self, layout: PoolLayout | KeyedLayout, dtype: np.dtype) -> str:
         """Make the table of a pool, and return its name."""
 
-    def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Any]]:
+    def run(self, table: str, layout: PoolLayout | KeyedLayout, program: Program) -> list[list[Partial]]:
         """Run a program on all shards: the partial results of its reductions, shard by shard."""
 
-    def map(self, table: str, function: Function, **arguments: Any) -> None:
+    def map(self, table: str, function: Function, **arguments: object) -> None:
         """Run a function of `mapping` on all shards."""
 
     def pull(self, table: str, keys: np.ndarray | slice) -> np.ndarray:

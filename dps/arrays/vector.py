@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class PSVector(PSArray):
             value = converted(value, self.dtype)
             self.assign(value if isinstance(value, Node) else Node(self.shape, self.dtype, "cast", [value]))
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.to_numpy())
 
     @staticmethod
@@ -197,7 +197,7 @@ def chosen(mask: Node | Literal, first: Node | Literal, second: Node | Literal) 
 
 
 @implements(np.where)
-def _where(condition: Any, x: object = None, y: object = None) -> Any:
+def _where(condition: Any, x: object = None, y: object = None) -> object:
     arrays = [each for each in (condition, x, y) if isinstance(each, PSArray)]
     space = arrays[0].space
     if x is None or y is None:
