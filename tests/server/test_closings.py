@@ -13,7 +13,6 @@ from test_large_ops import Gate
 
 import dps
 from dps.engine.server.closings import Closings
-from dps.engine.server.requests import ServerRole
 from dps.engine.state import beside, shard
 from dps.engine.state.beside import MadeBeside
 from dps.engine.state.ops import TableSpec
@@ -203,9 +202,9 @@ WRONG = {
     "only the first shard": (check_an_end, Closings, "_next", mutant(Closings._next, "if waiting:", "if False:")),
     "an end that is not told": (
         check_an_end,
-        ServerRole,
+        Closings,
         "_settle",
-        mutant(ServerRole._settle, "owed.confirm()", "pass"),
+        mutant(Closings._settle, "owed.confirm()", "pass"),
     ),
 }
 

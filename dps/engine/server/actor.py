@@ -23,9 +23,10 @@ from dps.engine.daskapi.processes import host_of, linking_tls, listening_tls
 from dps.engine.functions.definition import opened
 from dps.engine.server.beside_thread import BesideThread
 from dps.engine.server.checkpoint_writer import CheckpointWriter, WritingThread
+from dps.engine.server.closings import Settled
 from dps.engine.server.function_process import FunctionRunner
 from dps.engine.server.replicas import new_replicas
-from dps.engine.server.requests import SETTLE_SHARE, ServerRole, Settled
+from dps.engine.server.requests import SETTLE_SHARE, ServerRole
 from dps.engine.state.ops import TableSpec
 from dps.engine.telemetry.hosts import host_load, starved
 from dps.engine.telemetry.server_meter import ServerMeter, process_usage

@@ -18,56 +18,134 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple, Protocol
 
+from dps.engine.core.requests.forwards import OwedAnswer
+from dps.engine.server.changes import Changes
 from dps.engine.server.functions import FunctionCalls, Hold, Target
 from dps.engine.server.large_ops import LargeOps
 from dps.engine.server.replicas import Replica
+from dps.engine.server.tables import ServerTable
 from dps.engine.state.beside import close_is_large
-from dps.engine.state.ops import Op
+from dps.engine.state.op_views import CloseOp, RetireOp
+from dps.engine.state.ops import DROP, KEEP, OLDER, Op
 from dps.engine.state.shard import Shard
 from dps.engine.wire import frames
 from dps.engine.wire.frames import Header
 from dps.engine.wire.protocols import RoleConnection, RoleEndpoint
 from dps.errors import DPSError
 
-__all__ = ["Closing", "Closings"]
+__all__ = ["Closings", "Settled"]
 
 Closing = tuple[Replica, Op, Callable[[], None]]  # a primary, its CLOSE, and what applies that and passes it on
 
 
+class Settled(NamedTuple):
+    """A primary that a run's end has reached, and an owed answer for which its backups have to confirm that."""
+
+    table: int
+    shard: int
+    owed: OwedAnswer
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether all copies of the shard have the end of the run."""
+        return self.owed.left == 0 and self.owed.error is None
+
+
+class ClosingOwner(Protocol):
+    """What closings need of their server's role: see :class:`dps.engine.server.requests.ServerRole`."""
+
+    endpoint: RoleEndpoint
+    tables: dict[int, ServerTable]
+    epoch: int
+    changes: Changes
+
+    def holds_lease(self) -> bool: ...
+    def revoke(self, replica: Replica) -> None: ...
+
+
 class Closings:
-    """The large closes of one server: see the module's docstring.
+    """The closes of one server that may be large: see the module's docstring.
 
     Parameters
     ----------
-    endpoint : Endpoint
+    owner : ClosingOwner
+        The server's role.
     functions : FunctionCalls
         Whose holds make requests wait.
     large : LargeOps
         Carries out closes beside the loop.
     """
 
-    def __init__(self, endpoint: RoleEndpoint, functions: FunctionCalls, large: LargeOps):
-        self._endpoint, self._functions, self._large = endpoint, functions, large
+    def __init__(self, owner: ClosingOwner, functions: FunctionCalls, large: LargeOps):
+        self._owner, self._functions, self._large = owner, functions, large
 
-    def are_large(self, closings: Iterable[Closing]) -> bool:
-        """Whether these closes together take too long for one turn of the loop."""
-        shards = [replica.shard for replica, op, _ in closings if isinstance(replica.shard, Shard)]
-        return close_is_large(sum(shard.sums.work for shard in shards if shard.sums is not None))
-
-    def first(self, closings: list[Closing], connection: RoleConnection, header: Header, body: memoryview) -> bool:
-        """Whether a request has to wait until these clocks are closed. Then it is handled again."""
-        if not closings or not self.are_large(closings) or any(replica.hold for replica, _, _ in closings):
+    def first(self, table: ServerTable, connection: RoleConnection, header: Header, body: memoryview) -> bool:
+        """Whether a request has to wait until the clock of its shards is closed. Then it is handled again."""
+        closings = self._before(table, header, body) if table.spec.aggregate is not None else []
+        if not closings or any(replica.hold for replica, _, _ in closings):
             return False
         hold = self._hold(closings, connection, header)
         hold.wait(connection, header, body)
         self._begin(hold, closings, lambda: self._large.release(hold))
         return True
 
-    def begin(self, closings: list[Closing]) -> None:
-        """Close these clocks, for no request; nothing may hold the shards."""
-        hold = self._hold(closings, None, Header(frames.OK))
-        self._begin(hold, closings, lambda: self._functions.release(hold))
+    def settle(self, keep: bool | None, over: list[list[int]]) -> tuple[list[Settled], OwedAnswer]:
+        """A run has ended: see :meth:`dps.engine.server.requests.ServerRole.settle`."""
+        settled: list[Settled] = []
+        ends: list[Closing] = []
+        close = CloseOp(0, KEEP if keep else DROP).op()
+        retire = [RetireOp(first, count).op() for first, count in over]
+        for table in self._owner.tables.values():
+            closes = table.spec.aggregate is not None and keep is not None
+            for _, replica in sorted(table.replicas.items()):
+                if replica.serves:
+                    owed = OwedAnswer()
+                    owed.left = 1  # until the ops are applied
+                    settled.append(Settled(table.spec.id, replica.number, owed))
+                    ops = [close, *retire] if closes else retire
+                    ends.append((replica, close, partial(self._settle, table, replica, ops, owed)))
+                    if closes:
+                        self._owner.revoke(replica)
+        large = [end for end in ends if end[0].shard.closes(close)] if keep else []
+        large = large if are_large(large) else []
+        for end in ends:
+            if end not in large:
+                end[2]()
+        if large:
+            hold = self._hold(large, None, Header(frames.OK))
+            self._begin(hold, large, lambda: self._functions.release(hold))
+        every = OwedAnswer()
+        every.left = len(settled)
+        for _, _, owed in settled:
+            owed.then(every.confirm)
+        return settled, every
+
+    # -- inside
+
+    def _before(self, table: ServerTable, header: Header, body: memoryview) -> list[Closing]:
+        """The closes of the shards of a request whose clock is a later one; none, where their sums are few."""
+        op, owner = CloseOp(header.clock, OLDER).op(), self._owner
+        found = [table.replicas.get(number) for number in range(header.shard, header.shard + header.shards)]
+        closings: list[Closing] = [
+            (replica, op, partial(owner.changes.control, table, owner.epoch, [replica], op, OwedAnswer()))
+            for replica in found
+            if replica is not None and replica.serves and isinstance(replica.shard, Shard) and replica.shard.closes(op)
+        ]
+        if not (closings and owner.holds_lease() and are_large(closings)):
+            return []
+        if header.kind == frames.CALL and header.flags & frames.RANGE:
+            return closings
+        used = {part.replica for part in table.cut(header, body).parts}
+        return [closing for closing in closings if closing[0] in used]
+
+    def _settle(self, table: ServerTable, replica: Replica, ops: list[Op], owed: OwedAnswer) -> None:
+        """Apply to one primary what the end of a run brings."""
+        for op in ops:
+            self._owner.changes.control(table, self._owner.epoch, [replica], op, owed)
+        owed.confirm()
 
     def _hold(self, closings: list[Closing], connection: RoleConnection | None, header: Header) -> Hold:
         hold = Hold(header, connection, [Target(replica, None) for replica, _, _ in closings], False)
@@ -92,6 +170,12 @@ class Closings:
             close()
             self._large.clean([replica])
         if waiting:
-            self._endpoint.later(0, self._next, hold, waiting, made, end)
+            self._owner.endpoint.later(0, self._next, hold, waiting, made, end)
         else:
             end()
+
+
+def are_large(closings: Iterable[Closing]) -> bool:
+    """Whether these closes together take too long for one turn of the loop."""
+    shards = [replica.shard for replica, _, _ in closings if isinstance(replica.shard, Shard)]
+    return close_is_large(sum(shard.sums.work for shard in shards if shard.sums is not None))

@@ -17,8 +17,7 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -28,7 +27,7 @@ from dps.engine.core.requests.service import Service
 from dps.engine.core.shards.rows import all_finite
 from dps.engine.server.beside_thread import Carrier
 from dps.engine.server.changes import Changes
-from dps.engine.server.closings import Closing, Closings
+from dps.engine.server.closings import Closings, Settled
 from dps.engine.server.function_thread import Runner
 from dps.engine.server.functions import FunctionCalls
 from dps.engine.server.heartbeat import HEARTBEAT_SECONDS, Heartbeat
@@ -37,9 +36,8 @@ from dps.engine.server.replicas import Replica, ReplicaPart, new_replicas
 from dps.engine.server.replication import Relay
 from dps.engine.server.tables import ServerTable, TableRequest, op_of
 from dps.engine.state.custom import Custom
-from dps.engine.state.op_views import CloseOp, RetireOp
-from dps.engine.state.ops import DROP, KEEP, OLDER, Op, TableSpec
-from dps.engine.state.shard import Shard
+from dps.engine.state.op_views import CloseOp
+from dps.engine.state.ops import OLDER, Op, TableSpec
 from dps.engine.state.transfer import Joining
 from dps.engine.telemetry.reports import ServerReport
 from dps.engine.telemetry.server_meter import ServerMeter, TableMeter
@@ -60,7 +58,7 @@ from dps.errors import (
     UnknownTableError,
 )
 
-__all__ = ["SETTLE_SHARE", "ServerRole", "Settled"]
+__all__ = ["SETTLE_SHARE", "ServerRole"]
 
 Handler = Callable[[RoleConnection, Header, memoryview], None]
 Served = tuple[TableMeter, list[ReplicaPart]]  # the table and shards of a request, for its meter
@@ -72,19 +70,6 @@ SETTLE_SHARE = 0.5  # of dps.timeouts.silence, for which the controller waits, t
 
 T = TypeVar("T")
 MAX_REASON_LENGTH = 1000  # characters of an error, in a message to the controller
-
-
-class Settled(NamedTuple):
-    """A primary that a run's end has reached, and an owed answer for which its backups have to confirm that."""
-
-    table: int
-    shard: int
-    owed: OwedAnswer
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether all copies of the shard have the end of the run."""
-        return self.owed.left == 0 and self.owed.error is None
 
 
 class ServerRole:
@@ -135,7 +120,7 @@ class ServerRole:
         self.changes = Changes(self.ops, self.fail)
         self.functions = FunctionCalls(self, runner)
         self.large = LargeOps(endpoint, self.functions, beside)
-        self.closings = Closings(endpoint, self.functions, self.large)
+        self.closings = Closings(self, self.functions, self.large)
         of_role = self.holds_lease, self.close_before, self.ops, self._refuse, self.relay.throttle, self.fail
         self.service = Service(self.tables, self.meters, self.meters.clock, *of_role, endpoint.frame_limit)
         handlers: dict[int, Handler] = {
@@ -232,7 +217,7 @@ class ServerRole:
         self._dropped.append(table)
         gone = self.tables.pop(table, None)
         for replica in gone.replicas.values() if gone is not None else ():
-            self._revoke(replica)
+            self.revoke(replica)
             self.relay.drop(replica)
             self.large.leave(replica)
         self.relay.settle()
@@ -244,39 +229,7 @@ class ServerRole:
         (first origin, how many). Returns the settled primaries, and an owed answer that is due when the backups of each
         have confirmed or refused it.
         """
-        settled: list[Settled] = []
-        closings: list[Closing] = []
-        for table in self.tables.values():
-            close = CloseOp(0, KEEP if keep else DROP).op()
-            ops = [close] if table.spec.aggregate is not None and keep is not None else []
-            ops += [RetireOp(first, count).op() for first, count in over]
-            for _, replica in sorted(table.replicas.items()):
-                if replica.serves:
-                    owed = OwedAnswer()
-                    owed.left = 1  # until the ops are applied
-                    settled.append(Settled(table.spec.id, replica.number, owed))
-                    closings.append((replica, close, partial(self._settle, table, replica, ops, owed)))
-        large = [closing for closing in closings if closing[0].shard.closes(closing[1])] if keep else []
-        large = large if self.closings.are_large(large) else []
-        held = {replica for replica, _, _ in large}
-        for replica, _, settle in closings:
-            if replica.spec.aggregate is not None and keep is not None:
-                self._revoke(replica)
-            if replica not in held:
-                settle()
-        if large:
-            self.closings.begin(large)
-        every = OwedAnswer()
-        every.left = len(settled)
-        for _, _, owed in settled:
-            owed.then(every.confirm)
-        return settled, every
-
-    def _settle(self, table: ServerTable, replica: Replica, ops: list[Op], owed: OwedAnswer) -> None:
-        """Apply to one primary what the end of a run brings."""
-        for op in ops:
-            self.changes.control(table, self.epoch, [replica], op, owed)
-        owed.confirm()
+        return self.closings.settle(keep, over)
 
     def throttle(self, connection: RoleConnection) -> bool:
         """Read no more from this connection while too much is unconfirmed; whether it is."""
@@ -291,10 +244,10 @@ class ServerRole:
     def _close(self, table: ServerTable, replicas: list[Replica], op: Op, owed: OwedAnswer) -> None:
         """Close sums, and end the holds of functions before."""
         for replica in replicas:
-            self._revoke(replica)
+            self.revoke(replica)
         self.changes.control(table, self.epoch, replicas, op, owed)
 
-    def _revoke(self, replica: Replica) -> None:
+    def revoke(self, replica: Replica) -> None:
         """End the hold of a function, because the replica changes, or goes."""
         if replica.hold is not None:
             self.functions.revoke(replica)
@@ -329,7 +282,7 @@ class ServerRole:
         if me not in line:
             table.elsewhere[number] = self.epoch
             if replica is not None:
-                self._revoke(replica)
+                self.revoke(replica)
                 del table.replicas[number]
                 self.relay.drop(replica)
                 self.large.leave(replica)
@@ -352,7 +305,7 @@ class ServerRole:
         replica.primary = place == 0
         replica.stepping_down = shard.stepping_down and replica.primary
         if not replica.serves:
-            self._revoke(replica)
+            self.revoke(replica)
         feed = fences[place + 1] if joiner is not None and successor == joiner else None
         self.relay.rechain(replica, successor, feed)
 
@@ -402,27 +355,10 @@ class ServerRole:
 
         def handle(connection: RoleConnection, header: Header, body: memoryview) -> None:
             table = self._table(header)
-            closings = self._closings(table, header, body) if table.spec.aggregate is not None else []
-            if not self.closings.first(closings, connection, header, body):
+            if not self.closings.first(table, connection, header, body):
                 handler(connection, header, body)
 
         return handle
-
-    def _closings(self, table: ServerTable, header: Header, body: memoryview) -> list[Closing]:
-        """The closes of the shards of a request whose clock is a later one; none, where their sums are few."""
-        op = CloseOp(header.clock, OLDER).op()
-        found = [table.replicas.get(number) for number in range(header.shard, header.shard + header.shards)]
-        closings: list[Closing] = [
-            (replica, op, partial(self.changes.control, table, self.epoch, [replica], op, OwedAnswer()))
-            for replica in found
-            if replica is not None and replica.serves and isinstance(replica.shard, Shard) and replica.shard.closes(op)
-        ]
-        if not (closings and self.holds_lease() and self.closings.are_large(closings)):
-            return []
-        if header.kind == frames.CALL and header.flags & frames.RANGE:
-            return closings
-        used = {part.replica for part in table.cut(header, body).parts}
-        return [closing for closing in closings if closing[0] in used]
 
     def _beside(self, handler: Handler) -> Handler:
         """The handler, for frames that change rows: large ops are carried out beside the loop first."""

@@ -133,10 +133,7 @@ cdef class OwedAnswer:
 
 
 cdef int64_t bytes_of(tuple buffers) except -1:
-    cdef int64_t nbytes = 0
-    for buffer in buffers:
-        nbytes += len(buffer)  # bytes, or a view of bytes
-    return nbytes
+    return sum([len(buffer) for buffer in buffers])  # bytes, or views of bytes
 
 
 cdef Forward new_forward(const dps_header *head, const Span *spans, int count, int64_t row_bytes, list owed_answers):
@@ -276,8 +273,7 @@ cdef class Forward:
             memcpy(out, keys + 8 * row, of_keys)
         memcpy(out + of_keys, values + self._row_bytes * row, of_values)
         memset(out + of_keys + of_values, 0, padding)
-        if of_more:
-            memcpy(out + of_keys + of_values + padding, PyBytes_AS_STRING(b"".join(self._more)), of_more)
+        memcpy(out + of_keys + of_values + padding, PyBytes_AS_STRING(b"".join(self._more)), of_more)
         return 0
 
     def _views(self, bint listed, int64_t padding) -> tuple:
@@ -395,12 +391,7 @@ cdef class Forwards:
         return successor
 
     def forward(
-        self,
-        bytes header not None,
-        list fresh not None,
-        cnp.ndarray keys,
-        cnp.ndarray values not None,
-        owed,
+        self, bytes header not None, list fresh not None, cnp.ndarray keys, cnp.ndarray values not None, owed,
         tuple more not None=(),
     ) -> None:
         """Pass on the applied parts of a request, each with its shard's new version; `owed` waits for all of them.

@@ -24,7 +24,7 @@ cdef extern from "growing.h":
     object PyDataMem_SetHandler(object handler)
 
 
-HANDLER = PyCapsule_New(&dps_growing, "mem_handler", NULL)
+cdef object HANDLER = PyCapsule_New(&dps_growing, "mem_handler", NULL)
 
 
 cdef cnp.ndarray fresh_zeros(cnp.npy_intp count, cnp.npy_intp width, int kind):
