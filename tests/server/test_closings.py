@@ -199,7 +199,12 @@ WRONG = {
         "own_memory",
         mutant(beside.own_memory, 'twin.spec.aggregate == "mean"', "False"),
     ),
-    "only the first shard": (check_an_end, Closings, "_next", mutant(Closings._next, "if waiting:", "if False:")),
+    "only the first shard": (
+        check_an_end,
+        Closings,
+        "_next",
+        mutant(Closings._next, "if not waiting:", "if len(waiting) < len(hold.targets):"),
+    ),
     "an end that is not told": (
         check_an_end,
         Closings,

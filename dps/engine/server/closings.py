@@ -164,15 +164,15 @@ class Closings:
         """Close one shard's clock in this turn of the loop, and the others in later ones."""
         if hold.revoked:  # then the requests are handled again already
             return
+        if not waiting:
+            end()
+            return
         replica, _, close = waiting.popleft()
         replica.shard.made_beside = made.get(replica)
         with contextlib.suppress(DPSError):  # the server has ended
             close()
             self._large.clean([replica])
-        if waiting:
-            self._owner.endpoint.later(0, self._next, hold, waiting, made, end)
-        else:
-            end()
+        self._owner.endpoint.later(0, self._next, hold, waiting, made, end)
 
 
 def are_large(closings: Iterable[Closing]) -> bool:
