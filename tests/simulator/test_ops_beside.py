@@ -76,7 +76,7 @@ def test_ops_beside_the_loop_amid_faults(count: Count, check: Callable[[int], st
     assert count.installed > 10 * SCHEDULES
     assert count.made > count.installed, "some were dropped"
     assert count.listed > SCHEDULES // 2
-    assert (count.compacted > 10) == (check is check_deletions)
+    assert (count.compacted > 0) == (check is check_deletions)
 
 
 def test_closes_beside_the_loop_amid_faults(count: Count) -> None:
