@@ -212,7 +212,9 @@ class JoinerFeed:
             if self._listing is not dump:  # the dump has begun anew
                 return
             self._listing = None
-            if outcome.error is None and self._dump is dump:
+            if self._dump is not dump:  # it was given up
+                return
+            if outcome.error is None:
                 dump.take(outcome.value)
             self.relay.ops.successor(self.to).feeds.go_on(self.relay)
 
