@@ -73,7 +73,7 @@ MUTANTS = [
         "running.message, running.shortened = msgspec.structs.replace(running.message, arguments=whole), False",
         "raise",
     ),
-    ("call", "type(each) is Remembered and each.key in self._known", "False"),
+    ("_begin", "type(each) is Remembered and each.key in self._known", "False"),
 ]
 
 
