@@ -103,7 +103,7 @@ class _Values:
         self.types: list[tuple[int, str]] = []  # types of the constants: axes, dtype
         self.steps: list[_Step] = []
         self.kinds: list[tuple[str, int]] = []  # a value is an "input", "constant" or "step"; its place there
-        self._known: dict[object, int] = {}  # what it is -> the value's number
+        self._known: dict[object, int] = {}  # a description of a value -> its number
         self._nodes: dict[int, int] = {}  # id of a node -> the value's number
 
     def number(self, root: Node) -> int:

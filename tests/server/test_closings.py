@@ -31,6 +31,7 @@ def total(rows) -> float:
 @pytest.fixture(autouse=True)
 def no_clock_is_small(monkeypatch) -> None:
     monkeypatch.setattr(beside, "LARGE_ROWS", 8)
+    monkeypatch.setattr(beside, "CLOSED_AT_ONCE", 8)
     monkeypatch.setattr(shard, "PLAIN_SUMS_ROWS", 0)
 
 

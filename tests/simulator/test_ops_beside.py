@@ -66,6 +66,8 @@ def count(monkeypatch) -> Count:
     monkeypatch.setattr(transfer, "MIN_LISTED_ROWS", 0)
     monkeypatch.setattr(shard, "COMPACTED_AT_ONCE", 0)
     monkeypatch.setattr(beside, "COPIED_PER_ROW", 1 << 20)
+    monkeypatch.setattr(beside, "COPIED_PER_SUM", 1 << 20)
+    monkeypatch.setattr(beside, "CLOSED_AT_ONCE", 0)
     return Count(monkeypatch)
 
 

@@ -184,7 +184,7 @@ class Client(Verbs):
         if isinstance(table, Table):
             return through(self, table.spec)
         with self.session.lock:
-            spec = self.session.route(table).spec
+            spec = self.session.route(name_of(table)).spec
         return through(self, spec)
 
     def columns(self, table: TableLike) -> ColumnLayout:
@@ -459,7 +459,7 @@ class Client(Verbs):
 
 
 def checked(function: object) -> Function:
-    """What can be called on the servers."""
+    """The function, if servers can call it; InputTypeError if it was not made by @dps.function."""
     if not isinstance(function, Function):
         raise InputTypeError(f"call takes a function made by @dps.function, not {function!r}")
     return function

@@ -97,7 +97,7 @@ class Running:
     values: dict[int, Any] = dataclasses.field(default_factory=dict)  # what the parts returned, by shard
     shortened: bool = False  # the message has hashes in place of content
     sent: list[SentRun] = dataclasses.field(default_factory=list)  # requests on their way, before answers are taken
-    error: DPSError | None = None  # that ended the call
+    error: DPSError | None = None  # the error that ended the call
 
 
 class SentFunction(SentCall):

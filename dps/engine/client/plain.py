@@ -181,7 +181,8 @@ class PlainCalls:
                 arrived.append((channel, received))
         for channel, received in arrived:  # now, because a server that serves two legs may answer the second one first
             channel.feed(received)
-        for at, n, _, number, _ in exchange.open:  # then, because a channel may read while it writes
+        # Unsent parts come last, because a channel may read while it writes, and has to have those bytes by then.
+        for at, n, _, number, _ in exchange.open:
             if not number:
                 requests[at].append(session.dispatch(tables[at].route, parts[at][n]))
         session.meter.begin(exchange.began)

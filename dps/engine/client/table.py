@@ -6,13 +6,15 @@ a table's name is accepted, in another process too, the handle stands for the na
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from dps.engine.client.ticket import Pending
-from dps.engine.client.verbs import Keys, MergingVerbs, TableLike, Values, Verbs, handle_doc, on_handle
+from dps.engine.client.verbs import Keys, MergingVerbs, TableLike, Values, Verbs
 from dps.engine.functions.definition import Function
 from dps.engine.state.columns import ColumnLayout
 from dps.engine.state.names import table_name
@@ -21,14 +23,50 @@ from dps.errors import InputError
 
 __all__ = ["Table", "name_of", "place_of", "through"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+V = TypeVar("V", bound=Verbs)
+
+
+def on_handle(verb: Callable[Concatenate[V, str, P], R], owner: str = "_client") -> Callable[Concatenate[Table, P], R]:
+    """The verb as a method of a handle: the same without the table, with its types and documentation.
+
+    Parameters
+    ----------
+    verb : callable
+        A method of :class:`Verbs`, or of :class:`MergingVerbs`.
+    owner : str
+        The attribute of the handle that gives what has the verb.
+    """
+    name = verb.__name__
+
+    def method(table: Table, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = getattr(getattr(table, owner)(), name)(table.spec.name, *args, **kwargs)
+        return result
+
+    signature = inspect.signature(verb)
+    kept = [each for each in signature.parameters.values() if each.name != "table"]
+    method.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    method.__name__, method.__qualname__, method.__doc__ = name, f"Table.{name}", handle_doc(verb)
+    return method
+
+
+def handle_doc(verb: Callable[..., object]) -> str:
+    """The documentation of a verb without the table, and without the examples, which are those of a client."""
+    doc = inspect.cleandoc(verb.__doc__ or "")
+    doc = re.sub(r"^table : .*\n(?:    .*\n)*", "", doc + "\n", flags=re.M)
+    doc = re.sub(r",? or dict of \w+|\s+Of\s+several\s+tables,[^.]*\.", "", doc)
+    doc = re.sub(r"^Parameters\n-+\n(?=\n|\Z)\n?", "", doc, flags=re.M)
+    return re.sub(r"\n*^Examples\n-+\n(?:.*\n)*", "\n", doc, flags=re.M).strip()
+
 
 class Table:
     """A table of a parameter server, as :meth:`dps.ParameterServer.table` returns it.
 
     Its methods are those of :class:`dps.Client`, without the table, and a trainer's handle has its `increment` and
-    `merge_max`, too. It stands for the table wherever a name is
-    accepted, and it pickles: in a Dask task, ``trainer.pull(w, keys)`` and ``trainer.table(w)`` use the trainer's own
-    connections, and ``w.pull(keys)`` makes a client without a clock.
+    `merge_max`, too. It stands for the table wherever a name is accepted, and it pickles: in a Dask task,
+    ``trainer.pull(w, keys)`` and ``trainer.table(w)`` use the trainer's own connections, and ``w.pull(keys)`` makes a
+    client without a clock.
 
     ``w[keys]`` pulls, ``w[keys] = values`` assigns, and ``len(w)`` is the number of rows: of a dense table all of them;
     of a keyed table those that exist, for which it reads all keys (8 bytes each).
@@ -160,7 +198,7 @@ class Table:
 
 
 def without_trainer() -> MergingVerbs:
-    """What has the verbs that wait for a tick, of a handle that is no trainer's."""
+    """Refuse a verb that waits for a tick, because a handle that is no trainer's has no ticks."""
     raise InputError(
         "increment, merge_max and merge_min merge values until the trainer's next tick, and this handle is not a "
         "trainer's: use trainer.table(w), or add"

@@ -1,15 +1,13 @@
 """The verbs: what users ask of tables. Each has its signature, types and documentation here, and nowhere else.
 
-:class:`dps.Client` carries them out; a trainer has them by inheritance and passes them on; a handle has them by
-:func:`on_handle`, without the table.
+:class:`dps.Client` carries them out; a trainer has them by inheritance and passes them on; a handle has them
+without the table (`table.py`).
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +15,8 @@ import numpy.typing as npt
 from dps.engine.client.ticket import Certificate, Pending
 from dps.engine.functions.definition import Function
 
-if TYPE_CHECKING:
-    from dps.engine.client.table import Table
-
 __all__ = ["Certified", "Changes", "Keys", "MergingVerbs", "Outs", "Pulls", "T", "TableLike", "Values", "Verbs"]
-__all__ += ["handle_doc", "implements", "on_handle"]
+__all__ += ["implements"]
 
 
 class Sparse(Protocol):
@@ -33,10 +28,18 @@ class Sparse(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one axis or two."""
+        """Its lengths along one axis or two."""
 
 
-TableLike: TypeAlias = "str | Table"
+class TableHandle(Protocol):
+    """A table's handle, :class:`dps.Table`."""
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+
+
+TableLike: TypeAlias = "str | TableHandle"
 Keys: TypeAlias = "npt.ArrayLike | slice | Sparse | None"
 Values: TypeAlias = "npt.ArrayLike | Sparse | Mapping[str, Any] | None"
 T = TypeVar("T", bound="TableLike")
@@ -45,9 +48,6 @@ Changes: TypeAlias = "Mapping[T, tuple[Keys, Values]]"
 Outs: TypeAlias = "Mapping[T, np.ndarray] | None"
 Certified: TypeAlias = tuple[np.ndarray, Certificate]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-V = TypeVar("V", bound="Verbs")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -463,35 +463,3 @@ def implements(verb: F) -> Callable[[Callable[..., object]], F]:
         return typed_method
 
     return typed
-
-
-def on_handle(verb: Callable[Concatenate[V, str, P], R], owner: str = "_client") -> Callable[Concatenate[Table, P], R]:
-    """The verb as a method of a handle: the same without the table, with its types and documentation.
-
-    Parameters
-    ----------
-    verb : callable
-        A method of :class:`Verbs`, or of :class:`MergingVerbs`.
-    owner : str
-        The attribute of the handle that gives what has the verb.
-    """
-    name = verb.__name__
-
-    def method(table: Table, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = getattr(getattr(table, owner)(), name)(table.spec.name, *args, **kwargs)
-        return result
-
-    signature = inspect.signature(verb)
-    kept = [each for each in signature.parameters.values() if each.name != "table"]
-    method.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    method.__name__, method.__qualname__, method.__doc__ = name, f"Table.{name}", handle_doc(verb)
-    return method
-
-
-def handle_doc(verb: Callable[..., object]) -> str:
-    """The documentation of a verb without the table, and without the examples, which are those of a client."""
-    doc = inspect.cleandoc(verb.__doc__ or "")
-    doc = re.sub(r"^table : .*\n(?:    .*\n)*", "", doc + "\n", flags=re.M)
-    doc = re.sub(r",? or dict of \w+|\s+Of\s+several\s+tables,[^.]*\.", "", doc)
-    doc = re.sub(r"^Parameters\n-+\n(?=\n|\Z)\n?", "", doc, flags=re.M)
-    return re.sub(r"\n*^Examples\n-+\n(?:.*\n)*", "\n", doc, flags=re.M).strip()

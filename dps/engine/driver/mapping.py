@@ -10,7 +10,7 @@ import itertools
 import math
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from dask import delayed
@@ -83,7 +83,7 @@ def _kind(columns: list[Data]) -> Kind:
 
 
 def _names(client: Client, tables: TableLike | Sequence[TableLike]) -> tuple[str, ...]:
-    listed = [tables] if isinstance(tables, (str, Table)) else list(tables)
+    listed = [tables] if isinstance(tables, (str, Table)) else [*cast("Sequence[TableLike]", tables)]
     if not listed:
         raise InputError('tables= has no table: name at least one, such as tables=("P", "Q")')
     for table in listed:

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = ["WORK_SECONDS", "BesideThread", "Carrier", "Outcome"]
 
-WORK_SECONDS = 600.0  # what the work may take by the rule of a runner; it needs no limit, because it is dps's own
+# The time limit that `run` is told. A BesideThread does not enforce it, because dps's own work always ends.
+WORK_SECONDS = 600.0
 
 
 class Outcome(NamedTuple):
-    """What became of work beside the loop."""
+    """The result of work that was done beside the loop, or the error with which it ended."""
 
     value: Any
     error: BaseException | None
-    abandoned: bool = False  # it may still read what it was given
+    abandoned: bool = False  # the work did not end in time, and may still read what it was given
 
 
 class Carrier(Protocol):
@@ -44,7 +45,7 @@ class BesideThread:
         self._endpoint, self._name = endpoint, name
         self._jobs: collections.deque[tuple[Callable[[], Any], Callable[[Outcome], None]]] = collections.deque()
         self._works = False
-        self._lock = threading.Lock()  # of both
+        self._lock = threading.Lock()  # guards the jobs, and whether the thread works
 
     def run(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]) -> None:
         with self._lock:

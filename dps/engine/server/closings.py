@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 The first request of a later clock closes the sums of the open one (`state/shard.py`), and so does the end of a run.
 With millions of sums that takes long. So such a request is postponed first, and the shards whose clocks it closes are
-held, as for a large op. A thread carries out the steps of those that are worth it on copies of the shards
+held, as for a large op. A thread carries out the steps that would stop the loop for too long, on copies of their shards
 (`large_ops.py`). Then one shard after the other gets its CLOSE, which its backups follow; between two of them the loop
 serves others. In the end the request is handled again, as if it had come just now, and finds nothing to close.
 
@@ -38,7 +38,8 @@ from dps.errors import DPSError
 
 __all__ = ["Closings", "Settled"]
 
-Closing = tuple[Replica, Op, Callable[[], None]]  # a primary, its CLOSE, and what applies that and passes it on
+# A primary, the op CLOSE that it is to get, and a function that applies the op and passes it on to the backups.
+Closing = tuple[Replica, Op, Callable[[], None]]
 
 
 class Settled(NamedTuple):
@@ -55,7 +56,7 @@ class Settled(NamedTuple):
 
 
 class ClosingOwner(Protocol):
-    """What closings need of their server's role: see :class:`dps.engine.server.requests.ServerRole`."""
+    """The parts of a server's role that closings use: see :class:`dps.engine.server.requests.ServerRole`."""
 
     endpoint: RoleEndpoint
     tables: dict[int, ServerTable]

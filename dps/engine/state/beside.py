@@ -27,9 +27,12 @@ __all__ = ["Compaction", "MadeBeside", "close_is_large", "forget", "gone_of", "i
 
 LARGE_ROWS = 1 << 18  # of a request, whose shards change in one turn of a server's loop: about 30 ms of work
 ROWS_PER_DELETION = 8  # a row that goes makes as much work as so many others
-CLOSED_AT_ONCE = 8  # a close of less than this part of LARGE_ROWS takes some 2 ms, and needs no twin
-NO_OP = Op(DELETE, None, 0, np.empty((0, 0)), NO_CLOCK, 1)  # it changes nothing
+# Work of a close (`Sums.work`) that a server's loop does in one step, in 20 ms. Trainers wait for closes at each clock,
+# and a close on a copy makes a clock take up to twice as long.
+CLOSED_AT_ONCE = 3 << 17
+COPIED_PER_SUM = 8  # rows that are copied for each sum, at most
 COPIED_PER_ROW = 64  # rows that are copied for each row of an op, at most: a copy then costs no more than the op
+NO_OP = Op(DELETE, None, 0, np.empty((0, 0)), NO_CLOCK, 1)  # an op without rows, for a compaction, which is no op
 
 
 def is_large(changed: int, deleted: int) -> bool:
@@ -39,7 +42,7 @@ def is_large(changed: int, deleted: int) -> bool:
 
 def close_is_large(work: int) -> bool:
     """Whether clocks whose sums make so much work (`Sums.work`) take too long to be closed in one turn of the loop."""
-    return work >= LARGE_ROWS // 4
+    return work >= LARGE_ROWS // 2
 
 
 class Twin:
@@ -156,7 +159,7 @@ def worth_it(shard: Shard, op: Op) -> bool:
         sums = shard.sums if shard.spec.keyed and shard.closes(op) else None
         if sums is None or isinstance(shard.spec.optimizer, Custom):
             return False
-        return sums.work >= LARGE_ROWS // CLOSED_AT_ONCE and sums.count * COPIED_PER_ROW >= len(shard)
+        return sums.work >= CLOSED_AT_ONCE and sums.count * COPIED_PER_SUM >= len(shard)
     if shard.would_close(op.clock) or (op.origin and shard.ledger.seen(op.origin, op.attempt, op.clock, op.number)):
         return False
     if op.rule in (PUSH, ADD, ASSIGN):

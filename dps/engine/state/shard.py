@@ -225,7 +225,7 @@ class KeyedSums(Sums):
 
     @property
     def work(self) -> int:
-        return self.count
+        return self.count + self.count * self.shard.spec.dim // VALUES_PER_ROW
 
     def copy(self) -> KeyedSums:
         copied = copy.copy(self)
@@ -658,7 +658,8 @@ class Shard(CutShard):
 # Bytes by which the rows grow at a time: small steps, because a large one would stall requests.
 MIN_GROWTH_BYTES, MAX_GROWTH_BYTES = 1 << 14, 1 << 25
 MAX_ROWS = 2**31 - 2  # of one shard, because the index counts rows in int32
-MANY_KEYS = 1 << 14  # of one op: how many are new is worth a look before room is made for all of them
+# An op with so many keys is first asked how many of them are new, because room for all of them would double the rows.
+MANY_KEYS = 1 << 14
 
 
 class DenseShard(Shard):
@@ -839,7 +840,8 @@ class KeyedShard(Shard):
         if is_known and self.cut is None and end + new > len(self.rows):
             new = self.index.find(op.keys, index)
         self.reserve(new)
-        self.index.insert(op.keys, index)
+        if new:
+            self.index.insert(op.keys, index)
         if (self.end > end or self.vacancies) and not self.row_start.is_zero:
             fill_new(self.rows, op.keys, index, end, self.row_start, self.vacant)
         self.run_on_rows(op, index, 0)

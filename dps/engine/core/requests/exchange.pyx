@@ -330,7 +330,8 @@ cdef class Exchange:
         cdef Call call
         cdef Leg *leg
         cdef int n, m
-        arrived = {(at, run): received for at, run, received in self.open}  # of the first open leg, once
+        # The bytes go to the first leg that is open, and to no other, because its channel would read them twice.
+        arrived = {(at, run): received for at, run, received in self.open}
         self.open = []
         for n in range(len(self.calls)):
             call = self.calls[n]

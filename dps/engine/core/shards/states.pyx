@@ -12,7 +12,8 @@ from dps.engine.core.cells cimport Cells
 
 cnp.import_array()
 
-VALUES_PER_ROW = 32  # of sums by row are stepped in the time that one row of sums by key takes
+# Sums by row are stepped faster than sums by key, which have to be found: so many values in the time of one key.
+VALUES_PER_ROW = 32
 cdef int64_t values_per_row = VALUES_PER_ROW
 
 
