@@ -842,6 +842,8 @@ class KeyedShard(Shard):
         self.reserve(new)
         if new:
             self.index.insert(op.keys, index)
+        else:
+            self.index.reserve(len(op.keys))  # so that an index that grows goes on with that, as an insertion does
         if (self.end > end or self.vacancies) and not self.row_start.is_zero:
             fill_new(self.rows, op.keys, index, end, self.row_start, self.vacant)
         self.run_on_rows(op, index, 0)

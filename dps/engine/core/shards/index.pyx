@@ -244,7 +244,8 @@ cdef class KeyIndex:
 
     def reserve(self, int64_t new) -> None:
         """Make room for `new` more keys at once, so that the index does not grow step by step while they come."""
-        self.make_room(new)
+        with nogil:
+            self.make_room(new)
 
     def remove(self, cnp.ndarray keys not None) -> int:
         """Forget these keys, whose rows become free; how many of them it held."""
