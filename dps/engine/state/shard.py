@@ -836,8 +836,7 @@ class KeyedShard(Shard):
         assert op.keys is not None
         index, end, new = self._rows_of(len(op.keys)), self.end, len(op.keys)
         # The effects of functions, and sums, are mostly of rows that there are.
-        is_known = op.rule == ROWS or new >= MANY_KEYS
-        if is_known and self.cut is None and end + new > len(self.rows):
+        if (op.rule == ROWS or new >= MANY_KEYS) and self.cut is None and end + new > len(self.rows):
             new = self.index.find(op.keys, index)
         self.reserve(new)
         if new:
