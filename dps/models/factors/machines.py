@@ -14,7 +14,6 @@ import dask
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state
 
 import dps
@@ -518,6 +517,8 @@ class FactorizationMachineRegressor(RegressorMixin, SecondOrderModel):
 
     def score(self, X: Features, y: Labels, sample_weight: Labels = None) -> float:
         """The share of the variance that is explained; `y` and `sample_weight` as `fit` takes them."""
+        from sklearn.metrics import r2_score  # here, because only scores need it
+
         X, y, sample_weight = named(X, y, sample_weight)
         predicted, y, sample_weight = (dask.compute(each)[0] for each in (self.predict(X), y, sample_weight))
         return float(r2_score(np.asarray(y).reshape(-1), predicted, sample_weight=sample_weight))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 import dask
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.metrics import d2_tweedie_score, r2_score
 
 from dps.errors import InputError, InputTypeError
 from dps.models.base import ServerModel
@@ -139,6 +138,8 @@ class Regression(RegressorMixin, LinearModel):
 
     def explained(self, y: np.ndarray, predicted: np.ndarray, weights: Labels) -> float:
         """The score of predictions."""
+        from sklearn.metrics import r2_score  # here, because only scores need it
+
         return r2_score(y, predicted, sample_weight=weights)
 
     def problem_of(self, pieces: Pieces) -> tuple[Problem, Layout, float]:
@@ -388,6 +389,8 @@ class PoissonRegressor(Regression):
 
     def explained(self, y: np.ndarray, predicted: np.ndarray, weights: Labels) -> float:
         """The score of predictions."""
+        from sklearn.metrics import d2_tweedie_score  # here, because only scores need it
+
         return d2_tweedie_score(y, predicted, sample_weight=weights, power=1)
 
     def __sklearn_tags__(self) -> Tags:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Self
 
 import dask
 import numpy as np
-from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from dps.errors import InputError, needing
 from dps.models.inputs.encoding import Layout
@@ -140,6 +139,8 @@ class Saved:
         dict
             "rows", "log-loss", "AUC" (of more than two classes: the mean of each against the rest) and "accuracy".
         """
+        from sklearn.metrics import accuracy_score, log_loss, roc_auc_score  # here, because only scores need it
+
         shared = client.scatter(self, hash=False)
         predictions = client.gather(client.compute([dask.delayed(_predicted)(shared, part) for part in parts]))
         y, p = (np.concatenate(column) for column in zip(*predictions, strict=True))

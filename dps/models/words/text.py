@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import dask.bag
 import numpy as np
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
@@ -77,6 +76,8 @@ def text_of(sentences: Sentences) -> Text:
     if is_session(sentences):
         raise InputTypeError("sentences of Spark are a DataFrame or an RDD, not a SparkSession")
     if isinstance(sentences, (str, Path)):
+        import dask.bag  # here, because sentences from elsewhere do without it
+
         sentences = dask.bag.read_text(str(sentences)).map(str.split)
     if is_dask_collection(sentences) and not isinstance(sentences, Delayed):
         return Text(blocks_of(sentences), as_numbers)
