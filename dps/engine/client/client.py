@@ -375,7 +375,6 @@ class Client(Verbs):
         keep: bool = False,
         rows: int | None = None,
     ) -> Pending[Any]:
-        """A push on its way. With `keep`, the caller may change the arrays before the push is acknowledged."""
         several, session = isinstance(table, Mapping), self.session
         outs: Any = outs_of(out) if several else None
         with session.lock:
@@ -459,7 +458,6 @@ class Client(Verbs):
 
 
 def checked(function: object) -> Function:
-    """The function, if servers can call it; InputTypeError if it was not made by @dps.function."""
     if not isinstance(function, Function):
         raise InputTypeError(f"call takes a function made by @dps.function, not {function!r}")
     return function
@@ -470,7 +468,6 @@ def nothing() -> None:
 
 
 def on_their_way(sent: list[SentCall], prepared: list[Prepared], certified: bool = False) -> list[Pending[Any]]:
-    """The futures of calls that are sent."""
     if not certified:
         return [Pending((call,), each.finish) for call, each in zip(sent, prepared, strict=True)]
     return [
@@ -480,7 +477,6 @@ def on_their_way(sent: list[SentCall], prepared: list[Prepared], certified: bool
 
 
 def with_certificate(call: SentCall, finish: Callable[[], np.ndarray | None]) -> Certified:
-    """The result of a certified pull."""
     certificate = Certificate.read(call.requests)
     values = finish()
     assert values is not None
@@ -491,7 +487,6 @@ def with_certificate(call: SentCall, finish: Callable[[], np.ndarray | None]) ->
 
 
 def check_no_out(column: int | None, out: object) -> None:
-    """Raise InputError if the values of a column are to be put into an array of the caller's."""
     if column is not None and out is not None:
         raise InputError("a pull of a sparse vector makes a new array: leave out= out")
 
@@ -510,7 +505,6 @@ def in_column(route: TableRoute, keys: Keys, values: Any, column: int, rule: int
 
 
 def of_column(call: Prepared, column: int | None) -> Prepared:
-    """The call, with the values of one column as its result."""
     if column is None:
         return call
 

@@ -43,9 +43,7 @@ class Environment(Protocol):
         """
         ...
 
-    def release(self, channel: Channel) -> None:
-        """Take back a channel that is needed no more."""
-        ...
+    def release(self, channel: Channel) -> None: ...
 
 
 class ProcessEnvironment:
@@ -73,14 +71,12 @@ class ProcessEnvironment:
         gone: type[DPSError],
         idle: Callable[[], None],
     ) -> Channel:
-        """A channel over TCP, with TLS where the ticket says so."""
         if self._tls is None:
             self._tls = connecting_tls(ticket.security)
         args = (address, ticket.session, ticket.secret, what, gone, self._tls, idle)
         return Channel(*args) if self._pool is None else self._pool.connect(*args)
 
     def release(self, channel: Channel) -> None:
-        """Close it, or keep it in the pool for the next client."""
         if self._pool is None:
             channel.close()
         else:

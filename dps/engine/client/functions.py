@@ -77,8 +77,6 @@ class RunOfShards(NamedTuple):
 
 
 class SentRun(NamedTuple):
-    """A request that was sent, and the shards that it calls."""
-
     run: RunOfShards
     request: Request
 
@@ -111,13 +109,7 @@ class SentFunction(SentCall):
 
 
 class FunctionCaller:
-    """Calls functions in the name of one client.
-
-    Parameters
-    ----------
-    session : ClientSession
-        The client's connections. Its lock is held during a call.
-    """
+    """Calls functions in the name of one client, whose session's lock is held during a call."""
 
     def __init__(self, session: ClientSession):
         self._session, self.now = session, session.now
@@ -143,7 +135,6 @@ class FunctionCaller:
         return self._merged(running, arguments)
 
     def send(self, function: Function, table: str, keys: Keys, arguments: Mapping[str, Any]) -> Pending[Any]:
-        """Call a function that reads, and return before it has answered."""
         running = self._begin(function, table, keys, arguments, replays=False)
         # A server that is not reached is asked again when the result is wanted.
         with contextlib.suppress(DataLostError, *RETRIED):
@@ -156,11 +147,9 @@ class FunctionCaller:
     # -- what a `Pending` asks of the sender of its calls
 
     def poll(self, call: SentCall) -> None:
-        """Read what has arrived of the answers to a call, without waiting."""
         self._session.poll(call)
 
     def result(self, call: SentCall, timeout: float | None) -> None:
-        """Wait for the outcome of a call; raise its error."""
         assert isinstance(call, SentFunction)
         session, running = self._session, call.running
         with session.lock:
@@ -269,7 +258,6 @@ class FunctionCaller:
         self._note(arguments)
 
     def _ask(self, running: Running, deadline: float, rehearses: bool) -> None:
-        """Send CALL for all shards that are asked, and take the answers."""
         sent, running.sent = running.sent, []
         runs = [run for run in self._runs(running) if run not in [each.run for each in sent]]
         if not running.function.changes:
@@ -398,7 +386,6 @@ class FunctionCaller:
 
 
 def cut(spec: TableSpec, keys: Keys) -> NamedRows:
-    """The rows that a call names, by shard."""
     if keys is None or isinstance(keys, slice):
         if spec.rows is None:
             if keys is not None:

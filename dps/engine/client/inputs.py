@@ -19,13 +19,7 @@ __all__ = ["as_keys", "as_rows", "check_out", "of_named_columns", "row_shape", "
 
 
 def as_keys(keys: object, table: str) -> tuple[np.ndarray, tuple[int, ...]]:
-    """(int64 keys, flat and contiguous; the shape they came in).
-
-    Examples
-    --------
-    >>> as_keys([[1, 2], [3, 4]], "w")
-    (array([1, 2, 3, 4]), (2, 2))
-    """
+    """(int64 keys, flat and contiguous; the shape they came in)."""
     if isinstance(keys, np.ndarray) and keys.dtype == np.int64:
         array = keys
     else:

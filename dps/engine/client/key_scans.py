@@ -34,19 +34,10 @@ class SentScans(SentCall):
 
 
 class KeyScans:
-    """The scans of one client.
-
-    Parameters
-    ----------
-    session : ClientSession
-        The client's connections.
-    """
-
     def __init__(self, session: ClientSession):
         self._session, self.now = session, session.now
 
     def iterate(self, table: str, shard: int | None) -> Iterator[np.ndarray]:
-        """The keys of a table, or of one shard of it, some at a time."""
         session = self._session
         with session.lock:
             spec = keyed_spec(session, table)
@@ -62,7 +53,6 @@ class KeyScans:
                     yield keys
 
     def send(self, table: str, shard: int | None) -> Pending[list[np.ndarray]]:
-        """Ask for the keys of all shards at once, and return before they are here."""
         session = self._session
         with session.lock:
             spec = keyed_spec(session, table)
@@ -73,11 +63,9 @@ class KeyScans:
     # -- what a `Pending` asks of the sender of its calls
 
     def poll(self, call: SentCall) -> None:
-        """Read what has arrived of the answers to a call, without waiting."""
         self._session.poll(call)
 
     def result(self, call: SentCall, timeout: float | None) -> None:
-        """Wait for all keys; raise the error of a scan."""
         assert isinstance(call, SentScans)
         session = self._session
         deadline = session.now() + (session.patience if timeout is None else timeout)
@@ -136,7 +124,6 @@ class KeyScans:
 
 
 def keyed_spec(session: ClientSession, table: str) -> TableSpec:
-    """The definition of a table, which has to be keyed."""
     spec = session.route(table).spec
     if not spec.keyed:
         raise InputError(f"table {spec.name!r} is dense: its keys are the rows 0 to {(spec.rows or 0) - 1}")
@@ -144,5 +131,4 @@ def keyed_spec(session: ClientSession, table: str) -> TableSpec:
 
 
 def shards_of(spec: TableSpec, shard: int | None) -> list[int]:
-    """The shards that are asked."""
     return list(range(spec.shards)) if shard is None else [shard]

@@ -28,11 +28,6 @@ class Origin:
         Of the next op, within the clock.
     parties : int
         How many trainers push in each clock: where a table aggregates, the servers wait for so many.
-
-    Examples
-    --------
-    >>> Origin(7, clock=3)
-    Origin(id=7, attempt=0, clock=3, number=0, parties=1)
     """
 
     id: int = 0

@@ -66,8 +66,6 @@ class PlainCalls:
 
     Parameters
     ----------
-    session : ClientSession
-        Its connections.
     check_aggregate : callable or None
         Given the spec of a table that aggregates, before each push to it; may raise.
     """
@@ -82,7 +80,6 @@ class PlainCalls:
         self._until = 0.0
 
     def pull(self, name: str, keys: Keys, out: object) -> Any:
-        """The values."""
         table = self._known(name)
         if table is None:
             return DECLINED
@@ -99,7 +96,6 @@ class PlainCalls:
         return made if made is DECLINED else made[0]
 
     def pull_several(self, wanted: Mapping[T, Keys], outs: Mapping[T, object]) -> Any:
-        """The values of several tables."""
         tables: list[PlainTable] = []
         asked: list[Asked] = []
         for each, keys in wanted.items():
@@ -114,7 +110,6 @@ class PlainCalls:
     def push_several(
         self, changes: Mapping[T, tuple[Keys, object]], rule: int, answered: bool, outs: Mapping[T, object]
     ) -> Any:
-        """The new values of several tables or, where they are not `answered`, None."""
         tables: list[PlainTable] = []
         asked: list[Asked] = []
         for each, (keys, values) in changes.items():
@@ -144,7 +139,6 @@ class PlainCalls:
         return self._renew(name) if table is None or table.route is not session.settled.get(name) else table
 
     def _renew(self, name: str) -> PlainTable | None:
-        """The table by the present route, if all its connections are there."""
         session = self._session
         route = session.settled.get(name)
         channels = None if route is None else session.connections(route)

@@ -53,17 +53,11 @@ class TableTerms:
 
     Parameters
     ----------
-    route : TableRoute
-    epoch : int
-        Of the route.
     chunk : int
         Bytes of a request; a larger call is cut.
-    clocked : bool
-        Whether the client has a clock.
 
     Attributes
     ----------
-    pull, certified, deletion : Terms
     changes : dict
         The terms of the changes that the table takes, by rule and whether new values come back.
     replays : dict
@@ -109,7 +103,6 @@ class Prepared(NamedTuple):
 def prepared_pull(
     route: TableRoute, terms: TableTerms, origin: Origin, keys: Keys, out: object, certified: bool = False
 ) -> Prepared:
-    """A pull by those terms, in the name of that origin."""
     agreed = terms.certified if certified else terms.pull
     call = core.Call.of(agreed, origin, keys, None, out)
     if call is not None:
@@ -133,7 +126,7 @@ def prepared_push(
     rows: int | None = None,
     replays: bool = False,
 ) -> Prepared:
-    """A push by those terms, in the name of that origin; `replays`: which an earlier attempt has made."""
+    """With `replays`, an earlier attempt has made the push."""
     spec = route.spec
     changes = terms.replays if replays else terms.changes
     agreed = changes.get((rule, answered))
@@ -179,8 +172,6 @@ def prepared_deletion(route: TableRoute, terms: TableTerms, origin: Origin, keys
 
 
 def into(answer: np.ndarray | None, route: TableRoute, *calls: core.Call) -> Prepared:
-    """Calls whose result is `answer`."""
-
     def finish() -> np.ndarray | None:
         for call in calls:
             call.finish()
@@ -218,14 +209,12 @@ def weight_of(spec: TableSpec, rows: object, clocked: bool) -> int:
 
 
 def outs_of(out: np.ndarray | Outs[T]) -> Mapping[T, np.ndarray]:
-    """Where the answers of several tables go."""
     if isinstance(out, np.ndarray):
         raise InputError("out of several tables is a mapping {table: array}, as the tables are")
     return out or {}
 
 
 def room_for(out: object, shape: tuple[int, ...], spec: TableSpec) -> np.ndarray:
-    """Where the values of keys of that shape go: `out`, or a new array."""
     full = row_shape(shape, spec)
     if out is None:
         return empty(full, spec.dtype)

@@ -75,10 +75,6 @@ class ClientSession:
 
     Parameters
     ----------
-    ticket : Ticket
-        Which parameter server, and the right to use it.
-    environment : Environment, optional
-        Time and connections; those of this process by default.
     check : callable, optional
         Called before a call and now and then while it waits; may raise, to stop the caller.
     greet : callable, optional
@@ -88,8 +84,6 @@ class ClientSession:
 
     Attributes
     ----------
-    own : Origin
-        The session's own origin.
     acting : Origin
         The origin in whose name it makes ops at present.
     settled : dict of str to TableRoute
@@ -207,7 +201,6 @@ class ClientSession:
         return self.route(table)
 
     def terms(self, route: TableRoute) -> TableTerms:
-        """The terms of calls by the present route."""
         if route.terms is None:
             route.terms = TableTerms(route, self.epoch, self.chunk, self.own.clock != NO_CLOCK)
         return route.terms
@@ -441,7 +434,6 @@ class ClientSession:
         self.know(routes)
 
     def know(self, routes: list[TableRoute]) -> None:
-        """These are the tables that there are, and where they are."""
         self._tables = {route.spec.name: route for route in routes}
         self._by_id = {route.spec.id: route for route in routes}
         self._settle()
@@ -542,7 +534,7 @@ class ClientSession:
         self._settle()
 
     def close(self) -> None:
-        """Close all connections. What was not waited for is lost."""
+        """What was not waited for is lost."""
         self._closing(self._close)
 
     def _close(self) -> None:

@@ -33,8 +33,6 @@ def on_handle(verb: Callable[Concatenate[V, str, P], R], owner: str = "_client")
 
     Parameters
     ----------
-    verb : callable
-        A method of :class:`Verbs`, or of :class:`MergingVerbs`.
     owner : str
         The attribute of the handle that gives what has the verb.
     """
@@ -206,7 +204,6 @@ def without_trainer() -> MergingVerbs:
 
 
 def name_of(table: TableLike) -> str:
-    """The name of a table that is given by name or by handle."""
     return table.name if isinstance(table, Table) else table_name(table)
 
 
@@ -226,5 +223,4 @@ def place_of(table: Any, keys: Keys) -> TableKeys:
 
 
 def through(client: Any, spec: TableSpec) -> Table:
-    """A handle whose calls go through that client."""
     return Table(spec, client.ticket.session, lambda: client)

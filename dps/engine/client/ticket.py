@@ -102,12 +102,8 @@ class SentCall:
 
     Parameters
     ----------
-    session : Sender
-        The session that sent it, and reads its answers.
     verb : {"pull", "push"}
         As what its time is counted.
-    requests : list of Request
-        Its requests to servers.
     """
 
     __slots__ = ("requests", "seen", "session", "verb")

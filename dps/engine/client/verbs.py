@@ -23,20 +23,17 @@ class Sparse(Protocol):
     """A sparse vector or matrix of scipy or of the package sparse."""
 
     @property
-    def nnz(self) -> int:
-        """How many elements are stored."""
+    def nnz(self) -> int: ...
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Its lengths along one axis or two."""
+    def shape(self) -> tuple[int, ...]: ...
 
 
 class TableHandle(Protocol):
     """A table's handle, :class:`dps.Table`."""
 
     @property
-    def name(self) -> str:
-        """The table's name."""
+    def name(self) -> str: ...
 
 
 TableLike: TypeAlias = "str | TableHandle"

@@ -44,14 +44,8 @@ class Server:
 
     Parameters
     ----------
-    session : str
-        Name of the parameter server.
-    number : int
-        Which of its servers this is.
     secrets : (str, str)
         The secret that clients prove, and the secret that servers prove.
-    controller : (str, int)
-        Host and port at which the controller listens.
     """
 
     def __init__(self, session: str, number: int, secrets: tuple[str, str], controller: tuple[str, int]):
@@ -97,7 +91,6 @@ class Server:
         self.endpoint.call(self.role.take_table, table, new_replicas(table, shards))
 
     def drop_table(self, table: int) -> None:
-        """Forget a table and its rows."""
         self.endpoint.call(self.role.drop, table)
 
     def settle(self, keep: bool | None, over: list[list[int]]) -> bytes:
@@ -120,11 +113,9 @@ class Server:
         return msgspec.msgpack.encode(self.endpoint.call(self.checkpoint_writer.cut, tables, clock, parent, track))
 
     def complete(self) -> None:
-        """Every trainer has passed the clock of the cut."""
         self.endpoint.call(self.checkpoint_writer.complete)
 
     def save(self, url: str, name: str, storage_options: dict[str, Any]) -> None:
-        """Begin to write the cuts into the checkpoint `name`."""
         self.checkpoint_writer.save(url, name, storage_options)
 
     def saved(self) -> bytes:
@@ -132,7 +123,6 @@ class Server:
         return msgspec.msgpack.encode(self.checkpoint_writer.saved())
 
     def end_cut(self, name: str | None) -> None:
-        """The controller has committed the checkpoint `name`, or (None) given it up: nothing more is written."""
         self.endpoint.call(self.checkpoint_writer.end, name)
         self.checkpoint_writer.wait_for_writing()
 
@@ -157,7 +147,6 @@ class Server:
         return msgspec.msgpack.encode(self.endpoint.call(self.role.status))
 
     def close(self) -> None:
-        """Stop serving; the endpoint's thread ends."""
         self._closing(self._close)
 
     def _close(self) -> None:

@@ -34,8 +34,7 @@ class Carrier(Protocol):
         RuntimeError if there are too many threads.
         """
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self) -> None: ...
 
 
 class BesideThread:

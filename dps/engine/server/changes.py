@@ -31,8 +31,6 @@ class Changes:
 
     Parameters
     ----------
-    ops : Forwards
-        Ops on their way to other servers.
     fail : callable
         Ends the server because of an error; returns the error for the peer whose request was being handled.
     """

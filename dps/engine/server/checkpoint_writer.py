@@ -37,8 +37,6 @@ class CheckpointWriter:
 
     Parameters
     ----------
-    role : ServerRole
-        The server whose shards these are.
     new_writing : callable
         Makes a `Writing`, given the replicas and a function that writes the file of one of them.
     """
@@ -181,7 +179,6 @@ class Writing(abc.ABC):
         self.stop = False
 
     def work(self) -> None:
-        """Write all files."""
         try:
             for replica in self.replicas:
                 self.files.append(self.write(replica, self))
@@ -191,24 +188,20 @@ class Writing(abc.ABC):
             self.error = CheckpointError(f"server {self.number} could not write: {error!r:.500}")
 
     @abc.abstractmethod
-    def pieces(self, cut: Any) -> Iterator[Any]:
-        """The cut's pieces."""
+    def pieces(self, cut: Any) -> Iterator[Any]: ...
 
     @abc.abstractmethod
     def wait(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run a function in the endpoint's thread, and wait for its result."""
 
     @abc.abstractmethod
-    def start(self) -> None:
-        """Begin to write."""
+    def start(self) -> None: ...
 
     @abc.abstractmethod
-    def is_alive(self) -> bool:
-        """Whether files are still being written."""
+    def is_alive(self) -> bool: ...
 
     @abc.abstractmethod
-    def join(self, seconds: float) -> None:
-        """Wait until it has ended, for so many seconds at most."""
+    def join(self, seconds: float) -> None: ...
 
 
 class WritingThread(Writing):
@@ -239,7 +232,6 @@ class WritingThread(Writing):
         self._thread.join(seconds)
 
     def pieces(self, cut: Any) -> Iterator[Any]:
-        """The cut's pieces; the endpoint's thread reads the next while the caller writes one."""
         cut.fetch_keys()
         pieces = cut.pieces(PIECE_BYTES)
         future = self.endpoint.submit(self._next, pieces)
@@ -271,7 +263,6 @@ class WritingThread(Writing):
         self._rested, self._spent = max(due, time.monotonic()), spent  # a rest cut short at its maximum is still due
 
     def wait(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function in the endpoint's thread, and wait for its result."""
         return self._result(self.endpoint.submit(function, *args))
 
     def _result(self, future: Any) -> Any:

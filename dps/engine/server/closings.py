@@ -72,12 +72,8 @@ class Closings:
 
     Parameters
     ----------
-    owner : ClosingOwner
-        The server's role.
     functions : FunctionCalls
         Whose holds make requests wait.
-    large : LargeOps
-        Carries out closes beside the loop.
     """
 
     def __init__(self, owner: ClosingOwner, functions: FunctionCalls, large: LargeOps):

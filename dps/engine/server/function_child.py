@@ -46,8 +46,6 @@ FIRST_VICTIM = "1000"  # of the system, where it is out of memory: this process,
 
 
 class ShardOfCall(NamedTuple):
-    """The shard of a part of a call."""
-
     spec: TableSpec
     number: int
 
@@ -82,7 +80,6 @@ class FunctionChild:
         return FunctionAnswer()
 
     def answer(self, request: FunctionRequest, descriptors: list[int]) -> FunctionAnswer:
-        """Carry out a call."""
         if descriptors:
             self._given, self._made = Pages(descriptors[0], writable=False), Pages(descriptors[1], writable=True)
         answer = self._answer(request)

@@ -93,8 +93,6 @@ class EffectPlaces(msgspec.Struct, array_like=True):
 
 
 class FunctionAnswer(msgspec.Struct, array_like=True):
-    """What came of it."""
-
     parts: list[PartAnswer] = []
     effects: list[EffectPlaces] = []
     error: bytes = b""  # an error of dps, encoded
@@ -123,7 +121,6 @@ class Pages:
 
     @classmethod
     def fresh(cls, writable: bool) -> Pages:
-        """A new file, of no bytes yet."""
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("dps-function", os.MFD_CLOEXEC), writable)
         with tempfile.TemporaryFile() as file:
@@ -170,12 +167,10 @@ class Pages:
 
 
 def padded_size(nbytes: int) -> int:
-    """Bytes that an array takes in a file."""
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def send(connection: socket.socket, message: msgspec.Struct, pages: Sequence[Pages] = ()) -> None:
-    """Send a message, and files with it."""
     body = msgspec.msgpack.encode(message)
     head = HEAD.pack(len(body), len(pages))
     if pages:
@@ -218,7 +213,6 @@ def receive(
 
 
 def left(until: float | None) -> float | None:
-    """Seconds that are left; TimeoutError if none are."""
     if until is None:
         return None
     seconds = until - time.monotonic()

@@ -60,38 +60,21 @@ EXIT_SECONDS = 1.0  # that a process may take to end by itself, once it has clos
 
 
 class FunctionRunner:
-    """Runs functions of dps in a thread of the server, and functions of users in a process of the server's own.
-
-    Parameters
-    ----------
-    endpoint : Endpoint
-        Its thread is told of the outcomes.
-    name : str
-        Of the threads.
-    """
+    """Runs functions of dps in a thread of the server, and functions of users in a process of the server's own."""
 
     def __init__(self, endpoint: Submitting, name: str):
         self._thread, self._process = FunctionThread(endpoint, name), FunctionProcess(endpoint, f"{name}-process")
 
     def run(self, work: FunctionWork[Replica], seconds: float, done: Callable[[Outcome], None]) -> None:
-        """Have the function run where it belongs: see :class:`dps.engine.server.function_thread.Runner`."""
         (self._process if work.code else self._thread).run(work, seconds, done)
 
     def close(self) -> None:
-        """End the threads and the process."""
         self._process.close()
         self._thread.close()
 
 
 class FunctionProcess:
-    """The process of one server, started with the first function.
-
-    Parameters
-    ----------
-    endpoint : Endpoint
-    name : str
-        Of the thread that waits for it.
-    """
+    """The process of one server, started with the first function."""
 
     def __init__(self, endpoint: Submitting, name: str):
         self._waiting = FunctionThread(endpoint, name)
@@ -102,12 +85,10 @@ class FunctionProcess:
         self._lock = threading.Lock()
 
     def run(self, work: FunctionWork[Replica], seconds: float, done: Callable[[Outcome], None]) -> None:
-        """Have the function run; see :class:`dps.engine.server.function_thread.Runner`."""
         most = 2 * self._start_seconds + 2 * seconds + 2 * END_SECONDS  # the limits of `_carry_out` end it earlier
         self._waiting.run(functools.partial(self._carry_out, work, seconds), most, done)
 
     def close(self) -> None:
-        """End the process, and the thread."""
         with self._lock:
             self._closed = True
             running, self._running = self._running, None
@@ -191,11 +172,9 @@ class RunningProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Wait until it takes calls."""
         receive(self._socket, FunctionAnswer, seconds)
 
     def end(self, patience: float = 0.0) -> int | None:
@@ -276,7 +255,6 @@ def effect_at(made: Pages, lies: EffectPlaces) -> Effect | None:
 
 
 def of_status(status: int | None) -> str:
-    """How a process has ended, in words."""
     if status is None:
         return "it does not end"
     if status < 0:
@@ -286,7 +264,6 @@ def of_status(status: int | None) -> str:
 
 
 def ended_early(status: int | None) -> DPSError:
-    """The error of a function whose process has ended in the middle of it."""
     killed = status == -signal.SIGKILL
     return FunctionError(
         f"the process in which it ran has ended, and no row was changed: {of_status(status)}"

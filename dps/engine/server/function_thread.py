@@ -31,8 +31,6 @@ MAX_ABANDONED = 4  # functions; then the server takes no more
 
 
 class Runner(Protocol):
-    """Runs work beside the endpoint's loop."""
-
     def run(self, work: FunctionWork[Replica], seconds: float, done: Callable[[Outcome], None]) -> None:
         """Have `work` called, for at most so many seconds; `done` is called with its outcome in the endpoint's thread.
 
@@ -55,8 +53,6 @@ class TimeIsOver(BaseException):
 
 
 class Job:
-    """One piece of work, and whether it has ended."""
-
     def __init__(self, work: Callable[[], Any], seconds: float, done: Callable[[Outcome], None]):
         self.work, self.seconds, self.done = work, seconds, done
         self.timer: Any = None
@@ -86,14 +82,7 @@ class Job:
 
 
 class FunctionThread:
-    """The thread of one server, made with the first function.
-
-    Parameters
-    ----------
-    endpoint : Endpoint
-    name : str
-        Of the thread.
-    """
+    """The thread of one server, made with the first function."""
 
     def __init__(self, endpoint: Submitting, name: str):
         self._endpoint, self._name = endpoint, name
@@ -172,7 +161,6 @@ class FunctionThread:
 
 
 def too_slow(seconds: float) -> DPSError:
-    """The error of a function that did not end in time."""
     return FunctionTimeoutError(
         f"it has not ended within {seconds:g} s (dps.timeouts.function): let it do less at once, or raise the setting "
         f"on the servers"
@@ -180,7 +168,6 @@ def too_slow(seconds: float) -> DPSError:
 
 
 def too_many(count: int) -> DPSError:
-    """The error where so many functions have not ended."""
     return LimitError(
         f"{count} functions on this server never ended, each of them in a thread of its own; it takes no more: replace "
         f"the server with ps.retire, and mend the functions"

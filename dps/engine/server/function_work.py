@@ -56,16 +56,10 @@ class FunctionWork(Generic[R]):
 
     Parameters
     ----------
-    part : callable
-        The function.
-    call : FunctionCall
-        What the client asks for.
     replicas : sequence
         The shards: their tables and numbers.
     selections : list of Selection
         For each shard, the rows that the function sees.
-    changes : bool
-        It may change rows.
     repeated : dict of int to bytes or None
         Shards on which its effect counts already, with what it returned there; it runs again where that is None.
     code : bytes
@@ -116,7 +110,6 @@ class FunctionWork(Generic[R]):
         return answers
 
     def release(self) -> None:
-        """Let go of the rows that the function saw."""
         self.views.clear()
         self.selections.clear()
 

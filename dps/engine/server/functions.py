@@ -154,7 +154,6 @@ class Hold:
         connection.postpone(header, body)
 
     def end(self) -> None:
-        """Hold the shards no longer."""
         for replica, _ in self.targets:
             if replica.hold is self:
                 replica.hold = None
@@ -172,15 +171,7 @@ class Hold:
 
 
 class FunctionCalls:
-    """The calls of functions on one server: see the module's docstring.
-
-    Parameters
-    ----------
-    owner : Owner
-        The server's role.
-    runner : Runner
-        Runs parts beside the endpoint's loop.
-    """
+    """The calls of functions on one server: see the module's docstring."""
 
     def __init__(self, owner: Owner, runner: Runner):
         self._owner, self._runner = owner, runner
@@ -196,7 +187,6 @@ class FunctionCalls:
             self._functions[identity], self._codes[identity] = opened(identity, code), code
 
     def close(self) -> None:
-        """Drop all that is under way."""
         self._prepared.clear()
         self.holds.clear()
         self._runner.close()
@@ -204,7 +194,6 @@ class FunctionCalls:
     # -- frames
 
     def call(self, connection: RoleConnection, header: Header, body: memoryview) -> None:
-        """Run a function on rows of these shards."""
         table = self._owner.leased(header)
         targets, text = self._targets(table, header, body)
         call = FunctionCall.decode(text)

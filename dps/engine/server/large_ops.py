@@ -55,11 +55,8 @@ class LargeOps:
 
     Parameters
     ----------
-    endpoint : Endpoint
     functions : FunctionCalls
         Whose holds make requests wait.
-    runner : Carrier
-        Runs work beside the endpoint's loop.
     """
 
     def __init__(self, endpoint: RoleEndpoint, functions: FunctionCalls, runner: Carrier):
@@ -191,7 +188,6 @@ class LargeOps:
             self.forget(shard.give_up())
 
     def forget(self, arrays: list[np.ndarray]) -> None:
-        """Give back the memory of these arrays."""
         if arrays:
             with contextlib.suppress(RuntimeError):  # there are too many threads: the memory goes with the arrays
                 self._runner.run(lambda: forget(arrays), WORK_SECONDS, _nothing)

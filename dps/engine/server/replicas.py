@@ -74,7 +74,6 @@ class ReplicaPart(NamedTuple):
     b: int
 
     def op(self, request: Op, values: np.ndarray) -> Op:
-        """The op on this shard, of a request with these `values`."""
         _, keys, start, a, b = self
         return request._replace(keys=keys, start=start, values=values[a:b])
 
@@ -116,7 +115,6 @@ class PieceMemory:
         return memory, copies
 
     def release(self, memory: np.ndarray) -> None:
-        """The copies in this memory are not needed any more."""
         if len(memory) <= 2 * DUMP_PIECE_BYTES and len(self._spare) < PIECES_UNDER_WAY:
             self._spare.append(memory)
 
@@ -183,7 +181,6 @@ class JoinerFeed:
             self._list_keys()
 
     def confirmed(self, forward: Forward) -> None:
-        """The joiner has a piece."""
         self.under_way -= forward.nbytes
         memory, content = forward.piece
         self.relay.memory.release(memory)
@@ -246,11 +243,9 @@ class FeedsOfJoiner:
         self._wakes_at = math.inf  # when a timer goes on
 
     def add(self, feed: JoinerFeed) -> None:
-        """One more shard is to be brought to the joiner."""
         self.queue.append(feed)
 
     def remove(self, feed: JoinerFeed, relay: FeedingRelay) -> None:
-        """The feed has ended, or was given up."""
         self.queue = [each for each in self.queue if each is not feed]
         relay.endpoint.later(0, self.go_on, relay)
 
@@ -261,7 +256,6 @@ class FeedsOfJoiner:
                 feed.begin()
 
     def piece_confirmed(self, forward: Forward, relay: FeedingRelay) -> None:
-        """The joiner has a piece."""
         assert forward.feed is not None
         forward.feed.confirmed(forward)
         self._confirmed_at = relay.endpoint.now()

@@ -235,7 +235,6 @@ class Relay:
         return taken
 
     def _on_answer(self, link: RoleLink, header: Header, body: memoryview) -> None:
-        """The successor confirms, or refuses."""
         successor = link.party
         forward = successor.unconfirmed.get(header.request) if successor.link is link else None
         if forward is None:  # it was sent to another successor meanwhile

@@ -53,11 +53,6 @@ class Twin:
     shard : Shard
         Nothing but pulls may use it from now on. What has to change it all the same calls its `leave_twin` before, so
         that it goes on with memory of its own.
-
-    Attributes
-    ----------
-    shard : Shard
-        The twin.
     """
 
     def __init__(self, shard: Shard):
@@ -108,7 +103,6 @@ class MadeBeside:
         self.twin.carry_out(self._op)
 
     def end(self, shard: Shard) -> None:
-        """The memory of the shard is not read any more. To be called in the thread of the shard."""
         self._twin.end(shard)
 
     def install(self, shard: Shard, op: Op) -> bool:
@@ -144,7 +138,6 @@ class Compaction:
         compact(twin)
 
     def end(self, shard: KeyedShard) -> None:
-        """The memory of the shard is not read any more. To be called in the thread of the shard."""
         self._twin.end(shard)
 
     def install(self, shard: KeyedShard) -> None:

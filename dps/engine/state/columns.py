@@ -202,15 +202,6 @@ def _described(recipe: Recipe, names: tuple[str, ...], parts: tuple[Recipe, ...]
 class ColumnOptimizers(Optimizer):
     """The optimizers of the columns of a table, as one optimizer of its rows; made by :func:`of_columns`.
 
-    Parameters
-    ----------
-    names : tuple of str
-        Of the columns.
-    dims : tuple of int
-        Values in each.
-    optimizers : tuple of Optimizer
-        The optimizer of each.
-
     Examples
     --------
     >>> from dps.engine.state.optimizers import SGD, Adagrad
@@ -236,20 +227,17 @@ class ColumnOptimizers(Optimizer):
 
     @property
     def kind(self) -> str:
-        """The names of the classes, by column."""
         kinds = [f"{name}={each.kind}" for name, each in zip(self.names, self.optimizers, strict=True)]
         return f"{type(self).__name__}({', '.join(kinds)})"
 
     @functools.cached_property
     def kernel(self) -> ColumnKernel:  # type: ignore[override]
-        """The steps of all columns, in one."""
         numbers = [len(each.numbers(0)) for each in self.optimizers]
         kernels: list[Any] = [each.kernel for each in self.optimizers]
         return ColumnKernel([*zip(kernels, self.dims, numbers, strict=True)])
 
     @property
     def dtypes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dtypes on which all of them work."""
         return tuple(d for d in Add.dtypes if all(d in each.dtypes for each in self.optimizers))
 
     @property
@@ -259,12 +247,10 @@ class ColumnOptimizers(Optimizer):
 
     @property
     def derived(self) -> bool:
-        """Whether the values of any column follow from its state."""
         return any(each.derived for each in self.optimizers)
 
     @property
     def slot_start(self) -> float | np.ndarray:  # type: ignore[override]
-        """The values in the columns of state of a new row."""
         return np.repeat([each.slot_start for each in self.optimizers], self.slots())
 
     def slots(self) -> list[int]:
@@ -272,40 +258,21 @@ class ColumnOptimizers(Optimizer):
         return [each.init(dim) for each, dim in zip(self.optimizers, self.dims, strict=True)]
 
     def init(self, dim: int) -> int:
-        """How many columns of state follow the `dim` columns of values."""
         if dim != sum(self.dims):
             raise InputError(f"{self.kind} steps rows of dim {sum(self.dims)}, not {dim}")
         return sum(self.slots())
 
     def numbers(self, clock: int) -> np.ndarray:
-        """The parameters of all of them, one after the other, schedules evaluated at `clock`; float64."""
         return np.concatenate([each.numbers(clock) for each in self.optimizers])
 
     def to_dict(self) -> Description:
-        """The optimizers as values for JSON."""
         parts = [each.to_dict() for each in self.optimizers]
         return {"name": type(self).__name__, "names": [*self.names], "dims": [*self.dims], "optimizers": parts}
 
 
 @dataclass(frozen=True, repr=False)
 class ColumnInitializers(Initializer):
-    """The initializers of the columns of a table, as one initializer of its rows; made by :func:`of_columns`.
-
-    Parameters
-    ----------
-    names : tuple of str
-        Of the columns.
-    dims : tuple of int
-        Values in each.
-    initializers : tuple of Initializer
-        The initializer of each.
-
-    Examples
-    --------
-    >>> from dps.engine.state.initializers import Normal
-    >>> ColumnInitializers(("w", "v"), (1, 8), (Zeros(), Normal(0.05)))
-    ColumnInitializers(w=Zeros(), v=Normal(scale=0.05))
-    """
+    """The initializers of the columns of a table, as one initializer of its rows; made by :func:`of_columns`."""
 
     names: tuple[str, ...] = converted((), _names)
     dims: tuple[int, ...] = converted((), _dims)
@@ -324,7 +291,6 @@ class ColumnInitializers(Initializer):
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes of tables that all initial values suit."""
         return tuple(d for d in Zeros().dtypes if all(d in each.dtypes for each in self.initializers))
 
     @property
@@ -333,7 +299,6 @@ class ColumnInitializers(Initializer):
         return all(each.is_zero for each in self.initializers)
 
     def to_dict(self) -> Description:
-        """The initializers as values for JSON."""
         parts = [each.to_dict() for each in self.initializers]
         return {"name": type(self).__name__, "names": [*self.names], "dims": [*self.dims], "initializers": parts}
 

@@ -38,8 +38,6 @@ class Custom(Optimizer):
 
     Attributes
     ----------
-    class_name : str
-        The name of the class.
     parameters : dict
         Its fields, as values for JSON.
     columns : int
@@ -77,27 +75,22 @@ class Custom(Optimizer):
 
     @property
     def kind(self) -> str:
-        """The name of the user's class."""
         return self.class_name
 
     @property
     def dtypes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dtypes of tables on which it works."""
         return self.types
 
     @property
     def repeats(self) -> str:
-        """What happens to the repeated keys of one push: see :class:`Optimizer`."""
         return self.merging
 
     @property
     def derived(self) -> bool:
-        """Whether the values follow from the state."""
         return self.follows
 
     @property
     def slot_start(self) -> float:
-        """The value in the columns of state of a new row."""
         return self.first
 
     def init(self, dim: int) -> int:

@@ -77,13 +77,6 @@ class Initializer(Recipe):
 
 
 def initializer_from_dict(description: Mapping[str, object]) -> Initializer:
-    """The initializer that ``initializer.to_dict()`` described.
-
-    Examples
-    --------
-    >>> initializer_from_dict({"name": "Normal", "scale": 0.01, "seed": 7})
-    Normal(scale=0.01, seed=7)
-    """
     return from_dict(Initializer, description)
 
 

@@ -48,7 +48,6 @@ def check_name(kind: str, name: object) -> str:
     Parameters
     ----------
     kind : {"parameter server", "checkpoint", "table", "trainer", "metric", "machine"}
-    name : str
 
     Raises
     ------
@@ -81,16 +80,11 @@ class Named(Protocol):
     """A table's handle, which stands wherever the table's name does."""
 
     @property
-    def name(self) -> str:
-        """The table's name."""
+    def name(self) -> str: ...
 
 
 def table_name(table: str | Named) -> str:
-    """The name of a table, given by name or by handle.
-
-    >>> table_name("w")
-    'w'
-    """
+    """The name of a table, given by name or by handle."""
     if isinstance(table, str):
         return table
     return check_name("table", getattr(table, "name", table))

@@ -91,5 +91,4 @@ class SteppedOp(NamedTuple):
 
     @staticmethod
     def matches(op: Op) -> bool:
-        """Whether an op is one of these."""
         return op.rule == ROWS and op.rows == CLOSING

@@ -85,7 +85,6 @@ class Selection(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, about."""
         return self.rows.nbytes
 
     def over(self, memory: np.ndarray) -> Selection:

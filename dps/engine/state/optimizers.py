@@ -139,18 +139,10 @@ class Optimizer(Recipe):
 
 
 def is_of_dps(kind: type) -> bool:
-    """Whether a class is one of dps's own."""
     return kind.__module__.startswith("dps.")
 
 
 def optimizer_from_dict(description: Mapping[str, object]) -> Optimizer:
-    """The optimizer that ``optimizer.to_dict()`` described.
-
-    Examples
-    --------
-    >>> optimizer_from_dict({"name": "SGD", "lr": 0.5})
-    SGD(lr=0.5)
-    """
     return from_dict(Optimizer, description)
 
 

@@ -261,9 +261,4 @@ def first_cells(shards: int) -> np.ndarray:
 
 
 def partition_from_dict(description: Mapping[str, object]) -> Partition:
-    """The partition that :meth:`Partition.to_dict` described.
-
-    >>> partition_from_dict({"name": "BlockPartition", "bits": 20})
-    BlockPartition(bits=20)
-    """
     return from_dict(Partition, description)

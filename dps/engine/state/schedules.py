@@ -46,26 +46,13 @@ class Schedule(Recipe):
 
 
 def schedule_from_dict(description: Mapping[str, object]) -> Schedule:
-    """The schedule that ``schedule.to_dict()`` described.
-
-    Examples
-    --------
-    >>> schedule_from_dict({"name": "Exponential", "lr": 0.1, "factor": 0.99})
-    Exponential(lr=0.1, factor=0.99)
-    """
     return from_dict(Schedule, description)
 
 
 def as_schedule(
     value: Schedule | Mapping[str, object] | float, label: str = "lr", default: object = MISSING
 ) -> Schedule:
-    """A schedule from a schedule (unchanged), a number (:class:`Fixed`), or a dict (:func:`schedule_from_dict`).
-
-    Examples
-    --------
-    >>> as_schedule(0.1)
-    0.1
-    """
+    """A schedule from a schedule (unchanged), a number (:class:`Fixed`), or a dict (:func:`schedule_from_dict`)."""
     if isinstance(value, Schedule):
         return value
     if isinstance(value, Mapping):

@@ -55,11 +55,6 @@ class Dump:
 
     The arrays are views of rows that the next op may change or move: send or copy them before.
 
-    Parameters
-    ----------
-    shard : DenseShard or KeyedShard
-        The shard to copy.
-
     Examples
     --------
     >>> from dps.engine.state.ops import ADD
@@ -187,15 +182,7 @@ class _KeyedSoFar(KeyedShard):
 
 
 class Joining:
-    """The receiving side: a shard made of the pieces of a :class:`Dump` and of the ops since its beginning.
-
-    Parameters
-    ----------
-    spec : TableSpec
-        The table.
-    number : int
-        The shard's number in the table.
-    """
+    """The receiving side: a shard made of the pieces of a :class:`Dump` and of the ops since its beginning."""
 
     def __init__(self, spec: TableSpec, number: int):
         self.spec, self.number = spec, number
@@ -212,7 +199,6 @@ class Joining:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes now."""
         return self._shard.nbytes
 
     @property

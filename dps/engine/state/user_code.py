@@ -30,8 +30,6 @@ MAX_TEXT_LENGTH = 1500  # characters of them: the text of an error frame is limi
 
 
 class UserCode(NamedTuple):
-    """A pickled value."""
-
     sha256: str
     pickled: str  # in base64
 
@@ -43,12 +41,10 @@ def packed(
 
     Parameters
     ----------
-    value : object
     module : str or None
         The name of the module in which it is defined; None: what it uses is imported where it is opened.
     what : str
         What errors call it, such as "optimizer Slow".
-    pickler : type
 
     Raises
     ------
